@@ -1,0 +1,1 @@
+//! Many virtual block devices served by one process.

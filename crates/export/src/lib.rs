@@ -1,0 +1,1 @@
+//! The wires a virtual block device is served over: NBD and vhost-user-blk.

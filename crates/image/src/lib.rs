@@ -1,0 +1,1 @@
+//! Disk images: where the bytes of a virtual disk are.

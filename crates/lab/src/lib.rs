@@ -1,0 +1,1 @@
+//! Ways of serving a disk set side by side, with honest statistics and a report.

@@ -1,0 +1,1 @@
+//! A vhost-user-blk load generator on the blkio crate.

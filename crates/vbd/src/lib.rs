@@ -1,0 +1,1 @@
+//! Virtual block devices: the one place where a guest's bytes move.

@@ -1,0 +1,1 @@
+//! Fuzz targets: one per parser and per wire.

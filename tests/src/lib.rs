@@ -1,0 +1,1 @@
+//! Whole-program tests against independent tools and real guests.
