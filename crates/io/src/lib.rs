@@ -1,1 +1,25 @@
 //! Operations as data, the reactor that carries them out, and the loop of tasks that waits for them.
+//!
+//! A task asks [`Io`] for an operation and awaits it. The [`Tasks`] loop gathers what all tasks
+//! asked for and hands the whole list to a [`Reactor`] once per turn. [`Ring`] is the reactor on
+//! io_uring; the simulated disk of `ringtap-sim` is another, and everything above runs unchanged on
+//! both.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod file;
+mod io;
+mod mem;
+mod op;
+mod pool;
+mod ring;
+mod signal;
+mod task;
+
+pub use file::{File, OpenFile};
+pub use io::{Io, OpFuture};
+pub use mem::Mem;
+pub use op::{Key, Op, Reactor, Time};
+pub use pool::{Buffer, PAGE};
+pub use ring::Ring;
+pub use signal::Signal;
+pub use task::Tasks;

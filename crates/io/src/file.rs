@@ -1,0 +1,85 @@
+//! Handles of open files: small and `Copy` on the hot path, closed by their one owner.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
+
+/// A handle of an open file, valid on every queue thread while its [`OpenFile`] lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct File {
+    slot: u32,
+    generation: u32,
+}
+
+impl File {
+    /// A handle that only a reactor other than [`crate::Ring`] knows.
+    pub fn from_parts(slot: u32, generation: u32) -> File {
+        File { slot, generation }
+    }
+
+    /// Its place in the table of open files.
+    pub fn slot(self) -> u32 {
+        self.slot
+    }
+
+    /// How often that place was used before.
+    pub fn generation(self) -> u32 {
+        self.generation
+    }
+
+    /// The descriptor behind the handle, while it is open.
+    pub(crate) fn raw_fd(self) -> Option<RawFd> {
+        let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = table.get(self.slot as usize)?;
+        (slot.generation == self.generation).then_some(slot.fd?)
+    }
+}
+
+struct Slot {
+    generation: u32,
+    fd: Option<RawFd>,
+}
+
+static TABLE: Mutex<Vec<Slot>> = Mutex::new(Vec::new());
+
+/// An open file of the process, listed so that every ring can find it by its [`File`].
+#[derive(Debug)]
+pub struct OpenFile {
+    fd: OwnedFd,
+    handle: File,
+}
+
+impl OpenFile {
+    /// List a descriptor; it closes when the value drops.
+    pub fn new(fd: OwnedFd) -> OpenFile {
+        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = table.iter().position(|slot| slot.fd.is_none());
+        let slot = free.unwrap_or_else(|| {
+            table.push(Slot { generation: 0, fd: None });
+            table.len() - 1
+        });
+        table[slot].fd = Some(fd.as_raw_fd());
+        let handle = File { slot: slot as u32, generation: table[slot].generation };
+        OpenFile { fd, handle }
+    }
+
+    /// The handle operations take.
+    pub fn handle(&self) -> File {
+        self.handle
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = table.get_mut(self.handle.slot as usize) {
+            slot.fd = None;
+            slot.generation = slot.generation.wrapping_add(1);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What a task asks for operations: list one, await its result.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use crate::pool::{Buffer, Pool};
+use crate::{File, Key, Mem, Op, Time};
+
+pub(crate) type TaskId = u32;
+
+/// The most that one operation may move: io_uring and pread both stop near 2 GiB.
+const MOST: usize = 1 << 30;
+
+#[derive(Clone, Copy)]
+pub(crate) enum State {
+    Free,
+    UnderWay(TaskId),
+    Done(i32),
+}
+
+pub(crate) struct Shared {
+    pub(crate) submit: RefCell<Vec<(Key, Op)>>,
+    states: RefCell<Vec<State>>,
+    free: RefCell<Vec<Key>>,
+    pub(crate) under_way: Cell<usize>,
+    pub(crate) ready: RefCell<Vec<TaskId>>,
+    pub(crate) current: Cell<TaskId>,
+    pub(crate) spawned: RefCell<Vec<Pin<Box<dyn Future<Output = ()>>>>>,
+    pub(crate) now: Cell<Time>,
+    pool: Rc<Pool>,
+}
+
+/// The door of one queue thread to its reactor. Clones are the same door.
+#[derive(Clone)]
+pub struct Io {
+    pub(crate) shared: Rc<Shared>,
+}
+
+impl Io {
+    pub(crate) fn new() -> Io {
+        Io {
+            shared: Rc::new(Shared {
+                submit: RefCell::default(),
+                states: RefCell::default(),
+                free: RefCell::default(),
+                under_way: Cell::new(0),
+                ready: RefCell::default(),
+                current: Cell::new(0),
+                spawned: RefCell::default(),
+                now: Cell::new(0),
+                pool: Rc::default(),
+            }),
+        }
+    }
+
+    /// The time of the present turn: one clock reading for everything that happens in it.
+    #[inline]
+    pub fn now(&self) -> Time {
+        self.shared.now.get()
+    }
+
+    /// Operations that have been asked for and have not completed.
+    pub fn under_way(&self) -> usize {
+        self.shared.under_way.get()
+    }
+
+    /// A page-aligned buffer of `len` bytes; its bytes are not cleared. ENOMEM where there is none.
+    pub fn buffer(&self, len: usize) -> Result<Buffer, i32> {
+        self.shared.pool.take(len).ok_or(libc::ENOMEM)
+    }
+
+    /// Start another task on this thread.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.shared.spawned.borrow_mut().push(Box::pin(task));
+    }
+
+    /// Carry out one operation; the raw result.
+    #[inline]
+    pub fn run(&self, op: Op) -> OpFuture<'_> {
+        OpFuture { io: self, step: Step::Asked(op) }
+    }
+
+    /// Read until `mem` is full or the file ends; gives the bytes read. Short reads and EINTR are
+    /// carried on with here.
+    #[inline]
+    pub async fn read(&self, file: File, offset: u64, mem: Mem) -> Result<usize, i32> {
+        let mut done = 0;
+        loop {
+            let rest = mem.window(done, MOST);
+            match self.run(Op::Read { file, offset: offset + done as u64, mem: rest }).await {
+                0 => return Ok(done),
+                n if n > 0 => {
+                    done += n as usize;
+                    if done >= mem.len() {
+                        return Ok(done);
+                    }
+                }
+                n => self.again(n).await?,
+            }
+        }
+    }
+
+    /// Write all of `mem`. Short writes and EINTR are carried on with here.
+    #[inline]
+    pub async fn write(&self, file: File, offset: u64, mem: Mem, durable: bool) -> Result<(), i32> {
+        let mut done = 0;
+        while done < mem.len() {
+            let rest = mem.window(done, MOST);
+            let offset = offset + done as u64;
+            match self.run(Op::Write { file, offset, mem: rest, durable }).await {
+                // A file that takes no bytes and names no error has no room for them.
+                0 => return Err(libc::ENOSPC),
+                n if n > 0 => done += n as usize,
+                n => self.again(n).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Make completed writes of the file stable.
+    pub async fn sync(&self, file: File) -> Result<(), i32> {
+        self.to_the_end(Op::Sync { file }).await
+    }
+
+    /// An operation without bytes to count, begun again on EINTR.
+    pub async fn to_the_end(&self, op: Op) -> Result<(), i32> {
+        loop {
+            match self.run(op).await {
+                n if n >= 0 => return Ok(()),
+                n => self.again(n).await?,
+            }
+        }
+    }
+
+    /// Whether a failed operation is to be begun again: at once after EINTR, in a little while
+    /// after EAGAIN (a device out of tags).
+    async fn again(&self, result: i32) -> Result<(), i32> {
+        match -result {
+            libc::EINTR => Ok(()),
+            libc::EAGAIN => {
+                self.sleep(100_000).await;
+                Ok(())
+            }
+            errno => Err(errno),
+        }
+    }
+
+    /// Sleep.
+    pub async fn sleep(&self, nanos: u64) {
+        self.run(Op::Timeout { nanos }).await;
+    }
+
+    pub(crate) fn complete(&self, key: Key, result: i32) {
+        let shared = &*self.shared;
+        let mut states = shared.states.borrow_mut();
+        let Some(state) = states.get_mut(key as usize) else { return };
+        if let State::UnderWay(task) = *state {
+            *state = State::Done(result);
+            shared.under_way.set(shared.under_way.get() - 1);
+            shared.ready.borrow_mut().push(task);
+        }
+    }
+}
+
+/// An operation asked for; awaiting it gives the raw result.
+///
+/// Once polled it must run to its end: the kernel may be writing to the memory it names.
+#[must_use = "an operation does nothing until it is awaited"]
+pub struct OpFuture<'a> {
+    io: &'a Io,
+    step: Step,
+}
+
+enum Step {
+    Asked(Op),
+    UnderWay(Key),
+    Over,
+}
+
+impl Future for OpFuture<'_> {
+    type Output = i32;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<i32> {
+        let shared = &*self.io.shared;
+        match self.step {
+            Step::Asked(op) => {
+                let mut states = shared.states.borrow_mut();
+                let state = State::UnderWay(shared.current.get());
+                let key = match shared.free.borrow_mut().pop() {
+                    Some(key) => {
+                        states[key as usize] = state;
+                        key
+                    }
+                    None => {
+                        states.push(state);
+                        (states.len() - 1) as Key
+                    }
+                };
+                shared.under_way.set(shared.under_way.get() + 1);
+                shared.submit.borrow_mut().push((key, op));
+                drop(states);
+                self.step = Step::UnderWay(key);
+                Poll::Pending
+            }
+            Step::UnderWay(key) => {
+                let mut states = shared.states.borrow_mut();
+                let State::Done(result) = states[key as usize] else { return Poll::Pending };
+                states[key as usize] = State::Free;
+                shared.free.borrow_mut().push(key);
+                drop(states);
+                self.step = Step::Over;
+                Poll::Ready(result)
+            }
+            Step::Over => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for OpFuture<'_> {
+    fn drop(&mut self) {
+        let Step::UnderWay(key) = self.step else { return };
+        let state = self.io.shared.states.borrow()[key as usize];
+        if matches!(state, State::UnderWay(_)) {
+            // The kernel still owns the memory of this operation; there is no safe way on.
+            eprintln!("ringtap: a task was dropped with an operation under way");
+            std::process::abort();
+        }
+    }
+}

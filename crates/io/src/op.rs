@@ -1,0 +1,58 @@
+//! Operations as data, and the trait of what carries them out.
+
+use std::io;
+
+use crate::{File, Mem};
+
+/// Names an operation under way; the reactor gives it back with the result.
+pub type Key = u32;
+
+/// Nanoseconds on the reactor's own monotonic clock.
+pub type Time = u64;
+
+/// One operation. Offsets and lengths are bytes; `File` and `Mem` stay valid until it completes.
+///
+/// The result is as io_uring gives it: bytes moved or 0, or a negative errno.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // the fields are told in the enum's own doc
+pub enum Op {
+    /// Read at `offset` into `mem`.
+    Read { file: File, offset: u64, mem: Mem },
+    /// Write `mem` at `offset`; `durable` asks that the data is stable when it completes (RWF_DSYNC).
+    Write { file: File, offset: u64, mem: Mem, durable: bool },
+    /// Make all completed writes of the file stable (fdatasync).
+    Sync { file: File },
+    /// Free the range; it reads as zeros afterwards (FALLOC_FL_PUNCH_HOLE).
+    PunchHole { file: File, offset: u64, len: u64 },
+    /// Make the range read as zeros and keep its space (FALLOC_FL_ZERO_RANGE).
+    ZeroRange { file: File, offset: u64, len: u64 },
+    /// Reserve space for the range without changing what it reads as (fallocate mode 0, size kept).
+    Allocate { file: File, offset: u64, len: u64 },
+    /// Complete after so many nanoseconds, with -ETIME.
+    Timeout { nanos: u64 },
+    /// Wait for an eventfd (or pipe) to be signalled and take the signal.
+    ReadEvent { file: File },
+    /// Signal an eventfd (or pipe): write the 8-byte integer 1.
+    SignalEvent { file: File },
+    /// Receive from a socket into `mem`; 0 is end of stream.
+    Recv { file: File, mem: Mem },
+    /// Send `mem` on a socket.
+    Send { file: File, mem: Mem },
+}
+
+/// What carries operations out: io_uring, or a simulation.
+pub trait Reactor {
+    /// Take every operation of `submit` (it is left empty), append what has completed to `done`.
+    ///
+    /// With `wait` it returns only once `done` has something. An error means the reactor itself is
+    /// broken, never that an operation failed.
+    fn turn(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        wait: bool,
+    ) -> io::Result<()>;
+
+    /// The present time on this reactor's clock.
+    fn now(&self) -> Time;
+}

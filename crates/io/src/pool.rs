@@ -1,0 +1,124 @@
+//! Page-aligned buffers, kept and used again by the thread that made them.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::RefCell;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use crate::Mem;
+
+/// The alignment of every buffer: enough for O_DIRECT anywhere.
+pub const PAGE: usize = 4096;
+
+/// Buffers of up to 2^SMALLEST … 2^LARGEST bytes are kept, by power of two.
+const SMALLEST: u32 = 12;
+const LARGEST: u32 = 21;
+/// What one class may keep.
+const KEEP_BYTES: usize = 2 << 20;
+
+#[derive(Default)]
+pub(crate) struct Pool {
+    free: RefCell<[Vec<Block>; (LARGEST - SMALLEST + 1) as usize]>,
+}
+
+struct Block {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from `alloc_zeroed` with this layout and is freed once.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+fn class_of(capacity: usize) -> Option<usize> {
+    let bits = capacity.trailing_zeros();
+    (SMALLEST..=LARGEST).contains(&bits).then(|| (bits - SMALLEST) as usize)
+}
+
+impl Pool {
+    pub(crate) fn take(self: &Rc<Self>, len: usize) -> Option<Buffer> {
+        let capacity = len.max(1 << SMALLEST).checked_next_power_of_two()?;
+        let kept = class_of(capacity).and_then(|class| self.free.borrow_mut()[class].pop());
+        let block = match kept {
+            Some(block) => block,
+            None => {
+                let layout = Layout::from_size_align(capacity, PAGE).ok()?;
+                // SAFETY: the layout's size is at least one page.
+                let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+                Block { base, layout }
+            }
+        };
+        Some(Buffer { block: Some(block), len, pool: self.clone() })
+    }
+
+    fn give_back(&self, block: Block) {
+        let capacity = block.layout.size();
+        if let Some(class) = class_of(capacity) {
+            let free = &mut self.free.borrow_mut()[class];
+            if free.len() < (KEEP_BYTES / capacity).max(1) {
+                free.push(block);
+            }
+        }
+    }
+}
+
+/// A page-aligned buffer of one thread. Its bytes are whatever its last user left (zeros at first).
+pub struct Buffer {
+    block: Option<Block>,
+    len: usize,
+    pool: Rc<Pool>,
+}
+
+impl Buffer {
+    fn base(&self) -> *mut u8 {
+        self.block.as_ref().map_or(std::ptr::null_mut(), |block| block.base.as_ptr())
+    }
+
+    /// The buffer as memory for operations. The buffer must outlive them, which it does while the
+    /// task that awaits them holds it: a task is never dropped with an operation under way.
+    pub fn mem(&self) -> Mem {
+        // SAFETY: the block is live while `self` is; see the doc comment for operations.
+        unsafe { Mem::from_raw(self.base(), self.len) }
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` bytes from `base` are initialised and ours.
+        unsafe { std::slice::from_raw_parts(self.base(), self.len) }
+    }
+
+    /// The bytes, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` excludes other slices.
+        unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.pool.give_back(block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_used_again() {
+        let pool = Rc::new(Pool::default());
+        let first = pool.take(5000).expect("memory");
+        let address = first.bytes().as_ptr() as usize;
+        assert_eq!(address % PAGE, 0);
+        assert_eq!(first.bytes().len(), 5000);
+        drop(first);
+        assert_eq!(pool.take(8000).expect("memory").bytes().as_ptr() as usize, address);
+        let large = pool.take(33 << 20).expect("memory");
+        assert_eq!(large.bytes().len(), 33 << 20);
+    }
+}

@@ -1,0 +1,302 @@
+//! The reactor on io_uring: one ring for one queue thread, one enter for one turn.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::{File, Key, Mem, Op, Reactor, Time};
+
+const SUBMISSIONS: u32 = 256;
+const COMPLETIONS: u32 = 4096;
+/// Places in the ring's own table of files; files past that go by descriptor.
+const FIXED_FILES: u32 = 64;
+const ENTER_GETEVENTS: u32 = 1;
+const RWF_DSYNC: i32 = 0x2;
+const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+static ONE: u64 = 1;
+
+/// A [`Reactor`] on io_uring. Make it on the thread that will use it.
+pub struct Ring {
+    ring: IoUring,
+    files: Files,
+    /// What an operation needs to stay in place while under way, by key; boxed, for the vector grows.
+    #[allow(clippy::vec_box)]
+    scratch: Vec<Box<Scratch>>,
+    /// Whether completions wait in the kernel for an enter that asks for them.
+    deferred: bool,
+    start: Instant,
+}
+
+#[derive(Default)]
+struct Scratch {
+    iovecs: Vec<libc::iovec>,
+    message: Option<libc::msghdr>,
+    word: u64,
+    time: types::Timespec,
+}
+
+#[derive(Clone, Copy)]
+enum Target {
+    Fixed(u32),
+    Plain(RawFd),
+}
+
+#[derive(Default)]
+struct Files {
+    known: Vec<Option<(u32, Target)>>,
+    used: u32,
+}
+
+impl Files {
+    #[inline]
+    fn target(&mut self, ring: &IoUring, file: File) -> Option<Target> {
+        if let Some(Some((generation, target))) = self.known.get(file.slot() as usize) {
+            if *generation == file.generation() {
+                return Some(*target);
+            }
+        }
+        self.learn(ring, file)
+    }
+
+    #[cold]
+    fn learn(&mut self, ring: &IoUring, file: File) -> Option<Target> {
+        let fd = file.raw_fd()?;
+        let slot = file.slot() as usize;
+        if self.known.len() <= slot {
+            self.known.resize(slot + 1, None);
+        }
+        let place = match self.known[slot] {
+            Some((_, Target::Fixed(place))) => Some(place),
+            _ if self.used < FIXED_FILES => {
+                self.used += 1;
+                Some(self.used - 1)
+            }
+            _ => None,
+        };
+        let fixed =
+            place.filter(|place| ring.submitter().register_files_update(*place, &[fd]).is_ok());
+        let target = fixed.map_or(Target::Plain(fd), Target::Fixed);
+        self.known[slot] = Some((file.generation(), target));
+        Some(target)
+    }
+}
+
+impl Ring {
+    /// A ring with the newest ways of working the kernel has.
+    pub fn new() -> io::Result<Ring> {
+        let (ring, deferred) = match Self::build(true) {
+            Ok(ring) => (ring, true),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                (Self::build(false)?, false)
+            }
+            Err(error) => return Err(error),
+        };
+        // Without a table every file goes by descriptor: slower, not wrong.
+        let sparse = ring.submitter().register_files_sparse(FIXED_FILES);
+        let files = Files { known: Vec::new(), used: if sparse.is_ok() { 0 } else { FIXED_FILES } };
+        Ok(Ring { ring, files, scratch: Vec::new(), deferred, start: Instant::now() })
+    }
+
+    fn build(newest: bool) -> io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(COMPLETIONS).setup_clamp();
+        if newest {
+            // Linux 6.1: completions are worked off by this thread, when it asks.
+            builder
+                .setup_submit_all()
+                .setup_coop_taskrun()
+                .setup_taskrun_flag()
+                .setup_single_issuer()
+                .setup_defer_taskrun();
+        }
+        builder.build(SUBMISSIONS)
+    }
+
+    fn scratch(&mut self, key: Key) -> &mut Scratch {
+        let index = key as usize;
+        while self.scratch.len() <= index {
+            self.scratch.push(Box::default());
+        }
+        &mut self.scratch[index]
+    }
+
+    /// The address and number of iovecs for a window, kept in place under `key` if they must be made.
+    fn iovecs(&mut self, key: Key, mem: &Mem) -> (*const libc::iovec, u32) {
+        if let Some(whole) = mem.whole_iovecs() {
+            return (whole.as_ptr(), whole.len() as u32);
+        }
+        let iovecs = &mut self.scratch(key).iovecs;
+        iovecs.clear();
+        mem.pieces(|(base, len)| {
+            iovecs.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+        });
+        (iovecs.as_ptr(), iovecs.len() as u32)
+    }
+
+    fn message(&mut self, key: Key, mem: &Mem) -> *mut libc::msghdr {
+        let (iovecs, count) = self.iovecs(key, mem);
+        let message = &mut self.scratch(key).message;
+        // SAFETY: all zeros is a valid msghdr.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = iovecs.cast_mut();
+        header.msg_iovlen = count as usize;
+        message.insert(header)
+    }
+
+    fn entry(&mut self, key: Key, op: &Op) -> Option<squeue::Entry> {
+        macro_rules! with_file {
+            ($file:expr, $fd:ident => $entry:expr) => {
+                match self.files.target(&self.ring, $file)? {
+                    Target::Fixed(place) => {
+                        let $fd = types::Fixed(place);
+                        $entry
+                    }
+                    Target::Plain(fd) => {
+                        let $fd = types::Fd(fd);
+                        $entry
+                    }
+                }
+            };
+        }
+        let entry = match *op {
+            Op::Read { file, offset, mem } => match mem.contiguous() {
+                Some(base) => with_file!(file, fd =>
+                    opcode::Read::new(fd, base, mem.len() as u32).offset(offset).build()),
+                None => {
+                    let (iovecs, count) = self.iovecs(key, &mem);
+                    with_file!(file, fd =>
+                        opcode::Readv::new(fd, iovecs, count).offset(offset).build())
+                }
+            },
+            Op::Write { file, offset, mem, durable } => {
+                let flags = if durable { RWF_DSYNC } else { 0 };
+                match mem.contiguous() {
+                    Some(base) => with_file!(file, fd =>
+                        opcode::Write::new(fd, base, mem.len() as u32)
+                            .offset(offset).rw_flags(flags).build()),
+                    None => {
+                        let (iovecs, count) = self.iovecs(key, &mem);
+                        with_file!(file, fd =>
+                            opcode::Writev::new(fd, iovecs, count)
+                                .offset(offset).rw_flags(flags).build())
+                    }
+                }
+            }
+            Op::Sync { file } => with_file!(file, fd =>
+                opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()),
+            Op::PunchHole { file, offset, len } => with_file!(file, fd =>
+                opcode::Fallocate::new(fd, len).offset(offset).mode(PUNCH_HOLE).build()),
+            Op::ZeroRange { file, offset, len } => with_file!(file, fd =>
+                opcode::Fallocate::new(fd, len).offset(offset)
+                    .mode(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE).build()),
+            Op::Allocate { file, offset, len } => with_file!(file, fd =>
+                opcode::Fallocate::new(fd, len).offset(offset)
+                    .mode(libc::FALLOC_FL_KEEP_SIZE).build()),
+            Op::Timeout { nanos } => {
+                let time = &mut self.scratch(key).time;
+                *time = types::Timespec::new()
+                    .sec(nanos / 1_000_000_000)
+                    .nsec((nanos % 1_000_000_000) as u32);
+                opcode::Timeout::new(time).build()
+            }
+            Op::ReadEvent { file } => {
+                let word: *mut u64 = &mut self.scratch(key).word;
+                with_file!(file, fd =>
+                    opcode::Read::new(fd, word.cast(), 8).offset(u64::MAX).build())
+            }
+            Op::SignalEvent { file } => with_file!(file, fd =>
+                opcode::Write::new(fd, (&raw const ONE).cast(), 8).offset(u64::MAX).build()),
+            Op::Recv { file, mem } => match mem.contiguous() {
+                Some(base) => with_file!(file, fd =>
+                    opcode::Recv::new(fd, base, mem.len() as u32).build()),
+                None => {
+                    let message = self.message(key, &mem);
+                    with_file!(file, fd => opcode::RecvMsg::new(fd, message).build())
+                }
+            },
+            Op::Send { file, mem } => match mem.contiguous() {
+                Some(base) => with_file!(file, fd =>
+                    opcode::Send::new(fd, base, mem.len() as u32)
+                        .flags(libc::MSG_NOSIGNAL).build()),
+                None => {
+                    let message = self.message(key, &mem);
+                    with_file!(file, fd =>
+                        opcode::SendMsg::new(fd, message).flags(libc::MSG_NOSIGNAL as u32).build())
+                }
+            },
+        };
+        Some(entry.user_data(u64::from(key)))
+    }
+
+    fn enter(&mut self, wait: bool) -> io::Result<()> {
+        let (waiting, taskrun, overflow) = {
+            let mut queue = self.ring.submission();
+            queue.sync();
+            (queue.len() as u32, queue.taskrun(), queue.cq_overflow())
+        };
+        let reap = self.deferred || wait || overflow;
+        if waiting == 0 && !wait && !taskrun && !overflow {
+            return Ok(());
+        }
+        let flags = if reap { ENTER_GETEVENTS } else { 0 };
+        // SAFETY: no argument is passed, and every entry in the queue names memory that its task
+        // keeps valid until completion (the promise of `Mem` and of `Io`).
+        let entered = unsafe {
+            self.ring.submitter().enter::<libc::sigset_t>(waiting, u32::from(wait), flags, None)
+        };
+        match entered {
+            Ok(_) => Ok(()),
+            // EBUSY: completions must be taken first. EAGAIN: no memory for a request just now.
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<(Key, i32)>) {
+        for entry in self.ring.completion() {
+            done.push((entry.user_data() as Key, entry.result()));
+        }
+    }
+}
+
+impl Reactor for Ring {
+    fn turn(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        wait: bool,
+    ) -> io::Result<()> {
+        for (key, op) in submit.iter() {
+            let Some(entry) = self.entry(*key, op) else {
+                done.push((*key, -libc::EBADF));
+                continue;
+            };
+            loop {
+                // SAFETY: the memory the entry names stays valid until its completion: the window's
+                // by the promise of `Mem`, the scratch because it is boxed and kept by key.
+                if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                    break;
+                }
+                self.enter(false)?;
+                self.reap(done);
+            }
+        }
+        submit.clear();
+        loop {
+            let wait = wait && done.is_empty() && self.ring.completion().is_empty();
+            self.enter(wait)?;
+            self.reap(done);
+            if !wait || !done.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.start.elapsed().as_nanos() as Time
+    }
+}

@@ -1,0 +1,151 @@
+//! The loop of tasks of one queue thread.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Waker};
+
+use crate::io::TaskId;
+use crate::{Io, Key, Op, Reactor};
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// The tasks of one thread and the reactor that carries out what they ask for.
+///
+/// A task wakes only by a completed operation or a [`crate::Signal`]; wakers are not used.
+pub struct Tasks {
+    io: Io,
+    reactor: Box<dyn Reactor>,
+    tasks: Vec<Option<Task>>,
+    free: Vec<TaskId>,
+    submit: Vec<(Key, Op)>,
+    done: Vec<(Key, i32)>,
+    ready: Vec<TaskId>,
+}
+
+impl Tasks {
+    /// An empty loop on a reactor.
+    pub fn new(reactor: Box<dyn Reactor>) -> Tasks {
+        let io = Io::new();
+        io.shared.now.set(reactor.now());
+        Tasks {
+            io,
+            reactor,
+            tasks: Vec::new(),
+            free: Vec::new(),
+            submit: Vec::new(),
+            done: Vec::new(),
+            ready: Vec::new(),
+        }
+    }
+
+    /// The door that tasks of this loop use.
+    pub fn io(&self) -> &Io {
+        &self.io
+    }
+
+    /// Add a task; it runs at the next [`Tasks::run_ready`].
+    pub fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
+        self.add(Box::pin(task));
+    }
+
+    fn add(&mut self, task: Task) {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.tasks.push(None);
+            (self.tasks.len() - 1) as TaskId
+        });
+        self.tasks[id as usize] = Some(task);
+        self.io.shared.ready.borrow_mut().push(id);
+    }
+
+    /// Tasks that have not ended.
+    pub fn count(&self) -> usize {
+        self.tasks.len() - self.free.len() + self.io.shared.spawned.borrow().len()
+    }
+
+    /// Whether a task could run at once, or an operation waits to be handed over.
+    pub fn has_work(&self) -> bool {
+        let shared = &*self.io.shared;
+        !shared.ready.borrow().is_empty()
+            || !shared.submit.borrow().is_empty()
+            || !shared.spawned.borrow().is_empty()
+    }
+
+    /// Run every task that can go on, until none can.
+    pub fn run_ready(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
+            for task in spawned {
+                self.add(task);
+            }
+            std::mem::swap(&mut self.ready, &mut *self.io.shared.ready.borrow_mut());
+            if self.ready.is_empty() {
+                return;
+            }
+            for id in self.ready.drain(..) {
+                let Some(slot) = self.tasks.get_mut(id as usize) else { continue };
+                let Some(task) = slot else { continue };
+                self.io.shared.current.set(id);
+                if task.as_mut().poll(&mut context).is_ready() {
+                    *slot = None;
+                    self.free.push(id);
+                }
+            }
+        }
+    }
+
+    /// Hand over what tasks asked for and take what has completed; with `wait`, sleep until
+    /// something has. Then call [`Tasks::run_ready`].
+    pub fn turn(&mut self, wait: bool) -> io::Result<()> {
+        std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
+        let outcome = self.reactor.turn(&mut self.submit, &mut self.done, wait);
+        self.io.shared.now.set(self.reactor.now());
+        for (key, result) in self.done.drain(..) {
+            self.io.complete(key, result);
+        }
+        outcome
+    }
+
+    /// Run until every task has ended.
+    pub fn run(&mut self) -> io::Result<()> {
+        loop {
+            self.run_ready();
+            if self.count() == 0 {
+                return Ok(());
+            }
+            self.turn(true)?;
+        }
+    }
+
+    /// Run one task to its end, beside those already here, and give what it gives.
+    pub fn block_on<T: 'static>(
+        &mut self,
+        task: impl Future<Output = T> + 'static,
+    ) -> io::Result<T> {
+        let result = std::rc::Rc::new(std::cell::RefCell::new(None));
+        let keep = result.clone();
+        self.spawn(async move {
+            let value = task.await;
+            *keep.borrow_mut() = Some(value);
+        });
+        loop {
+            self.run_ready();
+            if let Some(value) = result.borrow_mut().take() {
+                return Ok(value);
+            }
+            self.turn(true)?;
+        }
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        // Memory of an operation under way must outlive it, so tasks go only when none is.
+        while self.io.under_way() > 0 {
+            if self.turn(true).is_err() {
+                std::process::abort();
+            }
+        }
+    }
+}

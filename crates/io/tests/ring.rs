@@ -1,0 +1,112 @@
+//! The ring against a real file, sockets and eventfds.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use ringtap_io::{Op, OpenFile, Ring, Signal, Tasks};
+
+fn tasks() -> Tasks {
+    Tasks::new(Box::new(Ring::new().expect("io_uring")))
+}
+
+fn temp_file(len: u64) -> OpenFile {
+    let file = tempfile::tempfile().expect("a temporary file");
+    file.set_len(len).expect("its length");
+    OpenFile::new(OwnedFd::from(file))
+}
+
+#[test]
+fn writes_are_read_back_and_the_end_of_the_file_is_short() {
+    let file = temp_file(10_000);
+    let handle = file.handle();
+    let mut tasks = tasks();
+    let io = tasks.io().clone();
+    tasks
+        .block_on(async move {
+            let mut buffer = io.buffer(8192).expect("memory");
+            buffer.bytes_mut().fill(7);
+            io.write(handle, 4096, buffer.mem(), true).await.expect("write");
+            io.sync(handle).await.expect("sync");
+            buffer.bytes_mut().fill(1);
+            assert_eq!(io.read(handle, 8192, buffer.mem()).await, Ok(4096));
+            assert!(buffer.bytes()[..4096].iter().all(|byte| *byte == 7));
+            assert!(buffer.bytes()[4096..].iter().all(|byte| *byte == 1));
+            io.to_the_end(Op::PunchHole { file: handle, offset: 4096, len: 4096 })
+                .await
+                .expect("punch");
+            assert_eq!(io.read(handle, 4096, buffer.mem().window(0, 4096)).await, Ok(4096));
+            assert!(buffer.bytes()[..4096].iter().all(|byte| *byte == 0));
+        })
+        .expect("the ring");
+}
+
+#[test]
+fn many_tasks_share_one_turn() {
+    let file = temp_file(1 << 20);
+    let handle = file.handle();
+    let mut tasks = tasks();
+    for task in 0..600u64 {
+        let io = tasks.io().clone();
+        tasks.spawn(async move {
+            let mut buffer = io.buffer(512).expect("memory");
+            buffer.bytes_mut().fill(task as u8);
+            for round in 0..3 {
+                let offset = (task * 3 + round) * 512;
+                io.write(handle, offset, buffer.mem(), false).await.expect("write");
+                assert_eq!(io.read(handle, offset, buffer.mem()).await, Ok(512));
+                assert!(buffer.bytes().iter().all(|byte| *byte == task as u8));
+            }
+        });
+    }
+    tasks.run().expect("the ring");
+}
+
+#[test]
+fn a_closed_file_is_an_error_and_its_slot_serves_the_next() {
+    let mut tasks = tasks();
+    let io = tasks.io().clone();
+    tasks
+        .block_on(async move {
+            let buffer = io.buffer(512).expect("memory");
+            let first = temp_file(512);
+            let stale = first.handle();
+            assert_eq!(io.read(stale, 0, buffer.mem()).await, Ok(512));
+            drop(first);
+            let second = temp_file(100);
+            assert_eq!(io.read(second.handle(), 0, buffer.mem()).await, Ok(100));
+            if second.handle().slot() == stale.slot() {
+                assert_eq!(io.read(stale, 0, buffer.mem()).await, Err(libc::EBADF));
+            }
+        })
+        .expect("the ring");
+}
+
+#[test]
+fn sockets_timeouts_and_signals() {
+    let (left, right) = UnixStream::pair().expect("a socket pair");
+    let (left, right) = (OpenFile::new(left.into()), OpenFile::new(right.into()));
+    let mut tasks = tasks();
+    let io = tasks.io().clone();
+    let signal = std::rc::Rc::new(Signal::default());
+    let heard = std::rc::Rc::new(std::cell::Cell::new(false));
+    let (their_io, their_signal, their_heard) = (io.clone(), signal.clone(), heard.clone());
+    let reader = right.handle();
+    io.spawn(async move {
+        let buffer = their_io.buffer(64).expect("memory");
+        assert_eq!(their_io.run(Op::Recv { file: reader, mem: buffer.mem() }).await, 5);
+        assert_eq!(&buffer.bytes()[..5], b"hello");
+        their_heard.set(true);
+        their_signal.notify(&their_io);
+    });
+    tasks
+        .block_on(async move {
+            io.sleep(1_000_000).await;
+            let mut buffer = io.buffer(5).expect("memory");
+            buffer.bytes_mut().copy_from_slice(b"hello");
+            assert_eq!(io.run(Op::Send { file: left.handle(), mem: buffer.mem() }).await, 5);
+            while !heard.get() {
+                signal.wait(&io).await;
+            }
+        })
+        .expect("the ring");
+}
