@@ -1,1 +1,17 @@
 //! Virtual block devices: the one place where a guest's bytes move.
+//!
+//! Every request of every wire passes [`Vbd::serve`], where statistics (and later limits and fair
+//! share) stand. An image says where bytes are; `transfer` moves them, `bounce` helps where O_DIRECT
+//! asks for more alignment than the request has.
+#![forbid(unsafe_code)]
+
+mod bounce;
+mod discard;
+mod gate;
+mod stats;
+mod transfer;
+mod vbd;
+
+pub use ringtap_image::Error;
+pub use stats::{Counts, Latency, Stats};
+pub use vbd::{Kind, Request, Vbd};

@@ -1,0 +1,38 @@
+//! The word to stop: take no more, drain, flush, leave.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+/// Raised once, seen by everyone who holds a clone; its descriptor stays readable from then on.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<OwnedFd>);
+
+impl Stop {
+    /// A stop not yet raised.
+    pub fn new() -> io::Result<Stop> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Stop(Arc::new(eventfd(0, flags)?)))
+    }
+
+    /// Ask everyone to stop.
+    pub fn raise(&self) {
+        // It fails only where the count is full, and then it is raised already.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Whether it was raised.
+    pub fn is_raised(&self) -> bool {
+        let mut fds = [PollFd::new(&*self.0, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(1))
+    }
+}
+
+impl AsFd for Stop {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

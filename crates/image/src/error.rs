@@ -1,0 +1,125 @@
+//! What can go wrong: on the data path in a word, at opening in a sentence.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a request failed. Small and `Copy`: each wire turns it into its own code with one `match`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// The kernel said so (a positive errno).
+    Os(i32),
+    /// The request reaches past the end of the disk.
+    Range,
+    /// The disk is read-only.
+    ReadOnly,
+    /// There is no room left where the image lies.
+    Full,
+    /// The image contradicts itself.
+    Corrupt,
+    /// This image or its file system cannot do that.
+    Unsupported,
+}
+
+impl Error {
+    /// From a positive errno.
+    pub fn from_errno(errno: i32) -> Error {
+        match errno {
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Error::Full,
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => Error::Unsupported,
+            libc::EROFS => Error::ReadOnly,
+            other => Error::Os(other),
+        }
+    }
+
+    /// The errno that names it best.
+    pub fn errno(self) -> i32 {
+        match self {
+            Error::Os(errno) => errno,
+            Error::Range => libc::EINVAL,
+            Error::ReadOnly => libc::EROFS,
+            Error::Full => libc::ENOSPC,
+            Error::Corrupt => libc::EIO,
+            Error::Unsupported => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::Os(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
+            Error::Range => f.write_str("past the end of the disk"),
+            Error::ReadOnly => f.write_str("the disk is read-only"),
+            Error::Full => f.write_str("no space left where the image lies"),
+            Error::Corrupt => f.write_str("the image contradicts itself"),
+            Error::Unsupported => f.write_str("not supported by this image or its file system"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Why an image could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A system call failed on the image's file.
+    #[error("cannot {what} {}: {source}{}", path.display(), hint(source))]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("{} is a {found}, and an image is a regular file or a block device", path.display())]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// Another program uses the image.
+    #[error(
+        "cannot get {wanted} of {}: {holder} holds {held}; \
+         stop it, or serve the image read-only in both places",
+        path.display()
+    )]
+    Locked {
+        /// The image.
+        path: PathBuf,
+        /// The permission wanted.
+        wanted: &'static str,
+        /// What the other holds.
+        held: &'static str,
+        /// Who, as far as /proc tells.
+        holder: String,
+    },
+    /// The format has to be named.
+    #[error(
+        "the format of {} is not named: add -f raw \
+         (a guest can write any header into a raw disk, so a writable image's format is never guessed)",
+        path.display()
+    )]
+    NoFormat {
+        /// The image.
+        path: PathBuf,
+    },
+    /// The text after `null:` is not a size.
+    #[error("null:{text} does not name a size: write null:10G")]
+    NullSize {
+        /// The text found.
+        text: String,
+    },
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOENT) => "; create it first, for example with: truncate -s 10G FILE",
+        Some(libc::EACCES | libc::EPERM) => "; run as a user who may, or add --read-only",
+        Some(libc::EROFS) => "; add --read-only",
+        Some(libc::EINVAL) => "; this file system may not do O_DIRECT: try --cache writeback",
+        _ => "",
+    }
+}

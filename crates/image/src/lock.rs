@@ -1,0 +1,162 @@
+//! The byte locks by which QEMU's programs and Ringtap keep off each other's images.
+//!
+//! Source: QEMU, block/file-posix.c, "raw_apply_lock_bytes". A program that holds permission `i` has
+//! a shared OFD lock on byte 100 + i of the file, one that lets nobody else have it a shared lock on
+//! byte 200 + i; each tests the other's bytes for locks before it goes on.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use nix::fcntl::{FcntlArg, fcntl};
+
+use crate::OpenError;
+
+const HELD: i64 = 100;
+const REFUSED: i64 = 200;
+
+/// The permissions that matter here, by QEMU's bit numbers.
+const CONSISTENT_READ: i64 = 0;
+const WRITE: i64 = 1;
+const RESIZE: i64 = 3;
+
+fn lock_at(kind: i32, start: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+fn name(permission: i64) -> &'static str {
+    match permission {
+        CONSISTENT_READ => "the right to read",
+        WRITE => "the right to write",
+        RESIZE => "the right to resize",
+        _ => "a right",
+    }
+}
+
+/// Lock an image for reading, and for writing too with `write`, or say who stands in the way.
+/// The locks go with the open file description.
+pub(crate) fn lock(fd: impl AsFd, path: &Path, write: bool) -> Result<(), OpenError> {
+    let fd = fd.as_fd();
+    let failed = |source: nix::Error| OpenError::Os {
+        what: "lock",
+        path: path.to_owned(),
+        source: io::Error::from(source),
+    };
+    let held: &[i64] = if write { &[CONSISTENT_READ, WRITE, RESIZE] } else { &[CONSISTENT_READ] };
+    let refused = &[WRITE, RESIZE];
+    let bytes = held.iter().map(|i| HELD + i).chain(refused.iter().map(|i| REFUSED + i));
+    for byte in bytes {
+        match fcntl(fd, FcntlArg::F_OFD_SETLK(&lock_at(libc::F_RDLCK, byte))) {
+            Ok(_) => {}
+            // A file system without locks: QEMU goes on without them too.
+            Err(nix::Error::ENOLCK | nix::Error::EOPNOTSUPP | nix::Error::ENOSYS) => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    // Our own locks do not count against us: they belong to this open file description.
+    let taken = |byte: i64| -> Result<bool, OpenError> {
+        let mut probe = lock_at(libc::F_WRLCK, byte);
+        fcntl(fd, FcntlArg::F_OFD_GETLK(&mut probe)).map_err(failed)?;
+        Ok(i32::from(probe.l_type) != libc::F_UNLCK)
+    };
+    let locked = |wanted, held, byte| OpenError::Locked {
+        path: path.to_owned(),
+        wanted,
+        held,
+        holder: holder(fd, byte),
+    };
+    for permission in refused {
+        if taken(HELD + permission)? {
+            let wanted = if write { "the only right to write" } else { "a stable view" };
+            return Err(locked(wanted, name(*permission), HELD + permission));
+        }
+    }
+    for permission in held {
+        if taken(REFUSED + permission)? {
+            let held = "a lock that lets nobody else write";
+            return Err(locked(name(*permission), held, REFUSED + permission));
+        }
+    }
+    Ok(())
+}
+
+/// Who holds a lock on that byte, as far as /proc shows it to us.
+fn holder(fd: impl AsFd, byte: i64) -> String {
+    let unknown = || "another program".to_owned();
+    let own = std::process::id();
+    let Ok(file) = rustix::fs::fstat(fd.as_fd()) else { return unknown() };
+    let (major, minor) = (rustix::fs::major(file.st_dev as _), rustix::fs::minor(file.st_dev as _));
+    let inode = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
+    let Ok(processes) = fs::read_dir("/proc") else { return unknown() };
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        let Ok(descriptors) = fs::read_dir(process.path().join("fdinfo")) else { continue };
+        for descriptor in descriptors.flatten() {
+            let is_this = pid == own
+                && descriptor.file_name().to_str()
+                    == Some(fd.as_fd().as_raw_fd().to_string().as_str());
+            let Ok(text) = fs::read_to_string(descriptor.path()) else { continue };
+            if !is_this && text.lines().any(|line| covers(line, &inode, byte)) {
+                let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+                return format!("process {pid} ({})", name.trim());
+            }
+        }
+    }
+    unknown()
+}
+
+/// Whether a line of /proc/PID/fdinfo/FD such as `lock: 1: OFDLCK ADVISORY READ -1 fe:00:42 100 101`
+/// (the last two: first and last byte) is a lock on that byte of that file.
+fn covers(line: &str, inode: &str, byte: i64) -> bool {
+    if !line.starts_with("lock:") {
+        return false;
+    }
+    let mut words = line.split_whitespace().skip_while(|word| *word != inode).skip(1);
+    let first = words.next().and_then(|word| word.parse::<i64>().ok());
+    let last = words.next().map(|word| word.parse::<i64>().unwrap_or(i64::MAX));
+    matches!((first, last), (Some(first), Some(last)) if (first..=last).contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_lines_of_proc_are_read() {
+        let line = "lock:\t1: OFDLCK  ADVISORY  READ -1 fe:00:1234 100 101";
+        assert!(covers(line, "fe:00:1234", 101));
+        assert!(!covers(line, "fe:00:1234", 102));
+        assert!(!covers(line, "fe:00:123", 101));
+        assert!(covers("lock:\t1: POSIX ADVISORY WRITE 7 fe:00:1234 0 EOF", "fe:00:1234", 203));
+    }
+
+    #[test]
+    fn a_second_writer_is_refused_and_told_of_the_first() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("disk.raw");
+        fs::write(&path, [0; 512]).expect("a file");
+        let open = || fs::File::options().read(true).write(true).open(&path).expect("open");
+        let first = open();
+        lock(&first, &path, true).expect("the first writer");
+        let message = lock(open(), &path, true).expect_err("a second writer").to_string();
+        assert!(message.contains(&format!("process {}", std::process::id())), "{message}");
+        lock(open(), &path, false).expect_err("a reader beside a writer");
+        drop(first);
+        let reader = open();
+        lock(&reader, &path, false).expect("a reader alone");
+        lock(open(), &path, false).expect("a second reader");
+        let message = lock(open(), &path, true).expect_err("a writer beside a reader").to_string();
+        assert!(message.contains("lets nobody else write"), "{message}");
+    }
+}

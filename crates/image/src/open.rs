@@ -1,0 +1,88 @@
+//! Opening an image by its name.
+
+use std::path::Path;
+
+use crate::{CacheMode, Image, Null, OpenError, Raw};
+
+/// Formats an image can be opened as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The disk's bytes as they are.
+    Raw,
+}
+
+/// How to open an image.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// The format; a writable image must have it named.
+    pub format: Option<Format>,
+    /// Host caching.
+    pub cache: CacheMode,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+/// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
+pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenError> {
+    if let Some(text) = disk.to_str().and_then(|text| text.strip_prefix("null:")) {
+        let size = parse_size(text).ok_or_else(|| OpenError::NullSize { text: text.to_owned() })?;
+        return Ok(Box::new(Null::new(size, options.read_only)));
+    }
+    match options.format {
+        Some(Format::Raw) => Ok(Box::new(Raw::open(disk, options)?)),
+        None => Err(OpenError::NoFormat { path: disk.to_owned() }),
+    }
+}
+
+/// Bytes of a size like `4096`, `10G`, `1.5T`; powers of 1024, at most 2^62.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_uppercase();
+    let shift = match unit.trim_end_matches('B').trim_end_matches('I') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        "P" => 50,
+        _ => return None,
+    };
+    if let Ok(whole) = digits.parse::<u64>() {
+        return whole.checked_mul(1 << shift).filter(|bytes| *bytes <= 1 << 62);
+    }
+    if !digits.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return None;
+    }
+    let bytes = digits.parse::<f64>().ok()? * (1u64 << shift) as f64;
+    (bytes >= 0.0 && bytes.fract() == 0.0 && bytes <= (1u64 << 62) as f64).then_some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("4k", 4096),
+            ("10G", 10 << 30),
+            ("1.5M", 3 << 19),
+            ("2TiB", 2 << 40),
+        ] {
+            assert_eq!(parse_size(text), Some(bytes), "{text}");
+        }
+        for text in ["", "G", "-1", "1X", "1.3", "9999999999T", "nan", "1e5"] {
+            assert_eq!(parse_size(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_format_must_be_named() {
+        let error = open(Path::new("/tmp/x"), &OpenOptions::default()).err().expect("refused");
+        assert!(error.to_string().contains("-f raw"), "{error}");
+        assert!(open(Path::new("null:1G"), &OpenOptions::default()).is_ok());
+    }
+}

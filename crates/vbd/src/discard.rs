@@ -1,0 +1,65 @@
+//! Discard and write-zeroes: what the image can do on whole units, zeros written at the edges.
+
+use ringtap_image::{Discard, Error};
+use ringtap_io::Io;
+
+use crate::Vbd;
+
+impl Vbd {
+    /// Free the whole units within the range; the edges keep their bytes.
+    pub(crate) async fn discard(
+        &self,
+        io: &Io,
+        offset: u64,
+        len: u64,
+        mode: Discard,
+        durable: bool,
+    ) -> Result<(), Error> {
+        let (first, last) = self.whole_units(offset, len);
+        if first < last {
+            let ticket = self.shared.gate.enter(&self.writers, io).await;
+            self.image.discard(io, first, last - first, mode).await?;
+            drop(ticket);
+            self.settle(io, durable).await?;
+        }
+        Ok(())
+    }
+
+    /// Make the range read as zeros, by writing them only where nothing else will do.
+    pub(crate) async fn write_zeroes(
+        &self,
+        io: &Io,
+        offset: u64,
+        len: u64,
+        unmap: bool,
+        fast: bool,
+        durable: bool,
+    ) -> Result<(), Error> {
+        let end = offset + len;
+        let (first, last) = self.whole_units(offset, len);
+        if fast && (first > offset || last < end) {
+            return Err(Error::Unsupported);
+        }
+        if first >= last {
+            return self.write_zero_bytes(io, offset, len, durable).await;
+        }
+        match self.discard(io, first, last - first, Discard::Zero { unmap }, durable).await {
+            Err(Error::Unsupported) if !fast => {
+                self.write_zero_bytes(io, first, last - first, durable).await?;
+            }
+            end => end?,
+        }
+        self.write_zero_bytes(io, offset, first - offset, durable).await?;
+        self.write_zero_bytes(io, last, end - last, durable).await
+    }
+
+    /// The largest range of whole units inside; empty where there is none.
+    fn whole_units(&self, offset: u64, len: u64) -> (u64, u64) {
+        let unit = self.info().discard_alignment;
+        let end = offset + len;
+        let first = offset.next_multiple_of(unit);
+        // The last unit may be cut short by the disk's own end.
+        let last = if end == self.size() { end } else { end - end % unit };
+        (first, last)
+    }
+}

@@ -1,0 +1,258 @@
+//! What a device has served: counts, bytes, latencies, CPU time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+
+use crate::vbd::{Kind, Request};
+
+/// Latencies are kept in buckets of 1/8 of a power of two: at most 12.5 % wide.
+const SUB_BITS: u32 = 3;
+const BUCKETS: usize = 64 << SUB_BITS;
+const KINDS: usize = 5;
+
+fn index(kind: Kind) -> usize {
+    match kind {
+        Kind::Read => 0,
+        Kind::Write => 1,
+        Kind::Flush => 2,
+        Kind::Discard => 3,
+        Kind::WriteZeroes { .. } => 4,
+    }
+}
+
+/// The counters of one queue. Only its thread writes them, so plain loads and stores do.
+pub(crate) struct QueueStats {
+    kinds: [KindStats; KINDS],
+    cpu_nanos: AtomicU64,
+}
+
+struct KindStats {
+    ended: AtomicU64,
+    failed: AtomicU64,
+    bytes: AtomicU64,
+    latency: Box<[AtomicU64]>,
+}
+
+impl Default for KindStats {
+    fn default() -> Self {
+        KindStats {
+            ended: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            latency: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
+impl Default for QueueStats {
+    fn default() -> Self {
+        QueueStats {
+            kinds: std::array::from_fn(|_| KindStats::default()),
+            cpu_nanos: AtomicU64::new(0),
+        }
+    }
+}
+
+#[inline]
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+#[inline]
+fn bucket_of(nanos: u64) -> usize {
+    let top = 63 - (nanos | 1).leading_zeros();
+    if top < SUB_BITS {
+        return nanos as usize;
+    }
+    let shift = top - SUB_BITS;
+    (((shift + 1) as usize) << SUB_BITS) + ((nanos >> shift) as usize & ((1 << SUB_BITS) - 1))
+}
+
+/// The largest value that falls into a bucket.
+fn bucket_top(bucket: usize) -> u64 {
+    let sub = 1u64 << SUB_BITS;
+    let (group, rest) = ((bucket as u64) >> SUB_BITS, bucket as u64 & (sub - 1));
+    match group.checked_sub(1) {
+        None => rest,
+        Some(shift) => {
+            (((sub + rest + 1) as u128) << shift).saturating_sub(1).min(u64::MAX.into()) as u64
+        }
+    }
+}
+
+impl QueueStats {
+    #[inline]
+    pub(crate) fn record(&self, request: &Request, nanos: u64, ok: bool) {
+        let kind = &self.kinds[index(request.kind)];
+        if ok {
+            add(&kind.ended, 1);
+            add(&kind.bytes, request.len);
+        } else {
+            add(&kind.failed, 1);
+        }
+        add(&kind.latency[bucket_of(nanos)], 1);
+    }
+
+    pub(crate) fn set_cpu_time(&self) {
+        if let Ok(nanos) = thread_cpu_nanos() {
+            self.cpu_nanos.store(nanos, Relaxed);
+        }
+    }
+
+    /// Keep one entry for all queues that have ended (those that only the list still holds).
+    pub(crate) fn fold_ended(all: &mut Vec<Arc<QueueStats>>) {
+        let (ended, live): (Vec<_>, Vec<_>) =
+            all.drain(..).partition(|queue| Arc::strong_count(queue) == 1);
+        let sum = QueueStats::default();
+        for queue in &ended {
+            sum.add(queue);
+        }
+        *all = live;
+        if !ended.is_empty() {
+            all.push(Arc::new(sum));
+        }
+    }
+
+    fn add(&self, other: &QueueStats) {
+        for (mine, theirs) in self.kinds.iter().zip(&other.kinds) {
+            add(&mine.ended, theirs.ended.load(Relaxed));
+            add(&mine.failed, theirs.failed.load(Relaxed));
+            add(&mine.bytes, theirs.bytes.load(Relaxed));
+            for (mine, theirs) in mine.latency.iter().zip(&theirs.latency) {
+                add(mine, theirs.load(Relaxed));
+            }
+        }
+        add(&self.cpu_nanos, other.cpu_nanos.load(Relaxed));
+    }
+}
+
+/// CPU time of the calling thread.
+fn thread_cpu_nanos() -> std::io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanos = text.split_whitespace().next().and_then(|word| word.parse().ok());
+    nanos.ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+}
+
+/// Latencies of one kind of request, in nanoseconds; each is the top of its bucket.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Latency {
+    /// The median.
+    pub p50: u64,
+    /// 99 of 100 took no longer.
+    pub p99: u64,
+    /// 999 of 1000 took no longer.
+    pub p999: u64,
+    /// None took longer.
+    pub max: u64,
+}
+
+/// Requests of one kind.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Counts {
+    /// Requests that ended well.
+    pub ended: u64,
+    /// Requests that ended with an error.
+    pub failed: u64,
+    /// Bytes of those that ended well.
+    pub bytes: u64,
+    /// From arrival to reply.
+    pub latency_ns: Latency,
+}
+
+/// What a device has served.
+#[derive(Clone, Debug, Default, Serialize)]
+#[allow(missing_docs)] // one per kind of request
+pub struct Stats {
+    pub read: Counts,
+    pub write: Counts,
+    pub flush: Counts,
+    pub discard: Counts,
+    pub write_zeroes: Counts,
+    /// CPU time of the queue threads, as of their last rest.
+    pub cpu_ns: u64,
+}
+
+impl Stats {
+    pub(crate) fn sum<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Stats {
+        let sum = QueueStats::default();
+        queues.for_each(|queue| sum.add(queue));
+        let counts = |kind: usize| {
+            let kind = &sum.kinds[kind];
+            Counts {
+                ended: kind.ended.load(Relaxed),
+                failed: kind.failed.load(Relaxed),
+                bytes: kind.bytes.load(Relaxed),
+                latency_ns: kind.latency(),
+            }
+        };
+        Stats {
+            read: counts(0),
+            write: counts(1),
+            flush: counts(2),
+            discard: counts(3),
+            write_zeroes: counts(4),
+            cpu_ns: sum.cpu_nanos.load(Relaxed),
+        }
+    }
+}
+
+impl KindStats {
+    fn latency(&self) -> Latency {
+        let counts: Vec<u64> = self.latency.iter().map(|count| count.load(Relaxed)).collect();
+        let total: u64 = counts.iter().sum();
+        let quantile = |per_mille: u64| {
+            let rank = (total * per_mille).div_ceil(1000).max(1);
+            let mut seen = 0;
+            let bucket = counts.iter().position(|count| {
+                seen += count;
+                seen >= rank
+            });
+            bucket.map_or(0, bucket_top)
+        };
+        Latency { p50: quantile(500), p99: quantile(990), p999: quantile(999), max: quantile(1000) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringtap_io::Mem;
+
+    #[test]
+    fn buckets_hold_what_falls_into_them() {
+        let mut last = None;
+        for shift in 0..64 {
+            for add in [0, 1, 3, 7] {
+                let nanos = (1u64 << shift).saturating_add(add << shift.max(3) >> 3);
+                let bucket = bucket_of(nanos);
+                assert!(bucket < BUCKETS);
+                assert!(bucket_top(bucket) >= nanos, "{nanos}");
+                assert!(bucket == 0 || bucket_top(bucket - 1) < nanos, "{nanos}");
+                assert!(bucket_top(bucket) - nanos <= nanos / 8, "{nanos}");
+                last = last.max(Some(bucket));
+            }
+        }
+        assert!(last < Some(BUCKETS));
+    }
+
+    #[test]
+    fn queues_sum_and_ended_ones_are_kept() {
+        let request =
+            |len| Request { kind: Kind::Write, offset: 0, len, mem: Mem::EMPTY, fua: false };
+        let mut all: Vec<_> = (0..4).map(|_| Arc::new(QueueStats::default())).collect();
+        for (i, queue) in all.iter().enumerate() {
+            queue.record(&request(100), 1000 << i, true);
+            queue.record(&request(100), 10, i != 3);
+        }
+        let live = all[1].clone();
+        QueueStats::fold_ended(&mut all);
+        assert_eq!(all.len(), 2);
+        live.record(&request(1), 1, true);
+        let stats = Stats::sum(all.iter().map(|queue| &**queue));
+        assert_eq!((stats.write.ended, stats.write.failed, stats.write.bytes), (8, 1, 701));
+        assert!(stats.write.latency_ns.max >= 8000 && stats.write.latency_ns.max < 9000);
+        assert_eq!(stats.read.ended, 0);
+    }
+}

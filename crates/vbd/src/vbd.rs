@@ -1,0 +1,192 @@
+//! The device and its one door.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringtap_image::{CacheMode, Discard, Error, Image, Info, Status};
+use ringtap_io::{Io, Mem};
+
+use crate::gate::{Gate, Writers};
+use crate::stats::{QueueStats, Stats};
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Fill `mem` from the disk.
+    Read,
+    /// Write `mem` to the disk.
+    Write,
+    /// Make every write acknowledged before stable.
+    Flush,
+    /// The range is not needed any more.
+    Discard,
+    /// The range must read as zeros.
+    WriteZeroes {
+        /// Whether its space may be freed.
+        unmap: bool,
+        /// Fail with [`Error::Unsupported`] rather than write zeros.
+        fast: bool,
+    },
+}
+
+/// One request of a guest or client.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// What it asks for.
+    pub kind: Kind,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How many bytes; for reads and writes the length of `mem`.
+    pub len: u64,
+    /// The guest's memory.
+    pub mem: Mem,
+    /// Whether what it writes must be stable when it is acknowledged.
+    pub fua: bool,
+}
+
+pub(crate) struct Shared {
+    cache: CacheMode,
+    size: AtomicU64,
+    /// Whether the guest turned its write cache off.
+    writethrough: AtomicBool,
+    pub(crate) gate: Gate,
+    stats: Mutex<Vec<Arc<QueueStats>>>,
+}
+
+/// A virtual block device, as one queue thread uses it. [`Vbd::fork`] makes another of the same
+/// device for another thread.
+pub struct Vbd {
+    pub(crate) image: Box<dyn Image>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) writers: Arc<Writers>,
+    stats: Arc<QueueStats>,
+}
+
+impl Vbd {
+    /// A device on an image.
+    pub fn new(image: Box<dyn Image>, cache: CacheMode) -> Vbd {
+        let shared = Arc::new(Shared {
+            cache,
+            size: AtomicU64::new(image.info().size),
+            writethrough: AtomicBool::new(cache.writethrough()),
+            gate: Gate::default(),
+            stats: Mutex::default(),
+        });
+        Vbd::with(image, shared)
+    }
+
+    /// The same device for another queue thread.
+    pub fn fork(&self) -> Vbd {
+        Vbd::with(self.image.fork(), self.shared.clone())
+    }
+
+    fn with(image: Box<dyn Image>, shared: Arc<Shared>) -> Vbd {
+        let (writers, stats) = (shared.gate.add_writers(), shared.add_stats());
+        Vbd { image, shared, writers, stats }
+    }
+
+    /// The facts of the image. Its `size` is that at opening; see [`Vbd::size`].
+    pub fn info(&self) -> &Info {
+        self.image.info()
+    }
+
+    /// Bytes the guest sees now.
+    pub fn size(&self) -> u64 {
+        self.shared.size.load(Relaxed)
+    }
+
+    /// Look again how large the image is; true if that changed.
+    pub fn reload_size(&self) -> Result<bool, Error> {
+        let size = self.image.current_size()?;
+        Ok(self.shared.size.swap(size, Relaxed) != size)
+    }
+
+    /// Host caching, as the operator chose.
+    pub fn cache(&self) -> CacheMode {
+        self.shared.cache
+    }
+
+    /// Whether acknowledged writes may still be volatile, so that the guest has to flush.
+    pub fn write_cache(&self) -> bool {
+        !self.shared.writethrough.load(Relaxed)
+    }
+
+    /// The guest turns its write cache on or off. It cannot turn on what the operator turned off.
+    pub fn set_write_cache(&self, on: bool) {
+        self.shared.writethrough.store(!on || self.shared.cache.writethrough(), Relaxed);
+    }
+
+    /// What has been served so far, all queues together.
+    pub fn stats(&self) -> Stats {
+        let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        Stats::sum(all.iter().map(|queue| &**queue))
+    }
+
+    /// Count CPU time of the calling thread as this device's, up to now.
+    pub fn account_cpu_time(&self) {
+        self.stats.set_cpu_time();
+    }
+
+    /// Serve one request to its end.
+    #[inline]
+    pub async fn serve(&self, io: &Io, request: Request) -> Result<(), Error> {
+        let began = io.now();
+        let end = self.carry_out(io, &request).await;
+        self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
+        end
+    }
+
+    #[inline]
+    async fn carry_out(&self, io: &Io, request: &Request) -> Result<(), Error> {
+        let Request { kind, offset, len, mem, .. } = *request;
+        let end = offset.checked_add(len).ok_or(Error::Range)?;
+        if end > self.size() {
+            return Err(Error::Range);
+        }
+        match kind {
+            Kind::Read => self.read(io, offset, mem).await,
+            Kind::Flush => self.flush(io).await,
+            _ if self.info().read_only => Err(Error::ReadOnly),
+            Kind::Write => self.write(io, offset, mem, self.durable(request)).await,
+            Kind::Discard => {
+                self.discard(io, offset, len, Discard::Free, self.durable(request)).await
+            }
+            Kind::WriteZeroes { unmap, fast } => {
+                self.write_zeroes(io, offset, len, unmap, fast, self.durable(request)).await
+            }
+        }
+    }
+
+    fn durable(&self, request: &Request) -> bool {
+        let wanted = request.fua || self.shared.writethrough.load(Relaxed);
+        wanted && self.shared.cache.flushes()
+    }
+
+    /// Make every write acknowledged before stable.
+    pub async fn flush(&self, io: &Io) -> Result<(), Error> {
+        if self.shared.cache.flushes() && !self.info().read_only {
+            self.image.flush(io).await?;
+        }
+        Ok(())
+    }
+
+    /// What the range from `offset` holds, for block status.
+    pub fn status(&self, offset: u64, len: u64) -> Result<Status, Error> {
+        let end = offset.checked_add(len).ok_or(Error::Range)?;
+        if len == 0 || end > self.size() {
+            return Err(Error::Range);
+        }
+        self.image.status(offset, len)
+    }
+}
+
+impl Shared {
+    fn add_stats(&self) -> Arc<QueueStats> {
+        let stats = Arc::new(QueueStats::default());
+        let mut all = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        // Queues come and go with their clients; what the gone ones counted is kept in one.
+        QueueStats::fold_ended(&mut all);
+        all.push(stats.clone());
+        stats
+    }
+}
