@@ -2,6 +2,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod nbd;
+mod poll;
+mod queue;
 mod stop;
 pub mod vhost_user;
 

@@ -34,6 +34,8 @@ pub enum Op {
     ReadEvent { file: File },
     /// Signal an eventfd (or pipe): write the 8-byte integer 1.
     SignalEvent { file: File },
+    /// End every operation under way on a file; those waiting for an event end with -ECANCELED.
+    Cancel { file: File },
     /// Receive from a socket into `mem`; 0 is end of stream.
     Recv { file: File, mem: Mem },
     /// Send `mem` on a socket.

@@ -208,6 +208,13 @@ impl Ring {
             }
             Op::SignalEvent { file } => with_file!(file, fd =>
                 opcode::Write::new(fd, (&raw const ONE).cast(), 8).offset(u64::MAX).build()),
+            Op::Cancel { file } => {
+                let builder = match self.files.target(&self.ring, file)? {
+                    Target::Fixed(place) => types::CancelBuilder::fd(types::Fixed(place)),
+                    Target::Plain(fd) => types::CancelBuilder::fd(types::Fd(fd)),
+                };
+                opcode::AsyncCancel2::new(builder.all()).build()
+            }
             Op::Recv { file, mem } => match mem.contiguous() {
                 Some(base) => with_file!(file, fd =>
                     opcode::Recv::new(fd, base, mem.len() as u32).build()),

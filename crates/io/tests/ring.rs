@@ -110,3 +110,25 @@ fn sockets_timeouts_and_signals() {
         })
         .expect("the ring");
 }
+
+#[test]
+fn what_waits_for_an_event_can_be_cancelled() {
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("eventfd");
+    let event = OpenFile::new(event);
+    let handle = event.handle();
+    let mut tasks = tasks();
+    let io = tasks.io().clone();
+    let other = io.clone();
+    io.spawn(async move {
+        assert_eq!(other.run(Op::ReadEvent { file: handle }).await, 8);
+        assert_eq!(other.run(Op::ReadEvent { file: handle }).await, -libc::ECANCELED);
+    });
+    tasks
+        .block_on(async move {
+            assert_eq!(io.run(Op::SignalEvent { file: handle }).await, 8);
+            io.sleep(1_000_000).await;
+            assert!(io.run(Op::Cancel { file: handle }).await >= 0);
+        })
+        .expect("the ring");
+    tasks.run().expect("the ring");
+}

@@ -1,0 +1,399 @@
+//! The back-end's side of the vhost-user messages of one connection.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ringtap_io::OpenFile;
+use ringtap_vbd::Vbd;
+use vhost::vhost_user::message::{
+    VHOST_USER_CONFIG_OFFSET, VhostTransferStateDirection, VhostTransferStatePhase,
+    VhostUserConfigFlags, VhostUserInflight, VhostUserLog, VhostUserMemoryRegion,
+    VhostUserProtocolFeatures, VhostUserSharedMsg, VhostUserShMemConfig,
+    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags,
+    VhostUserVringState,
+};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
+
+use super::inflight::{self, Inflight};
+use super::memory::{Memory, Region};
+use super::thread::{QueueThread, Start};
+use super::virtqueue::{Addresses, MAX_QUEUE_SIZE, Virtqueue};
+use super::{Options, config};
+
+/// Memory regions a front-end may share.
+const MOST_REGIONS: usize = 509;
+
+/// What the front-end has said so far, and the queues that run by it.
+pub(crate) struct Backend {
+    vbd: Arc<Vbd>,
+    options: Options,
+    acked: u64,
+    memory: Arc<Memory>,
+    inflight: Option<Inflight>,
+    vrings: Vec<Vring>,
+}
+
+#[derive(Default)]
+struct Vring {
+    size: u16,
+    base: u16,
+    addresses: Option<Addresses>,
+    kick: Option<Arc<OpenFile>>,
+    call: Option<Arc<OpenFile>>,
+    error: Option<Arc<OpenFile>>,
+    enabled: bool,
+    thread: Option<QueueThread>,
+}
+
+fn failed(problem: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::ReqHandlerError(io::Error::other(problem))
+}
+
+fn event_file(file: Option<File>) -> Option<Arc<OpenFile>> {
+    file.map(|file| Arc::new(OpenFile::new(OwnedFd::from(file))))
+}
+
+fn has(features: u64, bit: u32) -> bool {
+    features & (1 << bit) != 0
+}
+
+impl Backend {
+    pub(crate) fn new(vbd: Arc<Vbd>, options: Options) -> Backend {
+        let vrings = (0..options.queues).map(|_| Vring::default()).collect();
+        Backend {
+            vbd,
+            options,
+            acked: 0,
+            memory: Arc::default(),
+            inflight: None,
+            vrings,
+        }
+    }
+
+    fn features(&self) -> u64 {
+        let mut bits = vec![
+            VIRTIO_F_VERSION_1,
+            VIRTIO_RING_F_EVENT_IDX,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_TOPOLOGY,
+            VIRTIO_BLK_F_FLUSH,
+            VIRTIO_BLK_F_CONFIG_WCE,
+            VIRTIO_BLK_F_MQ,
+        ];
+        if self.vbd.info().read_only {
+            bits.push(VIRTIO_BLK_F_RO);
+        } else {
+            bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
+        }
+        let device: u64 = bits.into_iter().map(|bit| 1 << bit).sum();
+        device | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut Vring> {
+        self.vrings.get_mut(index as usize).ok_or(Error::InvalidParam)
+    }
+
+    /// Start the queue if everything it needs is there.
+    fn start(&mut self, index: u32) -> Result<()> {
+        let negotiates = self.acked & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
+        let event_idx = has(self.acked, VIRTIO_RING_F_EVENT_IDX);
+        let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
+        let identity = config::identity(&self.options.serial);
+        let vbd = self.vbd.clone();
+        let vring = self.vring(index)?;
+        let (Some(addresses), Some(kick)) = (vring.addresses, vring.kick.clone()) else {
+            return Ok(());
+        };
+        if vring.thread.is_some() || (negotiates && !vring.enabled) {
+            return Ok(());
+        }
+        let number = index as u16;
+        let ring = Virtqueue::new(&memory, addresses, vring.size, event_idx, vring.base)
+            .map_err(failed)?;
+        let inflight = match inflight {
+            Some(inflight) => Some(inflight.queue(number, vring.size).ok_or_else(|| {
+                failed(format!("the inflight buffer has no room for queue {number}"))
+            })?),
+            None => None,
+        };
+        let start = Start {
+            index: number,
+            vbd: vbd.fork(),
+            ring,
+            addresses,
+            event_idx,
+            memory,
+            inflight,
+            kick,
+            call: vring.call.clone(),
+            error: vring.error.clone(),
+            identity,
+        };
+        vring.thread = Some(QueueThread::start(start).map_err(failed)?);
+        tracing::debug!(queue = number, size = vring.size, base = vring.base, "queue runs");
+        Ok(())
+    }
+
+    /// Drain and stop the queue.
+    fn stop(&mut self, index: u32) -> Result<()> {
+        let vring = self.vring(index)?;
+        if let Some(thread) = vring.thread.take() {
+            vring.base = thread.stop().map_err(failed)?;
+            tracing::debug!(queue = index, base = vring.base, "queue stopped");
+        }
+        Ok(())
+    }
+
+    /// Drain and stop every queue.
+    pub(crate) fn stop_all(&mut self) {
+        for index in 0..self.vrings.len() as u32 {
+            if let Err(problem) = self.stop(index) {
+                tracing::error!(queue = index, "cannot stop the queue: {problem}");
+            }
+        }
+    }
+
+    fn set_memory(&mut self, regions: Vec<Region>) {
+        self.memory = Arc::new(Memory::new(regions));
+        for vring in &self.vrings {
+            if let Some(thread) = &vring.thread {
+                thread.set_memory(self.memory.clone());
+            }
+        }
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Backend {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.stop_all();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.stop_all();
+        self.acked = 0;
+        self.inflight = None;
+        self.vrings = (0..self.options.queues).map(|_| Vring::default()).collect();
+        self.vbd.set_write_cache(true);
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.features())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        let unknown = features & !self.features();
+        if unknown != 0 {
+            return Err(failed(format!("features {unknown:#x} were not offered")));
+        }
+        self.acked = features;
+        // virtio 1.2, 5.2.6.2: a driver that cannot flush must not need to.
+        if !has(features, VIRTIO_BLK_F_FLUSH) && has(features, VIRTIO_F_VERSION_1) {
+            self.vbd.set_write_cache(false);
+        }
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    fn set_protocol_features(&mut self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _: Option<bool>,
+    ) -> Result<Option<Vec<u64>>> {
+        if regions.len() > MOST_REGIONS {
+            return Err(Error::InvalidParam);
+        }
+        let mapped = regions.iter().zip(files).map(|(region, file)| Region::map(region, file));
+        let mapped = mapped.collect::<Result<_>>()?;
+        self.set_memory(mapped);
+        Ok(None)
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MOST_REGIONS as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _: Option<bool>,
+    ) -> Result<Option<u64>> {
+        let mut regions = self.memory.regions().to_vec();
+        if regions.len() >= MOST_REGIONS {
+            return Err(Error::InvalidParam);
+        }
+        regions.push(Region::map(region, file)?);
+        self.set_memory(regions);
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let mut regions = self.memory.regions().to_vec();
+        let place = regions.iter().position(|one| one.is(region)).ok_or(Error::InvalidParam)?;
+        regions.remove(place);
+        self.set_memory(regions);
+        Ok(())
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        if num == 0 || num > u32::from(MAX_QUEUE_SIZE) || !num.is_power_of_two() {
+            return Err(failed(format!(
+                "queue {index} of {num} entries: it must be a power of two up to {MAX_QUEUE_SIZE}"
+            )));
+        }
+        self.vring(index)?.size = num as u16;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _: u64,
+    ) -> Result<()> {
+        let addresses = Addresses { descriptors, available, used };
+        self.vring(index)?.addresses = Some(addresses);
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        self.vring(index)?.base = base as u16;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        self.stop(index)?;
+        let vring = self.vring(index)?;
+        vring.kick = None;
+        vring.call = None;
+        Ok(VhostUserVringState::new(index, vring.base.into()))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let index = u32::from(index);
+        if file.is_none() {
+            return Err(failed(format!("queue {index} comes without a kick descriptor")));
+        }
+        self.stop(index)?;
+        self.vring(index)?.kick = event_file(file);
+        self.start(index)
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let vring = self.vring(index.into())?;
+        vring.call = event_file(file);
+        if let Some(thread) = &vring.thread {
+            thread.set_call(vring.call.clone());
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.vring(index.into())?.error = event_file(file);
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(self.options.queues.into())
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.vring(index)?.enabled = enable;
+        if enable { self.start(index) } else { self.stop(index) }
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let space = config::space(&self.vbd, self.options.queues);
+        let end = u64::from(offset) + u64::from(size);
+        debug_assert_eq!(VHOST_USER_CONFIG_OFFSET, 0);
+        let bytes = space.get(offset as usize..end as usize).ok_or(Error::InvalidParam)?;
+        Ok(bytes.to_vec())
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8], _: VhostUserConfigFlags) -> Result<()> {
+        if config::write(&self.vbd, offset, bytes) { Ok(()) } else { Err(Error::InvalidParam) }
+    }
+
+    fn get_inflight_fd(
+        &mut self,
+        asked: &VhostUserInflight,
+    ) -> Result<(VhostUserInflight, File)> {
+        if asked.num_queues > self.options.queues || asked.queue_size > MAX_QUEUE_SIZE {
+            return Err(Error::InvalidParam);
+        }
+        let (message, file, inflight) =
+            inflight::create(asked.num_queues, asked.queue_size).map_err(failed)?;
+        self.inflight = Some(inflight);
+        Ok((message, file))
+    }
+
+    fn set_inflight_fd(&mut self, message: &VhostUserInflight, file: File) -> Result<()> {
+        self.inflight = Some(Inflight::map(message, file).map_err(failed)?);
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("a disk has no GPU socket"))
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("a disk has no shared objects"))
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("a disk has no state of its own to migrate"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("a disk has no state of its own to migrate"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("a disk shares no memory of its own"))
+    }
+
+    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
+        Err(Error::InvalidOperation("the migration log was not offered"))
+    }
+}

@@ -1,0 +1,229 @@
+//! Which requests are under way, in memory that outlives this process.
+//!
+//! The front-end keeps the buffer and hands it to the next server, so that a killed server's
+//! requests are served by its successor, each exactly once. Source: vhost-user.rst, "Inflight I/O
+//! tracking", the layout for split virtqueues.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed, Ordering::Release};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vhost::vhost_user::message::VhostUserInflight;
+use vm_memory::{FileOffset, MmapRegion};
+
+const VERSION: u16 = 1;
+const ALIGN: u64 = 64;
+
+#[repr(C)]
+struct Header {
+    features: AtomicU64,
+    version: AtomicU16,
+    desc_num: AtomicU16,
+    last_batch_head: AtomicU16,
+    used_idx: AtomicU16,
+}
+
+#[repr(C)]
+struct Descriptor {
+    inflight: AtomicU8,
+    padding: [u8; 5],
+    next: AtomicU16,
+    counter: AtomicU64,
+}
+
+fn region_size(queue_size: u16) -> u64 {
+    let bytes = size_of::<Header>() + size_of::<Descriptor>() * usize::from(queue_size);
+    (bytes as u64).next_multiple_of(ALIGN)
+}
+
+/// Make a buffer for so many queues, for the front-end to keep.
+pub(crate) fn create(
+    queues: u16,
+    queue_size: u16,
+) -> std::io::Result<(VhostUserInflight, File, Inflight)> {
+    let size = region_size(queue_size) * u64::from(queues);
+    let file = File::from(memfd_create("ringtap-inflight", MemfdFlags::CLOEXEC)?);
+    ftruncate(&file, size)?;
+    let message = VhostUserInflight::new(size, 0, queues, queue_size);
+    let inflight = Inflight::map(&message, file.try_clone()?)?;
+    Ok((message, file, inflight))
+}
+
+/// The mapped buffer.
+#[derive(Clone)]
+pub(crate) struct Inflight {
+    mapping: Arc<MmapRegion>,
+    queues: u16,
+    queue_size: u16,
+}
+
+impl Inflight {
+    /// Map the buffer that the front-end kept.
+    pub(crate) fn map(message: &VhostUserInflight, file: File) -> std::io::Result<Inflight> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *message;
+        let wanted = region_size(queue_size) * u64::from(num_queues);
+        if mmap_size < wanted || wanted == 0 {
+            let text = format!(
+                "the inflight buffer has {mmap_size} bytes, and {num_queues} queues of \
+                 {queue_size} entries take {wanted}"
+            );
+            return Err(std::io::Error::other(text));
+        }
+        let mapping = MmapRegion::from_file(FileOffset::new(file, mmap_offset), mmap_size as usize)
+            .map_err(std::io::Error::other)?;
+        Ok(Inflight { mapping: Arc::new(mapping), queues: num_queues, queue_size })
+    }
+
+    /// The part of one queue, where the buffer has room for it.
+    pub(crate) fn queue(&self, index: u16, size: u16) -> Option<QueueInflight> {
+        if index >= self.queues || size > self.queue_size {
+            return None;
+        }
+        let offset = region_size(self.queue_size) * u64::from(index);
+        let base = self.mapping.as_ptr().wrapping_add(offset as usize);
+        Some(QueueInflight {
+            header: base.cast(),
+            descriptors: base.wrapping_add(size_of::<Header>()).cast(),
+            size,
+            counter: 0,
+            _mapping: self.mapping.clone(),
+        })
+    }
+}
+
+/// The record of one queue.
+pub(crate) struct QueueInflight {
+    header: *const Header,
+    descriptors: *const Descriptor,
+    size: u16,
+    /// The order in which requests were fetched, over all servers.
+    counter: u64,
+    _mapping: Arc<MmapRegion>,
+}
+
+impl QueueInflight {
+    fn header(&self) -> &Header {
+        // SAFETY: `map` checked that the mapping holds this queue's region, which begins 8-byte
+        // aligned in a page-aligned mapping; every field is atomic, so others may change it.
+        unsafe { &*self.header }
+    }
+
+    fn descriptor(&self, head: u16) -> &Descriptor {
+        let index = usize::from(head % self.size);
+        // SAFETY: as above; `index` is below the number of entries the region has room for.
+        unsafe { &*self.descriptors.add(index) }
+    }
+
+    /// Take up what the last server left: the heads it had fetched and not answered, oldest first.
+    /// `used_idx` is what the used ring says.
+    pub(crate) fn take_up(&mut self, used_idx: u16) -> Vec<u16> {
+        let header = self.header();
+        if header.version.load(Relaxed) != VERSION {
+            header.desc_num.store(self.size, Relaxed);
+            header.used_idx.store(used_idx, Relaxed);
+            header.version.store(VERSION, Release);
+        }
+        // The last server may have died between publishing a batch and taking it off the record.
+        let published = used_idx.wrapping_sub(header.used_idx.load(Relaxed));
+        let mut head = header.last_batch_head.load(Relaxed);
+        for _ in 0..published.min(self.size) {
+            let descriptor = self.descriptor(head);
+            descriptor.inflight.store(0, Relaxed);
+            head = descriptor.next.load(Relaxed);
+        }
+        header.used_idx.store(used_idx, Release);
+        let mut left: Vec<(u64, u16)> = (0..self.size)
+            .map(|head| (head, self.descriptor(head)))
+            .filter(|(_, descriptor)| descriptor.inflight.load(Relaxed) != 0)
+            .map(|(head, descriptor)| (descriptor.counter.load(Relaxed), head))
+            .collect();
+        left.sort_unstable();
+        self.counter = left.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        left.into_iter().map(|(_, head)| head).collect()
+    }
+
+    /// A request was fetched.
+    #[inline]
+    pub(crate) fn fetched(&mut self, head: u16) {
+        let descriptor = self.descriptor(head);
+        descriptor.counter.store(self.counter, Relaxed);
+        descriptor.inflight.store(1, Release);
+        self.counter = self.counter.wrapping_add(1);
+    }
+
+    /// A request is about to be answered: put it on the list of this batch.
+    #[inline]
+    pub(crate) fn answering(&self, head: u16) {
+        let header = self.header();
+        self.descriptor(head).next.store(header.last_batch_head.load(Relaxed), Relaxed);
+        header.last_batch_head.store(head, Release);
+    }
+
+    /// The batch was published by this value of the used index.
+    #[inline]
+    pub(crate) fn answered(&self, batch: impl Iterator<Item = u16>, used_idx: u16) {
+        for head in batch {
+            self.descriptor(head).inflight.store(0, Release);
+        }
+        self.header().used_idx.store(used_idx, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn successor(message: &VhostUserInflight, file: &File) -> QueueInflight {
+        let file = file.try_clone().expect("a descriptor");
+        Inflight::map(message, file).expect("the buffer").queue(1, 8).expect("the queue")
+    }
+
+    #[test]
+    fn a_successor_takes_up_what_was_left_in_order() {
+        let (message, file, first) = create(2, 8).expect("a buffer");
+        let mut queue = first.queue(1, 8).expect("the queue");
+        assert!(queue.take_up(65_530).is_empty());
+        for head in [5, 0, 3, 7] {
+            queue.fetched(head);
+        }
+        queue.answering(0);
+        queue.answered([0].into_iter(), 65_531);
+        let mut second = successor(&message, &file);
+        assert_eq!(second.take_up(65_531), [5, 3, 7]);
+        second.fetched(0);
+        assert_eq!(successor(&message, &file).take_up(65_531), [5, 3, 7, 0]);
+    }
+
+    #[test]
+    fn a_batch_that_was_published_is_not_served_again() {
+        let (message, file, first) = create(2, 8).expect("a buffer");
+        let mut queue = first.queue(1, 8).expect("the queue");
+        queue.take_up(10);
+        for head in [1, 2, 3] {
+            queue.fetched(head);
+        }
+        // Dies after the used index went to 12 and before anything else.
+        queue.answering(1);
+        queue.answering(3);
+        assert_eq!(successor(&message, &file).take_up(12), [2]);
+        assert_eq!(successor(&message, &file).take_up(12), [2]);
+    }
+
+    #[test]
+    fn a_batch_that_was_not_published_is_served_again() {
+        let (message, file, first) = create(2, 8).expect("a buffer");
+        let mut queue = first.queue(1, 8).expect("the queue");
+        queue.take_up(0);
+        queue.fetched(4);
+        queue.answering(4);
+        assert_eq!(successor(&message, &file).take_up(0), [4]);
+    }
+
+    #[test]
+    fn a_buffer_too_small_is_refused() {
+        let (mut message, file, _) = create(1, 8).expect("a buffer");
+        message.num_queues = 60_000;
+        assert!(Inflight::map(&message, file).is_err());
+    }
+}

@@ -1,0 +1,85 @@
+//! The guest's memory, as the front-end shares it, and addresses within it.
+
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::MmapRegion;
+
+/// One region of guest memory, mapped into this process.
+#[derive(Clone)]
+pub(crate) struct Region {
+    guest: u64,
+    user: u64,
+    size: u64,
+    mapping: Arc<MmapRegion>,
+}
+
+impl Region {
+    /// Map a region that the front-end describes; `file` must reach to its end.
+    pub(crate) fn map(
+        region: &VhostUserMemoryRegion,
+        file: std::fs::File,
+    ) -> vhost::vhost_user::Result<Region> {
+        let mapping = Arc::new(region.mmap_region::<()>(file)?);
+        let VhostUserMemoryRegion { guest_phys_addr, user_addr, memory_size, .. } = *region;
+        Ok(Region { guest: guest_phys_addr, user: user_addr, size: memory_size, mapping })
+    }
+
+    /// Whether it is the region the front-end means.
+    pub(crate) fn is(&self, region: &VhostUserMemoryRegion) -> bool {
+        let VhostUserMemoryRegion { guest_phys_addr, user_addr, memory_size, .. } = *region;
+        (self.guest, self.user, self.size) == (guest_phys_addr, user_addr, memory_size)
+    }
+
+    /// Bytes from `address` (counted from `base`) to the region's end, and where they are.
+    #[inline]
+    fn at(&self, base: u64, address: u64) -> Option<(*mut u8, u64)> {
+        let offset = address.wrapping_sub(base);
+        let inside = offset < self.size;
+        inside.then(|| (self.mapping.as_ptr().wrapping_add(offset as usize), self.size - offset))
+    }
+}
+
+/// The whole of a guest's memory. While a value lives its regions stay mapped.
+#[derive(Clone, Default)]
+pub(crate) struct Memory {
+    regions: Vec<Region>,
+}
+
+impl Memory {
+    pub(crate) fn new(regions: Vec<Region>) -> Memory {
+        Memory { regions }
+    }
+
+    pub(crate) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Call `each` with every contiguous piece of `len` bytes at a guest address; false where some
+    /// of them are not the guest's memory.
+    #[inline]
+    pub(crate) fn pieces(
+        &self,
+        mut address: u64,
+        mut len: u64,
+        mut each: impl FnMut(*mut u8, u64),
+    ) -> bool {
+        while len > 0 {
+            let Some((base, most)) = self.regions.iter().find_map(|r| r.at(r.guest, address)) else {
+                return false;
+            };
+            let piece = len.min(most);
+            each(base, piece);
+            len -= piece;
+            // Cannot overflow: the front-end's regions end below 2^64.
+            address = address.wrapping_add(piece);
+        }
+        true
+    }
+
+    /// Where `len` contiguous bytes at an address of the front-end's own process are.
+    pub(crate) fn at_user_address(&self, address: u64, len: u64) -> Option<*mut u8> {
+        let (base, most) = self.regions.iter().find_map(|r| r.at(r.user, address))?;
+        (len <= most).then_some(base)
+    }
+}

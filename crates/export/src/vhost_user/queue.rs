@@ -1,0 +1,235 @@
+//! One virtqueue as a [`Queue`]: chains handed to slots, answers gathered and published.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringtap_io::{Io, Signal};
+use ringtap_vbd::{Error, Kind, Request};
+
+use super::inflight::QueueInflight;
+use super::memory::Memory;
+use super::request::{Asked, Chain, ID_BYTES};
+use super::virtqueue::{RingError, Virtqueue};
+use crate::queue::Queue;
+
+/// A virtqueue being served. All of it belongs to one thread.
+pub(crate) struct VirtioQueue {
+    io: Io,
+    identity: [u8; ID_BYTES],
+    state: RefCell<State>,
+    stopping: Cell<bool>,
+}
+
+struct State {
+    ring: Virtqueue,
+    memory: Arc<Memory>,
+    inflight: Option<QueueInflight>,
+    /// Heads that a killed server left, to be served first.
+    left: VecDeque<u16>,
+    slots: Vec<Slot>,
+    idle: Vec<u16>,
+    /// Heads answered since the last batch was published.
+    answered: Vec<u16>,
+}
+
+struct Slot {
+    chain: Chain,
+    given: Option<Request>,
+    /// Bytes that a read puts into the guest's memory.
+    reads: usize,
+    wake: Rc<Signal>,
+}
+
+impl VirtioQueue {
+    /// Serve a ring from where `inflight` says that a server before this one left off.
+    pub(crate) fn new(
+        io: Io,
+        mut ring: Virtqueue,
+        memory: Arc<Memory>,
+        mut inflight: Option<QueueInflight>,
+        identity: [u8; ID_BYTES],
+    ) -> VirtioQueue {
+        let mut left = VecDeque::new();
+        if let Some(inflight) = &mut inflight {
+            left.extend(inflight.take_up(ring.next_used()));
+            // What was fetched and not answered lies before what was not fetched.
+            ring.set_next_available(ring.next_used().wrapping_add(left.len() as u16));
+        }
+        let state = State {
+            ring,
+            memory,
+            inflight,
+            left,
+            slots: Vec::new(),
+            idle: Vec::new(),
+            answered: Vec::new(),
+        };
+        VirtioQueue { io, identity, state: RefCell::new(state), stopping: Cell::new(false) }
+    }
+
+    /// Fetch what the guest has made available and give it to idle slots. Gives the tags of slots
+    /// that are new: the caller starts their tasks. An error means that the queue must stop.
+    pub(crate) fn poll(&self, new: &mut Vec<u16>) -> Result<(), RingError> {
+        let state = &mut *self.state.borrow_mut();
+        while !self.stopping.get() {
+            let tag = match state.idle.pop() {
+                Some(tag) => tag,
+                None if state.slots.len() < usize::from(state.ring.size()) => {
+                    if state.left.is_empty() && !state.ring.has_available() {
+                        return Ok(());
+                    }
+                    let (chain, wake) = (Chain::default(), Rc::default());
+                    state.slots.push(Slot { chain, given: None, reads: 0, wake });
+                    let tag = (state.slots.len() - 1) as u16;
+                    new.push(tag);
+                    tag
+                }
+                None => return Ok(()),
+            };
+            match self.give(state, tag) {
+                Ok(true) => {}
+                Ok(false) => {
+                    state.idle.push(tag);
+                    return Ok(());
+                }
+                Err(error) => {
+                    state.idle.push(tag);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Give one chain to a slot; false where there is none.
+    fn give(&self, state: &mut State, tag: u16) -> Result<bool, RingError> {
+        let State { ring, memory, inflight, left, slots, .. } = state;
+        let head = match left.pop_front() {
+            Some(head) => head,
+            None => {
+                let Some(head) = ring.fetch()? else { return Ok(false) };
+                if let Some(inflight) = inflight {
+                    inflight.fetched(head);
+                }
+                head
+            }
+        };
+        let slot = &mut slots[usize::from(tag)];
+        // SAFETY: the memory stays mapped: it is replaced only while no slot has a request (see
+        // `replace_memory`), and this slot is idle, so its last request has been served.
+        let asked = unsafe { slot.chain.parse(ring, memory, head)? };
+        match asked {
+            Asked::Device(request) => {
+                slot.given = Some(request);
+                slot.reads = if request.kind == Kind::Read { request.mem.len() } else { 0 };
+                slot.wake.notify(&self.io);
+            }
+            Asked::Identity(mem) => {
+                let written = mem.copy_from(&self.identity);
+                state.answer(tag, Ok(()), written);
+            }
+            Asked::Bad(error) => state.answer(tag, Err(error), 0),
+        }
+        Ok(true)
+    }
+
+    /// Show the guest what was answered; whether it wants to be told.
+    #[inline]
+    pub(crate) fn publish(&self) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        if state.answered.is_empty() {
+            return false;
+        }
+        state.ring.publish(state.answered.len() as u16);
+        if let Some(inflight) = &state.inflight {
+            inflight.answered(state.answered.iter().copied(), state.ring.next_used());
+        }
+        state.answered.clear();
+        state.ring.must_notify()
+    }
+
+    /// Whether the guest has made something available that a slot could take.
+    pub(crate) fn has_available(&self) -> bool {
+        let state = self.state.borrow();
+        let room = !state.idle.is_empty() || state.slots.len() < usize::from(state.ring.size());
+        room && state.ring.has_available()
+    }
+
+    /// Ask for kicks; true if there is something already.
+    pub(crate) fn enable_kicks(&self) -> bool {
+        self.state.borrow().ring.enable_kicks() && self.has_available()
+    }
+
+    pub(crate) fn disable_kicks(&self) {
+        self.state.borrow().ring.disable_kicks();
+    }
+
+    /// Whether every slot is idle and every answer published.
+    pub(crate) fn is_drained(&self) -> bool {
+        let state = self.state.borrow();
+        state.idle.len() == state.slots.len() && state.answered.is_empty()
+    }
+
+    /// Use other memory and the ring as it lies in it. Only while drained.
+    pub(crate) fn replace_memory(&self, memory: Arc<Memory>, ring: Virtqueue) {
+        let state = &mut *self.state.borrow_mut();
+        state.ring = ring;
+        state.memory = memory;
+    }
+
+    /// The available index reached.
+    pub(crate) fn next_available(&self) -> u16 {
+        self.state.borrow().ring.next_available()
+    }
+
+    /// End every slot's loop.
+    pub(crate) fn stop(&self) {
+        self.stopping.set(true);
+        for slot in &self.state.borrow().slots {
+            slot.wake.notify(&self.io);
+        }
+    }
+}
+
+impl State {
+    #[inline]
+    fn answer(&mut self, tag: u16, end: Result<(), Error>, written: usize) {
+        let chain = &self.slots[usize::from(tag)].chain;
+        let written = chain.answer(end, written);
+        self.ring.put_used(self.answered.len() as u16, chain.head, written);
+        if let Some(inflight) = &self.inflight {
+            inflight.answering(chain.head);
+        }
+        self.answered.push(chain.head);
+        self.idle.push(tag);
+    }
+}
+
+impl Queue for VirtioQueue {
+    #[inline]
+    async fn next(&self, tag: u16) -> Option<Request> {
+        loop {
+            let wake = {
+                let mut state = self.state.borrow_mut();
+                let slot = state.slots.get_mut(usize::from(tag))?;
+                if let Some(request) = slot.given.take() {
+                    return Some(request);
+                }
+                slot.wake.clone()
+            };
+            if self.stopping.get() {
+                return None;
+            }
+            wake.wait(&self.io).await;
+        }
+    }
+
+    #[inline]
+    fn reply(&self, tag: u16, end: Result<(), Error>) {
+        let mut state = self.state.borrow_mut();
+        let written = if end.is_ok() { state.slots[usize::from(tag)].reads } else { 0 };
+        state.answer(tag, end, written);
+    }
+}

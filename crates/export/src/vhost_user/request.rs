@@ -1,0 +1,193 @@
+//! From a descriptor chain to a request: header, data, status byte.
+//!
+//! Source: virtio 1.2, section 5.2.6. Descriptors may be cut anywhere (VIRTIO_F_ANY_LAYOUT).
+
+use libc::iovec;
+use ringtap_io::Mem;
+use ringtap_vbd::{Error, Kind, Request};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+
+use super::memory::Memory;
+use super::virtqueue::{RingError, Virtqueue};
+
+const SECTOR: u64 = 512;
+const HEADER: usize = 16;
+const RANGE: usize = 16;
+/// readv and writev take no more.
+const MOST_IOVECS: usize = 1024;
+/// Bytes of the identity a guest may ask for.
+pub(crate) const ID_BYTES: usize = 20;
+
+/// What a chain asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked {
+    /// Something for the device.
+    Device(Request),
+    /// The identity, into this memory.
+    Identity(Mem),
+    /// Nothing that can be served; the answer.
+    Bad(Error),
+}
+
+/// One chain, parsed. Its storage is used again for the next.
+pub(crate) struct Chain {
+    pub(crate) head: u16,
+    readable: Vec<iovec>,
+    writable: Vec<iovec>,
+    status: *mut u8,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Chain { head: 0, readable: Vec::new(), writable: Vec::new(), status: std::ptr::null_mut() }
+    }
+}
+
+/// Add memory to a list, joined to the last piece where it goes on from there.
+#[inline]
+fn add(list: &mut Vec<iovec>, base: *mut u8, len: u64) {
+    if let Some(last) = list.last_mut() {
+        if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base {
+            last.iov_len += len as usize;
+            return;
+        }
+    }
+    list.push(iovec { iov_base: base.cast(), iov_len: len as usize });
+}
+
+impl Chain {
+    /// Take a chain apart. An error stops the queue; what is wrong with the request alone comes
+    /// back as [`Asked::Bad`].
+    ///
+    /// # Safety
+    /// What is asked names guest memory: `memory` must stay mapped until it has been served, and
+    /// this chain must not be parsed again before.
+    pub(crate) unsafe fn parse(
+        &mut self,
+        ring: &Virtqueue,
+        memory: &Memory,
+        head: u16,
+    ) -> Result<Asked, RingError> {
+        self.head = head;
+        self.readable.clear();
+        self.writable.clear();
+        let (mut known, mut ordered) = (true, true);
+        let (readable, writable) = (&mut self.readable, &mut self.writable);
+        ring.walk(memory, head, |descriptor| {
+            let list = if descriptor.is_writable() {
+                &mut *writable
+            } else {
+                ordered &= writable.is_empty();
+                &mut *readable
+            };
+            let all = memory.pieces(descriptor.address, descriptor.len.into(), |base, len| {
+                add(list, base, len);
+            });
+            known &= all;
+        })?;
+        // The last writable byte is the status; without one there is nowhere to say anything.
+        let last = self.writable.last_mut().ok_or(RingError::NoStatus { head })?;
+        last.iov_len -= 1;
+        self.status = last.iov_base.cast::<u8>().wrapping_add(last.iov_len);
+        if last.iov_len == 0 {
+            self.writable.pop();
+        }
+        if !known || !ordered {
+            return Ok(Asked::Bad(Error::Range));
+        }
+        // SAFETY: the iovecs stay as they are until the next `parse`, the memory as the caller says.
+        let (out, into) =
+            unsafe { (Mem::from_iovecs(&self.readable), Mem::from_iovecs(&self.writable)) };
+        Ok(self.understand(out, into))
+    }
+
+    fn understand(&mut self, out: Mem, into: Mem) -> Asked {
+        let mut header = [0; HEADER];
+        if out.copy_to(&mut header) < HEADER {
+            return Asked::Bad(Error::Range);
+        }
+        if self.readable.len().max(self.writable.len()) > MOST_IOVECS {
+            return Asked::Bad(Error::Unsupported);
+        }
+        let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
+        let kind = word(0);
+        let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
+        let Some(offset) = sector.checked_mul(SECTOR) else { return Asked::Bad(Error::Range) };
+        let transfer = |kind, mem: Mem| {
+            if mem.len() as u64 % SECTOR != 0 {
+                return Asked::Bad(Error::Range);
+            }
+            Asked::Device(Request { kind, offset, len: mem.len() as u64, mem, fua: false })
+        };
+        match kind {
+            VIRTIO_BLK_T_IN => transfer(Kind::Read, into),
+            VIRTIO_BLK_T_OUT => transfer(Kind::Write, self.data()),
+            VIRTIO_BLK_T_FLUSH => {
+                let (kind, mem) = (Kind::Flush, Mem::EMPTY);
+                Asked::Device(Request { kind, offset: 0, len: 0, mem, fua: false })
+            }
+            VIRTIO_BLK_T_GET_ID => Asked::Identity(into),
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => range(kind, self.data()),
+            _ => Asked::Bad(Error::Unsupported),
+        }
+    }
+
+    /// What follows the header. Where the header ends inside an iovec that is trimmed in place, so
+    /// that the usual chain (a descriptor for the header alone) goes to the kernel as it stands.
+    fn data(&mut self) -> Mem {
+        let (mut left, mut first) = (HEADER, 0);
+        while let Some(iov) = self.readable.get_mut(first) {
+            let cut = left.min(iov.iov_len);
+            iov.iov_base = iov.iov_base.cast::<u8>().wrapping_add(cut).cast();
+            iov.iov_len -= cut;
+            left -= cut;
+            if iov.iov_len > 0 {
+                break;
+            }
+            first += 1;
+        }
+        // SAFETY: as in `parse`, whose caller's promise covers this window too.
+        unsafe { Mem::from_iovecs(&self.readable[first..]) }
+    }
+
+    /// Answer: the status byte. Gives the bytes written, for the used ring.
+    #[inline]
+    pub(crate) fn answer(&self, end: Result<(), Error>, written: usize) -> u32 {
+        let status = match end {
+            Ok(()) => VIRTIO_BLK_S_OK,
+            Err(Error::Unsupported) => VIRTIO_BLK_S_UNSUPP,
+            Err(_) => VIRTIO_BLK_S_IOERR,
+        };
+        // SAFETY: `parse` found this byte in guest memory, which stays mapped until the answer.
+        unsafe { self.status.write_volatile(status as u8) };
+        written as u32 + 1
+    }
+}
+
+/// The one range of a discard or write-zeroes (the config says that one is the most).
+fn range(kind: u32, data: Mem) -> Asked {
+    let mut bytes = [0; RANGE];
+    if data.len() != RANGE || data.copy_to(&mut bytes) != RANGE {
+        return Asked::Bad(Error::Range);
+    }
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+    let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
+    let (sectors, flags) = (word(8), word(12));
+    let Some(offset) = sector.checked_mul(SECTOR) else { return Asked::Bad(Error::Range) };
+    let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
+    let kind = match kind {
+        // virtio 1.2, 5.2.6.2: a discard with the unmap flag set is not supported.
+        VIRTIO_BLK_T_DISCARD if unmap => return Asked::Bad(Error::Unsupported),
+        VIRTIO_BLK_T_DISCARD => Kind::Discard,
+        _ => Kind::WriteZeroes { unmap, fast: false },
+    };
+    if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
+        return Asked::Bad(Error::Unsupported);
+    }
+    let len = u64::from(sectors) * SECTOR;
+    Asked::Device(Request { kind, offset, len, mem: Mem::EMPTY, fua: false })
+}

@@ -1,0 +1,300 @@
+//! The thread of one queue: fetch, serve, publish, and sleep when there is nothing to do.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use ringtap_io::{Io, OpenFile, Op, Ring, Signal, Tasks};
+use ringtap_vbd::Vbd;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::inflight::QueueInflight;
+use super::memory::Memory;
+use super::queue::VirtioQueue;
+use super::request::ID_BYTES;
+use super::virtqueue::{Addresses, Virtqueue};
+use crate::poll::Poller;
+use crate::queue::run_slot;
+
+const STACK: usize = 256 << 10;
+
+/// What the control side tells a running queue.
+enum Command {
+    /// Signal this when answers are published; none: the front-end polls.
+    Call(Option<Arc<OpenFile>>),
+    /// Use other memory.
+    Memory(Arc<Memory>),
+    /// Drain and end.
+    Stop,
+}
+
+struct Mailbox {
+    commands: Mutex<Vec<Command>>,
+    full: AtomicBool,
+    bell: OpenFile,
+}
+
+/// What a queue thread starts from.
+pub(crate) struct Start {
+    pub(crate) index: u16,
+    pub(crate) vbd: Vbd,
+    pub(crate) ring: Virtqueue,
+    pub(crate) addresses: Addresses,
+    pub(crate) event_idx: bool,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) inflight: Option<QueueInflight>,
+    pub(crate) kick: Arc<OpenFile>,
+    pub(crate) call: Option<Arc<OpenFile>>,
+    pub(crate) error: Option<Arc<OpenFile>>,
+    pub(crate) identity: [u8; ID_BYTES],
+}
+
+/// Carries a [`Start`] into its thread.
+struct Sent(Start);
+
+// SAFETY: the ring and the inflight record hold pointers into mappings that `Start` keeps alive by
+// reference counts which are themselves Send; only the new thread uses them.
+unsafe impl Send for Sent {}
+
+/// A queue thread that runs.
+pub(crate) struct QueueThread {
+    mailbox: Arc<Mailbox>,
+    handle: JoinHandle<io::Result<u16>>,
+}
+
+impl QueueThread {
+    pub(crate) fn start(start: Start) -> io::Result<QueueThread> {
+        let bell = OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let mailbox =
+            Arc::new(Mailbox { commands: Mutex::default(), full: AtomicBool::new(false), bell });
+        let theirs = mailbox.clone();
+        let sent = Sent(start);
+        let handle = std::thread::Builder::new()
+            .name(format!("vq{}", sent.0.index))
+            .stack_size(STACK)
+            .spawn(move || {
+                let sent = sent;
+                run(sent.0, &theirs)
+            })?;
+        Ok(QueueThread { mailbox, handle })
+    }
+
+    pub(crate) fn set_call(&self, call: Option<Arc<OpenFile>>) {
+        self.mailbox.post(Command::Call(call));
+    }
+
+    pub(crate) fn set_memory(&self, memory: Arc<Memory>) {
+        self.mailbox.post(Command::Memory(memory));
+    }
+
+    /// Drain and end; the available index reached.
+    pub(crate) fn stop(self) -> io::Result<u16> {
+        self.mailbox.post(Command::Stop);
+        self.handle.join().unwrap_or_else(|_| Err(io::Error::other("the queue thread panicked")))
+    }
+}
+
+impl Mailbox {
+    fn post(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        self.full.store(true, Release);
+        // It fails only where the count is full, and then the thread wakes anyway.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// What the tasks of one queue thread share.
+struct Thread {
+    io: Io,
+    queue: Rc<VirtioQueue>,
+    vbd: Rc<Vbd>,
+    call: Rc<Caller>,
+    /// The queue is beyond serving; its thread stays for commands.
+    broken: Cell<bool>,
+}
+
+/// Signals the guest: once at a time, however often it is asked to meanwhile.
+#[derive(Default)]
+struct Caller {
+    file: std::cell::RefCell<Option<Arc<OpenFile>>>,
+    wanted: Cell<bool>,
+    wake: Signal,
+    ending: Cell<bool>,
+}
+
+impl Caller {
+    async fn run(self: Rc<Self>, io: Io) {
+        while !self.ending.get() {
+            if !self.wanted.replace(false) {
+                self.wake.wait(&io).await;
+                continue;
+            }
+            let file = self.file.borrow().clone();
+            if let Some(file) = file {
+                io.run(Op::SignalEvent { file: file.handle() }).await;
+            }
+        }
+    }
+
+    fn call(&self, io: &Io) {
+        self.wanted.set(true);
+        self.wake.notify(io);
+    }
+}
+
+/// Take signals until the file is cancelled or broken.
+async fn drain_events(io: Io, file: Arc<OpenFile>) {
+    while io.run(Op::ReadEvent { file: file.handle() }).await > 0 {}
+}
+
+async fn drain_bell(io: Io, mailbox: Arc<Mailbox>) {
+    while io.run(Op::ReadEvent { file: mailbox.bell.handle() }).await > 0 {}
+}
+
+fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
+    let mut tasks = Tasks::new(Box::new(Ring::new()?));
+    let io = tasks.io().clone();
+    let Start { index, vbd, ring, addresses, event_idx, memory, inflight, kick, call, error, identity } =
+        start;
+    let size = ring.size();
+    let queue = Rc::new(VirtioQueue::new(io.clone(), ring, memory, inflight, identity));
+    let caller = Rc::new(Caller::default());
+    caller.file.replace(call);
+    tasks.spawn(caller.clone().run(io.clone()));
+    tasks.spawn(drain_events(io.clone(), kick.clone()));
+    tasks.spawn(drain_bell(io.clone(), mailbox.clone()));
+    let thread =
+        Thread { io: io.clone(), queue, vbd: Rc::new(vbd), call: caller, broken: Cell::new(false) };
+    let mut poller = Poller::default();
+    loop {
+        if mailbox.full.swap(false, AcqRel) {
+            let commands =
+                std::mem::take(&mut *mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner));
+            for command in commands {
+                match command {
+                    Command::Call(call) => {
+                        thread.cancel_call(&mut tasks)?;
+                        thread.call.file.replace(call);
+                        // Answers may have been published while there was nothing to signal.
+                        thread.call.call(&io);
+                    }
+                    Command::Memory(memory) => {
+                        thread.drain(&mut tasks)?;
+                        let next = thread.queue.next_available();
+                        match Virtqueue::new(&memory, addresses, size, event_idx, next) {
+                            Ok(ring) => thread.queue.replace_memory(memory, ring),
+                            Err(problem) => thread.give_up(index, &problem, error.as_deref()),
+                        }
+                    }
+                    Command::Stop => return thread.end(tasks, &kick, mailbox),
+                }
+            }
+        }
+        if let Err(problem) = thread.turn(&mut tasks) {
+            thread.give_up(index, &problem, error.as_deref());
+        }
+        if tasks.has_work() || thread.may_fetch() {
+            tasks.turn(false)?;
+            poller.event(io.now());
+        } else if poller.spin(io.now()) {
+            tasks.turn(false)?;
+            if tasks.has_work() {
+                poller.event(io.now());
+            }
+            std::hint::spin_loop();
+        } else {
+            if !thread.broken.get() && thread.queue.enable_kicks() {
+                continue;
+            }
+            thread.vbd.account_cpu_time();
+            tasks.turn(true)?;
+            poller.event(io.now());
+            thread.queue.disable_kicks();
+        }
+    }
+}
+
+impl Thread {
+    /// Fetch, run what can run, publish.
+    fn turn(&self, tasks: &mut Tasks) -> Result<(), super::virtqueue::RingError> {
+        let mut new = Vec::new();
+        let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new) };
+        for tag in new {
+            tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
+        }
+        tasks.run_ready();
+        if self.queue.publish() {
+            self.call.call(&self.io);
+            tasks.run_ready();
+        }
+        fetched
+    }
+
+    fn may_fetch(&self) -> bool {
+        !self.broken.get() && self.queue.has_available()
+    }
+
+    /// Wait until every request fetched has been answered; fetch no more.
+    fn drain(&self, tasks: &mut Tasks) -> io::Result<()> {
+        loop {
+            tasks.run_ready();
+            if self.queue.publish() {
+                self.call.call(&self.io);
+                continue;
+            }
+            if self.queue.is_drained() {
+                return Ok(());
+            }
+            tasks.turn(true)?;
+        }
+    }
+
+    fn give_up(
+        &self,
+        index: u16,
+        problem: &super::virtqueue::RingError,
+        error: Option<&OpenFile>,
+    ) {
+        if self.broken.replace(true) {
+            return;
+        }
+        tracing::error!(queue = index, "the queue stops, the guest's ring is broken: {problem}");
+        if let Some(error) = error {
+            let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// A pipe that nobody reads may hold a signal for ever.
+    fn cancel_call(&self, tasks: &mut Tasks) -> io::Result<()> {
+        let file = self.call.file.borrow().clone();
+        if let Some(file) = file {
+            let io = self.io.clone();
+            // One more turn lets a signal through that has room to go.
+            tasks.turn(false)?;
+            tasks.run_ready();
+            tasks.block_on(async move {
+                io.run(Op::Cancel { file: file.handle() }).await;
+            })?;
+        }
+        Ok(())
+    }
+
+    fn end(&self, mut tasks: Tasks, kick: &Arc<OpenFile>, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
+        self.drain(&mut tasks)?;
+        self.vbd.account_cpu_time();
+        self.queue.stop();
+        self.cancel_call(&mut tasks)?;
+        self.call.ending.set(true);
+        self.call.wake.notify(&self.io);
+        let (io, kick, mailbox) = (self.io.clone(), kick.clone(), mailbox.clone());
+        tasks.block_on(async move {
+            io.run(Op::Cancel { file: kick.handle() }).await;
+            io.run(Op::Cancel { file: mailbox.bell.handle() }).await;
+        })?;
+        tasks.run()?;
+        Ok(self.queue.next_available())
+    }
+}
