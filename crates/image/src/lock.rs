@@ -6,13 +6,21 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::fd::AsRawFd;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, fcntl};
 
+use ringtap_io::OpenFile;
+
 use crate::OpenError;
+
+/// A killed server's locks stay until the kernel has ended its last I/O. Until then nobody may write
+/// (an old write could land on a newer one), and nobody is to be seen holding them: wait so long.
+const LAST_BREATH: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(5);
 
 const HELD: i64 = 100;
 const REFUSED: i64 = 200;
@@ -41,15 +49,39 @@ fn name(permission: i64) -> &'static str {
     }
 }
 
+fn failed(path: &Path, source: nix::Error) -> OpenError {
+    OpenError::Os { what: "lock", path: path.to_owned(), source: io::Error::from(source) }
+}
+
+/// An open image, locked.
+#[derive(Debug)]
+pub(crate) struct Locked(OpenFile);
+
+impl Deref for Locked {
+    type Target = OpenFile;
+
+    fn deref(&self) -> &OpenFile {
+        &self.0
+    }
+}
+
+impl Drop for Locked {
+    /// A ring may keep the open file description, and the locks with it, for a while after we are
+    /// done: say at once that the next may have it.
+    fn drop(&mut self) {
+        let mut all = lock_at(libc::F_UNLCK, 0);
+        all.l_len = 0;
+        let _ = fcntl(self.0.as_fd(), FcntlArg::F_OFD_SETLK(&all));
+    }
+}
+
 /// Lock an image for reading, and for writing too with `write`, or say who stands in the way.
-/// The locks go with the open file description.
-pub(crate) fn lock(fd: impl AsFd, path: &Path, write: bool) -> Result<(), OpenError> {
-    let fd = fd.as_fd();
-    let failed = |source: nix::Error| OpenError::Os {
-        what: "lock",
-        path: path.to_owned(),
-        source: io::Error::from(source),
-    };
+pub(crate) fn lock(file: OpenFile, path: &Path, write: bool) -> Result<Locked, OpenError> {
+    take(file.as_fd(), path, write)?;
+    Ok(Locked(file))
+}
+
+fn take(fd: BorrowedFd<'_>, path: &Path, write: bool) -> Result<(), OpenError> {
     let held: &[i64] = if write { &[CONSISTENT_READ, WRITE, RESIZE] } else { &[CONSISTENT_READ] };
     let refused = &[WRITE, RESIZE];
     let bytes = held.iter().map(|i| HELD + i).chain(refused.iter().map(|i| REFUSED + i));
@@ -58,45 +90,66 @@ pub(crate) fn lock(fd: impl AsFd, path: &Path, write: bool) -> Result<(), OpenEr
             Ok(_) => {}
             // A file system without locks: QEMU goes on without them too.
             Err(nix::Error::ENOLCK | nix::Error::EOPNOTSUPP | nix::Error::ENOSYS) => return Ok(()),
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(failed(path, error)),
         }
     }
-    // Our own locks do not count against us: they belong to this open file description.
+    let began = Instant::now();
+    loop {
+        match conflict(fd, path, write, held, refused)? {
+            None => return Ok(()),
+            Some(Conflict { holder: None, .. }) if began.elapsed() < LAST_BREATH => {
+                std::thread::sleep(PAUSE);
+            }
+            Some(Conflict { wanted, held, holder }) => {
+                let holder = holder.unwrap_or_else(|| "another program".to_owned());
+                return Err(OpenError::Locked { path: path.to_owned(), wanted, held, holder });
+            }
+        }
+    }
+}
+
+struct Conflict {
+    wanted: &'static str,
+    held: &'static str,
+    holder: Option<String>,
+}
+
+/// What stands in the way. Our own locks do not: they belong to this open file description.
+fn conflict(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    write: bool,
+    held: &[i64],
+    refused: &[i64],
+) -> Result<Option<Conflict>, OpenError> {
     let taken = |byte: i64| -> Result<bool, OpenError> {
         let mut probe = lock_at(libc::F_WRLCK, byte);
-        fcntl(fd, FcntlArg::F_OFD_GETLK(&mut probe)).map_err(failed)?;
+        fcntl(fd, FcntlArg::F_OFD_GETLK(&mut probe)).map_err(|source| failed(path, source))?;
         Ok(i32::from(probe.l_type) != libc::F_UNLCK)
     };
-    let locked = |wanted, held, byte| OpenError::Locked {
-        path: path.to_owned(),
-        wanted,
-        held,
-        holder: holder(fd, byte),
-    };
+    let found = |wanted, held, byte| Conflict { wanted, held, holder: holder(fd, byte) };
     for permission in refused {
         if taken(HELD + permission)? {
             let wanted = if write { "the only right to write" } else { "a stable view" };
-            return Err(locked(wanted, name(*permission), HELD + permission));
+            return Ok(Some(found(wanted, name(*permission), HELD + permission)));
         }
     }
     for permission in held {
         if taken(REFUSED + permission)? {
             let held = "a lock that lets nobody else write";
-            return Err(locked(name(*permission), held, REFUSED + permission));
+            return Ok(Some(found(name(*permission), held, REFUSED + permission)));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Who holds a lock on that byte, as far as /proc shows it to us.
-fn holder(fd: impl AsFd, byte: i64) -> String {
-    let unknown = || "another program".to_owned();
+fn holder(fd: BorrowedFd<'_>, byte: i64) -> Option<String> {
     let own = std::process::id();
-    let Ok(file) = rustix::fs::fstat(fd.as_fd()) else { return unknown() };
+    let file = rustix::fs::fstat(fd).ok()?;
     let (major, minor) = (rustix::fs::major(file.st_dev as _), rustix::fs::minor(file.st_dev as _));
     let inode = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
-    let Ok(processes) = fs::read_dir("/proc") else { return unknown() };
-    for process in processes.flatten() {
+    for process in fs::read_dir("/proc").ok()?.flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
         else {
             continue;
@@ -104,16 +157,15 @@ fn holder(fd: impl AsFd, byte: i64) -> String {
         let Ok(descriptors) = fs::read_dir(process.path().join("fdinfo")) else { continue };
         for descriptor in descriptors.flatten() {
             let is_this = pid == own
-                && descriptor.file_name().to_str()
-                    == Some(fd.as_fd().as_raw_fd().to_string().as_str());
+                && descriptor.file_name().to_str() == Some(fd.as_raw_fd().to_string().as_str());
             let Ok(text) = fs::read_to_string(descriptor.path()) else { continue };
             if !is_this && text.lines().any(|line| covers(line, &inode, byte)) {
                 let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-                return format!("process {pid} ({})", name.trim());
+                return Some(format!("process {pid} ({})", name.trim()));
             }
         }
     }
-    unknown()
+    None
 }
 
 /// Whether a line of /proc/PID/fdinfo/FD such as `lock: 1: OFDLCK ADVISORY READ -1 fe:00:42 100 101`
@@ -146,17 +198,19 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("disk.raw");
         fs::write(&path, [0; 512]).expect("a file");
-        let open = || fs::File::options().read(true).write(true).open(&path).expect("open");
-        let first = open();
-        lock(&first, &path, true).expect("the first writer");
-        let message = lock(open(), &path, true).expect_err("a second writer").to_string();
+        let open = || {
+            let file = fs::File::options().read(true).write(true).open(&path).expect("open");
+            OpenFile::new(file.into())
+        };
+        let first = lock(open(), &path, true).expect("the first writer");
+        let refused = |write| lock(open(), &path, write).expect_err("refused").to_string();
+        let message = refused(true);
         assert!(message.contains(&format!("process {}", std::process::id())), "{message}");
-        lock(open(), &path, false).expect_err("a reader beside a writer");
+        refused(false);
         drop(first);
-        let reader = open();
-        lock(&reader, &path, false).expect("a reader alone");
-        lock(open(), &path, false).expect("a second reader");
-        let message = lock(open(), &path, true).expect_err("a writer beside a reader").to_string();
+        let _reader = lock(open(), &path, false).expect("a reader alone");
+        let _second = lock(open(), &path, false).expect("a second reader");
+        let message = refused(true);
         assert!(message.contains("lets nobody else write"), "{message}");
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
 use ringtap_io::{File, Io, Op, OpenFile, PAGE};
 use rustix::fs::{AtFlags, SeekFrom, StatxFlags};
@@ -20,9 +20,12 @@ const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 pub struct Raw {
     file: File,
     /// The open file behind it; none where a simulation provides it.
-    open: Option<Arc<OpenFile>>,
+    open: Option<Arc<lock::Locked>>,
     info: Info,
     lacks: Arc<Lacks>,
+    /// A sync of the page cache failed. Linux then takes the lost pages for clean, so the next sync
+    /// would succeed and lie: none is believed any more.
+    lost: Arc<AtomicBool>,
 }
 
 /// What the file system turned out not to do.
@@ -52,8 +55,9 @@ impl Raw {
             .custom_flags(flags | libc::O_CLOEXEC)
             .open(path)
             .map_err(failed("open"))?;
-        lock::lock(&file, path, !options.read_only)?;
-        let size = size_of(&file).map_err(failed("find the size of"))?;
+        let open = OpenFile::new(OwnedFd::from(file));
+        let file = lock::lock(open, path, !options.read_only)?;
+        let size = size_of(&*file).map_err(failed("find the size of"))?;
         let (request_alignment, memory_alignment) = if options.cache.direct() {
             direct_alignment(&file).map_err(failed("find the O_DIRECT alignment of"))?
         } else {
@@ -61,8 +65,8 @@ impl Raw {
         };
         let (logical, physical) = if kind.is_block_device() {
             (
-                rustix::fs::ioctl_blksszget(&file).unwrap_or(512),
-                rustix::fs::ioctl_blkpbszget(&file).unwrap_or(4096),
+                rustix::fs::ioctl_blksszget(&*file).unwrap_or(512),
+                rustix::fs::ioctl_blkpbszget(&*file).unwrap_or(4096),
             )
         } else {
             (512, 4096)
@@ -82,13 +86,13 @@ impl Raw {
             discard: true,
             fast_zero: true,
         };
-        let open = Arc::new(OpenFile::new(OwnedFd::from(file)));
-        Ok(Raw { file: open.handle(), open: Some(open), info, lacks: Arc::default() })
+        let handle = file.handle();
+        Ok(Raw { open: Some(Arc::new(file)), ..Raw::simulated(handle, info) })
     }
 
     /// A raw image on a file that only the reactor knows, with the given facts.
     pub fn simulated(file: File, info: Info) -> Raw {
-        Raw { file, open: None, info, lacks: Arc::default() }
+        Raw { file, open: None, info, lacks: Arc::default(), lost: Arc::default() }
     }
 
     async fn try_op(&self, io: &Io, op: Op, lacks: &AtomicBool) -> Result<(), Error> {
@@ -146,7 +150,18 @@ impl Image for Raw {
     }
 
     fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
-        Box::pin(async move { io.sync(self.file).await.map_err(Error::from_errno) })
+        Box::pin(async move {
+            let lost = Error::Os(libc::EIO);
+            if self.lost.load(SeqCst) {
+                return Err(lost);
+            }
+            let end = io.sync(self.file).await.map_err(Error::from_errno);
+            if end.is_err() && self.info.request_alignment == 1 {
+                self.lost.store(true, SeqCst);
+            }
+            // One beside us may have failed meanwhile, and taken the error that was ours too.
+            if end.is_ok() && self.lost.load(SeqCst) { Err(lost) } else { end }
+        })
     }
 
     fn discard<'a>(
@@ -162,7 +177,7 @@ impl Image for Raw {
     fn status(&self, offset: u64, len: u64) -> Result<Status, Error> {
         let all_data = Status { len, allocated: true, zero: false };
         let Some(open) = &self.open else { return Ok(all_data) };
-        let seek = |from| rustix::fs::seek(&**open, from);
+        let seek = |from| rustix::fs::seek(&***open, from);
         let end = offset + len;
         // The size is rounded up to 512; the file ends where it ends, and zeros follow.
         let hole_to = |to: u64| Status { len: to.min(end) - offset, allocated: false, zero: true };
@@ -180,8 +195,13 @@ impl Image for Raw {
 
     fn current_size(&self) -> Result<u64, Error> {
         let Some(open) = &self.open else { return Ok(self.info.size) };
-        let size = size_of(&**open)
+        let size = size_of(&***open)
             .map_err(|error| Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        // A write to an incomplete last block made the file longer, not the disk.
+        let whole = self.info.size.next_multiple_of(self.info.request_alignment);
+        if size > self.info.size && size <= whole {
+            return Ok(self.info.size);
+        }
         Ok(size.next_multiple_of(512))
     }
 }
@@ -192,7 +212,7 @@ fn size_of(file: impl std::os::fd::AsFd) -> io::Result<u64> {
 
 /// The multiples that O_DIRECT asks of offsets and of memory: what the kernel says (Linux 6.1, ext4,
 /// xfs, block devices), else what a read turns out to need.
-fn direct_alignment(file: &fs::File) -> io::Result<(u64, usize)> {
+fn direct_alignment(file: &OpenFile) -> io::Result<(u64, usize)> {
     if let Ok(facts) = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, STATX_DIOALIGN) {
         let known = facts.stx_mask & STATX_DIOALIGN.bits() != 0;
         if known && facts.stx_dio_offset_align != 0 {

@@ -87,6 +87,19 @@ impl Io {
     /// carried on with here.
     #[inline]
     pub async fn read(&self, file: File, offset: u64, mem: Mem) -> Result<usize, i32> {
+        self.read_blocks(file, offset, mem, 1).await
+    }
+
+    /// As [`Io::read`], of a file that is read in whole blocks: a read that stops inside one has met
+    /// the file's end, and O_DIRECT would refuse to go on from there.
+    #[inline]
+    pub async fn read_blocks(
+        &self,
+        file: File,
+        offset: u64,
+        mem: Mem,
+        block: usize,
+    ) -> Result<usize, i32> {
         let mut done = 0;
         loop {
             let rest = mem.window(done, MOST);
@@ -94,7 +107,7 @@ impl Io {
                 0 => return Ok(done),
                 n if n > 0 => {
                     done += n as usize;
-                    if done >= mem.len() {
+                    if done >= mem.len() || done % block != 0 {
                         return Ok(done);
                     }
                 }

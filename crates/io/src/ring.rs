@@ -270,6 +270,13 @@ impl Ring {
     }
 }
 
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The kernel takes a ring down in its own time; files are to be free when we say so.
+        let _ = self.ring.submitter().unregister_files();
+    }
+}
+
 impl Reactor for Ring {
     fn turn(
         &mut self,

@@ -23,14 +23,14 @@ impl Vbd {
             let to = piece_end(at, end, align);
             let part = mem.window((at - offset) as usize, (to - at) as usize);
             if self.direct(at, &part) {
-                let read = io.read(file, at, part).await.map_err(Error::from_errno)?;
+                let read = self.read_whole(io, file, at, part).await?;
                 part.window(read, usize::MAX).zero();
             } else {
                 let first = at - at % align;
                 let len = to.next_multiple_of(align) - first;
                 let buffer = io.buffer(len as usize).map_err(Error::Os)?;
                 let all = buffer.mem();
-                let read = io.read(file, first, all).await.map_err(Error::from_errno)?;
+                let read = self.read_whole(io, file, first, all).await?;
                 all.window(read, usize::MAX).zero();
                 all.window((at - first) as usize, part.len()).copy_into(&part);
             }
@@ -80,7 +80,7 @@ impl Vbd {
         let buffer = io.buffer(align as usize).map_err(Error::Os)?;
         let block = buffer.mem();
         let _alone = self.shared.gate.alone(io).await;
-        let read = io.read(file, first, block).await.map_err(Error::from_errno)?;
+        let read = self.read_whole(io, file, first, block).await?;
         block.window(read, usize::MAX).zero();
         part.copy_into(&block.window((at - first) as usize, part.len()));
         io.write(file, first, block, durable).await.map_err(Error::from_errno)

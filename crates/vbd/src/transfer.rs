@@ -14,7 +14,7 @@ impl Vbd {
                 Extent::Data { file, offset: at, len, .. } => {
                     let part = mem.window(0, clamp(len));
                     if self.direct(at, &part) {
-                        let read = io.read(file, at, part).await.map_err(Error::from_errno)?;
+                        let read = self.read_whole(io, file, at, part).await?;
                         // The file ends before the disk does: zeros follow.
                         part.window(read, usize::MAX).zero();
                     } else {
@@ -63,6 +63,19 @@ impl Vbd {
             mem = mem.window(moved, usize::MAX);
         }
         Ok(())
+    }
+
+    /// Read whole blocks into aligned memory; gives the bytes read, fewer at the file's end.
+    #[inline]
+    pub(crate) async fn read_whole(
+        &self,
+        io: &Io,
+        file: File,
+        offset: u64,
+        mem: Mem,
+    ) -> Result<usize, Error> {
+        let block = self.info().request_alignment as usize;
+        io.read_blocks(file, offset, mem, block).await.map_err(Error::from_errno)
     }
 
     /// Write whole blocks from aligned memory.

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use ringtap_io::OpenFile;
 use ringtap_vbd::Vbd;
 use vhost::vhost_user::message::{
-    VHOST_USER_CONFIG_OFFSET, VhostTransferStateDirection, VhostTransferStatePhase,
-    VhostUserConfigFlags, VhostUserInflight, VhostUserLog, VhostUserMemoryRegion,
-    VhostUserProtocolFeatures, VhostUserSharedMsg, VhostUserShMemConfig,
-    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags,
-    VhostUserVringState,
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVirtioFeatures,
+    VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use virtio_bindings::bindings::virtio_blk::{
@@ -71,14 +70,7 @@ fn has(features: u64, bit: u32) -> bool {
 impl Backend {
     pub(crate) fn new(vbd: Arc<Vbd>, options: Options) -> Backend {
         let vrings = (0..options.queues).map(|_| Vring::default()).collect();
-        Backend {
-            vbd,
-            options,
-            acked: 0,
-            memory: Arc::default(),
-            inflight: None,
-            vrings,
-        }
+        Backend { vbd, options, acked: 0, memory: Arc::default(), inflight: None, vrings }
     }
 
     fn features(&self) -> u64 {
@@ -341,7 +333,6 @@ impl VhostUserBackendReqHandlerMut for Backend {
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
         let space = config::space(&self.vbd, self.options.queues);
         let end = u64::from(offset) + u64::from(size);
-        debug_assert_eq!(VHOST_USER_CONFIG_OFFSET, 0);
         let bytes = space.get(offset as usize..end as usize).ok_or(Error::InvalidParam)?;
         Ok(bytes.to_vec())
     }
@@ -350,10 +341,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         if config::write(&self.vbd, offset, bytes) { Ok(()) } else { Err(Error::InvalidParam) }
     }
 
-    fn get_inflight_fd(
-        &mut self,
-        asked: &VhostUserInflight,
-    ) -> Result<(VhostUserInflight, File)> {
+    fn get_inflight_fd(&mut self, asked: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         if asked.num_queues > self.options.queues || asked.queue_size > MAX_QUEUE_SIZE {
             return Err(Error::InvalidParam);
         }

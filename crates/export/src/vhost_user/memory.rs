@@ -65,7 +65,8 @@ impl Memory {
         mut each: impl FnMut(*mut u8, u64),
     ) -> bool {
         while len > 0 {
-            let Some((base, most)) = self.regions.iter().find_map(|r| r.at(r.guest, address)) else {
+            let Some((base, most)) = self.regions.iter().find_map(|r| r.at(r.guest, address))
+            else {
                 return false;
             };
             let piece = len.min(most);

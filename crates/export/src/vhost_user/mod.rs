@@ -7,31 +7,30 @@ mod config;
 mod inflight;
 mod memory;
 mod queue;
+mod relay;
 mod request;
+#[doc(hidden)]
+pub mod testing;
 mod thread;
 mod virtqueue;
 
-use std::io::{self, IoSliceMut, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ringtap_vbd::Vbd;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use vhost::vhost_user::BackendReqHandler;
 
 pub use virtqueue::RingError;
 
 use self::backend::Backend;
+use self::relay::Relay;
 use crate::Stop;
 
-/// A front-end that sends part of a message and then nothing is given up after this.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// VHOST_USER_SET_SLAVE_REQ_FD and VHOST_USER_SLAVE_CONFIG_CHANGE_MSG by number.
-const SET_BACKEND_REQUEST_SOCKET: u32 = 21;
+/// VHOST_USER_SLAVE_CONFIG_CHANGE_MSG by number.
 const CONFIG_CHANGED: u32 = 2;
 
 /// How a disk is shown to its front-end.
@@ -110,66 +109,37 @@ impl Server {
 
     fn serve_front_end(&self, stream: UnixStream, stop: &Stop) {
         tracing::info!("front-end connected");
-        let _ = stream.set_nonblocking(false);
-        let _ = stream.set_read_timeout(Some(PATIENCE));
-        let _ = stream.set_write_timeout(Some(PATIENCE));
-        let Ok(socket) = stream.try_clone() else { return };
         self.vbd.set_write_cache(true);
         let backend = Arc::new(Mutex::new(Backend::new(self.vbd.clone(), self.options.clone())));
-        let mut handler = BackendReqHandler::from_stream(stream, backend.clone());
-        loop {
-            match wait(&socket, stop) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(error) => {
-                    tracing::warn!("the front-end is lost: {error}");
-                    break;
-                }
-            }
-            self.keep_request_socket(&socket);
-            match handler.handle_request() {
-                Ok(()) => {}
-                Err(vhost::vhost_user::Error::Disconnected) => {
-                    tracing::info!("front-end left");
-                    break;
-                }
-                Err(error) => {
-                    tracing::warn!("the front-end is let go: {error}");
-                    break;
-                }
-            }
+        match self.converse(stream, &backend, stop) {
+            Ok(()) => tracing::info!("front-end left"),
+            Err(error) => tracing::warn!("the front-end is let go: {error}"),
         }
         *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = None;
         backend.lock().unwrap_or_else(PoisonError::into_inner).stop_all();
     }
 
-    /// The vhost crate keeps the socket for our own requests to itself and cannot send the one we
-    /// need on it; so look at the message before the crate takes it, and keep a duplicate.
-    fn keep_request_socket(&self, socket: &UnixStream) {
-        let mut header = [0; 12];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let peeked = recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut header)],
-            &mut ancillary,
-            RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
-        );
-        let request = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
-        let whole = matches!(&peeked, Ok(message) if message.bytes == header.len());
-        let mut files: Vec<OwnedFd> = Vec::new();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                files.extend(rights);
+    /// Until the front-end leaves or the stop is raised.
+    fn converse(
+        &self,
+        stream: UnixStream,
+        backend: &Arc<Mutex<Backend>>,
+        stop: &Stop,
+    ) -> io::Result<()> {
+        let (relay, socket) = Relay::new(stream)?;
+        let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
+        while wait(relay.front_end(), stop)? {
+            let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            let more = relay.forward_message(&mut requests)?;
+            drop(requests);
+            if !more {
+                break;
             }
+            let handled = handler.handle_request();
+            relay.forward_reply()?;
+            handled.map_err(io::Error::other)?;
         }
-        if whole && request == SET_BACKEND_REQUEST_SOCKET {
-            if let Some(file) = files.pop() {
-                let stream = UnixStream::from(file);
-                let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-                *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
-            }
-        }
+        Ok(())
     }
 }
 

@@ -78,13 +78,13 @@ impl Chain {
         let (mut known, mut ordered) = (true, true);
         let (readable, writable) = (&mut self.readable, &mut self.writable);
         ring.walk(memory, head, |descriptor| {
-            let list = if descriptor.is_writable() {
+            let list = if descriptor.is_write_only() {
                 &mut *writable
             } else {
                 ordered &= writable.is_empty();
                 &mut *readable
             };
-            let all = memory.pieces(descriptor.address, descriptor.len.into(), |base, len| {
+            let all = memory.pieces(descriptor.addr().0, descriptor.len().into(), |base, len| {
                 add(list, base, len);
             });
             known &= all;
@@ -152,6 +152,11 @@ impl Chain {
         }
         // SAFETY: as in `parse`, whose caller's promise covers this window too.
         unsafe { Mem::from_iovecs(&self.readable[first..]) }
+    }
+
+    /// The memory the chain names, as parsed: to be read, to be written.
+    pub(crate) fn iovecs(&self) -> (&[iovec], &[iovec]) {
+        (&self.readable, &self.writable)
     }
 
     /// Answer: the status byte. Gives the bytes written, for the used ring.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, OpenFile, Op, Ring, Signal, Tasks};
+use ringtap_io::{Io, Op, OpenFile, Ring, Signal, Tasks};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -157,8 +157,19 @@ async fn drain_bell(io: Io, mailbox: Arc<Mailbox>) {
 fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let mut tasks = Tasks::new(Box::new(Ring::new()?));
     let io = tasks.io().clone();
-    let Start { index, vbd, ring, addresses, event_idx, memory, inflight, kick, call, error, identity } =
-        start;
+    let Start {
+        index,
+        vbd,
+        ring,
+        addresses,
+        event_idx,
+        memory,
+        inflight,
+        kick,
+        call,
+        error,
+        identity,
+    } = start;
     let size = ring.size();
     let queue = Rc::new(VirtioQueue::new(io.clone(), ring, memory, inflight, identity));
     let caller = Rc::new(Caller::default());
@@ -171,8 +182,9 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let mut poller = Poller::default();
     loop {
         if mailbox.full.swap(false, AcqRel) {
-            let commands =
-                std::mem::take(&mut *mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner));
+            let commands = std::mem::take(
+                &mut *mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner),
+            );
             for command in commands {
                 match command {
                     Command::Call(call) => {
@@ -252,12 +264,7 @@ impl Thread {
         }
     }
 
-    fn give_up(
-        &self,
-        index: u16,
-        problem: &super::virtqueue::RingError,
-        error: Option<&OpenFile>,
-    ) {
+    fn give_up(&self, index: u16, problem: &super::virtqueue::RingError, error: Option<&OpenFile>) {
         if self.broken.replace(true) {
             return;
         }
@@ -282,7 +289,12 @@ impl Thread {
         Ok(())
     }
 
-    fn end(&self, mut tasks: Tasks, kick: &Arc<OpenFile>, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
+    fn end(
+        &self,
+        mut tasks: Tasks,
+        kick: &Arc<OpenFile>,
+        mailbox: &Arc<Mailbox>,
+    ) -> io::Result<u16> {
         self.drain(&mut tasks)?;
         self.vbd.account_cpu_time();
         self.queue.stop();

@@ -1,16 +1,15 @@
 //! A split virtqueue in the guest's memory.
 //!
-//! The `virtio-queue` crate can neither name a chain by its head (which taking up a killed server's
-//! requests needs), nor publish a batch with one store, nor honour VRING_AVAIL_F_NO_INTERRUPT, nor
-//! say what is wrong with a chain; so the ring is driven here. Source: virtio 1.2, section 2.7.
+//! Its descriptors are the `virtio-queue` crate's. That crate's queue can neither name a chain by its
+//! head (which taking up a killed server's requests needs), nor publish a batch with one store, nor
+//! honour VRING_AVAIL_F_NO_INTERRUPT, nor say what is wrong with a chain; so the ring is driven
+//! here. Source: virtio 1.2, section 2.7.
 
 use std::sync::atomic::{AtomicU16, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::atomic::{Ordering::SeqCst, fence};
 
-use virtio_bindings::bindings::virtio_ring::{
-    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
-    VRING_USED_F_NO_NOTIFY,
-};
+use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_NOTIFY};
+use virtio_queue::desc::split::Descriptor;
 
 use super::memory::Memory;
 
@@ -74,27 +73,6 @@ pub enum RingError {
         /// Where it begins.
         head: u16,
     },
-}
-
-/// One entry of a descriptor table (virtio 1.2, 2.7.5).
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Descriptor {
-    pub(crate) address: u64,
-    pub(crate) len: u32,
-    flags: u16,
-    next: u16,
-}
-
-impl Descriptor {
-    fn has(&self, flag: u32) -> bool {
-        u32::from(self.flags) & flag != 0
-    }
-
-    /// Whether the device writes to it.
-    pub(crate) fn is_writable(&self) -> bool {
-        self.has(VRING_DESC_F_WRITE)
-    }
 }
 
 /// The ring, by its places in this process. The [`Memory`] it was made from must outlive it.
@@ -219,12 +197,12 @@ impl Virtqueue {
             // SAFETY: `table` has `size` entries in mapped guest memory (checked by `new` or below).
             // The guest may change them under us: read once, unaligned allowed for indirect tables.
             let descriptor = unsafe { table.add(number as usize).read_unaligned() };
-            if descriptor.has(VRING_DESC_F_INDIRECT) {
-                let Descriptor { address, len, .. } = descriptor;
+            if descriptor.refers_to_indirect_table() {
+                let (address, len) = (descriptor.addr().0, descriptor.len());
                 let bad = RingError::Indirect { address, len };
                 let entries = len / 16;
                 if indirect
-                    || descriptor.has(VRING_DESC_F_NEXT)
+                    || descriptor.has_next()
                     || len % 16 != 0
                     || entries == 0
                     || entries > u32::from(MAX_QUEUE_SIZE)
@@ -239,8 +217,8 @@ impl Virtqueue {
                 (size, indirect, number, steps) = (entries, true, 0, 0);
                 continue;
             }
-            let goes_on = descriptor.has(VRING_DESC_F_NEXT);
-            number = descriptor.next.into();
+            let goes_on = descriptor.has_next();
+            number = descriptor.next().into();
             each(descriptor);
             if !goes_on {
                 return Ok(());

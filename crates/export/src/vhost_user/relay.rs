@@ -1,0 +1,158 @@
+//! Between the front-end's socket and the vhost crate's handler: one whole message at a time.
+//!
+//! The crate refuses what some front-ends send (User-Mode Linux pads its memory table) and keeps to
+//! itself the socket on which we tell the front-end of a new size. So each message is taken whole
+//! here, mended, and handed to the crate through a socket pair; its reply goes the same way back.
+
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// VHOST_USER_SET_MEM_TABLE and VHOST_USER_SET_SLAVE_REQ_FD by number (vhost-user.rst).
+const SET_MEMORY_TABLE: u32 = 5;
+const SET_REQUEST_SOCKET: u32 = 21;
+/// A message: request, flags, size of the payload; then the payload.
+const HEADER: usize = 12;
+const MOST_PAYLOAD: usize = 4096;
+const MOST_FILES: usize = 32;
+/// A memory table: count, padding; then regions.
+const TABLE_HEADER: usize = 8;
+const REGION: usize = 32;
+/// A front-end that sends part of a message and then nothing is given up after this.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The two ends.
+pub(crate) struct Relay {
+    front_end: UnixStream,
+    handler: UnixStream,
+}
+
+impl Relay {
+    /// A relay for a connection, and the socket the handler is to use.
+    pub(crate) fn new(front_end: UnixStream) -> io::Result<(Relay, UnixStream)> {
+        front_end.set_nonblocking(false)?;
+        front_end.set_read_timeout(Some(PATIENCE))?;
+        front_end.set_write_timeout(Some(PATIENCE))?;
+        let (handler, theirs) = UnixStream::pair()?;
+        Ok((Relay { front_end, handler }, theirs))
+    }
+
+    pub(crate) fn front_end(&self) -> &UnixStream {
+        &self.front_end
+    }
+
+    /// Hand one message to the handler; false at the end of the stream. A socket for our own
+    /// requests that came with it is kept in `requests`.
+    pub(crate) fn forward_message(&self, requests: &mut Option<UnixStream>) -> io::Result<bool> {
+        let mut message = [0; HEADER];
+        let (mut got, mut files) = (0, Vec::new());
+        while got < HEADER {
+            match receive(&self.front_end, &mut message[got..], &mut files)? {
+                0 if got == 0 => return Ok(false),
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => got += n,
+            }
+        }
+        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| message[at + i]));
+        let (request, size) = (word(0), word(8) as usize);
+        if size > MOST_PAYLOAD {
+            let text = format!("message {request} has {size} bytes of payload");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let mut payload = vec![0; size];
+        (&self.front_end).read_exact(&mut payload)?;
+        if request == SET_MEMORY_TABLE {
+            trim_table(&mut payload);
+        }
+        let [file] = &files[..] else {
+            return self.pass(message, &payload, &files);
+        };
+        if request == SET_REQUEST_SOCKET {
+            let stream = UnixStream::from(file.try_clone()?);
+            stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+            *requests = Some(stream);
+        }
+        self.pass(message, &payload, &files)
+    }
+
+    fn pass(
+        &self,
+        mut header: [u8; HEADER],
+        payload: &[u8],
+        files: &[OwnedFd],
+    ) -> io::Result<bool> {
+        header[8..12].copy_from_slice(&(payload.len() as u32).to_ne_bytes());
+        send(&self.handler, &[&header[..], payload].concat(), files)?;
+        Ok(true)
+    }
+
+    /// Hand back what the handler answered, if anything.
+    pub(crate) fn forward_reply(&self) -> io::Result<()> {
+        let mut files = Vec::new();
+        let mut reply = [0; HEADER + MOST_PAYLOAD];
+        loop {
+            self.handler.set_nonblocking(true)?;
+            let got = receive(&self.handler, &mut reply, &mut files);
+            self.handler.set_nonblocking(false)?;
+            match got {
+                Ok(0) => return Ok(()),
+                Ok(n) => send(&self.front_end, &reply[..n], &std::mem::take(&mut files))?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Cut a memory table to the regions it says it has.
+fn trim_table(payload: &mut Vec<u8>) {
+    if let Some(count) = payload.first_chunk::<4>() {
+        let regions = u32::from_ne_bytes(*count) as usize;
+        let len = regions.saturating_mul(REGION).saturating_add(TABLE_HEADER);
+        payload.truncate(len);
+    }
+}
+
+fn receive(from: impl AsFd, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [IoSliceMut::new(bytes)];
+    let message = loop {
+        match recvmsg(&from, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            end => break end?,
+        }
+    };
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            files.extend(rights);
+        }
+    }
+    Ok(message.bytes)
+}
+
+fn send(to: impl AsFd, mut bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
+    }
+    while !bytes.is_empty() {
+        match sendmsg(&to, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            sent => {
+                bytes = &bytes[sent?..];
+                ancillary.clear();
+            }
+        }
+    }
+    Ok(())
+}

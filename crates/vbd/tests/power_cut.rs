@@ -1,0 +1,478 @@
+//! Power cuts and failing disks under a VBD on a raw image, in every cache mode, on the simulated
+//! disk. `RINGTAP_SEEDS` sets how many seeds each mode is tried with; a failure names its seed.
+
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+
+use ringtap_image::{CacheMode, Info, Raw};
+use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_sim::{
+    Ask, Device, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong,
+    is_power_cut, random_asks,
+};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
+
+const MODES: [CacheMode; 5] = [
+    CacheMode::None,
+    CacheMode::Writeback,
+    CacheMode::Writethrough,
+    CacheMode::DirectSync,
+    CacheMode::Unsafe,
+];
+/// Requests that a guest has under way at once.
+const SLOTS: usize = 5;
+const ASKS: usize = 40;
+
+fn seeds(default: u64) -> Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+/// What is wrong with the VBD under test, on purpose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sabotage {
+    /// The disk lies.
+    Disk(Lie),
+    /// The VBD acknowledges a flush that it never asked the image for.
+    FlushDropped,
+    /// The VBD forgets that a request had FUA.
+    FuaDropped,
+}
+
+/// A VBD as a guest sees it.
+struct Served {
+    vbd: Vbd,
+    sabotage: Option<Sabotage>,
+}
+
+impl Device for Served {
+    type Error = Error;
+
+    async fn serve(&self, io: &Io, ask: &Ask, mem: Mem) -> Result<(), Error> {
+        let (kind, range, fua) = match ask {
+            Ask::Read(range) => (Kind::Read, range.clone(), false),
+            Ask::Write { range, durable } => (Kind::Write, range.clone(), *durable),
+            Ask::Zero { range, unmap, durable } => {
+                (Kind::WriteZeroes { unmap: *unmap, fast: false }, range.clone(), *durable)
+            }
+            Ask::Discard(range) => (Kind::Discard, range.clone(), false),
+            Ask::Flush if self.sabotage == Some(Sabotage::FlushDropped) => return Ok(()),
+            Ask::Flush => (Kind::Flush, 0..0, false),
+        };
+        let bytes = |sectors: u64| sectors * SECTOR as u64;
+        let (offset, len) = (bytes(range.start), bytes(range.end - range.start));
+        let fua = fua && self.sabotage != Some(Sabotage::FuaDropped);
+        self.vbd.serve(io, Request { kind, offset, len, mem, fua }).await
+    }
+}
+
+/// A disk with one raw image on it, and how the image is to be served.
+#[derive(Clone)]
+struct Bench {
+    seed: u64,
+    cache: CacheMode,
+    disk: Disk,
+    file: File,
+    info: Info,
+    sabotage: Option<Sabotage>,
+}
+
+impl Bench {
+    /// An image that ends inside a block, under O_DIRECT.
+    fn with_incomplete_block(seed: u64) -> Bench {
+        let mut bench = Bench::new(seed, CacheMode::None);
+        let sectors = 1 + seed % 15;
+        bench.file = bench.disk.add_file(sectors * SECTOR as u64, 4096);
+        bench.info.size = sectors * SECTOR as u64;
+        bench.info.request_alignment = 4096;
+        bench.info.discard_alignment = 4096;
+        bench.info.memory_alignment = 512;
+        bench
+    }
+
+    /// Everything that the kind of file system or device decides is chosen by the seed.
+    fn new(seed: u64, cache: CacheMode) -> Bench {
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
+        let align = match (cache.direct(), rng.bool()) {
+            (false, _) => 1,
+            (true, false) => 512,
+            (true, true) => 4096,
+        };
+        let device = rng.u8(0..4) == 0;
+        // A file need not end with a whole block.
+        let sectors = if device { 96 } else { rng.u64(90..=96) };
+        let size = sectors * SECTOR as u64;
+        let file = match device {
+            true => disk.add_device(size, align),
+            false => disk.add_file(size, align),
+        };
+        let some = rng.u8(0..4) == 0;
+        disk.set_lacks(
+            file,
+            Lacks {
+                punch: some && rng.bool(),
+                zero_range: some && rng.bool(),
+                allocate: some && rng.bool(),
+            },
+        );
+        let logical = align.max(SECTOR) as u64;
+        let info = Info {
+            format: "raw",
+            size,
+            read_only: false,
+            request_alignment: align as u64,
+            memory_alignment: align.min(512),
+            discard_alignment: if device { logical } else { align as u64 },
+            logical_block_size: logical as u32,
+            physical_block_size: 4096,
+            discard: true,
+            fast_zero: true,
+        };
+        Bench { seed, cache, disk, file, info, sabotage: None }
+    }
+
+    fn promise(&self) -> Promise {
+        match self.cache {
+            CacheMode::Unsafe => Promise::Nothing,
+            CacheMode::Writethrough | CacheMode::DirectSync => Promise::Writethrough,
+            CacheMode::None | CacheMode::Writeback => Promise::Flush,
+        }
+    }
+
+    fn sectors(&self) -> u64 {
+        self.info.size / SECTOR as u64
+    }
+
+    fn guest(&self) -> Guest {
+        Guest::new(self.sectors(), self.promise())
+    }
+
+    /// The image opened anew, as after a reboot.
+    fn open(&self) -> Vbd {
+        Vbd::new(Box::new(Raw::simulated(self.file, self.info.clone())), self.cache)
+    }
+
+    /// A queue thread whose every turn is looked at for what a power cut would leave.
+    fn queue(&self, guest: &Guest, queue: u64) -> Tasks {
+        let (watch, file) = (guest.clone(), self.file);
+        let mut sim = Sim::new(&self.disk, self.seed ^ (queue << 32))
+            .at_every_turn(move |cut| watch.check_raw_outcomes(cut, file));
+        if let Some(Sabotage::Disk(lie)) = self.sabotage {
+            sim = sim.lie(lie);
+        }
+        Tasks::new(Box::new(sim))
+    }
+
+    /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes.
+    fn run(&self, guest: &Guest, asks: Vec<Ask>) -> Result<(), Wrong> {
+        let vbd = self.open();
+        let queues = 1 + self.seed % 2;
+        let mut all: Vec<Tasks> = (0..queues).map(|queue| self.queue(guest, queue)).collect();
+        let slots = SLOTS / all.len();
+        let mut asks = Some(asks);
+        for tasks in &mut all {
+            let served = Rc::new(Served { vbd: vbd.fork(), sabotage: self.sabotage });
+            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
+        }
+        while all.iter().any(|tasks| tasks.count() > 0) {
+            for tasks in &mut all {
+                tasks.run_ready();
+                if tasks.count() > 0 {
+                    if let Err(error) = tasks.turn(true) {
+                        assert!(is_power_cut(&error), "{error}");
+                    }
+                }
+            }
+            if self.disk.is_cut() {
+                break;
+            }
+        }
+        // Each queue hears of the cut before its tasks are dropped.
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: io::Result<()> = tasks.turn(false);
+            }
+        }
+        guest.wrong().map_or(Ok(()), Err)
+    }
+
+    /// The whole disk, read through the VBD. An error where reading fails.
+    fn read_all(&self) -> Result<Vec<u8>, Error> {
+        let vbd = self.open();
+        let len = self.info.size;
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
+        let io = tasks.io().clone();
+        let all = async move {
+            let buffer = io.buffer(len as usize).map_err(Error::Os)?;
+            let request =
+                Request { kind: Kind::Read, offset: 0, len, mem: buffer.mem(), fua: false };
+            vbd.serve(&io, request).await?;
+            Ok(buffer.bytes().to_vec())
+        };
+        tasks.block_on(all).expect("the simulation runs")
+    }
+
+    /// What a power cut now leaves.
+    fn after_power_cut(&self, seed: u64) -> Bench {
+        Bench { disk: self.disk.after_power_cut(seed), ..self.clone() }
+    }
+
+    /// Whether what is there now is what the guest may read.
+    fn check_now(&self, guest: &Guest) -> Result<(), Wrong> {
+        self.disk.cut_power_at_turn(u64::MAX);
+        let values = ringtap_sim::stamps(&self.read_all().expect("a read"), 0)?;
+        let model = guest.model();
+        for (sector, value) in (0..).zip(values) {
+            let may = model.may_read(sector);
+            assert!(may.contains(&value), "seed {}: sector {sector}: {value} {may:?}", self.seed);
+        }
+        Ok(())
+    }
+}
+
+/// Look at a cut at every turn; let the power go at one of them; open what is left; go on; cut again.
+fn trial(seed: u64, cache: CacheMode, sabotage: Option<Sabotage>) -> Result<(), Wrong> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut bench = Bench::new(seed, cache);
+    bench.sabotage = sabotage;
+    let mut guest = bench.guest();
+    for _ in 0..2 {
+        if rng.u8(0..4) > 0 {
+            bench.disk.cut_power_at_turn(rng.u64(1..80));
+        }
+        bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS))?;
+        if sabotage.is_none() {
+            let failures = guest.failures();
+            assert!(failures.is_empty(), "seed {seed}, {cache:?}: {failures:?}");
+            if !bench.disk.is_cut() {
+                bench.check_now(&guest)?;
+            }
+        }
+        bench = bench.after_power_cut(rng.u64(..));
+        guest = guest.after_power_cut(&bench.read_all().expect("the disk reads"))?;
+    }
+    Ok(())
+}
+
+fn try_power_cuts(cache: CacheMode) {
+    for seed in seeds(250) {
+        if let Err(wrong) = trial(seed, cache, None) {
+            panic!("seed {seed}, cache {cache:?}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn power_cuts_under_cache_none() {
+    try_power_cuts(CacheMode::None);
+}
+
+#[test]
+fn power_cuts_under_cache_writeback() {
+    try_power_cuts(CacheMode::Writeback);
+}
+
+#[test]
+fn power_cuts_under_cache_writethrough() {
+    try_power_cuts(CacheMode::Writethrough);
+}
+
+#[test]
+fn power_cuts_under_cache_directsync() {
+    try_power_cuts(CacheMode::DirectSync);
+}
+
+#[test]
+fn power_cuts_under_cache_unsafe() {
+    try_power_cuts(CacheMode::Unsafe);
+}
+
+/// A write to the last block makes the file end with a whole one; reads beside it must not mind.
+#[test]
+fn an_image_may_end_inside_a_block() {
+    for seed in seeds(250) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let bench = Bench::with_incomplete_block(seed);
+        let guest = bench.guest();
+        let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+        if let Err(wrong) = bench.run(&guest, asks).and_then(|()| bench.check_now(&guest)) {
+            panic!("seed {seed}: {wrong}");
+        }
+        let failures = guest.failures();
+        assert!(failures.is_empty(), "seed {seed}: {failures:?}");
+    }
+}
+
+#[test]
+fn sabotage_is_caught() {
+    let disk = Sabotage::Disk;
+    for (cache, sabotage) in [
+        (CacheMode::None, Sabotage::FlushDropped),
+        (CacheMode::None, Sabotage::FuaDropped),
+        (CacheMode::None, disk(Lie::SyncDoesNothing)),
+        (CacheMode::None, disk(Lie::DurableIsNot)),
+        (CacheMode::None, disk(Lie::EarlyWrites)),
+        (CacheMode::Writeback, Sabotage::FlushDropped),
+        (CacheMode::Writeback, Sabotage::FuaDropped),
+        (CacheMode::Writethrough, disk(Lie::DurableIsNot)),
+        (CacheMode::Writethrough, disk(Lie::SyncDoesNothing)),
+        (CacheMode::DirectSync, disk(Lie::DurableIsNot)),
+        (CacheMode::Unsafe, disk(Lie::EarlyWrites)),
+        (CacheMode::Unsafe, disk(Lie::ZeroDoesNothing)),
+    ] {
+        let caught = (0..30).filter(|seed| trial(*seed, cache, Some(sabotage)).is_err()).count();
+        println!("{cache:?}: {caught} of 30");
+        assert!(caught > 5, "{cache:?} hides sabotage in all but {caught} of 30 seeds");
+    }
+}
+
+/// A run in which operation number `n` fails; then a flush, and a cut that must lose nothing. Gives
+/// how many requests failed, or nothing where the run had no operation `n`.
+fn run_with_fault(seed: u64, cache: CacheMode, n: u64, fault: Fault) -> Option<usize> {
+    let context = format!("seed {seed}, cache {cache:?}, operation {n} gives {fault:?}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let bench = Bench::new(seed, cache);
+    bench.disk.fail_operations(n..n + 1, fault);
+    let guest = bench.guest();
+    let run = |asks| {
+        if let Err(wrong) = bench.run(&guest, asks) {
+            panic!("{context}: {wrong}");
+        }
+    };
+    run(random_asks(&mut rng, bench.sectors(), 12));
+    let met = bench.disk.operations() >= n;
+    let failures = guest.failures().len();
+    bench.disk.heal();
+    run(vec![Ask::Flush]);
+    run(vec![Ask::Read(0..bench.sectors())]);
+    let later = guest.failures().split_off(failures);
+    assert!(later.is_empty(), "{context}: {later:?}");
+    let left = bench.after_power_cut(seed).read_all().expect("the disk reads");
+    if let Err(wrong) = guest.after_power_cut(&left) {
+        panic!("{context}: {wrong}");
+    }
+    met.then_some(failures)
+}
+
+#[test]
+fn every_operation_may_fail_once() {
+    for cache in MODES {
+        for seed in seeds(8) {
+            for (fault, told) in [
+                (Fault::Errno(libc::EIO), true),
+                (Fault::Errno(libc::ENOSPC), true),
+                (Fault::Errno(libc::EINTR), false),
+                (Fault::Short, false),
+            ] {
+                let mut n = 1;
+                while let Some(failures) = run_with_fault(seed, cache, n, fault) {
+                    assert_eq!(
+                        failures,
+                        usize::from(told),
+                        "seed {seed}, cache {cache:?}, operation {n} gives {fault:?}: a failed \
+                         operation is one requester's error"
+                    );
+                    n += 1;
+                }
+                assert!(n > 5, "the run had operations to fail");
+            }
+        }
+    }
+}
+
+/// After a failed fsync Linux calls the pages clean that it could not write: the next fsync succeeds
+/// without them. A flush that succeeds may not rest on that.
+#[test]
+fn a_flush_after_a_failed_flush_tells_the_truth() {
+    let mut failed = 0;
+    for cache in [CacheMode::Writeback, CacheMode::Writethrough] {
+        for seed in seeds(40) {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let bench = Bench::new(seed, cache);
+            bench.disk.forget_on_failed_sync(true);
+            let n = rng.u64(5..30);
+            bench.disk.fail_operations(n..n + 1, Fault::Errno(libc::EIO));
+            let guest = bench.guest();
+            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+            if let Err(wrong) = bench.run(&guest, asks) {
+                panic!("seed {seed}, cache {cache:?}: {wrong}");
+            }
+            failed += guest.failures().iter().filter(|failure| failure.ask == Ask::Flush).count();
+        }
+    }
+    assert!(failed > 0);
+}
+
+#[test]
+fn a_full_disk_fails_writes_and_loses_nothing() {
+    let (mut full, mut seen) = (0, 0);
+    for cache in MODES {
+        for seed in seeds(60) {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let bench = Bench::new(seed, cache);
+            bench.disk.limit_space(rng.u64(0..64) * 512);
+            let guest = bench.guest();
+            bench.disk.cut_power_at_turn(rng.u64(20..200));
+            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+            let checked = bench.run(&guest, asks).and_then(|()| {
+                let left = bench.after_power_cut(seed).read_all().expect("the disk reads");
+                guest.after_power_cut(&left)
+            });
+            if let Err(wrong) = checked {
+                panic!("seed {seed}, cache {cache:?}: {wrong}");
+            }
+            let failures = guest.failures();
+            assert!(failures.iter().all(|failure| failure.error == "Full"), "{failures:?}");
+            full += failures.len();
+            seen += 1;
+        }
+    }
+    assert!(full > seen, "{full} failures in {seen} runs");
+}
+
+#[test]
+fn bad_sectors_fail_their_requests_only() {
+    let mut failed = 0;
+    for cache in MODES {
+        for seed in seeds(60) {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let bench = Bench::new(seed, cache);
+            let bad = 4096 * rng.u64(0..11);
+            let refuses = rng.choice([Refuses::Reads, Refuses::Writes, Refuses::All]);
+            bench.disk.break_range(bench.file, bad..bad + 4096, refuses.unwrap_or(Refuses::All));
+            let guest = bench.guest();
+            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+            if let Err(wrong) = bench.run(&guest, asks) {
+                panic!("seed {seed}, cache {cache:?}: {wrong}");
+            }
+            let touches = |range: &Range<u64>| range.start < (bad >> 9) + 8 && range.end > bad >> 9;
+            for failure in guest.failures() {
+                failed += 1;
+                assert_eq!(failure.error, format!("Os({})", libc::EIO), "{failure:?}");
+                let range = match &failure.ask {
+                    Ask::Read(range) | Ask::Discard(range) => range,
+                    Ask::Write { range, .. } | Ask::Zero { range, .. } => range,
+                    Ask::Flush => panic!("a flush failed on a disk that flushes"),
+                };
+                assert!(touches(range), "seed {seed}, {cache:?}: {failure:?}, bad from {bad}");
+            }
+        }
+    }
+    assert!(failed > 500, "{failed}");
+}
+
+#[test]
+fn a_seed_gives_the_same_run() {
+    let turns = |seed| {
+        let bench = Bench::new(seed, CacheMode::None);
+        let guest = bench.guest();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS)).expect("runs");
+        (bench.disk.turns(), bench.disk.operations(), bench.read_all())
+    };
+    for seed in 0..10 {
+        assert_eq!(turns(seed), turns(seed));
+    }
+}
