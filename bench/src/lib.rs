@@ -1,1 +1,27 @@
 //! Ratios against peers, measured in one run.
+//!
+//! Each program starts the servers one after the other on the same image, loads each with the same
+//! client, and does so in rounds whose order rotates, so that a slow minute of the machine falls on
+//! all. What counts is the ratio inside a round; absolute numbers belong to the machine.
+//!
+//! - `vhost_user`: Ringtap, qemu-storage-daemon and ubiblk over vhost-user-blk, and io_uring alone;
+//! - `nbd`: Ringtap, QEMU, nbdkit and nbd-server over NBD, and io_uring alone;
+//! - `idle`: what a server costs that nobody uses.
+
+pub mod arms;
+pub mod client;
+pub mod cpu;
+pub mod experiment;
+pub mod goals;
+pub mod idle;
+pub mod image;
+pub mod interrupt;
+pub mod lines;
+pub mod nbd;
+pub mod options;
+pub mod process;
+pub mod qemu10;
+pub mod report;
+pub mod stats;
+pub mod suite;
+pub mod vhost_user;

@@ -1,0 +1,95 @@
+//! The ways of serving that are set side by side.
+
+use crate::process::{Launch, find_program};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// What kind of server an arm is; goals name kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Ourselves.
+    Ringtap,
+    /// No server: io_uring on the file.
+    Native,
+    /// QEMU's servers with O_DIRECT (or a no-op image).
+    Qemu,
+    /// Another server with O_DIRECT, or QEMU's in a special arrangement.
+    Direct,
+    /// A server on the page cache.
+    PageCache,
+}
+
+/// One arm of the experiment.
+#[derive(Clone, Debug)]
+pub struct Arm {
+    /// For people and for `--servers`.
+    pub name: String,
+    /// What kind it is.
+    pub kind: Kind,
+    /// The Ringtap arm it is compared with.
+    pub rival: &'static str,
+    /// How the server starts; none for [`Kind::Native`].
+    pub launch: Option<Launch>,
+    /// Where the server listens.
+    pub socket: PathBuf,
+    /// The image; none for a no-op device.
+    pub image: Option<PathBuf>,
+    /// Why it cannot run here.
+    pub missing: Option<String>,
+}
+
+impl Arm {
+    /// A server on `image`.
+    pub fn server(
+        name: &str,
+        kind: Kind,
+        rival: &'static str,
+        socket: &Path,
+        launch: Launch,
+    ) -> Arm {
+        let missing = (find_program(&launch.program.to_string_lossy()).is_none()
+            && !launch.program.is_file())
+        .then(|| format!("{} is not installed", launch.program.display()));
+        Arm {
+            name: name.into(),
+            kind,
+            rival,
+            launch: Some(launch),
+            socket: socket.into(),
+            image: None,
+            missing,
+        }
+    }
+
+    /// The same on `image`.
+    pub fn on(mut self, image: &Path) -> Arm {
+        self.image = Some(image.into());
+        self
+    }
+
+    /// io_uring straight on `image`.
+    pub fn native(rival: &'static str, image: &Path) -> Arm {
+        Arm {
+            name: "native io_uring".into(),
+            kind: Kind::Native,
+            rival,
+            launch: None,
+            socket: PathBuf::new(),
+            image: Some(image.into()),
+            missing: None,
+        }
+    }
+}
+
+/// The Ringtap to measure: the one asked for, the one built beside this program, or PATH's.
+pub fn ringtap_program(asked: Option<&Path>) -> PathBuf {
+    if let Some(path) = asked {
+        return path.to_path_buf();
+    }
+    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name("ringtap"));
+    beside
+        .filter(|path| path.is_file())
+        .or_else(|| find_program("ringtap"))
+        .unwrap_or_else(|| "ringtap".into())
+}
