@@ -1,1 +1,6 @@
 //! Whole-program tests against independent tools and real guests.
+#![allow(clippy::missing_panics_doc)] // tests panic where a test fails
+
+mod server;
+
+pub use server::{Server, patience, program, ringtap};

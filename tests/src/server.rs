@@ -1,0 +1,126 @@
+//! A `ringtap serve` under test, and programs run beside it with an end to their time.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long anything that should be quick may take on a busy machine.
+pub fn patience() -> Duration {
+    Duration::from_secs(60)
+}
+
+/// The binary under test: `RINGTAP`, or the one built beside this test.
+pub fn ringtap() -> PathBuf {
+    if let Some(path) = std::env::var_os("RINGTAP") {
+        return path.into();
+    }
+    let test = std::env::current_exe().expect("the test's own path");
+    let path = test.ancestors().nth(2).expect("the target folder").join("ringtap");
+    assert!(path.is_file(), "{} is missing: cargo build -p ringtap", path.display());
+    path
+}
+
+/// A `ringtap serve` that is ready; killed when dropped.
+pub struct Server {
+    child: Child,
+    stderr: mpsc::Receiver<String>,
+}
+
+impl Server {
+    /// Start it and wait until it says that it is ready.
+    pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Server {
+        let mut child = Command::new(ringtap())
+            .arg("serve")
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("ringtap starts");
+        let (said, ready) = mpsc::channel();
+        let stdout = BufReader::new(child.stdout.take().expect("its output"));
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                let _ = said.send(line);
+            }
+        });
+        let (told, stderr) = mpsc::channel();
+        let mut errors = child.stderr.take().expect("its errors");
+        thread::spawn(move || {
+            let mut text = String::new();
+            let _ = errors.read_to_string(&mut text);
+            let _ = told.send(text);
+        });
+        let mut server = Server { child, stderr };
+        if !ready.recv_timeout(patience()).is_ok_and(|line| line.contains("ready")) {
+            let _ = server.child.kill();
+            let _ = server.child.wait();
+            panic!("ringtap was not ready: {}", server.said());
+        }
+        server
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Send it a signal.
+    pub fn signal(&self, signal: i32) {
+        let pid = rustix::process::Pid::from_raw(self.pid() as i32).expect("a process");
+        let signal = rustix::process::Signal::from_named_raw(signal).expect("a signal");
+        rustix::process::kill_process(pid, signal).expect("it is there");
+    }
+
+    /// As `kill -9`.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// SIGTERM; what it said on stderr, once it has ended well.
+    pub fn stop(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        let end = Instant::now() + patience();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("its status") {
+                break status;
+            }
+            assert!(Instant::now() < end, "ringtap does not stop");
+            thread::sleep(Duration::from_millis(5));
+        };
+        let said = self.said();
+        assert!(status.success(), "ringtap ended with {status}: {said}");
+        said
+    }
+
+    fn said(&self) -> String {
+        self.stderr.recv_timeout(Duration::from_secs(5)).unwrap_or_default()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Run a program to its end, which must come within [`patience`].
+pub fn program<S: AsRef<OsStr>>(
+    name: &str,
+    package: &str,
+    args: impl IntoIterator<Item = S>,
+) -> Output {
+    let mut command = Command::new("timeout");
+    command.arg(patience().as_secs().to_string()).arg(name).args(args);
+    let output = command.stdin(Stdio::null()).output().expect("timeout of coreutils");
+    let code = output.status.code();
+    assert!(code != Some(127), "{name} is missing: apt-get install {package}");
+    assert!(code != Some(124), "{name} did not end");
+    output
+}

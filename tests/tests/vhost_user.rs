@@ -1,0 +1,258 @@
+//! vhost-user-blk against real guests and a client that is not ours.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ringtap_guest::verify::{Filesystem, FioVerify, check_filesystem};
+use ringtap_guest::{Appliance, Guest, Machine, Qemu, Uml};
+use ringtap_tests::{Server, patience, program, ringtap};
+
+const MIB: u64 = 1 << 20;
+const LONG: Duration = Duration::from_secs(400);
+
+struct Disk {
+    dir: tempfile::TempDir,
+}
+
+impl Disk {
+    fn new(size: u64) -> Disk {
+        // Not in /tmp, which may be a tmpfs: a disk under O_DIRECT is what is meant.
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+        File::create(dir.path().join("disk.raw")).expect("a file").set_len(size).expect("its size");
+        Disk { dir }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("disk.raw")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("vhost.sock")
+    }
+
+    fn serve(&self, more: &[&str]) -> Server {
+        let (path, socket) = (self.path(), self.socket());
+        let args = [path.as_os_str(), "-f".as_ref(), "raw".as_ref(), "--vhost-user".as_ref()];
+        let more = more.iter().map(AsRef::as_ref);
+        Server::start(args.into_iter().chain([socket.as_os_str()]).chain(more))
+    }
+}
+
+fn appliance(machine: Machine) -> Appliance {
+    Appliance::builder(machine)
+        .programs(["fio", "dd", "mke2fs", "e2fsck", "fstrim", "blkdiscard", "blockdev"])
+        .build(&Appliance::default_cache())
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn uml(socket: &Path) -> Guest {
+    let uml = Uml::new(&appliance(Machine::Uml)).vhost_user(socket);
+    uml.boot().unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn run(guest: &Guest, script: &str) -> String {
+    let output = guest.exec(script, patience()).expect("the guest answers");
+    output.success().unwrap_or_else(|error| panic!("{error}")).stdout
+}
+
+/// The load client, on the blkio crate.
+fn load(socket: &Path, args: &[&str]) -> serde_json::Value {
+    let socket = socket.as_os_str();
+    let args = ["load".as_ref(), "--socket".as_ref(), socket, "--output".as_ref(), "json".as_ref()]
+        .into_iter()
+        .chain(args.iter().map(AsRef::as_ref));
+    let output = program(ringtap().to_str().expect("a plain path"), "ringtap", args);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}{said}"))
+}
+
+#[test]
+fn a_real_guest_keeps_its_files() {
+    for cache in ["none", "writeback", "directsync"] {
+        let disk = Disk::new(256 * MIB);
+        let server = disk.serve(&["--cache", cache]);
+        let guest = uml(&disk.socket());
+        check_filesystem(&guest, "/dev/vda", Filesystem::Ext4, 12, patience())
+            .unwrap_or_else(|error| panic!("{cache}: {error}"));
+        // 1 MiB scattered over the pages of a program.
+        let done = FioVerify::new("/dev/vda").block(1 << 20).depth(4).size(64 * MIB);
+        done.run(&guest, patience()).unwrap_or_else(|error| panic!("{cache}: {error}"));
+        guest.shutdown(patience()).expect("it goes down");
+        server.stop();
+    }
+}
+
+#[test]
+fn the_guest_sees_the_disk_as_it_is() {
+    let disk = Disk::new(64 * MIB);
+    let server = disk.serve(&["--serial", "a-serial-number"]);
+    let guest = uml(&disk.socket());
+    assert_eq!(run(&guest, "cat /sys/block/vda/serial").trim(), "a-serial-number");
+    assert_eq!(run(&guest, "cat /sys/block/vda/size").trim(), (64 * MIB / 512).to_string());
+    assert_eq!(run(&guest, "cat /sys/block/vda/cache_type").trim(), "write back");
+    run(&guest, "echo 'write through' > /sys/block/vda/cache_type");
+    assert_eq!(run(&guest, "cat /sys/block/vda/cache_type").trim(), "write through");
+    run(&guest, "dd if=/dev/urandom of=/dev/vda bs=1M count=64 oflag=direct");
+    let blocks = || {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata(disk.path()).expect("the disk").blocks() * 512
+    };
+    assert!(blocks() >= 64 * MIB);
+    run(&guest, "blkdiscard -o 16M -l 32M /dev/vda");
+    assert!(blocks() < 40 * MIB, "a discard frees no space");
+    run(&guest, "blkdiscard -z -o 0 -l 4M /dev/vda");
+    let mut start = [1; 4096];
+    File::open(disk.path()).expect("the disk").read_exact_at(&mut start, 0).expect("a block");
+    assert!(start.iter().all(|byte| *byte == 0), "write-zeroes leaves bytes");
+    // It grows while it runs.
+    File::options().write(true).open(disk.path()).expect("it").set_len(96 * MIB).expect("a size");
+    server.signal(libc::SIGHUP);
+    let grown = format!(
+        "for i in $(seq 200); do [ $(cat /sys/block/vda/size) = {} ] && exit 0; sleep 0.05; done; exit 1",
+        96 * MIB / 512
+    );
+    run(&guest, &grown);
+    guest.kill();
+    server.stop();
+}
+
+#[test]
+fn a_read_only_disk_takes_no_writes() {
+    let disk = Disk::new(16 * MIB);
+    let server = disk.serve(&["--read-only"]);
+    let guest = uml(&disk.socket());
+    assert_eq!(run(&guest, "cat /sys/block/vda/ro").trim(), "1");
+    let write = guest.exec(
+        "blockdev --setrw /dev/vda; dd if=/dev/urandom of=/dev/vda bs=4k count=1 oflag=direct",
+        patience(),
+    );
+    assert_ne!(write.expect("an answer").status, 0);
+    run(&guest, "dd if=/dev/vda of=/dev/null bs=1M count=16 iflag=direct");
+    guest.kill();
+    server.stop();
+    assert!(fs::read(disk.path()).expect("the disk").iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_full_file_system_is_an_error_and_loses_nothing() {
+    let disk = Disk::new(1);
+    let small = disk.dir.path().join("small");
+    fs::create_dir(&small).expect("a folder");
+    let mount = program(
+        "mount",
+        "mount",
+        ["-t", "tmpfs", "-o", "size=24M", "none", small.to_str().expect("plain")],
+    );
+    assert!(mount.status.success(), "mounting a tmpfs takes root: {mount:?}");
+    let path = small.join("disk.raw");
+    File::create(&path).expect("a file").set_len(64 * MIB).expect("its size");
+    let socket = disk.socket();
+    let server = Server::start([
+        path.as_os_str(),
+        "-f".as_ref(),
+        "raw".as_ref(),
+        "--vhost-user".as_ref(),
+        socket.as_os_str(),
+    ]);
+    let guest = uml(&socket);
+    run(&guest, "head -c 16M /dev/urandom > /tmp/a; dd if=/tmp/a of=/dev/vda bs=1M oflag=direct");
+    let full = guest
+        .exec("dd if=/dev/urandom of=/dev/vda bs=1M seek=16 count=32 oflag=direct", patience());
+    let full = full.expect("an answer");
+    assert_ne!(full.status, 0, "a full file system went unnoticed");
+    run(&guest, "dd if=/dev/vda of=/tmp/b bs=1M count=16 iflag=direct; cmp /tmp/a /tmp/b");
+    // Room again, and the same write goes through.
+    run(
+        &guest,
+        "blkdiscard -o 16M -l 48M /dev/vda; dd if=/dev/urandom of=/dev/vda bs=1M seek=40 count=4 oflag=direct",
+    );
+    guest.kill();
+    server.stop();
+    let unmount = || program("umount", "mount", [small.to_str().expect("plain")]).status.success();
+    assert!((0..50).any(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        unmount()
+    }));
+}
+
+#[test]
+fn clients_come_go_and_come_again() {
+    let disk = Disk::new(64 * MIB);
+    let server = disk.serve(&["--queues", "4"]);
+    for (queues, rw) in [("1", "randwrite"), ("4", "randrw"), ("2", "read"), ("1", "write")] {
+        let args =
+            ["--rw", rw, "--bs", "4k", "--depth", "16", "--seconds", "0.5", "--queues", queues];
+        let verify = if rw == "read" { &[][..] } else { &["--verify"][..] };
+        let outcome = load(&disk.socket(), &[&args, verify].concat());
+        assert_eq!(outcome["errors"], 0, "{outcome}");
+        assert!(outcome["ios"].as_u64().expect("a count") > 50, "{outcome}");
+    }
+    server.stop();
+}
+
+#[test]
+fn a_front_end_that_talks_nonsense_harms_itself_alone() {
+    let disk = Disk::new(16 * MIB);
+    let server = disk.serve(&[]);
+    let message = |request: u32, flags: u32, payload: &[u8]| {
+        let mut bytes = Vec::new();
+        bytes.extend(request.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend((payload.len() as u32).to_ne_bytes());
+        bytes.extend(payload);
+        bytes
+    };
+    let vring = |index: u32, number: u32| [index.to_ne_bytes(), number.to_ne_bytes()].concat();
+    let nonsense: Vec<Vec<u8>> = vec![
+        vec![0xff; 4096],
+        message(1, 1, &[0; 64]),
+        message(999, 1, &[]),
+        message(8, 1, &vring(0, 3)),
+        message(8, 1, &vring(77, 256)),
+        message(5, 1, &[0xff; 40]),
+        message(24, 1, &[0xff; 12]),
+        message(11, 1, &vring(0, 0)),
+        message(18, 1, &vring(0, 1)),
+        message(8, 1, &vring(0, 256))[..15].to_vec(),
+    ];
+    for bytes in &nonsense {
+        let mut stream = UnixStream::connect(disk.socket()).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    }
+    let outcome = load(&disk.socket(), &["--rw", "randwrite", "--seconds", "0.3", "--verify"]);
+    assert_eq!(outcome["errors"], 0, "{outcome}");
+    server.stop();
+}
+
+/// The server dies again and again under a load that checks every block; the guest carries on.
+#[test]
+fn a_killed_server_loses_nothing_and_answers_everything_once() {
+    let disk = Disk::new(128 * MIB);
+    let mut server = disk.serve(&[]);
+    let qemu = Qemu::new(&appliance(Machine::Pc)).vhost_user(disk.socket(), 1);
+    let guest = qemu.boot().unwrap_or_else(|error| panic!("{error}"));
+    let load = FioVerify::new("/dev/vda").size(96 * MIB).depth(32).flush_every(200).loops(2);
+    let running = load.start(&guest).expect("fio starts");
+    for round in 0..4 {
+        std::thread::sleep(Duration::from_millis(1500 + 300 * round));
+        assert!(!running.is_done(), "the load ended before kill {round}");
+        server.kill();
+        std::thread::sleep(Duration::from_millis(200));
+        server = disk.serve(&[]);
+    }
+    let done = running.wait(LONG).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((done.writes, done.reads), (2 * 24_576, 2 * 24_576));
+    // Everything is on the disk, by another reader's eyes too.
+    load.check(&guest, LONG).unwrap_or_else(|error| panic!("{error}"));
+    guest.kill();
+    server.stop();
+}
