@@ -1,0 +1,318 @@
+//! A running guest and the commands sent to it.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::channel::{Channel, Gone};
+use crate::error::{Error, Result, first_line, io, tail};
+use crate::process::Group;
+use crate::rundir::RunDir;
+
+/// How a command in a guest ended.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// Its exit status; 128 + N when signal N ended it.
+    pub status: i32,
+    /// What it wrote to stdout, bytes that are not UTF-8 replaced.
+    pub stdout: String,
+    /// What it wrote to stderr.
+    pub stderr: String,
+    /// How long it ran by the host's clock, which unlike a guest's cannot be fooled.
+    pub elapsed: Duration,
+    command: String,
+}
+
+impl Output {
+    /// The output of a command that must have succeeded.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with the end of its stdout and stderr when the status is not 0.
+    pub fn success(self) -> Result<Self> {
+        if self.status == 0 {
+            return Ok(self);
+        }
+        Err(Error::Failed {
+            command: self.command,
+            status: self.status,
+            stdout: tail(&self.stdout, 20),
+            stderr: tail(&self.stderr, 20),
+        })
+    }
+}
+
+/// A booted guest. Dropping it kills it at once and leaves no process and no file.
+pub struct Guest {
+    // Fields drop in this order: the processes go before the files they use.
+    process: Mutex<Group>,
+    channel: Channel,
+    console: PathBuf,
+    _files: RunDir,
+    boot_time: Duration,
+    disks: Vec<String>,
+    accelerator: &'static str,
+}
+
+/// A command that runs in a guest in the background.
+pub struct Job<'a> {
+    guest: &'a Guest,
+    id: u64,
+    command: String,
+}
+
+/// What the monitors of this crate (UML, QEMU) hand over to have a guest started.
+pub(crate) struct Launch {
+    /// For messages.
+    pub(crate) machine: &'static str,
+    /// What runs the guest's processor.
+    pub(crate) accelerator: &'static str,
+    /// The monitor's command; its stdin becomes the agent's stream.
+    pub(crate) command: Command,
+    /// Holds the links, logs and sockets of this guest.
+    pub(crate) files: RunDir,
+    /// Run in the guest before anything else, by busybox.
+    pub(crate) set_up: String,
+    /// The device nodes that must be there then, in the order the caller gave its disks.
+    pub(crate) disks: Vec<String>,
+    pub(crate) timeout: Duration,
+    /// Turns the console's text into advice, where it knows some.
+    pub(crate) advise: fn(&str) -> Option<String>,
+}
+
+impl Launch {
+    /// Boots the guest and has its root, shares and disks ready.
+    pub(crate) fn start(mut self) -> Result<Guest> {
+        let started = Instant::now();
+        let end = started + self.timeout;
+        let console = self.files.path().join("console");
+        let log = File::create(&console).map_err(io("make", &console))?;
+        let log_too = log.try_clone().map_err(io("write", &console))?;
+        let (host, guest) = UnixStream::pair().map_err(io("make a socket for", &console))?;
+        self.command.stdin(Stdio::from(std::os::fd::OwnedFd::from(guest)));
+        self.command.stdout(log).stderr(log_too);
+        let mut process = Group::spawn(&mut self.command)?;
+        // The command still owns the guest's end, and while it does no end of file can be seen.
+        let Launch { machine, files, set_up, disks, advise, command, timeout, accelerator } = self;
+        drop(command);
+        let channel = Channel::new(host).map_err(io("read from the guest at", &console))?;
+        let fail = |process: &mut Group, why: String| {
+            process.kill();
+            let text = read_tail(&console);
+            let remedy = advise(&text).unwrap_or_else(|| {
+                "Its console's last lines may tell why; a slow machine may need a longer \
+                 boot_timeout"
+                    .into()
+            });
+            Error::Boot { machine: machine.into(), why, remedy, console: tail(&text, 25) }
+        };
+        let gone = |gone: Gone, process: &mut Group, step: &str| match gone {
+            Gone::TimedOut => format!("{step} did not come within {} s", timeout.as_secs_f32()),
+            Gone::Closed => match process.wait(Duration::from_secs(1)) {
+                Some(status) => format!("it ended with {status} before {step}"),
+                None => format!("it closed its agent's line before {step}"),
+            },
+        };
+        if let Err(why) = channel.wait_hello(end) {
+            let why = gone(why, &mut process, "the agent's greeting");
+            return Err(fail(&mut process, why));
+        }
+        let mut script = format!("set -e\n{set_up}\n");
+        for disk in &disks {
+            script.push_str(&format!("[ -b {disk} ] || {{ echo no {disk} >&2; exit 1; }}\n"));
+        }
+        let done = channel.start(&script, "init").and_then(|id| channel.wait_done(id, end));
+        match done {
+            Err(why) => {
+                let why = gone(why, &mut process, "the end of its set-up");
+                return Err(fail(&mut process, why));
+            }
+            Ok(done) if done.status != 0 => {
+                let stderr = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+                return Err(fail(&mut process, format!("its set-up failed: {stderr}")));
+            }
+            Ok(_) => {}
+        }
+        Ok(Guest {
+            process: Mutex::new(process),
+            channel,
+            console,
+            _files: files,
+            boot_time: started.elapsed(),
+            disks,
+            accelerator,
+        })
+    }
+}
+
+impl Guest {
+    /// Runs a script with the guest's `/bin/sh` and waits for its end.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when it takes too long (it is killed then, the guest goes on),
+    /// [`Error::Ended`] when the guest is gone. A status other than 0 is no error here, see
+    /// [`Output::success`].
+    pub fn exec(&self, script: &str, timeout: Duration) -> Result<Output> {
+        self.start(script)?.wait(timeout)
+    }
+
+    /// Starts a script in the background; several may run at a time. Scripts may be up to 100 KiB.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] when the guest is gone.
+    pub fn start(&self, script: &str) -> Result<Job<'_>> {
+        let command = first_line(script);
+        match self.channel.start(script, "root") {
+            Ok(id) => Ok(Job { guest: self, id, command }),
+            Err(_) => Err(self.ended(command)),
+        }
+    }
+
+    /// The device nodes of the disks, in the order in which the builder was given them, `ubd`,
+    /// virtio and vhost-user disks each counted apart.
+    pub fn disks(&self) -> &[String] {
+        &self.disks
+    }
+
+    /// From the start of the monitor until the guest could take its first command.
+    pub fn boot_time(&self) -> Duration {
+        self.boot_time
+    }
+
+    /// What runs the guest's processor: `uml`, `kvm` or `tcg`.
+    pub fn accelerator(&self) -> &'static str {
+        self.accelerator
+    }
+
+    /// All the guest has printed on its console, the last 256 KiB.
+    pub fn console(&self) -> String {
+        read_tail(&self.console)
+    }
+
+    /// The process id of the monitor, and of its process group.
+    pub fn pid(&self) -> u32 {
+        self.process().id()
+    }
+
+    /// User and system time on the host of the monitor and all its processes so far.
+    pub fn cpu_time(&self) -> Duration {
+        self.process().cpu_time()
+    }
+
+    /// Kills the guest as a power cut would; nothing is left of it.
+    pub fn kill(self) {
+        drop(self);
+    }
+
+    /// Has the guest write back its caches and switch itself off.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when it does not; it has been killed then.
+    pub fn shutdown(self, timeout: Duration) -> Result<()> {
+        // A guest that is gone already has nothing left to write back.
+        let _ = self.channel.off();
+        let ended = self.process().wait(timeout);
+        match ended {
+            Some(_) => Ok(()),
+            None => Err(Error::Timeout {
+                command: "poweroff".into(),
+                given: timeout,
+                console: tail(&self.console(), 15),
+            }),
+        }
+    }
+
+    fn process(&self) -> std::sync::MutexGuard<'_, Group> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self, command: String) -> Error {
+        // The last words of a dying kernel come a moment after its line closes.
+        self.process().wait(Duration::from_millis(500));
+        Error::Ended { command, console: tail(&self.console(), 25) }
+    }
+}
+
+impl Job<'_> {
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        self.guest.channel.is_done(self.id)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// As [`Guest::exec`].
+    pub fn wait(self, timeout: Duration) -> Result<Output> {
+        let guest = self.guest;
+        match guest.channel.wait_done(self.id, Instant::now() + timeout) {
+            Ok(done) => Ok(Output {
+                status: done.status,
+                stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
+                stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
+                elapsed: done.elapsed,
+                command: self.command,
+            }),
+            Err(Gone::Closed) => Err(guest.ended(self.command)),
+            Err(Gone::TimedOut) => {
+                let _ = guest.channel.kill(self.id);
+                let console = tail(&guest.console(), 15);
+                Err(Error::Timeout { command: self.command, given: timeout, console })
+            }
+        }
+    }
+
+    /// Kills it and all it started; [`Job::wait`] then gives status 137.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] when the guest is gone.
+    pub fn kill(&self) -> Result<()> {
+        self.guest.channel.kill(self.id).map_err(|_| self.guest.ended(self.command.clone()))
+    }
+}
+
+/// The last 256 KiB of a console log, carriage returns and escape codes removed.
+fn read_tail(path: &Path) -> String {
+    const KEPT: u64 = 256 << 10;
+    let Ok(mut file) = File::open(path) else { return String::new() };
+    let len = file.metadata().map_or(0, |m| m.len());
+    let mut data = Vec::new();
+    if file.seek(SeekFrom::Start(len.saturating_sub(KEPT))).is_err() {
+        return String::new();
+    }
+    // What can be read is better than nothing.
+    let _ = file.read_to_end(&mut data);
+    let text = String::from_utf8_lossy(&data);
+    text.chars().filter(|&c| c == '\n' || c == '\t' || !c.is_control()).collect()
+}
+
+/// Makes `name` in the run directory a link to `target` and returns the link's path: monitors
+/// give commas, colons and spaces in their arguments meanings of their own, and a socket's path
+/// may have 107 bytes at most.
+pub(crate) fn link(dir: &Path, name: &str, target: &Path) -> Result<String> {
+    let target = std::path::absolute(target).map_err(io("find", target))?;
+    fs::metadata(&target).map_err(io("find", &target))?;
+    let link = dir.join(name);
+    std::os::unix::fs::symlink(&target, &link).map_err(io("make the link", &link))?;
+    Ok(link.to_string_lossy().into_owned())
+}
+
+/// Quotes a word for the guest's shell.
+pub(crate) fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_words_survive_a_shell() {
+        let odd = "a 'b' \"c\" $d `e` \\";
+        let out = Command::new("sh").arg("-c").arg(format!("printf %s {}", quote(odd))).output();
+        assert_eq!(String::from_utf8(out.unwrap().stdout).unwrap(), odd);
+    }
+}

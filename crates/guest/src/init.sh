@@ -1,0 +1,87 @@
+#!/bin/sh
+# The first program of every guest: mounts what a kernel offers, loads the modules packed beside
+# it, and then obeys the host over one byte stream (a UML console line or a virtio port).
+#
+# From the host, a line each:   add ID BASE64 | run ID PLACE | kill ID | off
+# To the host:                  hello | got (for every line read) | begin ID | end ID STATUS |
+#                               out ID BASE64 | err ID BASE64 | fin ID
+# PLACE is `init` (here, busybox only) or `root` (the guest's root, once the host has mounted it).
+# When the stream ends, its other end has died, and the guest goes with it.
+
+/bin/busybox --install -s /bin
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/busybox
+export HOME=/root LANG=C.UTF-8 TERM=dumb
+
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+ln -s /proc/self/fd /dev/fd
+ln -s fd/0 /dev/stdin
+ln -s fd/1 /dev/stdout
+ln -s fd/2 /dev/stderr
+
+while read -r module; do
+	insmod "/modules/$module.ko" || echo "ringtap: cannot load $module"
+done </modules/order
+
+jobs=/run/jobs
+mkdir $jobs
+
+# Jobs share the stream without a lock: every line is one write, and a terminal as well as a virtio
+# port takes a write as a whole.
+lines() {
+	base64 -w 1200 <$2 | awk -v head="$1 " '{ print head $0; fflush() }' >&3
+}
+
+job() {
+	id=$1
+	base64 -d <$jobs/$id.add >$jobs/$id.sh
+	case $2 in
+	init) set -- sh -c ;;
+	*) set -- chroot /root /bin/sh -c ;;
+	esac
+	echo "begin $id" >&3
+	setsid sh -c 'echo $$ >"$0"; exec 3>&-; exec "$@"' $jobs/$id.pid "$@" "$(cat $jobs/$id.sh)" \
+		<$jobs/none >$jobs/$id.out 2>$jobs/$id.err
+	echo "end $id $?" >&3
+	lines "out $id" $jobs/$id.out
+	lines "err $id" $jobs/$id.err
+	echo "fin $id" >&3
+	rm -f $jobs/$id.*
+}
+
+agent() {
+	: >$jobs/none
+	echo hello >&3
+	while read -r verb id rest <&3; do
+		echo got >&3
+		case $verb in
+		add) echo "$rest" >>$jobs/$id.add ;;
+		run) job $id "$rest" & ;;
+		kill) kill -KILL -$(cat $jobs/$id.pid) ;;
+		off) break ;;
+		esac
+	done
+}
+
+case $ringtap_port in
+tty*)
+	exec 3<>/dev/$ringtap_port
+	stty raw -echo <&3
+	;;
+*)
+	while ! grep -lx "$ringtap_port" /sys/class/virtio-ports/*/name >/run/port 2>/dev/null; do
+		sleep 0.1
+	done
+	port=$(cat /run/port)
+	port=${port%/name}
+	exec 3<>/dev/${port##*/}
+	;;
+esac
+agent
+sync
+poweroff -f

@@ -1,0 +1,361 @@
+//! QEMU: a virtual PC, under KVM where it works, else with its processor translated (TCG).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::appliance::{Appliance, Root};
+use crate::error::{Error, Result, io};
+use crate::guest::{Guest, Launch, link};
+use crate::kernel::Machine;
+use crate::process::{Group, find_program, run_tool};
+use crate::rundir::RunDir;
+use crate::setup::{Share, root_script, share_script};
+use crate::uml::letter;
+
+const PROGRAM: &str = "qemu-system-x86_64";
+const PACKAGE: &str = "qemu-system-x86";
+
+/// QEMU's meanings of `cache=`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Cache {
+    /// O_DIRECT, a volatile cache told to the guest.
+    #[default]
+    None,
+    /// The host's page cache, a volatile cache told to the guest.
+    Writeback,
+    /// The host's page cache, every write flushed.
+    Writethrough,
+    /// The host's page cache, flushes ignored.
+    Unsafe,
+}
+
+/// How QEMU talks to the host's kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Aio {
+    /// A pool of threads.
+    #[default]
+    Threads,
+    /// Linux AIO; only with [`Cache::None`].
+    Native,
+    /// io_uring.
+    IoUring,
+}
+
+/// An image that QEMU itself serves to its guest.
+#[derive(Debug, Clone)]
+pub struct Drive {
+    path: PathBuf,
+    format: String,
+    cache: Cache,
+    aio: Aio,
+}
+
+impl Drive {
+    /// A raw image, cache none, aio threads.
+    pub fn raw(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), format: "raw".into(), cache: Cache::None, aio: Aio::Threads }
+    }
+
+    /// Another format of QEMU's, such as `qcow2`.
+    #[must_use]
+    pub fn format(mut self, format: impl Into<String>) -> Self {
+        self.format = format.into();
+        self
+    }
+
+    /// Another cache mode.
+    #[must_use]
+    pub fn cache(mut self, cache: Cache) -> Self {
+        self.cache = cache;
+        self
+    }
+
+    /// Another engine.
+    #[must_use]
+    pub fn aio(mut self, aio: Aio) -> Self {
+        self.aio = aio;
+        self
+    }
+
+    fn argument(&self, id: &str, link: &str) -> String {
+        let cache = match self.cache {
+            Cache::None => "none",
+            Cache::Writeback => "writeback",
+            Cache::Writethrough => "writethrough",
+            Cache::Unsafe => "unsafe",
+        };
+        let aio = match self.aio {
+            Aio::Threads => "threads",
+            Aio::Native => "native",
+            Aio::IoUring => "io_uring",
+        };
+        let format = &self.format;
+        format!("if=none,id={id},file={link},format={format},cache={cache},aio={aio},discard=unmap")
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Disk {
+    Virtio(Drive),
+    Ide(Drive),
+    VhostUser { socket: PathBuf, queues: u16 },
+}
+
+/// A QEMU guest about to be booted.
+#[derive(Debug, Clone)]
+pub struct Qemu {
+    appliance: Appliance,
+    memory: u64,
+    cpus: u16,
+    disks: Vec<Disk>,
+    shares: Vec<Share>,
+    timeout: Duration,
+    accelerator: Option<&'static str>,
+}
+
+impl Qemu {
+    /// A guest with 1 GiB, two processors and no disks.
+    pub fn new(appliance: &Appliance) -> Self {
+        Self {
+            appliance: appliance.clone(),
+            memory: 1 << 30,
+            cpus: 2,
+            disks: Vec::new(),
+            shares: Vec::new(),
+            timeout: Duration::from_secs(180),
+            accelerator: None,
+        }
+    }
+
+    /// The guest's memory in bytes, shared with vhost-user servers where there are any.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// How many processors it has.
+    #[must_use]
+    pub fn cpus(mut self, cpus: u16) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Adds an image as virtio-blk; virtio-blk and vhost-user disks are `/dev/vda`, `/dev/vdb`, …
+    /// in the order in which they were added.
+    #[must_use]
+    pub fn virtio_blk(mut self, drive: Drive) -> Self {
+        self.disks.push(Disk::Virtio(drive));
+        self
+    }
+
+    /// Adds an image as an IDE disk, `/dev/sda` and so on; four at most.
+    #[must_use]
+    pub fn ide(mut self, drive: Drive) -> Self {
+        self.disks.push(Disk::Ide(drive));
+        self
+    }
+
+    /// Adds the disk served on a vhost-user-blk socket. When the server goes, QEMU tries to
+    /// connect again for as long as the guest runs.
+    #[must_use]
+    pub fn vhost_user(mut self, socket: impl Into<PathBuf>, queues: u16) -> Self {
+        self.disks.push(Disk::VhostUser { socket: socket.into(), queues });
+        self
+    }
+
+    /// Shows a directory of the host at `guest`, writable.
+    #[must_use]
+    pub fn share(mut self, host: impl Into<PathBuf>, guest: impl Into<String>) -> Self {
+        self.shares.push(Share { host: host.into(), guest: guest.into() });
+        self
+    }
+
+    /// `kvm` or `tcg`, whatever [`Qemu::kvm_works`] says.
+    #[must_use]
+    pub fn accelerator(mut self, name: &'static str) -> Self {
+        self.accelerator = Some(name);
+        self
+    }
+
+    /// How long the boot may take; three minutes unless told otherwise, for busy machines.
+    #[must_use]
+    pub fn boot_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Whether KVM really runs a kernel here: `/dev/kvm` may be there and hang. Tried once per
+    /// boot of this machine, for at most six seconds; the answer is kept beside the appliance.
+    pub fn kvm_works(appliance: &Appliance) -> bool {
+        static WORKS: OnceLock<bool> = OnceLock::new();
+        let dir = appliance.initrd.parent().unwrap_or(Path::new("/tmp"));
+        *WORKS.get_or_init(|| {
+            fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
+                && probe_kvm(&appliance.kernel.image, &dir.join("kvm")).unwrap_or(false)
+        })
+    }
+
+    /// Boots the guest.
+    ///
+    /// # Errors
+    /// [`Error::Boot`] with the console's last lines when it does not come up or a disk is not
+    /// there.
+    pub fn boot(self) -> Result<Guest> {
+        if self.appliance.kernel.machine != Machine::Pc {
+            return Err(Error::Unusable {
+                path: self.appliance.kernel.image.clone(),
+                found: "a User-Mode Linux".into(),
+                remedy: "build the appliance with Machine::Pc".into(),
+            });
+        }
+        let program = find_program(PROGRAM, PACKAGE)?;
+        let kvm = || if Self::kvm_works(&self.appliance) { "kvm" } else { "tcg" };
+        let accelerator = self.accelerator.unwrap_or_else(kvm);
+        let files = RunDir::new()?;
+        let dir = files.path();
+        let mut command = Command::new(&program);
+        command.current_dir(dir);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none"]);
+        command.args(["-no-reboot", "-machine", "pc", "-smp", &self.cpus.to_string()]);
+        command.args(match accelerator {
+            "kvm" => ["-accel", "kvm", "-cpu", "host"],
+            _ => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max"],
+        });
+        command.args(["-m", &format!("{}M", self.memory >> 20)]);
+        let kernel = link(dir, "kernel", &self.appliance.kernel.image)?;
+        let initrd = link(dir, "initrd", &self.appliance.initrd)?;
+        command.args(["-kernel", &kernel, "-initrd", &initrd, "-append"]);
+        command.arg("console=ttyS0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent");
+        command.args(["-chardev", "file,id=log,path=/dev/stdout", "-serial", "chardev:log"]);
+        command.args(["-chardev", "socket,id=agent,fd=0", "-device", "virtio-serial-pci"]);
+        command.args(["-device", "virtserialport,chardev=agent,name=ringtap.agent"]);
+        let disks = self.add_disks(&program, dir, &mut command)?;
+        let set_up = self.add_shares(dir, &mut command)?;
+        Launch {
+            machine: "QEMU (qemu-system-x86_64)",
+            accelerator,
+            command,
+            files,
+            set_up,
+            disks,
+            timeout: self.timeout,
+            advise,
+        }
+        .start()
+    }
+
+    fn add_disks(&self, program: &Path, dir: &Path, command: &mut Command) -> Result<Vec<String>> {
+        let mut nodes = Vec::new();
+        let (mut virtio, mut ide) = (0, 0);
+        let shared = self.disks.iter().any(|disk| matches!(disk, Disk::VhostUser { .. }));
+        if shared {
+            let size = self.memory >> 20;
+            command
+                .args(["-object", &format!("memory-backend-memfd,id=mem,size={size}M,share=on")]);
+            command.args(["-machine", "memory-backend=mem"]);
+        }
+        let reconnect = if shared { reconnect_option(program)? } else { "" };
+        for (n, disk) in self.disks.iter().enumerate() {
+            let id = format!("d{n}");
+            match disk {
+                Disk::Virtio(drive) | Disk::Ide(drive) => {
+                    let link = link(dir, &id, &drive.path)?;
+                    command.args(["-drive", &drive.argument(&id, &link)]);
+                }
+                Disk::VhostUser { socket, .. } => {
+                    let link = link(dir, &id, socket)?;
+                    let chardev = format!("socket,id={id},path={link},{reconnect}");
+                    command.args(["-chardev", &chardev]);
+                }
+            }
+            let (device, node) = match disk {
+                Disk::Virtio(_) => (format!("virtio-blk-pci,drive={id}"), "vd"),
+                Disk::Ide(_) => (format!("ide-hd,drive={id}"), "sd"),
+                Disk::VhostUser { queues, .. } => {
+                    (format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"), "vd")
+                }
+            };
+            command.args(["-device", &device]);
+            let count = if node == "vd" { &mut virtio } else { &mut ide };
+            nodes.push(format!("/dev/{node}{}", letter(*count)));
+            *count += 1;
+        }
+        Ok(nodes)
+    }
+
+    /// Shares directories over 9p; returns the guest's set-up script.
+    fn add_shares(&self, dir: &Path, command: &mut Command) -> Result<String> {
+        const MOUNT: &str = "mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000";
+        let mut add = |id: &str, path: &str, more: &str| {
+            let model = "security_model=none,multidevs=remap";
+            command.args(["-fsdev", &format!("local,id={id},path={path},{model}{more}")]);
+            command.args(["-device", &format!("virtio-9p-pci,fsdev={id},mount_tag={id}")]);
+        };
+        if self.appliance.root == Root::Host {
+            add("root", "/", ",readonly=on");
+        }
+        let root = format!("{MOUNT},cache=loose,ro root /lower");
+        let mut script = root_script(self.appliance.root, &root);
+        for (n, share) in self.shares.iter().enumerate() {
+            let host = fs::canonicalize(&share.host).map_err(io("find", &share.host))?;
+            let id = format!("share{n}");
+            add(&id, &link(dir, &id, &host)?, "");
+            script.push_str(&share_script(share, &format!("{MOUNT} {id}")));
+        }
+        Ok(script)
+    }
+}
+
+/// QEMU 9.2 renamed the option, and the old name is to go.
+fn reconnect_option(program: &Path) -> Result<&'static str> {
+    let out = run_tool(Command::new(program).arg("--version"), Duration::from_secs(20))?;
+    let text = String::from_utf8_lossy(&out);
+    let version = text.split("version ").nth(1).unwrap_or("");
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    Ok(if version >= (9, 2) { "reconnect-ms=200" } else { "reconnect=1" })
+}
+
+/// Boots the kernel alone: without a root it panics, and QEMU ends, within a second or so. Code
+/// that merely starts proves nothing; on some nested hosts firmware runs and a kernel hangs.
+fn probe_kvm(kernel: &Path, memo: &Path) -> Result<bool> {
+    const GIVEN: Duration = Duration::from_secs(6);
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let known = fs::read_to_string(memo).unwrap_or_default();
+    if let Some(answer) = known.strip_prefix(boot.trim()).filter(|_| !boot.is_empty()) {
+        return Ok(answer.trim() == "works");
+    }
+    let dir = RunDir::new()?;
+    let console = dir.path().join("console");
+    let log = fs::File::create(&console).map_err(io("make", &console))?;
+    let mut command = Command::new(find_program(PROGRAM, PACKAGE)?);
+    command.args(["-accel", "kvm", "-cpu", "host", "-nodefaults", "-no-user-config", "-m", "256M"]);
+    command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-serial", "stdio"]);
+    command.args(["-kernel", &link(dir.path(), "kernel", kernel)?]);
+    command.args(["-append", "console=ttyS0 panic=-1"]);
+    command.stdin(Stdio::null()).stdout(log).stderr(Stdio::null());
+    let mut group = Group::spawn(&mut command)?;
+    let ended = group.wait(GIVEN).is_some();
+    group.kill();
+    let text = fs::read(&console).map_err(io("read", &console))?;
+    let works = ended && String::from_utf8_lossy(&text).contains("Linux version");
+    let answer = format!("{} {}\n", boot.trim(), if works { "works" } else { "hangs" });
+    fs::write(memo, answer).map_err(io("write", memo))?;
+    Ok(works)
+}
+
+/// What is known about the ways in which QEMU fails to start.
+fn advise(console: &str) -> Option<String> {
+    let known = [
+        ("Failed to get \"write\" lock", "Another process has the image open: end it"),
+        ("cannot set up guest memory", "Give the guest less memory"),
+        ("No such file or directory", "Start the server before the guest, and check the paths"),
+        ("Connection refused", "Start the vhost-user server before the guest"),
+        ("is not a valid device model name", "`apt-get install qemu-system-x86` brings it all"),
+    ];
+    known.iter().find(|(sign, _)| console.contains(sign)).map(|(_, advice)| (*advice).into())
+}

@@ -1,0 +1,46 @@
+//! The shell lines that turn a fresh guest into one with a root, its shares and its files.
+
+use crate::appliance::Root;
+use crate::guest::quote;
+
+/// A host directory and where it stands in the guest.
+#[derive(Debug, Clone)]
+pub(crate) struct Share {
+    pub(crate) host: std::path::PathBuf,
+    pub(crate) guest: String,
+}
+
+/// Lays a tmpfs over the host's root (mounted at /lower by `mount_host`) or over the packed one,
+/// and makes the guest's devices, processes and files visible in it.
+pub(crate) fn root_script(root: Root, mount_host: &str) -> String {
+    let (mount, lower) = match root {
+        Root::Host => (mount_host, "/lower"),
+        Root::Packed => ("", "/packed"),
+    };
+    let busybox = match root {
+        Root::Host => "",
+        Root::Packed => {
+            "cp /bin/busybox /root/busybox/busybox\n\
+             chroot /root /busybox/busybox --install -s /busybox\n"
+        }
+    };
+    format!(
+        "{mount}
+mount -t tmpfs -o mode=755 tmpfs /upper
+mkdir /upper/top /upper/work
+mount -t overlay -o lowerdir={lower},upperdir=/upper/top,workdir=/upper/work root /root
+for dir in dev proc sys; do mkdir -p /root/$dir; mount -o bind /$dir /root/$dir; done
+mount -o bind /dev/pts /root/dev/pts
+mount -o bind /dev/shm /root/dev/shm
+for dir in tmp run mnt; do mkdir -p /root/$dir; mount -t tmpfs -o mode=1777 tmpfs /root/$dir; done
+{busybox}cp -a /files/. /root/
+mkdir -p /root/run/lock
+"
+    )
+}
+
+/// Mounts one share; `mount` is the mount command without its directory.
+pub(crate) fn share_script(share: &Share, mount: &str) -> String {
+    let place = quote(&format!("/root/{}", share.guest.trim_start_matches('/')));
+    format!("mkdir -p {place}\n{mount} {place}\n")
+}

@@ -1,0 +1,94 @@
+//! Real guests in QEMU.
+
+mod common;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use common::{LONG, SHORT, Server, appliance, empty_disk, members, random_disk, run_directory};
+use ringtap_guest::verify::{Filesystem, FioVerify, check_filesystem};
+use ringtap_guest::{Appliance, Drive, Machine, Qemu, Root};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn every_kind_of_disk_carries_data_and_the_server_may_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    random_disk(&at("virtio"), 8 * MIB);
+    empty_disk(&at("vhost"), 64 * MIB);
+    empty_disk(&at("ide"), 16 * MIB);
+    fs::create_dir(at("share")).unwrap();
+    let server = Server::start(&at("vhost"), &at("socket"));
+    let guest = Qemu::new(&appliance(Machine::Pc))
+        .virtio_blk(Drive::raw(at("virtio")))
+        .vhost_user(at("socket"), 1)
+        .ide(Drive::raw(at("ide")))
+        .share(at("share"), "/mnt/out")
+        .boot()
+        .unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(guest.disks(), ["/dev/vda", "/dev/vdb", "/dev/sda"]);
+    let pid = guest.pid();
+    let files = run_directory(pid);
+
+    let copy = "set -e
+        dd if=/dev/vda of=/dev/vdb bs=1M seek=4 oflag=direct conv=fsync
+        dd if=/dev/vda of=/dev/sda bs=1M conv=fsync
+        dd if=/dev/vdb of=/mnt/out/back bs=1M skip=4 count=8 iflag=direct";
+    guest.exec(copy, LONG).unwrap().success().unwrap_or_else(|e| panic!("{e}"));
+    let out = guest.exec("echo out; echo err >&2; exit 3", SHORT).unwrap();
+    assert_eq!((out.status, &out.stdout[..], &out.stderr[..]), (3, "out\n", "err\n"));
+
+    // qemu-storage-daemon keeps no record of requests in flight, so it may only die at rest.
+    let load = FioVerify::new("/dev/vdb").size(8 * MIB);
+    let done = load.run(&guest, LONG).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((done.writes, done.reads), (2048, 2048));
+    server.kill();
+    std::thread::sleep(Duration::from_millis(500));
+    let server = Server::start(&at("vhost"), &at("socket"));
+    let checked = load.check(&guest, LONG).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(checked.reads, 2048);
+    check_filesystem(&guest, "/dev/vdb", Filesystem::Ext4, 6, LONG)
+        .unwrap_or_else(|e| panic!("{e}"));
+
+    let started = Instant::now();
+    guest.kill();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(members(pid), Vec::<String>::new());
+    assert!(!files.exists());
+    drop(server);
+    let want = fs::read(at("virtio")).unwrap();
+    assert!(fs::read(at("share/back")).unwrap() == want, "what came back differs");
+    assert!(fs::read(at("ide")).unwrap()[..8 << 20] == want[..], "the IDE disk's file differs");
+}
+
+#[test]
+fn the_hosts_programs_run_over_9p() {
+    let builder = Appliance::builder(Machine::Pc).root(Root::Host);
+    let appliance = builder.build(&Appliance::default_cache()).unwrap_or_else(|e| panic!("{e}"));
+    let guest = Qemu::new(&appliance).memory(512 << 20).boot().unwrap_or_else(|e| panic!("{e}"));
+    let script = "dd --version | head -1; touch /etc/only-in-the-guest && echo written";
+    let out = guest.exec(script, LONG).unwrap().success().unwrap_or_else(|e| panic!("{e}"));
+    assert!(out.stdout.contains("coreutils") && out.stdout.ends_with("written\n"), "{out:?}");
+    guest.shutdown(SHORT).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!fs::exists("/etc/only-in-the-guest").unwrap(), "a guest wrote to the host's root");
+}
+
+#[test]
+fn a_guest_that_cannot_boot_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let qemu = Qemu::new(&appliance(Machine::Pc)).accelerator("tcg").vhost_user(&socket, 1);
+    let error = qemu.boot_timeout(Duration::from_secs(20)).boot().err().unwrap().to_string();
+    assert!(error.contains("Start the vhost-user server before the guest"), "{error}");
+
+    // Something that is no kernel.
+    let mut kernel = appliance(Machine::Pc).kernel().clone();
+    kernel.image = socket.with_file_name("vmlinuz");
+    fs::write(&kernel.image, b"no kernel").unwrap();
+    let builder = Appliance::builder(Machine::Pc).kernel(kernel).root(Root::Host);
+    let broken = builder.build(dir.path()).unwrap();
+    let error = Qemu::new(&broken).accelerator("tcg").boot().err().unwrap().to_string();
+    assert!(error.contains("did not boot") && error.contains("kernel"), "{error}");
+}
