@@ -1,0 +1,23 @@
+//! The lab's verbs without the rest of `ringtap`: `cargo run -p ringtap-lab --example lab -- compare --quick`.
+//! `RINGTAP` names the binary that is measured.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(name = "lab")]
+enum Lab {
+    Compare(ringtap_lab::CompareArgs),
+    Report(ringtap_lab::ReportArgs),
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    match Lab::parse() {
+        Lab::Compare(args) => {
+            let ringtap = std::env::var_os("RINGTAP").map_or_else(|| "ringtap".into(), Into::into);
+            ringtap_lab::compare(&args, ringtap)
+        }
+        Lab::Report(args) => ringtap_lab::report(&args),
+    }
+}

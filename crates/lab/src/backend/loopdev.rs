@@ -1,0 +1,95 @@
+//! Loop devices of the host.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::{Access, Backend, Context, Reach, Served};
+use crate::env::{Env, Missing};
+use crate::error::{Error, Result};
+use crate::process;
+use crate::stop::Stop;
+
+/// A loop device on the disk's file.
+#[derive(Debug)]
+pub struct Loop {
+    /// Past the page cache of the host (`--direct-io=on`), or through it.
+    pub direct: bool,
+}
+
+impl Backend for Loop {
+    fn reach(&self) -> Reach {
+        Reach::Block
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.loop_devices()
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        let direct = if self.direct { "--direct-io=on" } else { "--direct-io=off" };
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", direct]).arg(context.disk);
+        // Not interruptible: an attached device whose name was not read could not be detached.
+        let output = process::run(command, std::time::Duration::from_secs(60), &Stop::default())?;
+        let device = LoopDevice { path: Some(PathBuf::from(output.stdout.trim())) };
+        context.stop.check()?;
+        let path = device.path.clone().unwrap_or_default();
+        if self.direct && !is_direct(&path) {
+            // Dropping `device` detaches it.
+            return Err(Error::Program {
+                program: "losetup".into(),
+                what: format!(
+                    "--direct-io=on was not taken by {}: its file system refuses O_DIRECT",
+                    path.display()
+                ),
+                said: output.stderr,
+            });
+        }
+        Ok(Served { access: Access::Block(path), server: None, device: Some(device) })
+    }
+
+    fn remark(&self) -> Option<&'static str> {
+        Some(
+            "the kernel's loop threads do the serving: no server CPU can be told apart; machine CPU has it",
+        )
+    }
+}
+
+fn is_direct(device: &std::path::Path) -> bool {
+    let Some(name) = device.file_name() else { return false };
+    let file = PathBuf::from("/sys/block").join(name).join("loop/dio");
+    std::fs::read_to_string(file).is_ok_and(|text| text.trim() == "1")
+}
+
+/// An attached loop device; detached when it is dropped.
+#[derive(Debug)]
+pub struct LoopDevice {
+    path: Option<PathBuf>,
+}
+
+impl LoopDevice {
+    /// Detaches it and says when that fails.
+    pub fn detach(mut self) -> Result<()> {
+        match self.path.take() {
+            Some(path) => process::run_short(
+                "losetup",
+                [std::ffi::OsStr::new("-d"), path.as_os_str()],
+                &Stop::default(),
+            )
+            .map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.take() {
+            let _ = process::run_short(
+                "losetup",
+                [std::ffi::OsStr::new("-d"), path.as_os_str()],
+                &Stop::default(),
+            );
+        }
+    }
+}

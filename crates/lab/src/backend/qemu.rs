@@ -1,0 +1,81 @@
+//! QEMU's servers: qemu-nbd and qemu-storage-daemon. Both get the raw file with the host's cache bypassed.
+
+use std::process::Command;
+
+use super::ringtap::{READY, nbd_access};
+use super::{Access, Backend, Context, Reach, Served};
+use crate::env::{Env, Missing};
+use crate::error::Result;
+use crate::process::Server;
+
+/// qemu-nbd on a UNIX socket.
+#[derive(Debug)]
+pub struct Nbd {
+    /// `io_uring`, `threads` or `native`.
+    pub aio: &'static str,
+}
+
+impl Backend for Nbd {
+    fn reach(&self) -> Reach {
+        Reach::Nbd
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.program("qemu-nbd", "qemu-utils")
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        let socket = context.sockets.join("qemu.nbd");
+        let mut command = Command::new("qemu-nbd");
+        command.args([
+            "--persistent",
+            "--shared=0",
+            "--format=raw",
+            "--cache=none",
+            "--discard=unmap",
+        ]);
+        command
+            .arg(format!("--aio={}", self.aio))
+            .arg(format!("--socket={}", socket.display()))
+            .arg(context.disk);
+        let mut server = Server::start(command, &context.log)?;
+        server.wait_for_socket(&socket, READY, context.stop)?;
+        Ok(Served::by(server, nbd_access(&socket)))
+    }
+}
+
+/// qemu-storage-daemon with a vhost-user-blk export.
+#[derive(Debug)]
+pub struct VhostUser {
+    /// `io_uring`, `threads` or `native`.
+    pub aio: &'static str,
+}
+
+impl Backend for VhostUser {
+    fn reach(&self) -> Reach {
+        Reach::VhostUser
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.program("qemu-storage-daemon", "qemu-system-common")
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        let socket = context.sockets.join("qsd.vhost");
+        // Commas in a value are doubled.
+        let quote = |path: &std::path::Path| path.display().to_string().replace(',', ",,");
+        let mut command = Command::new("qemu-storage-daemon");
+        command.arg("--blockdev").arg(format!(
+            "driver=file,node-name=disk,filename={},cache.direct=on,aio={},discard=unmap",
+            quote(context.disk),
+            self.aio
+        ));
+        command.arg("--export").arg(format!(
+            "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path={}",
+            quote(&socket)
+        ));
+        let mut server = Server::start(command, &context.log)?;
+        server.wait_for_socket_file(&socket, READY, context.stop)?;
+        Ok(Served::by(server, Access::VhostUser { socket }))
+    }
+}

@@ -1,0 +1,108 @@
+//! The verbs `compare` and `report`, for the binary.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table for people.
+    #[default]
+    Table,
+    /// One JSON object.
+    Json,
+}
+
+/// Measure ways of serving a disk side by side.
+#[derive(Clone, Debug, Args)]
+#[command(
+    about = "Measure ways of serving a disk side by side",
+    long_about = "Measure ways of serving a disk side by side: stages × backends × workloads × rounds.\n\n\
+        Every backend runs once in every round, in a balanced order; the stage's reference runs twice (the A/A twin), \
+        which shows the noise floor. Each sample is appended to RUN/samples.jsonl as it comes; the table, report.html \
+        and the JSON are made from that folder and can be made again with `ringtap report`.",
+    after_help = "Examples:\n  \
+        ringtap compare --quick                     the few workloads that matter, 6 rounds, under three minutes\n  \
+        ringtap compare --list                      what there is, and what can run here\n  \
+        ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio\n  \
+        ringtap compare --dir /dev/shm --size 512M  on tmpfs: the cost of the software\n  \
+        ringtap compare --plan nightly.toml --out /srv/runs/tonight\n\n\
+        Exit codes: 0 done; 1 it failed; 2 the plan makes no sense, nothing was started; \
+        3 a part was done: interrupted, or some samples failed (the report says which)."
+)]
+pub struct CompareArgs {
+    /// 6 short rounds of the few workloads that matter.
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Rounds [default: 10, with --quick 6; 20 to publish; under 6 there are no verdicts].
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u32>,
+
+    /// Stages: host, guest [default: both].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub stages: Option<Vec<String>>,
+
+    /// Backends, as --list names them [default: the usual ones].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub backends: Option<Vec<String>>,
+
+    /// Workloads or groups of them (fio, dd), as --list names them [default: all].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub workloads: Option<Vec<String>>,
+
+    /// A plan in TOML; keys are named as these flags. Flags win over it.
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+
+    /// Where the disks are made [default: $TMPDIR, else /var/tmp].
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+
+    /// Size of each disk [default: 1G, with --quick 128M].
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+
+    /// Seconds that fio measures [default: 3, with --quick 0.25].
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+
+    /// Seconds that fio runs before it measures [default: 0.5, with --quick 0].
+    #[arg(long, value_name = "S")]
+    pub ramp: Option<f64>,
+
+    /// Seed of the order, the blocks and the bootstrap [default: the clock].
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+
+    /// Folder of the run [default: ringtap-runs/DATE].
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+
+    /// Print stages, backends and workloads, and whether each can run here; measure nothing.
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// Make a run's tables and report again.
+#[derive(Clone, Debug, Args)]
+#[command(
+    about = "Make the table and report.html of a run again",
+    after_help = "Examples:\n  \
+        ringtap report ringtap-runs/2026-11-21T21-30-00\n  \
+        ringtap report --output json RUN | jq '.rows[] | select(.verdict == \"faster\")'"
+)]
+pub struct ReportArgs {
+    /// The run's folder, as `ringtap compare` printed it.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+
+    /// How the result is printed. report.html is written in any case.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}

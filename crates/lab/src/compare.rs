@@ -1,0 +1,158 @@
+//! The verbs: `ringtap compare` and `ringtap report`.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+use crate::backend;
+use crate::cli::{CompareArgs, Output, ReportArgs};
+use crate::env::Env;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::report::{self, Analysis};
+use crate::run::{self, folder::State};
+use crate::stop::Stop;
+use crate::workload;
+
+/// Nothing could be measured, or the lab itself failed.
+pub const FAILED: u8 = 1;
+/// The plan makes no sense; nothing was started.
+pub const USAGE: u8 = 2;
+/// A part was done: interrupted, or some samples failed. The report says what is missing.
+pub const PARTIAL: u8 = 3;
+
+/// Runs `ringtap compare`. `ringtap` is the binary whose `serve` and `load` are measured.
+///
+/// Prints the result to stdout, progress and paths to stderr. The exit code is 0, [`FAILED`], [`USAGE`] or [`PARTIAL`].
+/// Errors are those of the lab itself, such as a run folder that cannot be written.
+pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode> {
+    let plan = match Plan::from_args(args) {
+        Ok(plan) => plan,
+        Err(error) => return Ok(refuse(&error)),
+    };
+    let env = Env::new(ringtap);
+    if args.list {
+        list(&plan, args, &env)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let stop = Stop::on_signals().context("cannot watch for Ctrl-C")?;
+    let out = args.out.clone().unwrap_or_else(usual_folder);
+    let ended = match run::run(&plan, &env, &out, &stop) {
+        Ok(ended) => ended,
+        Err(error @ Error::Plan(_)) => return Ok(refuse(&error)),
+        Err(error) => return Err(error.into()),
+    };
+    show(&out, args.output)?;
+    Ok(match ended.state {
+        State::Complete if ended.failures == 0 => ExitCode::SUCCESS,
+        State::Complete | State::Interrupted if ended.samples > 0 => ExitCode::from(PARTIAL),
+        State::Interrupted => ExitCode::from(PARTIAL),
+        _ => ExitCode::from(FAILED),
+    })
+}
+
+/// Runs `ringtap report`: makes `report.html` again and prints the result.
+pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
+    show(&args.run, args.output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refuse(error: &Error) -> ExitCode {
+    eprintln!("ringtap compare: {error}");
+    ExitCode::from(USAGE)
+}
+
+fn show(run: &Path, output: Output) -> anyhow::Result<()> {
+    let analysis = report::load(run)?;
+    let page = report::write_html(run, &analysis)?;
+    match output {
+        Output::Table => print(&table(&analysis))?,
+        Output::Json => print(&(serde_json::to_string_pretty(&analysis)? + "\n"))?,
+    }
+    eprintln!("report: {}", page.canonicalize().unwrap_or(page).display());
+    Ok(())
+}
+
+/// Prints to stdout; a reader that left (`| head`) is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    use std::io::Write;
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("cannot print"),
+    }
+}
+
+fn table(analysis: &Analysis) -> String {
+    let stdout = std::io::stdout();
+    let terminal = stdout.is_terminal();
+    let colour = terminal && std::env::var_os("NO_COLOR").is_none();
+    report::table::render(analysis, colour, if terminal { None } else { Some(160) })
+}
+
+fn usual_folder() -> PathBuf {
+    let now = jiff::Zoned::now().strftime("%Y-%m-%dT%H-%M-%S").to_string();
+    Path::new("ringtap-runs").join(now)
+}
+
+fn list(plan: &Plan, args: &CompareArgs, env: &Env) -> anyhow::Result<()> {
+    // Named backends or all of them, the unusual ones too.
+    let mut whole = plan.clone();
+    if args.backends.is_none() {
+        whole.backends = backend::CATALOGUE
+            .iter()
+            .filter(|entry| plan.stages.contains(&entry.stage))
+            .map(|entry| (entry.stage, entry.name.to_owned()))
+            .collect();
+    }
+    let (arms, skipped) = run::matrix(&whole, env);
+    if args.output == Output::Json {
+        let value = serde_json::json!({
+            "stages": whole.stages,
+            "backends": whole.backends.iter().map(|(stage, name)| serde_json::json!({
+                "stage": stage,
+                "name": name,
+                "title": backend::find(*stage, name).map(|entry| entry.title),
+                "usual": backend::find(*stage, name).is_some_and(|entry| entry.usual),
+                "workloads": arms.iter().filter(|(of, _)| of == stage).flat_map(|(_, arms)| arms)
+                    .find(|arm| arm.name == *name).map(|arm| arm.workloads.iter().map(|w| w.name).collect::<Vec<_>>()),
+            })).collect::<Vec<_>>(),
+            "workloads": workload::CATALOGUE.iter().map(|w| serde_json::json!({"name": w.name, "title": w.title, "quick": w.quick})).collect::<Vec<_>>(),
+            "cannot_run": skipped,
+        });
+        return print(&(serde_json::to_string_pretty(&value)? + "\n"));
+    }
+    let mut text = String::new();
+    for stage in &whole.stages {
+        text += &format!("stage {stage}\n");
+        for entry in whole.entries(*stage) {
+            let mark = if entry.usual { " " } else { "+" };
+            let gone = skipped.iter().any(|skip| {
+                skip.stage == *stage && skip.backend == entry.name && skip.workload.is_none()
+            });
+            let gone = if gone { " — cannot run here" } else { "" };
+            text += &format!("  {mark} {:<18} {}{gone}\n", entry.name, entry.title);
+        }
+    }
+    text += "workloads\n";
+    for workload in &whole.workloads() {
+        text += &format!(
+            "    {:<18} {}{}\n",
+            workload.name,
+            workload.title,
+            if workload.quick { " (quick)" } else { "" }
+        );
+    }
+    for (group, members) in workload::GROUPS {
+        text += &format!("    {group:<18} = {}\n", members.join(", "));
+    }
+    text += "+ only when named with --backends\n";
+    if !skipped.is_empty() {
+        text += "cannot run here\n";
+    }
+    for (what, missing) in report::words::skipped(&skipped) {
+        text += &format!("  {what}: {}. What would help: {}.\n", missing.reason, missing.remedy);
+    }
+    print(&text)
+}

@@ -1,0 +1,134 @@
+//! CPU time of servers, load generators and the whole machine, in seconds.
+
+use std::collections::HashMap;
+use std::fs;
+
+/// CPU seconds used so far by process `pid` and all its children, living and reaped. 0 when it is gone.
+///
+/// User and system time are counted, and io_uring's worker threads with them: they belong to the process. What the
+/// kernel does for a loop device is done by kernel threads of their own and is **not** in here; [`machine_cpu_seconds`]
+/// has it.
+pub fn tree_cpu_seconds(pid: u32) -> f64 {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    let mut stats: HashMap<u32, Stat> = HashMap::new();
+    let Ok(entries) = fs::read_dir("/proc") else { return 0.0 };
+    for entry in entries.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        if let Some(stat) = Stat::parse(&text) {
+            children.entry(stat.parent).or_default().push(pid);
+            stats.insert(pid, stat);
+        }
+    }
+    let per_tick = 1.0 / rustix::param::clock_ticks_per_second() as f64;
+    let mut total = 0.0;
+    let mut todo = vec![pid];
+    while let Some(pid) = todo.pop() {
+        if let Some(stat) = stats.get(&pid) {
+            total += clock_seconds(pid).unwrap_or(stat.own as f64 * per_tick)
+                + stat.reaped as f64 * per_tick;
+        }
+        todo.extend(children.remove(&pid).unwrap_or_default());
+    }
+    total
+}
+
+/// CPU seconds of the children of this process that have ended and were waited for, in steps of 10 ms.
+pub fn reaped_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    Stat::parse(&text)
+        .map_or(0.0, |stat| stat.reaped as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// CPU seconds that the whole machine has spent on anything but idling, since it started: every process, kernel
+/// threads, interrupts. Other programs that run beside the lab are in it too.
+pub fn machine_cpu_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    busy_ticks(&text).unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// user, nice, system, irq and softirq of the first line of /proc/stat. (Guest time is within user; steal is not ours.)
+fn busy_ticks(text: &str) -> Option<u64> {
+    let fields: Vec<u64> = text
+        .lines()
+        .next()?
+        .strip_prefix("cpu ")?
+        .split_whitespace()
+        .filter_map(|f| f.parse().ok())
+        .collect();
+    [0, 1, 2, 5, 6].iter().map(|&i| fields.get(i).copied()).sum()
+}
+
+struct Stat {
+    parent: u32,
+    own: u64,
+    reaped: u64,
+}
+
+impl Stat {
+    /// Of /proc/PID/stat: field 4 (parent), 14+15 (own time), 16+17 (time of reaped children), in clock ticks.
+    fn parse(text: &str) -> Option<Stat> {
+        // The command's name may hold spaces and brackets: count from the last closing one.
+        let rest = &text[text.rfind(')')? + 1..];
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let number = |index: usize| fields.get(index - 3)?.parse::<u64>().ok();
+        Some(Stat {
+            parent: u32::try_from(number(4)?).ok()?,
+            own: number(14)? + number(15)?,
+            reaped: number(16)? + number(17)?,
+        })
+    }
+}
+
+/// The CPU clock of a living process, all threads, in nanoseconds where /proc counts in ticks of 10 ms.
+#[allow(unsafe_code)]
+fn clock_seconds(pid: u32) -> Option<f64> {
+    let pid = libc::pid_t::try_from(pid).ok()?;
+    let mut clock: libc::clockid_t = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both calls only write to the two locals that they are given a pointer to.
+    let answered = unsafe {
+        libc::clock_getcpuclockid(pid, &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    answered.then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_does_not_shift_the_fields() {
+        let text = "42 (a) b (c)) S 7 42 42 0 -1 4194560 1 2 3 4 11 22 33 44 20 0 1 0 9 9 9";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.parent, stat.own, stat.reaped), (7, 33, 77));
+    }
+
+    #[test]
+    fn idle_iowait_and_steal_are_not_busy() {
+        assert_eq!(
+            busy_ticks("cpu  1 10 100 5000 700 1000 10000 9 0 0\ncpu0 1 1 1 1"),
+            Some(11111)
+        );
+    }
+
+    #[test]
+    fn a_busy_child_is_counted_with_its_parent() {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 5"])
+            .spawn()
+            .unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(4);
+        let mut seen = 0.0;
+        while std::time::Instant::now() < until && seen < 0.05 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            seen = tree_cpu_seconds(child.id());
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(seen >= 0.05, "the loop of the grandchild took {seen} s");
+    }
+}

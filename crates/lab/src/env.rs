@@ -1,0 +1,107 @@
+//! What this machine offers the lab: programs, devices, rights.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use ringtap_guest::{Appliance, Machine};
+use serde::{Deserialize, Serialize};
+
+use crate::process;
+use crate::stop::Stop;
+
+/// Why something cannot run here, and what would make it run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// What is not there.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Missing {
+    /// A reason with its remedy.
+    pub fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Missing {
+        Missing { reason: reason.into(), remedy: remedy.into() }
+    }
+}
+
+/// The machine, as far as availability is asked.
+#[derive(Debug)]
+pub struct Env {
+    /// The `ringtap` binary.
+    pub ringtap: PathBuf,
+    serve: OnceLock<Option<Missing>>,
+    load: OnceLock<Option<Missing>>,
+    guest: OnceLock<Result<Appliance, Missing>>,
+}
+
+impl Env {
+    /// A machine with that `ringtap` binary.
+    pub fn new(ringtap: PathBuf) -> Env {
+        Env { ringtap, serve: OnceLock::new(), load: OnceLock::new(), guest: OnceLock::new() }
+    }
+
+    /// Whether a program is there; `package` is Debian's name of what brings it.
+    pub fn program(&self, program: &str, package: &str) -> Option<Missing> {
+        process::find(program).is_none().then(|| {
+            Missing::new(
+                format!("{program} is not installed"),
+                format!("apt-get install {package}"),
+            )
+        })
+    }
+
+    /// Whether this is root, for `what`.
+    pub fn root(&self, what: &str) -> Option<Missing> {
+        (!rustix::process::geteuid().is_root()).then(|| {
+            Missing::new(format!("{what} needs root"), "run ringtap compare as root or with sudo")
+        })
+    }
+
+    /// Whether `ringtap serve` is there and answers.
+    pub fn ringtap_serve(&self) -> Option<Missing> {
+        self.serve.get_or_init(|| self.ringtap_verb("serve")).clone()
+    }
+
+    /// Whether `ringtap load` is there and answers.
+    pub fn ringtap_load(&self) -> Option<Missing> {
+        self.load.get_or_init(|| self.ringtap_verb("load")).clone()
+    }
+
+    fn ringtap_verb(&self, verb: &str) -> Option<Missing> {
+        let mut command = Command::new(&self.ringtap);
+        command.args([verb, "--help"]);
+        let answer = process::run(command, Duration::from_secs(10), &Stop::default());
+        answer.err().map(|error| {
+            Missing::new(
+                format!("{} has no working `{verb}` ({error})", self.ringtap.display()),
+                "cargo build --release, then run the compare verb of that ringtap binary",
+            )
+        })
+    }
+
+    /// The guest's kernel and initramfs, built at the first call (seconds) and kept in the cache. The guest's root is
+    /// the host's, read-only below a tmpfs: its fio, dd and bonnie++ are the host's.
+    pub fn appliance(&self) -> Result<Appliance, Missing> {
+        let build = || {
+            let builder = Appliance::builder(Machine::Uml);
+            builder.build(&Appliance::default_cache()).map_err(|error| match error {
+                ringtap_guest::Error::Missing { what, remedy, .. } => {
+                    Missing::new(format!("{what} is not on this machine"), remedy)
+                }
+                error => Missing::new(format!("no guest can be built: {error}"), "see the message"),
+            })
+        };
+        self.guest.get_or_init(build).clone()
+    }
+
+    /// Whether loop devices can be made.
+    pub fn loop_devices(&self) -> Option<Missing> {
+        if !Path::new("/dev/loop-control").exists() {
+            return Some(Missing::new("this kernel has no loop devices", "modprobe loop"));
+        }
+        self.root("making a loop device").or_else(|| self.program("losetup", "mount"))
+    }
+}

@@ -1,0 +1,338 @@
+//! The plan of a run: from a TOML file, from flags, and checked before anything starts.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{self, Entry};
+use crate::cli::CompareArgs;
+use crate::error::{Error, Result};
+use crate::sample::Stage;
+use crate::workload::{self, Workload};
+
+/// Fewest bytes of a disk.
+const SMALLEST: u64 = 32 << 20;
+
+/// What a TOML plan may say. Everything may be left out; flags win over it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanFile {
+    /// Stages by name.
+    pub stages: Option<Vec<String>>,
+    /// Backends by name.
+    pub backends: Option<Vec<String>>,
+    /// Workloads or groups by name.
+    pub workloads: Option<Vec<String>>,
+    /// Rounds.
+    pub rounds: Option<u32>,
+    /// Size of each disk: "1G".
+    pub size: Option<String>,
+    /// Seconds that fio measures.
+    pub seconds: Option<f64>,
+    /// Seconds that fio runs before it measures.
+    pub ramp: Option<f64>,
+    /// Seed of order, blocks and bootstrap.
+    pub seed: Option<u64>,
+    /// Where the disks are made.
+    pub dir: Option<PathBuf>,
+}
+
+/// What is run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Stages, in the order in which they take turns.
+    pub stages: Vec<Stage>,
+    /// Backends by stage, in the order of the report; the first of a stage is its reference.
+    pub backends: Vec<(Stage, String)>,
+    /// Workloads, in the order in which they run on an arm.
+    pub workloads: Vec<String>,
+    /// Rounds: every arm once in each.
+    pub rounds: u32,
+    /// Bytes of each disk.
+    pub size: u64,
+    /// Seconds that fio measures.
+    pub seconds: f64,
+    /// Seconds that fio runs before it measures.
+    pub ramp: f64,
+    /// Seed of order, blocks and bootstrap.
+    pub seed: u64,
+    /// Where the disks are made.
+    pub dir: PathBuf,
+}
+
+impl Plan {
+    /// The plan that these flags (and the file they name) ask for.
+    pub fn from_args(args: &CompareArgs) -> Result<Plan> {
+        let file = match &args.plan {
+            Some(path) => read(path)?,
+            None => PlanFile::default(),
+        };
+        let stages = stages(args.stages.as_ref().or(file.stages.as_ref()))?;
+        let backends = backends(&stages, args.backends.as_ref().or(file.backends.as_ref()))?;
+        let workloads = workloads(args.workloads.as_ref().or(file.workloads.as_ref()), args.quick)?;
+        let size = match args.size.as_ref().or(file.size.as_ref()) {
+            Some(text) => parse_size(text)?,
+            None if args.quick => 128 << 20,
+            None => 1 << 30,
+        };
+        let usual = if args.quick { (6, 0.25, 0.0) } else { (10, 3.0, 0.5) };
+        let seed = args
+            .seed
+            .or(file.seed)
+            .unwrap_or_else(|| jiff::Timestamp::now().as_millisecond().unsigned_abs());
+        let plan = Plan {
+            stages,
+            backends,
+            workloads,
+            rounds: args.rounds.or(file.rounds).unwrap_or(usual.0),
+            size,
+            seconds: args.seconds.or(file.seconds).unwrap_or(usual.1),
+            ramp: args.ramp.or(file.ramp).unwrap_or(usual.2),
+            seed,
+            dir: args.dir.clone().or(file.dir).unwrap_or_else(usual_dir),
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |text: String| Err(Error::Plan(text));
+        if self.rounds == 0 || self.rounds > 1000 {
+            return refuse(format!(
+                "{} rounds: give 1 to 1000 (6 and more for verdicts)",
+                self.rounds
+            ));
+        }
+        if !(0.05..=3600.0).contains(&self.seconds) {
+            return refuse(format!("{} seconds a run: give 0.05 to 3600", self.seconds));
+        }
+        if !(0.0..=3600.0).contains(&self.ramp) {
+            return refuse(format!("{} seconds of ramp: give 0 to 3600", self.ramp));
+        }
+        if self.size < SMALLEST || self.size % (1 << 20) != 0 {
+            return refuse(format!(
+                "a disk of {} bytes: give whole MiB, at least {} MiB",
+                self.size,
+                SMALLEST >> 20
+            ));
+        }
+        if !self.dir.is_dir() {
+            return refuse(format!(
+                "--dir {}: no such folder; make it, or name another",
+                self.dir.display()
+            ));
+        }
+        if self.backends.is_empty() {
+            let stages: Vec<&str> = self.stages.iter().map(|stage| stage.name()).collect();
+            return refuse(format!("none of these backends runs on stage {}", stages.join(" or ")));
+        }
+        Ok(())
+    }
+
+    /// The stage's backends.
+    pub fn entries(&self, stage: Stage) -> Vec<&'static Entry> {
+        self.backends
+            .iter()
+            .filter(|(of, _)| *of == stage)
+            .filter_map(|(_, name)| backend::find(stage, name))
+            .collect()
+    }
+
+    /// The workloads.
+    pub fn workloads(&self) -> Vec<&'static Workload> {
+        self.workloads.iter().filter_map(|name| workload::find(name)).collect()
+    }
+
+    /// What the workloads of one round share.
+    pub fn settings(&self, round: u32) -> workload::Settings {
+        workload::Settings {
+            size: self.size,
+            run: Duration::from_secs_f64(self.seconds),
+            ramp: Duration::from_secs_f64(self.ramp),
+            seed: self.seed.wrapping_add(u64::from(round)) & 0x7fff_ffff,
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<PlanFile> {
+    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+    toml::from_str(&text).map_err(|e| Error::Plan(format!("plan {}: {e}", path.display())))
+}
+
+/// TMPDIR when it is set, else /var/tmp: /tmp may be memory.
+fn usual_dir() -> PathBuf {
+    std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
+}
+
+/// Bytes of "1G", "256M" (powers of 1024).
+pub fn parse_size(text: &str) -> Result<u64> {
+    parse_size::Config::new()
+        .with_binary()
+        .parse_size(text)
+        .map_err(|e| Error::Plan(format!("size {text:?}: {e}; write 256M, 1G")))
+}
+
+fn stages(names: Option<&Vec<String>>) -> Result<Vec<Stage>> {
+    let Some(names) = names else { return Ok(Stage::ALL.to_vec()) };
+    let known: Vec<&str> = Stage::ALL.iter().map(|stage| stage.name()).collect();
+    let mut stages = Vec::new();
+    for name in names {
+        let stage = Stage::ALL.into_iter().find(|stage| stage.name() == name);
+        stages.push(stage.ok_or_else(|| unknown("stage", name, &known))?);
+    }
+    Ok(in_order(Stage::ALL.iter().copied(), &stages))
+}
+
+fn backends(stages: &[Stage], names: Option<&Vec<String>>) -> Result<Vec<(Stage, String)>> {
+    let of = |entry: &Entry| (entry.stage, entry.name.to_owned());
+    let entries = backend::CATALOGUE.iter().filter(|entry| stages.contains(&entry.stage));
+    let Some(names) = names else {
+        return Ok(entries.filter(|entry| entry.usual).map(of).collect());
+    };
+    let mut known: Vec<&str> = backend::CATALOGUE.iter().map(|entry| entry.name).collect();
+    known.sort_unstable();
+    known.dedup();
+    if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(unknown("backend", name, &known));
+    }
+    Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
+}
+
+fn workloads(names: Option<&Vec<String>>, quick: bool) -> Result<Vec<String>> {
+    let catalogue = workload::CATALOGUE.iter();
+    let Some(names) = names else {
+        return Ok(catalogue
+            .filter(|workload| workload.quick || !quick)
+            .map(|workload| workload.name.to_owned())
+            .collect());
+    };
+    let mut wanted = Vec::new();
+    for name in names {
+        if let Some((_, members)) = workload::GROUPS.iter().find(|(group, _)| group == name) {
+            wanted.extend_from_slice(members);
+        } else if let Some(workload) = workload::find(name) {
+            wanted.push(workload.name);
+        } else {
+            let known: Vec<&str> = workload::GROUPS
+                .iter()
+                .map(|(group, _)| *group)
+                .chain(workload::CATALOGUE.iter().map(|workload| workload.name))
+                .collect();
+            return Err(unknown("workload", name, &known));
+        }
+    }
+    Ok(in_order(workload::CATALOGUE.iter().map(|workload| workload.name), &wanted)
+        .into_iter()
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Those of `all` that are wanted, each once.
+fn in_order<T: PartialEq>(all: impl Iterator<Item = T>, wanted: &[T]) -> Vec<T> {
+    all.filter(|one| wanted.contains(one)).collect()
+}
+
+fn unknown(what: &str, name: &str, known: &[&str]) -> Error {
+    let mut near: Vec<(f64, &str)> = known
+        .iter()
+        .map(|known| (strsim::jaro_winkler(name, known), *known))
+        .filter(|(near, _)| *near > 0.75)
+        .collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let near: Vec<&str> = near.iter().take(3).map(|(_, name)| *name).collect();
+    Error::Plan(if near.is_empty() {
+        format!("no {what} {name:?}; there are: {}", known.join(", "))
+    } else {
+        format!(
+            "no {what} {name:?}; did you mean {}? (ringtap compare --list names them all)",
+            near.join(" or ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    fn plan(words: &str) -> Result<Plan> {
+        Plan::from_args(
+            &Cli::parse_from(std::iter::once("compare").chain(words.split_whitespace())).args,
+        )
+    }
+
+    #[test]
+    fn quick_and_normal() {
+        let quick = plan("--quick --dir /tmp").unwrap();
+        assert_eq!((quick.rounds, quick.size), (6, 128 << 20));
+        let normal = plan("--dir /tmp").unwrap();
+        assert_eq!((normal.rounds, normal.size), (10, 1 << 30));
+        assert!(normal.workloads.len() > quick.workloads.len());
+        assert_eq!(normal.stages, Stage::ALL);
+        assert_eq!(normal.entries(Stage::Host)[0].name, "native");
+        assert_eq!(normal.entries(Stage::Guest)[0].name, "ubd");
+    }
+
+    #[test]
+    fn names_keep_the_catalogue_order_and_groups_unfold() {
+        let plan = plan(
+            "--dir /tmp --backends qemu-nbd,native --workloads dd,randread-4k-qd1 --stages host",
+        )
+        .unwrap();
+        let names: Vec<&str> = plan.backends.iter().map(|(_, name)| name.as_str()).collect();
+        assert_eq!(names, ["native", "qemu-nbd"]);
+        assert_eq!(
+            plan.workloads,
+            ["randread-4k-qd1", "dd-throughput", "dd-latency-direct", "dd-latency-dsync"]
+        );
+    }
+
+    #[test]
+    fn a_near_name_is_offered() {
+        let text = |words| plan(words).unwrap_err().to_string();
+        assert!(text("--backends qemunbd").contains("did you mean qemu-nbd"));
+        assert!(text("--workloads randread-4k-qd3").contains("randread-4k-qd32"));
+        assert!(text("--stages hos").contains("did you mean host"));
+        assert!(text("--backends zzz").contains("there are: "));
+    }
+
+    #[test]
+    fn nonsense_is_refused_before_anything_starts() {
+        for words in [
+            "--rounds 0",
+            "--size 5",
+            "--size 1000001K",
+            "--size much",
+            "--seconds 0",
+            "--dir /nowhere/at/all",
+            "--stages guest --backends native",
+        ] {
+            assert!(plan(words).is_err(), "{words}");
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("plan.toml");
+        std::fs::write(
+            &path,
+            "rounds = 7\nsize = \"64M\"\nstages = [\"host\"]\ndir = \"/tmp\"\nseed = 3\n",
+        )
+        .unwrap();
+        let plan = plan(&format!("--plan {} --rounds 8", path.display())).unwrap();
+        assert_eq!((plan.rounds, plan.size, plan.seed), (8, 64 << 20, 3));
+        assert_eq!(plan.stages, [Stage::Host]);
+        std::fs::write(&path, "round = 7\n").unwrap();
+        let error = super::read(&path).unwrap_err().to_string();
+        assert!(error.contains("unknown field"), "{error}");
+    }
+}

@@ -1,0 +1,339 @@
+//! Programs that the lab starts: servers that must answer on a socket, tools that must end in time.
+//! Each runs in a process group of its own, so that Ctrl-C reaches the lab alone and the lab stops them in order,
+//! and dies with the lab, however the lab dies.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::cost;
+use crate::error::{Error, Result};
+use crate::stop::Stop;
+
+/// How often a waiting lab looks again.
+const TICK: Duration = Duration::from_millis(5);
+/// How long a server may take to end after SIGTERM before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A child that is killed with all its group when it is dropped.
+#[derive(Debug)]
+pub struct Group {
+    name: String,
+    child: Child,
+}
+
+impl Group {
+    /// Starts `command` in a process group of its own.
+    pub fn spawn(mut command: Command) -> Result<Group> {
+        let name = name_of(command.get_program());
+        command.process_group(0);
+        die_with_parent(&mut command);
+        let child = command.spawn().map_err(|e| Error::Program {
+            program: name.clone(),
+            what: format!("cannot be started: {e}"),
+            said: String::new(),
+        })?;
+        Ok(Group { name, child })
+    }
+
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Fails only when the group is gone already.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
+
+    /// The exit status once the process has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits for the end, for at most `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let until = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.ended() {
+                return Some(status);
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            self.signal(Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+fn die_with_parent(command: &mut Command) {
+    // SAFETY: prctl(PR_SET_PDEATHSIG) is async-signal-safe, touches no memory of the parent and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            Ok(())
+        });
+    }
+}
+
+/// A server of the lab: runs until it is stopped, and keeps its stderr in a file of the run's folder.
+#[derive(Debug)]
+pub struct Server {
+    group: Group,
+    log: PathBuf,
+    log_from: u64,
+    /// The command line, for the report.
+    pub command_line: String,
+}
+
+impl Server {
+    /// Starts `command` with stderr appended to `log`.
+    pub fn start(mut command: Command, log: &Path) -> Result<Server> {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .map_err(Error::file("open", log))?;
+        let log_from = file.metadata().map(|m| m.len()).unwrap_or(0);
+        let command_line = command_line(&command);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        Ok(Server { group: Group::spawn(command)?, log: log.to_owned(), log_from, command_line })
+    }
+
+    /// The server's process id.
+    pub fn pid(&self) -> u32 {
+        self.group.pid()
+    }
+
+    /// CPU seconds used so far by the server and its children.
+    pub fn cpu_seconds(&self) -> f64 {
+        cost::tree_cpu_seconds(self.pid())
+    }
+
+    /// Waits until a connection to the UNIX socket `path` is accepted.
+    pub fn wait_for_socket(&mut self, path: &Path, limit: Duration, stop: &Stop) -> Result<()> {
+        self.wait_until(path, limit, stop, || UnixStream::connect(path).is_ok())
+    }
+
+    /// Waits until the UNIX socket `path` listens, without connecting: a vhost-user server has one client at a time,
+    /// and some take a first, empty connection for that client.
+    pub fn wait_for_socket_file(
+        &mut self,
+        path: &Path,
+        limit: Duration,
+        stop: &Stop,
+    ) -> Result<()> {
+        self.wait_until(path, limit, stop, || listens(path))
+    }
+
+    fn wait_until(
+        &mut self,
+        path: &Path,
+        limit: Duration,
+        stop: &Stop,
+        ready: impl Fn() -> bool,
+    ) -> Result<()> {
+        let until = Instant::now() + limit;
+        loop {
+            stop.check()?;
+            if let Some(status) = self.group.ended() {
+                return Err(
+                    self.failed(format!("ended ({status}) before it opened {}", path.display()))
+                );
+            }
+            if ready() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(self.failed(format!(
+                    "did not open {} within {} s",
+                    path.display(),
+                    limit.as_secs()
+                )));
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// An error when the server has ended by itself.
+    pub fn check(&mut self) -> Result<()> {
+        match self.group.ended() {
+            Some(status) => Err(self.failed(format!("ended by itself ({status})"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks the server to end (SIGTERM) and waits; kills it when it does not.
+    pub fn stop(mut self) -> Result<()> {
+        self.check()?;
+        self.group.signal(Signal::TERM);
+        match self.group.wait(GRACE) {
+            Some(_) => Ok(()),
+            None => Err(self.failed(format!(
+                "did not end within {} s of SIGTERM and was killed",
+                GRACE.as_secs()
+            ))),
+        }
+    }
+
+    /// The end of what this server wrote to stderr since it was started.
+    pub fn said(&self) -> String {
+        let mut text = String::new();
+        if let Ok(mut file) = File::open(&self.log) {
+            let _ = file.seek(SeekFrom::Start(self.log_from));
+            let mut bytes = Vec::new();
+            let _ = file.read_to_end(&mut bytes);
+            text = String::from_utf8_lossy(&bytes).into_owned();
+        }
+        tail(&text)
+    }
+
+    fn failed(&self, what: String) -> Error {
+        Error::Program { program: self.group.name.clone(), what, said: self.said() }
+    }
+}
+
+/// What a tool printed.
+#[derive(Debug)]
+pub struct Output {
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+/// Runs a tool to its end, for at most `limit`, and returns what it printed. A failing status is an error that
+/// quotes stderr; Ctrl-C kills the tool at once.
+pub fn run(mut command: Command, limit: Duration, stop: &Stop) -> Result<Output> {
+    stop.check()?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut group = Group::spawn(command)?;
+    let stdout = reader(group.child.stdout.take());
+    let stderr = reader(group.child.stderr.take());
+    let until = Instant::now() + limit;
+    let ended = loop {
+        if let Some(status) = group.ended() {
+            break Ok(status);
+        }
+        if stop.asked() {
+            break Err(None);
+        }
+        if Instant::now() >= until {
+            break Err(Some(limit));
+        }
+        std::thread::sleep(TICK);
+    };
+    let name = group.name.clone();
+    drop(group);
+    let output = Output { stdout: collect(stdout), stderr: collect(stderr) };
+    let failed = |what| Err(Error::Program { program: name, what, said: tail(&output.stderr) });
+    match ended {
+        Ok(status) if status.success() => Ok(output),
+        Ok(status) => failed(format!("failed ({status})")),
+        Err(None) => Err(Error::Interrupted),
+        Err(Some(limit)) => {
+            failed(format!("did not end within {} s and was killed", limit.as_secs()))
+        }
+    }
+}
+
+/// Runs a short helper command (losetup, mkfs) with a limit of 60 s.
+pub fn run_short<S: AsRef<OsStr>>(
+    program: &str,
+    args: impl IntoIterator<Item = S>,
+    stop: &Stop,
+) -> Result<Output> {
+    let mut command = Command::new(program);
+    command.args(args);
+    run(command, Duration::from_secs(60), stop)
+}
+
+/// The path of a program as the shell would find it, /usr/sbin and /sbin included.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(program))
+        .find(|file| file.is_file())
+}
+
+/// A command as a person would type it.
+pub fn command_line(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| {
+            let word = word.to_string_lossy();
+            if word.chars().all(|c| c.is_ascii_alphanumeric() || "-_=./,:+".contains(c))
+                && !word.is_empty()
+            {
+                word.into_owned()
+            } else {
+                format!("'{}'", word.replace('\'', "'\\''"))
+            }
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Whether the kernel lists a listening UNIX socket at `path` (flag 0x10000 is "accepts connections").
+fn listens(path: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let end = format!(" {}", path.display());
+    table.lines().filter(|line| line.ends_with(&end)).any(|line| {
+        let flags =
+            line.split_whitespace().nth(3).and_then(|word| u32::from_str_radix(word, 16).ok());
+        flags.unwrap_or(0) & 0x10000 != 0
+    })
+}
+
+fn name_of(program: &OsStr) -> String {
+    Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
+}
+
+fn reader(pipe: Option<impl Read + Send + 'static>) -> Option<std::thread::JoinHandle<Vec<u8>>> {
+    pipe.map(|mut pipe| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = pipe.read_to_end(&mut bytes);
+            bytes
+        })
+    })
+}
+
+fn collect(reader: Option<std::thread::JoinHandle<Vec<u8>>>) -> String {
+    let bytes = reader.and_then(|thread| thread.join().ok()).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The beginning and the end of a long text: a panic's reason stands first, a tool's last.
+fn tail(text: &str) -> String {
+    const HEAD: usize = 400;
+    const TAIL: usize = 500;
+    let text = text.trim();
+    let letters: Vec<char> = text.chars().collect();
+    if letters.len() <= HEAD + TAIL {
+        return text.to_owned();
+    }
+    let head: String = letters[..HEAD].iter().collect();
+    let end: String = letters[letters.len() - TAIL..].iter().collect();
+    format!("{head} […] {end}")
+}

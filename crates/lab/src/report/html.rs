@@ -1,0 +1,450 @@
+//! `report.html`: one file that opens without a network. No script, nothing loaded.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::analysis::{Analysis, Row, reference};
+use super::{format, published, state_in_words, svg, table, words};
+use crate::run::folder::{Arm, State};
+use crate::sample::{Better, Metric, Stage};
+use crate::stats::{FEWEST_ROUNDS, Method, Verdict};
+use crate::workload::Workload;
+
+const STYLE: &str = include_str!("report.css");
+/// Sentences shown before the rest is folded.
+const FIRST_CLAIMS: usize = 8;
+
+/// The page.
+pub fn render(analysis: &Analysis) -> String {
+    let run = &analysis.run;
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "Ringtap compare, " (run.began) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                main {
+                    h1 { "Ways of serving a disk, side by side" }
+                    p.soft { (run.began) " · " (run.host.cpu) ", " (run.host.cpus) " CPUs · " (run.host.kernel) " · disks on " (run.host.file_system) }
+                    @if run.state == State::Complete {
+                        p.soft { (state_in_words(analysis)) }
+                    } @else {
+                        p.banner { (state_in_words(analysis)) }
+                    }
+                    (claims(analysis))
+                    @for (stage, arms) in analysis.stages() { (stage_section(analysis, stage, &arms)) }
+                    (peers(analysis))
+                    (troubles(analysis))
+                    (all_comparisons(analysis))
+                    (published_before())
+                    (method(analysis))
+                    (facts(analysis))
+                }
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn claims(analysis: &Analysis) -> Markup {
+    let claims = words::claims(analysis);
+    html! {
+        h2 { "What this run supports" }
+        @if analysis.only_points() {
+            p { "Nothing yet: under " (FEWEST_ROUNDS) " rounds there are points, no intervals and no verdicts." }
+        } @else if claims.is_empty() {
+            p { "No difference and no equality could be shown. More rounds narrow the intervals." }
+        }
+        ul { @for claim in claims.iter().take(FIRST_CLAIMS) { li { (claim) } } }
+        @if claims.len() > FIRST_CLAIMS {
+            details {
+                summary { (claims.len() - FIRST_CLAIMS) " more" }
+                ul { @for claim in &claims[FIRST_CLAIMS..] { li { (claim) } } }
+            }
+        }
+    }
+}
+
+fn stage_section(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
+    let what = match stage {
+        Stage::Host => "this machine as it is".to_owned(),
+        Stage::Guest => analysis.run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
+    };
+    html! {
+        h2 { "Stage: " (stage.name()) }
+        p.soft { (what) }
+        @for (workload, metric) in analysis.headlines(stage) {
+            (workload_card(analysis, stage, arms, workload, metric))
+        }
+    }
+}
+
+fn workload_card(
+    analysis: &Analysis,
+    stage: Stage,
+    arms: &[&Arm],
+    workload: &Workload,
+    metric: Metric,
+) -> Markup {
+    let reference = reference(&analysis.run, stage).unwrap_or_default();
+    let bars: Vec<svg::Bar<'_>> = arms
+        .iter()
+        .filter_map(|arm| {
+            let series = analysis.find(stage, &arm.name, workload.name, metric)?;
+            Some(svg::Bar {
+                label: &arm.name,
+                class: class(arm, reference),
+                median: series.median?,
+                interval: series.interval,
+                rounds: series.values.iter().map(|(_, value)| value.value).collect(),
+            })
+        })
+        .collect();
+    // Latency and cost belong to the run, not to each of its headline metrics.
+    let first = workload.headline.first() == Some(&metric);
+    let latency =
+        if first { latency(analysis, stage, arms, workload, reference) } else { Vec::new() };
+    let (cost, per) = if first { cost(analysis, stage, arms, workload) } else { (Vec::new(), "") };
+    let notes: Vec<&str> = analysis
+        .notes
+        .iter()
+        .filter(|(of, name, _)| *of == stage && name == workload.name)
+        .map(|(_, _, note)| note.as_str())
+        .collect();
+    let less = if metric.better() == Better::Lower { ", less is better" } else { "" };
+    html! {
+        section.card {
+            h3 { (workload.title) ": " (metric.title()) }
+            p.soft.small {
+                @if let Some(floor) = analysis.floor(stage, workload.name, metric) {
+                    "A/A noise floor ±" (format::digits(floor.floor * 100.0)) " %"
+                    @if !floor.holds { ". The twin differs from itself: the machine was unsteady, doubt small differences" }
+                    ". "
+                }
+                @for note in notes { (note) ". " }
+            }
+            div.charts {
+                figure {
+                    figcaption { "median of the rounds" (less) "; dots: rounds; whisker: 95 % interval" }
+                    (svg::bars(workload.title, metric.unit(), &bars))
+                }
+                @if !latency.is_empty() {
+                    figure {
+                        figcaption { "latency: p50, p99, p99.9 (large to small dot), logarithmic" }
+                        (svg::latency("latency", &latency))
+                    }
+                }
+                @if !cost.is_empty() {
+                    figure {
+                        figcaption {
+                            "CPU seconds per " (per) ": "
+                            span.key.server {} " server " span.key.client {} " client"
+                        }
+                        (svg::cost("CPU time", &cost))
+                    }
+                }
+            }
+            div.scroll { (workload_table(analysis, stage, arms, workload, metric, reference)) }
+        }
+    }
+}
+
+fn workload_table(
+    analysis: &Analysis,
+    stage: Stage,
+    arms: &[&Arm],
+    workload: &Workload,
+    metric: Metric,
+    reference: &str,
+) -> Markup {
+    let columns = table::columns(analysis, stage, workload);
+    html! {
+        table {
+            thead { tr {
+                th { "backend" }
+                th.n { (metric.title()) }
+                th.n { "× " (reference) }
+                th.n title="the interval that decides" { "95 %" }
+                th { "verdict" }
+                @for (title, _) in &columns { th.n { (title) } }
+                th.n { "rounds" }
+            } }
+            tbody {
+                @for arm in arms {
+                    @if let Some(series) = analysis.find(stage, &arm.name, workload.name, metric) {
+                        tr {
+                            td.name title=(arm.title) { (arm.name) }
+                            td.n { @if let Some(median) = series.median { (format::value(median, metric.unit())) } }
+                            @match analysis.row(stage, &arm.name, reference, workload.name, metric) {
+                                Some(row) => {
+                                    td.n { (format::ratio(row)) }
+                                    td.n { (format::decision(row)) }
+                                    (verdict(row))
+                                }
+                                None => { td.n { "1" } td.n {} td.word.soft { "reference" } }
+                            }
+                            @for (_, of) in &columns {
+                                td.n {
+                                    @match analysis.median(stage, &arm.name, workload.name, *of) {
+                                        Some(value) => (format::value(value, of.unit())),
+                                        None => "–",
+                                    }
+                                }
+                            }
+                            td.n { (series.values.len()) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn verdict(row: &Row) -> Markup {
+    let class = match row.verdict {
+        Verdict::Faster => "word faster",
+        Verdict::Slower => "word slower",
+        _ => "word",
+    };
+    html! { td class=(class) { (format::verdict(row)) } }
+}
+
+fn class(arm: &Arm, reference: &str) -> &'static str {
+    if arm.backend == reference {
+        "ref"
+    } else if arm.backend.starts_with("ringtap") {
+        "ours"
+    } else {
+        "peer"
+    }
+}
+
+fn latency<'a>(
+    analysis: &Analysis,
+    stage: Stage,
+    arms: &[&'a Arm],
+    workload: &Workload,
+    reference: &str,
+) -> Vec<svg::Latency<'a>> {
+    arms.iter()
+        .map(|arm| {
+            let points = [("p50", Metric::P50), ("p99", Metric::P99), ("p99.9", Metric::P999)];
+            let value = |metric| {
+                analysis.median(stage, &arm.name, workload.name, metric).map(|value| value.value)
+            };
+            svg::Latency {
+                label: &arm.name,
+                class: class(arm, reference),
+                points: points
+                    .iter()
+                    .filter_map(|(name, metric)| Some((*name, value(*metric)?)))
+                    .collect(),
+            }
+        })
+        .filter(|arm| !arm.points.is_empty())
+        .collect()
+}
+
+fn cost<'a>(
+    analysis: &Analysis,
+    stage: Stage,
+    arms: &[&'a Arm],
+    workload: &Workload,
+) -> (Vec<svg::Cost<'a>>, &'static str) {
+    let of = |server: Metric, client: Metric| -> Vec<svg::Cost<'a>> {
+        arms.iter()
+            .map(|arm| {
+                let value = |metric| {
+                    analysis
+                        .median(stage, &arm.name, workload.name, metric)
+                        .map(|value| value.value)
+                };
+                let parts = [("server", value(server)), ("client", value(client))];
+                let parts =
+                    parts.into_iter().filter_map(|(class, value)| Some((class, value?))).collect();
+                svg::Cost { label: &arm.name, parts }
+            })
+            .filter(|arm| !arm.parts.is_empty())
+            .collect()
+    };
+    let by_io = of(Metric::ServerCpu, Metric::ClientCpu);
+    if by_io.is_empty() {
+        (of(Metric::ServerCpuGib, Metric::ClientCpuGib), "GiB")
+    } else {
+        (by_io, "million I/Os")
+    }
+}
+
+fn peers(analysis: &Analysis) -> Markup {
+    let rows = analysis.peer_rows();
+    html! {
+        @if !rows.is_empty() {
+            h2 { "Ringtap beside its peers on the same wire" }
+            div.card { div.scroll { (comparison_table(&rows, false)) } }
+        }
+    }
+}
+
+/// `whole`: with the bootstrap, the method and the p-values.
+fn comparison_table(rows: &[&Row], whole: bool) -> Markup {
+    html! {
+        table {
+            thead { tr {
+                th { "stage" } th { "workload" } th { "metric" } th { "pair" }
+                th.n { "times as good" } th.n { "95 %" } th { "verdict" } th.n { "rounds" }
+                @if whole {
+                    th.n { "bootstrap 95 %" } th { "95 % by" } th.n { "p, whole table" } th.n { "p, Holm" }
+                }
+            } }
+            tbody { @for row in rows { tr {
+                td { (row.stage.name()) } td.name { (row.workload) } td.name { (row.metric.title()) }
+                td.name { (row.arm) " / " (row.against) }
+                td.n { (format::ratio(row)) } td.n { (format::decision(row)) }
+                (verdict(row)) td.n { (row.rounds) }
+                @if whole {
+                    td.n { (format::interval(row.bootstrap)) }
+                    td.name { @match row.interval.map(|i| i.method) {
+                        Some(Method::SignedRank) => "signed ranks", Some(Method::Sign) => "signs", None => "" } }
+                    td.n { (probability(row.adjusted_p)) } td.n { (probability(row.holm_p)) }
+                }
+            } } }
+        }
+    }
+}
+
+fn probability(p: Option<f64>) -> String {
+    p.map_or_else(String::new, |p| if p < 0.001 { "< 0.001".into() } else { format!("{p:.3}") })
+}
+
+fn troubles(analysis: &Analysis) -> Markup {
+    let skipped = words::skipped(&analysis.run.skipped);
+    html! {
+        @if !analysis.failures.is_empty() || !analysis.run.troubles.is_empty() {
+            h2 { "What failed" }
+            ul {
+                @for failure in &analysis.failures {
+                    li {
+                        b { (failure.stage.name()) " " (failure.arm) } ": " (failure.workloads.join(", ")) " (" (failure.samples) " samples)"
+                        pre { (failure.error) }
+                    }
+                }
+                @for trouble in &analysis.run.troubles { li { pre { (trouble) } } }
+            }
+        }
+        @if !skipped.is_empty() {
+            h2 { "What cannot run here" }
+            div.card { div.scroll { table {
+                thead { tr { th { "what" } th { "why" } th { "what would help" } } }
+                tbody { @for (what, missing) in skipped { tr { td { (what) } td { (missing.reason) } td { (missing.remedy) } } } }
+            } } }
+        }
+    }
+}
+
+fn all_comparisons(analysis: &Analysis) -> Markup {
+    let rows: Vec<&Row> = analysis.rows.iter().collect();
+    html! {
+        @if !rows.is_empty() {
+            h2 { "Every comparison" }
+            details {
+                summary { (rows.len()) " rows; metrics that are no headline have intervals of their own and no verdict" }
+                div.scroll { (comparison_table(&rows, true)) }
+            }
+        }
+    }
+}
+
+fn published_before() -> Markup {
+    // The data is part of the program, and a test reads it.
+    let all = published::all().unwrap_or_default();
+    html! {
+        h2 { "Published before" }
+        details {
+            summary { (all.len()) " comparisons of other people, without intervals; other machines, other versions: not to be compared number by number" }
+            @for one in &all {
+                div.card {
+                    h3 { (one.title) }
+                    p.soft.small { (one.setup) ". Runs: " (one.runs) "." }
+                    p { (one.said) }
+                    @if !one.rows.is_empty() {
+                        div.scroll { table {
+                            thead { tr { @for head in &one.columns { th { (head) } } } }
+                            tbody { @for row in &one.rows { tr { @for cell in row { td.name { (cell) } } } } }
+                        } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn method(analysis: &Analysis) -> Markup {
+    let plan = &analysis.run.plan;
+    html! {
+        h2 { "How it was measured" }
+        ul {
+            li { "Rounds are blocks: every backend once in each, in a balanced order from seed " (plan.seed) ". Comparisons pair the two values of a round." }
+            li { "Times as good: the ratio of medians, turned so that above 1 is better. Its bootstrap resamples whole rounds (10,000 times). The deciding interval is exact: Hodges–Lehmann by signed ranks, or by signs where the log ratios are skewed." }
+            li { "The first backend of a stage runs twice under two names. Half the width of that interval is the noise floor; no claim is smaller. Equivalent means: the whole interval within the larger of 3 % and the floor, at most 10 %." }
+            li { "Claims hold for the whole table at once with 95 % (Westfall and Young's step-down, flipping whole rounds). Holm's p-values stand beside it; with few rounds Holm cannot decide anything in a table this wide." }
+            li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
+            li { "Percentiles are shown only where at least 100 I/Os of a run lie beyond them; runs are combined by the median." }
+            li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran. In the guest stage the client is the whole guest, seen from outside." }
+            li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven by ringtap load, another client: compare them with each other first." }
+            li { "Writes are not flushed, except in the dsync test. dd's 1 GiB write includes the time to read 1 GiB of zeros." }
+        }
+    }
+}
+
+fn facts(analysis: &Analysis) -> Markup {
+    let run = &analysis.run;
+    let plan = &run.plan;
+    let seconds = format!("{} s measured, {} s ramp", plan.seconds, plan.ramp);
+    let mut rows: Vec<(&str, String)> = vec![
+        ("began, ended", format!("{} – {}", run.began, run.ended.as_deref().unwrap_or("?"))),
+        (
+            "plan",
+            format!(
+                "{} rounds, disks of {} MiB, fio {seconds}, seed {}",
+                plan.rounds,
+                plan.size >> 20,
+                plan.seed
+            ),
+        ),
+        ("system", run.host.system.clone()),
+        ("kernel", run.host.kernel.clone()),
+        (
+            "CPU",
+            format!(
+                "{} × {}{}",
+                run.host.cpus,
+                run.host.cpu,
+                if run.host.virtual_machine { " (virtual machine)" } else { "" }
+            ),
+        ),
+        ("memory", format!("{} MiB", run.host.memory >> 20)),
+        ("disks", format!("{} ({})", run.host.mount, run.host.file_system)),
+        ("load at the start", format!("{:.2}", run.host.load)),
+    ];
+    rows.extend(run.host.versions.iter().map(|(name, version)| (name.as_str(), version.clone())));
+    html! {
+        h2 { "The machine and the backends" }
+        div.card { div.scroll { table { tbody {
+            @for (name, value) in rows { tr { th { (name) } td { (value) } } }
+        } } } }
+        div.card { div.scroll { table {
+            thead { tr { th { "arm" } th { "what" } } }
+            tbody { @for arm in &run.arms { tr {
+                td.name { (arm.stage.name()) " " (arm.name) }
+                td {
+                    (arm.title)
+                    @if let Some(remark) = &arm.remark { p.soft.small { (remark) } }
+                    @if let Some(command) = &arm.command { pre { (command) } }
+                }
+            } } }
+        } } }
+    }
+}

@@ -1,0 +1,45 @@
+//! The report: terminal table, `report.html`, JSON. All are pure functions of the run's folder.
+
+pub mod analysis;
+pub mod format;
+pub mod html;
+pub mod published;
+pub mod svg;
+pub mod table;
+pub mod words;
+
+use std::path::{Path, PathBuf};
+
+pub use analysis::Analysis;
+
+use crate::error::Result;
+use crate::run::folder::{self, State};
+
+/// Reads a run's folder and analyses it.
+pub fn load(run: &Path) -> Result<Analysis> {
+    let (record, samples) = folder::read(run)?;
+    Ok(Analysis::new(record, &samples))
+}
+
+/// Writes `report.html` into the run's folder and returns its path.
+pub fn write_html(run: &Path, analysis: &Analysis) -> Result<PathBuf> {
+    let path = run.join("report.html");
+    folder::replace(&path, &html::render(analysis))?;
+    Ok(path)
+}
+
+/// How far the run came, in a sentence.
+pub fn state_in_words(analysis: &Analysis) -> String {
+    let (done, asked) = (analysis.complete_rounds, analysis.run.plan.rounds);
+    match analysis.run.state {
+        State::Complete if asked == 1 => "1 round, complete".into(),
+        State::Complete => format!("{asked} rounds, complete"),
+        State::Interrupted => format!("PARTIAL: interrupted; {done} of {asked} rounds are whole"),
+        State::Running => {
+            format!("PARTIAL: the run goes on or was killed; {done} of {asked} rounds are whole")
+        }
+        State::Failed => {
+            format!("PARTIAL: ended early by an error; {done} of {asked} rounds are whole")
+        }
+    }
+}

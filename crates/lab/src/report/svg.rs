@@ -1,0 +1,212 @@
+//! Charts as inline SVG. Colours are classes, so that the page's light and dark themes reach them.
+
+use maud::{Markup, html};
+
+use super::format;
+use crate::sample::{Unit, Value};
+
+const WIDTH: f64 = 500.0;
+const LABEL: f64 = 122.0;
+const ROOM: f64 = 74.0;
+const ROW: f64 = 26.0;
+const AXIS: f64 = 22.0;
+
+/// A bar: a median with the interval around it and the rounds behind it.
+#[derive(Clone, Debug)]
+pub struct Bar<'a> {
+    /// The arm.
+    pub label: &'a str,
+    /// The class of its colour.
+    pub class: &'static str,
+    /// The median.
+    pub median: Value,
+    /// The interval of the median.
+    pub interval: Option<(f64, f64)>,
+    /// The value of each round.
+    pub rounds: Vec<f64>,
+}
+
+/// Horizontal bars from zero.
+pub fn bars(title: &str, unit: Unit, bars: &[Bar<'_>]) -> Markup {
+    let ends = bars.iter().flat_map(|bar| bar.rounds.iter().copied().chain([bar.median.value]));
+    let largest = ends.fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+    let ticks = linear_ticks(largest);
+    let end = ticks.last().copied().unwrap_or(largest).max(largest);
+    let x = |value: f64| LABEL + (WIDTH - LABEL - ROOM) * value / end;
+    let height = ROW * bars.len() as f64 + AXIS;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            @for tick in &ticks {
+                line class="grid" x1=(n(x(*tick))) x2=(n(x(*tick))) y1="0" y2=(n(height - AXIS)) {}
+                text class="tick" x=(n(x(*tick))) y=(n(height - 6.0)) text-anchor="middle" { (tick_label(*tick, unit)) }
+            }
+            @for (at, bar) in bars.iter().enumerate() {
+                @let top = ROW * at as f64;
+                @let middle = top + ROW / 2.0;
+                text class="label" x=(n(LABEL - 8.0)) y=(n(middle + 4.0)) text-anchor="end" { (bar.label) }
+                rect class=(bar.class) x=(n(LABEL)) y=(n(top + 4.0)) width=(n(x(bar.median.value) - LABEL)) height=(n(ROW - 8.0)) rx="2" {
+                    title { (bar.label) ": " (format::value(bar.median, unit)) }
+                }
+                @if let Some((low, high)) = bar.interval {
+                    path class="whisker" d=(format!(
+                        "M{0} {2}V{3}M{1} {2}V{3}M{0} {4}H{1}",
+                        n(x(low)), n(x(high)), n(middle - 5.0), n(middle + 5.0), n(middle)
+                    )) {}
+                }
+                @for value in &bar.rounds {
+                    circle class="dot" cx=(n(x(*value))) cy=(n(middle)) r="2.2" { title { (format::number(*value, unit)) } }
+                }
+                @let right = bar.rounds.iter().copied().fold(bar.median.value, f64::max);
+                text class="value" x=(n(x(right) + 8.0)) y=(n(middle + 4.0)) { (format::value(bar.median, unit)) }
+            }
+        }
+    }
+}
+
+/// An arm's latency: medians over the rounds of p50, p99 and p99.9, in nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Latency<'a> {
+    /// The arm.
+    pub label: &'a str,
+    /// The class of its colour.
+    pub class: &'static str,
+    /// The percentiles that there are, in rising order, with their names.
+    pub points: Vec<(&'static str, f64)>,
+}
+
+/// Percentiles on a logarithmic axis.
+pub fn latency(title: &str, arms: &[Latency<'_>]) -> Markup {
+    let values = || arms.iter().flat_map(|arm| arm.points.iter().map(|point| point.1));
+    let low = values().fold(f64::INFINITY, f64::min).max(1.0).log10() - 0.08;
+    let high = values().fold(1.0, f64::max).log10() + 0.08;
+    let x = |value: f64| {
+        LABEL + (WIDTH - LABEL - 24.0) * (value.max(1.0).log10() - low) / (high - low).max(1e-9)
+    };
+    let height = ROW * arms.len() as f64 + AXIS;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            @for tick in log_ticks(low, high) {
+                line class="grid" x1=(n(x(tick))) x2=(n(x(tick))) y1="0" y2=(n(height - AXIS)) {}
+                text class="tick" x=(n(x(tick))) y=(n(height - 6.0)) text-anchor="middle" { (tick_label(tick, Unit::Nanoseconds)) }
+            }
+            @for (at, arm) in arms.iter().enumerate() {
+                @let middle = ROW * at as f64 + ROW / 2.0;
+                text class="label" x=(n(LABEL - 8.0)) y=(n(middle + 4.0)) text-anchor="end" { (arm.label) }
+                @if let (Some(first), Some(last)) = (arm.points.first(), arm.points.last()) {
+                    line class=(format!("span {}", arm.class)) x1=(n(x(first.1))) x2=(n(x(last.1))) y1=(n(middle)) y2=(n(middle)) {}
+                }
+                @for (place, (name, value)) in arm.points.iter().enumerate() {
+                    circle class=(format!("mark {}", arm.class)) cx=(n(x(*value))) cy=(n(middle)) r=(n(6.0 - 1.4 * place as f64)) {
+                        title { (arm.label) " " (name) ": " (format::number(*value, Unit::Nanoseconds)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An arm's cost: parts that add up, in CPU seconds.
+#[derive(Clone, Debug)]
+pub struct Cost<'a> {
+    /// The arm.
+    pub label: &'a str,
+    /// Server, client: seconds, with the class of the colour.
+    pub parts: Vec<(&'static str, f64)>,
+}
+
+/// Stacked bars.
+pub fn cost(title: &str, arms: &[Cost<'_>]) -> Markup {
+    let sum = |arm: &Cost<'_>| arm.parts.iter().map(|part| part.1).sum::<f64>();
+    let largest = arms.iter().map(sum).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+    let ticks = linear_ticks(largest);
+    let end = ticks.last().copied().unwrap_or(largest).max(largest);
+    let x = |value: f64| LABEL + (WIDTH - LABEL - ROOM) * value / end;
+    let height = ROW * arms.len() as f64 + AXIS;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            @for tick in &ticks {
+                line class="grid" x1=(n(x(*tick))) x2=(n(x(*tick))) y1="0" y2=(n(height - AXIS)) {}
+                text class="tick" x=(n(x(*tick))) y=(n(height - 6.0)) text-anchor="middle" { (tick_label(*tick, Unit::CpuPerMillion)) }
+            }
+            @for (at, arm) in arms.iter().enumerate() {
+                @let top = ROW * at as f64;
+                text class="label" x=(n(LABEL - 8.0)) y=(n(top + ROW / 2.0 + 4.0)) text-anchor="end" { (arm.label) }
+                @for (place, (class, value)) in arm.parts.iter().enumerate() {
+                    @let before: f64 = arm.parts[..place].iter().map(|part| part.1).sum();
+                    rect class=(class) x=(n(x(before))) y=(n(top + 4.0)) width=(n(x(*value) - LABEL)) height=(n(ROW - 8.0)) {
+                        title { (arm.label) ": " (format::number(*value, Unit::CpuPerMillion)) }
+                    }
+                }
+                text class="value" x=(n(x(sum(arm)) + 8.0)) y=(n(top + ROW / 2.0 + 4.0)) {
+                    (format::number(sum(arm), Unit::CpuPerMillion))
+                }
+            }
+        }
+    }
+}
+
+/// Zero and up to five round numbers, the last not below `largest`.
+fn linear_ticks(largest: f64) -> Vec<f64> {
+    let raw = largest / 4.0;
+    let power = 10f64.powf(raw.log10().floor());
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0]
+        .iter()
+        .map(|m| m * power)
+        .find(|step| *step >= raw)
+        .unwrap_or(10.0 * power);
+    (0..=5).map(|i| step * f64::from(i)).take_while(|tick| *tick < largest + step * 0.999).collect()
+}
+
+/// Powers of ten between the two exponents, and their doubles and fives where there are few.
+fn log_ticks(low: f64, high: f64) -> Vec<f64> {
+    let within = |steps: &[f64]| -> Vec<f64> {
+        (low.floor() as i32..=high.ceil() as i32)
+            .flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)))
+            .filter(|tick| (low..=high).contains(&tick.log10()))
+            .collect()
+    };
+    let tens = within(&[1.0]);
+    if tens.len() >= 4 { tens } else { within(&[1.0, 2.0, 5.0]) }
+}
+
+fn tick_label(value: f64, unit: Unit) -> String {
+    if value == 0.0 {
+        return "0".into();
+    }
+    let text = format::number(value, unit);
+    // 2.00 GB/s is 2 GB/s on an axis.
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, name) = text.split_at(end);
+    if digits.contains('.') {
+        format!("{}{name}", digits.trim_end_matches('0').trim_end_matches('.'))
+    } else {
+        text
+    }
+}
+
+fn n(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_reach_the_end() {
+        assert_eq!(linear_ticks(179_000.0), [0.0, 50_000.0, 100_000.0, 150_000.0, 200_000.0]);
+        for largest in [1e-9, 0.3, 1.0, 7.3, 999.0, 1e12] {
+            let ticks = linear_ticks(largest);
+            assert!(*ticks.last().unwrap() >= largest * 0.999, "{largest}: {ticks:?}");
+        }
+        assert_eq!(log_ticks(1.9, 3.1), [100.0, 200.0, 500.0, 1000.0]);
+        assert_eq!(log_ticks(1.0, 5.0), [10.0, 100.0, 1000.0, 10_000.0, 100_000.0]);
+    }
+
+    #[test]
+    fn axis_labels_lose_their_zeros() {
+        assert_eq!(tick_label(2e9, Unit::BytesPerSecond), "2 GB/s");
+        assert_eq!(tick_label(2.5e6, Unit::PerSecond), "2.5 M");
+        assert_eq!(tick_label(100.0, Unit::PerSecond), "100");
+    }
+}

@@ -1,0 +1,88 @@
+//! What a report says in sentences.
+
+use super::analysis::{Analysis, Row};
+use super::format;
+use crate::env::Missing;
+use crate::run::folder::Skip;
+use crate::stats::Verdict;
+use crate::workload;
+
+/// What was left out, with equal reasons put together: ("host ringtap-nbd, qemu-nbd: dd-throughput, bonnie", why).
+pub fn skipped(skipped: &[Skip]) -> Vec<(String, &Missing)> {
+    struct Group<'a> {
+        stage: &'a str,
+        backends: Vec<&'a str>,
+        workloads: Vec<&'a str>,
+        missing: &'a Missing,
+    }
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for skip in skipped {
+        let known = groups.iter_mut().find(|group| {
+            group.stage == skip.stage.name()
+                && group.missing == &skip.missing
+                && group.workloads.is_empty() == skip.workload.is_none()
+        });
+        let group = match known {
+            Some(group) => group,
+            None => {
+                let (stage, missing) = (skip.stage.name(), &skip.missing);
+                groups.push(Group { stage, backends: Vec::new(), workloads: Vec::new(), missing });
+                let last = groups.len() - 1;
+                &mut groups[last]
+            }
+        };
+        if !group.backends.contains(&skip.backend.as_str()) {
+            group.backends.push(&skip.backend);
+        }
+        if let Some(workload) = skip.workload.as_deref().filter(|w| !group.workloads.contains(w)) {
+            group.workloads.push(workload);
+        }
+    }
+    groups
+        .into_iter()
+        .map(|group| {
+            let workloads = match group.workloads.is_empty() {
+                true => String::new(),
+                false => format!(" with {}", group.workloads.join(", ")),
+            };
+            (format!("{} {}{workloads}", group.stage, group.backends.join(", ")), group.missing)
+        })
+        .collect()
+}
+
+/// The claims that the run supports, as sentences; those about Ringtap and its peers first.
+pub fn claims(analysis: &Analysis) -> Vec<String> {
+    let peers = analysis.peer_rows();
+    let of = |row: &Row| {
+        (row.stage, row.arm.clone(), row.against.clone(), row.workload.clone(), row.metric)
+    };
+    let known: Vec<_> = peers.iter().map(|row| of(row)).collect();
+    peers
+        .into_iter()
+        .chain(analysis.rows.iter().filter(|row| row.headline && !known.contains(&of(row))))
+        .filter_map(sentence)
+        .collect()
+}
+
+fn sentence(row: &Row) -> Option<String> {
+    let title =
+        workload::find(&row.workload).map_or(row.workload.as_str(), |workload| workload.title);
+    let what = format!("{title} ({}, {})", row.metric.title(), row.stage);
+    let interval = format::decision(row);
+    let (ours, theirs, ratio) = (&row.arm, &row.against, format::ratio(row));
+    match row.verdict {
+        Verdict::Faster => Some(format!(
+            "{ours} is {ratio} times as good as {theirs} in {what}; 95 %: {interval}."
+        )),
+        Verdict::Slower => {
+            Some(format!("{ours} reaches {ratio} of {theirs} in {what}; 95 %: {interval}."))
+        }
+        Verdict::Equivalent { margin } => {
+            let margin = format::digits(margin * 100.0);
+            Some(format!(
+                "{ours} and {theirs} are the same within {margin} % in {what}; 95 %: {interval}."
+            ))
+        }
+        Verdict::Unresolved { .. } | Verdict::None => None,
+    }
+}

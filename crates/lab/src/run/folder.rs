@@ -1,0 +1,171 @@
+//! The folder of a run: `run.json` (plan, machine, what could not run), `samples.jsonl` (one sample a line, appended
+//! as it comes), `servers/` (stderr of every server), and the report made from them.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::env::Missing;
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::plan::Plan;
+use crate::sample::{Sample, Stage};
+
+/// How far a run came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It runs, or its lab was killed.
+    Running,
+    /// All rounds are done.
+    Complete,
+    /// It was interrupted.
+    Interrupted,
+    /// It ended early because of an error.
+    Failed,
+}
+
+/// An arm of the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Arm {
+    /// Where it runs.
+    pub stage: Stage,
+    /// Its name: the backend's, with `#2` behind it for the A/A twin.
+    pub name: String,
+    /// The backend.
+    pub backend: String,
+    /// What it is.
+    pub title: String,
+    /// What its figures leave out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
+    /// The command line of its server, once it has run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}
+
+/// A cell of the matrix that cannot run here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Skip {
+    /// Where it would run.
+    pub stage: Stage,
+    /// The backend.
+    pub backend: String,
+    /// The workload; `None` for all of them.
+    pub workload: Option<String>,
+    /// Why not, and what would help.
+    #[serde(flatten)]
+    pub missing: Missing,
+}
+
+/// `run.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Version of the lab that wrote it.
+    pub lab: String,
+    /// When it began, RFC 3339.
+    pub began: String,
+    /// When it ended.
+    pub ended: Option<String>,
+    /// How far it came.
+    pub state: State,
+    /// Why it ended early, and what else went wrong beside the samples.
+    #[serde(default)]
+    pub troubles: Vec<String>,
+    /// What was asked.
+    pub plan: Plan,
+    /// Where it ran.
+    pub host: Host,
+    /// The guest, in words.
+    pub guest: Option<String>,
+    /// Arms, in the order of the report; the first of a stage is its reference.
+    pub arms: Vec<Arm>,
+    /// What could not run.
+    pub skipped: Vec<Skip>,
+}
+
+/// A run's folder while it is written.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    samples: File,
+}
+
+impl Folder {
+    /// Makes the folder. One that holds a run already is refused.
+    pub fn create(path: &Path) -> Result<Folder> {
+        fs::create_dir_all(path.join("servers")).map_err(Error::file("create", path))?;
+        let file = path.join("samples.jsonl");
+        let samples =
+            File::options().append(true).create_new(true).open(&file).map_err(|e| {
+                match e.kind() {
+                    std::io::ErrorKind::AlreadyExists => Error::Plan(format!(
+                        "{} holds a run already; name another folder with --out",
+                        path.display()
+                    )),
+                    _ => Error::file("create", &file)(e),
+                }
+            })?;
+        Ok(Folder { path: path.to_owned(), samples })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where a server's stderr goes.
+    pub fn log(&self, stage: Stage, arm: &str) -> PathBuf {
+        self.path.join("servers").join(format!("{stage}-{arm}.log"))
+    }
+
+    /// Appends a sample.
+    pub fn append(&mut self, sample: &Sample) -> Result<()> {
+        let wrong = Error::file("append to", &self.path.join("samples.jsonl"));
+        let mut line = serde_json::to_vec(sample).map_err(|e| Error::Plan(e.to_string()))?;
+        line.push(b'\n');
+        self.samples.write_all(&line).map_err(wrong)
+    }
+
+    /// Writes `run.json` anew; a reader sees the old one or the new one.
+    pub fn write_record(&self, record: &Record) -> Result<()> {
+        let text = serde_json::to_string_pretty(record).map_err(|e| Error::Plan(e.to_string()))?;
+        replace(&self.path.join("run.json"), &(text + "\n"))
+    }
+}
+
+/// Writes `text` beside `path` and renames it there.
+pub fn replace(path: &Path, text: &str) -> Result<()> {
+    let beside = path.with_extension("new");
+    fs::write(&beside, text).map_err(Error::file("write", &beside))?;
+    fs::rename(&beside, path).map_err(Error::file("write", path))
+}
+
+/// Reads a run's folder. A last line that was cut (the lab was killed while it wrote) is left out.
+pub fn read(path: &Path) -> Result<(Record, Vec<Sample>)> {
+    let file = path.join("run.json");
+    let text = fs::read_to_string(&file).map_err(Error::file("read", &file))?;
+    let record = serde_json::from_str(&text).map_err(|e| Error::Output {
+        what: "run.json",
+        found: format!("{}: {e}", file.display()),
+    })?;
+    let file = path.join("samples.jsonl");
+    let lines: Vec<String> = BufReader::new(File::open(&file).map_err(Error::file("read", &file))?)
+        .lines()
+        .collect::<std::io::Result<_>>()
+        .map_err(Error::file("read", &file))?;
+    let mut samples = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        match serde_json::from_str(line) {
+            Ok(sample) => samples.push(sample),
+            Err(_) if at + 1 == lines.len() => {}
+            Err(e) => {
+                let found = format!("{} line {}: {e}", file.display(), at + 1);
+                return Err(Error::Output { what: "samples.jsonl", found });
+            }
+        }
+    }
+    Ok((record, samples))
+}

@@ -1,0 +1,258 @@
+//! The host stage: this machine as it is. All arms use one file, one after the other: the same blocks of the same
+//! device. Each block starts its server fresh and stops it, so that no arm lives on what it learned in an earlier round,
+//! and begins with the file synced and out of the page cache.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::backend::{Access, Entry, Reach};
+use crate::env::{Env, Missing};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::process;
+use crate::run::scratch::settle;
+use crate::run::{Place, Runner, Running};
+use crate::sample::Stage;
+use crate::stop::Stop;
+use crate::workload::fio::Target;
+use crate::workload::{Kind, Measured, Settings, Workload, bonnie, dd, fio, load};
+
+/// Bytes on the disks' file system that the stage needs.
+pub fn room(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> u64 {
+    let arms = arms.iter().filter(|(stage, _)| *stage == Stage::Host).flat_map(|(_, arms)| arms);
+    let bonnie = arms.clone().any(|arm| {
+        arm.workloads.iter().any(|workload| matches!(workload.kind, Kind::Bonnie { .. }))
+    });
+    if arms.count() == 0 { 0 } else { plan.size + if bonnie { plan.size } else { 0 } }
+}
+
+/// Why a workload cannot run on a backend.
+pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing> {
+    let reach = entry.backend.reach();
+    match (workload.kind, reach) {
+        (Kind::Fio(_), Reach::VhostUser) => env.ringtap_load(),
+        (Kind::Fio(_), Reach::Nbd) => env.program("fio", "fio").or_else(|| fio_engine("nbd")),
+        (Kind::Fio(_), _) => env.program("fio", "fio").or_else(|| fio_engine("io_uring")),
+        (_, Reach::Nbd) => Some(Missing::new(
+            if Path::new("/sys/module/nbd").exists() {
+                "the lab does not attach NBD exports to the kernel's NBD client yet"
+            } else {
+                "a file or block device is needed, and this kernel has no NBD client to make one of an export"
+            },
+            "a kernel with nbd, and a lab that attaches to it (planned); the guest stage runs it on a block device",
+        )),
+        (_, Reach::VhostUser) => Some(Missing::new(
+            "a file or block device is needed, and a vhost-user disk is one only inside a guest",
+            "the guest stage runs it there",
+        )),
+        (Kind::DdThroughput | Kind::DdLatency(_), _) => env.program("dd", "coreutils"),
+        (Kind::Bonnie { .. }, Reach::Block) => env
+            .program("bonnie++", "bonnie++")
+            .or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
+            .or_else(|| env.root("making and mounting a file system")),
+        (Kind::Bonnie { .. }, _) => env.program("bonnie++", "bonnie++"),
+    }
+}
+
+fn fio_engine(engine: &str) -> Option<Missing> {
+    let known = process::run_short("fio", ["--enghelp"], &Stop::default())
+        .is_ok_and(|output| output.stdout.lines().any(|line| line.trim() == engine));
+    (!known).then(|| {
+        Missing::new(
+            format!("this fio has no {engine} engine"),
+            format!("Debian's fio has it; else build fio with {engine}"),
+        )
+    })
+}
+
+/// The stage, prepared.
+#[derive(Debug)]
+pub struct Host {
+    disk: PathBuf,
+}
+
+impl Host {
+    /// Writes the disk.
+    pub fn prepare(runner: &mut Runner<'_>) -> Result<Host> {
+        Ok(Host { disk: runner.disk("host.raw")? })
+    }
+
+    /// One round: a block for each arm.
+    pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+        for (position, arm) in (0..).zip(order) {
+            let place = |workload| Place { stage: Stage::Host, arm, workload, round, position };
+            let mut served = match runner.start(Stage::Host, arm, &self.disk) {
+                Ok(served) => served,
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(error) => {
+                    for workload in &arm.workloads {
+                        runner.fail(place(workload), &error)?;
+                    }
+                    continue;
+                }
+            };
+            if let Some(server) = &served.server {
+                let command = server.command_line.clone();
+                runner.remember_command(Stage::Host, &arm.name, &command)?;
+            }
+            let settings = runner.plan.settings(round);
+            for workload in &arm.workloads {
+                let access = served.access.clone();
+                let (env, stop, scratch) =
+                    (runner.env, runner.stop, runner.scratch.disks().to_owned());
+                // A server that died before its turn would only show as a refused connection.
+                let alive = served.server.as_mut().map_or(Ok(()), crate::process::Server::check);
+                runner.sample(place(workload), served.server.as_ref(), None, || {
+                    alive?;
+                    measure(workload, &access, &settings, env, &scratch, stop)
+                })?;
+            }
+            if let Err(error) = served.end() {
+                runner.trouble(Stage::Host, &arm.name, &error);
+            }
+            settle(&self.disk)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs one workload on a disk of the host.
+fn measure(
+    workload: &Workload,
+    access: &Access,
+    settings: &Settings,
+    env: &Env,
+    scratch: &Path,
+    stop: &Stop,
+) -> Result<Measured> {
+    let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
+    let path = match access {
+        Access::File(path) | Access::Block(path) => path.display().to_string(),
+        _ => String::new(),
+    };
+    match (workload.kind, access) {
+        (Kind::Fio(job), Access::File(_) | Access::Block(_)) => {
+            run_fio(job, &Target::Path(path), settings, limit, stop)
+        }
+        (Kind::Fio(job), Access::Nbd { uri }) => {
+            run_fio(job, &Target::Nbd(uri.clone()), settings, limit, stop)
+        }
+        (Kind::Fio(job), Access::VhostUser { socket }) => {
+            let mut command = Command::new(&env.ringtap);
+            command.args(load::args(job, socket, settings));
+            load::parse(&process::run(command, limit, stop)?.stdout)
+        }
+        (Kind::DdThroughput, _) => {
+            let (block, count, note) =
+                dd::throughput_shape(settings.size, crate::host::memory() / 4);
+            let said = run_dd(dd::throughput_args(&path, block, count), limit, stop)?;
+            dd::throughput(&said, block * count, note)
+        }
+        (Kind::DdLatency(flag), _) => {
+            dd::latency(&run_dd(dd::latency_args(&path, flag), limit, stop)?)
+        }
+        (Kind::Bonnie { direct }, Access::Block(device)) => {
+            let mounted = Mounted::make(device, scratch, stop)?;
+            let measured = run_bonnie(mounted.path(), direct, settings, stop)?;
+            mounted.unmount()?;
+            Ok(measured)
+        }
+        (Kind::Bonnie { direct }, _) => {
+            let dir = tempfile::Builder::new()
+                .prefix("bonnie-")
+                .tempdir_in(scratch)
+                .map_err(Error::file("make a folder in", scratch))?;
+            run_bonnie(dir.path(), direct, settings, stop)
+        }
+        (Kind::Fio(_), Access::Ubd(_) | Access::LoopOnUbd(_)) => {
+            Err(Error::Plan("a ubd disk is one only inside User-Mode Linux".into()))
+        }
+    }
+}
+
+fn run_fio(
+    job: fio::Job,
+    target: &Target,
+    settings: &Settings,
+    limit: Duration,
+    stop: &Stop,
+) -> Result<Measured> {
+    let mut command = Command::new("fio");
+    command.args(fio::args(job, target, settings));
+    fio::parse(&process::run(command, limit, stop)?.stdout, job, settings)
+}
+
+fn run_dd(args: Vec<String>, limit: Duration, stop: &Stop) -> Result<String> {
+    let mut command = Command::new("dd");
+    command.args(args).env("LC_ALL", "C");
+    Ok(process::run(command, limit, stop)?.stderr)
+}
+
+fn run_bonnie(dir: &Path, direct: bool, settings: &Settings, stop: &Stop) -> Result<Measured> {
+    let shape = bonnie::shape(settings.size, direct);
+    let mut command = Command::new(process::find("bonnie++").unwrap_or_else(|| "bonnie++".into()));
+    command.args(bonnie::args(&dir.display().to_string(), shape));
+    let output = process::run(command, Duration::from_secs(900), stop)?;
+    bonnie::parse(&output.stdout, shape, crate::host::memory())
+}
+
+/// An ext4 on a block device, mounted; unmounted when it is dropped.
+#[derive(Debug)]
+struct Mounted {
+    at: Option<tempfile::TempDir>,
+}
+
+impl Mounted {
+    /// Makes the file system without discarding (the disk stays written) and without work left for later.
+    fn make(device: &Path, scratch: &Path, stop: &Stop) -> Result<Mounted> {
+        let mut command =
+            Command::new(process::find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()));
+        command
+            .args(["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"])
+            .arg(device);
+        process::run(command, Duration::from_secs(120), stop)?;
+        let at = tempfile::Builder::new()
+            .prefix("mount-")
+            .tempdir_in(scratch)
+            .map_err(Error::file("make a folder in", scratch))?;
+        process::run_short(
+            "mount",
+            ["-t".as_ref(), "ext4".as_ref(), device.as_os_str(), at.path().as_os_str()],
+            stop,
+        )?;
+        Ok(Mounted { at: Some(at) })
+    }
+
+    fn path(&self) -> &Path {
+        self.at.as_ref().map_or(Path::new("/nonexistent"), tempfile::TempDir::path)
+    }
+
+    fn unmount(mut self) -> Result<()> {
+        self.at.take().map_or(Ok(()), |at| unmount(&at))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(at) = self.at.take() {
+            if unmount(&at).is_err() {
+                // Removing the folder now would remove what is mounted there.
+                let _ = at.keep();
+            }
+        }
+    }
+}
+
+/// Unmounts, with a few tries: a program that was just killed may hold a file for a moment.
+fn unmount(at: &tempfile::TempDir) -> Result<()> {
+    let mut last = Ok(());
+    for _ in 0..20 {
+        match process::run_short("umount", [at.path()], &Stop::default()) {
+            Ok(_) => return Ok(()),
+            Err(error) => last = Err(error),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    last
+}

@@ -1,0 +1,4 @@
+//! Where the load runs.
+
+pub mod guest;
+pub mod host;

@@ -1,0 +1,215 @@
+//! Exact intervals for the centre of paired log ratios, and their p-values.
+
+use serde::Serialize;
+
+/// The level that all intervals keep at least.
+pub const LEVEL: f64 = 0.95;
+
+/// How an interval was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// Hodges–Lehmann: order statistics of the Walsh averages, by the exact distribution of the signed-rank sum.
+    /// Valid where the log ratios are symmetric.
+    SignedRank,
+    /// Order statistics of the log ratios themselves, by the binomial distribution. Valid for any distribution; taken
+    /// where the log ratios are skewed.
+    Sign,
+}
+
+/// An interval of a ratio.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Interval {
+    /// Centre: the pseudo-median (signed rank) or median (sign).
+    pub centre: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+    /// The confidence really reached, 0.95 or a little above.
+    pub confidence: f64,
+    /// How it was made.
+    pub method: Method,
+    /// Exact two-sided p-value of "the ratio is 1".
+    pub p: f64,
+}
+
+/// The interval that decides: signed ranks, or signs where `logs` are skewed. `None` when too few for 95 %.
+pub fn decide(logs: &[f64]) -> Option<Interval> {
+    if skewed(logs) { sign(logs) } else { signed_rank(logs) }
+}
+
+/// Whether the sample skewness is beyond twice its standard error. With fewer than 8 values it cannot be told.
+pub fn skewed(logs: &[f64]) -> bool {
+    let n = logs.len() as f64;
+    if logs.len() < 8 {
+        return false;
+    }
+    let mean = logs.iter().sum::<f64>() / n;
+    let moment = |k: i32| logs.iter().map(|x| (x - mean).powi(k)).sum::<f64>() / n;
+    let spread = moment(2);
+    // Equal values: nothing but rounding is left of the spread.
+    if spread.sqrt() <= 1e-12 * mean.abs().max(1e-3) {
+        return false;
+    }
+    let skew = moment(3) / spread.powf(1.5) * (n * (n - 1.0)).sqrt() / (n - 2.0);
+    let error = (6.0 * n * (n - 1.0) / ((n - 2.0) * (n + 1.0) * (n + 3.0))).sqrt();
+    skew.abs() > 2.0 * error
+}
+
+/// Hodges–Lehmann interval.
+pub fn signed_rank(logs: &[f64]) -> Option<Interval> {
+    let n = logs.len();
+    let tail = rank_sum_tail(n);
+    let (cut, confidence) = widest_cut(&tail)?;
+    let mut walsh = Vec::with_capacity(n * (n + 1) / 2);
+    for i in 0..n {
+        for j in i..n {
+            walsh.push((logs[i] + logs[j]) / 2.0);
+        }
+    }
+    walsh.sort_by(f64::total_cmp);
+    Some(Interval {
+        centre: super::median(&walsh)?.exp(),
+        low: walsh[cut].exp(),
+        high: walsh[walsh.len() - 1 - cut].exp(),
+        confidence,
+        method: Method::SignedRank,
+        p: signed_rank_p(logs),
+    })
+}
+
+/// Sign interval.
+pub fn sign(logs: &[f64]) -> Option<Interval> {
+    let n = logs.len();
+    let tail = binomial_tail(n);
+    let (cut, confidence) = widest_cut(&tail)?;
+    let mut sorted = logs.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let above = logs.iter().filter(|x| **x > 0.0).count();
+    let below = logs.iter().filter(|x| **x < 0.0).count();
+    let p = binomial_tail(above + below)
+        .get(above.min(below))
+        .map_or(1.0, |tail| (2.0 * tail).min(1.0));
+    Some(Interval {
+        centre: super::median(logs)?.exp(),
+        low: sorted[cut].exp(),
+        high: sorted[n - 1 - cut].exp(),
+        confidence,
+        method: Method::Sign,
+        p,
+    })
+}
+
+/// The largest index k with 2·P(statistic ≤ k) ≤ 0.05, and the confidence 1 − 2·P of the interval that leaves out k
+/// order statistics at each end.
+fn widest_cut(tail: &[f64]) -> Option<(usize, f64)> {
+    let cut = tail.iter().take_while(|p| 2.0 * **p <= 1.0 - LEVEL).count().checked_sub(1)?;
+    Some((cut, 1.0 - 2.0 * tail[cut]))
+}
+
+/// P(W ≤ w) for each w, W the signed-rank sum of n untied values: every subset of the ranks is as likely.
+fn rank_sum_tail(n: usize) -> Vec<f64> {
+    let ranks: Vec<usize> = (1..=n).collect();
+    cumulate(&subset_sums(&ranks))
+}
+
+/// P(X ≤ k) for each k, X binomial(n, 1/2).
+fn binomial_tail(n: usize) -> Vec<f64> {
+    cumulate(&subset_sums(&vec![1; n]))
+}
+
+/// The probability of each sum of a random subset of `weights`.
+fn subset_sums(weights: &[usize]) -> Vec<f64> {
+    let mut chance = vec![0.0; weights.iter().sum::<usize>() + 1];
+    chance[0] = 1.0;
+    for &weight in weights {
+        for sum in (0..chance.len()).rev() {
+            let with = if sum >= weight { chance[sum - weight] } else { 0.0 };
+            chance[sum] = (chance[sum] + with) / 2.0;
+        }
+    }
+    chance
+}
+
+fn cumulate(chance: &[f64]) -> Vec<f64> {
+    chance
+        .iter()
+        .scan(0.0, |sum, p| {
+            *sum += p;
+            Some(*sum)
+        })
+        .collect()
+}
+
+/// Exact two-sided p-value of the signed-rank test, given the ties that there are; zeros are left out.
+fn signed_rank_p(logs: &[f64]) -> f64 {
+    let mut values: Vec<f64> = logs.iter().copied().filter(|x| *x != 0.0).collect();
+    values.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+    // Twice the mid-rank is a whole number.
+    let mut doubled = vec![0; values.len()];
+    let mut from = 0;
+    while from < values.len() {
+        let mut to = from;
+        while to + 1 < values.len() && values[to + 1].abs() == values[from].abs() {
+            to += 1;
+        }
+        doubled[from..=to].fill(from + to + 2);
+        from = to + 1;
+    }
+    let plus: usize =
+        values.iter().zip(&doubled).filter(|(x, _)| **x > 0.0).map(|(_, rank)| rank).sum();
+    let minus = doubled.iter().sum::<usize>() - plus;
+    let tail = cumulate(&subset_sums(&doubled));
+    (2.0 * tail[plus.min(minus)]).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logs(ratios: &[f64]) -> Vec<f64> {
+        ratios.iter().map(|r| r.ln()).collect()
+    }
+
+    #[test]
+    fn five_values_have_no_interval_and_six_have_their_range() {
+        assert!(signed_rank(&logs(&[1.0, 1.1, 1.2, 1.3, 1.4])).is_none());
+        assert!(sign(&logs(&[1.0, 1.1, 1.2, 1.3, 1.4])).is_none());
+        let six = logs(&[1.05, 1.1, 1.2, 1.3, 1.4, 1.5]);
+        for interval in [signed_rank(&six).unwrap(), sign(&six).unwrap()] {
+            assert!((interval.low - 1.05).abs() < 1e-12 && (interval.high - 1.5).abs() < 1e-12);
+            assert!((interval.confidence - 0.96875).abs() < 1e-12);
+            assert!((interval.p - 0.03125).abs() < 1e-12);
+        }
+    }
+
+    /// Critical values of the signed-rank sum, two-sided 5 %, as in any table: n = 10: 8, n = 20: 52.
+    #[test]
+    fn signed_rank_critical_values() {
+        for (n, critical) in [(6, 0), (7, 2), (8, 3), (10, 8), (15, 25), (20, 52)] {
+            assert_eq!(widest_cut(&rank_sum_tail(n)).unwrap().0, critical, "n = {n}");
+        }
+    }
+
+    /// P-value worked by hand: of 2^4 sign patterns of |1,2,3,4|, those with a rank sum of at most 1 are two.
+    #[test]
+    fn signed_rank_p_by_hand() {
+        assert!((signed_rank_p(&[-0.1, 0.2, 0.3, 0.4]) - 2.0 * 2.0 / 16.0).abs() < 1e-12);
+        assert!(
+            (signed_rank_p(&[0.0, 0.2, 0.2, 0.2]) - 2.0 / 8.0).abs() < 1e-12,
+            "zeros left out, ties kept"
+        );
+        assert_eq!(signed_rank_p(&[0.0, 0.0]), 1.0);
+    }
+
+    #[test]
+    fn a_heavy_tail_turns_to_signs() {
+        let mut tail = vec![0.01, -0.01, 0.02, -0.02, 0.0, 0.01, -0.01, 0.0, 0.02, 1.5];
+        assert!(skewed(&tail));
+        assert_eq!(decide(&tail).unwrap().method, Method::Sign);
+        tail.pop();
+        assert_eq!(decide(&tail).unwrap().method, Method::SignedRank);
+        assert!(!skewed(&[0.3; 12]), "equal values are not skewed");
+    }
+}

@@ -1,0 +1,155 @@
+//! dd, as the published comparisons used it: one large direct write for throughput, 1000 writes of 512 bytes for
+//! latency.
+
+use super::Measured;
+use crate::error::{Error, Result};
+use crate::sample::Metric;
+
+/// How each small write is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    /// O_DIRECT: past the page cache of whoever runs dd. Not durable.
+    Direct,
+    /// O_DSYNC: each write durable before the next.
+    Dsync,
+}
+
+impl Flag {
+    /// dd's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Flag::Direct => "direct",
+            Flag::Dsync => "dsync",
+        }
+    }
+}
+
+/// Small writes of the latency test.
+pub const SMALL_COUNT: u64 = 1000;
+/// Their size in bytes.
+pub const SMALL_BYTES: u64 = 512;
+const GIB: u64 = 1 << 30;
+
+/// The throughput test: (bytes of one write, count, a note where it is not 1 GiB at once). dd holds one write in
+/// memory (`memory` bytes may be used for it) and the disk may be smaller than 1 GiB.
+pub fn throughput_shape(size: u64, memory: u64) -> (u64, u64, Option<String>) {
+    let total = size.min(GIB);
+    let mut block = total;
+    while block > memory && block > 1 << 20 {
+        block /= 2;
+    }
+    let count = total / block;
+    let note = (block != GIB).then(|| {
+        let writes = if count == 1 { "one write".into() } else { format!("{count} writes") };
+        format!(
+            "{} MiB in {writes} instead of 1 GiB in one: so much is there",
+            (block * count) >> 20
+        )
+    });
+    (block, count, note)
+}
+
+/// dd's arguments for the throughput test.
+pub fn throughput_args(path: &str, block: u64, count: u64) -> Vec<String> {
+    args(path, block, count, Flag::Direct)
+}
+
+/// dd's arguments for the latency test.
+pub fn latency_args(path: &str, flag: Flag) -> Vec<String> {
+    args(path, SMALL_BYTES, SMALL_COUNT, flag)
+}
+
+fn args(path: &str, block: u64, count: u64, flag: Flag) -> Vec<String> {
+    vec![
+        "if=/dev/zero".into(),
+        format!("of={path}"),
+        format!("bs={block}"),
+        format!("count={count}"),
+        format!("oflag={}", flag.name()),
+        // A disk keeps its size.
+        "conv=notrunc,nocreat".into(),
+    ]
+}
+
+/// Reads the last line of dd's stderr: (bytes, seconds). The rate that dd prints has two or three digits, so it is not
+/// used. coreutils under LC_ALL=C and busybox both say `N bytes (…) copied, S …s`.
+pub fn parse(stderr: &str) -> Result<(f64, f64)> {
+    let wrong = || Error::Output { what: "dd's last line", found: format!("{:?}", stderr.trim()) };
+    let line = stderr.lines().rev().find(|line| line.contains(" copied, ")).ok_or_else(wrong)?;
+    let bytes: f64 =
+        line.split_whitespace().next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
+    let after = line.split(" copied, ").nth(1).ok_or_else(wrong)?;
+    let seconds: f64 =
+        after.split_whitespace().next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
+    if bytes <= 0.0 || seconds <= 0.0 { Err(wrong()) } else { Ok((bytes, seconds)) }
+}
+
+/// The throughput test's result.
+pub fn throughput(stderr: &str, asked: u64, note: Option<String>) -> Result<Measured> {
+    let (bytes, seconds) = whole(stderr, asked)?;
+    let mut measured = Measured { note, bytes: Some(bytes), ..Measured::default() };
+    measured.metrics.insert(Metric::Bandwidth, (bytes / seconds).into());
+    Ok(measured)
+}
+
+/// The latency test's result.
+pub fn latency(stderr: &str) -> Result<Measured> {
+    let (_, seconds) = whole(stderr, SMALL_BYTES * SMALL_COUNT)?;
+    let mut measured = Measured { ios: Some(SMALL_COUNT as f64), ..Measured::default() };
+    measured.metrics.insert(Metric::TimePerOp, (seconds * 1e9 / SMALL_COUNT as f64).into());
+    Ok(measured)
+}
+
+fn whole(stderr: &str, asked: u64) -> Result<(f64, f64)> {
+    let (bytes, seconds) = parse(stderr)?;
+    if bytes != asked as f64 {
+        return Err(Error::Output {
+            what: "dd's last line",
+            found: format!("{bytes} bytes written of {asked}"),
+        });
+    }
+    Ok((bytes, seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REAL: &str = "256+0 records in\n256+0 records out\n268435456 bytes (268 MB, 256 MiB) copied, 0.223113 s, 1.2 GB/s\n";
+
+    #[test]
+    fn the_rate_is_computed_not_read() {
+        let measured = throughput(REAL, 268_435_456, None).unwrap();
+        assert!(
+            (measured.metrics[&Metric::Bandwidth].value - 268_435_456.0 / 0.223113).abs() < 1.0
+        );
+    }
+
+    #[test]
+    fn latency_is_time_by_count() {
+        let text = "1000+0 records in\n1000+0 records out\n512000 bytes (512 kB, 500 KiB) copied, 0.056 s, 9.1 MB/s";
+        assert!((latency(text).unwrap().metrics[&Metric::TimePerOp].value - 56_000.0).abs() < 1e-6);
+        let busybox = "1000+0 records in\n1000+0 records out\n512000 bytes (500.0KB) copied, 0.056000 seconds, 8.7MB/s";
+        assert!(
+            (latency(busybox).unwrap().metrics[&Metric::TimePerOp].value - 56_000.0).abs() < 1e-6
+        );
+    }
+
+    #[test]
+    fn less_than_asked_is_no_result() {
+        assert!(throughput(REAL, 1 << 30, None).is_err());
+        assert!(parse("dd: error writing '/dev/vda': No space left on device").is_err());
+        assert!(parse("0 bytes copied, 0.0 s, 0 B/s").is_err());
+    }
+
+    #[test]
+    fn smaller_is_said() {
+        assert_eq!(throughput_shape(4 << 30, 8 << 30), (1 << 30, 1, None));
+        let (block, count, note) = throughput_shape(256 << 20, 8 << 30);
+        assert_eq!((block, count), (256 << 20, 1));
+        assert!(note.unwrap().starts_with("256 MiB in one write"));
+        let (block, count, note) = throughput_shape(1 << 30, 100 << 20);
+        assert_eq!((block, count), (64 << 20, 16));
+        assert!(note.unwrap().starts_with("1024 MiB in 16 writes"));
+    }
+}

@@ -1,0 +1,237 @@
+//! fio: how it is called, and how its JSON is read.
+
+use serde_json::Value as Json;
+
+use super::{Measured, Settings};
+use crate::error::{Error, Result};
+use crate::sample::{Metric, Metrics};
+
+/// A fio job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Random offsets, or one after the other.
+    pub random: bool,
+    /// Writes, or reads.
+    pub write: bool,
+    /// Bytes of one I/O.
+    pub block: u64,
+    /// I/Os in flight.
+    pub depth: u32,
+}
+
+impl Job {
+    /// fio's (and `ringtap load`'s) word for the pattern.
+    pub fn pattern(self) -> &'static str {
+        match (self.random, self.write) {
+            (true, false) => "randread",
+            (true, true) => "randwrite",
+            (false, false) => "read",
+            (false, true) => "write",
+        }
+    }
+}
+
+/// What fio runs on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A file or block device, by io_uring and O_DIRECT.
+    Path(String),
+    /// An NBD export.
+    Nbd(String),
+}
+
+/// fio's arguments. `--output-format=json` goes to stdout.
+///
+/// Blocks are drawn without fio's map of visited ones (which would cost the client CPU), from a seed that all arms of
+/// a round share. Latency percentiles are of the whole latency, submission included.
+pub fn args(job: Job, target: &Target, settings: &Settings) -> Vec<String> {
+    let mut args = vec![
+        "--name=lab".into(),
+        "--thread".into(),
+        "--time_based".into(),
+        "--group_reporting".into(),
+    ];
+    match target {
+        Target::Path(path) => {
+            args.extend([
+                format!("--filename={}", escape(path)),
+                "--ioengine=io_uring".into(),
+                "--direct=1".into(),
+            ]);
+        }
+        Target::Nbd(uri) => args.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
+    }
+    args.extend([
+        format!("--rw={}", job.pattern()),
+        format!("--bs={}", job.block),
+        format!("--iodepth={}", job.depth),
+        format!("--size={}", settings.size),
+        format!("--runtime={}ms", settings.run.as_millis()),
+        "--norandommap".into(),
+        format!("--randseed={}", settings.seed),
+        "--lat_percentiles=1".into(),
+        "--percentile_list=50:99:99.9".into(),
+        "--output-format=json".into(),
+    ]);
+    if !settings.ramp.is_zero() {
+        args.push(format!("--ramp_time={}ms", settings.ramp.as_millis()));
+    }
+    args
+}
+
+/// fio splits file names at colons.
+fn escape(path: &str) -> String {
+    path.replace('\\', "\\\\").replace(':', "\\:")
+}
+
+/// Percentiles are printed only when at least this many I/Os lie beyond them.
+pub const BEYOND: f64 = 100.0;
+
+/// Puts the percentiles that `ios` I/Os can carry into `metrics`; nanoseconds.
+pub fn percentiles(metrics: &mut Metrics, ios: f64, values: [(Metric, f64, Option<f64>); 3]) {
+    for (metric, quantile, value) in values {
+        // 0 is what a tool prints when it has none.
+        if let Some(value) = value.filter(|v| *v > 0.0) {
+            if ios * (1.0 - quantile) >= BEYOND - 1e-6 {
+                metrics.insert(metric, value.into());
+            }
+        }
+    }
+}
+
+/// Reads fio's JSON. Text before the first `{` (engines talk there) is skipped.
+pub fn parse(text: &str, job: Job, settings: &Settings) -> Result<Measured> {
+    let wrong = |found: &str| Error::Output { what: "fio's JSON", found: found.into() };
+    let start = text.find('{').ok_or_else(|| wrong("no { in its output"))?;
+    let mut stream = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Json>();
+    let json = match stream.next() {
+        Some(Ok(json)) => json,
+        Some(Err(e)) => return Err(wrong(&e.to_string())),
+        None => return Err(wrong("nothing behind {")),
+    };
+    let report = json.pointer("/jobs/0").ok_or_else(|| wrong("no jobs"))?;
+    match report["error"].as_i64() {
+        Some(0) => {}
+        Some(code) => {
+            let cause = std::io::Error::from_raw_os_error(i32::try_from(code).unwrap_or(libc::EIO));
+            return Err(wrong(&format!("fio reports error {code} ({cause})")));
+        }
+        None => return Err(wrong("jobs[0].error is missing")),
+    }
+    let side = &report[if job.write { "write" } else { "read" }];
+    let number =
+        |name: &str| side[name].as_f64().ok_or_else(|| wrong(&format!("no {name} of the job")));
+    let ios = number("total_ios")?;
+    if ios == 0.0 {
+        return Err(wrong("not one I/O was done in the time measured"));
+    }
+    let mut metrics = Metrics::new();
+    metrics.insert(Metric::Iops, number("iops")?.into());
+    metrics.insert(Metric::Bandwidth, number("bw_bytes")?.into());
+    let percentile = |name: &str| side["lat_ns"]["percentile"][name].as_f64();
+    percentiles(
+        &mut metrics,
+        ios,
+        [
+            (Metric::P50, 0.5, percentile("50.000000")),
+            (Metric::P99, 0.99, percentile("99.000000")),
+            (Metric::P999, 0.999, percentile("99.900000")),
+        ],
+    );
+    let measured_ms = number("runtime")?;
+    let cpu_share = (report["usr_cpu"].as_f64().unwrap_or(0.0)
+        + report["sys_cpu"].as_f64().unwrap_or(0.0))
+        / 100.0;
+    let cpu_ms = cpu_share * report["job_runtime"].as_f64().unwrap_or(measured_ms);
+    metrics.insert(Metric::ClientCpu, (cpu_ms / 1e3 / ios * 1e6).into());
+    // The server worked through the ramp as well; at the same rate, as far as can be known.
+    let ramped = (measured_ms + settings.ramp.as_secs_f64() * 1e3) / measured_ms.max(1.0);
+    Ok(Measured { metrics, note: None, ios: Some(ios * ramped), bytes: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const READ: Job = Job { random: true, write: false, block: 4096, depth: 32 };
+
+    fn settings(ramp: u64) -> Settings {
+        Settings {
+            size: 1 << 28,
+            run: Duration::from_millis(500),
+            ramp: Duration::from_millis(ramp),
+            seed: 7,
+        }
+    }
+
+    fn report(error: i64, ios: u64) -> String {
+        format!(
+            r#"fio: connected to NBD server
+{{ "fio version": "fio-3.33", "jobs": [ {{ "error": {error}, "usr_cpu": 9.8, "sys_cpu": 32.6, "job_runtime": 500,
+  "read": {{ "io_bytes": 1, "bw": 718051, "bw_bytes": 735284891, "iops": 179512.97, "runtime": 501, "total_ios": {ios},
+    "lat_ns": {{ "min": 1, "percentile": {{ "50.000000": 189440, "99.000000": 234496, "99.900000": 428032 }} }} }},
+  "write": {{ "iops": 0, "total_ios": 0, "bw_bytes": 0, "runtime": 0, "lat_ns": {{ "min": 0 }} }} }} ] }}
+trailing words"#
+        )
+    }
+
+    #[test]
+    fn reads_past_what_the_engine_says() {
+        let measured = parse(&report(0, 100_000), READ, &settings(0)).unwrap();
+        let value = |m| measured.metrics[&m].value;
+        assert_eq!(value(Metric::Iops), 179_512.97);
+        assert_eq!(value(Metric::Bandwidth), 735_284_891.0, "bytes, not fio's bw in KiB");
+        assert_eq!(
+            (value(Metric::P50), value(Metric::P99), value(Metric::P999)),
+            (189_440.0, 234_496.0, 428_032.0)
+        );
+        // 42.4 % of 0.5 s for 0.1 million I/Os.
+        assert!((value(Metric::ClientCpu) - 2.12).abs() < 1e-9);
+        assert_eq!(measured.ios, Some(100_000.0));
+    }
+
+    #[test]
+    fn percentiles_need_a_hundred_beyond_them() {
+        let measured = parse(&report(0, 99_000), READ, &settings(0)).unwrap();
+        assert!(
+            measured.metrics.contains_key(&Metric::P99)
+                && !measured.metrics.contains_key(&Metric::P999)
+        );
+        let measured = parse(&report(0, 9_000), READ, &settings(0)).unwrap();
+        assert!(
+            measured.metrics.contains_key(&Metric::P50)
+                && !measured.metrics.contains_key(&Metric::P99)
+        );
+    }
+
+    #[test]
+    fn the_ramp_counts_for_the_server() {
+        let measured = parse(&report(0, 100_000), READ, &settings(501)).unwrap();
+        assert!((measured.ios.unwrap() - 200_000.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn errors_and_emptiness_are_not_results() {
+        let text = |r: Result<Measured>| r.unwrap_err().to_string();
+        assert!(text(parse(&report(28, 5), READ, &settings(0))).contains("No space left"));
+        assert!(text(parse(&report(0, 0), READ, &settings(0))).contains("not one I/O"));
+        assert!(
+            text(parse(&report(0, 5), Job { write: true, ..READ }, &settings(0)))
+                .contains("not one I/O")
+        );
+        assert!(text(parse("fio: bad option", READ, &settings(0))).contains("no {"));
+        assert!(text(parse("{\"jobs\": []}", READ, &settings(0))).contains("no jobs"));
+        assert!(parse("{\"jobs\": [", READ, &settings(0)).is_err());
+    }
+
+    #[test]
+    fn a_colon_in_a_path_is_not_a_list_of_files() {
+        let args = args(READ, &Target::Path("/a:b/c".into()), &settings(250));
+        assert!(args.contains(&"--filename=/a\\:b/c".into()));
+        assert!(
+            args.contains(&"--ramp_time=250ms".into()) && args.contains(&"--runtime=500ms".into())
+        );
+    }
+}

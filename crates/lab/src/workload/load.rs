@@ -1,0 +1,107 @@
+//! `ringtap load`: fio's job over vhost-user, from the host, without a guest. Debian's fio has no vhost-user engine.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::fio::{Job, percentiles};
+use super::{Measured, Settings};
+use crate::error::{Error, Result};
+use crate::sample::{Metric, Metrics};
+
+/// The arguments behind `ringtap`.
+pub fn args(job: Job, socket: &Path, settings: &Settings) -> Vec<String> {
+    let mut args: Vec<String> =
+        vec!["load".into(), "--socket".into(), socket.display().to_string()];
+    args.extend(["--rw".into(), job.pattern().into()]);
+    args.extend(["--bs".into(), job.block.to_string()]);
+    args.extend(["--depth".into(), job.depth.to_string()]);
+    args.extend(["--seconds".into(), settings.run.as_secs_f64().to_string()]);
+    args.extend(["--ramp".into(), settings.ramp.as_secs_f64().to_string()]);
+    args.extend(["--size".into(), settings.size.to_string()]);
+    args.extend(["--output".into(), "json".into()]);
+    args
+}
+
+#[derive(Deserialize)]
+struct Outcome {
+    ios: f64,
+    iops: f64,
+    bw_bytes: f64,
+    lat_ns: Latency,
+    cpu_seconds: f64,
+    errors: u64,
+    #[serde(default)]
+    first_error: Option<String>,
+    #[serde(default)]
+    total_ios: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    p50: f64,
+    p99: f64,
+    p999: f64,
+}
+
+/// Reads its JSON.
+pub fn parse(text: &str) -> Result<Measured> {
+    let wrong = |found: String| Error::Output { what: "the JSON of ringtap load", found };
+    let start = text.find('{').ok_or_else(|| wrong("no { in its output".into()))?;
+    let outcome: Outcome =
+        serde_json::from_str(text[start..].trim()).map_err(|e| wrong(e.to_string()))?;
+    if outcome.errors > 0 {
+        let first = outcome.first_error.unwrap_or_else(|| "not said which".into());
+        return Err(wrong(format!("{} requests failed, the first: {first}", outcome.errors)));
+    }
+    if outcome.ios == 0.0 {
+        return Err(wrong("not one I/O was done in the time measured".into()));
+    }
+    let mut metrics = Metrics::new();
+    metrics.insert(Metric::Iops, outcome.iops.into());
+    metrics.insert(Metric::Bandwidth, outcome.bw_bytes.into());
+    metrics.insert(Metric::ClientCpu, (outcome.cpu_seconds / outcome.ios * 1e6).into());
+    percentiles(
+        &mut metrics,
+        outcome.ios,
+        [
+            (Metric::P50, 0.5, Some(outcome.lat_ns.p50)),
+            (Metric::P99, 0.99, Some(outcome.lat_ns.p99)),
+            (Metric::P999, 0.999, Some(outcome.lat_ns.p999)),
+        ],
+    );
+    Ok(Measured {
+        metrics,
+        note: None,
+        ios: Some(outcome.total_ios.unwrap_or(outcome.ios)),
+        bytes: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(ios: u64, errors: u64) -> String {
+        format!(
+            r#"{{"bytes": 1, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0, "cpu_seconds": 0.25, "errors": {errors},
+            "lat_ns": {{"p50": 100, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}}, "total_ios": 60000}}"#
+        )
+    }
+
+    #[test]
+    fn reads_numbers_and_counts_the_ramp_for_the_server() {
+        let measured = parse(&text(50_000, 0)).unwrap();
+        assert_eq!(measured.metrics[&Metric::Iops].value, 90_000.5);
+        assert_eq!(measured.metrics[&Metric::ClientCpu].value, 5.0);
+        assert_eq!(measured.metrics[&Metric::P99].value, 200.0);
+        assert!(!measured.metrics.contains_key(&Metric::P999), "50 I/Os beyond it are too few");
+        assert_eq!(measured.ios, Some(60_000.0));
+    }
+
+    #[test]
+    fn failed_requests_are_no_result() {
+        assert!(parse(&text(50_000, 3)).unwrap_err().to_string().contains("3 requests failed"));
+        assert!(parse(&text(0, 0)).is_err() && parse("connection refused").is_err());
+    }
+}

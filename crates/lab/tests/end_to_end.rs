@@ -1,0 +1,261 @@
+//! The whole lab on a small disk: native, loop devices and qemu-nbd for real; Ctrl-C in the middle.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use ringtap_lab::CompareArgs;
+use ringtap_lab::env::Env;
+use ringtap_lab::plan::Plan;
+use ringtap_lab::report;
+use ringtap_lab::run::{self, folder::State};
+use ringtap_lab::sample::{Metric, Sample, Stage};
+use ringtap_lab::stop::Stop;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: CompareArgs,
+}
+
+struct Bench {
+    dir: tempfile::TempDir,
+    env: Env,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let dir = tempfile::Builder::new()
+            .prefix("lab-test-")
+            .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+            .unwrap();
+        // No ringtap: its rows must come out as not run, with the reason.
+        Bench { dir, env: Env::new(PathBuf::from("/nonexistent/ringtap")) }
+    }
+
+    fn plan(&self, words: &str) -> Plan {
+        let dir = self.dir.path().to_str().unwrap();
+        let words = ["compare", "--dir", dir, "--seed", "5", "--size", "32M", "--ramp", "0"]
+            .into_iter()
+            .chain(words.split_whitespace());
+        Plan::from_args(&Cli::parse_from(words).args).unwrap()
+    }
+
+    fn out(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// Nothing that the lab made or started is left: no scratch folder, loop device, mount or process.
+    fn assert_clean(&self) {
+        let left: Vec<_> = std::fs::read_dir(self.dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != "run")
+            .collect();
+        assert!(left.is_empty(), "left in the folder of the disks: {left:?}");
+        let ours = self.dir.path().to_str().unwrap();
+        for entry in std::fs::read_dir("/sys/block").unwrap().flatten() {
+            let backing =
+                std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            assert!(
+                !backing.contains(ours),
+                "{:?} is still attached to {backing}",
+                entry.file_name()
+            );
+        }
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains(ours), "still mounted: {mounts}");
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command).replace('\0', " ");
+            assert!(!command.contains(ours), "still running: {command}");
+        }
+    }
+}
+
+fn samples(run: &Path) -> Vec<Sample> {
+    run::folder::read(run).unwrap().1
+}
+
+#[test]
+fn small_disks_for_real() {
+    let bench = Bench::new();
+    let plan = bench.plan(
+        "--stages host --rounds 2 --seconds 0.1 --backends native,loop,loop-direct,qemu-nbd,ringtap-nbd,lvm \
+         --workloads randread-4k-qd32,write-1m-qd8,dd-throughput,dd-latency-direct",
+    );
+    let ended = run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    let samples = samples(&bench.out());
+    let failed: Vec<_> =
+        samples.iter().filter_map(|s| s.error.as_ref().map(|e| (&s.arm, &s.workload, e))).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!((ended.state, ended.failures), (State::Complete, 0));
+
+    let analysis = report::load(&bench.out()).unwrap();
+    let arms: Vec<&str> = analysis.run.arms.iter().map(|arm| arm.name.as_str()).collect();
+    assert!(arms.starts_with(&["native", "native#2"]), "{arms:?}");
+    assert!(
+        arms.len() >= 3,
+        "loop devices (root) or qemu-nbd must be there: {:?}",
+        analysis.run.skipped
+    );
+    for arm in &arms {
+        for round in 0..2 {
+            let of =
+                |s: &&Sample| s.arm == *arm && s.round == round && s.workload == "randread-4k-qd32";
+            let sample = samples
+                .iter()
+                .find(of)
+                .unwrap_or_else(|| panic!("{arm} has no sample in round {round}"));
+            assert!(sample.metrics[&Metric::Iops].value > 0.0);
+            assert!(
+                sample.metrics[&Metric::ClientCpu].value > 0.0,
+                "{arm}: fio works, so it costs CPU"
+            );
+            let server = sample.metrics.get(&Metric::ServerCpu).map(|value| value.value);
+            assert_eq!(server.is_some(), *arm == "qemu-nbd", "{arm}: {server:?}");
+            assert!(server.is_none_or(|cpu| cpu > 0.0), "a server that works costs CPU");
+        }
+    }
+    // The disk is smaller than 1 GiB, and that is said.
+    let dd = samples.iter().find(|s| s.workload == "dd-throughput").unwrap();
+    assert!(dd.note.as_ref().unwrap().contains("32 MiB"), "{:?}", dd.note);
+    // What cannot run is a row with its reason.
+    for (backend, workload) in
+        [("ringtap-nbd", None), ("lvm", None), ("qemu-nbd", Some("dd-throughput"))]
+    {
+        let skip = analysis
+            .run
+            .skipped
+            .iter()
+            .find(|s| s.backend == backend && s.workload.as_deref() == workload);
+        let skip =
+            skip.unwrap_or_else(|| panic!("{backend} {workload:?} is not among what was skipped"));
+        assert!(!skip.missing.reason.is_empty() && !skip.missing.remedy.is_empty());
+    }
+    // Two rounds are points.
+    assert!(analysis.rows.iter().all(|row| row.interval.is_none()));
+    let table = report::table::render(&analysis, false, Some(160));
+    assert!(
+        table.contains("native#2")
+            && table.contains("points only")
+            && table.contains("device-mapper"),
+        "{table}"
+    );
+    // The folder is not overwritten.
+    assert!(run::run(&plan, &bench.env, &bench.out(), &Stop::default()).is_err());
+    bench.assert_clean();
+}
+
+#[test]
+fn ctrl_c_leaves_a_readable_part_and_nothing_else() {
+    let bench = Bench::new();
+    let plan = bench.plan("--stages host --rounds 50 --backends native,loop,qemu-nbd --workloads randread-4k-qd1 --seconds 0.4");
+    let out = bench.out();
+    let stop = Stop::on_signals().unwrap();
+    let over = AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // A few samples, and one more half done.
+            let until = Instant::now() + Duration::from_secs(60);
+            let lines = || {
+                std::fs::read_to_string(out.join("samples.jsonl"))
+                    .unwrap_or_default()
+                    .lines()
+                    .count()
+            };
+            while lines() < 5 && Instant::now() < until && !over.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            std::thread::sleep(Duration::from_millis(150));
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT)
+                .unwrap();
+        });
+        let began = Instant::now();
+        let ended = run::run(&plan, &bench.env, &out, &stop);
+        over.store(true, Ordering::SeqCst);
+        assert!(began.elapsed() < Duration::from_secs(90));
+        ended.unwrap()
+    });
+    assert_eq!(ended.state, State::Interrupted);
+    bench.assert_clean();
+
+    let analysis = report::load(&out).unwrap();
+    assert_eq!(analysis.run.state, State::Interrupted);
+    let samples = samples(&out);
+    assert!(samples.len() >= 5 && samples.len() < 50, "{}", samples.len());
+    assert!(
+        samples.iter().all(|s| s.error.is_none()),
+        "the interrupted sample is left out, not failed"
+    );
+    let table = report::table::render(&analysis, false, Some(160));
+    assert!(table.contains("PARTIAL: interrupted"), "{table}");
+    let page = report::write_html(&out, &analysis).unwrap();
+    assert!(std::fs::read_to_string(page).unwrap().contains("PARTIAL"));
+}
+
+#[test]
+fn a_server_that_refuses_is_a_failed_row_that_quotes_it() {
+    let bench = Bench::new();
+    if ringtap_lab::process::find("qemu-nbd").is_none() {
+        panic!("qemu-nbd is needed: apt-get install qemu-utils");
+    }
+    // A "ringtap" whose serve has a help and then refuses every disk.
+    let script = bench.dir.path().join("run-ringtap");
+    std::fs::write(
+        &script,
+        "#!/bin/sh\ncase \"$2\" in --help) exit 0;; esac\necho 'no such cheese' >&2\nexit 7\n",
+    )
+    .unwrap();
+    let mut mode = std::fs::metadata(&script).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+    std::fs::set_permissions(&script, mode).unwrap();
+    let env = Env::new(script.clone());
+    let plan = bench.plan("--stages host --rounds 1 --seconds 0.1 --backends native,ringtap-nbd --workloads randread-4k-qd1");
+    let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
+    assert_eq!((ended.state, ended.samples, ended.failures), (State::Complete, 2, 1));
+    let analysis = report::load(&bench.out()).unwrap();
+    let failure = &analysis.failures[0];
+    assert_eq!((failure.stage, failure.arm.as_str()), (Stage::Host, "ringtap-nbd"));
+    assert!(
+        failure.error.contains("no such cheese") && failure.error.contains("7"),
+        "{}",
+        failure.error
+    );
+    std::fs::remove_file(script).unwrap();
+    bench.assert_clean();
+}
+
+#[test]
+fn one_boot_of_a_real_guest() {
+    let bench = Bench::new();
+    if let Err(missing) = bench.env.appliance() {
+        panic!("{}: {}", missing.reason, missing.remedy);
+    }
+    let plan = bench.plan(
+        "--stages guest --rounds 1 --seconds 0.2 --backends ubd,loop,qsd-vhost,ringtap-vhost \
+         --workloads randread-4k-qd32,randwrite-4k-qd1,dd-throughput,dd-latency-direct",
+    );
+    let ended = run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    let samples = samples(&bench.out());
+    let failed: Vec<_> = samples.iter().filter_map(|s| s.error.as_ref()).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(ended.state, State::Complete);
+    for arm in ["ubd", "ubd#2", "loop", "qsd-vhost"] {
+        let of = |workload: &str| {
+            let sample = samples.iter().find(|s| s.arm == arm && s.workload == workload);
+            sample.unwrap_or_else(|| panic!("{arm} has no sample of {workload}")).metrics.clone()
+        };
+        let read = of("randread-4k-qd32");
+        assert!(read[&Metric::Iops].value > 0.0 && read[&Metric::ClientCpu].value > 0.0, "{arm}");
+        assert_eq!(read.contains_key(&Metric::ServerCpu), arm == "qsd-vhost", "{arm}");
+        assert!(of("dd-latency-direct")[&Metric::TimePerOp].value > 0.0);
+        assert!(of("dd-throughput")[&Metric::Bandwidth].value > 0.0);
+    }
+    let analysis = report::load(&bench.out()).unwrap();
+    assert!(analysis.run.guest.as_ref().is_some_and(|guest| guest.contains("User-Mode Linux")));
+    assert!(analysis.run.skipped.iter().any(|skip| skip.backend == "ringtap-vhost"));
+}
