@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
-use ringtap_io::{File, Io, Op, OpenFile, PAGE};
+use ringtap_io::{File, Io, Nature, Op, OpenFile, PAGE};
 use rustix::fs::{AtFlags, SeekFrom, StatxFlags};
 
 use crate::{Boxed, Discard, Error, Extent, Image, Info, OpenError, OpenOptions, Status, lock};
@@ -55,7 +55,10 @@ impl Raw {
             .custom_flags(flags | libc::O_CLOEXEC)
             .open(path)
             .map_err(failed("open"))?;
+        let in_memory =
+            work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
         let open = OpenFile::new(OwnedFd::from(file));
+        open.set_nature(Nature { in_memory, page_cache: !options.cache.direct() });
         let file = lock::lock(open, path, !options.read_only)?;
         let size = size_of(&*file).map_err(failed("find the size of"))?;
         let (request_alignment, memory_alignment) = if options.cache.direct() {
@@ -204,6 +207,19 @@ impl Image for Raw {
         }
         Ok(size.next_multiple_of(512))
     }
+}
+
+/// tmpfs never waits for a disk but does not tell io_uring so, which then hands each request to a
+/// worker thread. With O_NONBLOCK set io_uring tries at once, and that is all it takes. Gives
+/// whether it is tmpfs.
+fn work_in_memory_inline(file: &fs::File) -> io::Result<bool> {
+    const TMPFS: u64 = 0x0102_1994;
+    let in_memory = rustix::fs::fstatfs(file)?.f_type as u64 == TMPFS;
+    if in_memory {
+        let flags = rustix::fs::fcntl_getfl(file)?;
+        rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK)?;
+    }
+    Ok(in_memory)
 }
 
 fn size_of(file: impl std::os::fd::AsFd) -> io::Result<u64> {

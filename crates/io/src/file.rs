@@ -28,15 +28,34 @@ impl File {
 
     /// The descriptor behind the handle, while it is open.
     pub(crate) fn raw_fd(self) -> Option<RawFd> {
+        self.look(|slot| slot.fd).flatten()
+    }
+
+    /// How its transfers behave, as its owner said.
+    pub(crate) fn nature(self) -> Nature {
+        self.look(|slot| slot.nature).unwrap_or_default()
+    }
+
+    fn look<T>(self, at: impl FnOnce(&Slot) -> T) -> Option<T> {
         let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = table.get(self.slot as usize)?;
-        (slot.generation == self.generation).then_some(slot.fd?)
+        (slot.generation == self.generation).then(|| at(slot))
     }
+}
+
+/// How the transfers of a file behave, where that asks for more than the usual.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nature {
+    /// Its bytes are in memory (tmpfs): no transfer waits for a device.
+    pub in_memory: bool,
+    /// Writes end in the page cache, which io_uring leaves to its workers on most file systems.
+    pub page_cache: bool,
 }
 
 struct Slot {
     generation: u32,
     fd: Option<RawFd>,
+    nature: Nature,
 }
 
 static TABLE: Mutex<Vec<Slot>> = Mutex::new(Vec::new());
@@ -54,12 +73,21 @@ impl OpenFile {
         let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let free = table.iter().position(|slot| slot.fd.is_none());
         let slot = free.unwrap_or_else(|| {
-            table.push(Slot { generation: 0, fd: None });
+            table.push(Slot { generation: 0, fd: None, nature: Nature::default() });
             table.len() - 1
         });
         table[slot].fd = Some(fd.as_raw_fd());
+        table[slot].nature = Nature::default();
         let handle = File { slot: slot as u32, generation: table[slot].generation };
         OpenFile { fd, handle }
+    }
+
+    /// Say how the file's transfers behave. Before its first operation.
+    pub fn set_nature(&self, nature: Nature) {
+        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = table.get_mut(self.handle.slot as usize) {
+            slot.nature = nature;
+        }
     }
 
     /// The handle operations take.

@@ -15,7 +15,7 @@ mod ring;
 mod signal;
 mod task;
 
-pub use file::{File, OpenFile};
+pub use file::{File, Nature, OpenFile};
 pub use io::{Io, OpFuture};
 pub use mem::Mem;
 pub use op::{Key, Op, Reactor, Time};

@@ -6,12 +6,16 @@ use std::time::Instant;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::{File, Key, Mem, Op, Reactor, Time};
+use crate::{File, Key, Mem, Nature, Op, Reactor, Time};
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 /// Places in the ring's own table of files; files past that go by descriptor.
 const FIXED_FILES: u32 = 64;
+/// A copy of so many bytes takes longer than waking a worker for it.
+const LARGE: usize = 256 << 10;
+/// A copy of so many bytes takes less time than waking a worker.
+const SMALL: usize = 64 << 10;
 const ENTER_GETEVENTS: u32 = 1;
 const RWF_DSYNC: i32 = 0x2;
 const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -43,32 +47,44 @@ enum Target {
     Plain(RawFd),
 }
 
+/// What the ring knows of a file.
+#[derive(Clone, Copy)]
+struct Known {
+    generation: u32,
+    fd: RawFd,
+    target: Target,
+    nature: Nature,
+}
+
 #[derive(Default)]
 struct Files {
-    known: Vec<Option<(u32, Target)>>,
+    known: Vec<Option<Known>>,
     used: u32,
 }
 
 impl Files {
     #[inline]
-    fn target(&mut self, ring: &IoUring, file: File) -> Option<Target> {
-        if let Some(Some((generation, target))) = self.known.get(file.slot() as usize) {
-            if *generation == file.generation() {
-                return Some(*target);
-            }
+    fn find(&mut self, ring: &IoUring, file: File) -> Option<Known> {
+        match self.known.get(file.slot() as usize) {
+            Some(Some(known)) if known.generation == file.generation() => Some(*known),
+            _ => self.learn(ring, file),
         }
-        self.learn(ring, file)
+    }
+
+    #[inline]
+    fn target(&mut self, ring: &IoUring, file: File) -> Option<Target> {
+        Some(self.find(ring, file)?.target)
     }
 
     #[cold]
-    fn learn(&mut self, ring: &IoUring, file: File) -> Option<Target> {
+    fn learn(&mut self, ring: &IoUring, file: File) -> Option<Known> {
         let fd = file.raw_fd()?;
         let slot = file.slot() as usize;
         if self.known.len() <= slot {
             self.known.resize(slot + 1, None);
         }
         let place = match self.known[slot] {
-            Some((_, Target::Fixed(place))) => Some(place),
+            Some(Known { target: Target::Fixed(place), .. }) => Some(place),
             _ if self.used < FIXED_FILES => {
                 self.used += 1;
                 Some(self.used - 1)
@@ -78,8 +94,9 @@ impl Files {
         let fixed =
             place.filter(|place| ring.submitter().register_files_update(*place, &[fd]).is_ok());
         let target = fixed.map_or(Target::Plain(fd), Target::Fixed);
-        self.known[slot] = Some((file.generation(), target));
-        Some(target)
+        let known = Known { generation: file.generation(), fd, target, nature: file.nature() };
+        self.known[slot] = Some(known);
+        Some(known)
     }
 }
 
@@ -237,6 +254,42 @@ impl Ring {
         Some(entry.user_data(u64::from(key)))
     }
 
+    /// A large copy among others goes to the kernel's workers, so that other processors take part.
+    fn is_large_copy(&mut self, op: &Op) -> bool {
+        match op {
+            Op::Read { file, mem, .. } | Op::Write { file, mem, .. } if mem.len() >= LARGE => {
+                self.files.find(&self.ring, *file).is_some_and(|known| known.nature.in_memory)
+            }
+            _ => false,
+        }
+    }
+
+    /// A small write into the page cache costs less than waking a worker for it: make it here.
+    fn write_to_page_cache(&mut self, key: Key, op: &Op) -> Option<i32> {
+        let Op::Write { file, offset, mem, durable: false } = op else { return None };
+        if mem.len() > SMALL {
+            return None;
+        }
+        let Known { fd, nature, .. } = self.files.find(&self.ring, *file)?;
+        if !nature.page_cache {
+            return None;
+        }
+        let one;
+        let (iovecs, count) = match mem.contiguous() {
+            Some(base) => {
+                one = libc::iovec { iov_base: base.cast(), iov_len: mem.len() };
+                (&raw const one, 1)
+            }
+            None => self.iovecs(key, mem),
+        };
+        // SAFETY: the iovecs name memory that is valid for reads (the promise of `Mem`).
+        let written = unsafe { libc::pwritev(fd, iovecs, count as i32, *offset as i64) };
+        match written {
+            -1 => Some(-io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
+            written => Some(written as i32),
+        }
+    }
+
     fn enter(&mut self, wait: bool) -> io::Result<()> {
         let (waiting, taskrun, overflow) = {
             let mut queue = self.ring.submission();
@@ -284,11 +337,19 @@ impl Reactor for Ring {
         done: &mut Vec<(Key, i32)>,
         wait: bool,
     ) -> io::Result<()> {
+        let alone = submit.len() == 1;
         for (key, op) in submit.iter() {
-            let Some(entry) = self.entry(*key, op) else {
+            if let Some(result) = self.write_to_page_cache(*key, op) {
+                done.push((*key, result));
+                continue;
+            }
+            let Some(mut entry) = self.entry(*key, op) else {
                 done.push((*key, -libc::EBADF));
                 continue;
             };
+            if !alone && self.is_large_copy(op) {
+                entry = entry.flags(squeue::Flags::ASYNC);
+            }
             loop {
                 // SAFETY: the memory the entry names stays valid until its completion: the window's
                 // by the promise of `Mem`, the scratch because it is boxed and kept by key.
