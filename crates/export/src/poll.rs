@@ -2,38 +2,72 @@
 //!
 //! Sleeping and being woken costs some microseconds on both sides. A queue spins for as long as its
 //! events have lately come sooner than that pays, and not at all once they come later: an idle
-//! guest, or a disk that takes milliseconds, costs no CPU.
+//! guest, or a disk that takes milliseconds, costs no CPU. Waiting for the guest and waiting for the
+//! disk are told apart, for one may be quick and the other slow. Where others wait for this
+//! processor (the thread was put off it while it spun) nobody spins for a while.
 
+use nix::sys::resource::{UsageWho, getrusage};
 use ringtap_io::Time;
 
-/// Never spin longer than this.
-const MOST: Time = 50_000;
+/// Never spin longer than this: about what sleeping and being woken costs.
+const MOST: Time = 30_000;
 /// Where spinning begins again after an event came soon.
-const LEAST: Time = 10_000;
+const LEAST: Time = 8_000;
+/// How long not to spin on a processor that others want.
+const REST: Time = 20_000_000;
+
+/// What a queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Its guest: nothing is under way.
+    Guest,
+    /// Its disk.
+    Disk,
+}
 
 /// Decides between spinning and sleeping, from how long the last waits took.
 #[derive(Default)]
 pub(crate) struct Poller {
-    window: Time,
-    idle_since: Option<Time>,
+    windows: [Time; 2],
+    idle: Option<(Wait, Time)>,
+    rest_until: Time,
+    preempted: i64,
 }
 
 impl Poller {
     /// There is nothing to do: whether to look again at once rather than sleep.
-    pub(crate) fn spin(&mut self, now: Time) -> bool {
-        let since = *self.idle_since.get_or_insert(now);
-        now.saturating_sub(since) < self.window
+    pub(crate) fn spin(&mut self, now: Time, wait: Wait) -> bool {
+        let (wait, since) = *self.idle.get_or_insert((wait, now));
+        if now < self.rest_until || self.windows[wait as usize] == 0 {
+            return false;
+        }
+        if now.saturating_sub(since) < self.windows[wait as usize] {
+            return true;
+        }
+        self.look_around(now);
+        false
     }
 
     /// There is something to do again.
     #[inline]
     pub(crate) fn event(&mut self, now: Time) {
-        let Some(since) = self.idle_since.take() else { return };
+        let Some((wait, since)) = self.idle.take() else { return };
         let waited = now.saturating_sub(since);
+        let window = &mut self.windows[wait as usize];
         if waited > MOST {
-            self.window = 0;
-        } else if waited > self.window {
-            self.window = (waited * 2).clamp(LEAST, MOST);
+            *window = 0;
+        } else if waited > *window {
+            *window = (waited * 2).clamp(LEAST, MOST);
+        }
+    }
+
+    /// After spinning in vain: was this thread put off its processor meanwhile?
+    fn look_around(&mut self, now: Time) {
+        let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return };
+        let preempted = usage.involuntary_context_switches();
+        if preempted > self.preempted {
+            self.preempted = preempted;
+            self.rest_until = now + REST;
         }
     }
 }
@@ -44,13 +78,39 @@ mod tests {
 
     #[test]
     fn spins_while_events_come_soon_and_sleeps_when_they_do_not() {
-        let mut poller = Poller::default();
-        assert!(!poller.spin(0), "nothing is known yet: sleep");
+        let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
+        assert!(!poller.spin(0, Wait::Guest), "nothing is known yet: sleep");
         poller.event(8_000);
-        assert!(poller.spin(10_000));
-        assert!(poller.spin(25_000));
-        assert!(!poller.spin(26_001), "the window is over");
-        poller.event(10_000 + 3_000_000);
-        assert!(!poller.spin(4_000_000), "a slow event: no more spinning");
+        assert!(poller.spin(10_000, Wait::Guest));
+        assert!(poller.spin(25_000, Wait::Guest));
+        assert!(!poller.spin(26_001, Wait::Guest), "the window is over");
+        poller.event(3_000_000);
+        assert!(!poller.spin(4_000_000, Wait::Guest), "a slow event: no more spinning");
+    }
+
+    #[test]
+    fn a_slow_disk_does_not_stop_spinning_for_a_quick_guest() {
+        let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
+        poller.spin(0, Wait::Guest);
+        poller.event(5_000);
+        poller.spin(10_000, Wait::Disk);
+        poller.event(2_000_000);
+        assert!(!poller.spin(2_000_001, Wait::Disk));
+        poller.event(4_000_000);
+        assert!(poller.spin(4_000_001, Wait::Guest));
+    }
+
+    #[test]
+    fn nobody_spins_on_a_processor_that_others_want() {
+        let mut poller = Poller { preempted: -1, ..Poller::default() };
+        poller.spin(0, Wait::Guest);
+        poller.event(5_000);
+        assert!(poller.spin(10_000, Wait::Guest));
+        assert!(!poller.spin(30_000, Wait::Guest), "in vain, and there were others");
+        poller.event(31_000);
+        assert!(!poller.spin(40_000, Wait::Guest));
+        poller.event(41_000);
+        poller.preempted = i64::MAX;
+        assert!(poller.spin(30_000 + REST, Wait::Guest));
     }
 }

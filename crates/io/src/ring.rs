@@ -254,10 +254,11 @@ impl Ring {
         Some(entry.user_data(u64::from(key)))
     }
 
-    /// A large copy among others goes to the kernel's workers, so that other processors take part.
+    /// A large read among others goes to the kernel's workers, so that other processors take part.
+    /// Writes to one file would only wait there for one another.
     fn is_large_copy(&mut self, op: &Op) -> bool {
         match op {
-            Op::Read { file, mem, .. } | Op::Write { file, mem, .. } if mem.len() >= LARGE => {
+            Op::Read { file, mem, .. } if mem.len() >= LARGE => {
                 self.files.find(&self.ring, *file).is_some_and(|known| known.nature.in_memory)
             }
             _ => false,

@@ -96,9 +96,7 @@ impl QueueStats {
     }
 
     pub(crate) fn set_cpu_time(&self) {
-        if let Ok(nanos) = thread_cpu_nanos() {
-            self.cpu_nanos.store(nanos, Relaxed);
-        }
+        self.cpu_nanos.store(thread_cpu_nanos(), Relaxed);
     }
 
     /// Keep one entry for all queues that have ended (those that only the list still holds).
@@ -129,10 +127,9 @@ impl QueueStats {
 }
 
 /// CPU time of the calling thread.
-fn thread_cpu_nanos() -> std::io::Result<u64> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanos = text.split_whitespace().next().and_then(|word| word.parse().ok());
-    nanos.ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+fn thread_cpu_nanos() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Latencies of one kind of request, in nanoseconds; each is the top of its bucket.

@@ -1,1 +1,28 @@
-//! NBD.
+//! NBD, the network block device protocol: fixed newstyle, simple and structured replies.
+//!
+//! [`Server`] takes connections. Each has a thread with one ring: `handshake` agrees on an export,
+//! `connection` receives requests in runs, `carry_out` serves each in a slot of its own, and
+//! `batch` gathers the replies of a turn into one send. What is read from and written to the wire
+//! ([`Handshake`], [`Header`]) are pure functions over bytes.
+//!
+//! Source of the protocol: doc/proto.md of github.com/NetworkBlockDevice/nbd.
+
+mod alarm;
+mod batch;
+mod carry_out;
+mod connection;
+mod handshake;
+mod input;
+mod memory;
+mod options;
+mod pieces;
+mod read;
+mod reply;
+mod request;
+mod server;
+mod slot;
+pub mod wire;
+
+pub use handshake::{Choice, Facts, Handshake, Refusal, Step};
+pub use request::{BadMagic, Command, Header, Rules};
+pub use server::{Error, Limits, Listener, NamedExport, Server};

@@ -17,8 +17,8 @@ pub const GUEST: u64 = 0x10_0000;
 /// The front-end's own address of the first; the second lies far from it.
 const USER: [u64; 2] = [0x7000_0000_0000, 0x7f00_0000_0000];
 /// The rings lie at the end of the first region, the descriptor table at its beginning.
-const AVAILABLE: u64 = 24 << 10;
-const USED: u64 = 26 << 10;
+const AVAILABLE: u64 = 17 << 10;
+const USED: u64 = 20 << 10;
 
 /// A ring in memory filled by the caller.
 pub struct GuestRing {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, Op, OpenFile, Ring, Signal, Tasks};
+use ringtap_io::{Io, Op, OpenFile, Ring, Signal, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -16,10 +16,11 @@ use super::memory::Memory;
 use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
 use super::virtqueue::{Addresses, Virtqueue};
-use crate::poll::Poller;
+use crate::poll::{Poller, Wait};
 use crate::queue::run_slot;
 
 const STACK: usize = 256 << 10;
+const ACCOUNT_EVERY: Time = 100_000_000;
 
 /// What the control side tells a running queue.
 enum Command {
@@ -180,6 +181,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let thread =
         Thread { io: io.clone(), queue, vbd: Rc::new(vbd), call: caller, broken: Cell::new(false) };
     let mut poller = Poller::default();
+    let mut accounted = 0;
     loop {
         if mailbox.full.swap(false, AcqRel) {
             let commands = std::mem::take(
@@ -211,7 +213,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         if tasks.has_work() || thread.may_fetch() {
             tasks.turn(false)?;
             poller.event(io.now());
-        } else if poller.spin(io.now()) {
+        } else if poller.spin(io.now(), thread.waits_for()) {
             tasks.turn(false)?;
             if tasks.has_work() {
                 poller.event(io.now());
@@ -221,7 +223,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
             if !thread.broken.get() && thread.queue.enable_kicks() {
                 continue;
             }
-            thread.vbd.account_cpu_time();
+            thread.account(&mut accounted);
             tasks.turn(true)?;
             poller.event(io.now());
             thread.queue.disable_kicks();
@@ -243,6 +245,19 @@ impl Thread {
             tasks.run_ready();
         }
         fetched
+    }
+
+    /// Its own two waits, for a kick and for a command, are always under way.
+    fn waits_for(&self) -> Wait {
+        if self.queue.is_drained() { Wait::Guest } else { Wait::Disk }
+    }
+
+    /// Reading the clock of the thread's CPU time is a system call: not at every rest.
+    fn account(&self, accounted: &mut Time) {
+        if self.io.now().saturating_sub(*accounted) > ACCOUNT_EVERY {
+            *accounted = self.io.now();
+            self.vbd.account_cpu_time();
+        }
     }
 
     fn may_fetch(&self) -> bool {

@@ -1,0 +1,68 @@
+//! Replies gathered over a turn, sent with one operation.
+
+use std::ops::Range;
+
+use ringtap_io::{Buffer, File, Io, Op};
+
+use super::pieces::Pieces;
+use super::reply::{Head, MAX_HEAD};
+
+/// Replies in the order they will be sent, with what has to be kept until then.
+pub(super) struct Batch {
+    heads: Buffer,
+    used: usize,
+    pieces: Pieces,
+    /// Kept until the batch is sent.
+    pub(super) buffers: Vec<Buffer>,
+    /// The slots these replies come from: busy until the batch is sent.
+    pub(super) slots: Vec<usize>,
+}
+
+impl Batch {
+    /// Room for the replies of so many slots.
+    pub(super) fn new(io: &Io, slots: usize) -> Result<Batch, i32> {
+        let heads = io.buffer(slots * MAX_HEAD)?;
+        let (buffers, slots) = (Vec::with_capacity(slots), Vec::with_capacity(slots));
+        Ok(Batch { heads, used: 0, pieces: Pieces::default(), buffers, slots })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Add a head; one for each slot, as there is room for no more.
+    pub(super) fn head(&mut self, head: &Head) {
+        let (bytes, from) = (head.bytes(), self.used);
+        self.used += bytes.len();
+        self.heads.bytes_mut()[from..self.used].copy_from_slice(bytes);
+        self.pieces.push(&self.heads, from..self.used);
+    }
+
+    /// Add data of a buffer, which goes into `buffers` before the batch is sent.
+    pub(super) fn data(&mut self, buffer: &Buffer, range: Range<usize>) {
+        self.pieces.push(buffer, range);
+    }
+
+    /// Send everything. Errors as the kernel gives them, a positive errno.
+    pub(super) async fn send(&self, io: &Io, socket: File) -> Result<(), i32> {
+        for mem in self.pieces.mems() {
+            let mut sent = 0;
+            while sent < mem.len() {
+                let rest = mem.window(sent, usize::MAX);
+                match io.run(Op::Send { file: socket, mem: rest }).await {
+                    n if n > 0 => sent += n as usize,
+                    0 => return Err(libc::EPIPE),
+                    n if n == -libc::EINTR => {}
+                    n => return Err(-n),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Empty it; the buffers and slots must have been taken out.
+    pub(super) fn clear(&mut self) {
+        self.used = 0;
+        self.pieces.clear();
+    }
+}

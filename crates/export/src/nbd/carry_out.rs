@@ -1,0 +1,187 @@
+//! What a slot does with a request.
+
+use ringtap_io::{Buffer, PAGE};
+use ringtap_vbd::{Error, Kind, Request};
+
+use super::connection::Connection;
+use super::read::Parts;
+use super::request::{Command, Header, error_of};
+use super::slot::Job;
+use super::wire::{errno, state};
+
+/// Extents of one block status; the client asks on from there.
+const MAX_EXTENTS: usize = 1024;
+/// Bytes one cache request brings in at most, and in one piece.
+const MAX_CACHED: u64 = 32 << 20;
+const CACHE_PIECE: usize = 256 << 10;
+
+/// How a request ended.
+pub(super) enum Reply {
+    Done,
+    Failed(u32, &'static str),
+    /// The first `len` bytes of the buffer.
+    Data(Buffer, usize),
+    /// The buffer's bytes and holes, in order.
+    Parts(Buffer, Parts),
+    /// So many zeros and no data.
+    Hole(usize),
+    /// Block status: so many bytes of descriptors.
+    Status(Buffer, usize),
+}
+
+/// Bytes of memory that a command needs before it can begin.
+pub(super) fn memory_for(command: Command, len: u32) -> usize {
+    match command {
+        Command::Read { .. } | Command::Write => len as usize,
+        Command::Cache => (len as usize).min(CACHE_PIECE),
+        Command::BlockStatus { one: true } => PAGE,
+        Command::BlockStatus { one: false } => MAX_EXTENTS * 8,
+        _ => 0,
+    }
+}
+
+impl Connection {
+    pub(super) async fn carry_out(&self, job: Job) -> (Header, Reply) {
+        let Job { header, command, buffer } = job;
+        let reply = match command {
+            Ok(command) => match self.try_to(&header, command, buffer).await {
+                Ok(reply) => reply,
+                Err(error) => Reply::Failed(error_of(command, error), words(error)),
+            },
+            Err(error) => Reply::Failed(error, refusal(error)),
+        };
+        (header, reply)
+    }
+
+    async fn try_to(
+        &self,
+        header: &Header,
+        command: Command,
+        buffer: Option<Buffer>,
+    ) -> Result<Reply, Error> {
+        let kind = match (command, buffer) {
+            (Command::Read { whole }, Some(buffer)) => {
+                return self.read(header, whole, buffer).await;
+            }
+            (Command::Write, Some(buffer)) => {
+                let end = self.transfer(header, Kind::Write, 0, header.len as usize, &buffer).await;
+                self.memory.give_back(buffer);
+                return end.map(|()| Reply::Done);
+            }
+            (Command::Cache, Some(buffer)) => {
+                let end = self.cache(header, &buffer).await;
+                self.memory.give_back(buffer);
+                return end.map(|()| Reply::Done);
+            }
+            (Command::BlockStatus { one }, Some(buffer)) => {
+                return self.block_status(header, one, buffer);
+            }
+            (Command::Flush, _) => Kind::Flush,
+            (Command::Trim, _) => Kind::Discard,
+            (Command::WriteZeroes { unmap, fast }, _) => Kind::WriteZeroes { unmap, fast },
+            // A read or write of nothing.
+            _ => return Ok(Reply::Done),
+        };
+        let (offset, len) = (header.offset, u64::from(header.len));
+        let mem = ringtap_io::Mem::EMPTY;
+        let request = Request { kind, offset, len, mem, fua: header.fua() };
+        self.vbd.serve(&self.io, request).await.map(|()| Reply::Done)
+    }
+
+    /// Move a part of a request between the disk and the buffer.
+    #[inline]
+    pub(super) async fn transfer(
+        &self,
+        header: &Header,
+        kind: Kind,
+        from: usize,
+        len: usize,
+        buffer: &Buffer,
+    ) -> Result<(), Error> {
+        let mem = buffer.mem().window(from, len);
+        let offset = header.offset + from as u64;
+        let request = Request { kind, offset, len: len as u64, mem, fua: header.fua() };
+        self.vbd.serve(&self.io, request).await
+    }
+
+    /// Bring the range into the host's page cache, where the image is read through it.
+    async fn cache(&self, header: &Header, buffer: &Buffer) -> Result<(), Error> {
+        if self.vbd.cache().direct() {
+            return Ok(());
+        }
+        let len = u64::from(header.len).min(MAX_CACHED);
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(CACHE_PIECE as u64);
+            let mem = buffer.mem().window(0, part as usize);
+            let offset = header.offset + done;
+            let request = Request { kind: Kind::Read, offset, len: part, mem, fua: false };
+            self.vbd.serve(&self.io, request).await?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn block_status(&self, header: &Header, one: bool, mut buffer: Buffer) -> Result<Reply, Error> {
+        let most = if one { 1 } else { MAX_EXTENTS };
+        let (mut at, end) = (header.offset, header.offset + u64::from(header.len));
+        let mut extents = 0;
+        let mut last: Option<(u32, u32)> = None;
+        while at < end {
+            let status = match self.vbd.status(at, end - at) {
+                Ok(status) => status,
+                // What is known already is a valid answer.
+                Err(_) if extents > 0 => break,
+                Err(error) => {
+                    self.memory.give_back(buffer);
+                    return Err(error);
+                }
+            };
+            let len = status.len.clamp(1, end - at);
+            let hole = if status.allocated { 0 } else { state::HOLE };
+            let bits = hole | if status.zero { state::ZERO } else { 0 };
+            let len32 = len as u32; // no longer than the request's own 32-bit length
+            match last {
+                Some((before, same)) if same == bits => last = Some((before + len32, bits)),
+                _ if extents == most => break,
+                _ => {
+                    extents += 1;
+                    last = Some((len32, bits));
+                }
+            }
+            at += len;
+            if let Some((len, bits)) = last {
+                let descriptor = &mut buffer.bytes_mut()[(extents - 1) * 8..extents * 8];
+                descriptor[..4].copy_from_slice(&len.to_be_bytes());
+                descriptor[4..].copy_from_slice(&bits.to_be_bytes());
+            }
+        }
+        Ok(Reply::Status(buffer, extents * 8))
+    }
+}
+
+/// A few words on why a request was not begun.
+fn refusal(error: u32) -> &'static str {
+    match error {
+        errno::EPERM => "the export is read-only",
+        errno::EINVAL => "unknown, not agreed on, or past the end of the export",
+        errno::ENOSPC => "past the end of the export",
+        errno::EOVERFLOW => "more than 32 MiB at once",
+        errno::ESHUTDOWN => "the server is stopping",
+        errno::ENOMEM => "the server has no memory left",
+        _ => "",
+    }
+}
+
+/// A few words on what went wrong.
+fn words(error: Error) -> &'static str {
+    match error {
+        Error::Os(libc::EIO) => "the host's disk reports an I/O error",
+        Error::Os(_) => "the host's kernel refused",
+        Error::Range => "past the end of the export",
+        Error::ReadOnly => "the image is read-only",
+        Error::Full => "no space left where the image lies",
+        Error::Corrupt => "the image contradicts itself",
+        Error::Unsupported => "zeros would have to be written one by one",
+    }
+}

@@ -1,0 +1,160 @@
+//! What a client sent: received in large runs, payloads straight to where they belong.
+
+use ringtap_io::{Buffer, File, Io, Op, PAGE};
+
+use super::pieces::Pieces;
+
+/// Bytes received at once: the requests of a deep queue with small payloads.
+const RUN: usize = 256 << 10;
+/// Payloads from here on are worth an operation of their own: beside them little is received.
+const LARGE: usize = 32 << 10;
+
+/// The connection is over: closed by the client, or broken.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// Bytes received and not yet used.
+pub(super) struct Input {
+    buffer: Buffer,
+    from: usize,
+    to: usize,
+    /// Bytes to receive beyond what is needed.
+    ahead: usize,
+    pieces: Pieces,
+}
+
+impl Input {
+    pub(super) fn new(io: &Io) -> Result<Input, i32> {
+        let buffer = io.buffer(RUN)?;
+        Ok(Input { buffer, from: 0, to: 0, ahead: RUN, pieces: Pieces::default() })
+    }
+
+    /// What is there.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buffer.bytes()[self.from..self.to]
+    }
+
+    /// Use up the first bytes.
+    pub(super) fn consume(&mut self, len: usize) {
+        self.from = (self.from + len).min(self.to);
+        if self.from == self.to {
+            (self.from, self.to) = (0, 0);
+        }
+    }
+
+    /// Receive more, one byte at least; never called with a full buffer.
+    pub(super) async fn fill(&mut self, io: &Io, socket: File) -> Result<(), Gone> {
+        if self.from > 0 {
+            self.buffer.bytes_mut().copy_within(self.from..self.to, 0);
+            (self.from, self.to) = (0, self.to - self.from);
+        }
+        let room = self.buffer.mem().window(self.to, self.ahead);
+        self.to += receive(io, Op::Recv { file: socket, mem: room }).await?;
+        Ok(())
+    }
+
+    /// Move `len` bytes into `payload`: those that are there by copying, the rest straight from
+    /// the socket.
+    pub(super) async fn payload(
+        &mut self,
+        io: &Io,
+        socket: File,
+        payload: &mut Buffer,
+        len: usize,
+    ) -> Result<(), Gone> {
+        self.ahead = if len >= LARGE { PAGE } else { RUN };
+        let mut done = len.min(self.to - self.from);
+        payload.bytes_mut()[..done].copy_from_slice(&self.bytes()[..done]);
+        self.consume(done);
+        while done < len {
+            // All that was there is used up, so what follows the payload goes to the front.
+            self.pieces.clear();
+            self.pieces.push(payload, done..len);
+            self.pieces.push(&self.buffer, 0..self.ahead);
+            let Some(mem) = self.pieces.mems().next() else { return Err(Gone) };
+            let received = receive(io, Op::Recv { file: socket, mem }).await?;
+            let part = received.min(len - done);
+            done += part;
+            self.to = received - part;
+        }
+        Ok(())
+    }
+
+    /// Throw `len` bytes away.
+    pub(super) async fn discard(
+        &mut self,
+        io: &Io,
+        socket: File,
+        mut len: usize,
+    ) -> Result<(), Gone> {
+        loop {
+            let part = len.min(self.to - self.from);
+            self.consume(part);
+            len -= part;
+            if len == 0 {
+                return Ok(());
+            }
+            self.fill(io, socket).await?;
+        }
+    }
+}
+
+async fn receive(io: &Io, op: Op) -> Result<usize, Gone> {
+    loop {
+        match io.run(op).await {
+            n if n > 0 => return Ok(n as usize),
+            n if n == -libc::EINTR => {}
+            _ => return Err(Gone),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use ringtap_io::{OpenFile, Ring, Tasks};
+
+    use super::*;
+
+    #[test]
+    fn payloads_of_every_size_arrive_whole() {
+        let (mut client, server) = UnixStream::pair().expect("a socket pair");
+        let server = OpenFile::new(server.into());
+        let sizes = [1, 100, 4096, 5000, LARGE - 1, LARGE, 1 << 20, 3, RUN + 1, 1 << 20, 1 << 20];
+        let fill = |i: usize, at: usize| (at * 31 + i * 7 + at / 256) as u8;
+        let writer = std::thread::spawn(move || {
+            for (i, len) in sizes.iter().enumerate() {
+                let bytes: Vec<u8> = (0..*len).map(|at| fill(i, at)).collect();
+                client.write_all(&[b'H'; 28]).expect("sent");
+                client.write_all(&bytes).expect("sent");
+            }
+        });
+        let mut tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
+        let io = tasks.io().clone();
+        tasks
+            .block_on(async move {
+                let socket = server.handle();
+                let mut input = Input::new(&io).expect("memory");
+                for (i, len) in sizes.iter().enumerate() {
+                    while input.bytes().len() < 28 {
+                        input.fill(&io, socket).await.expect("bytes");
+                    }
+                    assert_eq!(&input.bytes()[..28], &[b'H'; 28]);
+                    input.consume(28);
+                    if i % 4 == 3 {
+                        input.discard(&io, socket, *len).await.expect("bytes");
+                        continue;
+                    }
+                    let mut payload = io.buffer(*len).expect("memory");
+                    input.payload(&io, socket, &mut payload, *len).await.expect("bytes");
+                    assert!(payload.bytes().iter().enumerate().all(|(at, b)| *b == fill(i, at)));
+                }
+                assert!(input.bytes().is_empty());
+                assert_eq!(input.fill(&io, socket).await, Err(Gone));
+            })
+            .expect("the ring");
+        writer.join().expect("the writer");
+    }
+}

@@ -1,0 +1,157 @@
+//! Reads, and the zeros in them that need not be sent.
+
+use ringtap_io::{Buffer, PAGE};
+use ringtap_vbd::{Error, Kind};
+
+use super::batch::Batch;
+use super::carry_out::Reply;
+use super::connection::Connection;
+use super::reply::{Head, MAX_HEAD};
+use super::request::Header;
+
+/// Reads from here on are looked through for zeros.
+const WORTH_A_LOOK: usize = 64 << 10;
+/// Holes smaller than this are read as data.
+const WORTH_A_HOLE: usize = 16 << 10;
+/// Parts of one reply; the last takes the rest.
+const MAX_PARTS: usize = PAGE / MAX_HEAD;
+
+/// Data or a hole, from the request's own offset on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    from: usize,
+    len: usize,
+    hole: bool,
+}
+
+/// The parts of a read's answer, and room for their heads.
+pub(super) struct Parts {
+    parts: Vec<Part>,
+    pub(super) heads: Buffer,
+}
+
+impl Parts {
+    /// Add them to a batch, the data being that of `buffer`.
+    pub(super) fn gather(&mut self, header: &Header, buffer: &Buffer, batch: &mut Batch) {
+        let mut used = 0;
+        for (i, part) in self.parts.iter().enumerate() {
+            let done = i + 1 == self.parts.len();
+            let (at, len) = (header.offset + part.from as u64, part.len as u32);
+            let head = if part.hole {
+                Head::hole(header.cookie, done, at, len)
+            } else {
+                Head::data(header.cookie, done, at, len)
+            };
+            let bytes = head.bytes();
+            self.heads.bytes_mut()[used..][..bytes.len()].copy_from_slice(bytes);
+            batch.data(&self.heads, used..used + bytes.len());
+            used += bytes.len();
+            if !part.hole {
+                batch.data(buffer, part.from..part.from + part.len);
+            }
+        }
+    }
+}
+
+impl Connection {
+    pub(super) async fn read(
+        &self,
+        header: &Header,
+        whole: bool,
+        buffer: Buffer,
+    ) -> Result<Reply, Error> {
+        let look = self.structured && !whole && header.len as usize >= WORTH_A_LOOK;
+        let end = match look {
+            false => self.read_all(header, &buffer).await,
+            true if self.zeros_expected.get() => match self.read_parts(header, &buffer).await {
+                Ok(parts) => return Ok(Reply::Parts(buffer, parts)),
+                Err(error) => Err(error),
+            },
+            true => self.read_all(header, &buffer).await,
+        };
+        let bytes = &buffer.bytes()[..header.len as usize];
+        if let Err(error) = end {
+            self.memory.give_back(buffer);
+            return Err(error);
+        }
+        if look && is_zero(&bytes[bytes.len() - PAGE..]) {
+            self.zeros_expected.set(true);
+            if is_zero(bytes) {
+                self.memory.give_back(buffer);
+                return Ok(Reply::Hole(header.len as usize));
+            }
+        }
+        Ok(Reply::Data(buffer, header.len as usize))
+    }
+
+    async fn read_all(&self, header: &Header, buffer: &Buffer) -> Result<(), Error> {
+        self.transfer(header, Kind::Read, 0, header.len as usize, buffer).await
+    }
+
+    /// Read after zeros were read: ask where holes are before reading. Dense disks are not asked,
+    /// for finding the end of their data can take the file system long.
+    async fn read_parts(&self, header: &Header, buffer: &Buffer) -> Result<Parts, Error> {
+        let heads = self.memory.take_more(PAGE).map_err(Error::Os)?;
+        let mut parts = self.find_parts(header);
+        for part in parts.iter_mut().filter(|part| !part.hole) {
+            let end = self.transfer(header, Kind::Read, part.from, part.len, buffer).await;
+            if let Err(error) = end {
+                self.memory.give_back(heads);
+                return Err(error);
+            }
+            let bytes = &buffer.bytes()[part.from..][..part.len];
+            part.hole = part.len >= WORTH_A_LOOK && is_zero(bytes);
+        }
+        self.zeros_expected.set(parts.last().is_some_and(|last| last.hole));
+        Ok(Parts { parts, heads })
+    }
+
+    fn find_parts(&self, header: &Header) -> Vec<Part> {
+        let len = header.len as usize;
+        let mut parts: Vec<Part> = Vec::new();
+        let mut from = 0;
+        while from < len {
+            let left = len - from;
+            let asked = (parts.len() + 1 < MAX_PARTS)
+                .then(|| self.vbd.status(header.offset + from as u64, left as u64));
+            let (found, hole) = match asked {
+                Some(Ok(status)) => {
+                    let found = (status.len as usize).clamp(1, left);
+                    (found, status.zero && found >= WORTH_A_HOLE)
+                }
+                _ => (left, false),
+            };
+            match parts.last_mut() {
+                Some(last) if last.hole == hole => last.len += found,
+                _ => parts.push(Part { from, len: found, hole }),
+            }
+            from += found;
+        }
+        parts
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // Zero at the front, and each byte as the one 64 before it: a comparison of memory, which the
+    // C library does fast and ends at the first difference.
+    let front = bytes.len().min(64);
+    bytes[..front].iter().all(|byte| *byte == 0) && bytes[front..] == bytes[..bytes.len() - front]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_byte_makes_it_data() {
+        for len in [0, 1, 63, 64, 65, 4096, 4097] {
+            let mut bytes = vec![0; len];
+            assert!(is_zero(&bytes));
+            for at in 0..len {
+                bytes[at] = 1;
+                assert!(!is_zero(&bytes), "{at} of {len}");
+                bytes[at] = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Stopping: what was taken ends, what was acknowledged is there.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use ringtap_export::nbd::Limits;
+use ringtap_export::nbd::wire::{cmd, errno};
+
+use crate::harness::{How, direct, open, run, sparse};
+use crate::raw::{Raw, Reply, request};
+
+#[test]
+fn stopping_under_load_drains_and_lets_go_of_the_image() {
+    for how in [How::default(), direct()] {
+        let mut served = sparse(64 << 20, how);
+        let stopped = AtomicBool::new(false);
+        let acknowledged = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..3u64)
+                .map(|client| {
+                    let mut raw = Raw::transmit(&served.socket);
+                    let mut writer = raw.0.try_clone().expect("a descriptor");
+                    let stopped = &stopped;
+                    let base = client * 4096;
+                    scope.spawn(move || {
+                        for i in 0..u64::MAX {
+                            // 4 KiB writes and, now and then, a large one; each block once.
+                            let block = base + i % 4096;
+                            let mut bytes = request(cmd::WRITE, 0, block, block * 4096, 4096);
+                            bytes.extend(block.to_be_bytes().repeat(512));
+                            if writer.write_all(&bytes).is_err() {
+                                return;
+                            }
+                        }
+                    });
+                    scope.spawn(move || {
+                        let (mut good, mut late) = (vec![], 0);
+                        let mut first = [0; 1];
+                        while matches!(std::io::Read::read(&mut &raw.0, &mut first), Ok(1)) {
+                            let rest = raw.take(15);
+                            let error = u32::from_be_bytes(rest[3..7].try_into().expect("four"));
+                            let block = u64::from_be_bytes(rest[7..].try_into().expect("eight"));
+                            match error {
+                                0 => good.push(block),
+                                errno::ESHUTDOWN => late += 1,
+                                other => panic!("error {other}"),
+                            }
+                        }
+                        assert!(stopped.load(SeqCst), "closed before the stop");
+                        (good, late)
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(300));
+            let began = Instant::now();
+            stopped.store(true, SeqCst);
+            served.stop();
+            assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+            clients.into_iter().map(|client| client.join().expect("a client")).collect::<Vec<_>>()
+        });
+        // Exactly what the server ended was acknowledged.
+        let good: usize = acknowledged.iter().map(|(good, _)| good.len()).sum();
+        let stats = served.vbd.stats();
+        assert!(good > 100, "{good}");
+        assert_eq!(good as u64, stats.write.ended);
+        let content = served.content();
+        for block in acknowledged.iter().flat_map(|(good, _)| good) {
+            let bytes = &content[*block as usize * 4096..][..4096];
+            assert_eq!(bytes, block.to_be_bytes().repeat(512), "block {block}");
+        }
+        // The socket takes nobody any more, and the image is free for the next.
+        let disk = served.disk.clone();
+        drop(std::mem::replace(&mut served.vbd, vbd_of_nothing()));
+        let began = Instant::now();
+        run("qemu-io", &["-fraw", "-c", "write 0 512", disk.to_str().expect("UTF-8")]);
+        assert!(began.elapsed() < Duration::from_secs(10));
+        open(&disk, &how);
+    }
+}
+
+fn vbd_of_nothing() -> std::sync::Arc<ringtap_vbd::Vbd> {
+    let how = How::default();
+    let image = open(std::path::Path::new("null:1M"), &how);
+    std::sync::Arc::new(ringtap_vbd::Vbd::new(image, how.cache))
+}
+
+#[test]
+fn requests_that_come_after_the_stop_are_told() {
+    let mut served = sparse(1 << 20, How::default());
+    // A client that rests, one within its handshake, one in the middle of a payload.
+    let mut resting = Raw::transmit(&served.socket);
+    let mut shaking = Raw::connect(&served.socket);
+    let mut paying = Raw::transmit(&served.socket);
+    paying.send(&request(cmd::WRITE, 0, 1, 0, 4096));
+    paying.send(&[0xff; 1000]);
+    std::thread::sleep(Duration::from_millis(100));
+    let began = Instant::now();
+    served.stop();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(resting.is_closed() && shaking.is_closed() && paying.is_closed());
+    assert!(served.content().iter().all(|byte| *byte == 0));
+    assert_eq!(served.vbd.stats().flush.failed, 0);
+}
+
+#[test]
+fn a_client_that_takes_no_replies_does_not_hold_up_the_stop_for_long() {
+    let limits = Limits { drain: Duration::from_millis(500), ..Limits::default() };
+    let mut served = sparse(64 << 20, How { limits, ..How::default() });
+    let mut deaf = Raw::transmit(&served.socket);
+    for cookie in 0..100 {
+        deaf.send(&request(cmd::READ, 0, cookie, 0, 1 << 20));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let began = Instant::now();
+    served.stop();
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn two_exports_by_their_names() {
+    let served = sparse(1 << 20, How::default());
+    for name in ["disk", "same"] {
+        let uri = served.uri().replace("///?", &format!("///{name}?"));
+        let size = run("nbdinfo", &["--size", &uri]);
+        assert_eq!(size.trim(), "1048576");
+    }
+    let mut raw = Raw::transmit(&served.socket);
+    raw.send(&request(cmd::FLUSH, 0, 3, 0, 0));
+    assert_eq!(raw.reply(), Reply::Simple { error: 0, cookie: 3 });
+}

@@ -1,0 +1,8 @@
+//! The NBD export against the programs that speak NBD on Debian, and against clients that break it.
+
+mod harness;
+mod hostile;
+mod lifetime;
+mod programs;
+mod python;
+mod raw;
