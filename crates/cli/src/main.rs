@@ -1,1 +1,60 @@
-fn main() {}
+//! `ringtap`: disks served to virtual machines, and the lab that compares ways of serving them.
+
+mod args;
+mod info;
+mod manual;
+mod outcome;
+mod serve;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let matches = match args::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return outcome::refused(&error),
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => return outcome::refused(&error.format(&mut Cli::command())),
+    };
+    let options = matches.subcommand().map(|(_, options)| options);
+    match run(cli.command, options.unwrap_or(&matches)) {
+        Ok(code) => code,
+        Err(error) => outcome::failed(&error),
+    }
+}
+
+fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve(args) => serve::run(args, matches),
+        Command::Info(args) => info::run(&args),
+        Command::Compare(args) => {
+            let own = std::env::current_exe().context("cannot find the running binary")?;
+            ringtap_lab::compare(&args, own)
+        }
+        Command::Report(args) => ringtap_lab::report(&args),
+        Command::Load(args) => load(args),
+        Command::Completions { shell } => {
+            let mut text = vec![];
+            clap_complete::generate(shell, &mut args::command(), "ringtap", &mut text);
+            std::io::stdout().write_all(&text)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { dir } => manual::run(dir.as_deref()),
+    }
+}
+
+/// What the lab runs as its vhost-user client.
+fn load(args: ringtap_load::LoadArgs) -> anyhow::Result<ExitCode> {
+    let output = args.output;
+    let measured = ringtap_load::run(args)?;
+    writeln!(std::io::stdout(), "{}", measured.render(output))?;
+    anyhow::ensure!(!measured.failed(), "requests failed, or did not read back as written");
+    Ok(ExitCode::SUCCESS)
+}

@@ -14,7 +14,7 @@ const MOST: Time = 30_000;
 /// Where spinning begins again after an event came soon.
 const LEAST: Time = 8_000;
 /// How long not to spin on a processor that others want.
-const REST: Time = 20_000_000;
+const REST: Time = 5_000_000;
 
 /// What a queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,65 @@
+# `make demo` and `make test` each do all the set-up they need, as root or with sudo.
+SHELL := /bin/bash
+CARGO := scripts/cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+RINGTAP := $(TARGET)/release/ringtap
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+.PHONY: help build demo test bench install uninstall
+
+help:
+	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
+	@echo "make test       install what is missing, check format and lints, run every test"
+	@echo "make build      the optimised binary: $(RINGTAP)"
+	@echo "make bench      ratios against other servers, in about an hour"
+	@echo "make install    binary, manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
+	@echo "make uninstall  remove them"
+
+build:
+	scripts/setup.sh build
+	$(CARGO) build --release --locked -p ringtap
+
+demo:
+	scripts/setup.sh demo
+	$(CARGO) build --release --locked -p ringtap --bins --example demo
+	$(TARGET)/release/examples/demo
+	$(RINGTAP) compare --quick
+
+test:
+	scripts/setup.sh test
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	$(CARGO) test --workspace --locked
+	scripts/check-docs.sh $(TARGET)/debug/ringtap
+
+bench:
+	scripts/setup.sh bench
+	$(CARGO) build --release --locked -p ringtap -p ringtap-bench
+	$(TARGET)/release/vhost_user
+	$(TARGET)/release/nbd
+	$(TARGET)/release/idle
+
+# Built where it is missing only, so that `sudo make install` needs no Rust.
+$(RINGTAP):
+	$(MAKE) build
+
+install: $(RINGTAP)
+	install -D -m 755 $(RINGTAP) $(DESTDIR)$(PREFIX)/bin/ringtap
+	$(RINGTAP) man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+	install -d $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(RINGTAP) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
+	$(RINGTAP) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
+	$(RINGTAP) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/systemd contrib/systemd/*
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,info,compare,report,completions,man}.1
+	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
+	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
+	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/ringtap

@@ -1,0 +1,194 @@
+//! What help and manual pages say beyond the options: examples, signals, exit status. The pages
+//! themselves are made from the command line's own description.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Command;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
+
+use crate::args;
+
+/// A titled list of what is written and what it means.
+type Section = (&'static str, &'static [(&'static str, &'static str)]);
+
+const EXIT: Section = (
+    "Exit status",
+    &[
+        ("0", "all was done"),
+        ("1", "it failed; the reason is on stderr"),
+        ("2", "the command line makes no sense; stderr says what to write"),
+        ("3", "a part was done (an interrupted comparison, a row that could not be measured)"),
+    ],
+);
+
+const SIGNALS: Section = (
+    "Signals",
+    &[
+        (
+            "SIGTERM, SIGINT",
+            "take no more requests, end those under way, flush, remove the sockets, exit 0; \
+             the second time exit at once with 130",
+        ),
+        ("SIGHUP", "look again how large the images are and tell the guests"),
+        ("SIGUSR1", "print the statistics of every disk as one line of JSON on stderr"),
+    ],
+);
+
+fn sections(command: &str) -> &'static [Section] {
+    match command {
+        "ringtap" => &[
+            (
+                "Examples",
+                &[
+                    (
+                        "ringtap serve vm.raw -f raw --vhost-user /run/vm.sock",
+                        "serve an image to a virtual machine",
+                    ),
+                    (
+                        "ringtap compare --quick",
+                        "measure the ways of serving a disk on this machine",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
+        "serve" => &[
+            (
+                "Examples",
+                &[
+                    (
+                        "ringtap serve vm.raw -f raw --vhost-user /run/vm.sock",
+                        "to QEMU, Cloud Hypervisor, Firecracker, crosvm or User-Mode Linux",
+                    ),
+                    (
+                        "ringtap serve vm.raw -f raw --nbd unix:/run/vm.nbd",
+                        "to NBD clients: nbdcopy, QEMU, nbd-client",
+                    ),
+                    (
+                        "ringtap serve a.raw -f raw --name a --nbd tcp:[::1]:10809 \
+                         b.raw -f raw --name b --nbd tcp:[::1]:10809 --read-only",
+                        "two disks at one port, by name",
+                    ),
+                    (
+                        "ringtap serve null:10G --vhost-user /run/null.sock",
+                        "a disk that holds nothing, to measure the wire alone",
+                    ),
+                ],
+            ),
+            SIGNALS,
+            EXIT,
+        ],
+        "info" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap info vm.raw", "sizes, alignment, and who uses it"),
+                    ("ringtap info vm.raw --output json", "the same for programs"),
+                ],
+            ),
+            EXIT,
+        ],
+        "completions" => &[(
+            "Examples",
+            &[(
+                "ringtap completions bash > /etc/bash_completion.d/ringtap",
+                "for every user's bash",
+            )],
+        )],
+        "man" => &[(
+            "Examples",
+            &[("ringtap man /usr/local/share/man/man1", "ringtap.1, ringtap-serve.1 and so on")],
+        )],
+        _ => &[],
+    }
+}
+
+/// The same command line, with the sections above at the end of the long help of each command.
+pub(crate) fn with_sections(command: Command) -> Command {
+    let own = help_text(sections(command.get_name()));
+    command.after_long_help(own).mut_subcommands(|sub| {
+        let text = help_text(sections(sub.get_name()));
+        if text.is_empty() { sub } else { sub.after_long_help(text) }
+    })
+}
+
+fn help_text(sections: &[Section]) -> String {
+    let mut text = String::new();
+    for (title, rows) in sections {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&format!("{title}:\n"));
+        for (what, meaning) in *rows {
+            text.push_str(&if what.len() < 4 {
+                format!("  {what:<4}{meaning}\n")
+            } else {
+                format!("  {what}\n      {meaning}\n")
+            });
+        }
+    }
+    text
+}
+
+/// Write every page to a folder, or the first to stdout.
+pub(crate) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let mut command = args::command();
+    command.build();
+    let Some(dir) = dir else {
+        page(&command, "ringtap", &mut io::stdout().lock())?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let write = |command: &Command, name: &str| -> anyhow::Result<()> {
+        let path = dir.join(format!("{name}.1"));
+        let mut text = vec![];
+        page(command, name, &mut text)?;
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    write(&command, "ringtap")?;
+    for sub in command.get_subcommands() {
+        if !sub.is_hide_set() && sub.get_name() != "help" {
+            write(sub, &format!("ringtap-{}", sub.get_name()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn page(command: &Command, name: &str, out: &mut impl Write) -> io::Result<()> {
+    let sections = sections(command.get_name());
+    // The lab writes the end of its commands' help itself.
+    let rest = command.get_after_help().filter(|_| sections.is_empty()).map(ToString::to_string);
+    let man =
+        Man::new(command.clone()).title(name.to_uppercase()).source("ringtap").manual("Ringtap");
+    man.render_title(out)?;
+    man.render_name_section(out)?;
+    man.render_synopsis_section(out)?;
+    man.render_description_section(out)?;
+    if command.get_opts().next().is_some() {
+        man.render_options_section(out)?;
+    }
+    if command.has_subcommands() {
+        man.render_subcommands_section(out)?;
+    }
+    let mut roff = Roff::new();
+    if let Some(text) = rest {
+        roff.control("SH", ["EXAMPLES AND EXIT STATUS"]);
+        roff.control("nf", []);
+        roff.text(text.lines().map(|line| roman(format!("{line}\n"))).collect::<Vec<_>>());
+        roff.control("fi", []);
+    }
+    for (title, rows) in sections {
+        roff.control("SH", [title.to_uppercase().as_str()]);
+        for (what, meaning) in *rows {
+            roff.control("TP", []);
+            roff.text([clap_mangen::roff::bold(*what)]);
+            roff.text([roman(*meaning)]);
+        }
+    }
+    roff.to_writer(out)
+}

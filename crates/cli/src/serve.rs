@@ -1,0 +1,312 @@
+//! `ringtap serve`: the command line turned into a configuration, each option bound to its disk.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{ArgMatches, Args, ValueEnum};
+use ringtap_daemon::{Address, Announce, Config, Disk, Error};
+use ringtap_image::{CacheMode, Format, OpenOptions};
+use tracing_subscriber::EnvFilter;
+
+use crate::args::Output;
+
+const OF_DISK: &str = "Options of the DISK before them";
+/// Queues offered unless told otherwise. One that no guest uses costs nothing, and QEMU refuses a
+/// server that offers fewer than its guest has CPUs.
+const QUEUES: u16 = 16;
+
+/// Formats by their names on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatName {
+    /// The disk's bytes as they are.
+    Raw,
+}
+
+impl From<FormatName> for Format {
+    fn from(name: FormatName) -> Format {
+        match name {
+            FormatName::Raw => Format::Raw,
+        }
+    }
+}
+
+/// Cache modes by their names on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CacheName {
+    /// O_DIRECT past the host's page cache; flushes are carried out.
+    None,
+    /// The host's page cache; flushes are carried out.
+    Writeback,
+    /// The host's page cache; each write is stable before it is acknowledged.
+    Writethrough,
+    /// O_DIRECT; each write is stable before it is acknowledged.
+    Directsync,
+    /// The host's page cache, and flushes are ignored: a power cut may lose anything.
+    Unsafe,
+}
+
+impl From<CacheName> for CacheMode {
+    fn from(name: CacheName) -> CacheMode {
+        match name {
+            CacheName::None => CacheMode::None,
+            CacheName::Writeback => CacheMode::Writeback,
+            CacheName::Writethrough => CacheMode::Writethrough,
+            CacheName::Directsync => CacheMode::DirectSync,
+            CacheName::Unsafe => CacheMode::Unsafe,
+        }
+    }
+}
+
+/// What `ringtap serve` is told.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "ringtap serve [OPTIONS] <DISK> [ITS OPTIONS] [<DISK> [ITS OPTIONS]]..."
+)]
+pub(crate) struct ServeArgs {
+    /// An image (a file or a block device), or null:SIZE for a disk that holds nothing
+    #[arg(required = true, value_name = "DISK", num_args = 1..)]
+    disk: Vec<PathBuf>,
+
+    /// Format of the image; never guessed, for a guest can write any header into a raw disk
+    #[arg(short, long, value_enum, value_name = "FORMAT", help_heading = OF_DISK)]
+    format: Vec<FormatName>,
+
+    /// How host caching is used, as in QEMU [default: none]
+    #[arg(long, value_enum, value_name = "MODE", help_heading = OF_DISK)]
+    cache: Vec<CacheName>,
+
+    /// Refuse writes
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        help_heading = OF_DISK
+    )]
+    read_only: Vec<bool>,
+
+    /// Serve NBD at unix:PATH, tcp:HOST:PORT, or sockets handed over: systemd, systemd:NAME; repeatable
+    #[arg(long, value_name = "ADDRESS", value_parser = Address::nbd, help_heading = OF_DISK)]
+    nbd: Vec<Address>,
+
+    /// Name of the NBD export [default: the empty name, the default export]
+    #[arg(long, value_name = "EXPORT", help_heading = OF_DISK)]
+    name: Vec<String>,
+
+    /// Serve vhost-user-blk at a UNIX socket, or one handed over: systemd, systemd:NAME; repeatable
+    #[arg(long, value_name = "PATH", value_parser = Address::vhost_user, help_heading = OF_DISK)]
+    vhost_user: Vec<Address>,
+
+    /// The most virtqueues a guest may use, each a thread once used [default: 16]
+    #[arg(long, value_name = "N", help_heading = OF_DISK)]
+    queues: Vec<u16>,
+
+    /// Serial number that vhost-user guests see, at most 20 characters [default: the export's name]
+    #[arg(long, value_name = "TEXT", help_heading = OF_DISK)]
+    serial: Vec<String>,
+
+    /// Permissions of the UNIX sockets, in octal
+    #[arg(long, value_name = "MODE", value_parser = octal, default_value = "600")]
+    socket_mode: u32,
+
+    /// Keep the process id in this file while serving
+    #[arg(long, value_name = "FILE")]
+    pid_file: Option<PathBuf>,
+
+    /// What to log to stderr: off, error, warn, info, debug, trace, or per part, such as
+    /// ringtap_export=debug [default: $RUST_LOG, else info]
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+
+    /// What to print on stdout once every socket listens: the word ready, or one line of JSON
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    output: Output,
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| "write permissions in octal, such as 660".to_owned())
+}
+
+/// Serve until a signal ends it.
+pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    start_log(args.log.as_deref())?;
+    ringtap_daemon::serve(config(args, matches)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start_log(filter: Option<&str>) -> anyhow::Result<()> {
+    let from_env = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
+    let text = filter.map(str::to_owned).or(from_env).unwrap_or_else(|| "info".into());
+    let filter = EnvFilter::try_new(&text).map_err(|error| {
+        Error::Usage(format!("{text:?} is not a log filter ({error}): try info, or ringtap=debug"))
+    })?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
+    // The journal writes the time itself.
+    let started = if std::env::var_os("JOURNAL_STREAM").is_some() {
+        log.without_time().try_init()
+    } else {
+        log.try_init()
+    };
+    started.map_err(|error| anyhow::anyhow!(error)).context("cannot start the log")
+}
+
+fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
+    let places: Vec<usize> = matches.indices_of("disk").into_iter().flatten().collect();
+    let bound = Bound { matches, disks: &args.disk, places: &places };
+    let mut format = bound.single("format", args.format)?;
+    let mut cache = bound.single("cache", args.cache)?;
+    let mut read_only = bound.single("read_only", args.read_only)?;
+    let mut name = bound.single("name", args.name)?;
+    let mut queues = bound.single("queues", args.queues)?;
+    let mut serial = bound.single("serial", args.serial)?;
+    let mut nbd = bound.all("nbd", args.nbd);
+    let mut vhost_user = bound.all("vhost_user", args.vhost_user);
+
+    let mut disks = vec![];
+    for (i, path) in args.disk.iter().enumerate() {
+        let vhost_user = std::mem::take(&mut vhost_user[i]);
+        if vhost_user.is_empty() && (queues[i].is_some() || serial[i].is_some()) {
+            return Err(Error::Usage(format!(
+                "{}: --queues and --serial are for vhost-user: add --vhost-user PATH",
+                path.display()
+            )));
+        }
+        let name = name[i].take().unwrap_or_default();
+        let short = Some(name.clone()).filter(|name| name.len() <= 20 && name.is_ascii());
+        disks.push(Disk {
+            path: path.clone(),
+            options: OpenOptions {
+                format: format[i].take().map(Format::from),
+                cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
+                read_only: read_only[i].take().unwrap_or(false),
+            },
+            nbd: std::mem::take(&mut nbd[i]),
+            vhost_user,
+            queues: queues[i].take().unwrap_or(QUEUES),
+            serial: serial[i].take().or(short).unwrap_or_default(),
+            name,
+        });
+    }
+    Ok(Config {
+        disks,
+        socket_mode: args.socket_mode,
+        pid_file: args.pid_file,
+        announce: match args.output {
+            Output::Text => Announce::Text,
+            Output::Json => Announce::Json,
+        },
+    })
+}
+
+/// Which options belong to which disk, by their places on the command line.
+struct Bound<'a> {
+    matches: &'a ArgMatches,
+    disks: &'a [PathBuf],
+    places: &'a [usize],
+}
+
+impl Bound<'_> {
+    /// The values of an option, disk by disk.
+    fn all<T>(&self, id: &str, values: Vec<T>) -> Vec<Vec<T>> {
+        let mut bound: Vec<Vec<T>> = self.disks.iter().map(|_| vec![]).collect();
+        let places = self.matches.indices_of(id).into_iter().flatten();
+        for (value, place) in values.into_iter().zip(places) {
+            let before = self.places.iter().take_while(|disk| **disk < place).count();
+            bound[before.saturating_sub(1)].push(value);
+        }
+        bound
+    }
+
+    /// The value of an option that a disk has once at most.
+    fn single<T>(&self, id: &str, values: Vec<T>) -> Result<Vec<Option<T>>, Error> {
+        let bound = self.all(id, values).into_iter().zip(self.disks);
+        bound
+            .map(|(mut values, disk)| match values.len() {
+                0 | 1 => Ok(values.pop()),
+                _ => Err(Error::Usage(format!(
+                    "--{} is given twice for {}; options bind to the DISK before them \
+                     (those before the first DISK bind to the first)",
+                    id.replace('_', "-"),
+                    disk.display()
+                ))),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::FromArgMatches;
+
+    fn parse(line: &str) -> Result<Config, String> {
+        let words = ["ringtap", "serve"].into_iter().chain(line.split_whitespace());
+        let matches = crate::args::command()
+            .try_get_matches_from(words)
+            .map_err(|error| error.to_string())?;
+        let matches = matches.subcommand_matches("serve").expect("serve");
+        let args = ServeArgs::from_arg_matches(matches).map_err(|error| error.to_string())?;
+        config(args, matches).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn options_bind_to_the_disk_before_them() {
+        let config = parse(
+            "--cache writeback a.raw -f raw --nbd unix:a --nbd tcp:h:1 --name x \
+             b.raw --read-only -f raw --vhost-user b --queues 3 c.raw --nbd unix:c --read-only=false",
+        )
+        .expect("three disks");
+        let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
+        assert_eq!((a.path.to_str(), a.options.cache), (Some("a.raw"), CacheMode::Writeback));
+        assert_eq!((a.nbd.len(), a.name.as_str(), a.options.read_only), (2, "x", false));
+        assert_eq!((b.path.to_str(), b.options.cache), (Some("b.raw"), CacheMode::None));
+        assert_eq!((b.queues, b.options.read_only, b.vhost_user.len()), (3, true, 1));
+        assert_eq!((c.options.format, c.options.read_only), (None, false));
+        assert_eq!(c.nbd, [Address::Unix("c".into())]);
+    }
+
+    #[test]
+    fn a_flag_does_not_swallow_the_next_disk() {
+        let config = parse("a.raw --read-only b.raw --read-only --nbd unix:b").expect("two disks");
+        assert_eq!(config.disks.len(), 2);
+        assert!(config.disks.iter().all(|disk| disk.options.read_only));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_advice() {
+        for (line, said) in [
+            ("", "DISK"),
+            ("a --cache none --cache unsafe", "given twice for a"),
+            ("--name x a --name y", "given twice for a"),
+            ("a --cache fast", "writeback"),
+            ("a -f qcow2", "raw"),
+            ("a --nbd /run/x", "unix:PATH"),
+            ("a --vhost-user tcp:h:1", "UNIX socket"),
+            ("a --socket-mode 999", "octal"),
+            ("a --nbd unix:x --queues 2", "--vhost-user PATH"),
+            ("a --nbdd unix:x", "--nbd"),
+        ] {
+            let message = parse(line).expect_err(line);
+            assert!(message.contains(said), "{line}: {message}");
+        }
+    }
+
+    #[test]
+    fn the_name_serves_as_serial_where_it_fits() {
+        let serial = |line: &str| parse(line).expect("a disk").disks[0].serial.clone();
+        assert_eq!(serial("a --vhost-user x --name data"), "data");
+        assert_eq!(serial("a --vhost-user x --name data --serial S1"), "S1");
+        assert_eq!(serial("a --vhost-user x --name a-name-longer-than-a-serial-number"), "");
+    }
+}

@@ -1,0 +1,214 @@
+//! What to serve, and where.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use ringtap_image::OpenOptions;
+
+use crate::{Address, Error};
+
+/// The length of a virtio-blk serial number. Source: virtio 1.2, 5.2.6.
+const SERIAL_LEN: usize = 20;
+/// The longest name of an NBD export. Source: the NBD protocol, "Values / string".
+const NAME_LEN: usize = 4096;
+
+/// How to tell that everything listens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Announce {
+    /// The word `ready` on a line of stdout.
+    #[default]
+    Text,
+    /// One line of JSON on stdout.
+    Json,
+}
+
+/// One disk and the places it is served at.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// The image's path, or `null:SIZE`.
+    pub path: PathBuf,
+    /// How to open it.
+    pub options: OpenOptions,
+    /// The name of its NBD export; empty is the default export.
+    pub name: String,
+    /// Where NBD clients find it.
+    pub nbd: Vec<Address>,
+    /// Where vhost-user clients find it.
+    pub vhost_user: Vec<Address>,
+    /// The most virtqueues a vhost-user client may use.
+    pub queues: u16,
+    /// The serial number vhost-user guests see; at most 20 printable ASCII characters.
+    pub serial: String,
+}
+
+/// What one process serves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The disks.
+    pub disks: Vec<Disk>,
+    /// Permissions of the UNIX sockets it makes.
+    pub socket_mode: u32,
+    /// A file to hold the process id while it serves.
+    pub pid_file: Option<PathBuf>,
+    /// How to tell that everything listens.
+    pub announce: Announce,
+}
+
+impl Config {
+    /// The same, ready to be carried out; [`Error::Usage`] where the wishes contradict each other.
+    pub(crate) fn checked(mut self) -> Result<Config, Error> {
+        self.name_handed_sockets()?;
+        self.check()?;
+        Ok(self)
+    }
+
+    /// A lone `systemd` takes whatever is handed over; where several ask, each takes the sockets
+    /// that bear the name of its export.
+    fn name_handed_sockets(&mut self) -> Result<(), Error> {
+        let bare = |disk: &Disk| {
+            let all = disk.nbd.iter().chain(&disk.vhost_user);
+            all.filter(|address| **address == Address::Systemd(None)).count()
+        };
+        let asking: Vec<usize> = self.disks.iter().map(bare).collect();
+        if asking.iter().sum::<usize>() < 2 {
+            return Ok(());
+        }
+        for (disk, asked) in self.disks.iter_mut().zip(asking) {
+            if asked > 1 || (asked == 1 && disk.name.is_empty()) {
+                return Err(Error::Usage(format!(
+                    "{}: which of the sockets that systemd hands over? \
+                     Write systemd:NAME, with the FileDescriptorName= of its .socket unit",
+                    disk.path.display()
+                )));
+            }
+            for address in disk.nbd.iter_mut().chain(&mut disk.vhost_user) {
+                if *address == Address::Systemd(None) {
+                    *address = Address::Systemd(Some(disk.name.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let refuse = |text: String| Err(Error::Usage(text));
+        if self.disks.is_empty() {
+            return refuse("no disk to serve: name an image, or null:SIZE".into());
+        }
+        let mut sockets = HashSet::new();
+        let mut exports = HashSet::new();
+        for disk in &self.disks {
+            let shown = disk.path.display();
+            if disk.nbd.is_empty() && disk.vhost_user.is_empty() {
+                return refuse(format!(
+                    "{shown} is served nowhere: add --nbd unix:PATH or --vhost-user PATH after it"
+                ));
+            }
+            if disk.queues == 0 {
+                return refuse(format!("{shown}: --queues 0: give at least 1"));
+            }
+            let printable = disk.serial.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+            if disk.serial.len() > SERIAL_LEN || !printable {
+                return refuse(format!(
+                    "{shown}: --serial {:?}: give at most {SERIAL_LEN} printable ASCII characters",
+                    disk.serial
+                ));
+            }
+            if disk.name.len() > NAME_LEN {
+                return refuse(format!("{shown}: --name is longer than {NAME_LEN} bytes"));
+            }
+            for address in &disk.nbd {
+                if !exports.insert((address.clone(), &disk.name)) {
+                    return refuse(format!(
+                        "two exports are named {:?} at {address}: give each its own --name",
+                        disk.name
+                    ));
+                }
+            }
+            for address in &disk.vhost_user {
+                // A vhost-user socket is one disk: there is no name to choose by.
+                if !sockets.insert(address) {
+                    return refuse(format!(
+                        "two disks ask for the vhost-user socket {address}: give each its own"
+                    ));
+                }
+            }
+        }
+        let mut nbd = self.disks.iter().flat_map(|disk| &disk.nbd);
+        match nbd.find(|address| sockets.contains(address)) {
+            Some(address) => refuse(format!("NBD and vhost-user cannot share {address}")),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(nbd: &[&str], vhost_user: &[&str]) -> Disk {
+        Disk {
+            path: "null:1M".into(),
+            options: OpenOptions::default(),
+            name: String::new(),
+            nbd: nbd.iter().map(|text| Address::nbd(text).expect("an address")).collect(),
+            vhost_user: vhost_user
+                .iter()
+                .map(|text| Address::vhost_user(text).expect("an address"))
+                .collect(),
+            queues: 1,
+            serial: String::new(),
+        }
+    }
+
+    fn check(disks: Vec<Disk>) -> Result<(), String> {
+        Config { disks, socket_mode: 0o600, pid_file: None, announce: Announce::Text }
+            .checked()
+            .map(drop)
+            .map_err(|error| error.to_string())
+    }
+
+    fn named(name: &str, disk: Disk) -> Disk {
+        Disk { name: name.into(), ..disk }
+    }
+
+    #[test]
+    fn contradictions_are_told() {
+        assert!(check(vec![disk(&["unix:a"], &["b"])]).is_ok());
+        let both = vec![disk(&["unix:a"], &[]), named("b", disk(&["unix:a"], &[]))];
+        assert!(check(both).is_ok());
+        for (wrong, said) in [
+            (vec![], "no disk"),
+            (vec![disk(&[], &[])], "served nowhere"),
+            (vec![disk(&["unix:a"], &[]), disk(&["unix:a"], &[])], "its own --name"),
+            (vec![disk(&[], &["a"]), disk(&[], &["a"])], "vhost-user socket unix:a"),
+            (vec![disk(&["unix:a"], &["a"])], "cannot share"),
+            (vec![Disk { queues: 0, ..disk(&["unix:a"], &[]) }], "at least 1"),
+            (vec![Disk { serial: "ä".into(), ..disk(&["unix:a"], &[]) }], "printable"),
+            (vec![Disk { serial: "x".repeat(21), ..disk(&["unix:a"], &[]) }], "at most 20"),
+        ] {
+            let message = check(wrong).expect_err(said);
+            assert!(message.contains(said), "{message}");
+        }
+    }
+
+    #[test]
+    fn handed_sockets_are_named_where_several_ask() {
+        assert!(check(vec![disk(&["systemd"], &[])]).is_ok());
+        assert!(check(vec![disk(&["systemd:a"], &["systemd"])]).is_ok());
+        let pair = vec![named("a", disk(&["systemd"], &[])), named("b", disk(&[], &["systemd"]))];
+        assert!(check(pair.clone()).is_ok());
+        let mut config =
+            Config { disks: pair, socket_mode: 0, pid_file: None, announce: Announce::Text };
+        config.name_handed_sockets().expect("names");
+        assert_eq!(config.disks[0].nbd, [Address::Systemd(Some("a".into()))]);
+        assert_eq!(config.disks[1].vhost_user, [Address::Systemd(Some("b".into()))]);
+        for wrong in [
+            vec![named("a", disk(&["systemd"], &["systemd"]))],
+            vec![disk(&["systemd"], &[]), named("b", disk(&["systemd"], &[]))],
+        ] {
+            let message = check(wrong).expect_err("which one?");
+            assert!(message.contains("systemd:NAME"), "{message}");
+        }
+    }
+}

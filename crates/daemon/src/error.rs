@@ -1,0 +1,84 @@
+//! Why serving could not begin, or ended otherwise than it was asked to.
+
+use std::io;
+use std::path::PathBuf;
+
+use ringtap_image::OpenError;
+
+/// An error of the daemon.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The wishes contradict each other.
+    #[error("{0}")]
+    Usage(String),
+    /// An image could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A socket could not be made.
+    #[error("cannot {tried} {address}: {source}{hint}")]
+    Socket {
+        /// What was tried.
+        tried: &'static str,
+        /// On which address.
+        address: String,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do, with the mark that joins it.
+        hint: &'static str,
+    },
+    /// A server listens on that socket.
+    #[error("{} is in use: {holder} listens on it; stop it, or choose another path", path.display())]
+    Busy {
+        /// The socket.
+        path: PathBuf,
+        /// Who, as far as the kernel tells.
+        holder: String,
+    },
+    /// Something else than a socket stands there.
+    #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
+    NoSocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The sockets handed over are not those asked for.
+    #[error("{0}")]
+    Handed(String),
+    /// The kernel lends no io_uring.
+    #[error(
+        "cannot make an io_uring: {0}; look at sysctl kernel.io_uring_disabled, \
+         and in a container at its seccomp profile"
+    )]
+    Ring(io::Error),
+    /// A resource of the process could not be had.
+    #[error("cannot {tried}: {source}")]
+    Process {
+        /// What was tried.
+        tried: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file for the process id could not be written.
+    #[error("cannot write the process id to {}: {source}", path.display())]
+    PidFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A server ended by itself.
+    #[error("the {server} server ended: {source}")]
+    Server {
+        /// Which, and where.
+        server: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// What was written could not be made stable at the end.
+    #[error("cannot flush {}: {source}; writes that were not flushed before may be lost", path.display())]
+    Flush {
+        /// The image.
+        path: PathBuf,
+        /// What the image said.
+        source: ringtap_image::Error,
+    },
+}

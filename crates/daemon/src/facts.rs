@@ -1,0 +1,165 @@
+//! What is told about the disks: where they are served, and what they have served.
+
+use std::fmt::Write;
+
+use ringtap_image::CacheMode;
+use ringtap_vbd::{Stats, Vbd};
+use serde::Serialize;
+
+use crate::{Address, Config, Disk};
+
+/// One disk as it is served.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DiskFacts {
+    disk: String,
+    name: String,
+    format: &'static str,
+    size: u64,
+    read_only: bool,
+    cache: &'static str,
+    logical_block_size: u32,
+    request_alignment: u64,
+    nbd: Vec<Nbd>,
+    vhost_user: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Nbd {
+    address: String,
+    uri: String,
+}
+
+/// What the `ready` line says in JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct Ready<'a> {
+    ready: bool,
+    pid: u32,
+    version: &'static str,
+    disks: &'a [DiskFacts],
+}
+
+/// What SIGUSR1 prints.
+#[derive(Debug, Serialize)]
+pub(crate) struct AllStats {
+    stats: Vec<DiskStats>,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskStats {
+    disk: String,
+    name: String,
+    size: u64,
+    #[serde(flatten)]
+    stats: Stats,
+}
+
+impl DiskFacts {
+    pub(crate) fn new(disk: &Disk, vbd: &Vbd) -> DiskFacts {
+        let info = vbd.info();
+        DiskFacts {
+            disk: disk.path.display().to_string(),
+            name: disk.name.clone(),
+            format: info.format,
+            size: vbd.size(),
+            read_only: info.read_only,
+            cache: cache_name(vbd.cache()),
+            logical_block_size: info.logical_block_size,
+            request_alignment: info.request_alignment,
+            nbd: vec![],
+            vhost_user: vec![],
+        }
+    }
+
+    pub(crate) fn add_nbd(&mut self, address: &Address) {
+        let uri = nbd_uri(address, &self.name);
+        self.nbd.push(Nbd { address: address.to_string(), uri });
+    }
+
+    pub(crate) fn add_vhost_user(&mut self, path: String) {
+        self.vhost_user.push(path);
+    }
+
+    /// One line for the log.
+    pub(crate) fn line(&self) -> String {
+        let places: Vec<&str> = self
+            .nbd
+            .iter()
+            .map(|nbd| nbd.uri.as_str())
+            .chain(self.vhost_user.iter().map(String::as_str))
+            .collect();
+        let Self { disk, format, size, cache, .. } = self;
+        let mode = if self.read_only { "read-only" } else { "writable" };
+        format!("{disk}: {format}, {size} bytes, {mode}, cache={cache}, at {}", places.join(", "))
+    }
+}
+
+impl<'a> Ready<'a> {
+    pub(crate) fn new(disks: &'a [DiskFacts]) -> Ready<'a> {
+        Ready { ready: true, pid: std::process::id(), version: env!("CARGO_PKG_VERSION"), disks }
+    }
+}
+
+impl AllStats {
+    pub(crate) fn of<'a>(config: &Config, vbds: impl Iterator<Item = &'a Vbd>) -> AllStats {
+        let of_one = |(disk, vbd): (&Disk, &Vbd)| DiskStats {
+            disk: disk.path.display().to_string(),
+            name: disk.name.clone(),
+            size: vbd.size(),
+            stats: vbd.stats(),
+        };
+        AllStats { stats: config.disks.iter().zip(vbds).map(of_one).collect() }
+    }
+}
+
+/// The mode as users name it.
+fn cache_name(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::None => "none",
+        CacheMode::Writeback => "writeback",
+        CacheMode::Writethrough => "writethrough",
+        CacheMode::DirectSync => "directsync",
+        CacheMode::Unsafe => "unsafe",
+    }
+}
+
+/// Source: the NBD URI specification, doc/uri.md of the NetworkBlockDevice project.
+fn nbd_uri(address: &Address, name: &str) -> String {
+    let name = percent(name);
+    match address {
+        Address::Unix(path) => {
+            format!("nbd+unix:///{name}?socket={}", percent(&path.to_string_lossy()))
+        }
+        Address::Tcp { host, port } if host.contains(':') => {
+            format!("nbd://[{host}]:{port}/{name}")
+        }
+        Address::Tcp { host, port } => format!("nbd://{host}:{port}/{name}"),
+        Address::Systemd(_) => String::new(),
+    }
+}
+
+fn percent(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_are_what_clients_take() {
+        let unix = Address::Unix("/run/a b.sock".into());
+        assert_eq!(nbd_uri(&unix, "x&y"), "nbd+unix:///x%26y?socket=/run/a%20b.sock");
+        let tcp = |host: &str| Address::Tcp { host: host.into(), port: 10809 };
+        assert_eq!(nbd_uri(&tcp("::1"), ""), "nbd://[::1]:10809/");
+        assert_eq!(nbd_uri(&tcp("127.0.0.1"), "a"), "nbd://127.0.0.1:10809/a");
+    }
+}

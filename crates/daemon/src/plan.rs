@@ -1,0 +1,152 @@
+//! Which sockets serve which disks: addresses are gathered, bound, and grouped into servers.
+
+use std::path::PathBuf;
+
+use ringtap_export::nbd::Listener;
+
+use crate::handed::Handed;
+use crate::socket::{self, SocketFile};
+use crate::{Address, Config, Error};
+
+/// An NBD server to be: all its listeners offer the same disks.
+pub(crate) struct NbdGroup {
+    /// Places of its disks in the configuration.
+    pub(crate) disks: Vec<usize>,
+    pub(crate) listeners: Vec<Listener>,
+}
+
+/// A vhost-user server to be.
+pub(crate) struct VhostUser {
+    /// The place of its disk in the configuration.
+    pub(crate) disk: usize,
+    pub(crate) listener: std::os::unix::net::UnixListener,
+}
+
+/// Every socket, bound and listening.
+#[derive(Default)]
+pub(crate) struct Plan {
+    pub(crate) nbd: Vec<NbdGroup>,
+    pub(crate) vhost_user: Vec<VhostUser>,
+    /// Removed when the plan drops.
+    pub(crate) files: Vec<SocketFile>,
+}
+
+impl Plan {
+    pub(crate) fn bind(config: &Config) -> Result<Plan, Error> {
+        let mut handed = Handed::take()?;
+        let mut plan = Plan::default();
+        let mut wanted: Vec<(&Address, Vec<usize>, bool)> = vec![];
+        for (place, disk) in config.disks.iter().enumerate() {
+            for address in &disk.nbd {
+                match wanted.iter_mut().find(|(known, ..)| *known == address) {
+                    Some((_, disks, _)) => disks.push(place),
+                    None => wanted.push((address, vec![place], false)),
+                }
+            }
+            wanted.extend(disk.vhost_user.iter().map(|address| (address, vec![place], true)));
+        }
+        // Who asks by name goes before who takes the rest.
+        wanted.sort_by_key(|(address, ..)| **address == Address::Systemd(None));
+        for (address, disks, vhost_user) in wanted {
+            let listeners = plan.listen(address, config.socket_mode, &mut handed)?;
+            if vhost_user {
+                for listener in listeners {
+                    let Listener::Unix(listener) = listener else {
+                        return Err(Error::Handed(format!(
+                            "{address} is a TCP socket, and vhost-user hands over memory, \
+                             which only a UNIX socket can"
+                        )));
+                    };
+                    plan.vhost_user.push(VhostUser { disk: disks[0], listener });
+                }
+            } else {
+                match plan.nbd.iter_mut().find(|group| group.disks == disks) {
+                    Some(group) => group.listeners.extend(listeners),
+                    None => plan.nbd.push(NbdGroup { disks, listeners }),
+                }
+            }
+        }
+        for name in handed.left() {
+            tracing::warn!("nobody asked for the socket {name:?} that systemd handed over");
+        }
+        Ok(plan)
+    }
+
+    fn listen(
+        &mut self,
+        address: &Address,
+        mode: u32,
+        handed: &mut Handed,
+    ) -> Result<Vec<Listener>, Error> {
+        match address {
+            Address::Unix(path) => {
+                let (listener, file) = socket::unix(path, mode)?;
+                self.files.push(file);
+                Ok(vec![Listener::Unix(listener)])
+            }
+            Address::Tcp { host, port } => {
+                Ok(socket::tcp(host, *port)?.into_iter().map(Listener::Tcp).collect())
+            }
+            Address::Systemd(name) => handed.give(name.as_deref()),
+        }
+    }
+}
+
+/// Where a listener is found: `unix:PATH` or `tcp:HOST:PORT`.
+pub(crate) fn place(listener: &Listener) -> Address {
+    match listener {
+        Listener::Unix(listener) => Address::Unix(unix_path(listener)),
+        Listener::Tcp(listener) => {
+            let bound = listener.local_addr();
+            let host = bound.as_ref().map_or("?".to_owned(), |bound| bound.ip().to_string());
+            Address::Tcp { host, port: bound.map_or(0, |bound| bound.port()) }
+        }
+    }
+}
+
+/// The path a listener is bound to; empty where it has none.
+pub(crate) fn unix_path(listener: &std::os::unix::net::UnixListener) -> PathBuf {
+    let bound = listener.local_addr().ok();
+    let path = bound.and_then(|bound| bound.as_pathname().map(PathBuf::from));
+    // A relative path is of use to nobody but us.
+    path.map(|path| std::path::absolute(&path).unwrap_or(path)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Announce, Disk};
+    use ringtap_image::OpenOptions;
+
+    #[test]
+    fn addresses_that_offer_the_same_disks_are_one_server() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| Address::Unix(dir.path().join(name));
+        let disk = |name: &str, nbd: Vec<Address>, vhost_user: Vec<Address>| Disk {
+            path: "null:1M".into(),
+            options: OpenOptions::default(),
+            name: name.into(),
+            nbd,
+            vhost_user,
+            queues: 1,
+            serial: String::new(),
+        };
+        let config = Config {
+            disks: vec![
+                disk("a", vec![at("both"), at("alone"), at("again")], vec![at("vu")]),
+                disk("b", vec![at("both"), at("again")], vec![]),
+            ],
+            socket_mode: 0o600,
+            pid_file: None,
+            announce: Announce::Text,
+        };
+        let plan = Plan::bind(&config).expect("sockets");
+        let groups: Vec<_> =
+            plan.nbd.iter().map(|group| (group.disks.clone(), group.listeners.len())).collect();
+        assert_eq!(groups, [(vec![0, 1], 2), (vec![0], 1)]);
+        assert_eq!(plan.vhost_user.len(), 1);
+        assert_eq!(place(&plan.nbd[1].listeners[0]), at("alone"));
+        drop(plan);
+        assert_eq!(std::fs::read_dir(dir.path()).expect("the folder").count(), 0);
+    }
+}

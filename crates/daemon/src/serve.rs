@@ -1,0 +1,238 @@
+//! From the configuration to the last flush.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use ringtap_export::{Stop, nbd, vhost_user};
+use ringtap_image::open;
+use ringtap_io::{Ring, Tasks};
+use ringtap_vbd::Vbd;
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+use crate::facts::{AllStats, DiskFacts, Ready};
+use crate::pid_file::PidFile;
+use crate::plan::{self, Plan};
+use crate::{Announce, Config, Error, process};
+
+/// Our threads wait and log; they need no more.
+const STACK: usize = 256 << 10;
+/// What a second SIGINT or SIGTERM ends with: 128 + SIGINT, as shells count.
+const AT_ONCE: i32 = 130;
+
+enum Event {
+    Signal(i32),
+    Ended { server: String, result: Result<(), Box<dyn std::error::Error + Send + Sync>> },
+}
+
+/// A disk being served.
+struct Served {
+    vbd: Arc<Vbd>,
+    vhost_user: Vec<Arc<vhost_user::Server>>,
+    facts: DiskFacts,
+}
+
+/// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
+/// are flushed and the sockets removed.
+pub fn serve(config: Config) -> Result<(), Error> {
+    let config = config.checked()?;
+    process::abort_on_panic();
+    process::raise_descriptor_limit();
+    let (events, inbox) = channel();
+    listen_for_signals(events.clone())?;
+    // Asked for here so that a host without io_uring is told at the start, not to the first guest.
+    drop(Ring::new().map_err(Error::Ring)?);
+
+    let mut disks = vec![];
+    for disk in &config.disks {
+        let vbd = Vbd::new(open(&disk.path, &disk.options)?, disk.options.cache);
+        let facts = DiskFacts::new(disk, &vbd);
+        disks.push(Served { vbd: Arc::new(vbd), vhost_user: vec![], facts });
+    }
+    let mut plan = Plan::bind(&config)?;
+    let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
+    let stop = Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })?;
+    let threads = start(&config, &mut plan, &mut disks, &stop, &events)?;
+    announce(&config, &disks);
+
+    let outcome = attend(&config, &disks, &inbox);
+    notify(&[NotifyState::Stopping]);
+    tracing::info!("stopping: requests under way run to their end");
+    stop.raise();
+    for thread in threads {
+        // A panic has ended the process already.
+        let _ = thread.join();
+    }
+    let late = inbox.try_iter().find_map(Event::failure);
+    let flushed = flush(&config, &disks);
+    drop(plan);
+    outcome.and(late.map_or(Ok(()), Err)).and(flushed)
+}
+
+impl Event {
+    fn failure(self) -> Option<Error> {
+        match self {
+            Event::Ended { server, result: Err(source) } => Some(Error::Server { server, source }),
+            _ => None,
+        }
+    }
+}
+
+fn listen_for_signals(events: Sender<Event>) -> Result<(), Error> {
+    let failed = |source| Error::Process { tried: "set up signals", source };
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // In this order: the first time sets the flag, the second time finds it set.
+        flag::register_conditional_shutdown(signal, AT_ONCE, asked.clone()).map_err(failed)?;
+        flag::register(signal, asked.clone()).map_err(failed)?;
+    }
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(failed)?;
+    spawn("signals", move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(STACK)
+        .spawn(run)
+        .map_err(|source| Error::Process { tried: "start a thread", source })
+}
+
+/// Start a thread for each server of the plan.
+fn start(
+    config: &Config,
+    plan: &mut Plan,
+    disks: &mut [Served],
+    stop: &Stop,
+    events: &Sender<Event>,
+) -> Result<Vec<JoinHandle<()>>, Error> {
+    let mut threads = vec![];
+    for group in plan.nbd.drain(..) {
+        let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
+        for disk in &group.disks {
+            places.iter().for_each(|place| disks[*disk].facts.add_nbd(place));
+        }
+        let exports = group.disks.iter().map(|disk| nbd::NamedExport {
+            name: config.disks[*disk].name.clone(),
+            description: config.disks[*disk].path.display().to_string(),
+            vbd: disks[*disk].vbd.clone(),
+        });
+        let server = nbd::Server::new(group.listeners, exports.collect());
+        let (stop, events) = (stop.clone(), events.clone());
+        let name = format!("NBD {}", places.first().map(ToString::to_string).unwrap_or_default());
+        threads.push(spawn("nbd", move || {
+            let result = server.serve(&stop).map_err(Into::into);
+            let _ = events.send(Event::Ended { server: name, result });
+        })?);
+    }
+    for socket in plan.vhost_user.drain(..) {
+        let (disk, served) = (&config.disks[socket.disk], &mut disks[socket.disk]);
+        let path = plan::unix_path(&socket.listener).display().to_string();
+        served.facts.add_vhost_user(path.clone());
+        let options = vhost_user::Options { queues: disk.queues, serial: disk.serial.clone() };
+        let server =
+            Arc::new(vhost_user::Server::new(socket.listener, served.vbd.clone(), options));
+        served.vhost_user.push(server.clone());
+        let (stop, events) = (stop.clone(), events.clone());
+        threads.push(spawn("vhost-user", move || {
+            let result = server.serve(&stop).map_err(Into::into);
+            let _ = events.send(Event::Ended { server: format!("vhost-user {path}"), result });
+        })?);
+    }
+    Ok(threads)
+}
+
+/// Everything listens: say so to whoever waits for it.
+fn announce(config: &Config, disks: &[Served]) {
+    let facts: Vec<DiskFacts> = disks.iter().map(|disk| disk.facts.clone()).collect();
+    for disk in &facts {
+        tracing::info!("serving {}", disk.line());
+    }
+    let line = match config.announce {
+        Announce::Text => "ready".to_owned(),
+        Announce::Json => serde_json::to_string(&Ready::new(&facts)).unwrap_or_default(),
+    };
+    let mut out = std::io::stdout().lock();
+    // Nobody reads our stdout: then nobody waits for the word.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    let status = format!("serving {} disk(s)", facts.len());
+    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+}
+
+fn notify(states: &[NotifyState]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!("cannot tell the service manager: {error}");
+    }
+}
+
+/// Do what signals ask, until one asks to stop or a server ends by itself.
+fn attend(config: &Config, disks: &[Served], inbox: &Receiver<Event>) -> Result<(), Error> {
+    for event in inbox {
+        match event {
+            Event::Signal(SIGHUP) => reload(config, disks),
+            Event::Signal(SIGUSR1) => {
+                let all = AllStats::of(config, disks.iter().map(|disk| &*disk.vbd));
+                if let Ok(line) = serde_json::to_string(&all) {
+                    eprintln!("{line}");
+                }
+            }
+            Event::Signal(_) => return Ok(()),
+            Event::Ended { server, result } => {
+                let source = result.err().unwrap_or_else(|| "without a word".into());
+                return Err(Error::Server { server, source });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Look again how large the images are, and tell the guests.
+fn reload(config: &Config, disks: &[Served]) {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::warn!("cannot read the clock: {error}"),
+    }
+    for (disk, served) in config.disks.iter().zip(disks) {
+        let path = disk.path.display();
+        match served.vbd.reload_size() {
+            Ok(true) => {
+                tracing::info!("{path}: now {} bytes", served.vbd.size());
+                served.vhost_user.iter().for_each(|server| server.resized());
+            }
+            Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),
+            Err(error) => tracing::error!("cannot find the size of {path}: {error}"),
+        }
+    }
+    notify(&[NotifyState::Ready]);
+}
+
+/// Make stable what every disk was given. The first failure is returned, after all were tried.
+fn flush(config: &Config, disks: &[Served]) -> Result<(), Error> {
+    let failed = |path: &Path, source| Err(Error::Flush { path: path.to_owned(), source });
+    let mut tasks = Tasks::new(Box::new(Ring::new().map_err(Error::Ring)?));
+    let mut outcome = Ok(());
+    for (disk, served) in config.disks.iter().zip(disks) {
+        let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
+        let flushed = tasks
+            .block_on(async move { vbd.flush(&io).await })
+            .map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
+        if let Err(error) = flushed {
+            tracing::error!("cannot flush {}: {error}", disk.path.display());
+            outcome = outcome.and(failed(&disk.path, error));
+        }
+    }
+    outcome
+}

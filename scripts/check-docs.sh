@@ -1,0 +1,53 @@
+#!/bin/bash
+# Checks what the documents say against what there is: links lead somewhere, files that are named
+# exist, functions and types named in docs/architecture.md are in the code, options shown in an
+# example of `ringtap` are options, and the targets and scripts named in README.md are there.
+#   scripts/check-docs.sh RINGTAP
+set -euo pipefail
+cd "$(dirname "$0")/.."
+ringtap=${1:?name the ringtap binary}
+problems=0
+complain() { echo "check-docs: $1" >&2; problems=$((problems + 1)); }
+
+documents=(README.md CHANGELOG.md docs/*.md)
+for document in "${documents[@]}"; do
+    # [text](target), without web addresses and without the anchor.
+    while read -r target; do
+        [ -e "$(dirname "$document")/$target" ] || complain "$document links to $target, which is not there"
+    done < <(grep -oE '\]\([^)#]+' "$document" | cut -c3- | grep -vE '^(https?|mailto):' || true)
+    # `crates/x/y.rs` and the like.
+    while read -r path; do
+        [ -e "$path" ] || complain "$document names $path, which is not there"
+    done < <(grep -oE '`(crates|tests|bench|fuzz|docs|scripts|contrib)/[A-Za-z0-9_./@-]+`' "$document" | tr -d '`' || true)
+    while read -r target; do
+        grep -qE "^$target:" Makefile || complain "$document names make $target, which is no target"
+    done < <(grep -oE '`make [a-z-]+`' "$document" | tr -d '`' | cut -d' ' -f2 || true)
+done
+
+# `Type::function` and `function()` in the walk through the rooms.
+while read -r name; do
+    function=${name##*::}
+    function=${function%%(*}
+    grep -rqE "(fn|struct|enum|trait|type|const) $function\b|^ *$function( \{|\(|,)" crates/*/src ||
+        complain "docs/architecture.md names $name, and no code defines it"
+    if [[ $name == *::* ]]; then
+        type=${name%%::*}
+        grep -rqE "(struct|enum|trait|mod|type) $type\b" crates/*/src ||
+            complain "docs/architecture.md names $name, and no code defines $type"
+    fi
+done < <(grep -oE '`([A-Z][A-Za-z]+::[a-z_A-Z]+|[a-z_]+\(\))`' docs/architecture.md | tr -d '`' | sort -u)
+
+# Long options after `ringtap COMMAND` in examples; a line that ends in \ goes on.
+while read -r command options; do
+    help=$("$ringtap" "$command" --help 2>/dev/null) || { complain "ringtap $command is no command"; continue; }
+    for option in $(grep -oE '(^| )--[a-z-]+' <<<"$options" || true); do
+        grep -qE -- "(^|[ ,])$option([ =[]|$)" <<<"$help" || complain "ringtap $command has no $option"
+    done
+done < <(sed -e ':more' -e '/\\$/{N;s/\\\n//;bmore' -e '}' "${documents[@]}" contrib/systemd/* |
+    grep -oE '(^|[ /])ringtap (serve|info|compare|report|completions|man) [^|`#]*' | sed 's/^.*ringtap //')
+
+if [ "$problems" -gt 0 ]; then
+    echo "check-docs: $problems problem(s)" >&2
+    exit 1
+fi
+echo "check-docs: ${#documents[@]} documents agree with the code"

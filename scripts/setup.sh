@@ -1,0 +1,94 @@
+#!/bin/bash
+# Installs what is missing to build, test, demonstrate or measure Ringtap on Debian 12 or 13:
+#   scripts/setup.sh build|demo|test|bench
+# As root or with sudo. What is there already is left as it is; where nothing is missing, nothing is
+# asked of apt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin:/sbin
+
+purpose=${1:-build}
+case $purpose in
+    build | demo | test | bench) ;;
+    *) echo "usage: scripts/setup.sh build|demo|test|bench" >&2; exit 2 ;;
+esac
+
+release=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown}${VERSION_ID:-}")
+missing=()
+
+# need PROGRAM PACKAGE: note the package where the program (or file) is not there.
+need() {
+    case $1 in
+        /*) [ -e "$1" ] ;;
+        *) command -v "$1" >/dev/null ;;
+    esac || missing+=("$2")
+}
+
+need cc gcc
+need /usr/include/stdlib.h libc6-dev
+need /etc/ssl/certs/ca-certificates.crt ca-certificates
+case $release in
+    debian12) rust=(rustc-web cargo-web) lint=(rustfmt-web rust-web-clippy) storage_daemon=qemu-system-common ;;
+    *) rust=(rustc cargo) lint=(rustfmt rust-clippy) storage_daemon=qemu-utils ;;
+esac
+if ! scripts/cargo --find >/dev/null 2>&1; then
+    missing+=("${rust[@]}")
+fi
+
+if [ "$purpose" != build ]; then
+    need linux.uml user-mode-linux
+    need busybox busybox-static
+    need mke2fs e2fsprogs
+    need losetup mount
+    need fio fio
+    need bonnie++ bonnie++
+    need qemu-img qemu-utils
+    need qemu-nbd qemu-utils
+    need qemu-storage-daemon "$storage_daemon"
+fi
+if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
+    need nbdinfo libnbd-bin
+    need nbdkit nbdkit
+    need nbd-server nbd-server
+fi
+if [ "$purpose" = test ]; then
+    need qemu-system-x86_64 qemu-system-x86
+    need nbdsh python3-libnbd
+    need mkfs.xfs xfsprogs
+    need mkfs.btrfs btrfs-progs
+    need systemd-socket-activate systemd
+    # Only a Rust of the distribution has these as packages; rustup's are its components.
+    cargo=$(scripts/cargo --find 2>/dev/null || echo /usr/bin/cargo)
+    for tool in fmt clippy; do
+        scripts/cargo "$tool" --version >/dev/null 2>&1 && continue
+        if [ -x "${cargo%/cargo}/rustup" ]; then
+            echo "setup: rustup component add for cargo $tool"
+            "${cargo%/cargo}/rustup" component add "${tool/fmt/rustfmt}"
+        else
+            missing+=("${lint[@]}")
+        fi
+    done
+fi
+
+if [ ${#missing[@]} -gt 0 ]; then
+    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+    install="apt-get install -y --no-install-recommends --no-remove ${missing[*]}"
+    if ! command -v apt-get >/dev/null; then
+        echo "setup: no apt-get here; install what these Debian packages bring: ${missing[*]}" >&2
+        exit 1
+    fi
+    if [ "$(id -u)" -eq 0 ]; then
+        as_root=()
+    elif command -v sudo >/dev/null; then
+        as_root=(sudo)
+    else
+        echo "setup: neither root nor sudo; as root run: apt-get update && $install" >&2
+        exit 1
+    fi
+    echo "setup: to $purpose, this takes: ${missing[*]}"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q
+    # shellcheck disable=SC2086 # one word a package
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive $install
+    hash -r
+fi
+echo "setup: $(scripts/cargo --version), nothing missing to $purpose"
