@@ -1,0 +1,226 @@
+//! Raw images on every file system and on a block device: what is written reads back, what is
+//! discarded frees space, zeros cost none where the file system can help it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ringtap_tests::{Server, program, ringtap};
+
+const MIB: u64 = 1 << 20;
+
+/// A mounted file system or an attached loop device, taken down when dropped.
+struct SetUp {
+    dir: tempfile::TempDir,
+    mounted: Option<PathBuf>,
+    device: Option<String>,
+}
+
+impl Drop for SetUp {
+    fn drop(&mut self) {
+        // The kernel may close the server's files a moment after its end.
+        for _ in 0..100 {
+            let done = match (&self.mounted, &self.device) {
+                (Some(path), _) => Command::new("umount").arg(path).status(),
+                (None, Some(device)) => Command::new("losetup").args(["-d", device]).status(),
+                (None, None) => return,
+            };
+            if done.is_ok_and(|status| status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+}
+
+fn ok(name: &str, package: &str, args: &[&str]) -> String {
+    let output = program(name, package, args);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{name} {args:?}: {text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
+
+fn plain(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+fn file_system(kind: &str, mkfs: &[&str], package: &str) -> SetUp {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let mount = dir.path().join("mnt");
+    fs::create_dir(&mount).expect("a folder");
+    if kind == "tmpfs" {
+        ok("mount", "mount", &["-t", "tmpfs", "-o", "size=256M", "none", plain(&mount)]);
+    } else {
+        let image = dir.path().join("fs");
+        File::create(&image).expect("a file").set_len(400 * MIB).expect("its size");
+        ok(mkfs[0], package, &[&mkfs[1..], &[plain(&image)]].concat());
+        ok("mount", "mount", &["-o", "loop", plain(&image), plain(&mount)]);
+    }
+    SetUp { dir, mounted: Some(mount), device: None }
+}
+
+/// Write, zero, discard and read through the server, by qemu-io's eyes; then random requests that
+/// check what they read, over vhost-user.
+fn use_disk(disk: &Path, cache: &str, dir: &Path) {
+    let (nbd, vhost) = (dir.join("nbd.sock"), dir.join("vhost.sock"));
+    let address = format!("unix:{}", plain(&nbd));
+    let server = Server::start([
+        plain(disk),
+        "-f",
+        "raw",
+        "--cache",
+        cache,
+        "--nbd",
+        &address,
+        "--vhost-user",
+        plain(&vhost),
+    ]);
+    let uri = format!("nbd+unix:///?socket={}", plain(&nbd));
+    let commands = [
+        "write -P 5 0 8M",
+        "write -P 6 1234567 4321",
+        "read -P 6 1234567 4321",
+        "read -P 5 1230848 3719",
+        "write -z -u 1M 2M",
+        "read -P 0 1M 2M",
+        "discard 4M 3M",
+        "write -z 7M 512k",
+        "read -P 0 7M 512k",
+        "read -P 5 7864320 500k",
+        "flush",
+    ];
+    let mut args = vec!["-f", "raw", "-d", "unmap"];
+    commands.iter().for_each(|command| args.extend(["-c", command]));
+    args.push(&uri);
+    let said = ok("qemu-io", "qemu-utils", &args);
+    assert!(!said.contains("failed") && !said.contains("rror"), "{cache}: {said}");
+    let load = ok(
+        plain(&ringtap()),
+        "ringtap",
+        &[
+            "load",
+            "--socket",
+            plain(&vhost),
+            "--rw",
+            "randrw",
+            "--verify",
+            "--depth",
+            "16",
+            "--seconds",
+            "0.4",
+            "--fsync-every",
+            "50",
+            "--output",
+            "json",
+        ],
+    );
+    let outcome: serde_json::Value = serde_json::from_str(&load).expect("a report");
+    assert_eq!(outcome["errors"], 0, "{cache}: {outcome}");
+    assert!(outcome["ios"].as_u64() > Some(10), "{cache}: {outcome}");
+    server.stop();
+}
+
+fn on_file_system(kind: &str, mkfs: &[&str], package: &str) {
+    let set_up = file_system(kind, mkfs, package);
+    let mount = set_up.mounted.clone().expect("it is mounted");
+    for cache in ["none", "writeback", "writethrough", "directsync", "unsafe"] {
+        let disk = mount.join(format!("{cache}.raw"));
+        File::create(&disk).expect("a file").set_len(32 * MIB).expect("its size");
+        use_disk(&disk, cache, set_up.dir.path());
+        fs::remove_file(&disk).expect("it is there");
+    }
+    // What nobody writes stays a hole, what is zeroed becomes one.
+    let disk = mount.join("sparse.raw");
+    File::create(&disk).expect("a file").set_len(1 << 30).expect("its size");
+    let socket = set_up.dir.path().join("nbd.sock");
+    let address = format!("unix:{}", plain(&socket));
+    let server = Server::start([plain(&disk), "-f", "raw", "--nbd", &address]);
+    let uri = format!("nbd+unix:///?socket={}", plain(&socket));
+    let used = || fs::metadata(&disk).expect("the disk").blocks() * 512;
+    ok("qemu-io", "qemu-utils", &["-f", "raw", "-c", "write -P 1 16M 32M", "-c", "flush", &uri]);
+    assert!((32 * MIB..48 * MIB).contains(&used()), "{kind}: {}", used());
+    let zero = ["-f", "raw", "-d", "unmap", "-c", "write -z -u 16M 32M", "-c", "flush", &uri];
+    ok("qemu-io", "qemu-utils", &zero);
+    assert!(used() < 4 * MIB, "{kind}: {} after zeroing", used());
+    ok(
+        "qemu-io",
+        "qemu-utils",
+        &["-f", "raw", "-c", "write -z -u 0 1G", "-c", "read -P 0 900M 16M", &uri],
+    );
+    let map = ok("qemu-img", "qemu-utils", &["map", "--output", "json", "-f", "raw", &uri]);
+    assert!(map.contains("\"zero\": true"), "{kind}: {map}");
+    server.stop();
+}
+
+#[test]
+fn ext4() {
+    on_file_system("ext4", &["mke2fs", "-q", "-F", "-t", "ext4"], "e2fsprogs");
+}
+
+#[test]
+fn xfs() {
+    on_file_system("xfs", &["mkfs.xfs", "-q", "-f"], "xfsprogs");
+}
+
+#[test]
+fn btrfs() {
+    on_file_system("btrfs", &["mkfs.btrfs", "-q", "-f"], "btrfs-progs");
+}
+
+#[test]
+fn tmpfs() {
+    on_file_system("tmpfs", &[], "");
+}
+
+#[test]
+fn a_block_device() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let file = dir.path().join("device");
+    for sector in ["512", "4096"] {
+        File::create(&file).expect("a file").set_len(32 * MIB).expect("its size");
+        let device = ok("losetup", "mount", &["-f", "--show", "-b", sector, plain(&file)]);
+        let device = device.trim().to_owned();
+        let set_up = SetUp {
+            dir: tempfile::tempdir().expect("a folder"),
+            mounted: None,
+            device: Some(device.clone()),
+        };
+        for cache in ["none", "writeback"] {
+            if sector == "512" {
+                use_disk(Path::new(&device), cache, set_up.dir.path());
+            } else {
+                // The load client asks for sectors of 512 bytes; the guest would not.
+                let socket = set_up.dir.path().join("nbd.sock");
+                let address = format!("unix:{}", plain(&socket));
+                let server =
+                    Server::start([&device, "-f", "raw", "--cache", cache, "--nbd", &address]);
+                let uri = format!("nbd+unix:///?socket={}", plain(&socket));
+                ok(
+                    "qemu-io",
+                    "qemu-utils",
+                    &[
+                        "-f",
+                        "raw",
+                        "-c",
+                        "write -P 3 0 64k",
+                        "-c",
+                        "write -P 4 512 1024",
+                        "-c",
+                        "read -P 3 0 512",
+                        "-c",
+                        "read -P 4 512 1024",
+                        "-c",
+                        "read -P 3 1536 2560",
+                        &uri,
+                    ],
+                );
+                server.stop();
+            }
+        }
+    }
+}
