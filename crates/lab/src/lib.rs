@@ -1,7 +1,7 @@
 //! Ways of serving a disk set side by side, with honest statistics and a report.
 //!
 //! A run is a [`plan`]: stages × backends × workloads × rounds. [`run`] carries it out and leaves a folder of facts and
-//! samples; [`report`] makes tables and a page from that folder, by the statistics of [`stats`]. The lab runs programs,
+//! samples; [`report()`] makes tables and a page from that folder, by the statistics of [`stats`]. The lab runs programs,
 //! `ringtap` among them, and shares no code with what it measures.
 
 pub mod backend;
