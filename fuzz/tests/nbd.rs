@@ -57,7 +57,8 @@ fn shake(input: &[u8], at_a_time: usize) -> (Vec<u8>, Option<Step>, usize) {
 
 fn check_handshake(input: &[u8]) {
     let whole = shake(input, usize::MAX >> 1);
-    assert_eq!(whole, shake(input, 1), "it depends on how the bytes arrive");
+    let piece = 1 + input.len() / 4096;
+    assert_eq!(whole, shake(input, piece), "it depends on how the bytes arrive");
     let (output, end, used) = whole;
     if let Some(Step::Transmission(Choice { export, structured, allocation })) = end {
         assert!(export < 2);
@@ -83,9 +84,30 @@ fn handshake_of_bytes() {
 #[derive(Debug, TypeGenerator)]
 enum Say {
     Plain(#[generator(0..16)] u32),
-    Info { go: bool, name: Name, wishes: Vec<u16> },
-    Context { set: bool, name: Name, queries: Vec<Name> },
-    Wrong { option: u32, len: u16, data: Vec<u8> },
+    Info {
+        go: bool,
+        name: Name,
+        wishes: Vec<u16>,
+    },
+    Context {
+        set: bool,
+        name: Name,
+        queries: Vec<Name>,
+    },
+    /// A length that is not that of the data.
+    Wrong {
+        #[generator(0..16)]
+        option: u32,
+        len: u16,
+        data: Vec<u8>,
+    },
+    /// An option longer than any that is looked at.
+    Long {
+        #[generator(0..16)]
+        option: u32,
+        #[generator(0..300_000)]
+        len: u32,
+    },
 }
 
 #[derive(Debug, TypeGenerator)]
@@ -95,11 +117,18 @@ enum Name {
     Base,
     Allocation,
     Other(Vec<u8>),
+    /// A name of another length than it says.
+    Lie(#[generator(0..5000)] u16, Vec<u8>),
 }
 
 impl Name {
     fn write(&self, data: &mut Vec<u8>) {
         let bytes = match self {
+            Name::Lie(len, bytes) => {
+                data.extend(u32::from(*len).to_be_bytes());
+                data.extend(bytes);
+                return;
+            }
             Name::Empty => &[][..],
             Name::Disk => b"disk",
             Name::Base => b"base:",
@@ -127,6 +156,10 @@ impl Say {
                 data.extend((queries.len() as u32).to_be_bytes());
                 queries.iter().for_each(|query| query.write(&mut data));
                 (if *set { 10 } else { 9 }, None)
+            }
+            Say::Long { option, len } => {
+                data.resize(*len as usize, 0);
+                (*option, None)
             }
             Say::Wrong { option, len, data: wrong } => {
                 data.extend(wrong);

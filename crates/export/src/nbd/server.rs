@@ -26,6 +26,9 @@ const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// How long to wait before taking another connection when the process is out of something.
 const SHORT_OF: Duration = Duration::from_millis(100);
 
+/// Bytes of replies that may wait in a UNIX socket, and their bookkeeping beside them.
+const SEND_BUFFER: usize = 256 << 10;
+
 /// A socket that listens.
 #[derive(Debug)]
 pub enum Listener {
@@ -222,10 +225,14 @@ impl Server {
                 return Ok(None);
             }
         }
-        if let Listener::Tcp(_) = listener {
-            sockopt::set_tcp_nodelay(&socket, true)?;
-            // A client whose machine went away would hold its thread for ever.
-            sockopt::set_socket_keepalive(&socket, true)?;
+        match listener {
+            // Large replies wake the client less often; the kernel gives as much as it allows.
+            Listener::Unix(_) => sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?,
+            Listener::Tcp(_) => {
+                sockopt::set_tcp_nodelay(&socket, true)?;
+                // A client whose machine went away would hold its thread for ever.
+                sockopt::set_socket_keepalive(&socket, true)?;
+            }
         }
         let alarm = Arc::new(Alarm::new()?);
         let (exports, theirs) = (self.exports.clone(), alarm.clone());

@@ -79,6 +79,10 @@ assert found == [(0, MIB, nbd.READ_HOLE)], found
 data, found = chunks(h, 19 * MIB, 2 * MIB)
 assert data == bytes(MIB) + big[:MIB]
 assert found == [(0, MIB, nbd.READ_HOLE), (MIB, MIB, nbd.READ_DATA)], found
+chunks(h, 17 * MIB, MIB)
+data, found = chunks(h, 15 * MIB, 2 * MIB)
+assert data == big[7 * MIB : 8 * MIB] + bytes(MIB)
+assert found == [(0, MIB, nbd.READ_DATA), (MIB, MIB, nbd.READ_HOLE)], found
 data, found = chunks(h, 17 * MIB, MIB, nbd.CMD_FLAG_DF)
 assert data == bytes(MIB) and found == [(0, MIB, nbd.READ_DATA)], found
 data, found = chunks(h, 20 * MIB, MIB)

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -18,6 +19,8 @@ use tempfile::TempDir;
 pub struct Served {
     pub dir: TempDir,
     pub socket: PathBuf,
+    /// The same over TCP, on this port.
+    pub port: u16,
     /// The image of the first export, where there is one.
     pub disk: PathBuf,
     pub vbd: Arc<Vbd>,
@@ -80,13 +83,16 @@ fn image_in(dir: TempDir, image: Box<dyn Image>, how: How) -> Served {
     let sockets = TempDir::new().expect("a folder");
     let socket = sockets.path().join("nbd");
     let listener = Listener::Unix(UnixListener::bind(&socket).expect("a socket"));
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = tcp.local_addr().expect("its address").port();
     let vbd = Arc::new(Vbd::new(image, how.cache));
     let export = |name: &str| NamedExport {
         name: name.into(),
         description: format!("the export {name}"),
         vbd: vbd.clone(),
     };
-    let server = Server::new(vec![listener], vec![export("disk"), export("same")]);
+    let server =
+        Server::new(vec![listener, Listener::Tcp(tcp)], vec![export("disk"), export("same")]);
     let server = server.with_limits(how.limits);
     let stop = Stop::new().expect("an eventfd");
     let theirs = stop.clone();
@@ -94,7 +100,7 @@ fn image_in(dir: TempDir, image: Box<dyn Image>, how: How) -> Served {
         let _sockets = sockets;
         server.serve(&theirs)
     });
-    Served { dir, socket, disk: PathBuf::new(), vbd, stop, thread: Some(thread) }
+    Served { dir, socket, port, disk: PathBuf::new(), vbd, stop, thread: Some(thread) }
 }
 
 impl Served {

@@ -261,10 +261,10 @@ fn too_many_connections_are_told_so_and_places_become_free_again() {
     let many: Vec<_> = (0..40)
         .map(|_| std::os::unix::net::UnixStream::connect(&served.socket).expect("connected"))
         .collect();
-    let closed = many.into_iter().filter(|stream| {
+    let closed = many.iter().filter(|stream| {
         stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
         let mut byte = [0; 1];
-        matches!(std::io::Read::read(&mut &*stream, &mut byte), Ok(0))
+        matches!(std::io::Read::read(&mut &**stream, &mut byte), Ok(0))
     });
     assert!(closed.count() >= 20);
     drop((first, third));

@@ -1,13 +1,17 @@
 //! Stopping: what was taken ends, what was acknowledged is there.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use ringtap_export::Stop;
 use ringtap_export::nbd::Limits;
-use ringtap_export::nbd::wire::{cmd, errno};
+use ringtap_export::nbd::wire::{cmd, cmd_flag, errno};
+use ringtap_image::{Boxed, Discard, Error, Extent, Image, Info, Status};
+use ringtap_io::Io;
 
-use crate::harness::{How, direct, open, run, sparse};
+use crate::harness::{How, direct, image, open, run, sparse};
 use crate::raw::{Raw, Reply, request};
 
 #[test]
@@ -16,6 +20,8 @@ fn stopping_under_load_drains_and_lets_go_of_the_image() {
         let mut served = sparse(64 << 20, how);
         let stopped = AtomicBool::new(false);
         let acknowledged = std::thread::scope(|scope| {
+            // The clients end with the server, also where an assertion fails.
+            let _ending = Ending(served.stop.clone());
             let clients: Vec<_> = (0..3u64)
                 .map(|client| {
                     let mut raw = Raw::transmit(&served.socket);
@@ -78,10 +84,18 @@ fn stopping_under_load_drains_and_lets_go_of_the_image() {
     }
 }
 
-fn vbd_of_nothing() -> std::sync::Arc<ringtap_vbd::Vbd> {
+struct Ending(Stop);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.raise();
+    }
+}
+
+fn vbd_of_nothing() -> Arc<ringtap_vbd::Vbd> {
     let how = How::default();
     let image = open(std::path::Path::new("null:1M"), &how);
-    std::sync::Arc::new(ringtap_vbd::Vbd::new(image, how.cache))
+    Arc::new(ringtap_vbd::Vbd::new(image, how.cache))
 }
 
 #[test]
@@ -112,9 +126,82 @@ fn a_client_that_takes_no_replies_does_not_hold_up_the_stop_for_long() {
     }
     std::thread::sleep(Duration::from_millis(200));
     let began = Instant::now();
-    served.stop();
-    let took = began.elapsed();
+    let took = std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| served.stop());
+        while !stopping.is_finished() && began.elapsed() < Duration::from_secs(8) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(deaf);
+        began.elapsed()
+    });
     assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(5), "{took:?}");
+}
+
+/// An image that counts how often it is flushed.
+struct Counted {
+    image: Box<dyn Image>,
+    flushes: Arc<AtomicU64>,
+}
+
+impl Image for Counted {
+    fn info(&self) -> &Info {
+        self.image.info()
+    }
+
+    fn fork(&self) -> Box<dyn Image> {
+        Box::new(Counted { image: self.image.fork(), flushes: self.flushes.clone() })
+    }
+
+    fn map(&self, offset: u64, len: u64) -> Extent {
+        self.image.map(offset, len)
+    }
+
+    fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
+        self.flushes.fetch_add(1, SeqCst);
+        self.image.flush(io)
+    }
+
+    fn discard<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        len: u64,
+        mode: Discard,
+    ) -> Boxed<'a, Result<(), Error>> {
+        self.image.discard(io, offset, len, mode)
+    }
+
+    fn status(&self, offset: u64, len: u64) -> Result<Status, Error> {
+        self.image.status(offset, len)
+    }
+
+    fn current_size(&self) -> Result<u64, Error> {
+        self.image.current_size()
+    }
+}
+
+#[test]
+fn what_asks_for_durability_is_flushed_and_so_is_the_stop() {
+    let flushes = Arc::new(AtomicU64::new(0));
+    let null = open(std::path::Path::new("null:1M"), &How::default());
+    let counted = Counted { image: null, flushes: flushes.clone() };
+    let mut served = image(Box::new(counted), How::default());
+    let mut raw = Raw::transmit(&served.socket);
+    for (kind, flags, expect) in [
+        (cmd::TRIM, 0, 0),
+        (cmd::TRIM, cmd_flag::FUA, 1),
+        (cmd::WRITE_ZEROES, 0, 1),
+        (cmd::WRITE_ZEROES, cmd_flag::FUA, 2),
+        (cmd::FLUSH, 0, 3),
+        (cmd::FLUSH, cmd_flag::FUA, 4),
+    ] {
+        let len = if kind == cmd::FLUSH { 0 } else { 65536 };
+        raw.send(&request(kind, flags, 1, 0, len));
+        assert_eq!(raw.reply(), Reply::Simple { error: 0, cookie: 1 });
+        assert_eq!(flushes.load(SeqCst), expect, "{kind} {flags}");
+    }
+    served.stop();
+    assert_eq!(flushes.load(SeqCst), 5);
 }
 
 #[test]

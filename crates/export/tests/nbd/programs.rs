@@ -98,6 +98,19 @@ fn nbdcopy_both_ways() {
 }
 
 #[test]
+fn tcp_serves_the_same() {
+    let content = pattern(6 * MIB, 7);
+    let served = sparse(content.len() as u64, How::default());
+    let source = served.dir.path().join("source");
+    fs::write(&source, &content).expect("written");
+    let uri = format!("nbd://127.0.0.1:{}/same", served.port);
+    run("nbdcopy", &["--connections=4", path(&source), &uri]);
+    assert_same(&served.content(), &content);
+    run("qemu-img", &["compare", "-fraw", "-Fraw", path(&source), &uri]);
+    run("qemu-img", &["compare", "-fraw", "-Fraw", &served.uri(), &uri]);
+}
+
+#[test]
 fn qemu_img_converts_and_compares() {
     for how in [How::default(), direct()] {
         let content = pattern(9 * MIB, 2);
