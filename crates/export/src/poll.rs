@@ -16,19 +16,35 @@ const LEAST: Time = 8_000;
 /// How long not to spin on a processor that others want.
 const REST: Time = 5_000_000;
 
+/// So many requests on the disk are few.
+const FEW: usize = 3;
+
 /// What a queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Its guest: nothing is under way.
     Guest,
-    /// Its disk.
+    /// Its disk, with few requests on it.
     Disk,
+    /// Its disk, with many.
+    BusyDisk,
+}
+
+impl Wait {
+    /// What is waited for with so many requests under way.
+    pub(crate) fn of(under_way: usize) -> Wait {
+        match under_way {
+            0 => Wait::Guest,
+            1..=FEW => Wait::Disk,
+            _ => Wait::BusyDisk,
+        }
+    }
 }
 
 /// Decides between spinning and sleeping, from how long the last waits took.
 #[derive(Default)]
 pub(crate) struct Poller {
-    windows: [Time; 2],
+    windows: [Time; 3],
     idle: Option<(Wait, Time)>,
     rest_until: Time,
     preempted: i64,
@@ -38,7 +54,7 @@ impl Poller {
     /// There is nothing to do: whether to look again at once rather than sleep.
     pub(crate) fn spin(&mut self, now: Time, wait: Wait) -> bool {
         let (wait, since) = *self.idle.get_or_insert((wait, now));
-        if now < self.rest_until || self.windows[wait as usize] == 0 {
+        if wait == Wait::BusyDisk || now < self.rest_until || self.windows[wait as usize] == 0 {
             return false;
         }
         if now.saturating_sub(since) < self.windows[wait as usize] {

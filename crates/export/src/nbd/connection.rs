@@ -108,7 +108,7 @@ fn drive(tasks: &mut Tasks, done: impl Fn() -> bool) -> io::Result<()> {
 
 /// The alarm and the next request are always waited for; what is more is under way on the disk.
 fn waits_for(io: &Io) -> Wait {
-    if io.under_way() <= 2 { Wait::Guest } else { Wait::Disk }
+    Wait::of(io.under_way().saturating_sub(2))
 }
 
 /// What the alarm rings for.

@@ -172,6 +172,12 @@ impl VirtioQueue {
         state.idle.len() == state.slots.len() && state.answered.is_empty()
     }
 
+    /// Requests given to slots and not answered.
+    pub(crate) fn under_way(&self) -> usize {
+        let state = self.state.borrow();
+        state.slots.len() - state.idle.len()
+    }
+
     /// Use other memory and the ring as it lies in it. Only while drained.
     pub(crate) fn replace_memory(&self, memory: Arc<Memory>, ring: Virtqueue) {
         let state = &mut *self.state.borrow_mut();

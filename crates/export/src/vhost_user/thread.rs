@@ -247,9 +247,8 @@ impl Thread {
         fetched
     }
 
-    /// Its own two waits, for a kick and for a command, are always under way.
     fn waits_for(&self) -> Wait {
-        if self.queue.is_drained() { Wait::Guest } else { Wait::Disk }
+        Wait::of(self.queue.under_way())
     }
 
     /// Reading the clock of the thread's CPU time is a system call: not at every rest.
