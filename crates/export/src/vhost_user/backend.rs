@@ -338,7 +338,13 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        if config::write(&self.vbd, offset, bytes) { Ok(()) } else { Err(Error::InvalidParam) }
+        if !config::write(&self.vbd, offset, bytes) {
+            return Err(Error::InvalidParam);
+        }
+        if let Some(inflight) = &self.inflight {
+            inflight.note_write_cache(self.vbd.write_cache());
+        }
+        Ok(())
     }
 
     fn get_inflight_fd(&mut self, asked: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
@@ -347,12 +353,18 @@ impl VhostUserBackendReqHandlerMut for Backend {
         }
         let (message, file, inflight) =
             inflight::create(asked.num_queues, asked.queue_size).map_err(failed)?;
+        inflight.note_write_cache(self.vbd.write_cache());
         self.inflight = Some(inflight);
         Ok((message, file))
     }
 
     fn set_inflight_fd(&mut self, message: &VhostUserInflight, file: File) -> Result<()> {
-        self.inflight = Some(Inflight::map(message, file).map_err(failed)?);
+        let inflight = Inflight::map(message, file).map_err(failed)?;
+        // The guest carries on, and may believe that its writes are stable.
+        if inflight.write_cache() == Some(false) {
+            self.vbd.set_write_cache(false);
+        }
+        self.inflight = Some(inflight);
         Ok(())
     }
 

@@ -32,6 +32,12 @@ struct Descriptor {
     counter: AtomicU64,
 }
 
+/// Behind the queues' regions we keep what else the next server must know: whether the guest turned
+/// its write cache off. Another program's buffer has no such place.
+const TAIL: u64 = 64;
+const CACHE_ON: u64 = 0x7269_6e67_7461_7001;
+const CACHE_OFF: u64 = 0x7269_6e67_7461_7000;
+
 fn region_size(queue_size: u16) -> u64 {
     let bytes = size_of::<Header>() + size_of::<Descriptor>() * usize::from(queue_size);
     (bytes as u64).next_multiple_of(ALIGN)
@@ -42,7 +48,7 @@ pub(crate) fn create(
     queues: u16,
     queue_size: u16,
 ) -> std::io::Result<(VhostUserInflight, File, Inflight)> {
-    let size = region_size(queue_size) * u64::from(queues);
+    let size = region_size(queue_size) * u64::from(queues) + TAIL;
     let file = File::from(memfd_create("ringtap-inflight", MemfdFlags::CLOEXEC)?);
     ftruncate(&file, size)?;
     let message = VhostUserInflight::new(size, 0, queues, queue_size);
@@ -73,6 +79,32 @@ impl Inflight {
         let mapping = MmapRegion::from_file(FileOffset::new(file, mmap_offset), mmap_size as usize)
             .map_err(std::io::Error::other)?;
         Ok(Inflight { mapping: Arc::new(mapping), queues: num_queues, queue_size })
+    }
+
+    fn tail(&self) -> Option<&AtomicU64> {
+        let offset = region_size(self.queue_size) * u64::from(self.queues);
+        if (self.mapping.size() as u64) < offset + TAIL {
+            return None;
+        }
+        // SAFETY: the mapping reaches past `offset`, a multiple of 64 in a page-aligned mapping;
+        // the word is atomic, so others may change it.
+        Some(unsafe { &*self.mapping.as_ptr().wrapping_add(offset as usize).cast::<AtomicU64>() })
+    }
+
+    /// Note for the next server whether the guest's write cache is on.
+    pub(crate) fn note_write_cache(&self, on: bool) {
+        if let Some(tail) = self.tail() {
+            tail.store(if on { CACHE_ON } else { CACHE_OFF }, Release);
+        }
+    }
+
+    /// What the last server noted.
+    pub(crate) fn write_cache(&self) -> Option<bool> {
+        match self.tail()?.load(Relaxed) {
+            CACHE_ON => Some(true),
+            CACHE_OFF => Some(false),
+            _ => None,
+        }
     }
 
     /// The part of one queue, where the buffer has room for it.
@@ -218,6 +250,22 @@ mod tests {
         queue.fetched(4);
         queue.answering(4);
         assert_eq!(successor(&message, &file).take_up(0), [4]);
+    }
+
+    #[test]
+    fn a_successor_learns_of_the_write_cache() {
+        let (mut message, file, first) = create(2, 8).expect("a buffer");
+        assert_eq!(first.write_cache(), None);
+        first.queue(1, 8).expect("the queue").fetched(7);
+        for on in [false, true] {
+            first.note_write_cache(on);
+            let next = Inflight::map(&message, file.try_clone().expect("a descriptor"));
+            assert_eq!(next.expect("the buffer").write_cache(), Some(on));
+        }
+        message.mmap_size -= TAIL;
+        let foreign = Inflight::map(&message, file).expect("another program's buffer");
+        foreign.note_write_cache(true);
+        assert_eq!(foreign.write_cache(), None);
     }
 
     #[test]

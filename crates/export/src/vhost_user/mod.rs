@@ -71,7 +71,7 @@ impl Server {
         Server { listener, vbd, options, requests: Mutex::new(None) }
     }
 
-    /// Serve until `stop` is raised; then drain, flush and leave.
+    /// Serve until `stop` is raised; then drain and leave. The last flush is the caller's.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
         self.listener.set_nonblocking(true).map_err(Error::Listen)?;
         while wait(&self.listener, stop).map_err(Error::Listen)? {

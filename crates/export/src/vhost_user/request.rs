@@ -47,7 +47,8 @@ impl Default for Chain {
     }
 }
 
-/// Add memory to a list, joined to the last piece where it goes on from there.
+/// Add memory to a list, joined to the last piece where it goes on from there. A list that is too
+/// long already grows no more: only its end counts, which may be the status byte.
 #[inline]
 fn add(list: &mut Vec<iovec>, base: *mut u8, len: u64) {
     if let Some(last) = list.last_mut() {
@@ -55,6 +56,9 @@ fn add(list: &mut Vec<iovec>, base: *mut u8, len: u64) {
             last.iov_len += len as usize;
             return;
         }
+    }
+    if list.len() > MOST_IOVECS + 1 {
+        list.pop();
     }
     list.push(iovec { iov_base: base.cast(), iov_len: len as usize });
 }

@@ -78,7 +78,10 @@ impl QueueThread {
             .stack_size(STACK)
             .spawn(move || {
                 let sent = sent;
-                run(sent.0, &theirs)
+                let index = sent.0.index;
+                run(sent.0, &theirs).inspect_err(|problem| {
+                    tracing::error!(queue = index, "the queue stops, its ring failed: {problem}");
+                })
             })?;
         Ok(QueueThread { mailbox, handle })
     }
