@@ -32,6 +32,17 @@ impl Raw {
         raw
     }
 
+    /// Whether a client is let in, rather than closed or told that there are too many.
+    pub fn is_welcome(socket: &Path) -> bool {
+        let mut raw = Raw(UnixStream::connect(socket).expect("a connection"));
+        raw.0.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        if raw.0.read_exact(&mut [0; 18]).is_err() || raw.0.write_all(&3u32.to_be_bytes()).is_err()
+        {
+            return false;
+        }
+        raw.ask(opt::GO, b"\0\0\0\0\0\0").last().expect("an answer").0 == rep::ACK
+    }
+
     /// Connect and go on to the requests, with simple replies.
     pub fn transmit(socket: &Path) -> Raw {
         let mut raw = Raw::connect(socket);
