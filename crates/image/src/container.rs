@@ -80,7 +80,11 @@ impl Container {
             work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
         let open = OpenFile::new(OwnedFd::from(file));
         open.set_nature(Nature { in_memory, page_cache: !options.cache.direct() });
-        let file = lock::lock(open, path, !options.read_only)?;
+        let file = if options.force_share && options.read_only {
+            lock::unlocked(open)
+        } else {
+            lock::lock(open, path, !options.read_only)?
+        };
         let len = len_of(&*file).map_err(failed("find the size of"))?;
         let (request_alignment, memory_alignment) = if options.cache.direct() {
             direct_alignment(&file).map_err(failed("find the O_DIRECT alignment of"))?

@@ -98,13 +98,34 @@ pub enum OpenError {
     },
     /// The format has to be named.
     #[error(
-        "the format of {} is not named: add -f raw \
-         (a guest can write any header into a raw disk, so a writable image's format is never guessed)",
+        "the format of {} is not named: add -f raw, or what it is \
+         (a guest can write any header into a raw disk, so it is never guessed; \
+         images that Ringtap made are known where their file system keeps extended attributes)",
         path.display()
     )]
     NoFormat {
         /// The image.
         path: PathBuf,
+    },
+    /// The format cannot be opened.
+    #[error("cannot open {} as {format}: that is not done here yet", path.display())]
+    Unsupported {
+        /// The image.
+        path: PathBuf,
+        /// As what.
+        format: crate::Format,
+    },
+    /// Something that was writing the image's content did not come to its end.
+    #[error(
+        "{} is not whole: ringtap {verb} writes to it, or stopped before its end; do that again, \
+         or take what is there with: setfattr -x user.ringtap.unfinished FILE",
+        path.display()
+    )]
+    Unfinished {
+        /// The image.
+        path: PathBuf,
+        /// The verb that was at work.
+        verb: String,
     },
     /// The text after `null:` is not a size.
     #[error("null:{text} does not name a size: write null:10G")]

@@ -6,19 +6,22 @@
 
 mod container;
 mod error;
+mod format;
 mod grace;
 mod image;
 mod lock;
 mod null;
 mod open;
+pub mod probe;
 mod raw;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};
+pub use format::{Format, UnknownFormat};
 pub use grace::{Grace, Ticket, UnderWay};
 pub use image::{
     Allocation, Boxed, CacheMode, Cipher, Discard, Extent, Image, Info, SectorCipher, Status,
 };
 pub use null::Null;
-pub use open::{Format, OpenOptions, on_a_ring, open, open_on, parse_size};
+pub use open::{OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;

@@ -81,6 +81,11 @@ pub(crate) fn lock(file: OpenFile, path: &Path, write: bool) -> Result<Locked, O
     Ok(Locked(file))
 }
 
+/// An image to look at while others may write to it.
+pub(crate) fn unlocked(file: OpenFile) -> Locked {
+    Locked(file)
+}
+
 fn take(fd: BorrowedFd<'_>, path: &Path, write: bool) -> Result<(), OpenError> {
     let held: &[i64] = if write { &[CONSISTENT_READ, WRITE, RESIZE] } else { &[CONSISTENT_READ] };
     let refused = &[WRITE, RESIZE];

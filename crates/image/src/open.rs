@@ -5,24 +5,19 @@ use std::path::{Path, PathBuf};
 
 use ringtap_io::{Io, Ring, Tasks};
 
-use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw};
-
-/// Formats an image can be opened as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// The disk's bytes as they are.
-    Raw,
-}
+use crate::{Boxed, CacheMode, Format, Image, Null, OpenError, Raw, probe};
 
 /// How to open an image.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// The format; a writable image must have it named.
+    /// The format; where it is not named, that written down when Ringtap made the image.
     pub format: Option<Format>,
     /// Host caching.
     pub cache: CacheMode,
     /// Refuse writes.
     pub read_only: bool,
+    /// Take no lock, and look at the image though others may write to it. Read-only.
+    pub force_share: bool,
     /// Folders in which backing files named inside an image may lie, beside the image's own.
     pub allow_backing: Vec<PathBuf>,
 }
@@ -33,6 +28,7 @@ pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenEr
         let size = parse_size(text).ok_or_else(|| OpenError::NullSize { text: text.to_owned() })?;
         return Ok(Box::new(Null::new(size, options.read_only)));
     }
+    let options = &settled(disk, options)?;
     if options.format == Some(Format::Raw) {
         return Ok(Box::new(Raw::open(disk, options)?));
     }
@@ -40,7 +36,21 @@ pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenEr
     on_a_ring(disk, |io| async move { open_on(&io, &path, &options).await })?
 }
 
-/// As [`open`], from a task: a path only.
+/// The options with the format found where it is not named. What was written down is no longer so
+/// once the image is opened for writing as something else.
+fn settled(path: &Path, options: &OpenOptions) -> Result<OpenOptions, OpenError> {
+    if let Some(verb) = probe::unfinished_work(path) {
+        return Err(OpenError::Unfinished { path: path.to_owned(), verb });
+    }
+    let recorded = probe::recorded(path);
+    let format = options.format.or(recorded);
+    if recorded.is_some() && recorded != format && !options.read_only {
+        probe::forget(path);
+    }
+    Ok(OpenOptions { format, ..options.clone() })
+}
+
+/// As [`open`], from a task: a path only, and the format named.
 pub fn open_on<'a>(
     _io: &'a Io,
     path: &'a Path,
@@ -49,6 +59,7 @@ pub fn open_on<'a>(
     Box::pin(async move {
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
+            Some(format) => Err(OpenError::Unsupported { path: path.to_owned(), format }),
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }
     })
