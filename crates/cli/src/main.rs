@@ -3,6 +3,7 @@
 mod args;
 mod info;
 mod manual;
+mod names;
 mod outcome;
 mod serve;
 

@@ -5,59 +5,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{ArgMatches, Args, ValueEnum};
+use clap::{ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, Disk, Error};
 use ringtap_image::{CacheMode, Format, OpenOptions};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Output;
+use crate::names::{self, CacheName};
 
 const OF_DISK: &str = "Options of the DISK before them";
 /// Queues offered unless told otherwise. One that no guest uses costs nothing, and QEMU refuses a
 /// server that offers fewer than its guest has CPUs.
 const QUEUES: u16 = 16;
-
-/// Formats by their names on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FormatName {
-    /// The disk's bytes as they are.
-    Raw,
-}
-
-impl From<FormatName> for Format {
-    fn from(name: FormatName) -> Format {
-        match name {
-            FormatName::Raw => Format::Raw,
-        }
-    }
-}
-
-/// Cache modes by their names on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum CacheName {
-    /// O_DIRECT past the host's page cache; flushes are carried out.
-    None,
-    /// The host's page cache; flushes are carried out.
-    Writeback,
-    /// The host's page cache; each write is stable before it is acknowledged.
-    Writethrough,
-    /// O_DIRECT; each write is stable before it is acknowledged.
-    Directsync,
-    /// The host's page cache, and flushes are ignored: a power cut may lose anything.
-    Unsafe,
-}
-
-impl From<CacheName> for CacheMode {
-    fn from(name: CacheName) -> CacheMode {
-        match name {
-            CacheName::None => CacheMode::None,
-            CacheName::Writeback => CacheMode::Writeback,
-            CacheName::Writethrough => CacheMode::Writethrough,
-            CacheName::Directsync => CacheMode::DirectSync,
-            CacheName::Unsafe => CacheMode::Unsafe,
-        }
-    }
-}
 
 /// What `ringtap serve` is told.
 #[derive(Debug, Args)]
@@ -69,9 +28,21 @@ pub(crate) struct ServeArgs {
     #[arg(required = true, value_name = "DISK", num_args = 1..)]
     disk: Vec<PathBuf>,
 
-    /// Format of the image; never guessed, for a guest can write any header into a raw disk
-    #[arg(short, long, value_enum, value_name = "FORMAT", help_heading = OF_DISK)]
-    format: Vec<FormatName>,
+    /// Format of the image [default: as Ringtap wrote it down when it made the image]; never guessed,
+    /// for a guest can write any header into a raw disk
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true,
+        help_heading = OF_DISK
+    )]
+    format: Vec<Format>,
+
+    /// Folder in which backing files named inside the image may lie, beside the image's own; repeatable
+    #[arg(long, value_name = "DIR", help_heading = OF_DISK)]
+    allow_backing: Vec<PathBuf>,
 
     /// How host caching is used, as in QEMU [default: none]
     #[arg(long, value_enum, value_name = "MODE", help_heading = OF_DISK)]
@@ -172,6 +143,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut serial = bound.single("serial", args.serial)?;
     let mut nbd = bound.all("nbd", args.nbd);
     let mut vhost_user = bound.all("vhost_user", args.vhost_user);
+    let mut allow_backing = bound.all("allow_backing", args.allow_backing);
 
     let mut disks = vec![];
     for (i, path) in args.disk.iter().enumerate() {
@@ -187,10 +159,11 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
         disks.push(Disk {
             path: path.clone(),
             options: OpenOptions {
-                format: format[i].take().map(Format::from),
+                format: format[i].take(),
                 cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
                 read_only: read_only[i].take().unwrap_or(false),
-                ..OpenOptions::default()
+                allow_backing: std::mem::take(&mut allow_backing[i]),
+                force_share: false,
             },
             nbd: std::mem::take(&mut nbd[i]),
             vhost_user,
@@ -291,7 +264,7 @@ mod tests {
             ("a --cache none --cache unsafe", "given twice for a"),
             ("--name x a --name y", "given twice for a"),
             ("a --cache fast", "writeback"),
-            ("a -f qcow2", "raw"),
+            ("a -f qcow3", "qcow2"),
             ("a --nbd /run/x", "unix:PATH"),
             ("a --vhost-user tcp:h:1", "UNIX socket"),
             ("a --socket-mode 999", "octal"),

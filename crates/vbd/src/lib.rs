@@ -6,12 +6,20 @@
 #![forbid(unsafe_code)]
 
 mod bounce;
+mod bytes;
+mod copy;
+mod crew;
+mod differ;
 mod discard;
 mod gate;
 mod stats;
 mod transfer;
 mod vbd;
+mod walk;
 
+pub use copy::{Copy, CopyError, Writer, copy};
+pub use crew::{Crew, Progress};
+pub use differ::{Compare, CompareError, Found, compare};
 pub use ringtap_image::Error;
 pub use stats::{Counts, Latency, Stats};
 pub use vbd::{Kind, Request, Vbd};

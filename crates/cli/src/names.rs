@@ -1,0 +1,107 @@
+//! Names on the command line: formats, cache modes, sizes, options of formats.
+
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use ringtap_image::{CacheMode, Format, parse_size};
+
+/// Takes every format by each of its names.
+pub(crate) fn format() -> impl TypedValueParser<Value = Format> {
+    let values = Format::ALL.map(|format| {
+        PossibleValue::new(format.name()).aliases(format.aliases()).help(format.about())
+    });
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Format>())
+}
+
+/// Cache modes by their names on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheName {
+    /// O_DIRECT past the host's page cache; flushes are carried out.
+    None,
+    /// The host's page cache; flushes are carried out.
+    Writeback,
+    /// The host's page cache; each write is stable before it is acknowledged.
+    Writethrough,
+    /// O_DIRECT; each write is stable before it is acknowledged.
+    Directsync,
+    /// The host's page cache, and flushes are ignored: a power cut may lose anything.
+    Unsafe,
+}
+
+impl From<CacheName> for CacheMode {
+    fn from(name: CacheName) -> CacheMode {
+        match name {
+            CacheName::None => CacheMode::None,
+            CacheName::Writeback => CacheMode::Writeback,
+            CacheName::Writethrough => CacheMode::Writethrough,
+            CacheName::Directsync => CacheMode::DirectSync,
+            CacheName::Unsafe => CacheMode::Unsafe,
+        }
+    }
+}
+
+/// A size in bytes, or like 10G.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| "write a size in bytes, or like 512, 64k, 10G, 1.5T".into())
+}
+
+/// The pairs of lists such as `a=1,b=2`; two commas are one within a value. A key alone stands for
+/// `key=on`.
+pub(crate) fn pairs(lists: &[String]) -> Result<Vec<(String, String)>, String> {
+    let mut pairs = vec![];
+    for list in lists {
+        for part in split(list) {
+            let (key, value) = part.split_once('=').unwrap_or((&part, "on"));
+            if key.is_empty() {
+                return Err(format!("{list:?}: write options as key=value,key=value"));
+            }
+            pairs.push((key.to_owned(), value.to_owned()));
+        }
+    }
+    Ok(pairs)
+}
+
+/// Whether a list of options only asks which there are.
+pub(crate) fn asks_for_help(lists: &[String]) -> bool {
+    lists.iter().flat_map(|list| split(list)).any(|part| part == "help" || part == "?")
+}
+
+fn split(list: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut letters = list.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter == ',' && letters.next_if_eq(&',').is_none() {
+            parts.push(String::new());
+        } else if let Some(part) = parts.last_mut() {
+            part.push(letter);
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// A switch: on or off, as QEMU writes them, or true, false, yes, no.
+pub(crate) fn switch(key: &str, text: &str) -> Result<bool, String> {
+    match text {
+        "on" | "yes" | "true" | "y" => Ok(true),
+        "off" | "no" | "false" | "n" => Ok(false),
+        _ => Err(format!("{key}={text}: write {key}=on or {key}=off")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_taken_apart() {
+        let lists = ["cluster_size=64k,backing_file=a,,b".to_owned(), "lazy_refcounts".to_owned()];
+        let found = pairs(&lists).expect("options");
+        let found: Vec<_> = found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        let wanted =
+            [("cluster_size", "64k"), ("backing_file", "a,b"), ("lazy_refcounts", "on")];
+        assert_eq!(found, wanted);
+        assert!(pairs(&["=1".to_owned()]).is_err());
+        assert!(asks_for_help(&["size=1,help".to_owned()]));
+        assert!(!asks_for_help(&lists));
+    }
+}

@@ -1,0 +1,283 @@
+//! Copying one disk's content into another: many requests under way, holes kept, zeros found.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringtap_image::{Boxed, Error, Status};
+use ringtap_io::{Io, Mem};
+
+use crate::bytes::{is_zero, runs};
+use crate::crew::{self, Crew, Outcome, Progress};
+use crate::walk::{Piece, Walk};
+use crate::{Kind, Request, Vbd};
+
+/// The most zeros made at once: one request, and progress goes on.
+const ZEROS: u64 = 256 << 20;
+
+/// What is copied, and how.
+pub struct Copy {
+    /// The disk read.
+    pub from: Vbd,
+    /// The disk written.
+    pub to: Vbd,
+    /// The part of `from`, in bytes.
+    pub range: Range<u64>,
+    /// Where in `to` the byte 0 of `from` goes.
+    pub to_offset: u64,
+    /// Only what comes from these layers of `from` (0 is the image itself); the rest stays as it is.
+    pub layers: Range<u32>,
+    /// Only what differs from this disk, over which zeros follow: what shows where `to` holds nothing.
+    pub unless_in: Option<Vbd>,
+    /// `to` reads as zeros wherever it is to, so that zeros need not be made.
+    pub zeroed: bool,
+    /// Zeros found in so many consecutive bytes become holes; 0 keeps all as it is found.
+    pub sparse: usize,
+    /// Bytes read and written at once.
+    pub piece: usize,
+    /// Who writes data instead of `to`, such as a compressor.
+    pub writer: Option<Arc<dyn Writer>>,
+    /// How many work at once.
+    pub crew: Crew,
+}
+
+/// Takes the data of a copy, piece by piece.
+pub trait Writer: Send + Sync {
+    /// Write `bytes` at `offset` of the disk. Pieces may come from several threads at once; each is
+    /// as long as the copy's `piece` and begins at a multiple of it, but the disk's last may be shorter.
+    fn write<'a>(&'a self, io: &'a Io, offset: u64, bytes: &'a [u8])
+    -> Boxed<'a, Result<(), Error>>;
+
+    /// So far the copy has come without data: nothing at `offset` for `len` bytes.
+    fn skip(&self, offset: u64, len: u64);
+}
+
+/// Why a copy stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The source could not be read.
+    #[error("reading {len} bytes at {offset} of the source failed: {error}")]
+    Read {
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+        /// Why.
+        error: Error,
+    },
+    /// The disk that differences are looked for in could not be read.
+    #[error("reading {len} bytes at {offset} of the backing image failed: {error}")]
+    ReadBase {
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+        /// Why.
+        error: Error,
+    },
+    /// Where the source has data could not be found.
+    #[error("finding out what the source holds at {offset} failed: {error}")]
+    Status {
+        /// Where.
+        offset: u64,
+        /// Why.
+        error: Error,
+    },
+    /// The target could not be written.
+    #[error("writing {len} bytes at {offset} of the target failed: {error}")]
+    Write {
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+        /// Why.
+        error: Error,
+    },
+    /// There is no ring to work with.
+    #[error("io_uring: {0}")]
+    Ring(#[from] std::io::Error),
+    /// [`Progress::stop`] was called.
+    #[error("stopped before the end")]
+    Stopped,
+}
+
+struct Job {
+    copy: Copy,
+    walk: Walk<Status>,
+    outcome: Arc<Outcome<CopyError>>,
+    progress: Arc<Progress>,
+}
+
+/// One thread's part: its own handles of the disks.
+struct Hands {
+    job: Arc<Job>,
+    from: Vbd,
+    to: Vbd,
+    base: Option<Vbd>,
+}
+
+/// Copy. Nothing is flushed: the caller does when all is done.
+pub fn copy(copy: Copy, progress: &Arc<Progress>) -> Result<(), CopyError> {
+    let outcome = Arc::new(Outcome::default());
+    let job = Arc::new(Job {
+        walk: Walk::new(copy.range.start, copy.range.end),
+        outcome: outcome.clone(),
+        progress: progress.clone(),
+        copy,
+    });
+    let tools = || Hands {
+        from: job.copy.from.fork(),
+        to: job.copy.to.fork(),
+        base: job.copy.unless_in.as_ref().map(Vbd::fork),
+        job: job.clone(),
+    };
+    crew::run(job.copy.crew, &outcome, tools, |io, hands: Rc<Hands>| async move {
+        hands.work(&io).await
+    })
+}
+
+impl Hands {
+    async fn work(&self, io: &Io) -> Result<(), CopyError> {
+        let copy = &self.job.copy;
+        let no_memory = |errno| CopyError::Ring(std::io::Error::from_raw_os_error(errno));
+        let mut data = io.buffer(copy.piece).map_err(no_memory)?;
+        let mut base = match self.base {
+            Some(_) => Some(io.buffer(copy.piece).map_err(no_memory)?),
+            None => None,
+        };
+        let unread = |status: &Status| !copy.layers.contains(&status.depth) || self.skips(status);
+        let most = |status: &Status| if unread(status) { ZEROS } else { copy.piece as u64 };
+        let look = async |offset, len| {
+            let status = self.from.status(io, offset, len).await;
+            let status = status.map_err(|error| CopyError::Status { offset, error })?;
+            Ok::<_, CopyError>((status, status.len))
+        };
+        while let Some(piece) = self.job.walk.next(most, look).await? {
+            if self.job.outcome.failed() {
+                return Ok(());
+            }
+            if self.job.progress.stopped() {
+                return Err(CopyError::Stopped);
+            }
+            let len = piece.len as usize;
+            if !copy.layers.contains(&piece.what.depth) {
+                self.skip(&piece);
+            } else if self.skips(&piece.what) {
+                self.zero(io, piece.offset, piece.len).await?;
+                self.skip(&piece);
+            } else {
+                let at = piece.offset;
+                if piece.what.zero {
+                    data.bytes_mut()[..len].fill(0);
+                } else {
+                    let end = serve(&self.from, io, Kind::Read, at, data.mem().window(0, len)).await;
+                    end.map_err(|error| CopyError::Read { offset: at, len: piece.len, error })?;
+                }
+                match &mut base {
+                    Some(buffer) => {
+                        self.read_base(io, at, buffer.mem().window(0, len)).await?;
+                        let (data_mem, old) = (data.mem(), &buffer.bytes()[..len]);
+                        self.differences(io, at, &data.bytes()[..len], data_mem, old).await?;
+                    }
+                    None => self.data(io, at, &data.bytes()[..len], data.mem()).await?,
+                }
+            }
+            self.job.progress.add(piece.len);
+        }
+        Ok(())
+    }
+
+    /// Whether what is there need not be read.
+    fn skips(&self, status: &Status) -> bool {
+        status.zero && self.job.copy.sparse > 0 && self.base.is_none()
+    }
+
+    fn skip(&self, piece: &Piece<Status>) {
+        if let Some(writer) = &self.job.copy.writer {
+            writer.skip(piece.offset + self.job.copy.to_offset, piece.len);
+        }
+    }
+
+    /// Write a piece's bytes, zeros left out.
+    async fn data(&self, io: &Io, at: u64, bytes: &[u8], mem: Mem) -> Result<(), CopyError> {
+        let sparse = self.job.copy.sparse;
+        if let Some(writer) = &self.job.copy.writer {
+            let offset = at + self.job.copy.to_offset;
+            if sparse > 0 && is_zero(bytes) {
+                writer.skip(offset, bytes.len() as u64);
+                return self.zero(io, at, bytes.len() as u64).await;
+            }
+            let end = writer.write(io, offset, bytes).await;
+            let len = bytes.len() as u64;
+            return end.map_err(|error| CopyError::Write { offset, len, error });
+        }
+        if sparse == 0 {
+            return self.write(io, at, mem.window(0, bytes.len())).await;
+        }
+        for run in runs(bytes.len(), sparse, |range| is_zero(&bytes[range])) {
+            let (offset, len) = (at + run.from as u64, run.to - run.from);
+            if run.chosen {
+                self.zero(io, offset, len as u64).await?;
+            } else {
+                self.write(io, offset, mem.window(run.from, len)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Write what is not as it is in the base.
+    async fn differences(
+        &self,
+        io: &Io,
+        at: u64,
+        bytes: &[u8],
+        mem: Mem,
+        old: &[u8],
+    ) -> Result<(), CopyError> {
+        let grain = match self.job.copy.writer {
+            Some(_) => self.job.copy.piece,
+            None => self.job.copy.sparse.clamp(512, 4096),
+        };
+        for run in runs(bytes.len(), grain, |range| bytes[range.clone()] == old[range]) {
+            let (offset, len) = (at + run.from as u64, run.to - run.from);
+            if !run.chosen {
+                let part = &bytes[run.from..run.to];
+                self.data(io, offset, part, mem.window(run.from, len)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_base(&self, io: &Io, at: u64, mem: Mem) -> Result<(), CopyError> {
+        let Some(base) = &self.base else { return Ok(()) };
+        let there = base.size().saturating_sub(at).min(mem.len() as u64);
+        mem.window(there as usize, mem.len()).zero();
+        if there == 0 {
+            return Ok(());
+        }
+        let end = serve(base, io, Kind::Read, at, mem.window(0, there as usize)).await;
+        end.map_err(|error| CopyError::ReadBase { offset: at, len: there, error })
+    }
+
+    async fn zero(&self, io: &Io, at: u64, len: u64) -> Result<(), CopyError> {
+        if self.job.copy.zeroed {
+            return Ok(());
+        }
+        let offset = at + self.job.copy.to_offset;
+        let kind = Kind::WriteZeroes { unmap: true, fast: false };
+        let request = Request { kind, offset, len, mem: Mem::EMPTY, fua: false };
+        let end = self.to.serve(io, request).await;
+        end.map_err(|error| CopyError::Write { offset, len, error })
+    }
+
+    async fn write(&self, io: &Io, at: u64, mem: Mem) -> Result<(), CopyError> {
+        let (offset, len) = (at + self.job.copy.to_offset, mem.len() as u64);
+        let end = serve(&self.to, io, Kind::Write, offset, mem).await;
+        end.map_err(|error| CopyError::Write { offset, len, error })
+    }
+}
+
+async fn serve(vbd: &Vbd, io: &Io, kind: Kind, offset: u64, mem: Mem) -> Result<(), Error> {
+    let request = Request { kind, offset, len: mem.len() as u64, mem, fua: false };
+    vbd.serve(io, request).await
+}

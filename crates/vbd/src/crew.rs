@@ -1,0 +1,122 @@
+//! The threads that work through a disk together, each with a ring and some tasks of its own.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringtap_io::{Io, Ring, Tasks};
+
+/// How many work at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Crew {
+    /// Threads, each with a ring of its own.
+    pub threads: usize,
+    /// Requests that each has under way.
+    pub tasks: usize,
+}
+
+impl Crew {
+    /// A thread for each processor, up to four, and so many requests under way in all.
+    pub fn of(requests: usize) -> Crew {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let threads = processors.min(4).min(requests.max(1));
+        Crew { threads, tasks: requests.max(1).div_ceil(threads) }
+    }
+}
+
+/// How far the work is, for whoever shows it, and who wants it to end.
+#[derive(Debug, Default)]
+pub struct Progress {
+    done: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Progress {
+    /// Bytes of the disk dealt with.
+    pub fn done(&self) -> u64 {
+        self.done.load(Relaxed)
+    }
+
+    /// Take no more pieces.
+    pub fn stop(&self) {
+        self.stop.store(true, Relaxed);
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+}
+
+/// Where the first failure is kept; the others stop when they see it.
+pub(crate) struct Outcome<E> {
+    failed: AtomicBool,
+    error: Mutex<Option<E>>,
+}
+
+impl<E> Default for Outcome<E> {
+    fn default() -> Self {
+        Outcome { failed: AtomicBool::new(false), error: Mutex::new(None) }
+    }
+}
+
+impl<E> Outcome<E> {
+    pub(crate) fn failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+
+    pub(crate) fn fail(&self, error: E) {
+        let mut kept = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.get_or_insert(error);
+        self.failed.store(true, Relaxed);
+    }
+
+    fn take(&self) -> Option<E> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Run `tasks` tasks on each of `threads` threads until all have ended; the first failure of any.
+/// `tools` makes what a thread's tasks share, on that thread; `task` is one of them.
+pub(crate) fn run<W, E, F>(
+    crew: Crew,
+    outcome: &Arc<Outcome<E>>,
+    tools: impl Fn() -> W + Sync,
+    task: impl Fn(Io, Rc<W>) -> F + Sync,
+) -> Result<(), E>
+where
+    W: 'static,
+    E: From<io::Error> + Send + 'static,
+    F: Future<Output = Result<(), E>> + 'static,
+{
+    let work = || {
+        let mut loop_of_tasks = match Ring::new() {
+            Ok(ring) => Tasks::new(Box::new(ring)),
+            Err(error) => return outcome.fail(error.into()),
+        };
+        let tools = Rc::new(tools());
+        for _ in 0..crew.tasks.max(1) {
+            let task = task(loop_of_tasks.io().clone(), tools.clone());
+            let outcome = outcome.clone();
+            loop_of_tasks.spawn(async move {
+                if let Err(error) = task.await {
+                    outcome.fail(error);
+                }
+            });
+        }
+        if let Err(error) = loop_of_tasks.run() {
+            outcome.fail(error.into());
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..crew.threads {
+            scope.spawn(work);
+        }
+        work();
+    });
+    outcome.take().map_or(Ok(()), Err)
+}
