@@ -11,6 +11,7 @@ mod image;
 mod lock;
 mod null;
 mod open;
+pub mod qcow2;
 mod raw;
 
 pub use container::{Container, Traits};
