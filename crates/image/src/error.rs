@@ -127,6 +127,14 @@ pub enum OpenError {
         /// The verb that was at work.
         verb: String,
     },
+    /// The header of a qcow2 image is wrong, or says what is not supported.
+    #[error("cannot open {} as qcow2: {source}", path.display())]
+    Qcow2 {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: crate::qcow2::HeaderError,
+    },
     /// The text after `null:` is not a size.
     #[error("null:{text} does not name a size: write null:10G")]
     NullSize {

@@ -13,6 +13,7 @@ mod lock;
 mod null;
 mod open;
 pub mod probe;
+pub mod qcow2;
 mod raw;
 
 pub use container::{Container, Traits};
