@@ -1,0 +1,141 @@
+//! `ringtap compare A B`: whether two images have the same content. Without images the same verb is
+//! the lab's.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use ringtap_image::{CacheMode, Format};
+use ringtap_lab::CompareArgs;
+use ringtap_vbd::{Compare, CompareError, Crew, Found, Progress, Vbd, compare};
+
+use super::bar::{Bar, Talk};
+use super::source::{Sources, open_source};
+use crate::names::{self, CacheName};
+use crate::outcome;
+
+const OF_IMAGES: &str = "Two images";
+
+/// What `ringtap compare` is told.
+#[derive(Debug, Args)]
+pub(crate) struct CompareVerb {
+    /// Two images whose content is compared; without them ways of serving a disk are measured
+    #[arg(value_name = "IMAGE", num_args = 2, help_heading = OF_IMAGES)]
+    images: Vec<PathBuf>,
+
+    /// Format of the first image [default: as written down, else by its mark]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true,
+        requires = "images",
+        help_heading = OF_IMAGES
+    )]
+    format: Option<Format>,
+
+    /// Format of the second image
+    #[arg(
+        short = 'F',
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true,
+        requires = "images",
+        help_heading = OF_IMAGES
+    )]
+    second_format: Option<Format>,
+
+    /// Their sizes, and what is allocated in them, must be the same too
+    #[arg(short, long, requires = "images", help_heading = OF_IMAGES)]
+    strict: bool,
+
+    /// How host caching is used
+    #[arg(
+        short = 'T',
+        long = "source-cache",
+        value_enum,
+        value_name = "MODE",
+        default_value = "writeback",
+        help_heading = OF_IMAGES
+    )]
+    cache: CacheName,
+
+    #[command(flatten, next_help_heading = OF_IMAGES)]
+    talk: Talk,
+
+    #[command(flatten, next_help_heading = OF_IMAGES)]
+    sources: Sources,
+
+    #[command(flatten, next_help_heading = "Measuring")]
+    lab: CompareArgs,
+}
+
+pub(crate) fn run(args: &CompareVerb) -> anyhow::Result<ExitCode> {
+    match &args.images[..] {
+        [one, other] => Ok(images(args, one, other)),
+        _ => ringtap_lab::compare(&args.lab, std::env::current_exe()?),
+    }
+}
+
+/// Exit status as `qemu-img compare`: 0 the same, 1 they differ, 2 to 4 it could not be found out.
+fn images(args: &CompareVerb, one: &std::path::Path, other: &std::path::Path) -> ExitCode {
+    let cache = CacheMode::from(args.cache);
+    let open = |path, format| open_source(path, format, cache, &args.sources);
+    let disks = match open(one, args.format).and_then(|one| Ok([one, open(other, args.second_format)?])) {
+        Ok(disks) => disks,
+        Err(error) => {
+            outcome::failed(&error);
+            return ExitCode::from(2);
+        }
+    };
+    let say = |text: &str| {
+        if !args.talk.quiet {
+            println!("{text}");
+        }
+    };
+    let sizes = [disks[0].size(), disks[1].size()];
+    if sizes[0] != sizes[1] {
+        if args.strict {
+            say(&format!("Strict mode: Image size mismatch! ({} and {} bytes)", sizes[0], sizes[1]));
+            return ExitCode::from(1);
+        }
+        say(&format!("Warning: Image size mismatch! ({} and {} bytes)", sizes[0], sizes[1]));
+    }
+    match differences(disks, args) {
+        Ok(Found::Same) => {
+            say("Images are identical.");
+            ExitCode::SUCCESS
+        }
+        Ok(Found::Content(offset)) => {
+            say(&format!("Content mismatch at offset {offset}!"));
+            ExitCode::from(1)
+        }
+        Ok(Found::Allocation(offset)) => {
+            say(&format!("Strict mode: Offset {offset} block status mismatch!"));
+            ExitCode::from(1)
+        }
+        Err(error) => {
+            let paths = [one, other];
+            let (code, which) = match &error {
+                CompareError::Read { disk, .. } => (4, Some(*disk)),
+                CompareError::Status { disk, .. } => (3, Some(*disk)),
+                _ => (4, None),
+            };
+            let path = which.and_then(|disk| paths.get(disk));
+            let of = path.map_or_else(|| "cannot compare".into(), |path| path.display().to_string());
+            outcome::failed(&anyhow::Error::new(error).context(of));
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn differences(disks: [Vbd; 2], args: &CompareVerb) -> Result<Found, CompareError> {
+    let progress = Arc::new(Progress::default());
+    let total = disks[0].size().max(disks[1].size());
+    let _bar = Bar::show(args.talk, &progress, total);
+    compare(Compare { disks, strict: args.strict, crew: Crew::of(8) }, &progress)
+}
+

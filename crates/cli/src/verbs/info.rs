@@ -1,0 +1,390 @@
+//! `ringtap info`: what an image is, what lies below it, and who uses it. The JSON has the fields of
+//! `qemu-img info` where that has them, and some more.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use ringtap_image::qcow2::header::{Compression, Crypt, Header, autoclear, compatible, incompatible};
+use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, open, probe};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::chain::{self, Layer};
+use super::source::{How, Sources, is_null};
+use crate::args::Output;
+use crate::names;
+
+const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+
+/// What `ringtap info` is told.
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// An image (a file or a block device), or null:SIZE
+    #[arg(value_name = "DISK")]
+    disk: PathBuf,
+
+    /// Format of the image [default: as written down, else by its mark]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// Tell of every image below it too, as a list
+    #[arg(long)]
+    backing_chain: bool,
+
+    /// How to print it; json has the fields of `qemu-img info`
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    output: Output,
+
+    #[command(flatten)]
+    sources: Sources,
+}
+
+/// The facts of one file. The first fields are those of QEMU's ImageInfo.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Facts {
+    filename: String,
+    format: &'static str,
+    /// Bytes the guest sees.
+    virtual_size: u64,
+    /// Bytes taken where the image lies; none for a block device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actual_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encrypted: Option<bool>,
+    dirty_flag: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backing_filename: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    full_backing_filename: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backing_filename_format: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    snapshots: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format_specific: Option<Value>,
+    /// How the format is known: named, recorded (when Ringtap made the image), or probed.
+    format_known: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_sizes: Option<BlockSizes>,
+    /// What O_DIRECT asks for; none where the file system does not do it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    direct_io: Option<Alignment>,
+    lock: Lock,
+    /// The verb that began to write the image and has not finished.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unfinished: Option<String>,
+    /// The format whose mark the file bears, where that is not its format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    looks_like: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct BlockSizes {
+    logical: u32,
+    physical: u32,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct Alignment {
+    offset: u64,
+    memory: u64,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+enum Lock {
+    /// No program writes to it.
+    Free,
+    /// Another program has it.
+    Held { by: String, what: &'static str },
+}
+
+pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
+    let share = args.sources.force_share;
+    let facts = if args.backing_chain {
+        let layers = chain::layers(&args.disk, args.format, share)?;
+        layers.iter().map(look).collect::<anyhow::Result<Vec<_>>>()?
+    } else {
+        vec![look(&chain::layer(&args.disk, args.format, share)?)?]
+    };
+    let text = match (args.output, &facts[..]) {
+        (Output::Json, [one]) if !args.backing_chain => serde_json::to_string_pretty(one)?,
+        (Output::Json, all) => serde_json::to_string_pretty(all)?,
+        (Output::Text, all) => all.iter().map(Facts::text).collect::<Vec<_>>().join("\n\n"),
+    };
+    writeln!(io::stdout(), "{text}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look(layer: &Layer) -> anyhow::Result<Facts> {
+    let path = &layer.path;
+    let mut facts = Facts {
+        filename: path.display().to_string(),
+        format: layer.format.name(),
+        virtual_size: 0,
+        actual_size: None,
+        cluster_size: None,
+        encrypted: None,
+        dirty_flag: false,
+        backing_filename: layer.backing.as_ref().map(|it| it.name.clone()),
+        full_backing_filename: layer.backing.as_ref().map(|it| it.path.display().to_string()),
+        backing_filename_format: layer.backing.as_ref().and_then(|it| it.format.clone()),
+        snapshots: vec![],
+        format_specific: None,
+        format_known: match layer.how {
+            How::Named => "named",
+            How::Recorded => "recorded",
+            How::Probed => "probed",
+        },
+        block_sizes: None,
+        direct_io: None,
+        lock: match &layer.in_use {
+            Some((by, what)) => Lock::Held { by: by.clone(), what },
+            None => Lock::Free,
+        },
+        unfinished: probe::unfinished_work(path),
+        looks_like: None,
+    };
+    match &layer.header {
+        Some(header) => facts.tell_of_qcow2(header),
+        None => facts.tell_of_any(layer)?,
+    }
+    if is_null(path) {
+        facts.format = "null";
+        return Ok(facts);
+    }
+    if let Ok(found) = fs::metadata(path) {
+        facts.actual_size = found.is_file().then_some(found.blocks() * 512);
+        let mark = probe::mark(path).unwrap_or_default();
+        facts.looks_like = mark.filter(|name| *name != facts.format);
+    }
+    facts.direct_io = known_alignment(path).or(facts.direct_io);
+    Ok(facts)
+}
+
+/// What the kernel says that O_DIRECT asks for (Linux 6.1; not every file system tells).
+fn known_alignment(path: &Path) -> Option<Alignment> {
+    let facts = rustix::fs::statx(CWD, path, AtFlags::empty(), STATX_DIOALIGN).ok()?;
+    let told = facts.stx_mask & STATX_DIOALIGN.bits() != 0 && facts.stx_dio_offset_align != 0;
+    told.then(|| Alignment {
+        offset: facts.stx_dio_offset_align.into(),
+        memory: facts.stx_dio_mem_align.into(),
+    })
+}
+
+impl Facts {
+    /// What opening it tells.
+    fn tell_of_any(&mut self, layer: &Layer) -> anyhow::Result<()> {
+        let mut options = OpenOptions {
+            format: Some(layer.format),
+            cache: CacheMode::None,
+            read_only: true,
+            force_share: true,
+            ..OpenOptions::default()
+        };
+        let mut image = open(&layer.path, &options);
+        let mut direct = !is_null(&layer.path);
+        if matches!(&image, Err(OpenError::Os { source, .. }) if source.kind() == io::ErrorKind::InvalidInput)
+        {
+            direct = false;
+            options.cache = CacheMode::Writeback;
+            image = open(&layer.path, &options);
+        }
+        if let (Err(OpenError::Unfinished { .. }), Format::Raw) = (&image, layer.format) {
+            self.virtual_size = fs::metadata(&layer.path)?.len().next_multiple_of(512);
+            return Ok(());
+        }
+        let image = image?;
+        let info = image.info();
+        self.virtual_size = info.size;
+        self.block_sizes = Some(BlockSizes {
+            logical: info.logical_block_size,
+            physical: info.physical_block_size,
+        });
+        self.direct_io = direct.then_some(Alignment {
+            offset: info.request_alignment,
+            memory: info.memory_alignment as u64,
+        });
+        Ok(())
+    }
+
+    fn tell_of_qcow2(&mut self, header: &Header) {
+        self.virtual_size = header.size;
+        self.cluster_size = Some(header.cluster_size());
+        self.encrypted = (header.crypt != Crypt::None).then_some(true);
+        self.dirty_flag = header.has(incompatible::DIRTY);
+        let mut data = json!({
+            "compat": if header.version == 2 { "0.10" } else { "1.1" },
+            "compression-type": match header.compression {
+                Compression::Deflate => "zlib",
+                Compression::Zstd => "zstd",
+            },
+            "refcount-bits": header.refcount_bits(),
+        });
+        if header.version > 2 {
+            data["lazy-refcounts"] = (header.compatible & compatible::LAZY_REFCOUNTS != 0).into();
+            data["corrupt"] = header.has(incompatible::CORRUPT).into();
+            data["extended-l2"] = header.extended_l2().into();
+        }
+        if let Some(name) = header.data_file() {
+            data["data-file"] = String::from_utf8_lossy(name).into();
+            data["data-file-raw"] = (header.autoclear & autoclear::DATA_FILE_RAW != 0).into();
+        }
+        if header.crypt != Crypt::None {
+            let format = if header.crypt == Crypt::Luks { "luks" } else { "aes" };
+            data["encrypt"] = json!({ "format": format });
+        }
+        self.format_specific = Some(json!({ "type": "qcow2", "data": data }));
+    }
+
+    fn text(&self) -> String {
+        let mut lines = vec![
+            format!("image: {}", self.filename),
+            format!("file format: {}", self.format),
+            format!("virtual size: {} ({} bytes)", human(self.virtual_size), self.virtual_size),
+        ];
+        let mut add = |line: String| lines.push(line);
+        if let Some(size) = self.actual_size {
+            add(format!("disk size: {}", human(size)));
+        }
+        if let Some(true) = self.encrypted {
+            add("encrypted: yes".into());
+        }
+        if let Some(size) = self.cluster_size {
+            add(format!("cluster_size: {size}"));
+        }
+        if self.dirty_flag {
+            add("cleanly shut down: no".into());
+        }
+        if let (Some(name), Some(full)) = (&self.backing_filename, &self.full_backing_filename) {
+            let actual =
+                if name == full { String::new() } else { format!(" (actual path: {full})") };
+            add(format!("backing file: {name}{actual}"));
+        }
+        if let Some(format) = &self.backing_filename_format {
+            add(format!("backing file format: {format}"));
+        }
+        if let Some(BlockSizes { logical, physical }) = self.block_sizes {
+            add(format!("block size: {logical} logical, {physical} physical"));
+        }
+        if self.format == "null" {
+            return lines.join("\n");
+        }
+        if let Some(data) = self.format_specific.as_ref().and_then(|it| it.get("data")) {
+            add("Format specific information:".into());
+            describe(data, 4, &mut lines);
+        }
+        lines.push(match &self.direct_io {
+            Some(Alignment { offset, memory }) => {
+                format!("O_DIRECT alignment: {offset} for offsets, {memory} for memory")
+            }
+            None if self.lock == Lock::Free && self.block_sizes.is_some() => {
+                "O_DIRECT: not on this file system; serve it with --cache writeback".into()
+            }
+            None => "O_DIRECT alignment: not known".into(),
+        });
+        lines.push(match &self.lock {
+            Lock::Free => "lock: free, nobody writes to it".into(),
+            Lock::Held { by, what } => format!("lock: {by} holds {what}"),
+        });
+        lines.extend(self.notes());
+        lines.join("\n")
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = vec![];
+        if let Some(verb) = &self.unfinished {
+            notes.push(format!("note: it is not whole: ringtap {verb} did not finish"));
+        }
+        if let Some(format) = self.looks_like {
+            notes.push(format!(
+                "note: it bears the mark of {format}; as {}, a guest sees that file's bytes as its disk",
+                self.format
+            ));
+        } else if self.format_known == "probed" && self.format != "raw" {
+            notes.push(format!(
+                "note: taken for {} by its mark; to serve it writable, name the format with -f",
+                self.format
+            ));
+        }
+        notes
+    }
+}
+
+/// Print a JSON value as `qemu-img info` prints what belongs to a format.
+fn describe(value: &Value, indent: usize, lines: &mut Vec<String>) {
+    let pad = " ".repeat(indent);
+    let mut one = |name: String, value: &Value| match value {
+        Value::Object(_) | Value::Array(_) => {
+            lines.push(format!("{pad}{name}:"));
+            describe(value, indent + 4, lines);
+        }
+        Value::String(text) => lines.push(format!("{pad}{name}: {text}")),
+        other => lines.push(format!("{pad}{name}: {other}")),
+    };
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| one(name.replace('-', " "), value));
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(i, value)| one(format!("[{i}]"), value));
+        }
+        _ => {}
+    }
+}
+
+pub(crate) fn human(bytes: u64) -> String {
+    let mut unit = 0;
+    let mut size = bytes as f64;
+    while size >= 1024.0 && unit < 6 {
+        size /= 1024.0;
+        unit += 1;
+    }
+    let name = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][unit];
+    let digits = if size.fract() == 0.0 { 0 } else { 2 };
+    format!("{size:.digits$} {name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_in_round_units() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.50 KiB"),
+            (10 << 30, "10 GiB"),
+            (u64::MAX, "16 EiB"),
+        ] {
+            assert_eq!(human(bytes), text);
+        }
+    }
+
+    #[test]
+    fn a_sparse_image_takes_less_than_it_shows() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("disk");
+        fs::File::create(&path).and_then(|file| file.set_len((1 << 30) + 7)).expect("a sparse file");
+        let layer = chain::layer(&path, None, false).expect("a layer");
+        let facts = look(&layer).expect("facts");
+        assert_eq!(facts.virtual_size, (1 << 30) + 512);
+        assert!(facts.actual_size.expect("a file") < 1 << 20);
+        assert_eq!((facts.lock, facts.format_known), (Lock::Free, "probed"));
+    }
+}

@@ -1,0 +1,100 @@
+//! Images opened by the verbs, with their formats found.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use ringtap_daemon::Error;
+use ringtap_image::{CacheMode, Format, OpenOptions, open, probe};
+use ringtap_vbd::Vbd;
+
+/// How an image's format came to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// The user named it, or the image that has it as its backing file.
+    Named,
+    /// Ringtap wrote it down when it made the image.
+    Recorded,
+    /// The image bears its mark, or none: raw.
+    Probed,
+}
+
+/// Options of the verbs that read images.
+#[derive(Debug, Args)]
+pub(crate) struct Sources {
+    /// Look at the image though another program may be writing to it; what is read may contradict itself
+    #[arg(short = 'U', long)]
+    pub(crate) force_share: bool,
+
+    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
+    #[arg(long, value_name = "DIR")]
+    pub(crate) allow_backing: Vec<PathBuf>,
+}
+
+/// The format of an image that is only read: named, else written down, else by its mark.
+pub(crate) fn format_of(path: &Path, named: Option<Format>) -> anyhow::Result<(Format, How)> {
+    if let Some(format) = named {
+        return Ok((format, How::Named));
+    }
+    if is_null(path) {
+        return Ok((Format::Raw, How::Named));
+    }
+    if let Some(format) = probe::recorded(path) {
+        return Ok((format, How::Recorded));
+    }
+    let mark = probe::mark(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let Some(name) = mark else { return Ok((Format::Raw, How::Probed)) };
+    match name.parse() {
+        Ok(format) => Ok((format, How::Probed)),
+        Err(_) => bail!(
+            "{} bears the mark of {name}, which is not read here; \
+             add -f raw to take it for a raw disk all the same",
+            path.display()
+        ),
+    }
+}
+
+/// The format of an image that is to be written: named or written down. What the bytes look like does
+/// not count, for a guest may have written them; but where they look like nothing, that is said.
+pub(crate) fn format_to_write(path: &Path, named: Option<Format>) -> anyhow::Result<Format> {
+    if let Some(format) = named.or_else(|| probe::recorded(path)) {
+        return Ok(format);
+    }
+    let mark = probe::mark(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let looks = mark.map(|name| format!("; it looks like {name}")).unwrap_or_default();
+    Err(Error::Usage(format!(
+        "the format of {} is not known: name it with -f{looks} \
+         (it is not guessed where an image is written, for a guest may have put any mark there)",
+        path.display()
+    ))
+    .into())
+}
+
+/// Open an image to read; where its format was guessed from a mark, say so.
+pub(crate) fn open_source(
+    path: &Path,
+    named: Option<Format>,
+    cache: CacheMode,
+    sources: &Sources,
+) -> anyhow::Result<Vbd> {
+    let (format, how) = format_of(path, named)?;
+    if how == How::Probed && format != Format::Raw {
+        eprintln!(
+            "ringtap: note: {} bears the mark of {format} and is taken for it; -f says it for certain",
+            path.display()
+        );
+    }
+    let options = OpenOptions {
+        format: Some(format),
+        cache,
+        read_only: true,
+        force_share: sources.force_share,
+        allow_backing: sources.allow_backing.clone(),
+    };
+    Ok(Vbd::new(open(path, &options)?, cache))
+}
+
+/// Whether this is no file but `null:SIZE`.
+pub(crate) fn is_null(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| text.starts_with("null:"))
+}
