@@ -5,9 +5,13 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::info::InfoArgs;
 use crate::manual;
 use crate::serve::ServeArgs;
+use crate::verbs::compare::CompareVerb;
+use crate::verbs::convert::ConvertArgs;
+use crate::verbs::create::CreateArgs;
+use crate::verbs::info::InfoArgs;
+use crate::verbs::map::MapArgs;
 
 /// Virtual disks served to virtual machines as fast as the bare block device
 ///
@@ -29,12 +33,28 @@ pub(crate) enum Command {
     /// Runs in the foreground. Each DISK is followed by its own options; options before the first
     /// DISK belong to the first. Once every socket listens it prints `ready`.
     Serve(ServeArgs),
-    /// Say what an image is: sizes, alignment, who uses it
+    /// Make an image
+    Create(CreateArgs),
+    /// Say what an image is: format, sizes, what lies below it, who uses it
     ///
     /// Works on an image in use, too: it says who has it.
     Info(InfoArgs),
-    /// Measure ways of serving a disk, side by side
-    Compare(ringtap_lab::CompareArgs),
+    /// Say where the content of an image lies
+    Map(MapArgs),
+    /// Copy an image into another, of any format
+    ///
+    /// Holes stay holes, and zeros become holes. The sources are read under a lock that keeps writers
+    /// off. A target that is not finished says so, and is refused from then on.
+    Convert(ConvertArgs),
+    /// Compare two images, or measure ways of serving a disk side by side
+    ///
+    /// With two images: whether a guest reads the same from both. Without: the lab. Stages × backends ×
+    /// workloads × rounds; every backend runs once in every round, in a balanced order; the stage's
+    /// reference runs twice (the A/A twin), which shows the noise floor. Each sample is appended to
+    /// RUN/samples.jsonl as it comes; the table, report.html and the JSON are made from that folder and
+    /// can be made again with `ringtap report`.
+    #[command(after_help = "")]
+    Compare(CompareVerb),
     /// Make the report of a comparison again from its samples
     Report(ringtap_lab::ReportArgs),
     /// Put load on a vhost-user socket (used by the lab)

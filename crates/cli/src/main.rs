@@ -1,16 +1,15 @@
 //! `ringtap`: disks served to virtual machines, and the lab that compares ways of serving them.
 
 mod args;
-mod info;
 mod manual;
 mod names;
 mod outcome;
 mod serve;
+mod verbs;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
@@ -34,11 +33,11 @@ fn main() -> ExitCode {
 fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => serve::run(args, matches),
-        Command::Info(args) => info::run(&args),
-        Command::Compare(args) => {
-            let own = std::env::current_exe().context("cannot find the running binary")?;
-            ringtap_lab::compare(&args, own)
-        }
+        Command::Create(args) => verbs::create::run(&args),
+        Command::Info(args) => verbs::info::run(&args),
+        Command::Map(args) => verbs::map::run(&args),
+        Command::Convert(args) => verbs::convert::run(&args),
+        Command::Compare(args) => verbs::compare::run(&args),
         Command::Report(args) => ringtap_lab::report(&args),
         Command::Load(args) => load(args),
         Command::Completions { shell } => {

@@ -83,15 +83,111 @@ fn sections(command: &str) -> &'static [Section] {
             SIGNALS,
             EXIT,
         ],
+        "create" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap create vm.raw 10G", "a raw image, all of it a hole"),
+                    ("ringtap create -f qcow2 vm.qcow2 10G", "a qcow2 image"),
+                    (
+                        "ringtap create -b vm.qcow2 -F qcow2 today.qcow2",
+                        "an overlay: vm.qcow2 stays as it is, and today.qcow2 holds what changes",
+                    ),
+                    ("ringtap create -f qcow2 -o help", "what -o takes for qcow2"),
+                ],
+            ),
+            EXIT,
+        ],
         "info" => &[
             (
                 "Examples",
                 &[
                     ("ringtap info vm.raw", "sizes, alignment, and who uses it"),
+                    ("ringtap info vm.qcow2 --backing-chain", "that image and all below it"),
                     ("ringtap info vm.raw --output json", "the same for programs"),
                 ],
             ),
             EXIT,
+        ],
+        "map" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap map vm.qcow2", "what lies where, in which file"),
+                    ("ringtap map vm.qcow2 --output json", "all of it, holes too, for programs"),
+                ],
+            ),
+            EXIT,
+        ],
+        "convert" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap convert vm.raw -O qcow2 vm.qcow2", "raw to qcow2"),
+                    (
+                        "ringtap convert -f qcow2 vm.qcow2 -O raw -n -t none /dev/vg/vm",
+                        "qcow2 onto a logical volume that is there already",
+                    ),
+                    (
+                        "ringtap convert today.qcow2 -B vm.qcow2 -F qcow2 thin.qcow2",
+                        "a thin overlay with what today.qcow2 has and vm.qcow2 has not",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
+        "compare" => &[
+            (
+                "Examples of comparing two images",
+                &[
+                    ("ringtap compare vm.raw vm.qcow2", "whether a guest reads the same from both"),
+                    ("ringtap compare -s a.qcow2 b.qcow2", "sizes and allocation must agree too"),
+                ],
+            ),
+            (
+                "Examples of measuring",
+                &[
+                    (
+                        "ringtap compare --quick",
+                        "the few workloads that matter, 6 rounds, under three minutes",
+                    ),
+                    ("ringtap compare --list", "what there is, and what can run here"),
+                    (
+                        "ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio",
+                        "some backends only",
+                    ),
+                    (
+                        "ringtap compare --dir /dev/shm --size 512M",
+                        "on tmpfs: the cost of the software",
+                    ),
+                    (
+                        "ringtap compare --plan nightly.toml --out /srv/runs/tonight",
+                        "by a plan, into a folder of its own",
+                    ),
+                ],
+            ),
+            (
+                "Exit status of comparing two images",
+                &[
+                    ("0", "a guest reads the same from both"),
+                    ("1", "they differ"),
+                    ("2", "one could not be opened, or the command line makes no sense"),
+                    ("3", "what is allocated could not be found out"),
+                    ("4", "reading failed"),
+                ],
+            ),
+            (
+                "Exit status of measuring",
+                &[
+                    ("0", "done"),
+                    ("1", "it failed"),
+                    ("2", "the plan makes no sense, nothing was started"),
+                    (
+                        "3",
+                        "a part was done: interrupted, or some samples failed (the report says which)",
+                    ),
+                ],
+            ),
         ],
         "completions" => &[(
             "Examples",

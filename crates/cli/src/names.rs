@@ -79,15 +79,6 @@ fn split(list: &str) -> Vec<String> {
     parts
 }
 
-/// A switch: on or off, as QEMU writes them, or true, false, yes, no.
-pub(crate) fn switch(key: &str, text: &str) -> Result<bool, String> {
-    match text {
-        "on" | "yes" | "true" | "y" => Ok(true),
-        "off" | "no" | "false" | "n" => Ok(false),
-        _ => Err(format!("{key}={text}: write {key}=on or {key}=off")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,8 +88,7 @@ mod tests {
         let lists = ["cluster_size=64k,backing_file=a,,b".to_owned(), "lazy_refcounts".to_owned()];
         let found = pairs(&lists).expect("options");
         let found: Vec<_> = found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-        let wanted =
-            [("cluster_size", "64k"), ("backing_file", "a,b"), ("lazy_refcounts", "on")];
+        let wanted = [("cluster_size", "64k"), ("backing_file", "a,b"), ("lazy_refcounts", "on")];
         assert_eq!(found, wanted);
         assert!(pairs(&["=1".to_owned()]).is_err());
         assert!(asks_for_help(&["size=1,help".to_owned()]));

@@ -34,6 +34,12 @@ pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
             return ExitCode::from(2);
         }
     }
+    if error
+        .downcast_ref::<ringtap_image::OpenError>()
+        .is_some_and(|cause| matches!(cause, ringtap_image::OpenError::NullSize { .. }))
+    {
+        return ExitCode::from(2);
+    }
     ExitCode::FAILURE
 }
 

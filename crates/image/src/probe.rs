@@ -65,8 +65,7 @@ pub fn mark(path: &Path) -> io::Result<Option<&'static str>> {
     let mut file = File::open(path)?;
     let mut head = vec![];
     file.by_ref().take(1024).read_to_end(&mut head)?;
-    let begins =
-        |mark: &[u8], at: usize| head.get(at..).is_some_and(|rest| rest.starts_with(mark));
+    let begins = |mark: &[u8], at: usize| head.get(at..).is_some_and(|rest| rest.starts_with(mark));
     let marks: [(&[u8], usize, &str); 7] = [
         (b"QFI\xfb", 0, "qcow2"),
         (b"QED\0", 0, "qed"),

@@ -45,8 +45,12 @@ pub struct Copy {
 pub trait Writer: Send + Sync {
     /// Write `bytes` at `offset` of the disk. Pieces may come from several threads at once; each is
     /// as long as the copy's `piece` and begins at a multiple of it, but the disk's last may be shorter.
-    fn write<'a>(&'a self, io: &'a Io, offset: u64, bytes: &'a [u8])
-    -> Boxed<'a, Result<(), Error>>;
+    fn write<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        bytes: &'a [u8],
+    ) -> Boxed<'a, Result<(), Error>>;
 
     /// So far the copy has come without data: nothing at `offset` for `len` bytes.
     fn skip(&self, offset: u64, len: u64);
@@ -170,7 +174,8 @@ impl Hands {
                 if piece.what.zero {
                     data.bytes_mut()[..len].fill(0);
                 } else {
-                    let end = serve(&self.from, io, Kind::Read, at, data.mem().window(0, len)).await;
+                    let end =
+                        serve(&self.from, io, Kind::Read, at, data.mem().window(0, len)).await;
                     end.map_err(|error| CopyError::Read { offset: at, len: piece.len, error })?;
                 }
                 match &mut base {

@@ -139,7 +139,8 @@ impl Eyes {
             let there = vbd.size().saturating_sub(offset).min(len);
             if there > 0 {
                 let status = vbd.status(io, offset, there).await;
-                let status = status.map_err(|error| CompareError::Status { disk, offset, error })?;
+                let status =
+                    status.map_err(|error| CompareError::Status { disk, offset, error })?;
                 least = least.min(status.len);
                 *found = Some(status);
             }

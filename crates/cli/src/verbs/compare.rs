@@ -84,13 +84,14 @@ pub(crate) fn run(args: &CompareVerb) -> anyhow::Result<ExitCode> {
 fn images(args: &CompareVerb, one: &std::path::Path, other: &std::path::Path) -> ExitCode {
     let cache = CacheMode::from(args.cache);
     let open = |path, format| open_source(path, format, cache, &args.sources);
-    let disks = match open(one, args.format).and_then(|one| Ok([one, open(other, args.second_format)?])) {
-        Ok(disks) => disks,
-        Err(error) => {
-            outcome::failed(&error);
-            return ExitCode::from(2);
-        }
-    };
+    let disks =
+        match open(one, args.format).and_then(|one| Ok([one, open(other, args.second_format)?])) {
+            Ok(disks) => disks,
+            Err(error) => {
+                outcome::failed(&error);
+                return ExitCode::from(2);
+            }
+        };
     let say = |text: &str| {
         if !args.talk.quiet {
             println!("{text}");
@@ -99,7 +100,10 @@ fn images(args: &CompareVerb, one: &std::path::Path, other: &std::path::Path) ->
     let sizes = [disks[0].size(), disks[1].size()];
     if sizes[0] != sizes[1] {
         if args.strict {
-            say(&format!("Strict mode: Image size mismatch! ({} and {} bytes)", sizes[0], sizes[1]));
+            say(&format!(
+                "Strict mode: Image size mismatch! ({} and {} bytes)",
+                sizes[0], sizes[1]
+            ));
             return ExitCode::from(1);
         }
         say(&format!("Warning: Image size mismatch! ({} and {} bytes)", sizes[0], sizes[1]));
@@ -125,7 +129,8 @@ fn images(args: &CompareVerb, one: &std::path::Path, other: &std::path::Path) ->
                 _ => (4, None),
             };
             let path = which.and_then(|disk| paths.get(disk));
-            let of = path.map_or_else(|| "cannot compare".into(), |path| path.display().to_string());
+            let of =
+                path.map_or_else(|| "cannot compare".into(), |path| path.display().to_string());
             outcome::failed(&anyhow::Error::new(error).context(of));
             ExitCode::from(code)
         }
@@ -138,4 +143,3 @@ fn differences(disks: [Vbd; 2], args: &CompareVerb) -> Result<Found, CompareErro
     let _bar = Bar::show(args.talk, &progress, total);
     compare(Compare { disks, strict: args.strict, crew: Crew::of(8) }, &progress)
 }
-

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use ringtap_image::qcow2::header::{Compression, Crypt, Header, autoclear, compatible, incompatible};
+use ringtap_image::qcow2::header::{
+    Compression, Crypt, Header, autoclear, compatible, incompatible,
+};
 use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, open, probe};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use serde::Serialize;
@@ -380,7 +382,9 @@ mod tests {
     fn a_sparse_image_takes_less_than_it_shows() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("disk");
-        fs::File::create(&path).and_then(|file| file.set_len((1 << 30) + 7)).expect("a sparse file");
+        fs::File::create(&path)
+            .and_then(|file| file.set_len((1 << 30) + 7))
+            .expect("a sparse file");
         let layer = chain::layer(&path, None, false).expect("a layer");
         let facts = look(&layer).expect("facts");
         assert_eq!(facts.virtual_size, (1 << 30) + 512);

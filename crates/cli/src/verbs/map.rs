@@ -109,7 +109,10 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
             while at < end {
                 let status = vbd.status(&io, at, end - at).await;
                 let status = status.map_err(|error| {
-                    anyhow::anyhow!("{}: what lies at {at} cannot be found out: {error}", path.display())
+                    anyhow::anyhow!(
+                        "{}: what lies at {at} cannot be found out: {error}",
+                        path.display()
+                    )
                 })?;
                 if send.send(Stretch::new(at, &status, deepest)).is_err() {
                     return Ok(()); // the reader has gone
@@ -121,13 +124,11 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
     });
     let mut last: Option<Stretch> = None;
     for stretch in stretches {
-        match &mut last {
-            Some(one) if one.take_in(&stretch) => {}
-            _ => {
-                if let Some(one) = last.replace(stretch) {
-                    printer.print(&mut out, &one)?;
-                }
-            }
+        if last.as_mut().is_some_and(|one| one.take_in(&stretch)) {
+            continue;
+        }
+        if let Some(one) = last.replace(stretch) {
+            printer.print(&mut out, &one)?;
         }
     }
     walk.join().map_err(|_| anyhow::anyhow!("the walk over the image panicked"))??;
@@ -175,7 +176,8 @@ impl Printer<'_> {
                         stretch.start
                     );
                 };
-                let hex = |number: u64| if number == 0 { "0".into() } else { format!("{number:#x}") };
+                let hex =
+                    |number: u64| if number == 0 { "0".into() } else { format!("{number:#x}") };
                 let (start, length, at) = (hex(stretch.start), hex(stretch.length), hex(at));
                 writeln!(out, "{start:<16}{length:<16}{at:<16}{file}")?;
             }

@@ -1,0 +1,267 @@
+//! `ringtap convert`: an image copied into another, of any format.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use ringtap_daemon::Error as Fault;
+use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open_on, probe};
+use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
+
+use super::bar::{Bar, Talk};
+use super::chain;
+use super::source::{Sources, format_of, format_to_write, open_source};
+use super::target::{NewImage, Recipe};
+use crate::names::{self, CacheName};
+
+/// Bytes read and written at once.
+const PIECE: usize = 256 << 10;
+
+/// What `ringtap convert` is told.
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// The images to read, one after the other as one disk; the last FILE is the one to write
+    #[arg(value_name = "FILE", num_args = 1.., required_unless_present = "options")]
+    files: Vec<PathBuf>,
+
+    /// Format of the sources [default: as written down, else by their marks]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// Format of the target [default: raw; qcow2 with -B]
+    #[arg(
+        short = 'O',
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    output_format: Option<Format>,
+
+    #[command(flatten)]
+    new: NewImage,
+
+    /// Make an overlay over this image, with only what differs from it. Relative to the target's folder
+    #[arg(short = 'B', long, visible_short_alias = 'b', value_name = "FILE")]
+    backing: Option<String>,
+
+    /// Write to a target that is there already
+    #[arg(short = 'n', long)]
+    no_create: bool,
+
+    /// With -n: the target is known to read as zeros
+    #[arg(long, requires = "no_create")]
+    target_is_zero: bool,
+
+    /// Leave out zeros of at least so many bytes, in holes; 0: keep every byte as data
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = names::size, default_value = "4k")]
+    sparse: u64,
+
+    /// Requests under way at once
+    #[arg(short = 'm', long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=256))]
+    parallel: u16,
+
+    /// Taken for the sake of qemu-img: writes go out of order anyway, within a few MiB
+    #[arg(short = 'W', long)]
+    out_of_order: bool,
+
+    /// How host caching is used for the target
+    #[arg(short = 't', long, value_enum, value_name = "MODE", default_value = "unsafe")]
+    cache: CacheName,
+
+    /// How host caching is used for the sources
+    #[arg(short = 'T', long, value_enum, value_name = "MODE", default_value = "writeback")]
+    source_cache: CacheName,
+
+    #[command(flatten)]
+    talk: Talk,
+
+    #[command(flatten)]
+    sources: Sources,
+}
+
+pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
+    let format = args.output_format.unwrap_or(match args.backing {
+        Some(_) => Format::Qcow2,
+        None => Format::Raw,
+    });
+    if let Some(text) = args.new.help_wanted(format) {
+        print!("{text}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some((target, sources)) = args.files.split_last().filter(|(_, rest)| !rest.is_empty())
+    else {
+        return Err(Fault::Usage("name the image to read and the image to write".into()).into());
+    };
+    if sources.iter().any(|source| same_file(source, target)) {
+        let why = format!("{} would be read and overwritten at once", target.display());
+        return Err(Fault::Usage(why).into());
+    }
+    let cache = CacheMode::from(args.source_cache);
+    let from: Vec<Vbd> = sources
+        .iter()
+        .map(|path| open_source(path, args.format, cache, &args.sources))
+        .collect::<anyhow::Result<_>>()?;
+    let size = from.iter().map(Vbd::size).sum::<u64>();
+
+    let mut recipe = args.new.recipe(target, Some(format), args.backing.as_deref())?;
+    let over = over_what(args, sources, &recipe)?;
+    if !args.no_create {
+        recipe.size.get_or_insert(size);
+        let wanted = recipe.settle_size(&args.sources, true)?;
+        ensure!(wanted >= size, "size={wanted}: the sources have {size} bytes");
+        recipe.make(target)?;
+    }
+    let zeroed = if args.no_create {
+        args.target_is_zero
+    } else {
+        recipe.backing.is_none() && (format != Format::Raw || target.metadata()?.is_file())
+    };
+    let to = open_target(args, target, format)?;
+    ensure!(
+        to.size() >= size,
+        "{} has {} bytes, and the sources {size}",
+        target.display(),
+        to.size()
+    );
+    let begun = Unfinished::begin(target);
+    write(args, from, &to, over, zeroed)
+        .with_context(|| format!("cannot convert to {}", target.display()))
+        .with_context(|| begun.message())?;
+    finish(to, target)?;
+    begun.end()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What shows through where an overlay holds nothing.
+enum Over {
+    /// Nothing: all must be copied.
+    Nothing,
+    /// The source's own layer at this depth: what lies above it must be copied.
+    Layer(u32),
+    /// An image: what differs from it must be copied.
+    Image(Vbd),
+}
+
+fn over_what(args: &ConvertArgs, sources: &[PathBuf], recipe: &Recipe) -> anyhow::Result<Over> {
+    let Some(backing) = &recipe.backing else { return Ok(Over::Nothing) };
+    if let [source] = sources {
+        let (format, _) = format_of(source, args.format)?;
+        let layers = chain::layers(source, Some(format), true)?;
+        let depth = layers.iter().position(|layer| {
+            same_file(&layer.path, &backing.path) && layer.format == backing.format
+        });
+        if let Some(depth) = depth.filter(|depth| *depth > 0) {
+            return Ok(Over::Layer(depth as u32));
+        }
+    }
+    let cache = CacheMode::from(args.source_cache);
+    Ok(Over::Image(open_source(&backing.path, Some(backing.format), cache, &args.sources)?))
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| path.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
+    id(one).is_some() && id(one) == id(other)
+}
+
+fn open_target(args: &ConvertArgs, target: &Path, format: Format) -> anyhow::Result<Vbd> {
+    let format = if args.no_create {
+        // What is there already may be of another format than is to be written.
+        let named = args.output_format;
+        format_to_write(target, named)?
+    } else {
+        format
+    };
+    let cache = CacheMode::from(args.cache);
+    let options = OpenOptions {
+        format: Some(format),
+        cache,
+        allow_backing: args.sources.allow_backing.clone(),
+        ..OpenOptions::default()
+    };
+    let path = target.to_owned();
+    let image = on_a_ring(target, |io| async move { open_on(&io, &path, &options).await })??;
+    Ok(Vbd::new(image, cache))
+}
+
+fn write(
+    args: &ConvertArgs,
+    from: Vec<Vbd>,
+    to: &Vbd,
+    over: Over,
+    zeroed: bool,
+) -> anyhow::Result<()> {
+    let progress = Arc::new(Progress::default());
+    let _bar = Bar::show(args.talk, &progress, from.iter().map(Vbd::size).sum());
+    let (layers, base) = match over {
+        Over::Nothing => (0..u32::MAX, None),
+        Over::Layer(depth) => (0..depth, None),
+        Over::Image(base) => (0..u32::MAX, Some(base)),
+    };
+    if base.is_some() && from.len() > 1 {
+        bail!("several sources make no overlay: convert them into one image first");
+    }
+    let mut to_offset = 0;
+    for from in from {
+        let size = from.size();
+        let job = Copy {
+            from,
+            to: to.fork(),
+            range: 0..size,
+            to_offset,
+            layers: layers.clone(),
+            unless_in: base.as_ref().map(Vbd::fork),
+            zeroed,
+            sparse: args.sparse as usize,
+            piece: PIECE,
+            writer: None,
+            crew: Crew::of(args.parallel.into()),
+        };
+        copy(job, &progress)?;
+        to_offset += size;
+    }
+    Ok(())
+}
+
+/// Flush and close a target that is whole now.
+pub(crate) fn finish(to: Vbd, target: &Path) -> anyhow::Result<()> {
+    on_a_ring(target, |io| async move {
+        to.flush(&io).await?;
+        to.close(&io).await
+    })?
+    .with_context(|| format!("cannot make {} stable", target.display()))
+}
+
+/// A target that is not whole yet, and says so to whoever opens it.
+pub(crate) struct Unfinished {
+    path: PathBuf,
+    noted: bool,
+}
+
+impl Unfinished {
+    pub(crate) fn begin(path: &Path) -> Unfinished {
+        Unfinished { path: path.to_owned(), noted: probe::unfinished(path, "convert") }
+    }
+
+    pub(crate) fn message(&self) -> String {
+        let noted = match self.noted {
+            true => "ringtap refuses it from now on",
+            false => "nothing in it says so",
+        };
+        format!("{} is not whole ({noted}): remove it", self.path.display())
+    }
+
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        probe::finished(&self.path)
+            .with_context(|| format!("cannot mark {} as whole", self.path.display()))
+    }
+}

@@ -1,0 +1,76 @@
+//! `ringtap create`: new images.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use ringtap_image::Format;
+
+use super::info::human;
+use super::source::Sources;
+use super::target::NewImage;
+use crate::names;
+
+/// What `ringtap create` is told.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// The image to make; what is there is lost
+    #[arg(value_name = "FILE", required_unless_present = "options")]
+    file: Option<PathBuf>,
+
+    /// Virtual size, like 10G [default: that of the backing file]
+    #[arg(value_name = "SIZE", value_parser = names::size)]
+    size: Option<u64>,
+
+    /// Format of the image [default: qcow2 with a backing file, else raw]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// The image below: the new one holds only what differs. Relative to the folder of FILE
+    #[arg(short, long, value_name = "FILE")]
+    backing: Option<String>,
+
+    #[command(flatten)]
+    new: NewImage,
+
+    /// Do not look at the backing file; a SIZE is then needed
+    #[arg(short, long = "unsafe")]
+    unsafely: bool,
+
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    sources: Sources,
+}
+
+pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
+    let format = args.format.unwrap_or(match args.backing {
+        Some(_) => Format::Qcow2,
+        None => Format::Raw,
+    });
+    if let Some(text) = args.new.help_wanted(format) {
+        print!("{text}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(file) = &args.file else {
+        return Err(ringtap_daemon::Error::Usage("name the FILE to make".into()).into());
+    };
+    let mut recipe = args.new.recipe(file, args.format, args.backing.as_deref())?;
+    recipe.size = args.size.or(recipe.size);
+    let size = recipe.settle_size(&args.sources, args.unsafely)?;
+    recipe.make(file)?;
+    if !args.quiet {
+        let over = recipe.backing.map(|it| format!(" over {}", it.path.display()));
+        let (format, over) = (recipe.format, over.unwrap_or_default());
+        println!("created {}: {format}, {}{over}", file.display(), human(size));
+    }
+    Ok(ExitCode::SUCCESS)
+}

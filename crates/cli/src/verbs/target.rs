@@ -1,0 +1,280 @@
+//! Making images: the formats, and their options as `-o` takes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use ringtap_daemon::Error as Fault;
+use ringtap_image::qcow2::{self, CreateOptions};
+use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, parse_size, probe};
+
+use super::chain;
+use super::source::{Sources, format_of, open_source};
+use crate::names;
+
+/// Options of the verbs that make an image.
+#[derive(Debug, Args)]
+pub(crate) struct NewImage {
+    /// Options of the format, as key=value,key=value; `-o help` lists them
+    #[arg(short, long, value_name = "OPTIONS")]
+    options: Vec<String>,
+
+    /// Format of the backing file [default: as written down when Ringtap made it]
+    #[arg(
+        short = 'F',
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    backing_format: Option<Format>,
+}
+
+/// What an image is to be.
+pub(crate) struct Recipe {
+    pub(crate) format: Format,
+    pub(crate) size: Option<u64>,
+    pub(crate) backing: Option<Backing>,
+    /// Pairs of `-o` that are the format's own.
+    options: Vec<(String, String)>,
+}
+
+/// The image below a new one.
+pub(crate) struct Backing {
+    /// As it is to be written in the image.
+    pub(crate) name: String,
+    /// Where that is.
+    pub(crate) path: PathBuf,
+    pub(crate) format: Format,
+}
+
+/// The options of a format, for people.
+pub(crate) fn help(format: Format) -> Option<&'static str> {
+    Some(match format {
+        Format::Raw => {
+            "  preallocation=off|falloc|full   space reserved, or zeros written [off]\n  \
+               size=SIZE                       virtual size\n"
+        }
+        Format::Qcow2 => {
+            "  backing_file=FILE               image below, as -b\n  \
+               backing_fmt=FORMAT              its format, as -F\n  \
+               cluster_size=SIZE               512 to 2M [64k]\n  \
+               compat=0.10|1.1                 version 2 or 3 [1.1]\n  \
+               compression_type=zlib|zstd      how compressed clusters are compressed [zlib]\n  \
+               data_file=FILE                  where guest data goes instead of the image\n  \
+               data_file_raw=on|off            that file is a raw image by itself [off]\n  \
+               extended_l2=on|off              subclusters [on with a backing file, else off]\n  \
+               lazy_refcounts=on|off           refcounts may lag behind while in use [off]\n  \
+               preallocation=off|metadata|falloc|full  what exists from the beginning [off]\n  \
+               refcount_bits=N                 1 to 64 [16]\n  \
+               size=SIZE                       virtual size\n"
+        }
+        _ => return None,
+    })
+}
+
+impl NewImage {
+    /// Print the options of the format, if that is what is asked.
+    pub(crate) fn help_wanted(&self, format: Format) -> Option<String> {
+        names::asks_for_help(&self.options).then(|| match help(format) {
+            Some(text) => format!("Options of {format}, for -o:\n{text}"),
+            None => format!("{format} has no options"),
+        })
+    }
+
+    /// What is to be made at `path`. `backing` is what `-b` names.
+    pub(crate) fn recipe(
+        &self,
+        path: &Path,
+        format: Option<Format>,
+        backing: Option<&str>,
+    ) -> anyhow::Result<Recipe> {
+        let mut name = backing.map(str::to_owned);
+        let mut backing_format = self.backing_format;
+        let mut size = None;
+        let mut options = vec![];
+        for (key, value) in names::pairs(&self.options).map_err(Fault::Usage)? {
+            match key.as_str() {
+                "size" => size = Some(parse_size(&value).ok_or_else(|| wrong_size(&value))?),
+                "backing_file" => name = Some(value),
+                "backing_fmt" => {
+                    backing_format =
+                        Some(value.parse().map_err(|error| Fault::Usage(format!("{error}")))?);
+                }
+                _ => options.push((key, value)),
+            }
+        }
+        let format = format.unwrap_or(if name.is_some() { Format::Qcow2 } else { Format::Raw });
+        let backing = match name.filter(|name| !name.is_empty()) {
+            Some(name) => Some(find_backing(path, name, backing_format)?),
+            None => None,
+        };
+        if backing.is_some() && format != Format::Qcow2 {
+            let why = format!("{format} images have no backing file here: use -f qcow2");
+            return Err(Fault::Usage(why).into());
+        }
+        Ok(Recipe { format, size, backing, options })
+    }
+}
+
+fn wrong_size(text: &str) -> Fault {
+    Fault::Usage(format!("size={text}: write a size like 10G"))
+}
+
+fn find_backing(image: &Path, name: String, format: Option<Format>) -> anyhow::Result<Backing> {
+    let path = chain::beside(image, Path::new(&name));
+    let known = format.or_else(|| probe::recorded(&path));
+    let Some(format) = known else {
+        let looks = match format_of(&path, None) {
+            Ok((format, _)) => format!(" (it looks like {format})"),
+            Err(_) => String::new(),
+        };
+        let why = format!(
+            "name the format of the backing file {} with -F{looks}: it is recorded in the image, \
+             for it must not be guessed later",
+            path.display()
+        );
+        return Err(Fault::Usage(why).into());
+    };
+    Ok(Backing { name, path, format })
+}
+
+impl Recipe {
+    /// The size, from the backing file where none is given.
+    pub(crate) fn settle_size(&mut self, sources: &Sources, unsafely: bool) -> anyhow::Result<u64> {
+        if let (Some(backing), false) = (&self.backing, unsafely && self.size.is_some()) {
+            let vbd =
+                open_source(&backing.path, Some(backing.format), CacheMode::Writeback, sources)
+                    .context("the backing file")?;
+            self.size.get_or_insert(vbd.size());
+        }
+        let none = || Fault::Usage("name a size, such as 10G".into());
+        let size = self.size.ok_or_else(none)?;
+        Ok(*self.size.insert(size.next_multiple_of(512)))
+    }
+
+    /// Make the image; what was there is lost. Its size must be known. A file that did not exist is
+    /// removed again where this fails.
+    pub(crate) fn make(&self, path: &Path) -> anyhow::Result<()> {
+        let made = fs::File::create_new(path).is_ok();
+        let end = self.write(path);
+        if end.is_err() && made {
+            let _ = fs::remove_file(path);
+        }
+        end
+    }
+
+    fn write(&self, path: &Path) -> anyhow::Result<()> {
+        // Until it is whole again, what was written down is no longer so.
+        if path.exists() {
+            probe::forget(path);
+            probe::finished(path).with_context(|| format!("cannot change {}", path.display()))?;
+        }
+        let size = self.size.unwrap_or(0);
+        let none_left = |left: &[(String, String)]| match left.first() {
+            Some((key, _)) => Err(Fault::Usage(format!(
+                "{key} is no option of {}: -o help lists them",
+                self.format
+            ))),
+            None => Ok(()),
+        };
+        match self.format {
+            Format::Raw => {
+                let (own, rest): (Vec<_>, Vec<_>) =
+                    self.options.iter().cloned().partition(|(key, _)| key == "preallocation");
+                none_left(&rest)?;
+                let how = own.last().map_or("off", |(_, value)| value);
+                make_raw(path, size, how)?;
+            }
+            Format::Qcow2 => {
+                let mut options = CreateOptions {
+                    size,
+                    backing_file: self.backing.as_ref().map(|it| it.name.clone()),
+                    backing_format: self.backing.as_ref().map(|it| it.format.name().to_owned()),
+                    // A write to an overlay then copies nothing of the image below.
+                    extended_l2: self.backing.is_some(),
+                    ..CreateOptions::default()
+                };
+                for (key, value) in &self.options {
+                    options.set(key, value).map_err(Fault::Usage)?;
+                }
+                let own_choice = self.options.iter().any(|(key, _)| key == "extended_l2");
+                if !own_choice && (options.version == 2 || options.cluster_size < 16 << 10) {
+                    options.extended_l2 = false;
+                }
+                make_qcow2(path, options)?;
+            }
+            other => {
+                let why =
+                    format!("{other} images cannot be made here: use raw, qcow2, vpc or luks");
+                return Err(Fault::Usage(why).into());
+            }
+        }
+        probe::record(path, self.format);
+        Ok(())
+    }
+}
+
+/// Open a file to be overwritten, made where it is missing.
+fn container(path: &Path) -> anyhow::Result<Container> {
+    let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
+    Ok(Container::open(path, &options)?)
+}
+
+fn make_raw(path: &Path, size: u64, preallocation: &str) -> anyhow::Result<()> {
+    let preallocation = preallocation.to_owned();
+    if !["off", "falloc", "full"].contains(&preallocation.as_str()) {
+        let why = format!("preallocation={preallocation}: write off, falloc or full");
+        return Err(Fault::Usage(why).into());
+    }
+    let container = container(path)?;
+    let failed = |what: &str| format!("cannot {what} {} to {size} bytes", path.display());
+    if !container.traits().regular {
+        anyhow::ensure!(
+            container.len() >= size,
+            "{} has {} bytes, and {size} are needed",
+            path.display(),
+            container.len()
+        );
+        return Ok(());
+    }
+    let extend = failed("extend");
+    on_a_ring(path, |io| async move {
+        container.set_len(&io, 0).await?;
+        container.set_len(&io, size).await?;
+        match preallocation.as_str() {
+            "falloc" => container.allocate(&io, 0, size).await?,
+            "full" => {
+                let zeros = vec![0; 1 << 20];
+                let mut at = 0;
+                while at < size {
+                    let len = (size - at).min(zeros.len() as u64);
+                    container.write(&io, at, &zeros[..len as usize]).await?;
+                    at += len;
+                }
+                container.sync(&io).await?;
+            }
+            _ => {}
+        }
+        Ok::<_, ringtap_image::Error>(())
+    })?
+    .context(extend)
+}
+
+fn make_qcow2(path: &Path, options: CreateOptions) -> anyhow::Result<()> {
+    let file = container(path)?;
+    let data = match &options.data_file {
+        Some(name) => {
+            let place = chain::beside(path, Path::new(name));
+            if !place.exists() {
+                fs::File::create_new(&place)
+                    .with_context(|| format!("cannot create {}", place.display()))?;
+            }
+            Some(container(&place)?)
+        }
+        None => None,
+    };
+    on_a_ring(path, |io| async move { qcow2::create(&io, &file, data.as_ref(), &options).await })??;
+    Ok(())
+}
