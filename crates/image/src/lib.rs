@@ -12,6 +12,7 @@ mod lock;
 mod null;
 mod open;
 mod raw;
+mod restart;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};
@@ -22,3 +23,4 @@ pub use image::{
 pub use null::Null;
 pub use open::{Format, OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;
+pub use restart::{Identity, Left, Record, RestartLog, Words};
