@@ -15,6 +15,7 @@ mod open;
 pub mod probe;
 pub mod qcow2;
 mod raw;
+mod restart;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};
@@ -26,3 +27,4 @@ pub use image::{
 pub use null::Null;
 pub use open::{OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;
+pub use restart::{Identity, Left, Record, RestartLog, Words};
