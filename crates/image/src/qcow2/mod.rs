@@ -19,6 +19,7 @@ use crate::{
 mod allocate;
 pub mod bytes;
 mod chain;
+mod create;
 mod discard;
 mod entry;
 pub mod extension;
@@ -32,7 +33,9 @@ mod space;
 mod status;
 mod table;
 mod together;
+mod tool;
 
+pub use create::{CreateOptions, Preallocation, create};
 pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts};
 
@@ -248,3 +251,4 @@ impl Image for Qcow2 {
         Box::pin(self.shared.close(io))
     }
 }
+pub use tool::ToolError;
