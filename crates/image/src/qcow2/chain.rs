@@ -47,7 +47,7 @@ pub(crate) fn open_chain<'a>(
             }
             None => None,
         };
-        let parts = Parts { data, base, key: None, table_memory: options.table_memory };
+        let parts = Parts { data, base, table_memory: options.table_memory, ..Parts::default() };
         Ok(Box::new(Qcow2::open(io, container, header, parts).await?) as Box<dyn Image>)
     })
 }

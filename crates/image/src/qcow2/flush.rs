@@ -12,7 +12,7 @@ use ringtap_io::Io;
 use super::refcount::Writes;
 use super::table::L1_BLOCK;
 use super::together::together;
-use super::{PAUSE, Released, Shared};
+use super::{PAUSE, Released, Sabotage, Shared};
 use crate::{Container, Error};
 
 /// Neighbouring slices are written together up to so many bytes.
@@ -114,6 +114,10 @@ impl Shared {
             let mut state = self.state();
             // Whose end the tables copied below show.
             work.released = std::mem::take(&mut state.released);
+            if self.does(Sabotage::EarlyReuse) {
+                let early = std::mem::take(&mut work.released);
+                state.retired.extend(early);
+            }
             work.slices = state.cache.take_dirty(&self.tables);
             let blocks = std::mem::take(&mut state.cache.dirty_l1);
             work.l1 =
@@ -159,7 +163,8 @@ impl Shared {
         let mut end = self.know_space(io).await;
         let mut resting = Vec::new();
         for released in retired {
-            if end.is_err() || !self.grace.is_over(released.epoch) {
+            let rests = !self.does(Sabotage::NoGrace) && !self.grace.is_over(released.epoch);
+            if end.is_err() || rests {
                 resting.push(released);
                 continue;
             }
@@ -216,10 +221,25 @@ impl Shared {
         let container = &self.container;
         let write =
             |offset: u64, bytes: Vec<u8>| async move { container.write(io, offset, &bytes).await };
+        if self.does(Sabotage::TablesFirst) || self.does(Sabotage::L1First) {
+            if self.does(Sabotage::L1First) {
+                self.write_l1(io, work).await?;
+            }
+            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
+                .await?;
+        }
         let blocks = writes.blocks.iter().map(|(_, offset, bytes)| (*offset, bytes));
         let table = writes.moved.iter().map(|(place, bytes)| (place.offset, bytes));
         let level = blocks.chain(table);
-        together(level.map(|(offset, bytes)| container.write(io, offset, bytes))).await?;
+        let level = level.map(|(offset, bytes)| container.write(io, offset, bytes));
+        if self.does(Sabotage::RefcountsLate) {
+            self.sync_data(io).await?;
+            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
+                .await?;
+            together(level).await?;
+        } else {
+            together(level).await?;
+        }
         self.sync_data(io).await?;
         if let Some((place, _)) = writes.moved {
             let mut bytes = place.offset.to_be_bytes().to_vec();
@@ -243,14 +263,23 @@ impl Shared {
             container.sync(io).await?;
         }
         if !work.l1.is_empty() {
-            let entry = (L1_BLOCK * 8) as u64;
-            for (block, entries) in &work.l1 {
-                let bytes = super::bytes::table(entries);
-                container.write(io, self.header.l1_offset + *block as u64 * entry, &bytes).await?;
-            }
+            self.write_l1(io, work).await?;
             container.sync(io).await?;
         }
         Ok(())
+    }
+
+    async fn write_l1(&self, io: &Io, work: &Work) -> Result<(), Error> {
+        let size = (L1_BLOCK * 8) as u64;
+        for (block, entries) in &work.l1 {
+            let at = self.header.l1_offset + *block as u64 * size;
+            self.container.write(io, at, &super::bytes::table(entries)).await?;
+        }
+        Ok(())
+    }
+
+    fn does(&self, sabotage: Sabotage) -> bool {
+        self.sabotage == Some(sabotage)
     }
 
     /// Where which bytes are written for these slices, neighbours together.
@@ -294,7 +323,8 @@ impl Shared {
             let run = first..first + same.count() as u64;
             at += (run.end - run.start) as usize;
             let (offset, len) = (run.start << bits, (run.end - run.start) << bits);
-            let emptied = self.container.punch(io, offset, len).await.is_ok();
+            let emptied = self.container.punch(io, offset, len).await.is_ok()
+                || self.does(Sabotage::StaleIsFresh);
             let mut state = self.state();
             for cluster in run.clone() {
                 state.structures.remove(&cluster);

@@ -91,7 +91,8 @@ impl Shared {
             (state.space.tail().end, state.space.step)
         };
         let bits = self.header.cluster_bits;
-        let mut step = (2 * last_step).clamp(FIRST_STEP, LARGEST_STEP).max(4 << bits);
+        let largest = LARGEST_STEP.min(self.tables.geometry.size / 4);
+        let mut step = (2 * last_step).max(FIRST_STEP).min(largest).max(4 << bits);
         let end = loop {
             let mut end = start + (step >> bits);
             // Refcounts for what is new lie in what is new, and there must be some left.

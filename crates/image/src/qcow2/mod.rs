@@ -37,7 +37,7 @@ mod tool;
 
 pub use create::{CreateOptions, Preallocation, create};
 pub use header::{Compression, Crypt, Header, HeaderError};
-pub use open::{DEFAULT_TABLE_MEMORY, Parts};
+pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
 
 pub(crate) use chain::open_chain;
 
@@ -79,6 +79,7 @@ struct Shared {
     corrupt: AtomicBool,
     /// Whether a task writes to the header.
     header_busy: AtomicBool,
+    sabotage: Option<Sabotage>,
     grace: Arc<Grace>,
 }
 

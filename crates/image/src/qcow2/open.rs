@@ -33,6 +33,27 @@ pub struct Parts {
     pub key: Option<Box<dyn SectorCipher>>,
     /// The most bytes of L2 tables to keep in memory; 64 MiB unless told otherwise.
     pub table_memory: Option<u64>,
+    /// What to do wrong.
+    #[doc(hidden)]
+    pub sabotage: Option<Sabotage>,
+}
+
+/// What an image does wrong on purpose, for tests that have to notice.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// L2 tables are written before the data they point to is stable.
+    TablesFirst,
+    /// L1 is written before the L2 tables it points to are stable.
+    L1First,
+    /// L2 tables are stable before the refcounts of what they point to are.
+    RefcountsLate,
+    /// Clusters are used again before it is stable that nothing refers to them.
+    EarlyReuse,
+    /// Clusters are used again while older requests may still use them.
+    NoGrace,
+    /// Recycled room is taken for zeros.
+    StaleIsFresh,
 }
 
 impl Qcow2 {
@@ -100,6 +121,7 @@ impl Qcow2 {
                 .map_err(failed("clear the autoclear features of"))?;
         }
         let info = info_of(&geometry, &container, &parts);
+        let sabotage = parts.sabotage;
         let memory = parts.table_memory.unwrap_or(DEFAULT_TABLE_MEMORY);
         let refcounts = Refcounts::new(&header, table);
         let mut state = State::new();
@@ -122,6 +144,7 @@ impl Qcow2 {
             dirty: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             header_busy: AtomicBool::new(false),
+            sabotage,
             grace: Arc::new(Grace::default()),
         };
         Ok(Qcow2 { shared: Arc::new(shared) })
