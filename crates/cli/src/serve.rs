@@ -163,7 +163,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
                 read_only: read_only[i].take().unwrap_or(false),
                 allow_backing: std::mem::take(&mut allow_backing[i]),
-                force_share: false,
+                ..OpenOptions::default()
             },
             nbd: std::mem::take(&mut nbd[i]),
             vhost_user,

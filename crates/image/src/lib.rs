@@ -4,6 +4,7 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod backing;
 mod container;
 mod error;
 mod format;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ringtap_io::{Io, Ring, Tasks};
 
-use crate::{Boxed, CacheMode, Format, Image, Null, OpenError, Raw, probe};
+use crate::backing::Chain;
+use crate::{Boxed, CacheMode, Format, Image, Null, OpenError, Raw, probe, qcow2};
 
 /// How to open an image.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +21,8 @@ pub struct OpenOptions {
     pub force_share: bool,
     /// Folders in which backing files named inside an image may lie, beside the image's own.
     pub allow_backing: Vec<PathBuf>,
+    /// The most bytes of an image's tables to keep in memory.
+    pub table_memory: Option<u64>,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
@@ -52,13 +55,24 @@ fn settled(path: &Path, options: &OpenOptions) -> Result<OpenOptions, OpenError>
 
 /// As [`open`], from a task: a path only, and the format named.
 pub fn open_on<'a>(
-    _io: &'a Io,
+    io: &'a Io,
     path: &'a Path,
     options: &'a OpenOptions,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    open_in_chain(io, path, options, Chain::default())
+}
+
+/// As [`open_on`], below the images of `chain`.
+pub(crate) fn open_in_chain<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+    chain: Chain,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
+            Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
             Some(format) => Err(OpenError::Unsupported { path: path.to_owned(), format }),
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }

@@ -90,6 +90,7 @@ pub(crate) fn open_source(
         read_only: true,
         force_share: sources.force_share,
         allow_backing: sources.allow_backing.clone(),
+        ..OpenOptions::default()
     };
     Ok(Vbd::new(open(path, &options)?, cache))
 }
