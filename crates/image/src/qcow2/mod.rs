@@ -1,11 +1,22 @@
 //! qcow2 images (source: docs/interop/qcow2 of QEMU).
 
+pub mod bitmap_directory;
 pub mod bytes;
+mod check;
+mod counts;
 mod create;
 pub mod extension;
 pub mod header;
+mod offline;
+mod rewrite;
+mod snapshot;
+pub mod snapshot_table;
 mod tool;
+mod walk;
 
+pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
 pub use header::{Compression, Crypt, Header, HeaderError};
+pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
+pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
