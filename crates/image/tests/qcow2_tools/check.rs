@@ -144,7 +144,7 @@ fn try_damages(options: &str, damages: &[Damage]) {
         assert_eq!(repaired.leaks_fixed, ours.leaks, "{what}");
         folder.assert_clean("image");
         let after = std::fs::read(folder.path("image")).expect("read");
-        assert_eq!(content(&after) == seen, true, "{what}: the disk's content");
+        assert!(content(&after) == seen, "{what}: the disk's content");
         folder.io("image", &["write -P 9 0 3M", "discard 4M 2M", "read -P 9 0 3M"]);
         folder.assert_clean("image");
     }
