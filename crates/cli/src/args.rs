@@ -7,11 +7,16 @@ use clap_complete::Shell;
 
 use crate::manual;
 use crate::serve::ServeArgs;
+use crate::verbs::check::CheckArgs;
+use crate::verbs::commit::CommitArgs;
 use crate::verbs::compare::CompareVerb;
 use crate::verbs::convert::ConvertArgs;
 use crate::verbs::create::CreateArgs;
 use crate::verbs::info::InfoArgs;
 use crate::verbs::map::MapArgs;
+use crate::verbs::rebase::RebaseArgs;
+use crate::verbs::resize::ResizeArgs;
+use crate::verbs::snapshot::SnapshotArgs;
 
 /// Virtual disks served to virtual machines as fast as the bare block device
 ///
@@ -46,6 +51,18 @@ pub(crate) enum Command {
     /// Holes stay holes, and zeros become holes. The sources are read under a lock that keeps writers
     /// off. A target that is not finished says so, and is refused from then on.
     Convert(ConvertArgs),
+    /// Look whether an image contradicts itself, and repair it
+    ///
+    /// A repair writes new tables beside the old ones and switches to them at the end.
+    Check(CheckArgs),
+    /// Make a disk larger or smaller
+    Resize(ResizeArgs),
+    /// List, take, apply and delete the snapshots inside an image
+    Snapshot(SnapshotArgs),
+    /// Write what an overlay holds into the image below it, and empty the overlay
+    Commit(CommitArgs),
+    /// Put another image below an overlay, which goes on reading as before
+    Rebase(RebaseArgs),
     /// Compare two images, or measure ways of serving a disk side by side
     ///
     /// With two images: whether a guest reads the same from both. Without: the lab. Stages × backends ×

@@ -136,6 +136,88 @@ fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
+        "check" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap check vm.qcow2", "look"),
+                    (
+                        "ringtap check -f qcow2 --repair leaks vm.qcow2",
+                        "free what is marked used and is not; harmless",
+                    ),
+                    ("ringtap check -f qcow2 --repair all vm.qcow2", "repair all that can be"),
+                ],
+            ),
+            (
+                "Exit status",
+                &[
+                    ("0", "the image is sound (after the repair, if one was asked for)"),
+                    ("1", "it could not be looked at, or the command line makes no sense"),
+                    ("2", "it is corrupt"),
+                    ("3", "clusters are leaked, and nothing else is wrong"),
+                    ("63", "images of this format have nothing to check"),
+                ],
+            ),
+        ],
+        "resize" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap resize vm.qcow2 20G", "20 GiB, if that is more than it has"),
+                    ("ringtap resize -f raw vm.raw +5G", "5 GiB more"),
+                    (
+                        "ringtap resize --shrink vm.qcow2 8G",
+                        "smaller: first let the guest shrink its file systems and partitions",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
+        "snapshot" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap snapshot -c before-upgrade vm.qcow2", "take one"),
+                    ("ringtap snapshot vm.qcow2", "list them"),
+                    ("ringtap snapshot -a before-upgrade vm.qcow2", "go back to it"),
+                    ("ringtap snapshot -d before-upgrade vm.qcow2", "delete it"),
+                ],
+            ),
+            EXIT,
+        ],
+        "commit" => &[
+            (
+                "Examples",
+                &[
+                    (
+                        "ringtap commit today.qcow2",
+                        "into its backing file; today.qcow2 is empty afterwards",
+                    ),
+                    (
+                        "ringtap commit -b base.raw today.qcow2",
+                        "into an image further down; those between are then worthless",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
+        "rebase" => &[
+            (
+                "Examples",
+                &[
+                    (
+                        "ringtap rebase -b new.qcow2 -F qcow2 today.qcow2",
+                        "another image below, the content stays: what differs is copied in",
+                    ),
+                    ("ringtap rebase -b \'\' today.qcow2", "nothing below: all is copied in"),
+                    (
+                        "ringtap rebase -u -b moved/base.raw -F raw today.qcow2",
+                        "the image below was moved: only the name changes",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
         "compare" => &[
             (
                 "Examples of comparing two images",

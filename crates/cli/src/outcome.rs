@@ -14,7 +14,9 @@ pub(crate) fn refused(error: &clap::Error) -> ExitCode {
     let text =
         if io::stderr().is_terminal() { shown.ansi().to_string() } else { shown.to_string() };
     eprint!("{}", text.replacen("error:", "ringtap:", 1));
-    ExitCode::from(2)
+    // To those who ask for a check, 2 says that the image is corrupt.
+    let check = std::env::args().nth(1).is_some_and(|verb| verb == "check");
+    ExitCode::from(if check { 1 } else { 2 })
 }
 
 /// The command failed: say why, with its causes, on one line.

@@ -21,6 +21,8 @@ pub struct OpenOptions {
     pub force_share: bool,
     /// Folders in which backing files named inside an image may lie, beside the image's own.
     pub allow_backing: Vec<PathBuf>,
+    /// Open no more than so many images of a chain, and let nothing lie below the last of them.
+    pub layers: Option<u32>,
     /// The most bytes of an image's tables to keep in memory.
     pub table_memory: Option<u64>,
 }

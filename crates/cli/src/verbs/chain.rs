@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use ringtap_image::qcow2::Header;
+use ringtap_image::qcow2::{self, Header, Snapshot};
 use ringtap_image::{CacheMode, Container, Format, OpenError, OpenOptions, on_a_ring};
 
 use super::source::{How, format_of, is_null};
@@ -23,6 +23,8 @@ pub(crate) struct Layer {
     /// The header, if it is qcow2.
     pub(crate) header: Option<Header>,
     pub(crate) backing: Option<Backing>,
+    /// The snapshots inside it.
+    pub(crate) snapshots: Vec<Snapshot>,
     /// Who has the image, if that is why it was looked at without a lock.
     pub(crate) in_use: Option<(String, &'static str)>,
 }
@@ -40,8 +42,15 @@ pub(crate) struct Backing {
 /// Look at one file.
 pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::Result<Layer> {
     let (format, how) = format_of(path, named)?;
-    let mut layer =
-        Layer { path: path.to_owned(), format, how, header: None, backing: None, in_use: None };
+    let mut layer = Layer {
+        path: path.to_owned(),
+        format,
+        how,
+        header: None,
+        backing: None,
+        snapshots: vec![],
+        in_use: None,
+    };
     if is_null(path) {
         return Ok(layer);
     }
@@ -61,7 +70,12 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
         end => end?,
     };
     if format == Format::Qcow2 {
-        let header = on_a_ring(path, |io| async move { Header::read(&io, &container).await })??;
+        let (header, snapshots) = on_a_ring(path, |io| async move {
+            let header = Header::read(&io, &container).await?;
+            let list = qcow2::list_snapshots(&io, &container).await;
+            Ok::<_, OpenError>((header, list.unwrap_or_default()))
+        })??;
+        layer.snapshots = snapshots;
         layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
         layer.header = Some(header);
     }

@@ -17,8 +17,13 @@ use super::source::{Sources, format_of, format_to_write, open_source};
 use super::target::{NewImage, Recipe};
 use crate::names::{self, CacheName};
 
-/// Bytes read and written at once.
-const PIECE: usize = 256 << 10;
+/// Bytes read and written at once: what a processor's cache holds where all is in memory, else enough
+/// for the file system to find large runs.
+const PIECE_IN_MEMORY: usize = 128 << 10;
+const PIECE_ON_DISK: usize = 1 << 20;
+/// Requests under way unless told otherwise. Writers to the page cache wait for one another.
+const CACHED: usize = 4;
+const DIRECT: usize = 16;
 
 /// What `ringtap convert` is told.
 #[derive(Debug, Args)]
@@ -66,9 +71,9 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = names::size, default_value = "4k")]
     sparse: u64,
 
-    /// Requests under way at once
-    #[arg(short = 'm', long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=256))]
-    parallel: u16,
+    /// Requests under way at once [default: 4 where the target's page cache is used, else 16]
+    #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    parallel: Option<u16>,
 
     /// Taken for the sake of qemu-img: writes go out of order anyway, within a few MiB
     #[arg(short = 'W', long)]
@@ -134,12 +139,18 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         to.size()
     );
     let begun = Unfinished::begin(target);
-    write(args, from, &to, over, zeroed)
+    write(args, from, &to, over, zeroed, in_memory(target))
         .with_context(|| format!("cannot convert to {}", target.display()))
         .with_context(|| begun.message())?;
     finish(to, target)?;
     begun.end()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a file's bytes are in memory (tmpfs).
+fn in_memory(path: &Path) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    rustix::fs::statfs(path).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
 }
 
 /// What shows through where an overlay holds nothing.
@@ -168,7 +179,7 @@ fn over_what(args: &ConvertArgs, sources: &[PathBuf], recipe: &Recipe) -> anyhow
     Ok(Over::Image(open_source(&backing.path, Some(backing.format), cache, &args.sources)?))
 }
 
-fn same_file(one: &Path, other: &Path) -> bool {
+pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| path.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
     id(one).is_some() && id(one) == id(other)
 }
@@ -199,6 +210,7 @@ fn write(
     to: &Vbd,
     over: Over,
     zeroed: bool,
+    in_memory: bool,
 ) -> anyhow::Result<()> {
     let progress = Arc::new(Progress::default());
     let _bar = Bar::show(args.talk, &progress, from.iter().map(Vbd::size).sum());
@@ -210,6 +222,10 @@ fn write(
     if base.is_some() && from.len() > 1 {
         bail!("several sources make no overlay: convert them into one image first");
     }
+    let direct = CacheMode::from(args.cache).direct();
+    let usual = if direct { DIRECT } else { CACHED };
+    let crew = Crew::of(args.parallel.map_or(usual, usize::from));
+    let piece = if in_memory { PIECE_IN_MEMORY } else { PIECE_ON_DISK };
     let mut to_offset = 0;
     for from in from {
         let size = from.size();
@@ -222,9 +238,9 @@ fn write(
             unless_in: base.as_ref().map(Vbd::fork),
             zeroed,
             sparse: args.sparse as usize,
-            piece: PIECE,
+            piece,
             writer: None,
-            crew: Crew::of(args.parallel.into()),
+            crew,
         };
         copy(job, &progress)?;
         to_offset += size;

@@ -8,15 +8,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use ringtap_image::qcow2::Snapshot;
 use ringtap_image::qcow2::header::{
     Compression, Crypt, Header, autoclear, compatible, incompatible,
 };
 use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, open, probe};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::chain::{self, Layer};
+use super::snapshot;
 use super::source::{How, Sources, is_null};
 use crate::args::Output;
 use crate::names;
@@ -75,7 +77,8 @@ struct Facts {
     #[serde(skip_serializing_if = "Option::is_none")]
     backing_filename_format: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    snapshots: Vec<Value>,
+    #[serde(serialize_with = "snapshots")]
+    snapshots: Vec<Snapshot>,
     #[serde(skip_serializing_if = "Option::is_none")]
     format_specific: Option<Value>,
     /// How the format is known: named, recorded (when Ringtap made the image), or probed.
@@ -162,7 +165,10 @@ fn look(layer: &Layer) -> anyhow::Result<Facts> {
         looks_like: None,
     };
     match &layer.header {
-        Some(header) => facts.tell_of_qcow2(header),
+        Some(header) => {
+            facts.tell_of_qcow2(header);
+            facts.snapshots = layer.snapshots.clone();
+        }
         None => facts.tell_of_any(layer)?,
     }
     if is_null(path) {
@@ -286,6 +292,9 @@ impl Facts {
         if self.format == "null" {
             return lines.join("\n");
         }
+        if !self.snapshots.is_empty() {
+            add(snapshot::table(&self.snapshots));
+        }
         if let Some(data) = self.format_specific.as_ref().and_then(|it| it.get("data")) {
             add("Format specific information:".into());
             describe(data, 4, &mut lines);
@@ -325,6 +334,10 @@ impl Facts {
         }
         notes
     }
+}
+
+fn snapshots<S: Serializer>(list: &[Snapshot], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(list.iter().map(snapshot::facts))
 }
 
 /// Print a JSON value as `qemu-img info` prints what belongs to a format.

@@ -2,10 +2,16 @@
 
 mod bar;
 mod chain;
+pub(crate) mod check;
+pub(crate) mod commit;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod create;
 pub(crate) mod info;
 pub(crate) mod map;
+mod offline;
+pub(crate) mod rebase;
+pub(crate) mod resize;
+pub(crate) mod snapshot;
 mod source;
 mod target;

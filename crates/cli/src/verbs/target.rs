@@ -122,7 +122,12 @@ fn wrong_size(text: &str) -> Fault {
     Fault::Usage(format!("size={text}: write a size like 10G"))
 }
 
-fn find_backing(image: &Path, name: String, format: Option<Format>) -> anyhow::Result<Backing> {
+/// The image that `name` means within `image`, and its format, which must be known.
+pub(crate) fn find_backing(
+    image: &Path,
+    name: String,
+    format: Option<Format>,
+) -> anyhow::Result<Backing> {
     let path = chain::beside(image, Path::new(&name));
     let known = format.or_else(|| probe::recorded(&path));
     let Some(format) = known else {

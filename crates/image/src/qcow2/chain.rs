@@ -39,13 +39,14 @@ pub(crate) fn open_chain<'a>(
             true => Some(open_data(path, &header, &options)?),
             false => None,
         };
+        options.layers = options.layers.map(|layers| layers.saturating_sub(1));
         let base = match &header.backing_file {
-            Some(name) => {
+            Some(name) if options.layers != Some(0) => {
                 let name = OsStr::from_bytes(name);
                 let named = Named { by: path, name, format: header.backing_format() };
                 Some(chain.open_backing(io, named, &options).await?)
             }
-            None => None,
+            _ => None,
         };
         let parts = Parts { data, base, table_memory: options.table_memory, ..Parts::default() };
         Ok(Box::new(Qcow2::open(io, container, header, parts).await?) as Box<dyn Image>)

@@ -1,0 +1,170 @@
+//! `ringtap check`: whether an image contradicts itself, and repair.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use ringtap_image::qcow2::{self, Repair, Report};
+use ringtap_image::{Format, on_a_ring};
+use serde_json::json;
+
+use super::offline;
+use crate::args::Output;
+use crate::{names, outcome};
+
+/// What `ringtap check` is told.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// An image that nobody writes to
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Format of the image [default: as written down; without --repair also by its mark]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// Repair what is found
+    #[arg(short, long, value_enum, value_name = "WHAT")]
+    repair: Option<RepairName>,
+
+    /// How to print it; json has the fields of `qemu-img check`
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    output: Output,
+
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Look at the image though another program may be writing to it; what is found may be wrong
+    #[arg(short = 'U', long)]
+    force_share: bool,
+}
+
+/// What to repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RepairName {
+    /// Clusters that are marked used and that nothing refers to.
+    Leaks,
+    /// Refcounts and flags too: all that can be.
+    All,
+}
+
+impl CheckArgs {
+    fn repair(&self) -> Repair {
+        match self.repair {
+            None => Repair::Nothing,
+            Some(RepairName::Leaks) => Repair::Leaks,
+            Some(RepairName::All) => Repair::All,
+        }
+    }
+}
+
+/// Exit status as `qemu-img check`: 0 sound, 1 not looked at, 2 corrupt, 3 leaks only, 63 no checks.
+pub(crate) fn run(args: &CheckArgs) -> ExitCode {
+    let end = offline::format(&args.file, args.format, args.repair.is_some()).and_then(|format| {
+        match format {
+            Format::Qcow2 => check_qcow2(args).map(Some),
+            _ => Ok(None),
+        }
+    });
+    match end {
+        Ok(Some(report)) => {
+            print(args, &report);
+            match () {
+                () if report.corruptions > 0 => ExitCode::from(2),
+                () if report.leaks > 0 => ExitCode::from(3),
+                () => ExitCode::SUCCESS,
+            }
+        }
+        Ok(None) => {
+            eprintln!("ringtap: {}: this format has nothing to check", args.file.display());
+            ExitCode::from(63)
+        }
+        Err(error) => {
+            outcome::failed(&error);
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
+    let container = offline::container(&args.file, args.repair.is_some(), args.force_share)?;
+    let repair = args.repair();
+    Ok(on_a_ring(&args.file, |io| async move { qcow2::check(&io, &container, repair).await })??)
+}
+
+fn print(args: &CheckArgs, report: &Report) {
+    if args.output == Output::Json {
+        let mut facts = json!({
+            "filename": args.file.display().to_string(),
+            "format": "qcow2",
+            "check-errors": 0,
+            "image-end-offset": report.image_end,
+            "total-clusters": report.total_clusters,
+            "allocated-clusters": report.allocated_clusters,
+        });
+        for (name, count) in [
+            ("corruptions", report.corruptions),
+            ("leaks", report.leaks),
+            ("corruptions-fixed", report.corruptions_fixed),
+            ("leaks-fixed", report.leaks_fixed),
+            ("fragmented-clusters", report.fragmented_clusters),
+            ("compressed-clusters", report.compressed_clusters),
+        ] {
+            if count > 0 {
+                facts[name] = count.into();
+            }
+        }
+        if !report.messages.is_empty() {
+            facts["messages"] = report.messages.clone().into();
+        }
+        println!("{facts:#}");
+        return;
+    }
+    for message in &report.messages {
+        eprintln!("{message}");
+    }
+    if args.quiet {
+        return;
+    }
+    if report.corruptions_fixed + report.leaks_fixed > 0 {
+        println!(
+            "repaired: {} leaked clusters, {} errors",
+            report.leaks_fixed, report.corruptions_fixed
+        );
+    }
+    if report.is_clean() {
+        println!("No errors were found on the image.");
+    }
+    if report.corruptions > 0 {
+        println!(
+            "{} errors were found on the image.\n\
+             Data may be corrupted, or further writes to the image may corrupt it.",
+            report.corruptions
+        );
+    }
+    if report.leaks > 0 {
+        println!(
+            "{} leaked clusters were found on the image.\n\
+             This means waste of disk space, but no harm to data.",
+            report.leaks
+        );
+    }
+    let percent = |part: u64, of: u64| part as f64 * 100.0 / of.max(1) as f64;
+    let (all, used) = (report.total_clusters, report.allocated_clusters);
+    if all > 0 {
+        println!(
+            "{used}/{all} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters",
+            percent(used, all),
+            percent(report.fragmented_clusters, used),
+            percent(report.compressed_clusters, used)
+        );
+    }
+    println!("Image end offset: {}", report.image_end);
+}

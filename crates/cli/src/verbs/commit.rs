@@ -1,0 +1,137 @@
+//! `ringtap commit`: what an overlay holds, written into an image below it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use ringtap_daemon::Error as Fault;
+use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, open_on, qcow2};
+use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
+
+use super::bar::{Bar, Talk};
+use super::chain;
+use super::convert::{finish, same_file};
+use super::offline;
+use super::resize;
+use crate::names::{self, CacheName};
+
+/// What `ringtap commit` is told.
+#[derive(Debug, Args)]
+pub(crate) struct CommitArgs {
+    /// The overlay; nobody may use it, nor what lies below it
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Format of the overlay [default: as written down]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// Write into this image of the chain [default: the overlay's own backing file]. Those between are
+    /// then worthless, and the overlay stays as it is
+    #[arg(short, long, value_name = "FILE")]
+    base: Option<PathBuf>,
+
+    /// Leave the overlay as it is, instead of emptying it
+    #[arg(short = 'd', long)]
+    keep: bool,
+
+    /// How host caching is used for the image written to
+    #[arg(short = 't', long, value_enum, value_name = "MODE", default_value = "writeback")]
+    cache: CacheName,
+
+    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
+    #[arg(long, value_name = "DIR")]
+    allow_backing: Vec<PathBuf>,
+
+    #[command(flatten)]
+    talk: Talk,
+}
+
+pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
+    let file = &args.file;
+    let format = offline::format(file, args.format, true)?;
+    let layers = chain::layers(file, Some(format), true)?;
+    if layers.len() < 2 {
+        return Err(Fault::Usage(format!("{} has no backing file", file.display())).into());
+    }
+    let depth = match &args.base {
+        None => 1,
+        Some(base) => {
+            let found = layers.iter().position(|layer| same_file(&layer.path, base));
+            match found.filter(|depth| *depth > 0) {
+                Some(depth) => depth,
+                None => bail!("{} is not below {}", base.display(), file.display()),
+            }
+        }
+    };
+    let base = &layers[depth];
+    // Kept off everybody from here on; the overlay is then read without a lock of its own.
+    let top = offline::container(file, true, false)?;
+    let overlay = OpenOptions {
+        format: Some(format),
+        cache: CacheMode::Writeback,
+        read_only: true,
+        force_share: true,
+        allow_backing: args.allow_backing.clone(),
+        layers: Some(depth as u32),
+        ..OpenOptions::default()
+    };
+    let from = Vbd::new(open(file, &overlay)?, CacheMode::Writeback);
+    resize::grow(&base.path, base.format, from.size())
+        .with_context(|| format!("cannot make {} as large as the overlay", base.path.display()))?;
+    let cache = CacheMode::from(args.cache);
+    let options = OpenOptions {
+        format: Some(base.format),
+        cache,
+        allow_backing: args.allow_backing.clone(),
+        ..OpenOptions::default()
+    };
+    let path = base.path.clone();
+    let image = on_a_ring(&path.clone(), |io| async move { open_on(&io, &path, &options).await })??;
+    let to = Vbd::new(image, cache);
+    let size = from.size();
+    let progress = Arc::new(Progress::default());
+    let bar = Bar::show(args.talk, &progress, size);
+    let job = Copy {
+        from,
+        to: to.fork(),
+        range: 0..size,
+        to_offset: 0,
+        layers: 0..depth as u32,
+        unless_in: None,
+        zeroed: false,
+        sparse: 4096,
+        piece: 1 << 20,
+        writer: None,
+        crew: Crew::of(8),
+    };
+    copy(job, &progress).with_context(|| {
+        format!(
+            "{} holds a part of the overlay, which is as it was: commit again",
+            base.path.display()
+        )
+    })?;
+    finish(to, &base.path)?;
+    drop(bar);
+    if !args.keep && args.base.is_none() {
+        if format != Format::Qcow2 {
+            bail!(
+                "{format} overlays cannot be emptied: all is committed, remove {}",
+                file.display()
+            );
+        }
+        on_a_ring(file, |io| async move { qcow2::make_empty(&io, &top).await })??;
+    }
+    if !args.talk.quiet {
+        println!("Image committed.");
+    }
+    Ok(ExitCode::SUCCESS)
+}

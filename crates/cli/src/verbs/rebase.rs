@@ -1,0 +1,139 @@
+//! `ringtap rebase`: another image below an overlay.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use ringtap_daemon::Error as Fault;
+use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, qcow2};
+use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
+
+use super::bar::{Bar, Talk};
+use super::chain;
+use super::convert::{finish, same_file};
+use super::offline;
+use super::source::{Sources, open_source};
+use super::target::{Backing, find_backing};
+use crate::names::{self, CacheName};
+
+/// What `ringtap rebase` is told.
+#[derive(Debug, Args)]
+pub(crate) struct RebaseArgs {
+    /// The overlay; nobody may use it
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Format of the overlay [default: as written down]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// The image that is to be below, relative to the folder of FILE; '' for none
+    #[arg(short, long, value_name = "FILE")]
+    backing: String,
+
+    /// Its format [default: as written down when Ringtap made it]
+    #[arg(
+        short = 'F',
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    backing_format: Option<Format>,
+
+    /// Only change the name: what the overlay reads as is up to you
+    #[arg(short, long = "unsafe")]
+    unsafely: bool,
+
+    /// How host caching is used for the overlay
+    #[arg(short = 't', long, value_enum, value_name = "MODE", default_value = "writeback")]
+    cache: CacheName,
+
+    #[command(flatten)]
+    talk: Talk,
+
+    #[command(flatten)]
+    sources: Sources,
+}
+
+pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
+    let file = &args.file;
+    let format = offline::format(file, args.format, true)?;
+    if format != Format::Qcow2 {
+        return Err(offline::cannot(file, format, "cannot change what is below them"));
+    }
+    let backing = match args.backing.as_str() {
+        "" => None,
+        name => Some(find_backing(file, name.to_owned(), args.backing_format)?),
+    };
+    if let Some(backing) = &backing {
+        if same_file(file, &backing.path) {
+            return Err(Fault::Usage("an image cannot lie below itself".into()).into());
+        }
+    }
+    if !args.unsafely {
+        if let Some(backing) = &backing {
+            let below = chain::layers(&backing.path, Some(backing.format), true)?;
+            if below.iter().any(|layer| same_file(&layer.path, file)) {
+                bail!("{} lies over {} itself", backing.path.display(), file.display());
+            }
+        }
+        keep_content(args, file, backing.as_ref()).context(
+            "what the overlay reads as is unchanged, and so is what it names as its backing file",
+        )?;
+    }
+    let container = offline::container(file, true, false)?;
+    on_a_ring(file, |io| async move {
+        let backing = backing.as_ref().map(|it| (it.name.as_str(), it.format));
+        qcow2::set_backing(&io, &container, backing).await
+    })??;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Write into the overlay what it gets from below and the new backing file has not.
+fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow::Result<()> {
+    let cache = CacheMode::from(args.cache);
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        cache,
+        allow_backing: args.sources.allow_backing.clone(),
+        ..OpenOptions::default()
+    };
+    let overlay = Vbd::new(open(file, &options)?, cache);
+    let below = match new {
+        Some(new) => {
+            let cache = CacheMode::Writeback;
+            Some(open_source(&new.path, Some(new.format), cache, &args.sources)?)
+        }
+        None => None,
+    };
+    let size = overlay.size();
+    let progress = Arc::new(Progress::default());
+    let bar = Bar::show(args.talk, &progress, size);
+    let job = Copy {
+        from: overlay.fork(),
+        to: overlay.fork(),
+        range: 0..size,
+        to_offset: 0,
+        // The overlay's own content stays where it is.
+        layers: 1..u32::MAX,
+        zeroed: below.is_none(),
+        unless_in: below,
+        sparse: 4096,
+        piece: 1 << 20,
+        writer: None,
+        crew: Crew::of(8),
+    };
+    copy(job, &progress)?;
+    finish(overlay, file)?;
+    drop(bar);
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! `ringtap resize`: disks made larger, or smaller where that is asked for.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use ringtap_daemon::Error as Fault;
+use ringtap_image::{Container, Format, on_a_ring, parse_size};
+
+use super::info::human;
+use super::offline;
+use crate::names;
+
+/// What `ringtap resize` is told.
+#[derive(Debug, Args)]
+pub(crate) struct ResizeArgs {
+    /// An image that nobody uses
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// The new size, like 10G; +1G or -1G from what it is
+    #[arg(value_name = "SIZE", allow_hyphen_values = true)]
+    size: String,
+
+    /// Format of the image [default: as written down]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// Make it smaller: what lies past the new end is lost
+    #[arg(long)]
+    shrink: bool,
+
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
+    let file = &args.file;
+    let format = offline::format(file, args.format, true)?;
+    let container = offline::container(file, true, false)?;
+    let old = size_of(file, format, &container)?;
+    let new = wanted(&args.size, old)
+        .ok_or_else(|| Fault::Usage(format!("{}: write a size like 10G, +1G or -1G", args.size)))?;
+    if new < old && !args.shrink {
+        let why = format!(
+            "{} would become smaller, from {old} to {new} bytes, and lose what lies past that: \
+             add --shrink if its guest has made room",
+            file.display()
+        );
+        return Err(Fault::Usage(why).into());
+    }
+    change(file, format, container, new)?;
+    if !args.quiet {
+        println!("{}: {} ({new} bytes)", file.display(), human(new));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The size a text asks for, rounded up to 512.
+fn wanted(text: &str, old: u64) -> Option<u64> {
+    let size = match text.strip_prefix('+') {
+        Some(more) => old.checked_add(parse_size(more)?)?,
+        None => match text.strip_prefix('-') {
+            Some(less) => old.checked_sub(parse_size(less)?)?,
+            None => parse_size(text)?,
+        },
+    };
+    size.checked_next_multiple_of(512)
+}
+
+/// Make a disk at least so large.
+pub(crate) fn grow(path: &Path, format: Format, size: u64) -> anyhow::Result<()> {
+    let container = offline::container(path, true, false)?;
+    if size_of(path, format, &container)? < size {
+        change(path, format, container, size)?;
+    }
+    Ok(())
+}
+
+fn size_of(path: &Path, format: Format, container: &Container) -> anyhow::Result<u64> {
+    match format {
+        Format::Raw => Ok(container.len().next_multiple_of(512)),
+        Format::Qcow2 => {
+            let container = container.clone();
+            let header = on_a_ring(path, |io| async move {
+                ringtap_image::qcow2::Header::read(&io, &container).await
+            })??;
+            Ok(header.size.next_multiple_of(512))
+        }
+        other => Err(offline::cannot(path, other, "cannot be resized here")),
+    }
+}
+
+fn change(path: &Path, format: Format, container: Container, size: u64) -> anyhow::Result<()> {
+    match format {
+        Format::Raw => {
+            if !container.traits().regular {
+                bail!("{} is a block device, whose size others decide", path.display());
+            }
+            on_a_ring(path, |io| async move {
+                container.set_len(&io, size).await?;
+                container.sync(&io).await
+            })?
+            .with_context(|| format!("cannot make {} {size} bytes long", path.display()))
+        }
+        other => Err(offline::cannot(path, other, "cannot be resized here")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_new_or_more_or_less() {
+        assert_eq!(wanted("10G", 5), Some(10 << 30));
+        assert_eq!(wanted("+1M", 1 << 20), Some(2 << 20));
+        assert_eq!(wanted("-1k", 2048), Some(1024));
+        assert_eq!(wanted("1000", 0), Some(1024));
+        for text in ["-3k", "ten", "+", "-", ""] {
+            assert_eq!(wanted(text, 2048), None, "{text}");
+        }
+    }
+}

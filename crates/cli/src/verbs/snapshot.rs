@@ -1,0 +1,161 @@
+//! `ringtap snapshot`: the snapshots inside an image.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{ArgGroup, Args};
+use ringtap_image::qcow2::{self, Snapshot};
+use ringtap_image::{Format, on_a_ring};
+use serde_json::{Value, json};
+
+use super::info::human;
+use super::offline;
+use crate::args::Output;
+use crate::names;
+
+/// What `ringtap snapshot` is told.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("what").args(["list", "create", "apply", "delete"])))]
+pub(crate) struct SnapshotArgs {
+    /// List the snapshots (as without any of these)
+    #[arg(short, long)]
+    list: bool,
+
+    /// Take a snapshot of this name
+    #[arg(short, long, value_name = "NAME")]
+    create: Option<String>,
+
+    /// Let the disk be as it was at this snapshot; what it holds now is lost
+    #[arg(short, long, value_name = "NAME|ID")]
+    apply: Option<String>,
+
+    /// Delete a snapshot
+    #[arg(short, long, value_name = "NAME|ID")]
+    delete: Option<String>,
+
+    /// An image that nobody uses
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Format of the image [default: as written down]
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Option<Format>,
+
+    /// How to print the list
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    output: Output,
+
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// List them though another program may be writing to the image
+    #[arg(short = 'U', long)]
+    force_share: bool,
+}
+
+pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
+    let change = args.create.is_some() || args.apply.is_some() || args.delete.is_some();
+    let format = offline::format(&args.file, args.format, change)?;
+    if format != Format::Qcow2 {
+        return Err(offline::cannot(&args.file, format, "have no snapshots"));
+    }
+    let container = offline::container(&args.file, change, args.force_share)?;
+    let (create, apply, delete) = (args.create.clone(), args.apply.clone(), args.delete.clone());
+    let list = on_a_ring(&args.file, |io| async move {
+        if let Some(name) = create {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let taken = (now.as_secs() as u32, now.subsec_nanos());
+            qcow2::create_snapshot(&io, &container, &name, taken).await?;
+        } else if let Some(name) = apply {
+            qcow2::apply_snapshot(&io, &container, &name).await?;
+        } else if let Some(name) = delete {
+            qcow2::delete_snapshot(&io, &container, &name).await?;
+        } else {
+            return qcow2::list_snapshots(&io, &container).await;
+        }
+        Ok(vec![])
+    })??;
+    if !change && !args.quiet {
+        match args.output {
+            Output::Json => println!("{:#}", Value::from_iter(list.iter().map(facts))),
+            Output::Text if list.is_empty() => {}
+            Output::Text => println!("{}", table(&list)),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A snapshot with the fields of QEMU's SnapshotInfo.
+pub(crate) fn facts(snapshot: &Snapshot) -> Value {
+    const SECOND: u64 = 1_000_000_000;
+    json!({
+        "id": snapshot.id,
+        "name": snapshot.name,
+        "vm-state-size": snapshot.vm_state_size,
+        "date-sec": snapshot.taken.0,
+        "date-nsec": snapshot.taken.1,
+        "vm-clock-sec": snapshot.guest_clock / SECOND,
+        "vm-clock-nsec": snapshot.guest_clock % SECOND,
+    })
+}
+
+/// The list for people.
+pub(crate) fn table(list: &[Snapshot]) -> String {
+    let mut lines = vec![
+        "Snapshot list:".to_owned(),
+        format!("{:<8}  {:<20}  {:>10}  {:>19}", "ID", "NAME", "VM STATE", "TAKEN (UTC)"),
+    ];
+    lines.extend(list.iter().map(|it| {
+        let state = human(it.vm_state_size);
+        format!("{:<8}  {:<20}  {state:>10}  {:>19}", it.id, it.name, date(it.taken.0))
+    }));
+    lines.join("\n")
+}
+
+/// Date and time in UTC of seconds since 1970, by the civil calendar.
+fn date(seconds: u32) -> String {
+    let (days, time) = (i64::from(seconds / 86400), seconds % 86400);
+    let mut year = 1970;
+    let mut left = days;
+    let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    while left >= 365 + i64::from(leap(year)) {
+        left -= 365 + i64::from(leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + i64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 1;
+    for length in lengths {
+        if left < length {
+            break;
+        }
+        left -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
+    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02}", left + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_795_306_263, "2026-11-22 00:11:03"),
+            (u32::MAX, "2106-02-07 06:28:15"),
+        ] {
+            assert_eq!(date(seconds), text);
+        }
+    }
+}
