@@ -3,8 +3,10 @@
 pub mod bitmap_directory;
 pub mod bytes;
 mod check;
+pub mod compressed;
 mod counts;
 mod create;
+mod decoder;
 pub mod extension;
 pub mod header;
 mod offline;
@@ -16,6 +18,7 @@ mod walk;
 
 pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
+pub use decoder::Decoder;
 pub use header::{Compression, Crypt, Header, HeaderError};
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
