@@ -13,6 +13,7 @@ mod null;
 mod open;
 mod raw;
 mod restart;
+pub mod vhd;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};

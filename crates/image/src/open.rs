@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 use ringtap_io::{Io, Ring, Tasks};
 
-use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw};
+use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw, vhd};
 
 /// Formats an image can be opened as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The disk's bytes as they are.
     Raw,
+    /// Microsoft's VHD, which QEMU calls vpc.
+    Vhd,
 }
 
 /// How to open an image.
@@ -42,13 +44,14 @@ pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenEr
 
 /// As [`open`], from a task: a path only.
 pub fn open_on<'a>(
-    _io: &'a Io,
+    io: &'a Io,
     path: &'a Path,
     options: &'a OpenOptions,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
+            Some(Format::Vhd) => vhd::open(io, path, options).await,
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }
     })
