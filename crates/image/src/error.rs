@@ -154,6 +154,23 @@ pub enum OpenError {
         /// Why not, and what to do.
         why: &'static str,
     },
+    /// The image's structures cannot be used.
+    #[error(
+        "cannot use {} as {format}: at byte {offset}: {found}; {advice}",
+        path.display()
+    )]
+    Malformed {
+        /// As what.
+        format: &'static str,
+        /// The image.
+        path: PathBuf,
+        /// Where in its file.
+        offset: u64,
+        /// What is there.
+        found: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The text after `null:` is not a size.
     #[error("null:{text} does not name a size: write null:10G")]
     NullSize {

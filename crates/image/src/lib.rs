@@ -17,6 +17,7 @@ pub mod probe;
 pub mod qcow2;
 mod raw;
 mod restart;
+pub mod vhd;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ringtap_io::{Io, Ring, Tasks};
 
 use crate::backing::Chain;
-use crate::{Boxed, CacheMode, Format, Image, Null, OpenError, Raw, probe, qcow2};
+use crate::{Boxed, CacheMode, Format, Image, Null, OpenError, Raw, probe, qcow2, vhd};
 
 /// How to open an image.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +75,7 @@ pub(crate) fn open_in_chain<'a>(
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
             Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
+            Some(Format::Vhd) => vhd::open(io, path, options).await,
             Some(format) => Err(OpenError::Unsupported { path: path.to_owned(), format }),
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }

@@ -1,0 +1,180 @@
+//! Making stable what was written: in an order that leaves a whole image whenever the power goes.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::{MutexGuard, PoisonError};
+
+use ringtap_io::Io;
+
+use super::BLOCK_ALIGN;
+use super::dynamic::Shared;
+use super::footer::SECTOR;
+use super::sabotage::Sabotage;
+use crate::Error;
+
+/// How long to wait before looking again whether another task's flush has ended.
+const PAUSE: u64 = 50_000;
+
+/// Flushes one after the other: whoever asks while one is under way waits for the next, which
+/// serves all that wait.
+#[derive(Default)]
+pub(super) struct Turns {
+    running: bool,
+    begun: u64,
+    /// The last one that ended well.
+    done: u64,
+}
+
+/// What a flush has to write, as it was when it began.
+#[derive(Default)]
+struct Batch {
+    new: Vec<u32>,
+    doubtful: Vec<u32>,
+    changed: Vec<u32>,
+    /// By their places in the file.
+    new_bitmaps: Vec<(u64, Vec<u8>)>,
+    changed_bitmaps: Vec<(u64, Vec<u8>)>,
+    /// Sectors of the table.
+    table: BTreeMap<u64, Vec<u8>>,
+    /// The count of writes it covers.
+    commits: u64,
+}
+
+/// How far a batch was written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing points to it yet.
+    Begun,
+    /// Entries may have been written.
+    Pointing,
+    /// All is stable.
+    Stable,
+}
+
+impl Shared {
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) async fn flush(&self, io: &Io) -> Result<(), Error> {
+        let wanted = self.turns().begun + 1;
+        let turn = loop {
+            {
+                let mut turns = self.turns();
+                if turns.done >= wanted {
+                    return Ok(());
+                }
+                if !turns.running {
+                    turns.running = true;
+                    turns.begun += 1;
+                    break turns.begun;
+                }
+            }
+            io.sleep(PAUSE).await;
+        };
+        let batch = self.take_batch();
+        let mut stage = Stage::Begun;
+        let end = self.write_batch(io, &batch, &mut stage).await;
+        self.end_batch(batch, stage);
+        let mut turns = self.turns();
+        turns.running = false;
+        if end.is_ok() {
+            turns.done = turn;
+        }
+        end
+    }
+
+    /// Every bit and entry in the batch is of a write that has completed, and no later one is.
+    fn take_batch(&self) -> Batch {
+        let mut room = self.room();
+        let mut batch = Batch {
+            new: std::mem::take(&mut room.new),
+            doubtful: std::mem::take(&mut room.doubtful),
+            changed: std::mem::take(&mut room.changed),
+            commits: room.commits,
+            ..Batch::default()
+        };
+        for block in &batch.changed {
+            if let Some(bitmap) = self.bitmaps.get(*block) {
+                bitmap.unmark();
+            }
+        }
+        batch.new_bitmaps =
+            batch.new.iter().filter_map(|block| self.bitmap_bytes(*block)).collect();
+        let new: HashSet<u32> = batch.new.iter().copied().collect();
+        let mut older: Vec<u32> = batch.changed.iter().chain(&batch.doubtful).copied().collect();
+        older.retain(|block| !new.contains(block));
+        older.sort_unstable();
+        older.dedup();
+        batch.changed_bitmaps =
+            older.iter().filter_map(|block| self.bitmap_bytes(*block)).collect();
+        for block in batch.new.iter().chain(&batch.doubtful) {
+            let per_sector = (SECTOR / 4) as u32;
+            let first = block - block % per_sector;
+            let at = self.header.table_at + u64::from(first) * 4;
+            batch.table.entry(at).or_insert_with(|| {
+                let entries = self.table.iter().skip(first as usize).take(per_sector as usize);
+                entries.flat_map(|entry| entry.load(Acquire).to_be_bytes()).collect()
+            });
+        }
+        batch
+    }
+
+    fn bitmap_bytes(&self, block: u32) -> Option<(u64, Vec<u8>)> {
+        let len = self.header.bitmap_size() as usize;
+        Some((self.place_of(block)?, self.bitmaps.get(block)?.to_bytes(len)))
+    }
+
+    async fn write_batch(&self, io: &Io, batch: &Batch, stage: &mut Stage) -> Result<(), Error> {
+        let container = &self.container;
+        for (place, bytes) in &batch.new_bitmaps {
+            // Nothing else is in the page before a new block's bytes: it need not be read.
+            let gap = (place % BLOCK_ALIGN) as usize;
+            let mut page = vec![0; gap];
+            page.extend_from_slice(bytes);
+            container.write(io, place - gap as u64, &page).await?;
+        }
+        let pointing = !batch.changed_bitmaps.is_empty() || !batch.table.is_empty();
+        if self.sabotaged(Sabotage::BitsFirst) {
+            for (place, bytes) in &batch.changed_bitmaps {
+                container.write(io, *place, bytes).await?;
+            }
+        }
+        if !(pointing && self.sabotaged(Sabotage::NoBarrier)) {
+            container.sync(io).await?;
+        }
+        *stage = Stage::Pointing;
+        for (place, bytes) in &batch.changed_bitmaps {
+            container.write(io, *place, bytes).await?;
+        }
+        for (at, bytes) in &batch.table {
+            container.write(io, *at, bytes).await?;
+        }
+        if pointing {
+            container.sync(io).await?;
+        }
+        *stage = Stage::Stable;
+        Ok(())
+    }
+
+    fn end_batch(&self, batch: Batch, stage: Stage) {
+        let mut room = self.room();
+        if stage != Stage::Stable {
+            for block in &batch.changed {
+                if let Some(bitmap) = self.bitmaps.get(*block) {
+                    if !bitmap.mark() {
+                        room.changed.push(*block);
+                    }
+                }
+            }
+            // A bitmap that the table may point to is written only after what its bits tell of.
+            let again = if stage == Stage::Begun { &mut room.new } else { &mut room.doubtful };
+            again.extend(batch.new);
+            room.doubtful.extend(batch.doubtful);
+            return;
+        }
+        if room.commits == batch.commits {
+            self.dirty.store(false, SeqCst);
+        }
+    }
+}

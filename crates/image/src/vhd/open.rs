@@ -1,0 +1,157 @@
+//! Opening a VHD, with its parents.
+
+use std::path::{Path, PathBuf};
+
+use ringtap_io::Io;
+
+use super::dynamic::Dynamic;
+use super::fixed::Fixed;
+use super::footer::{Footer, Kind};
+use super::layout::Layout;
+use super::{bad, os, parent};
+use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions, Raw};
+
+/// The longest chain of parents.
+const DEEPEST: usize = 32;
+
+/// An image of a chain, and its footer.
+type Link = (Box<dyn Image>, Footer);
+
+/// Open a VHD of any kind. A parent is looked for in the image's own folder and in those that
+/// `options.allow_backing` names; it is opened read-only, and must be the one that is meant.
+pub fn open<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    Box::pin(async move { Ok(open_link(io, path, options, &[]).await?.0) })
+}
+
+/// Open a VHD in a container, over a parent that was opened before if it is a differencing one.
+pub async fn open_in(
+    io: &Io,
+    container: Container,
+    parent: Option<Box<dyn Image>>,
+) -> Result<Box<dyn Image>, OpenError> {
+    let layout = Layout::read(io, &container).await?;
+    let align = container.traits().request_alignment;
+    if !layout.is_aligned(align) {
+        let found = format!("blocks that do not begin at multiples of {align} bytes");
+        return Err(bad(&container, 0, found, "open it through the page cache"));
+    }
+    assemble(io, container, layout, parent).await
+}
+
+async fn assemble(
+    io: &Io,
+    container: Container,
+    mut layout: Layout,
+    parent: Option<Box<dyn Image>>,
+) -> Result<Box<dyn Image>, OpenError> {
+    let Some(sparse) = layout.sparse.take() else {
+        return Ok(Box::new(Fixed::new(container, layout.size)));
+    };
+    let wanted = layout.footer.kind == Kind::Differencing;
+    if wanted != parent.is_some() {
+        let found = if wanted { "it needs its parent" } else { "it has no parent" };
+        return Err(bad(&container, 60, found, "name the image as it is"));
+    }
+    if !sparse.head && !container.traits().read_only {
+        // From now on it is the one that counts.
+        let failed = |error| os(&container, "write the footer's copy of", error);
+        container.write(io, 0, layout.footer.bytes()).await.map_err(failed)?;
+        container.sync(io).await.map_err(failed)?;
+    }
+    Ok(Box::new(Dynamic::new(container, layout, sparse, parent)))
+}
+
+/// One image of a chain; `children` are those above it.
+fn open_link<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+    children: &'a [PathBuf],
+) -> Boxed<'a, Result<Link, OpenError>> {
+    Box::pin(async move {
+        let mut container = Container::open(path, options)?;
+        let mut layout = Layout::read(io, &container).await?;
+        if !layout.is_aligned(container.traits().request_alignment) {
+            drop(container);
+            container = Container::open(path, &through_page_cache(options))?;
+            layout = Layout::read(io, &container).await?;
+        }
+        let footer = layout.footer.clone();
+        let parent = match (&layout.sparse, footer.kind) {
+            (Some(sparse), Kind::Differencing) => {
+                let names = parent::names(io, &container, &sparse.header).await?;
+                let below = parent::find(path, &names, &options.allow_backing)?;
+                let mut chain = children.to_vec();
+                chain.push(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
+                if chain.contains(&below) || chain.len() > DEEPEST {
+                    let found = format!("its parent {} ends no chain", below.display());
+                    return Err(bad(
+                        &container,
+                        0,
+                        found,
+                        "a chain has no rings and 33 images at most",
+                    ));
+                }
+                let id = sparse.header.parent_id;
+                Some(open_parent(io, &container, &layout, &below, id, options, &chain).await?)
+            }
+            _ => None,
+        };
+        Ok((assemble(io, container, layout, parent).await?, footer))
+    })
+}
+
+async fn open_parent(
+    io: &Io,
+    child: &Container,
+    layout: &Layout,
+    path: &Path,
+    id: [u8; 16],
+    options: &OpenOptions,
+    chain: &[PathBuf],
+) -> Result<Box<dyn Image>, OpenError> {
+    let direct = OpenOptions { read_only: true, ..options.clone() };
+    let cached = through_page_cache(&direct);
+    // The chain is served in blocks of the largest size among it, and those must fit the child too.
+    let first = if child.traits().request_alignment == 1 { &cached } else { &direct };
+    let parent = open_by_id(io, child, path, id, first, chain).await?;
+    if layout.is_aligned(parent.info().request_alignment) {
+        return Ok(parent);
+    }
+    drop(parent);
+    open_by_id(io, child, path, id, &cached, chain).await
+}
+
+async fn open_by_id(
+    io: &Io,
+    child: &Container,
+    path: &Path,
+    id: [u8; 16],
+    options: &OpenOptions,
+    chain: &[PathBuf],
+) -> Result<Box<dyn Image>, OpenError> {
+    if id == [0; 16] {
+        // What Xen's tools write where the parent is a raw disk.
+        return Ok(Box::new(Raw::open(path, options)?));
+    }
+    let (parent, footer) = open_link(io, path, options, chain).await?;
+    if footer.id != id {
+        let found = format!("{} is not its parent: the unique ids differ", path.display());
+        let advice = "the parent was replaced; find the one that the image was made over";
+        return Err(bad(child, 512 + 40, found, advice));
+    }
+    Ok(parent)
+}
+
+fn through_page_cache(options: &OpenOptions) -> OpenOptions {
+    let cache = match options.cache {
+        CacheMode::None => CacheMode::Writeback,
+        CacheMode::DirectSync => CacheMode::Writethrough,
+        other => other,
+    };
+    OpenOptions { cache, ..options.clone() }
+}

@@ -1,0 +1,206 @@
+//! The parent of a differencing VHD: its names, and where it may lie.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use ringtap_io::Io;
+
+use super::header::{Header, Locator};
+use super::{bad, os};
+use crate::{Container, OpenError};
+
+/// The longest name that is read.
+const LONGEST: u32 = 4096;
+
+/// The names by which the parent may be found, the best first.
+pub(super) async fn names(
+    io: &Io,
+    container: &Container,
+    header: &Header,
+) -> Result<Vec<PathBuf>, OpenError> {
+    let mut names = Vec::new();
+    let rank = |locator: &&Locator| match &locator.code {
+        b"W2ru" => Some(0),
+        b"MacX" => Some(1),
+        b"W2ku" => Some(2),
+        // Older codes (Wi2r, Wi2k, Mac) hold names that nothing here can mean.
+        _ => None,
+    };
+    let mut locators: Vec<&Locator> =
+        header.locators.iter().filter(|locator| rank(locator).is_some()).collect();
+    locators.sort_by_key(rank);
+    for locator in locators {
+        let fits = locator.at.checked_add(u64::from(locator.len));
+        if locator.len > LONGEST || fits.is_none_or(|end| end > container.len()) {
+            let found = format!("a parent's name of {} bytes at {}", locator.len, locator.at);
+            return Err(bad(container, locator.at, found, "a name has at most 4096 bytes"));
+        }
+        let mut bytes = vec![0; locator.len as usize];
+        let failed = |error| os(container, "read the parent's name in", error);
+        container.read(io, locator.at, &mut bytes).await.map_err(failed)?;
+        names.extend(decode(&locator.code, &bytes));
+    }
+    if !header.parent_name.is_empty() {
+        names.push(from_windows(&header.parent_name));
+    }
+    names.retain(|name| !name.as_os_str().is_empty());
+    Ok(names)
+}
+
+fn decode(code: &[u8; 4], bytes: &[u8]) -> Option<PathBuf> {
+    if code == b"MacX" {
+        let text = String::from_utf8_lossy(bytes);
+        let path = text.trim_end_matches('\0').strip_prefix("file://")?;
+        let path = path.strip_prefix("localhost").unwrap_or(path);
+        return Some(PathBuf::from(percent_decoded(path)));
+    }
+    let units = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes(super::bytes::get(pair, 0)));
+    let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
+    Some(from_windows(&String::from_utf16_lossy(&units)))
+}
+
+/// `.\dir\disk.vhd` means what it says; of `C:\dir\disk.vhd` only the last part means anything here.
+fn from_windows(text: &str) -> PathBuf {
+    if text.starts_with('/') {
+        return PathBuf::from(text);
+    }
+    let foreign = text.starts_with("\\\\") || text.get(1..2) == Some(":");
+    let text = text.replace('\\', "/");
+    match text.rsplit('/').next() {
+        Some(last) if foreign => PathBuf::from(last),
+        _ => PathBuf::from(text),
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let hex = after.get(..2).filter(|_| *first == b'%');
+        let code = hex.and_then(|hex| std::str::from_utf8(hex).ok());
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The file that one of `names`, written in `image`, means: in the image's own folder, or in one that
+/// `allow` names.
+pub(crate) fn find(
+    image: &Path,
+    names: &[PathBuf],
+    allow: &[PathBuf],
+) -> Result<PathBuf, OpenError> {
+    let refused = |why: String| OpenError::Malformed {
+        format: "VHD",
+        path: image.to_owned(),
+        offset: 0,
+        found: why,
+        advice: "put it beside the image, or allow its folder with --allow-backing DIR",
+    };
+    let whole = fs::canonicalize(image).map_err(|source| OpenError::Os {
+        what: "find the folder of",
+        path: image.to_owned(),
+        source,
+    })?;
+    let own = whole.parent().unwrap_or(Path::new("/")).to_owned();
+    let allowed: Vec<PathBuf> = allow.iter().filter_map(|dir| fs::canonicalize(dir).ok()).collect();
+    let mut outside = None;
+    for name in names {
+        // A name of another machine may still be right in its last part.
+        let last =
+            name.components().next_back().filter(|part| matches!(part, Component::Normal(_)));
+        let beside = last.map(|part| own.join(part));
+        for candidate in [Some(own.join(name)), beside].into_iter().flatten() {
+            let Ok(candidate) = fs::canonicalize(candidate) else { continue };
+            if candidate.starts_with(&own) || allowed.iter().any(|dir| candidate.starts_with(dir)) {
+                return Ok(candidate);
+            }
+            outside.get_or_insert(candidate);
+        }
+    }
+    Err(refused(match (outside, names.first()) {
+        (Some(found), _) => format!("its parent {} lies in another folder", found.display()),
+        (None, Some(name)) => format!("its parent {} is not there", name.display()),
+        (None, None) => "it has a parent and names none".to_owned(),
+    }))
+}
+
+/// The locators of a new child: what is written where, and its code.
+pub(super) fn encoded(parent: &Path, child: &Path) -> Vec<([u8; 4], Vec<u8>)> {
+    let folder = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
+    let relative = match parent.strip_prefix(folder(child)) {
+        Ok(inside) => inside.to_owned(),
+        Err(_) => relative_to(&folder(child), parent),
+    };
+    let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let relative = relative.to_string_lossy().into_owned();
+    let absolute = parent.to_string_lossy().into_owned();
+    let url: String = absolute
+        .bytes()
+        .map(|byte| match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            other => format!("%{other:02X}"),
+        })
+        .collect();
+    vec![
+        (*b"W2ru", utf16(&format!(".\\{}", relative.replace('/', "\\")))),
+        (*b"W2ku", utf16(&absolute)),
+        (*b"MacX", format!("file://{url}").into_bytes()),
+    ]
+}
+
+fn relative_to(folder: &Path, path: &Path) -> PathBuf {
+    let (from, to): (Vec<_>, Vec<_>) = (folder.components().collect(), path.components().collect());
+    let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = from.iter().skip(common).map(|_| Component::ParentDir);
+    up.chain(to.iter().skip(common).copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_every_form() {
+        let (parent, child) = (Path::new("/a/b/bäse 1.vhd"), Path::new("/a/c/child.vhd"));
+        let decoded: Vec<PathBuf> =
+            encoded(parent, child).iter().filter_map(|(code, bytes)| decode(code, bytes)).collect();
+        let expected = ["./../b/bäse 1.vhd", "/a/b/bäse 1.vhd", "/a/b/bäse 1.vhd"];
+        assert_eq!(decoded, expected.map(PathBuf::from));
+        assert_eq!(from_windows("C:\\x\\y.vhd"), PathBuf::from("y.vhd"));
+        assert_eq!(from_windows("\\\\host\\x\\y.vhd"), PathBuf::from("y.vhd"));
+        assert_eq!(decode(b"MacX", b"file:///x%2"), Some(PathBuf::from("/x%2")));
+    }
+
+    #[test]
+    fn a_parent_is_found_only_where_it_may_lie() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (here, there) = (dir.path().join("here"), dir.path().join("there"));
+        for folder in [&here, &there] {
+            fs::create_dir(folder).expect("made");
+        }
+        let image = here.join("child.vhd");
+        fs::write(&image, "").expect("written");
+        fs::write(there.join("base.vhd"), "").expect("written");
+        let names = [PathBuf::from("../there/base.vhd")];
+        let error = find(&image, &names, &[]).expect_err("outside").to_string();
+        assert!(error.contains("--allow-backing"), "{error}");
+        assert!(find(&image, &names, &[there.clone()]).is_ok());
+        // A symbolic link does not lead outside.
+        std::os::unix::fs::symlink(there.join("base.vhd"), here.join("link.vhd")).expect("linked");
+        assert!(find(&image, &[PathBuf::from("link.vhd")], &[]).is_err());
+        fs::write(here.join("base.vhd"), "").expect("written");
+        assert!(find(&image, &names, &[]).is_ok_and(|path| path.ends_with("here/base.vhd")));
+    }
+}

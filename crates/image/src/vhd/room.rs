@@ -1,0 +1,344 @@
+//! Room for new blocks, and writes under way in sectors that are not yet visible.
+//!
+//! A file grows ahead of need, so that no write extends it. What is new reads as zeros, so a block of
+//! a dynamic VHD is taken as a whole: its bitmap is all ones, and a write to it has nothing more to
+//! note. Over a parent, or on a device, bits are set one by one.
+//!
+//! Blocks lie on a grid of [`Shared::pitch`] bytes that begins where the used part ends, each behind
+//! its bitmap. While the file grows, the footer at its end stands on that grid too, at the end of a page;
+//! that is inside the next block's bitmap, so a footer left behind never shows in a block's bytes.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::{Release, SeqCst};
+
+use ringtap_io::Io;
+
+use super::bitmap::Bitmap;
+use super::dynamic::Shared;
+use super::footer::SECTOR;
+use super::sabotage::Sabotage;
+use super::{BLOCK_ALIGN, end_with_footer, header};
+use crate::{Allocation, Container, Error};
+
+/// The file grows by as much as it has, within a block and this.
+const STEP: u64 = 64 << 20;
+/// How long to wait before looking again at what another task is about to do.
+const PAUSE: u64 = 20_000;
+/// Where the table's 32-bit sector numbers end.
+const FILE_MOST: u64 = (header::UNUSED as u64) * SECTOR;
+
+/// The file's room and what is under way in it.
+pub(super) struct Room {
+    /// Where the last structure or block ends.
+    data_end: u64,
+    /// Where the next block's part of the grid begins.
+    next: u64,
+    /// Where the room ends that the file has.
+    end: u64,
+    /// The file is as long as its last writer left it: there may be anything behind the last block.
+    untouched: bool,
+    growing: bool,
+    /// Whether a footer ends the file.
+    tail: bool,
+    /// Blocks that have a place, and nobody can see them.
+    pending: HashMap<u32, Pending>,
+    /// Writes under way to places that were allocated for them.
+    writes: HashMap<u64, Write>,
+    last_write: u64,
+    /// Blocks whose entries the table on the disk lacks.
+    pub(super) new: Vec<u32>,
+    /// As `new`, but a flush that failed may have written the entries.
+    pub(super) doubtful: Vec<u32>,
+    /// Older blocks whose bitmaps on the disk lack bits.
+    pub(super) changed: Vec<u32>,
+    /// Writes that ended in places allocated for them.
+    pub(super) commits: u64,
+}
+
+/// A block's place before its first write is visible.
+#[derive(Clone, Copy)]
+struct Pending {
+    /// Where its bitmap begins.
+    place: u64,
+    /// Whether it held zeros, and is to be taken as a whole.
+    fresh: bool,
+    /// Whether a write to it failed, and may have left bytes there.
+    stained: bool,
+}
+
+/// A write under way.
+struct Write {
+    block: u32,
+    /// Sectors of the block.
+    first: u64,
+    end: u64,
+    /// Whether it changes a part of a sector, and writes the rest back.
+    partial: bool,
+}
+
+enum Found<'a> {
+    Room(Allocation<'a>),
+    /// Others must come to an end first.
+    Wait,
+    /// The file must grow, which is the asker's to do now.
+    Grow,
+    /// It may be written to as it is by now.
+    Look,
+}
+
+impl Room {
+    pub(super) fn new(container: &Container, data_end: u64, tail: bool) -> Room {
+        let next = data_end.next_multiple_of(BLOCK_ALIGN);
+        let regular = container.traits().regular;
+        // A device's footer is at its end and stays there.
+        let end = if regular { next } else { container.len().saturating_sub(SECTOR) };
+        Room {
+            data_end,
+            next,
+            end,
+            untouched: regular,
+            growing: false,
+            tail,
+            pending: HashMap::new(),
+            writes: HashMap::new(),
+            last_write: 0,
+            new: Vec::new(),
+            doubtful: Vec::new(),
+            changed: Vec::new(),
+            commits: 0,
+        }
+    }
+
+    fn disturbed(&self, block: u32, first: u64, end: u64, partial: bool) -> bool {
+        self.writes.values().any(|write| {
+            write.block == block
+                && write.first < end
+                && first < write.end
+                && (write.partial || partial)
+        })
+    }
+}
+
+impl Shared {
+    /// What the bitmap takes on the grid, so that the block's bytes are aligned.
+    fn lead(&self) -> u64 {
+        self.header.bitmap_size().next_multiple_of(BLOCK_ALIGN)
+    }
+
+    /// What a block takes on the grid.
+    fn pitch(&self) -> u64 {
+        self.lead() + self.block_size().next_multiple_of(BLOCK_ALIGN)
+    }
+
+    pub(super) async fn allocate(
+        &self,
+        io: &Io,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<Allocation<'_>>, Error> {
+        if self.info.read_only {
+            return Err(Error::ReadOnly);
+        }
+        match self.reserve(offset, len)? {
+            Found::Room(room) => return Ok(Some(room)),
+            Found::Look => {}
+            Found::Wait => io.sleep(PAUSE).await,
+            Found::Grow => {
+                let end = self.grow(io).await;
+                self.room().growing = false;
+                end?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> Result<Found<'_>, Error> {
+        let (block, inside) = self.block_of(offset);
+        let len = len.min(self.block_size() - inside);
+        let mut room = self.room();
+        let (place, fresh) = match (self.place_of(block), room.pending.get(&block)) {
+            (Some(place), _) => (place, false),
+            (None, Some(pending)) => (pending.place, pending.fresh),
+            (None, None) => match self.take_place(&mut room, block)? {
+                Ok(taken) => taken,
+                Err(found) => return Ok(found),
+            },
+        };
+        let mut write = Write {
+            block,
+            first: inside / SECTOR,
+            end: (inside + len).div_ceil(SECTOR),
+            partial: false,
+        };
+        let (mut head, mut tail, mut len) = (0, 0, len);
+        if !fresh {
+            let Some(bitmap) = self.bitmaps.get(block) else { return Ok(Found::Look) };
+            if bitmap.run(write.first, write.end).0 {
+                return Ok(Found::Look);
+            }
+            head = inside % SECTOR;
+            if head > 0 || len < SECTOR {
+                len = len.min(SECTOR - head);
+                tail = SECTOR - head - len;
+                write.partial = true;
+            }
+            len -= if write.partial { 0 } else { len % SECTOR };
+            write.end = (inside + len).div_ceil(SECTOR);
+            if room.disturbed(block, write.first, write.end, write.partial) {
+                return Ok(Found::Wait);
+            }
+        }
+        room.last_write += 1;
+        let token = room.last_write;
+        room.writes.insert(token, write);
+        Ok(Found::Room(Allocation {
+            file: self.container.file(),
+            offset: place + self.header.bitmap_size() + inside - head,
+            head,
+            len,
+            tail,
+            cipher: None,
+            token,
+        }))
+    }
+
+    /// A place for the block: where it begins, and whether it is zeros; or what must be done first.
+    fn take_place(
+        &self,
+        room: &mut Room,
+        block: u32,
+    ) -> Result<Result<(u64, bool), Found<'_>>, Error> {
+        if room.growing {
+            return Ok(Err(Found::Wait));
+        }
+        if room.next + self.pitch() > FILE_MOST {
+            return Err(Error::Full);
+        }
+        let regular = self.container.traits().regular;
+        if room.next + self.pitch() > room.end {
+            if !regular {
+                return Err(Error::Full);
+            }
+            room.growing = true;
+            return Ok(Err(Found::Grow));
+        }
+        let place = room.next + self.lead() - self.header.bitmap_size();
+        let zeros = regular || self.sabotaged(Sabotage::RoomIsZeros);
+        let fresh = zeros && self.parent.is_none();
+        room.next += self.pitch();
+        room.data_end = place + self.header.bitmap_size() + self.block_size();
+        room.pending.insert(block, Pending { place, fresh, stained: false });
+        if !fresh {
+            self.bitmaps.put(block, Bitmap::empty(self.block_size() / SECTOR));
+        }
+        Ok(Ok((place, fresh)))
+    }
+
+    /// Make the file longer, with a footer at its new end.
+    async fn grow(&self, io: &Io) -> Result<(), Error> {
+        let container = &self.container;
+        let (next, end, untouched) = {
+            let room = self.room();
+            (room.next, room.end, room.untouched)
+        };
+        if untouched {
+            // Not where the last block ends: a guest may have made its last bytes look like a footer.
+            container.set_len(io, next + SECTOR).await?;
+            let mut room = self.room();
+            room.untouched = false;
+            room.tail = false;
+        }
+        let pitch = self.pitch();
+        let mut step = next.clamp(pitch, STEP.max(pitch)).next_multiple_of(pitch);
+        let mut reserved = container.allocate(io, end, step + BLOCK_ALIGN).await;
+        if reserved == Err(Error::Full) && step > pitch {
+            step = pitch;
+            reserved = container.allocate(io, end, step + BLOCK_ALIGN).await;
+        }
+        match reserved {
+            Ok(()) | Err(Error::Unsupported) => {}
+            Err(error) => {
+                // Space that was reserved behind the file's end goes with this.
+                let len = container.len();
+                container.set_len(io, len).await?;
+                return Err(error);
+            }
+        }
+        container.set_len(io, end + step + BLOCK_ALIGN).await?;
+        self.write_footer(io, end + step).await?;
+        let mut room = self.room();
+        room.end = end + step;
+        room.tail = true;
+        Ok(())
+    }
+
+    /// Write the footer at the end of the page at `page`.
+    async fn write_footer(&self, io: &Io, page: u64) -> Result<(), Error> {
+        let mut bytes = [0; BLOCK_ALIGN as usize];
+        super::bytes::put(&mut bytes, (BLOCK_ALIGN - SECTOR) as usize, self.footer.bytes());
+        self.container.write(io, page, &bytes).await
+    }
+
+    pub(super) fn commit(&self, allocation: &Allocation<'_>, written: bool) {
+        let mut room = self.room();
+        let Some(Write { block, first, end, .. }) = room.writes.remove(&allocation.token) else {
+            return;
+        };
+        if written {
+            // Also where others have made it visible: its bytes are not stable before a flush.
+            room.commits += 1;
+            self.dirty.store(true, SeqCst);
+        }
+        let Some(pending) = room.pending.get(&block).copied() else {
+            let bitmap = self.bitmaps.get(block).filter(|bitmap| !bitmap.is_full() && written);
+            if bitmap.is_some_and(|bitmap| bitmap.set(first, end) && !bitmap.mark()) {
+                room.changed.push(block);
+            }
+            return;
+        };
+        if !written {
+            room.pending.insert(block, Pending { stained: true, ..pending });
+            return;
+        }
+        if pending.fresh {
+            let whole = !pending.stained;
+            let empty = || Bitmap::empty(self.block_size() / SECTOR);
+            self.bitmaps.put(block, if whole { Bitmap::full() } else { empty() });
+        }
+        if let Some(bitmap) = self.bitmaps.get(block) {
+            bitmap.set(first, end);
+        }
+        room.pending.remove(&block);
+        room.new.push(block);
+        if let Some(entry) = self.table.get(block as usize) {
+            entry.store((pending.place / SECTOR) as u32, Release);
+        }
+    }
+
+    /// Give back what was not used, and leave a footer at the very end.
+    pub(super) async fn close(&self, io: &Io) -> Result<(), Error> {
+        self.flush(io).await?;
+        let container = &self.container;
+        let (data_end, next, untouched, tail) = {
+            let room = self.room();
+            (room.data_end, room.next, room.untouched, room.tail)
+        };
+        if tail && (untouched || !container.traits().regular) {
+            return Ok(());
+        }
+        if container.traits().regular {
+            end_with_footer(io, container, &self.footer, data_end).await?;
+        } else {
+            let at = container.len().saturating_sub(SECTOR);
+            container.write(io, at, self.footer.bytes()).await?;
+            container.sync(io).await?;
+        }
+        let mut room = self.room();
+        room.tail = true;
+        if container.traits().regular {
+            room.end = next;
+            room.untouched = true;
+        }
+        Ok(())
+    }
+}
