@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::luks;
+
 /// Why a request failed. Small and `Copy`: each wire turns it into its own code with one `match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
@@ -105,6 +107,14 @@ pub enum OpenError {
     NoFormat {
         /// The image.
         path: PathBuf,
+    },
+    /// The encrypted container cannot be opened.
+    #[error("cannot open {} as LUKS: {source}", path.display())]
+    Luks {
+        /// The container.
+        path: PathBuf,
+        /// Why.
+        source: luks::Error,
     },
     /// The text after `null:` is not a size.
     #[error("null:{text} does not name a size: write null:10G")]

@@ -9,9 +9,11 @@ mod error;
 mod grace;
 mod image;
 mod lock;
+pub mod luks;
 mod null;
 mod open;
 mod raw;
+mod secret;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};
@@ -19,6 +21,8 @@ pub use grace::{Grace, Ticket, UnderWay};
 pub use image::{
     Allocation, Boxed, CacheMode, Cipher, Discard, Extent, Image, Info, SectorCipher, Status,
 };
+pub use luks::Luks;
 pub use null::Null;
 pub use open::{Format, OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;
+pub use secret::{Secret, SecretError, SecretSource};

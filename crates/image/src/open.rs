@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 use ringtap_io::{Io, Ring, Tasks};
 
-use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw};
+use crate::{Boxed, CacheMode, Image, Luks, Null, OpenError, Raw, Secret};
 
 /// Formats an image can be opened as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The disk's bytes as they are.
     Raw,
+    /// An encrypted disk, LUKS1 or LUKS2.
+    Luks,
 }
 
 /// How to open an image.
@@ -25,6 +27,10 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Folders in which backing files named inside an image may lie, beside the image's own.
     pub allow_backing: Vec<PathBuf>,
+    /// What opens an encrypted image.
+    pub secret: Option<Secret>,
+    /// Pass the guest's discards on through encryption, which shows which parts are in use.
+    pub discard: bool,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
@@ -42,13 +48,14 @@ pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenEr
 
 /// As [`open`], from a task: a path only.
 pub fn open_on<'a>(
-    _io: &'a Io,
+    io: &'a Io,
     path: &'a Path,
     options: &'a OpenOptions,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
+            Some(Format::Luks) => Ok(Box::new(Luks::open(io, path, options).await?) as _),
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }
     })
