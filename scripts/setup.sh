@@ -55,7 +55,7 @@ if [ "$purpose" = test ]; then
     need qemu-system-x86_64 qemu-system-x86
     need nbdsh python3-libnbd
     need cryptsetup cryptsetup-bin
-    python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)
+    /usr/bin/python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)
     need mkfs.xfs xfsprogs
     need mkfs.btrfs btrfs-progs
     need systemd-socket-activate systemd

@@ -8,11 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, open};
+use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, Secret, SecretSource, open};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use serde::Serialize;
 
 use crate::args::Output;
+use crate::secret;
 use crate::serve::FormatName;
 
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -26,6 +27,10 @@ pub(crate) struct InfoArgs {
     /// Format of the image
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "raw")]
     format: FormatName,
+
+    /// Where the secret of an encrypted image is: file:PATH, fd:N or credential:NAME
+    #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
+    secret: Option<SecretSource>,
 
     /// How to print it
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
@@ -70,7 +75,9 @@ enum Lock {
 }
 
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
-    let facts = look(&args.disk, args.format.into())?;
+    let warn = |text| eprintln!("ringtap: warning: {text}");
+    let secret = args.secret.as_ref().map(|source| secret::read(source, warn)).transpose()?;
+    let facts = look(&args.disk, args.format.into(), secret)?;
     let text = match args.output {
         Output::Json => serde_json::to_string_pretty(&facts)?,
         Output::Text => facts.text(),
@@ -79,11 +86,12 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn look(disk: &Path, format: Format) -> anyhow::Result<Facts> {
+fn look(disk: &Path, format: Format, secret: Option<Secret>) -> anyhow::Result<Facts> {
     let mut options = OpenOptions {
         format: Some(format),
         cache: CacheMode::None,
         read_only: true,
+        secret,
         ..OpenOptions::default()
     };
     let mut direct = true;
@@ -205,7 +213,7 @@ impl Facts {
             Lock::Free => "lock: free, nobody writes to it".into(),
             Lock::Held { by, what } => format!("lock: {by} holds {what}"),
         });
-        if let Some(format) = self.looks_like {
+        if let Some(format) = self.looks_like.filter(|format| *format != self.format) {
             lines.push(format!(
                 "note: it bears the mark of {format}; as raw, a guest sees that file's bytes as its disk"
             ));
@@ -267,7 +275,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("disk");
         File::create(&path).and_then(|file| file.set_len((1 << 30) + 7)).expect("a sparse file");
-        let facts = look(&path, Format::Raw).expect("facts");
+        let facts = look(&path, Format::Raw, None).expect("facts");
         assert_eq!(facts.virtual_size, (1 << 30) + 512);
         assert!(facts.disk_size.expect("a file") < 1 << 20);
         assert_eq!(facts.lock, Lock::Free);

@@ -4,6 +4,7 @@ mod args;
 mod info;
 mod manual;
 mod outcome;
+mod secret;
 mod serve;
 
 use std::io::Write;

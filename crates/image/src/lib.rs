@@ -13,6 +13,7 @@ pub mod luks;
 mod null;
 mod open;
 mod raw;
+mod restart;
 mod secret;
 
 pub use container::{Container, Traits};
@@ -25,4 +26,5 @@ pub use luks::Luks;
 pub use null::Null;
 pub use open::{Format, OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;
+pub use restart::{Identity, Left, Record, RestartLog, Words};
 pub use secret::{Secret, SecretError, SecretSource};

@@ -30,7 +30,7 @@ pub struct OpenOptions {
     /// What opens an encrypted image.
     pub secret: Option<Secret>,
     /// Pass the guest's discards on through encryption, which shows which parts are in use.
-    pub discard: bool,
+    pub allow_discards: bool,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.

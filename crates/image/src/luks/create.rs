@@ -15,6 +15,8 @@ const SALT: usize = 32;
 /// Where a LUKS2 payload begins, as cryptsetup lays it out: 16 MiB.
 const PAYLOAD2: u64 = 16 << 20;
 const ZEROS: usize = 1 << 20;
+/// The least that any disk writes whole.
+const FIRST: usize = 512;
 /// What the digest of the key costs, of the keyslot's effort: it guards a random key, not a secret.
 const DIGEST_ITERATIONS: u32 = 1000;
 
@@ -122,7 +124,12 @@ pub async fn create(
     container.sync(io).await.map_err(write)?;
     container.write(io, new.keyslot.offset, &new.material).await.map_err(write)?;
     container.sync(io).await.map_err(write)?;
-    container.write(io, 0, &new.header_bytes()?).await.map_err(write)?;
+    // The first sector makes it a container: it comes last, whole or not at all.
+    let header = new.header_bytes()?;
+    let (first, rest) = header.split_at(FIRST);
+    container.write(io, FIRST as u64, rest).await.map_err(write)?;
+    container.sync(io).await.map_err(write)?;
+    container.write(io, 0, first).await.map_err(write)?;
     container.sync(io).await.map_err(write)?;
     Ok(payload)
 }

@@ -41,7 +41,7 @@ impl Luks {
             drop(container);
             container = Container::open(path, &OpenOptions { cache, ..options.clone() })?;
         }
-        Luks::on(io, container, secret, options.discard).await.map_err(failed)
+        Luks::on(io, container, secret, options.allow_discards).await.map_err(failed)
     }
 
     /// Open a container with its secret. `discard` passes discards on, which tells whoever sees the

@@ -29,7 +29,8 @@ const MAGIC: &[u8; 6] = b"LUKS\xba\xbe";
 
 /// Text of a header for a message: nothing that a terminal would act on, and not too much of it.
 fn shown(text: &str) -> String {
-    text.chars().take(64).flat_map(char::escape_default).collect()
+    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().take(64).map(plain).collect()
 }
 
 /// The bytes that should have been a magic number, for a message.

@@ -235,20 +235,20 @@ fn a_damaged_copy_is_made_up_for_by_the_other() {
 
 #[test]
 fn discards_pass_only_where_asked() {
-    for discard in [false, true] {
+    for allow_discards in [false, true] {
         let bench = Bench::new();
         bench.create(4 * MIB, CreateOptions { effort: QUICK, ..CreateOptions::default() });
-        let opened = bench.open(OpenOptions { discard, ..bench.options() }).expect("opened");
+        let opened = bench.open(OpenOptions { allow_discards, ..bench.options() }).expect("opened");
         opened.write(0, &vec![7; 4 << 20]);
         opened.ask(Kind::Flush, 0, 0).expect("a flush");
         let blocks = || fs::metadata(&bench.disk).expect("facts").blocks();
         let before = blocks();
         opened.ask(Kind::Discard, MIB, 2 * MIB).expect("a discard");
         let freed = (before - blocks()) * 512;
-        assert_eq!(freed > MIB, discard, "{freed} bytes freed");
+        assert_eq!(freed > MIB, allow_discards, "{freed} bytes freed");
         assert!(opened.read(0, 1 << 20).iter().all(|byte| *byte == 7));
         let kept = opened.read(MIB, 1 << 20).iter().all(|byte| *byte == 7);
-        assert_eq!(kept, !discard);
+        assert_eq!(kept, !allow_discards);
         let zero = Kind::WriteZeroes { unmap: true, fast: true };
         assert!(opened.ask(zero, 0, MIB).is_err(), "zeros take writing");
     }

@@ -82,7 +82,7 @@ impl Bench {
         let dumped = dump.arg("--key-file").arg(&self.key).arg(&self.disk).output();
         good(&dumped.expect("cryptsetup runs"), "luksDump --dump-volume-key");
         let clear = self.path("clear");
-        let mut python = limited("python3");
+        let mut python = limited("/usr/bin/python3");
         python.arg("-c").arg(DECIPHER).arg(&self.disk).arg(&volume_key).arg(&clear);
         let done = python.arg(offset.to_string()).arg(sector.to_string()).output();
         good(&done.expect("python runs"), "python");
@@ -133,9 +133,12 @@ while len(sector := disk.read(size)) == size:
     number += 1
 "#;
 
+/// A program with an end to its time. scripts/setup.sh test installs those that these tests take.
 pub fn limited(program: &str) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-k", "5", "120", program]);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     command
 }
 
