@@ -54,6 +54,8 @@ fi
 if [ "$purpose" = test ]; then
     need qemu-system-x86_64 qemu-system-x86
     need nbdsh python3-libnbd
+    need cryptsetup cryptsetup-bin
+    /usr/bin/python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)
     need mkfs.xfs xfsprogs
     need mkfs.btrfs btrfs-progs
     need systemd-socket-activate systemd

@@ -4,6 +4,7 @@ mod args;
 mod manual;
 mod names;
 mod outcome;
+mod secret;
 mod serve;
 mod verbs;
 

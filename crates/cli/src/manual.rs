@@ -75,6 +75,10 @@ fn sections(command: &str) -> &'static [Section] {
                         "two disks at one port, by name",
                     ),
                     (
+                        "ringtap serve vm.luks -f luks --secret credential:vm --vhost-user /run/vm.sock",
+                        "an encrypted disk, opened with LoadCredential=vm:PATH of its systemd unit",
+                    ),
+                    (
                         "ringtap serve null:10G --vhost-user /run/null.sock",
                         "a disk that holds nothing, to measure the wire alone",
                     ),

@@ -79,6 +79,15 @@ fn split(list: &str) -> Vec<String> {
     parts
 }
 
+/// A switch: on or off, as QEMU writes them, or yes, no, true, false.
+pub(crate) fn switch(key: &str, text: &str) -> Result<bool, String> {
+    match text {
+        "on" | "yes" | "true" => Ok(true),
+        "off" | "no" | "false" => Ok(false),
+        _ => Err(format!("{key}={text}: write {key}=on or {key}=off")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

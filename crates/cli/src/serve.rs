@@ -1,17 +1,18 @@
 //! `ringtap serve`: the command line turned into a configuration, each option bound to its disk.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, Disk, Error};
-use ringtap_image::{CacheMode, Format, OpenOptions};
+use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Output;
 use crate::names::{self, CacheName};
+use crate::secret;
 
 const OF_DISK: &str = "Options of the DISK before them";
 /// Queues offered unless told otherwise. One that no guest uses costs nothing, and QEMU refuses a
@@ -59,6 +60,23 @@ pub(crate) struct ServeArgs {
         help_heading = OF_DISK
     )]
     read_only: Vec<bool>,
+
+    /// Where the secret of an encrypted image is: file:PATH, fd:N (a descriptor inherited), or
+    /// credential:NAME (of systemd); all its bytes count, a newline at the end, too
+    #[arg(long, value_name = "SOURCE", value_parser = secret::source, help_heading = OF_DISK)]
+    secret: Vec<SecretSource>,
+
+    /// Pass discards on through encryption, which shows others which parts of the disk are in use
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        help_heading = OF_DISK
+    )]
+    allow_discards: Vec<bool>,
 
     /// Serve NBD at unix:PATH, tcp:HOST:PORT, or sockets handed over: systemd, systemd:NAME; repeatable
     #[arg(long, value_name = "ADDRESS", value_parser = Address::nbd, help_heading = OF_DISK)]
@@ -138,6 +156,8 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut format = bound.single("format", args.format)?;
     let mut cache = bound.single("cache", args.cache)?;
     let mut read_only = bound.single("read_only", args.read_only)?;
+    let mut secret = bound.single("secret", args.secret)?;
+    let mut allow_discards = bound.single("allow_discards", args.allow_discards)?;
     let mut name = bound.single("name", args.name)?;
     let mut queues = bound.single("queues", args.queues)?;
     let mut serial = bound.single("serial", args.serial)?;
@@ -163,6 +183,8 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
                 read_only: read_only[i].take().unwrap_or(false),
                 allow_backing: std::mem::take(&mut allow_backing[i]),
+                secret: secret[i].take().map(|source| read_secret(path, &source)).transpose()?,
+                allow_discards: allow_discards[i].take().unwrap_or(false),
                 ..OpenOptions::default()
             },
             nbd: std::mem::take(&mut nbd[i]),
@@ -181,6 +203,11 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
             Output::Json => Announce::Json,
         },
     })
+}
+
+fn read_secret(disk: &Path, source: &SecretSource) -> Result<Secret, Error> {
+    let warn = |text: String| tracing::warn!("{}: {text}", disk.display());
+    secret::read(source, warn).map_err(|error| Error::Usage(format!("{}: {error}", disk.display())))
 }
 
 /// Which options belong to which disk, by their places on the command line.
@@ -270,10 +297,27 @@ mod tests {
             ("a --socket-mode 999", "octal"),
             ("a --nbd unix:x --queues 2", "--vhost-user PATH"),
             ("a --nbdd unix:x", "--nbd"),
+            ("a --secret hunter2", "file:PATH"),
+            ("a --secret file:/nonexistent/key", "/nonexistent/key"),
+            ("a --secret fd:0 --secret fd:3", "given twice for a"),
         ] {
             let message = parse(line).expect_err(line);
             assert!(message.contains(said), "{line}: {message}");
         }
+    }
+
+    #[test]
+    fn a_secret_belongs_to_its_disk() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let key = dir.path().join("key");
+        std::fs::write(&key, "hunter2\n").expect("a key file");
+        let line = format!("a b -f luks --secret file:{} --allow-discards c", key.display());
+        let config = parse(&line).expect("three disks");
+        let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
+        assert!(a.options.secret.is_none() && c.options.secret.is_none());
+        assert_eq!(b.options.secret.as_ref().map(Secret::bytes), Some(&b"hunter2\n"[..]));
+        assert!(b.options.allow_discards && !c.options.allow_discards);
+        assert!(!format!("{config:?}").contains("hunter2"));
     }
 
     #[test]

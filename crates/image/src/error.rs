@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
+use crate::luks;
+
 /// Why a request failed. Small and `Copy`: each wire turns it into its own code with one `match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
@@ -170,6 +172,14 @@ pub enum OpenError {
         found: String,
         /// What to do.
         advice: &'static str,
+    },
+    /// The encrypted container cannot be opened.
+    #[error("cannot open {} as LUKS: {source}", path.display())]
+    Luks {
+        /// The container.
+        path: PathBuf,
+        /// Why.
+        source: luks::Error,
     },
     /// The text after `null:` is not a size.
     #[error("null:{text} does not name a size: write null:10G")]

@@ -11,12 +11,14 @@ mod format;
 mod grace;
 mod image;
 mod lock;
+pub mod luks;
 mod null;
 mod open;
 pub mod probe;
 pub mod qcow2;
 mod raw;
 mod restart;
+mod secret;
 pub mod vhd;
 
 pub use container::{Container, Traits};
@@ -26,7 +28,9 @@ pub use grace::{Grace, Ticket, UnderWay};
 pub use image::{
     Allocation, Boxed, CacheMode, Cipher, Discard, Extent, Image, Info, SectorCipher, Status,
 };
+pub use luks::Luks;
 pub use null::Null;
 pub use open::{OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;
 pub use restart::{Identity, Left, Record, RestartLog, Words};
+pub use secret::{Secret, SecretError, SecretSource};

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use ringtap_io::{Io, Ring, Tasks};
 
 use crate::backing::Chain;
-use crate::{Boxed, CacheMode, Format, Image, Null, OpenError, Raw, probe, qcow2, vhd};
+use crate::{
+    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Raw, Secret, probe, qcow2, vhd,
+};
 
 /// How to open an image.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +27,10 @@ pub struct OpenOptions {
     pub layers: Option<u32>,
     /// The most bytes of an image's tables to keep in memory.
     pub table_memory: Option<u64>,
+    /// What opens an encrypted image.
+    pub secret: Option<Secret>,
+    /// Pass the guest's discards on through encryption, which shows which parts are in use.
+    pub allow_discards: bool,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
@@ -76,6 +82,7 @@ pub(crate) fn open_in_chain<'a>(
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
             Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
             Some(Format::Vhd) => vhd::open(io, path, options).await,
+            Some(Format::Luks) => Ok(Box::new(Luks::open(io, path, options).await?) as _),
             Some(format) => Err(OpenError::Unsupported { path: path.to_owned(), format }),
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }

@@ -7,7 +7,9 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod file;
+mod inherited;
 mod io;
+mod locked;
 mod mem;
 mod op;
 mod pool;
@@ -17,7 +19,9 @@ mod signal;
 mod task;
 
 pub use file::{File, Nature, OpenFile};
+pub use inherited::duplicate_fd;
 pub use io::{Io, OpFuture};
+pub use locked::{Locked, LockedBytes};
 pub use mem::Mem;
 pub use op::{Key, Op, Reactor, Time};
 pub use pool::{Buffer, PAGE};

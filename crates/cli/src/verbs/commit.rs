@@ -15,6 +15,7 @@ use super::chain;
 use super::convert::{finish, same_file};
 use super::offline;
 use super::resize;
+use super::source::Sources;
 use crate::names::{self, CacheName};
 
 /// What `ringtap commit` is told.
@@ -47,12 +48,11 @@ pub(crate) struct CommitArgs {
     #[arg(short = 't', long, value_enum, value_name = "MODE", default_value = "writeback")]
     cache: CacheName,
 
-    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
-    #[arg(long, value_name = "DIR")]
-    allow_backing: Vec<PathBuf>,
-
     #[command(flatten)]
     talk: Talk,
+
+    #[command(flatten)]
+    sources: Sources,
 }
 
 pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
@@ -76,23 +76,18 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     // Kept off everybody from here on; the overlay is then read without a lock of its own.
     let top = offline::container(file, true, false)?;
     let overlay = OpenOptions {
-        format: Some(format),
-        cache: CacheMode::Writeback,
-        read_only: true,
         force_share: true,
-        allow_backing: args.allow_backing.clone(),
         layers: Some(depth as u32),
-        ..OpenOptions::default()
+        ..args.sources.options(format, CacheMode::Writeback)?
     };
     let from = Vbd::new(open(file, &overlay)?, CacheMode::Writeback);
     resize::grow(&base.path, base.format, from.size())
         .with_context(|| format!("cannot make {} as large as the overlay", base.path.display()))?;
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {
-        format: Some(base.format),
-        cache,
-        allow_backing: args.allow_backing.clone(),
-        ..OpenOptions::default()
+        read_only: false,
+        force_share: false,
+        ..args.sources.options(base.format, cache)?
     };
     let path = base.path.clone();
     let image = on_a_ring(&path.clone(), |io| async move { open_on(&io, &path, &options).await })??;

@@ -124,12 +124,17 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         recipe.size.get_or_insert(size);
         let wanted = recipe.settle_size(&args.sources, true)?;
         ensure!(wanted >= size, "size={wanted}: the sources have {size} bytes");
-        recipe.make(target)?;
+        recipe.make(target, args.new.secret()?.as_ref())?;
     }
     let zeroed = if args.no_create {
         args.target_is_zero
     } else {
-        recipe.backing.is_none() && (format != Format::Raw || target.metadata()?.is_file())
+        match format {
+            // What is in a new container is noise.
+            Format::Luks => false,
+            Format::Raw => target.metadata()?.is_file(),
+            _ => recipe.backing.is_none(),
+        }
     };
     let to = open_target(args, target, format)?;
     ensure!(
@@ -194,10 +199,10 @@ fn open_target(args: &ConvertArgs, target: &Path, format: Format) -> anyhow::Res
     };
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {
-        format: Some(format),
-        cache,
-        allow_backing: args.sources.allow_backing.clone(),
-        ..OpenOptions::default()
+        read_only: false,
+        force_share: false,
+        secret: args.new.secret()?,
+        ..args.sources.options(format, cache)?
     };
     let path = target.to_owned();
     let image = on_a_ring(target, |io| async move { open_on(&io, &path, &options).await })??;

@@ -7,7 +7,7 @@ use clap::Args;
 use ringtap_image::Format;
 
 use super::info::human;
-use super::source::Sources;
+use super::source::{Sources, read_secret};
 use super::target::NewImage;
 use crate::names;
 
@@ -66,7 +66,11 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let mut recipe = args.new.recipe(file, args.format, args.backing.as_deref())?;
     recipe.size = args.size.or(recipe.size);
     let size = recipe.settle_size(&args.sources, args.unsafely)?;
-    recipe.make(file)?;
+    let secret = match args.new.secret()? {
+        Some(secret) => Some(secret),
+        None => read_secret(args.sources.secret.as_ref())?,
+    };
+    recipe.make(file, secret.as_ref())?;
     if !args.quiet {
         let over = recipe.backing.map(|it| format!(" over {}", it.path.display()));
         let (format, over) = (recipe.format, over.unwrap_or_default());

@@ -122,9 +122,9 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let share = args.sources.force_share;
     let facts = if args.backing_chain {
         let layers = chain::layers(&args.disk, args.format, share)?;
-        layers.iter().map(look).collect::<anyhow::Result<Vec<_>>>()?
+        layers.iter().map(|layer| look(layer, &args.sources)).collect::<anyhow::Result<Vec<_>>>()?
     } else {
-        vec![look(&chain::layer(&args.disk, args.format, share)?)?]
+        vec![look(&chain::layer(&args.disk, args.format, share)?, &args.sources)?]
     };
     let text = match (args.output, &facts[..]) {
         (Output::Json, [one]) if !args.backing_chain => serde_json::to_string_pretty(one)?,
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn look(layer: &Layer) -> anyhow::Result<Facts> {
+fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
     let path = &layer.path;
     let mut facts = Facts {
         filename: path.display().to_string(),
@@ -169,7 +169,7 @@ fn look(layer: &Layer) -> anyhow::Result<Facts> {
             facts.tell_of_qcow2(header);
             facts.snapshots = layer.snapshots.clone();
         }
-        None => facts.tell_of_any(layer)?,
+        None => facts.tell_of_any(layer, sources)?,
     }
     if is_null(path) {
         facts.format = "null";
@@ -196,14 +196,9 @@ fn known_alignment(path: &Path) -> Option<Alignment> {
 
 impl Facts {
     /// What opening it tells.
-    fn tell_of_any(&mut self, layer: &Layer) -> anyhow::Result<()> {
-        let mut options = OpenOptions {
-            format: Some(layer.format),
-            cache: CacheMode::None,
-            read_only: true,
-            force_share: true,
-            ..OpenOptions::default()
-        };
+    fn tell_of_any(&mut self, layer: &Layer, sources: &Sources) -> anyhow::Result<()> {
+        let mut options =
+            OpenOptions { force_share: true, ..sources.options(layer.format, CacheMode::None)? };
         let mut image = open(&layer.path, &options);
         let mut direct = !is_null(&layer.path);
         if matches!(&image, Err(OpenError::Os { source, .. }) if source.kind() == io::ErrorKind::InvalidInput)
@@ -399,7 +394,8 @@ mod tests {
             .and_then(|file| file.set_len((1 << 30) + 7))
             .expect("a sparse file");
         let layer = chain::layer(&path, None, false).expect("a layer");
-        let facts = look(&layer).expect("facts");
+        let sources = Sources { force_share: false, allow_backing: vec![], secret: None };
+        let facts = look(&layer, &sources).expect("facts");
         assert_eq!(facts.virtual_size, (1 << 30) + 512);
         assert!(facts.actual_size.expect("a file") < 1 << 20);
         assert_eq!((facts.lock, facts.format_known), (Lock::Free, "probed"));

@@ -102,10 +102,9 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
 fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow::Result<()> {
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {
-        format: Some(Format::Qcow2),
-        cache,
-        allow_backing: args.sources.allow_backing.clone(),
-        ..OpenOptions::default()
+        read_only: false,
+        force_share: false,
+        ..args.sources.options(Format::Qcow2, cache)?
     };
     let overlay = Vbd::new(open(file, &options)?, cache);
     let below = match new {

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error;
-use ringtap_image::{CacheMode, Format, OpenOptions, open, probe};
+use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource, open, probe};
 use ringtap_vbd::Vbd;
+
+use crate::secret;
 
 /// How an image's format came to be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,31 @@ pub(crate) struct Sources {
     /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
     #[arg(long, value_name = "DIR")]
     pub(crate) allow_backing: Vec<PathBuf>,
+
+    /// Where the secret of an encrypted image that is read is: file:PATH, fd:N or credential:NAME
+    #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
+    pub(crate) secret: Option<SecretSource>,
+}
+
+impl Sources {
+    /// Options to open an image with, of a format and for reading unless they are changed.
+    pub(crate) fn options(&self, format: Format, cache: CacheMode) -> anyhow::Result<OpenOptions> {
+        Ok(OpenOptions {
+            format: Some(format),
+            cache,
+            read_only: true,
+            force_share: self.force_share,
+            allow_backing: self.allow_backing.clone(),
+            secret: read_secret(self.secret.as_ref())?,
+            ..OpenOptions::default()
+        })
+    }
+}
+
+/// Read a secret that is named.
+pub(crate) fn read_secret(source: Option<&SecretSource>) -> anyhow::Result<Option<Secret>> {
+    let warn = |text| eprintln!("ringtap: warning: {text}");
+    Ok(source.map(|source| secret::read(source, warn)).transpose()?)
 }
 
 /// The format of an image that is only read: named, else written down, else by its mark.
@@ -84,14 +111,7 @@ pub(crate) fn open_source(
             path.display()
         );
     }
-    let options = OpenOptions {
-        format: Some(format),
-        cache,
-        read_only: true,
-        force_share: sources.force_share,
-        allow_backing: sources.allow_backing.clone(),
-        ..OpenOptions::default()
-    };
+    let options = sources.options(format, cache)?;
     Ok(Vbd::new(open(path, &options)?, cache))
 }
 

@@ -7,11 +7,14 @@ use anyhow::Context;
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, CreateOptions};
-use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, parse_size, probe};
+use ringtap_image::{
+    CacheMode, Container, Format, OpenOptions, Secret, SecretSource, luks, on_a_ring, parse_size,
+    probe, vhd,
+};
 
 use super::chain;
-use super::source::{Sources, format_of, open_source};
-use crate::names;
+use super::source::{Sources, format_of, open_source, read_secret};
+use crate::{names, secret};
 
 /// Options of the verbs that make an image.
 #[derive(Debug, Args)]
@@ -29,6 +32,10 @@ pub(crate) struct NewImage {
         hide_possible_values = true
     )]
     backing_format: Option<Format>,
+
+    /// Where the secret that is to open the new image is, if it is to be encrypted
+    #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
+    target_secret: Option<SecretSource>,
 }
 
 /// What an image is to be.
@@ -68,6 +75,19 @@ pub(crate) fn help(format: Format) -> Option<&'static str> {
                lazy_refcounts=on|off           refcounts may lag behind while in use [off]\n  \
                preallocation=off|metadata|falloc|full  what exists from the beginning [off]\n  \
                refcount_bits=N                 1 to 64 [16]\n  \
+               size=SIZE                       virtual size\n  \
+               encrypt.format=luks             encrypt guest data; needs --target-secret\n"
+        }
+        Format::Vhd => {
+            "  subformat=dynamic|fixed         blocks on demand, or all at once [dynamic]\n  \
+               force_size=on|off               keep the size as it is, as Azure wants [off]\n  \
+               size=SIZE                       virtual size\n"
+        }
+        Format::Luks => {
+            "  version=1|2                     version of the format; QEMU reads 1 [2]\n  \
+               key_size=256|512                bits of the key [512]\n  \
+               sector_size=512|1024|2048|4096  version 2 only [512]\n  \
+               label=TEXT                      version 2 only\n  \
                size=SIZE                       virtual size\n"
         }
         _ => return None,
@@ -75,6 +95,11 @@ pub(crate) fn help(format: Format) -> Option<&'static str> {
 }
 
 impl NewImage {
+    /// The secret of the image to be made, if one is named.
+    pub(crate) fn secret(&self) -> anyhow::Result<Option<Secret>> {
+        read_secret(self.target_secret.as_ref())
+    }
+
     /// Print the options of the format, if that is what is asked.
     pub(crate) fn help_wanted(&self, format: Format) -> Option<String> {
         names::asks_for_help(&self.options).then(|| match help(format) {
@@ -161,16 +186,16 @@ impl Recipe {
 
     /// Make the image; what was there is lost. Its size must be known. A file that did not exist is
     /// removed again where this fails.
-    pub(crate) fn make(&self, path: &Path) -> anyhow::Result<()> {
+    pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<()> {
         let made = fs::File::create_new(path).is_ok();
-        let end = self.write(path);
+        let end = self.write(path, secret);
         if end.is_err() && made {
             let _ = fs::remove_file(path);
         }
         end
     }
 
-    fn write(&self, path: &Path) -> anyhow::Result<()> {
+    fn write(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<()> {
         // Until it is whole again, what was written down is no longer so.
         if path.exists() {
             probe::forget(path);
@@ -201,14 +226,69 @@ impl Recipe {
                     extended_l2: self.backing.is_some(),
                     ..CreateOptions::default()
                 };
+                let mut cipher = "off";
                 for (key, value) in &self.options {
-                    options.set(key, value).map_err(Fault::Usage)?;
+                    match key.as_str() {
+                        "encrypt.format" => cipher = value,
+                        _ => options.set(key, value).map_err(Fault::Usage)?,
+                    }
+                }
+                match (cipher, secret) {
+                    ("off", _) => {}
+                    ("luks", Some(secret)) => {
+                        // LUKS1: QEMU reads nothing else inside qcow2.
+                        let own = luks::CreateOptions {
+                            version: luks::Version::Luks1,
+                            ..luks::CreateOptions::default()
+                        };
+                        options.luks = Some(luks::create_header(&own, secret)?.0);
+                    }
+                    ("luks", None) => return Err(no_secret()),
+                    (other, _) => {
+                        let why = format!("encrypt.format={other}: only luks is possible");
+                        return Err(Fault::Usage(why).into());
+                    }
                 }
                 let own_choice = self.options.iter().any(|(key, _)| key == "extended_l2");
                 if !own_choice && (options.version == 2 || options.cluster_size < 16 << 10) {
                     options.extended_l2 = false;
                 }
                 make_qcow2(path, options)?;
+            }
+            Format::Vhd => {
+                let mut options = vhd::CreateOptions {
+                    size,
+                    kind: vhd::Kind::Dynamic,
+                    force_size: false,
+                    block_size: None,
+                    parent: None,
+                    id: None,
+                };
+                for (key, value) in &self.options {
+                    match (key.as_str(), value.as_str()) {
+                        ("subformat", "fixed") => options.kind = vhd::Kind::Fixed,
+                        ("subformat", "dynamic") => options.kind = vhd::Kind::Dynamic,
+                        ("force_size", text) => {
+                            options.force_size =
+                                names::switch("force_size", text).map_err(Fault::Usage)?;
+                        }
+                        _ => none_left(&[(format!("{key}={value}"), String::new())])?,
+                    }
+                }
+                let file = container(path)?;
+                on_a_ring(path, |io| async move { vhd::create(&io, &file, &options).await })??;
+            }
+            Format::Luks => {
+                let mut options = luks::CreateOptions::default();
+                for (key, value) in &self.options {
+                    set_luks(&mut options, key, value).map_err(Fault::Usage)?;
+                }
+                let secret = secret.ok_or_else(no_secret)?.clone();
+                let file = container(path)?;
+                let size = size.next_multiple_of(options.sector_size.into());
+                on_a_ring(path, |io| async move {
+                    luks::create(&io, &file, size, &options, &secret).await
+                })??;
             }
             other => {
                 let why =
@@ -219,6 +299,30 @@ impl Recipe {
         probe::record(path, self.format);
         Ok(())
     }
+}
+
+fn no_secret() -> anyhow::Error {
+    let why = "an encrypted image needs a secret: add --target-secret file:PATH";
+    Fault::Usage(why.into()).into()
+}
+
+fn set_luks(options: &mut luks::CreateOptions, key: &str, value: &str) -> Result<(), String> {
+    let number =
+        |want: &str| value.parse::<u32>().map_err(|_| format!("{key}={value}: write {want}"));
+    match key {
+        "version" => {
+            options.version = match value {
+                "1" => luks::Version::Luks1,
+                "2" => luks::Version::Luks2,
+                _ => return Err(format!("version={value}: write 1 or 2")),
+            }
+        }
+        "key_size" => options.key_bits = number("256 or 512")?,
+        "sector_size" => options.sector_size = number("512, 1024, 2048 or 4096")?,
+        "label" => value.clone_into(&mut options.label),
+        _ => return Err(format!("{key} is no option of luks: -o help lists them")),
+    }
+    Ok(())
 }
 
 /// Open a file to be overwritten, made where it is missing.

@@ -9,10 +9,12 @@ use ringtap_io::Io;
 use super::header::incompatible;
 use super::{Header, Parts, Qcow2};
 use crate::backing::{Chain, Named};
-use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions};
+use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions, SectorCipher, luks};
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
 const SMALLEST_DIRECT: u64 = 4096;
+/// The most bytes of a LUKS header with its key material.
+const MOST_KEYS: u64 = 64 << 20;
 
 /// Open an image and what it names, each in its turn; `chain` knows those opened above it.
 pub(crate) fn open_chain<'a>(
@@ -48,9 +50,38 @@ pub(crate) fn open_chain<'a>(
             }
             _ => None,
         };
-        let parts = Parts { data, base, table_memory: options.table_memory, ..Parts::default() };
+        let key = unlock(io, &container, &header, &options).await?;
+        let table_memory = options.table_memory;
+        let parts = Parts { data, base, key, table_memory, ..Parts::default() };
         Ok(Box::new(Qcow2::open(io, container, header, parts).await?) as Box<dyn Image>)
     })
+}
+
+/// The cipher of an encrypted image, where the secret for it is there.
+async fn unlock(
+    io: &Io,
+    container: &Container,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<Option<Box<dyn SectorCipher>>, OpenError> {
+    let (Some(place), Some(secret)) = (header.encryption(), &options.secret) else {
+        return Ok(None);
+    };
+    let path = || container.path().to_owned();
+    let why = "its LUKS header would lie past the end of the file, or is larger than 64 MiB";
+    let end = place.offset.checked_add(place.len).filter(|end| *end <= container.len());
+    if end.is_none() || place.len > MOST_KEYS {
+        return Err(OpenError::Refused { path: path(), why });
+    }
+    let mut bytes = vec![0; place.len as usize];
+    container.read(io, place.offset, &mut bytes).await.map_err(|error| OpenError::Os {
+        what: "read the LUKS header of",
+        path: path(),
+        source: std::io::Error::from_raw_os_error(error.errno()),
+    })?;
+    let key = luks::unlock_header(&bytes, secret)
+        .map_err(|source| OpenError::Luks { path: path(), source })?;
+    Ok(Some(Box::new(key)))
 }
 
 fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Container, OpenError> {

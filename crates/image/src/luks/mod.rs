@@ -1,0 +1,45 @@
+//! LUKS1 and LUKS2: encrypted disks as cryptsetup makes them, on files, on block devices and inside
+//! qcow2. Ciphers: AES-XTS. Headers lie in front of the payload; detached ones are not supported.
+//!
+//! Sources: LUKS1 On-Disk Format Specification 1.2.3, LUKS2 On-Disk Format Specification 1.1.1.
+
+mod af;
+mod create;
+mod error;
+mod hash;
+mod header;
+mod image;
+mod json;
+mod kdf;
+mod unlock;
+mod v1;
+mod v2;
+mod xts;
+
+pub use create::{CreateOptions, Derivation, Version, create, create_header};
+pub use error::Error;
+pub use hash::Hash;
+pub use header::{Header, KeyDigest, Keyslot};
+pub use image::Luks;
+pub use kdf::{Argon2Kind, Effort, Kdf};
+pub use unlock::{parse, read_header, unlock_header};
+pub use xts::{Encryption, Xts};
+
+const MAGIC: &[u8; 6] = b"LUKS\xba\xbe";
+
+/// Text of a header for a message: nothing that a terminal would act on, and not too much of it.
+fn shown(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().take(64).map(plain).collect()
+}
+
+/// The bytes that should have been a magic number, for a message.
+fn first_bytes(bytes: &[u8]) -> String {
+    let first: String = bytes
+        .iter()
+        .take(MAGIC.len())
+        .flat_map(|byte| byte.escape_ascii())
+        .map(char::from)
+        .collect();
+    format!("\"{first}\"")
+}
