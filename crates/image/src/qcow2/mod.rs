@@ -17,7 +17,9 @@ use crate::{
 };
 
 mod allocate;
+mod bitmap;
 pub mod bitmap_directory;
+mod bits;
 pub mod bytes;
 mod chain;
 mod check;
@@ -36,6 +38,7 @@ mod offline;
 mod open;
 mod rebase;
 mod refcount;
+mod resize;
 mod rewrite;
 mod snapshot;
 pub mod snapshot_table;
@@ -46,6 +49,9 @@ mod together;
 mod tool;
 mod walk;
 
+pub use bitmap::{BitmapChange, BitmapSet, change_bitmaps, list_bitmaps, load_bitmap};
+pub use bitmap_directory::BitmapEntry;
+pub use bits::Bits;
 pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
 pub use decoder::Decoder;
@@ -266,6 +272,7 @@ impl Image for Qcow2 {
         Box::pin(self.shared.close(io))
     }
 }
+pub use resize::{ResizeOptions, resize};
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
