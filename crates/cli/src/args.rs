@@ -7,6 +7,7 @@ use clap_complete::Shell;
 
 use crate::manual;
 use crate::serve::ServeArgs;
+use crate::verbs::bitmap::BitmapArgs;
 use crate::verbs::check::CheckArgs;
 use crate::verbs::commit::CommitArgs;
 use crate::verbs::compare::CompareVerb;
@@ -59,6 +60,10 @@ pub(crate) enum Command {
     Resize(ResizeArgs),
     /// List, take, apply and delete the snapshots inside an image
     Snapshot(SnapshotArgs),
+    /// Add, remove and change the dirty bitmaps inside an image
+    ///
+    /// The changes are made in the order in which they are written.
+    Bitmap(BitmapArgs),
     /// Write what an overlay holds into the image below it, and empty the overlay
     Commit(CommitArgs),
     /// Put another image below an overlay, which goes on reading as before

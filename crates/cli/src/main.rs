@@ -41,6 +41,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Check(args) => Ok(verbs::check::run(&args)),
         Command::Resize(args) => verbs::resize::run(&args),
         Command::Snapshot(args) => verbs::snapshot::run(&args),
+        Command::Bitmap(args) => verbs::bitmap::run(&args, matches),
         Command::Commit(args) => verbs::commit::run(&args),
         Command::Rebase(args) => verbs::rebase::run(&args),
         Command::Compare(args) => verbs::compare::run(&args),

@@ -189,6 +189,20 @@ fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
+        "bitmap" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap bitmap --add vm.qcow2 backup", "note what is written from now on"),
+                    (
+                        "ringtap bitmap --merge monday --merge tuesday vm.qcow2 week",
+                        "what was written on either day",
+                    ),
+                    ("ringtap bitmap --remove vm.qcow2 backup", "remove it"),
+                ],
+            ),
+            EXIT,
+        ],
         "commit" => &[
             (
                 "Examples",

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use ringtap_image::qcow2::{self, Header, Snapshot};
+use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
 use ringtap_image::{CacheMode, Container, Format, OpenError, OpenOptions, on_a_ring};
 
 use super::source::{How, format_of, is_null};
@@ -25,6 +25,8 @@ pub(crate) struct Layer {
     pub(crate) backing: Option<Backing>,
     /// The snapshots inside it.
     pub(crate) snapshots: Vec<Snapshot>,
+    /// The bitmaps inside it.
+    pub(crate) bitmaps: Vec<BitmapEntry>,
     /// Who has the image, if that is why it was looked at without a lock.
     pub(crate) in_use: Option<(String, &'static str)>,
 }
@@ -49,6 +51,7 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
         header: None,
         backing: None,
         snapshots: vec![],
+        bitmaps: vec![],
         in_use: None,
     };
     if is_null(path) {
@@ -70,12 +73,14 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
         end => end?,
     };
     if format == Format::Qcow2 {
-        let (header, snapshots) = on_a_ring(path, |io| async move {
+        let (header, snapshots, bitmaps) = on_a_ring(path, |io| async move {
             let header = Header::read(&io, &container).await?;
             let list = qcow2::list_snapshots(&io, &container).await;
-            Ok::<_, OpenError>((header, list.unwrap_or_default()))
+            let bitmaps = qcow2::list_bitmaps(&io, &container).await;
+            Ok::<_, OpenError>((header, list.unwrap_or_default(), bitmaps.unwrap_or_default()))
         })??;
         layer.snapshots = snapshots;
+        layer.bitmaps = bitmaps;
         layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
         layer.header = Some(header);
     }

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         ..args.sources.options(format, CacheMode::Writeback)?
     };
     let from = Vbd::new(open(file, &overlay)?, CacheMode::Writeback);
-    resize::grow(&base.path, base.format, from.size())
+    resize::grow(&base.path, base.format, from.size(), &args.sources)
         .with_context(|| format!("cannot make {} as large as the overlay", base.path.display()))?;
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {

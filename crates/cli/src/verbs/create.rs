@@ -68,7 +68,7 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let size = recipe.settle_size(&args.sources, args.unsafely)?;
     let secret = match args.new.secret()? {
         Some(secret) => Some(secret),
-        None => read_secret(args.sources.secret.as_ref())?,
+        None => read_secret(args.sources.secret.as_ref(), &args.sources.known)?,
     };
     recipe.make(file, secret.as_ref())?;
     if !args.quiet {

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use ringtap_image::qcow2::Snapshot;
+use ringtap_image::qcow2::bitmap_directory::flag;
 use ringtap_image::qcow2::header::{
     Compression, Crypt, Header, autoclear, compatible, incompatible,
 };
+use ringtap_image::qcow2::{BitmapEntry, Snapshot};
 use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, open, probe};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use serde::{Serialize, Serializer};
@@ -166,7 +167,7 @@ fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
     };
     match &layer.header {
         Some(header) => {
-            facts.tell_of_qcow2(header);
+            facts.tell_of_qcow2(header, &layer.bitmaps);
             facts.snapshots = layer.snapshots.clone();
         }
         None => facts.tell_of_any(layer, sources)?,
@@ -225,7 +226,7 @@ impl Facts {
         Ok(())
     }
 
-    fn tell_of_qcow2(&mut self, header: &Header) {
+    fn tell_of_qcow2(&mut self, header: &Header, bitmaps: &[BitmapEntry]) {
         self.virtual_size = header.size;
         self.cluster_size = Some(header.cluster_size());
         self.encrypted = (header.crypt != Crypt::None).then_some(true);
@@ -242,6 +243,9 @@ impl Facts {
             data["lazy-refcounts"] = (header.compatible & compatible::LAZY_REFCOUNTS != 0).into();
             data["corrupt"] = header.has(incompatible::CORRUPT).into();
             data["extended-l2"] = header.extended_l2().into();
+        }
+        if !bitmaps.is_empty() {
+            data["bitmaps"] = bitmaps.iter().map(bitmap).collect();
         }
         if let Some(name) = header.data_file() {
             data["data-file"] = String::from_utf8_lossy(name).into();
@@ -331,6 +335,18 @@ impl Facts {
     }
 }
 
+/// A bitmap with the fields of QEMU's Qcow2BitmapInfo.
+fn bitmap(entry: &BitmapEntry) -> Value {
+    let named = [(flag::IN_USE, "in-use"), (flag::AUTO, "auto")];
+    let flags: Vec<_> =
+        named.iter().filter(|(bit, _)| entry.flags & bit != 0).map(|(_, name)| *name).collect();
+    json!({
+        "name": entry.name,
+        "granularity": 1u64.checked_shl(entry.granularity_bits.into()).unwrap_or(0),
+        "flags": flags,
+    })
+}
+
 fn snapshots<S: Serializer>(list: &[Snapshot], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(list.iter().map(snapshot::facts))
 }
@@ -371,6 +387,8 @@ pub(crate) fn human(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::OnceCell;
+
     use super::*;
 
     #[test]
@@ -394,7 +412,12 @@ mod tests {
             .and_then(|file| file.set_len((1 << 30) + 7))
             .expect("a sparse file");
         let layer = chain::layer(&path, None, false).expect("a layer");
-        let sources = Sources { force_share: false, allow_backing: vec![], secret: None };
+        let sources = Sources {
+            force_share: false,
+            allow_backing: vec![],
+            secret: None,
+            known: OnceCell::new(),
+        };
         let facts = look(&layer, &sources).expect("facts");
         assert_eq!(facts.virtual_size, (1 << 30) + 512);
         assert!(facts.actual_size.expect("a file") < 1 << 20);

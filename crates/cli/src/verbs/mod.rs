@@ -1,6 +1,7 @@
 //! The verbs that make, look at and change images, with the habits of qemu-img.
 
 mod bar;
+pub(crate) mod bitmap;
 mod chain;
 pub(crate) mod check;
 pub(crate) mod commit;

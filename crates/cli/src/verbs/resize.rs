@@ -1,15 +1,20 @@
 //! `ringtap resize`: disks made larger, or smaller where that is asked for.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::{Container, Format, on_a_ring, parse_size};
+use ringtap_image::qcow2::{self, ResizeOptions};
+use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, open, parse_size};
 
+use super::chain;
 use super::info::human;
 use super::offline;
+use super::source::Sources;
 use crate::names;
 
 /// What `ringtap resize` is told.
@@ -40,6 +45,9 @@ pub(crate) struct ResizeArgs {
     /// Say nothing but errors
     #[arg(short, long)]
     quiet: bool,
+
+    #[command(flatten)]
+    sources: Sources,
 }
 
 pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
@@ -57,7 +65,7 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         );
         return Err(Fault::Usage(why).into());
     }
-    change(file, format, container, new)?;
+    change(file, format, container, new, &args.sources)?;
     if !args.quiet {
         println!("{}: {} ({new} bytes)", file.display(), human(new));
     }
@@ -77,10 +85,15 @@ fn wanted(text: &str, old: u64) -> Option<u64> {
 }
 
 /// Make a disk at least so large.
-pub(crate) fn grow(path: &Path, format: Format, size: u64) -> anyhow::Result<()> {
+pub(crate) fn grow(
+    path: &Path,
+    format: Format,
+    size: u64,
+    sources: &Sources,
+) -> anyhow::Result<()> {
     let container = offline::container(path, true, false)?;
     if size_of(path, format, &container)? < size {
-        change(path, format, container, size)?;
+        change(path, format, container, size, sources)?;
     }
     Ok(())
 }
@@ -99,7 +112,13 @@ fn size_of(path: &Path, format: Format, container: &Container) -> anyhow::Result
     }
 }
 
-fn change(path: &Path, format: Format, container: Container, size: u64) -> anyhow::Result<()> {
+fn change(
+    path: &Path,
+    format: Format,
+    container: Container,
+    size: u64,
+    sources: &Sources,
+) -> anyhow::Result<()> {
     match format {
         Format::Raw => {
             if !container.traits().regular {
@@ -111,7 +130,41 @@ fn change(path: &Path, format: Format, container: Container, size: u64) -> anyho
             })?
             .with_context(|| format!("cannot make {} {size} bytes long", path.display()))
         }
+        Format::Qcow2 => {
+            let own = chain::layer(path, Some(format), true)?;
+            let data = match own.header.as_ref().and_then(|header| header.data_file()) {
+                Some(name) => {
+                    let name = chain::beside(path, Path::new(OsStr::from_bytes(name)));
+                    Some(offline::container(&name, true, false)?)
+                }
+                None => None,
+            };
+            let backing_size = match &own.backing {
+                Some(_) => Some(backing_size(path, sources)?),
+                None => None,
+            };
+            let options = ResizeOptions { size, shrink: true, backing_size };
+            Ok(on_a_ring(path, |io| async move {
+                qcow2::resize(&io, &container, data.as_ref(), &options).await
+            })??)
+        }
         other => Err(offline::cannot(path, other, "cannot be resized here")),
+    }
+}
+
+/// Bytes of the disk below an image.
+fn backing_size(path: &Path, sources: &Sources) -> anyhow::Result<u64> {
+    let layers = chain::layers(path, Some(Format::Qcow2), true)?;
+    let Some(below) = layers.get(1) else { return Ok(0) };
+    match &below.header {
+        Some(header) => Ok(header.size),
+        None => {
+            let options = OpenOptions {
+                force_share: true,
+                ..sources.options(below.format, CacheMode::Writeback)?
+            };
+            Ok(open(&below.path, &options)?.info().size)
+        }
     }
 }
 

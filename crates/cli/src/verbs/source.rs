@@ -1,5 +1,6 @@
 //! Images opened by the verbs, with their formats found.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -35,6 +36,10 @@ pub(crate) struct Sources {
     /// Where the secret of an encrypted image that is read is: file:PATH, fd:N or credential:NAME
     #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
     pub(crate) secret: Option<SecretSource>,
+
+    /// That secret, once it is read: a descriptor gives it only once.
+    #[arg(skip)]
+    pub(crate) known: OnceCell<Secret>,
 }
 
 impl Sources {
@@ -46,16 +51,23 @@ impl Sources {
             read_only: true,
             force_share: self.force_share,
             allow_backing: self.allow_backing.clone(),
-            secret: read_secret(self.secret.as_ref())?,
+            secret: read_secret(self.secret.as_ref(), &self.known)?,
             ..OpenOptions::default()
         })
     }
 }
 
-/// Read a secret that is named.
-pub(crate) fn read_secret(source: Option<&SecretSource>) -> anyhow::Result<Option<Secret>> {
-    let warn = |text| eprintln!("ringtap: warning: {text}");
-    Ok(source.map(|source| secret::read(source, warn)).transpose()?)
+/// The secret that is named, read at first use.
+pub(crate) fn read_secret(
+    source: Option<&SecretSource>,
+    known: &OnceCell<Secret>,
+) -> anyhow::Result<Option<Secret>> {
+    let Some(source) = source else { return Ok(None) };
+    if let Some(secret) = known.get() {
+        return Ok(Some(secret.clone()));
+    }
+    let secret = secret::read(source, |text| eprintln!("ringtap: warning: {text}"))?;
+    Ok(Some(known.get_or_init(|| secret).clone()))
 }
 
 /// The format of an image that is only read: named, else written down, else by its mark.

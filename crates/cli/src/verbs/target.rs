@@ -1,5 +1,6 @@
 //! Making images: the formats, and their options as `-o` takes them.
 
+use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,10 @@ pub(crate) struct NewImage {
     /// Where the secret that is to open the new image is, if it is to be encrypted
     #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
     target_secret: Option<SecretSource>,
+
+    /// That secret, once it is read: a descriptor gives it only once.
+    #[arg(skip)]
+    known: OnceCell<Secret>,
 }
 
 /// What an image is to be.
@@ -97,7 +102,7 @@ pub(crate) fn help(format: Format) -> Option<&'static str> {
 impl NewImage {
     /// The secret of the image to be made, if one is named.
     pub(crate) fn secret(&self) -> anyhow::Result<Option<Secret>> {
-        read_secret(self.target_secret.as_ref())
+        read_secret(self.target_secret.as_ref(), &self.known)
     }
 
     /// Print the options of the format, if that is what is asked.
