@@ -11,6 +11,8 @@ mod header;
 mod image;
 mod json;
 mod kdf;
+#[cfg(test)]
+mod tests;
 mod unlock;
 mod v1;
 mod v2;

@@ -1,0 +1,314 @@
+//! Power cuts and failing disks under a VBD on a LUKS container, on the simulated disk: what was
+//! flushed is there, each sector is one that was written or whole as it was, and the header still
+//! opens. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::rc::Rc;
+
+use ringtap_image::luks::{CreateOptions, Derivation, Effort, Version, create};
+use ringtap_image::{CacheMode, Container, Luks, Secret, Traits};
+use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_sim::{
+    Ask, Device, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
+};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
+
+const SLOTS: usize = 5;
+const ASKS: usize = 40;
+const SECTORS: u64 = 96;
+const SIZE: u64 = SECTORS * SECTOR as u64;
+
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sabotage {
+    Disk(Lie),
+    FlushDropped,
+}
+
+struct Served {
+    vbd: Vbd,
+    sabotage: Option<Sabotage>,
+}
+
+impl Device for Served {
+    type Error = Error;
+
+    async fn serve(&self, io: &Io, ask: &Ask, mem: Mem) -> Result<(), Error> {
+        let (kind, range, fua) = match ask {
+            Ask::Read(range) => (Kind::Read, range.clone(), false),
+            Ask::Write { range, durable } => (Kind::Write, range.clone(), *durable),
+            Ask::Zero { range, unmap, durable } => {
+                (Kind::WriteZeroes { unmap: *unmap, fast: false }, range.clone(), *durable)
+            }
+            Ask::Discard(range) => (Kind::Discard, range.clone(), false),
+            Ask::Flush if self.sabotage == Some(Sabotage::FlushDropped) => return Ok(()),
+            Ask::Flush => (Kind::Flush, 0..0, false),
+        };
+        let bytes = |sectors: u64| sectors * SECTOR as u64;
+        let (offset, len) = (bytes(range.start), bytes(range.end - range.start));
+        self.vbd.serve(io, Request { kind, offset, len, mem, fua }).await
+    }
+}
+
+/// A disk with one container on it.
+#[derive(Clone)]
+struct Bench {
+    seed: u64,
+    disk: Disk,
+    file: File,
+    len: u64,
+    traits: Traits,
+    sabotage: Option<Sabotage>,
+}
+
+fn secret() -> Secret {
+    Secret::new(b"hunter2").expect("memory")
+}
+
+impl Bench {
+    /// A new container, full of zeros as its guest sees it. One is made for each alignment, and
+    /// copied.
+    fn new(seed: u64) -> Bench {
+        thread_local! {
+            static MADE: RefCell<HashMap<usize, Bench>> = RefCell::default();
+        }
+        let align = fastrand::Rng::with_seed(!seed).choice([1, 512, 4096]).unwrap_or(512);
+        MADE.with_borrow_mut(|made| {
+            let one = made.entry(align).or_insert_with(|| Bench::made(align));
+            Bench { seed, ..one.after_power_cut(seed) }
+        })
+    }
+
+    fn made(align: usize) -> Bench {
+        let disk = Disk::new(SECTOR);
+        let file = disk.add_file(0, align);
+        let traits = Traits {
+            regular: true,
+            read_only: false,
+            request_alignment: align as u64,
+            memory_alignment: align.min(512),
+            logical_block_size: 512,
+            physical_block_size: 4096,
+        };
+        let mut bench = Bench { seed: 0, disk, file, len: 0, traits, sabotage: None };
+        let options = CreateOptions {
+            version: Version::Luks1,
+            derivation: Some(Derivation::Pbkdf2),
+            effort: Effort::Exactly { iterations: 1000, memory: 0, cpus: 0 },
+            ..CreateOptions::default()
+        };
+        let container = bench.container();
+        let made = container.clone();
+        let io_of = |tasks: &Tasks| tasks.io().clone();
+        let mut tasks = bench.quiet();
+        let io = io_of(&tasks);
+        let offset = tasks
+            .block_on(async move { create(&io, &made, SIZE, &options, &secret()).await })
+            .expect("the simulation runs")
+            .expect("a container");
+        bench.len = offset + SIZE;
+        let vbd = bench.open();
+        let mut tasks = bench.quiet();
+        let io = io_of(&tasks);
+        let zero = Kind::WriteZeroes { unmap: false, fast: false };
+        let filled = async move {
+            for (kind, len) in [(zero, SIZE), (Kind::Flush, 0)] {
+                vbd.serve(&io, Request { kind, offset: 0, len, mem: Mem::EMPTY, fua: false })
+                    .await?;
+            }
+            Ok::<(), Error>(())
+        };
+        tasks.block_on(filled).expect("the simulation runs").expect("zeros");
+        bench
+    }
+
+    fn container(&self) -> Container {
+        Container::simulated(self.file, self.len, self.traits)
+    }
+
+    /// A queue thread without surprises.
+    fn quiet(&self) -> Tasks {
+        Tasks::new(Box::new(Sim::new(&self.disk, self.seed)))
+    }
+
+    /// The container opened anew, as after a reboot.
+    fn open(&self) -> Vbd {
+        let container = self.container();
+        let mut tasks = self.quiet();
+        let io = tasks.io().clone();
+        let opened =
+            tasks.block_on(async move { Luks::on(&io, container, &secret(), false).await });
+        let cache =
+            if self.traits.request_alignment == 1 { CacheMode::Writeback } else { CacheMode::None };
+        Vbd::new(Box::new(opened.expect("the simulation runs").expect("a container")), cache)
+    }
+
+    /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes.
+    fn run(&self, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>) -> Result<(), Wrong> {
+        let queues = 1 + self.seed % 2;
+        let mut all: Vec<Tasks> = (0..queues)
+            .map(|queue| {
+                let mut sim = Sim::new(&self.disk, self.seed ^ (queue << 32));
+                if let Some(Sabotage::Disk(lie)) = self.sabotage {
+                    sim = sim.lie(lie);
+                }
+                Tasks::new(Box::new(sim))
+            })
+            .collect();
+        let slots = SLOTS / all.len();
+        let mut asks = Some(asks);
+        for tasks in &mut all {
+            let served = Rc::new(Served { vbd: vbd.fork(), sabotage: self.sabotage });
+            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
+        }
+        while all.iter().any(|tasks| tasks.count() > 0) && !self.disk.is_cut() {
+            for tasks in &mut all {
+                tasks.run_ready();
+                if tasks.count() > 0 {
+                    if let Err(error) = tasks.turn(true) {
+                        assert!(is_power_cut(&error), "{error}");
+                    }
+                }
+            }
+        }
+        // Each queue hears of the cut before its tasks are dropped.
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: io::Result<()> = tasks.turn(false);
+            }
+        }
+        guest.wrong().map_or(Ok(()), Err)
+    }
+
+    fn read_all(&self) -> Vec<u8> {
+        let vbd = self.open();
+        let mut tasks = self.quiet();
+        let io = tasks.io().clone();
+        let all = async move {
+            let buffer = io.buffer(SIZE as usize).map_err(Error::Os)?;
+            let (kind, mem) = (Kind::Read, buffer.mem());
+            vbd.serve(&io, Request { kind, offset: 0, len: SIZE, mem, fua: false }).await?;
+            Ok::<_, Error>(buffer.bytes().to_vec())
+        };
+        tasks.block_on(all).expect("the simulation runs").expect("the disk reads")
+    }
+
+    fn after_power_cut(&self, seed: u64) -> Bench {
+        Bench { disk: self.disk.after_power_cut(seed), ..self.clone() }
+    }
+}
+
+fn trial(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Wrong> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut bench = Bench::new(seed);
+    bench.sabotage = sabotage;
+    let mut guest = Guest::new(SECTORS, Promise::Flush);
+    for _ in 0..2 {
+        let vbd = bench.open();
+        bench.disk.cut_power_at_turn(bench.disk.turns() + rng.u64(1..120));
+        bench.run(&vbd, &guest, random_asks(&mut rng, SECTORS, ASKS))?;
+        let failures = guest.failures();
+        assert!(failures.is_empty(), "seed {seed}: {failures:?}");
+        bench = bench.after_power_cut(rng.u64(..));
+        guest = guest.after_power_cut(&bench.read_all())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn power_cuts() {
+    for seed in seeds(10) {
+        if let Err(wrong) = trial(seed, None) {
+            panic!("seed {seed}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn sabotage_is_caught() {
+    for sabotage in [Sabotage::FlushDropped, Sabotage::Disk(Lie::SyncDoesNothing)] {
+        let caught = (0..8).filter(|seed| trial(*seed, Some(sabotage)).is_err()).count();
+        assert!(caught > 1, "caught in {caught} of 8 seeds only");
+    }
+}
+
+/// Cut while a container is being made: what is left opens, or is no container; never one that asks
+/// for a secret and then takes none.
+#[test]
+fn a_container_is_there_whole_or_not_at_all() {
+    let (mut opened, mut none) = (0, 0);
+    for seed in seeds(12) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let disk = Disk::new(SECTOR);
+        let file = disk.add_file(0, 512);
+        let traits = Traits { request_alignment: 512, ..Bench::new(0).traits };
+        let container = Container::simulated(file, 0, traits);
+        disk.cut_power_at_turn(rng.u64(1..30));
+        let options = CreateOptions {
+            version: Version::Luks1,
+            effort: Effort::Exactly { iterations: 1000, memory: 0, cpus: 0 },
+            ..CreateOptions::default()
+        };
+        let mut tasks = Tasks::new(Box::new(Sim::new(&disk, seed)));
+        let io = tasks.io().clone();
+        let making = async move { create(&io, &container, SIZE, &options, &secret()).await };
+        let _cut_or_not = tasks.block_on(making);
+        drop(tasks);
+        let disk = disk.after_power_cut(seed);
+        let container = Container::simulated(file, disk.size(file), traits);
+        let mut tasks = Tasks::new(Box::new(Sim::new(&disk, seed)));
+        let io = tasks.io().clone();
+        let end = tasks.block_on(async move {
+            Luks::on(&io, container, &secret(), false).await.map(drop).map_err(|it| it.to_string())
+        });
+        match end.expect("the simulation runs") {
+            Ok(()) => opened += 1,
+            Err(error) if error.contains("no LUKS header") => none += 1,
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    }
+    assert!(none > 0 && opened + none > 0, "{opened} opened, {none} were none");
+}
+
+#[test]
+fn every_operation_may_fail_once() {
+    for seed in 0..2 {
+        for fault in [Fault::Errno(libc::EIO), Fault::Short] {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let asks = random_asks(&mut rng, SECTORS, 8);
+            let fresh = Bench::new(seed);
+            for n in (1..).step_by(3) {
+                let bench = fresh.after_power_cut(0);
+                let guest = Guest::new(SECTORS, Promise::Flush);
+                let vbd = bench.open();
+                let first = bench.disk.operations();
+                bench.disk.fail_operations(first + n..first + n + 1, fault);
+                let context = format!("seed {seed}, operation {n} gives {fault:?}");
+                if let Err(wrong) = bench.run(&vbd, &guest, asks.clone()) {
+                    panic!("{context}: {wrong}");
+                }
+                let met = bench.disk.operations() > first + n;
+                bench.disk.heal();
+                let failures = guest.failures();
+                // Through the page cache a flush that failed cannot be made good by the next.
+                let cached = bench.traits.request_alignment == 1;
+                let may_fail = if cached { ASKS } else { 1 };
+                let told = fault != Fault::Short;
+                assert!(failures.len() <= if told { may_fail } else { 0 }, "{failures:?}");
+                if let Err(wrong) = guest.after_power_cut(&bench.after_power_cut(n).read_all()) {
+                    panic!("{context}: {wrong}");
+                }
+                if !met {
+                    assert!(n > 5, "the run had operations to fail");
+                    break;
+                }
+            }
+        }
+    }
+}
