@@ -4,6 +4,8 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod beside;
+mod bytes;
 mod container;
 mod error;
 mod grace;
@@ -14,6 +16,8 @@ mod open;
 mod raw;
 mod restart;
 pub mod vhd;
+pub mod vhdx;
+pub mod vmdk;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};

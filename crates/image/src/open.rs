@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ringtap_io::{Io, Ring, Tasks};
 
-use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw, vhd};
+use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw, vhd, vhdx, vmdk};
 
 /// Formats an image can be opened as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,10 @@ pub enum Format {
     Raw,
     /// Microsoft's VHD, which QEMU calls vpc.
     Vhd,
+    /// Microsoft's VHDX; read-only.
+    Vhdx,
+    /// VMware's VMDK, sparse or flat; read-only.
+    Vmdk,
 }
 
 /// How to open an image.
@@ -52,6 +56,8 @@ pub fn open_on<'a>(
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
             Some(Format::Vhd) => vhd::open(io, path, options).await,
+            Some(Format::Vhdx) => vhdx::open(io, path, options).await,
+            Some(Format::Vmdk) => vmdk::open(io, path, options).await,
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }
     })
