@@ -110,14 +110,6 @@ pub enum OpenError {
         /// The image.
         path: PathBuf,
     },
-    /// The format cannot be opened.
-    #[error("cannot open {} as {format}: that is not done here yet", path.display())]
-    Unsupported {
-        /// The image.
-        path: PathBuf,
-        /// As what.
-        format: crate::Format,
-    },
     /// Something that was writing the image's content did not come to its end.
     #[error(
         "{} is not whole: ringtap {verb} writes to it, or stopped before its end; do that again, \

@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 mod backing;
+mod beside;
+mod bytes;
 mod container;
 mod error;
 mod format;
@@ -20,6 +22,8 @@ mod raw;
 mod restart;
 mod secret;
 pub mod vhd;
+pub mod vhdx;
+pub mod vmdk;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};

@@ -7,7 +7,8 @@ use ringtap_io::{Io, Ring, Tasks};
 
 use crate::backing::Chain;
 use crate::{
-    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Raw, Secret, probe, qcow2, vhd,
+    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Raw, Secret, probe, qcow2, vhd, vhdx,
+    vmdk,
 };
 
 /// How to open an image.
@@ -83,7 +84,8 @@ pub(crate) fn open_in_chain<'a>(
             Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
             Some(Format::Vhd) => vhd::open(io, path, options).await,
             Some(Format::Luks) => Ok(Box::new(Luks::open(io, path, options).await?) as _),
-            Some(format) => Err(OpenError::Unsupported { path: path.to_owned(), format }),
+            Some(Format::Vhdx) => vhdx::open(io, path, options).await,
+            Some(Format::Vmdk) => vmdk::open(io, path, options).await,
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }
     })

@@ -33,7 +33,7 @@ impl Bitmap {
     pub(super) fn parse(bytes: &[u8], sectors: u64) -> Bitmap {
         let bitmap = Bitmap::empty(sectors);
         for (word, bytes) in bitmap.words.iter().zip(bytes.chunks(8)) {
-            word.store(u64::from_be_bytes(super::bytes::get(bytes, 0)), Relaxed);
+            word.store(u64::from_be_bytes(crate::bytes::get(bytes, 0)), Relaxed);
         }
         if bitmap.run(0, sectors) == (true, sectors) { Bitmap::full() } else { bitmap }
     }

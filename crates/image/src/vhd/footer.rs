@@ -2,7 +2,7 @@
 //! allocated on demand (source: Virtual Hard Disk Image Format Specification 1.0, "Hard Disk Footer
 //! Format"). All numbers are big-endian.
 
-use super::bytes::{get, put};
+use crate::bytes::{get, put};
 
 /// Bytes of a footer, and of a sector.
 pub const SECTOR: u64 = 512;

@@ -2,8 +2,8 @@
 //! parent locators (source: Virtual Hard Disk Image Format Specification 1.0, "Dynamic Disk Header
 //! Format").
 
-use super::bytes::{get, put};
 use super::footer::{SECTOR, checksum};
+use crate::bytes::{get, put};
 
 /// Bytes of the header.
 pub const LEN: usize = 1024;

@@ -174,11 +174,11 @@ impl Sparse {
         let mut bytes = [0; 20];
         let failed = |error| os(container, "read what follows the table of", error);
         container.read(io, at, &mut bytes).await.map_err(failed)?;
-        if super::bytes::get::<8>(&bytes, 0) != *b"tdbatmap" {
+        if crate::bytes::get::<8>(&bytes, 0) != *b"tdbatmap" {
             return Ok(0);
         }
-        let map_at = u64::from_be_bytes(super::bytes::get(&bytes, 8));
-        let sectors = u32::from_be_bytes(super::bytes::get(&bytes, 16));
+        let map_at = u64::from_be_bytes(crate::bytes::get(&bytes, 8));
+        let sectors = u32::from_be_bytes(crate::bytes::get(&bytes, 16));
         let end = map_at.saturating_add(u64::from(sectors) * SECTOR);
         Ok(if end <= container.len() { end } else { at + SECTOR })
     }
@@ -268,7 +268,7 @@ async fn read_table(
         let failed = |error| os(container, "read the allocation table of", error);
         container.read(io, at + done, bytes).await.map_err(failed)?;
         table.extend(
-            bytes.chunks_exact(4).map(|entry| u32::from_be_bytes(super::bytes::get(entry, 0))),
+            bytes.chunks_exact(4).map(|entry| u32::from_be_bytes(crate::bytes::get(entry, 0))),
         );
         done += part as u64;
     }

@@ -18,7 +18,6 @@
 //! allocates, so such an image is to be opened for writing here, or repaired by the check, first.
 
 mod bitmap;
-mod bytes;
 mod check;
 mod create;
 mod dynamic;

@@ -9,6 +9,7 @@ use super::fixed::Fixed;
 use super::footer::{Footer, Kind};
 use super::layout::Layout;
 use super::{bad, os, parent};
+use crate::beside::{self, Sought};
 use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions, Raw};
 
 /// The longest chain of parents.
@@ -84,7 +85,8 @@ fn open_link<'a>(
         let parent = match (&layout.sparse, footer.kind) {
             (Some(sparse), Kind::Differencing) => {
                 let names = parent::names(io, &container, &sparse.header).await?;
-                let below = parent::find(path, &names, &options.allow_backing)?;
+                let sought = Sought { format: "VHD", what: "parent", image: path };
+                let below = beside::find(&sought, &names, &options.allow_backing)?;
                 let mut chain = children.to_vec();
                 chain.push(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
                 if chain.contains(&below) || chain.len() > DEEPEST {

@@ -1,6 +1,5 @@
 //! The parent of a differencing VHD: its names, and where it may lie.
 
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use ringtap_io::Io;
@@ -54,7 +53,7 @@ fn decode(code: &[u8; 4], bytes: &[u8]) -> Option<PathBuf> {
         let path = path.strip_prefix("localhost").unwrap_or(path);
         return Some(PathBuf::from(percent_decoded(path)));
     }
-    let units = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes(super::bytes::get(pair, 0)));
+    let units = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes(crate::bytes::get(pair, 0)));
     let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
     Some(from_windows(&String::from_utf16_lossy(&units)))
 }
@@ -90,48 +89,6 @@ fn percent_decoded(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The file that one of `names`, written in `image`, means: in the image's own folder, or in one that
-/// `allow` names.
-pub(crate) fn find(
-    image: &Path,
-    names: &[PathBuf],
-    allow: &[PathBuf],
-) -> Result<PathBuf, OpenError> {
-    let refused = |why: String| OpenError::Malformed {
-        format: "VHD",
-        path: image.to_owned(),
-        offset: 0,
-        found: why,
-        advice: "put it beside the image, or allow its folder with --allow-backing DIR",
-    };
-    let whole = fs::canonicalize(image).map_err(|source| OpenError::Os {
-        what: "find the folder of",
-        path: image.to_owned(),
-        source,
-    })?;
-    let own = whole.parent().unwrap_or(Path::new("/")).to_owned();
-    let allowed: Vec<PathBuf> = allow.iter().filter_map(|dir| fs::canonicalize(dir).ok()).collect();
-    let mut outside = None;
-    for name in names {
-        // A name of another machine may still be right in its last part.
-        let last =
-            name.components().next_back().filter(|part| matches!(part, Component::Normal(_)));
-        let beside = last.map(|part| own.join(part));
-        for candidate in [Some(own.join(name)), beside].into_iter().flatten() {
-            let Ok(candidate) = fs::canonicalize(candidate) else { continue };
-            if candidate.starts_with(&own) || allowed.iter().any(|dir| candidate.starts_with(dir)) {
-                return Ok(candidate);
-            }
-            outside.get_or_insert(candidate);
-        }
-    }
-    Err(refused(match (outside, names.first()) {
-        (Some(found), _) => format!("its parent {} lies in another folder", found.display()),
-        (None, Some(name)) => format!("its parent {} is not there", name.display()),
-        (None, None) => "it has a parent and names none".to_owned(),
-    }))
 }
 
 /// The locators of a new child: what is written where, and its code.
@@ -181,26 +138,5 @@ mod tests {
         assert_eq!(from_windows("C:\\x\\y.vhd"), PathBuf::from("y.vhd"));
         assert_eq!(from_windows("\\\\host\\x\\y.vhd"), PathBuf::from("y.vhd"));
         assert_eq!(decode(b"MacX", b"file:///x%2"), Some(PathBuf::from("/x%2")));
-    }
-
-    #[test]
-    fn a_parent_is_found_only_where_it_may_lie() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let (here, there) = (dir.path().join("here"), dir.path().join("there"));
-        for folder in [&here, &there] {
-            fs::create_dir(folder).expect("made");
-        }
-        let image = here.join("child.vhd");
-        fs::write(&image, "").expect("written");
-        fs::write(there.join("base.vhd"), "").expect("written");
-        let names = [PathBuf::from("../there/base.vhd")];
-        let error = find(&image, &names, &[]).expect_err("outside").to_string();
-        assert!(error.contains("--allow-backing"), "{error}");
-        assert!(find(&image, &names, &[there.clone()]).is_ok());
-        // A symbolic link does not lead outside.
-        std::os::unix::fs::symlink(there.join("base.vhd"), here.join("link.vhd")).expect("linked");
-        assert!(find(&image, &[PathBuf::from("link.vhd")], &[]).is_err());
-        fs::write(here.join("base.vhd"), "").expect("written");
-        assert!(find(&image, &names, &[]).is_ok_and(|path| path.ends_with("here/base.vhd")));
     }
 }

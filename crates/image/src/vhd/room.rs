@@ -275,7 +275,7 @@ impl Shared {
     /// Write the footer at the end of the page at `page`.
     async fn write_footer(&self, io: &Io, page: u64) -> Result<(), Error> {
         let mut bytes = [0; BLOCK_ALIGN as usize];
-        super::bytes::put(&mut bytes, (BLOCK_ALIGN - SECTOR) as usize, self.footer.bytes());
+        crate::bytes::put(&mut bytes, (BLOCK_ALIGN - SECTOR) as usize, self.footer.bytes());
         self.container.write(io, page, &bytes).await
     }
 

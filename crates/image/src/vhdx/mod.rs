@@ -1,0 +1,58 @@
+//! VHDX, Hyper-V's later format, read-only and without parents (source: [MS-VHDX]).
+//!
+//! A log that was not yet carried out is carried out in memory (`log.rs`); the file is not changed.
+
+mod image;
+mod layout;
+mod log;
+
+use std::fmt::Display;
+use std::path::Path;
+
+use ringtap_io::Io;
+
+use crate::{Boxed, Container, Error, Image, OpenError, OpenOptions};
+
+use image::Vhdx;
+
+/// Open a VHDX, which must be asked for read-only.
+pub fn open<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    Box::pin(async move { open_in(io, Container::open(path, options)?).await })
+}
+
+/// Open a VHDX in a container, which must be read-only.
+pub async fn open_in(io: &Io, container: Container) -> Result<Box<dyn Image>, OpenError> {
+    if !container.traits().read_only {
+        let found = "it is opened for writing";
+        return Err(bad(
+            &container,
+            0,
+            found,
+            "VHDX is read-only here: convert it, or add --read-only",
+        ));
+    }
+    let layout = layout::Layout::read(io, &container).await?;
+    Ok(Box::new(Vhdx::new(container, layout)))
+}
+
+fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
+    OpenError::Malformed {
+        format: "VHDX",
+        path: container.path().to_owned(),
+        offset: at,
+        found: found.to_string(),
+        advice,
+    }
+}
+
+fn os(container: &Container, what: &'static str, error: Error) -> OpenError {
+    OpenError::Os {
+        what,
+        path: container.path().to_owned(),
+        source: std::io::Error::from_raw_os_error(error.errno()),
+    }
+}

@@ -1,0 +1,160 @@
+//! VMDK, VMware's format, read-only and without parents: sparse (also stream-optimized) and flat extents,
+//! in one file or many (source: VMware's Virtual Disk Format 5.0).
+
+mod descriptor;
+mod image;
+mod sparse;
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use ringtap_io::Io;
+
+use crate::beside::{self, Sought};
+use crate::{Boxed, Container, Error, Image, OpenError, OpenOptions};
+
+use descriptor::{Descriptor, Part};
+use image::{Kind, Piece, Vmdk};
+use sparse::Sparse;
+
+const SECTOR: u64 = 512;
+/// The longest descriptor that is read.
+const DESCRIPTOR: u64 = 1 << 20;
+/// The largest disk: 62 TiB.
+const MOST: u64 = 62 << 40;
+
+/// Open a VMDK, which must be asked for read-only: the file with the descriptor, or a sparse extent that
+/// holds its own. Further extents are looked for in the same folder and in those that
+/// `options.allow_backing` names.
+pub fn open<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    Box::pin(async move {
+        let container = Container::open(path, options)?;
+        open_with(io, container, Some((path, options))).await
+    })
+}
+
+/// Open a VMDK that lies in one container, which must be read-only.
+pub async fn open_in(io: &Io, container: Container) -> Result<Box<dyn Image>, OpenError> {
+    open_with(io, container, None).await
+}
+
+async fn open_with(
+    io: &Io,
+    container: Container,
+    outside: Option<(&Path, &OpenOptions)>,
+) -> Result<Box<dyn Image>, OpenError> {
+    if !container.traits().read_only {
+        let found = "it is opened for writing";
+        return Err(bad(
+            &container,
+            0,
+            found,
+            "VMDK is read-only here: convert it, or add --read-only",
+        ));
+    }
+    let mut magic = [0; 4];
+    let failed = |error| os(&container, "read", error);
+    container.read(io, 0, &mut magic).await.map_err(failed)?;
+    if &magic == b"KDMV" {
+        let sparse = Sparse::read(io, container.clone()).await?;
+        if let Some((at, len)) = sparse.descriptor {
+            read_descriptor(io, &container, at, len).await?;
+        }
+        let piece = Piece { start: 0, len: sparse.size, kind: Kind::Sparse(sparse) };
+        return Ok(Box::new(Vmdk::new(vec![piece])));
+    }
+    let len = container.len();
+    if len > DESCRIPTOR {
+        let found = format!("no sparse extent, and {len} bytes are too many for a descriptor");
+        return Err(bad(&container, 0, found, "is it a VMDK? name the descriptor file"));
+    }
+    let descriptor = read_descriptor(io, &container, 0, len).await?;
+    let Some((path, options)) = outside else {
+        return Err(bad(&container, 0, "it names other files", "open it by its path"));
+    };
+    let mut pieces = Vec::new();
+    let mut start: u64 = 0;
+    for part in &descriptor.parts {
+        let kind = open_part(io, path, options, part).await?;
+        if let Kind::Sparse(sparse) = &kind {
+            if sparse.size < part.len {
+                let found = format!("{} holds {} bytes of {}", part.name, sparse.size, part.len);
+                return Err(bad(&container, 0, found, "an extent is of another image"));
+            }
+        }
+        pieces.push(Piece { start, len: part.len, kind });
+        start = start.saturating_add(part.len);
+        if start > MOST {
+            return Err(bad(&container, 0, "a disk of more than 62 TiB", "is it damaged?"));
+        }
+    }
+    if start == 0 {
+        return Err(bad(&container, 0, "a descriptor without extents", "is it a VMDK?"));
+    }
+    Ok(Box::new(Vmdk::new(pieces)))
+}
+
+async fn open_part(
+    io: &Io,
+    image: &Path,
+    options: &OpenOptions,
+    part: &Part,
+) -> Result<Kind, OpenError> {
+    if part.kind == descriptor::PartKind::Zero {
+        return Ok(Kind::Zero);
+    }
+    let sought = Sought { format: "VMDK", what: "extent", image };
+    let path = beside::find(&sought, &[PathBuf::from(&part.name)], &options.allow_backing)?;
+    let container = Container::open(&path, options)?;
+    match part.kind {
+        descriptor::PartKind::Sparse => Ok(Kind::Sparse(Sparse::read(io, container).await?)),
+        _ => {
+            if part.offset.saturating_add(part.len) > container.len() {
+                let found = format!(
+                    "{} bytes, and {} at {} are needed",
+                    container.len(),
+                    part.len,
+                    part.offset
+                );
+                return Err(bad(&container, 0, found, "the extent was cut short"));
+            }
+            Ok(Kind::Flat { container, offset: part.offset })
+        }
+    }
+}
+
+async fn read_descriptor(
+    io: &Io,
+    container: &Container,
+    at: u64,
+    len: u64,
+) -> Result<Descriptor, OpenError> {
+    let mut bytes = vec![0; len.min(DESCRIPTOR) as usize];
+    let failed = |error| os(container, "read the descriptor of", error);
+    container.read(io, at, &mut bytes).await.map_err(failed)?;
+    Descriptor::parse(&bytes).map_err(|error| {
+        bad(container, at, error, "only what is whole in itself is read here; merge it first")
+    })
+}
+
+fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
+    OpenError::Malformed {
+        format: "VMDK",
+        path: container.path().to_owned(),
+        offset: at,
+        found: found.to_string(),
+        advice,
+    }
+}
+
+fn os(container: &Container, what: &'static str, error: Error) -> OpenError {
+    OpenError::Os {
+        what,
+        path: container.path().to_owned(),
+        source: std::io::Error::from_raw_os_error(error.errno()),
+    }
+}

@@ -1,0 +1,239 @@
+//! A sparse extent: grains found through a directory of tables (Virtual Disk Format 5.0, "Hosted Sparse
+//! Extents" and "Stream-Optimized Compressed Sparse Extents").
+
+use std::io::Read;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use ringtap_io::{Io, Mem};
+
+use super::{MOST, SECTOR, bad, os};
+use crate::bytes::get;
+use crate::{Container, Error, Extent, OpenError};
+
+const HEADER: usize = 512;
+const ZEROED_GRAINS: u32 = 1 << 2;
+const COMPRESSED: u32 = 1 << 16;
+/// The directory is in a footer at the file's end.
+const AT_END: u64 = u64::MAX;
+/// The most tables: 16 TiB of 64 KiB grains.
+const MOST_TABLES: u64 = 1 << 19;
+const DAMAGED: &str = "the image is damaged, or no VMDK";
+
+/// A sparse extent.
+pub(super) struct Sparse {
+    pub(super) container: Container,
+    /// Bytes it covers.
+    pub(super) size: u64,
+    /// Where an embedded descriptor lies, and its length.
+    pub(super) descriptor: Option<(u64, u64)>,
+    grain: u64,
+    per_table: u64,
+    zeroed_grains: bool,
+    compressed: bool,
+    /// Where each table lies, in sectors; 0: nowhere.
+    directory: Box<[u32]>,
+    tables: Box<[OnceLock<Box<[u32]>>]>,
+    /// The grain that was decompressed last: its sector in the file, and its bytes.
+    last: Mutex<Option<(u32, Arc<[u8]>)>>,
+}
+
+struct Header {
+    flags: u32,
+    capacity: u64,
+    grain: u64,
+    descriptor: (u64, u64),
+    per_table: u32,
+    directory: u64,
+    algorithm: u16,
+}
+
+async fn read_header(io: &Io, container: &Container, at: u64) -> Result<Header, OpenError> {
+    let mut bytes = [0; HEADER];
+    let failed = |error| os(container, "read a header of", error);
+    container.read(io, at, &mut bytes).await.map_err(failed)?;
+    let version = u32::from_le_bytes(get(&bytes, 4));
+    if get::<4>(&bytes, 0) != *b"KDMV" || !(1..=3).contains(&version) {
+        let found = format!("no sparse extent of versions 1 to 3 (version {version})");
+        return Err(bad(container, at, found, DAMAGED));
+    }
+    let long = |at| u64::from_le_bytes(get(&bytes, at));
+    Ok(Header {
+        flags: u32::from_le_bytes(get(&bytes, 8)),
+        capacity: long(12),
+        grain: long(20),
+        descriptor: (long(28), long(36)),
+        per_table: u32::from_le_bytes(get(&bytes, 44)),
+        directory: long(56),
+        algorithm: u16::from_le_bytes(get(&bytes, 77)),
+    })
+}
+
+impl Sparse {
+    pub(super) async fn read(io: &Io, container: Container) -> Result<Sparse, OpenError> {
+        let wrong = |at, found: String| Err(bad(&container, at, found, DAMAGED));
+        let mut header = read_header(io, &container, 0).await?;
+        let descriptor = header.descriptor;
+        if header.directory == AT_END {
+            // The footer's marker, the footer, the end's marker.
+            let at = container.len().checked_sub(1024).filter(|at| *at >= SECTOR);
+            let Some(at) = at else { return wrong(56, "no room for a footer".to_owned()) };
+            header = read_header(io, &container, at).await?;
+        }
+        let Header { flags, capacity, grain, per_table, directory, algorithm, .. } = header;
+        let compressed = flags & COMPRESSED != 0;
+        if compressed && algorithm != 1 {
+            return wrong(77, format!("compression {algorithm}; deflate (1) is known"));
+        }
+        let sane = grain.is_power_of_two() && (8..=8192).contains(&grain);
+        if !sane || per_table != 512 || capacity == 0 || capacity > MOST / SECTOR {
+            let found =
+                format!("{capacity} sectors in grains of {grain}, {per_table} grains in a table");
+            return wrong(12, found);
+        }
+        let per_table = u64::from(per_table);
+        let tables = capacity.div_ceil(grain * per_table);
+        let at = directory.saturating_mul(SECTOR);
+        let fits = at.checked_add(tables * 4).is_some_and(|end| end <= container.len());
+        if tables > MOST_TABLES || directory == 0 || !fits {
+            return wrong(56, format!("a directory of {tables} tables at {at}"));
+        }
+        let descriptor = match descriptor {
+            (0, _) | (_, 0) => None,
+            (at, len) => {
+                let (at, len) = (at.saturating_mul(SECTOR), len.saturating_mul(SECTOR));
+                if at.checked_add(len).is_none_or(|end| end > container.len()) {
+                    return wrong(28, format!("a descriptor of {len} bytes at {at}"));
+                }
+                Some((at, len))
+            }
+        };
+        let mut bytes = vec![0; tables as usize * 4];
+        let failed = |error| os(&container, "read the grain directory of", error);
+        container.read(io, at, &mut bytes).await.map_err(failed)?;
+        Ok(Sparse {
+            size: capacity * SECTOR,
+            descriptor,
+            grain: grain * SECTOR,
+            per_table,
+            zeroed_grains: flags & ZEROED_GRAINS != 0,
+            compressed,
+            directory: words(&bytes),
+            tables: (0..tables).map(|_| OnceLock::new()).collect(),
+            last: Mutex::default(),
+            container,
+        })
+    }
+
+    fn place_of(&self, offset: u64) -> (usize, usize) {
+        let grain = offset / self.grain;
+        ((grain / self.per_table) as usize, (grain % self.per_table) as usize)
+    }
+
+    /// The grain's sector, if its table is known; 0: nowhere.
+    fn sector_of(&self, offset: u64) -> Option<u32> {
+        let (table, index) = self.place_of(offset);
+        if self.directory.get(table) == Some(&0) {
+            return Some(0);
+        }
+        let sector = self.tables.get(table)?.get()?.get(index)?;
+        let zeroed = *sector == 1 && self.zeroed_grains;
+        Some(if zeroed { 0 } else { *sector })
+    }
+
+    pub(super) fn map(&self, offset: u64, len: u64) -> Extent<'_> {
+        let inside = offset % self.grain;
+        let rest = self.grain - inside;
+        let Some(sector) = self.sector_of(offset) else { return Extent::NotLoaded };
+        // Grains that follow one another are one extent.
+        let step = if sector == 0 { 0 } else { self.grain / SECTOR };
+        let (mut run, mut next) = (rest, u64::from(sector) + step);
+        while !self.compressed && run < len && offset + run < self.size {
+            if self.sector_of(offset + run).map(u64::from) != Some(next) {
+                break;
+            }
+            run += self.grain;
+            next += step;
+        }
+        let len = len.min(run);
+        match sector {
+            0 => Extent::Zero { len, writable: false },
+            _ if self.compressed => Extent::Compressed { len },
+            _ => Extent::Data {
+                file: self.container.file(),
+                offset: u64::from(sector) * SECTOR + inside,
+                len,
+                writable: false,
+                cipher: None,
+            },
+        }
+    }
+
+    pub(super) async fn load(&self, io: &Io, offset: u64) -> Result<(), Error> {
+        let (table, _) = self.place_of(offset);
+        let at = self.directory.get(table).map_or(0, |sector| u64::from(*sector) * SECTOR);
+        let len = self.per_table * 4;
+        if at < SECTOR || at + len > self.container.len() {
+            return Err(Error::Corrupt);
+        }
+        let mut bytes = vec![0; len as usize];
+        self.container.read(io, at, &mut bytes).await?;
+        let entries = words(&bytes);
+        let ends = self.container.len() / SECTOR;
+        if entries.iter().any(|sector| u64::from(*sector) > ends) {
+            return Err(Error::Corrupt);
+        }
+        if let Some(place) = self.tables.get(table) {
+            place.get_or_init(|| entries);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn decompress(&self, io: &Io, offset: u64, mem: Mem) -> Result<usize, Error> {
+        let Some(sector @ 1..) = self.sector_of(offset) else { return Ok(0) };
+        let bytes = match self.kept(sector) {
+            Some(bytes) => bytes,
+            None => {
+                let bytes = self.inflate(io, offset, sector).await?;
+                *self.last() = Some((sector, bytes.clone()));
+                bytes
+            }
+        };
+        let inside = (offset % self.grain) as usize;
+        Ok(mem.copy_from(bytes.get(inside..).unwrap_or_default()))
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Option<(u32, Arc<[u8]>)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kept(&self, sector: u32) -> Option<Arc<[u8]>> {
+        let last = self.last();
+        last.as_ref().filter(|(kept, _)| *kept == sector).map(|(_, bytes)| bytes.clone())
+    }
+
+    /// A whole grain: a marker of its place and length, then deflated bytes.
+    async fn inflate(&self, io: &Io, offset: u64, sector: u32) -> Result<Arc<[u8]>, Error> {
+        let at = u64::from(sector) * SECTOR;
+        let mut marker = [0; 12];
+        self.container.read(io, at, &mut marker).await?;
+        let (place, len) =
+            (u64::from_le_bytes(get(&marker, 0)), u32::from_le_bytes(get(&marker, 8)));
+        // Deflate never makes much more of what it cannot make less.
+        let most = self.grain + self.grain / 8 + 1024;
+        if place != (offset - offset % self.grain) / SECTOR || u64::from(len) > most {
+            return Err(Error::Corrupt);
+        }
+        let mut deflated = vec![0; len as usize];
+        self.container.read(io, at + 12, &mut deflated).await?;
+        let mut bytes = Vec::with_capacity(self.grain as usize);
+        let decoder = flate2::read::ZlibDecoder::new(&*deflated);
+        // The last grain of a disk may end with it.
+        decoder.take(self.grain).read_to_end(&mut bytes).map_err(|_| Error::Corrupt)?;
+        bytes.resize(self.grain as usize, 0);
+        Ok(bytes.into())
+    }
+}
+
+fn words(bytes: &[u8]) -> Box<[u32]> {
+    bytes.chunks_exact(4).map(|word| u32::from_le_bytes(get(word, 0))).collect()
+}
