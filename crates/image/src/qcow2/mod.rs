@@ -17,8 +17,11 @@ use crate::{
 };
 
 mod allocate;
+pub mod bitmap_directory;
 pub mod bytes;
 mod chain;
+mod check;
+mod counts;
 mod create;
 mod discard;
 mod entry;
@@ -27,17 +30,26 @@ mod flush;
 mod grow;
 pub mod header;
 mod load;
+mod offline;
 mod open;
 mod refcount;
+mod rewrite;
+mod snapshot;
+pub mod snapshot_table;
 mod space;
 mod status;
 mod table;
 mod together;
 mod tool;
+mod walk;
 
+pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
 pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
+pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
+pub use snapshot_table::Snapshot;
+pub use tool::ToolError;
 
 pub(crate) use chain::open_chain;
 
@@ -252,4 +264,3 @@ impl Image for Qcow2 {
         Box::pin(self.shared.close(io))
     }
 }
-pub use tool::ToolError;

@@ -68,7 +68,8 @@ impl Folder {
         let report = self.check(image);
         for count in ["corruptions", "leaks", "check-errors"] {
             let found = report.get(count).and_then(Value::as_u64).unwrap_or(0);
-            assert_eq!(found, 0, "{image}: {report}");
+            let say = || self.command("qemu-img", &["check", "-f", "qcow2", image]);
+            assert_eq!(found, 0, "{image}: {:?}", say());
         }
     }
 
