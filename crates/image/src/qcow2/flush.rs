@@ -125,16 +125,21 @@ impl Shared {
             // Whatever those tables refer to, and more.
             work.referred = std::mem::take(&mut state.referred);
         }
-        let freed = self.count(io, work).await;
-        let writes = match freed {
-            Ok(_) => self.refcount_writes(io).await?,
-            Err(error) => return Err(error),
-        };
-        let end = self.write_levels(io, work, &writes).await;
-        if end.is_err() {
-            self.refcounts().put_back(&writes);
+        let mut freed = self.count(io, work).await?;
+        if self.does(Sabotage::EarlyReuse) {
+            self.give_back(io, std::mem::take(&mut freed)).await;
         }
-        self.give_back(io, freed?).await;
+        let end = match self.refcount_writes(io).await {
+            Ok(writes) => {
+                let end = self.write_levels(io, work, &writes).await;
+                if end.is_err() {
+                    self.refcounts().put_back(&writes);
+                }
+                end
+            }
+            Err(error) => Err(error),
+        };
+        self.give_back(io, freed).await;
         self.refcounts().shrink();
         end
     }
@@ -163,7 +168,8 @@ impl Shared {
         let mut end = self.know_space(io).await;
         let mut resting = Vec::new();
         for released in retired {
-            let rests = !self.does(Sabotage::NoGrace) && !self.grace.is_over(released.epoch);
+            let hasty = self.does(Sabotage::NoGrace) || self.does(Sabotage::EarlyReuse);
+            let rests = !hasty && !self.grace.is_over(released.epoch);
             if end.is_err() || rests {
                 resting.push(released);
                 continue;

@@ -58,6 +58,9 @@ pub use decoder::Decoder;
 pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
 pub use rebase::{make_empty, set_backing};
+pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
+pub use snapshot_table::Snapshot;
+pub use tool::ToolError;
 
 pub(crate) use chain::open_chain;
 
@@ -273,6 +276,3 @@ impl Image for Qcow2 {
     }
 }
 pub use resize::{ResizeOptions, resize};
-pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
-pub use snapshot_table::Snapshot;
-pub use tool::ToolError;

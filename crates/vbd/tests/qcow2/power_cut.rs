@@ -13,17 +13,27 @@ pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
     let mut guest = bench.guest();
     let sound = bench.sabotage.is_none() && bench.lie.is_none();
     for _ in 0..3 {
+        let leaked = bench.check()?;
         if rng.bool() {
             bench.disk.cut_power_at_turn(rng.u64(1..150));
         }
         let watch = Watch::new(&bench, &guest, every);
         let asks = random_asks(&mut rng, bench.sectors(), ASKS);
-        bench.run(&guest, asks, rng.bool(), Some(watch.clone())).map_err(|w| w.to_string())?;
+        let close = rng.bool();
+        bench.run(&guest, asks, close, Some(watch.clone())).map_err(|w| w.to_string())?;
         if let Some(wrong) = watch.wrong() {
             return Err(format!("a power cut would leave: {wrong}"));
         }
         let failures = guest.failures();
         assert!(!sound || failures.is_empty(), "seed {}: {failures:?}", bench.seed);
+        if close && !bench.disk.is_cut() {
+            bench.disk.cut_power_at_turn(u64::MAX);
+            let leaks = bench.check()?;
+            // Those of an earlier cut stay until a repair.
+            if leaks > leaked {
+                return Err(format!("{leaks} clusters leak after a clean end, {leaked} before"));
+            }
+        }
         bench.disk.cut_power_at_turn(u64::MAX);
         bench = bench.after_power_cut(rng.u64(..));
         guest = bench.look(&guest)?;
