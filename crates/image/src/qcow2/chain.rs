@@ -7,9 +7,10 @@ use std::path::Path;
 use ringtap_io::Io;
 
 use super::header::incompatible;
+use super::restart::RESTART_RECORDS;
 use super::{Header, Parts, Qcow2};
 use crate::backing::{Chain, Named};
-use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions};
+use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions, RestartLog};
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
 const SMALLEST_DIRECT: u64 = 4096;
@@ -47,9 +48,26 @@ pub(crate) fn open_chain<'a>(
             }
             None => None,
         };
-        let parts = Parts { data, base, table_memory: options.table_memory, ..Parts::default() };
+        let restart = (!options.read_only).then(|| restart_log(&container)).flatten();
+        let parts =
+            Parts { data, restart, base, table_memory: options.table_memory, ..Parts::default() };
         Ok(Box::new(Qcow2::open(io, container, header, parts).await?) as Box<dyn Image>)
     })
+}
+
+/// The log beside which the image is served; without one a killed server loses what was not flushed.
+fn restart_log(container: &Container) -> Option<RestartLog> {
+    let open = container.open_file()?;
+    match RestartLog::open(&RestartLog::usual_folder(), open, RESTART_RECORDS) {
+        Ok(log) => Some(log),
+        Err(error) => {
+            let path = container.path().display();
+            tracing::warn!(
+                "no restart log for {path}: {error}; what is not flushed would not outlive a killed server"
+            );
+            None
+        }
+    }
 }
 
 fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Container, OpenError> {

@@ -2,5 +2,6 @@
 //! `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod bench;
+mod kill;
 mod power_cut;
 mod sabotage;
