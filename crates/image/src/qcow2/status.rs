@@ -37,8 +37,8 @@ impl Shared {
                 let status = base.status(io, offset, len.min(left)).await?;
                 Ok(Status { depth: status.depth + 1, ..status })
             }
-            // A backing file that ends earlier says zeros of what is behind its end.
-            None => Ok(Status { depth: 1, ..Status::hole(len) }),
+            // Past the end of the backing file the zeros are the image's own, says QEMU.
+            None => Ok(Status::hole(len)),
         }
     }
 }

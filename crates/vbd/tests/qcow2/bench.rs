@@ -341,9 +341,46 @@ impl Bench {
         Ok(())
     }
 
+    /// Whether QEMU finds the topmost image without contradictions.
+    pub fn check_with_qemu(&self) -> Result<(), String> {
+        let Some(layer) = self.layers.last().filter(|layer| layer.options.is_some()) else {
+            return Ok(());
+        };
+        let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let dump = |file: File, name: &str| {
+            let mut bytes = vec![0; self.disk.size(file) as usize];
+            self.disk.peek(file, 0, &mut bytes);
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).expect("a file");
+            format!(r#"{{"driver":"file","filename":"{}"}}"#, path.display())
+        };
+        let image = dump(layer.file, "image");
+        let data = layer.data.map(|data| format!(r#","data-file":{}"#, dump(data, "data")));
+        let backing = match layer.options.as_ref().and_then(|options| options.backing_file.as_ref())
+        {
+            Some(_) => r#","backing":null"#,
+            None => "",
+        };
+        let data = data.unwrap_or_default();
+        let image = format!(r#"json:{{"driver":"qcow2","file":{image}{data}{backing}}}"#);
+        let check = std::process::Command::new("timeout")
+            .args(["20", "qemu-img", "check", &image])
+            .output()
+            .map_err(|error| error.to_string())?;
+        // 3: leaks and nothing else.
+        if matches!(check.status.code(), Some(0 | 3)) {
+            return Ok(());
+        }
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Err(format!("qemu-img check: {}{}", text(&check.stdout), text(&check.stderr)))
+    }
+
     /// The image as it is now: it opens, has no contradictions, and holds what the guest may find.
     pub fn look(&self, guest: &Guest) -> Result<Guest, String> {
         self.check()?;
+        if std::env::var_os("RINGTAP_QEMU_CHECK").is_some() {
+            self.check_with_qemu()?;
+        }
         guest.after_power_cut(&self.read_all()?).map_err(|wrong| wrong.to_string())
     }
 }

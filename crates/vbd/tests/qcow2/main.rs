@@ -3,5 +3,6 @@
 
 mod bench;
 mod kill;
+mod oracle;
 mod power_cut;
 mod sabotage;
