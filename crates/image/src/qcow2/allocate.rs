@@ -24,10 +24,17 @@ const MANY_RELEASED: usize = 1 << 16;
 pub(super) struct Allocations {
     pending: HashMap<u64, Pending>,
     rooms: HashMap<u64, Room>,
+    /// Clusters of all rooms.
+    reserved: u64,
     next_token: u64,
 }
 
 impl Allocations {
+    /// Clusters whose entries are going to change.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
     pub(super) fn is_pending(&self, cluster: u64) -> bool {
         self.pending.contains_key(&cluster)
     }
@@ -70,6 +77,8 @@ enum Plan {
     Again,
     /// Another write to this cluster has to end first.
     Wait,
+    /// A flush has to make room for notes first.
+    Flush,
     /// There is no free cluster.
     NoSpace,
     /// The base's tables are not in memory here.
@@ -162,6 +171,10 @@ impl Shared {
                     io.sleep(PAUSE).await;
                     return Ok(None);
                 }
+                Plan::Flush => {
+                    self.flush(io).await?;
+                    return Ok(None);
+                }
                 Plan::NoSpace if full => {
                     // What was released lately may be had after a flush.
                     let reclaims = !self.state().retired.is_empty();
@@ -209,6 +222,9 @@ impl Shared {
         let start = offset & (geometry.cluster() - 1);
         let mut range = start..(start + len).min(geometry.bytes_of(cluster));
         let mut state = self.state();
+        if self.log_is_crowded(&state) {
+            return Plan::Flush;
+        }
         let found = match self.look(cluster, &mut range) {
             Ok(found) => found,
             Err(plan) => return plan,
@@ -342,6 +358,7 @@ impl Shared {
     ) -> Plan {
         let token = state.allocations.next_token;
         state.allocations.next_token += 1;
+        state.allocations.reserved += clusters.end - clusters.start;
         state.allocations.rooms.insert(token, Room { clusters });
         Plan::Go(Go {
             token,
@@ -489,6 +506,7 @@ impl Shared {
         let mut state = self.state();
         let Some(room) = state.allocations.rooms.remove(&token) else { return };
         let slice = self.tables.geometry.slice_of(room.clusters.start);
+        state.allocations.reserved -= room.clusters.end - room.clusters.start;
         for cluster in room.clusters {
             self.commit_cluster(&mut state, cluster, token, written);
         }

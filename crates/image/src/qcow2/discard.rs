@@ -15,6 +15,8 @@ enum Step {
     Wait,
     /// Its table has to be had first.
     NeedsTable,
+    /// There is no room to note it.
+    NeedsFlush,
     Fails(Error),
 }
 
@@ -88,6 +90,10 @@ impl Shared {
         match self.discard_one(cluster, range.clone(), mode) {
             Step::Done => Ok(1),
             Step::Wait => Ok(0),
+            Step::NeedsFlush => {
+                self.flush(io).await?;
+                Ok(0)
+            }
             Step::Fails(Error::Corrupt) => Err(self.mark_corrupt(io).await),
             Step::Fails(error) => Err(error),
             Step::NeedsTable => {
@@ -110,6 +116,9 @@ impl Shared {
         let mut state = self.state();
         if state.allocations.is_pending(cluster) {
             return Step::Wait;
+        }
+        if self.log_is_crowded(&state) {
+            return Step::NeedsFlush;
         }
         let super::table::Lookup::Entry(old) = self.tables.entry(cluster) else {
             return Step::NeedsTable;

@@ -99,6 +99,12 @@ impl Shared {
             state.referred.append(&mut work.referred);
         } else {
             state.retired.append(&mut work.released);
+            if let Some(log) = self.restart.get() {
+                if self.does(Sabotage::RestartLogDropped) {
+                    log.start(0);
+                }
+                log.end_flush();
+            }
         }
         // Looked at under the lock under which every change is made.
         let dirty = state.cache.is_dirty()
@@ -112,6 +118,9 @@ impl Shared {
     async fn flush_work(&self, io: &Io, work: &mut Work) -> Result<(), Error> {
         {
             let mut state = self.state();
+            if let Some(log) = self.restart.get() {
+                log.begin_flush();
+            }
             // Whose end the tables copied below show.
             work.released = std::mem::take(&mut state.released);
             if self.does(Sabotage::EarlyReuse) {
@@ -284,7 +293,7 @@ impl Shared {
         Ok(())
     }
 
-    fn does(&self, sabotage: Sabotage) -> bool {
+    pub(super) fn does(&self, sabotage: Sabotage) -> bool {
         self.sabotage == Some(sabotage)
     }
 
@@ -358,6 +367,7 @@ impl Shared {
                 break;
             }
         }
+        self.close_log(io).await?;
         let end = {
             let mut state = self.state();
             if !state.space.known {

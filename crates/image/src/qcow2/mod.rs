@@ -7,13 +7,13 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ringtap_io::{File, Io, Mem};
 
 use crate::{
-    Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, SectorCipher,
-    Status,
+    Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, RestartLog,
+    SectorCipher, Status,
 };
 
 mod allocate;
@@ -39,6 +39,7 @@ mod open;
 mod rebase;
 mod refcount;
 mod resize;
+mod restart;
 mod rewrite;
 mod snapshot;
 pub mod snapshot_table;
@@ -102,6 +103,8 @@ struct Shared {
     corrupt: AtomicBool,
     /// Whether a task writes to the header.
     header_busy: AtomicBool,
+    /// Where changes of entries are kept over a killed server.
+    restart: OnceLock<RestartLog>,
     sabotage: Option<Sabotage>,
     grace: Arc<Grace>,
 }
@@ -162,6 +165,7 @@ impl Shared {
     /// Change a cluster's L2 entry, whose slice is in memory. Every change that only a flush makes
     /// stable, guest data's place and zeros alike, passes here before it is acknowledged.
     fn set_entry(&self, state: &mut State, cluster: u64, entry: entry::Entry) {
+        self.note(cluster, entry);
         state.cache.set(&self.tables, cluster, entry);
         self.dirty.store(true, SeqCst);
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ringtap_io::Io;
 
@@ -15,7 +15,7 @@ use super::refcount::Refcounts;
 use super::space::Space;
 use super::table::{Cache, Tables};
 use super::{Crypt, Header, Qcow2, Shared, State, bytes};
-use crate::{Container, Error, Grace, Image, Info, OpenError, SectorCipher};
+use crate::{Container, Error, Grace, Image, Info, OpenError, RestartLog, SectorCipher};
 
 /// Memory for L2 tables, unless told otherwise.
 pub const DEFAULT_TABLE_MEMORY: u64 = 64 << 20;
@@ -33,6 +33,8 @@ pub struct Parts {
     pub key: Option<Box<dyn SectorCipher>>,
     /// The most bytes of L2 tables to keep in memory; 64 MiB unless told otherwise.
     pub table_memory: Option<u64>,
+    /// Where changes are kept over a killed server; what is in it already is taken up.
+    pub restart: Option<RestartLog>,
     /// What to do wrong.
     #[doc(hidden)]
     pub sabotage: Option<Sabotage>,
@@ -54,6 +56,10 @@ pub enum Sabotage {
     NoGrace,
     /// Recycled room is taken for zeros.
     StaleIsFresh,
+    /// What the restart log holds is not taken up.
+    RestartLogIgnored,
+    /// A flush drops what was noted while it was under way, too.
+    RestartLogDropped,
 }
 
 impl Qcow2 {
@@ -116,7 +122,8 @@ impl Qcow2 {
             }
         };
         if !read_only {
-            clear_features(io, &container, &header)
+            let log = parts.restart.is_some();
+            clear_features(io, &container, &header, log)
                 .await
                 .map_err(failed("clear the autoclear features of"))?;
         }
@@ -144,9 +151,13 @@ impl Qcow2 {
             dirty: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             header_busy: AtomicBool::new(false),
+            restart: OnceLock::new(),
             sabotage,
             grace: Arc::new(Grace::default()),
         };
+        if let Some(log) = parts.restart.filter(|_| !read_only) {
+            shared.take_up(io, log).await.map_err(failed("take up the restart log of"))?;
+        }
         Ok(Qcow2 { shared: Arc::new(shared) })
     }
 }
@@ -208,8 +219,14 @@ async fn read_table(
 
 /// Features that ask for it are cleared before the first write, and so is that of bitmaps that will
 /// not be kept up to date.
-async fn clear_features(io: &Io, container: &Container, header: &Header) -> Result<(), Error> {
-    let keep = autoclear::KNOWN & !autoclear::BITMAPS;
+async fn clear_features(
+    io: &Io,
+    container: &Container,
+    header: &Header,
+    log: bool,
+) -> Result<(), Error> {
+    let log = if log { autoclear::RESTART_LOG } else { 0 };
+    let keep = autoclear::KNOWN & !autoclear::BITMAPS | log;
     if header.version > 2 && header.autoclear & !keep != 0 {
         patch(io, container, 88, &(header.autoclear & keep).to_be_bytes()).await?;
     }

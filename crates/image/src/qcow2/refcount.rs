@@ -178,7 +178,12 @@ impl Refcounts {
     /// range's own first clusters. Gives where the rest begins, the clusters that the blocks took,
     /// and those of a table that was never written. `None` where the table would become too large.
     pub(super) fn cover(&mut self, range: &Range<u64>) -> Option<Covered> {
-        let mut covered = Covered { rest: range.start, taken: Vec::new(), unused: 0..0 };
+        self.cover_from(range, range.start)
+    }
+
+    /// As [`Refcounts::cover`], in the clusters from `first` on, which the range reaches past.
+    pub(super) fn cover_from(&mut self, range: &Range<u64>, first: u64) -> Option<Covered> {
+        let mut covered = Covered { rest: first, taken: Vec::new(), unused: 0..0 };
         let last = self.block_of(range.end.saturating_sub(1));
         if let Some(clusters) = self.table_clusters_for(last + 1) {
             if clusters << self.cluster_bits > MAX_REFCOUNT_TABLE_BYTES {

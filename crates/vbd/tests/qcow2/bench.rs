@@ -4,9 +4,11 @@ use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check, create};
-use ringtap_image::{CacheMode, Container, Image, Raw, Traits};
+use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog, Traits};
 use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{
     Ask, Device, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut,
@@ -66,6 +68,8 @@ pub struct Bench {
     pub sabotage: Option<Sabotage>,
     pub lie: Option<Lie>,
     table_memory: u64,
+    /// The restart log's memory.
+    words: Arc<[AtomicU64]>,
 }
 
 impl Bench {
@@ -78,7 +82,9 @@ impl Bench {
         let (layers, table_memory) = (Vec::new(), [1 << 20, 0][rng.usize(0..2)]);
         let size = sectors * SECTOR as u64;
         let (sabotage, lie) = (None, None);
-        let mut bench = Bench { seed, disk, layers, size, align, sabotage, lie, table_memory };
+        let words = blank(&mut rng);
+        let mut bench =
+            Bench { seed, disk, layers, size, align, sabotage, lie, table_memory, words };
         match rng.u8(0..4) {
             0 => {
                 let (file, traits) = bench.add_file(&mut rng, bench.size, false);
@@ -185,16 +191,19 @@ impl Bench {
     pub fn open(&self, tasks: &mut Tasks) -> io::Result<Result<Vbd, String>> {
         let (parts, table_memory, sabotage) = (self.parts(), self.table_memory, self.sabotage);
         let io = tasks.io().clone();
+        let (top, words) = (parts.len() - 1, self.words.clone());
         tasks.block_on(async move {
             let mut base: Option<Box<dyn Image>> = None;
-            for (container, data, raw) in parts {
+            for (index, (container, data, raw)) in parts.into_iter().enumerate() {
                 base = Some(match raw {
                     true => Box::new(Raw::new(container)),
                     false => {
                         let header =
                             Header::read(&io, &container).await.map_err(|e| e.to_string())?;
                         let table_memory = Some(table_memory);
-                        let parts = Parts { data, base, key: None, table_memory, sabotage };
+                        let restart = (index == top).then(|| restart_log(words.clone()));
+                        let parts =
+                            Parts { data, base, key: None, table_memory, restart, sabotage };
                         let image = Qcow2::open(&io, container, header, parts).await;
                         Box::new(image.map_err(|e| e.to_string())?)
                     }
@@ -302,7 +311,29 @@ impl Bench {
 
     /// What a power cut now leaves.
     pub fn after_power_cut(&self, seed: u64) -> Bench {
-        Bench { disk: self.disk.after_power_cut(seed), ..self.clone() }
+        let words = (0..self.words.len()).map(|_| AtomicU64::new(0)).collect();
+        Bench { disk: self.disk.after_power_cut(seed), words, ..self.clone() }
+    }
+
+    /// What the server leaves if it is killed now.
+    pub fn after_kill(&self, seed: u64) -> Bench {
+        let words = self.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
+        Bench { disk: self.disk.after_kill(seed), words, ..self.clone() }
+    }
+
+    /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
+    pub fn look_alive(&self, guest: &Guest) -> Result<(), String> {
+        let found = self.read_all()?;
+        self.check()?;
+        let values = ringtap_sim::stamps(&found, 0).map_err(|wrong| wrong.to_string())?;
+        let model = guest.model();
+        for (sector, value) in (0..).zip(values) {
+            let may = model.may_read(sector);
+            if !may.contains(&value) {
+                return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// See that the topmost image is without contradictions; gives how many clusters leak.
@@ -362,6 +393,16 @@ impl Bench {
     }
 }
 
+/// Memory for a log that has to be flushed often, or hardly ever.
+fn blank(rng: &mut fastrand::Rng) -> Arc<[AtomicU64]> {
+    let records = [1100, 4000][rng.usize(0..2)];
+    (0..RestartLog::words_for(records)).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn restart_log(words: Arc<[AtomicU64]>) -> RestartLog {
+    RestartLog::with(Box::new(words), Identity { boot: 1, file: (2, 3) }, u64::MAX)
+}
+
 /// Looks at what power cuts would leave.
 pub struct Watch {
     bench: Bench,
@@ -369,18 +410,30 @@ pub struct Watch {
     /// One turn in so many is looked at.
     every: u64,
     rng: RefCell<fastrand::Rng>,
+    /// Whether it is the server that ends, not the power.
+    kill: bool,
     wrong: RefCell<Option<String>>,
 }
 
 impl Watch {
     pub fn new(bench: &Bench, guest: &Guest, every: u64) -> Rc<Watch> {
-        Rc::new(Watch {
+        Rc::new(Watch::of(bench, guest, every))
+    }
+
+    /// One that looks at what a killed server would leave.
+    pub fn of_kills(bench: &Bench, guest: &Guest, every: u64) -> Rc<Watch> {
+        Rc::new(Watch { kill: true, ..Watch::of(bench, guest, every) })
+    }
+
+    fn of(bench: &Bench, guest: &Guest, every: u64) -> Watch {
+        Watch {
             bench: bench.clone(),
             guest: guest.clone(),
             every,
             rng: RefCell::new(fastrand::Rng::with_seed(bench.seed)),
+            kill: false,
             wrong: RefCell::default(),
-        })
+        }
     }
 
     fn look(&self, cut: &Disk) {
@@ -388,9 +441,15 @@ impl Watch {
         if rng.u64(0..self.every) > 0 || self.wrong.borrow().is_some() {
             return;
         }
-        let left = Bench { disk: cut.clone(), sabotage: None, ..self.bench.clone() };
-        let left = left.after_power_cut(rng.u64(..));
-        if let Err(wrong) = left.look(&self.guest) {
+        let left = Bench { disk: cut.clone(), ..self.bench.clone() };
+        let seen = match self.kill {
+            true => left.after_kill(rng.u64(..)).look_alive(&self.guest),
+            false => {
+                let left = Bench { sabotage: None, ..left.after_power_cut(rng.u64(..)) };
+                left.look(&self.guest).map(|_| ())
+            }
+        };
+        if let Err(wrong) = seen {
             *self.wrong.borrow_mut() = Some(wrong);
         }
     }

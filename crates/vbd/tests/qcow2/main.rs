@@ -2,6 +2,7 @@
 //! `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod bench;
+mod kill;
 mod oracle;
 mod power_cut;
 mod sabotage;
