@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_io::SharedWords;
 
+use crate::Container;
+
 const MAGIC: u64 = 0x5254_4150_4c4f_4702;
 const STAMP: usize = 5;
 const TURN: [usize; 2] = [7, 9];
@@ -94,6 +96,23 @@ impl RestartLog {
         let words = SharedWords::map(&file, FIRST + 2 * RECORD * capacity as usize)?;
         let log = RestartLog::with(Box::new(words), identity, capacity);
         Ok(RestartLog { path: Some(path), ..log })
+    }
+
+    /// The log of the image that is about to be written to in a container; none, and a warning, where
+    /// there cannot be one: a killed server then loses what was not flushed.
+    pub fn beside(container: &Container, capacity: u64) -> Option<RestartLog> {
+        let open = container.open_file().filter(|_| !container.traits().read_only)?;
+        match RestartLog::open(&RestartLog::usual_folder(), open, capacity) {
+            Ok(log) => Some(log),
+            Err(error) => {
+                let path = container.path().display();
+                tracing::warn!(
+                    "no restart log for {path}: {error}; what is not flushed would not outlive a \
+                     killed server"
+                );
+                None
+            }
+        }
     }
 
     /// The folder for logs: of the system for root, else of the user.

@@ -60,7 +60,7 @@ impl Vbd {
         durable: bool,
     ) -> Result<(), Error> {
         // While metadata waits for a flush, stable bytes alone would be found by nobody.
-        let at_once = durable && !self.image.is_dirty();
+        let mut at_once = durable && !self.image.is_dirty();
         while !mem.is_empty() {
             let moved = match self.image.map(offset, mem.len() as u64) {
                 Extent::Data { file, offset: at, len, writable: true, cipher } => {
@@ -75,6 +75,7 @@ impl Vbd {
                     0
                 }
                 Extent::Data { .. } | Extent::Zero { .. } | Extent::Compressed { .. } => {
+                    at_once = false;
                     self.write_to_new_room(io, offset, mem).await?
                 }
             };

@@ -4,9 +4,11 @@
 
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent, Sabotage};
-use ringtap_image::{CacheMode, Container, Image, Traits};
+use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog, Traits};
 use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{
     Ask, Chances, Device, Disk, Fault, Guest, Promise, SECTOR, Sim, is_power_cut, random_asks,
@@ -68,6 +70,13 @@ struct Bench {
     chain: Vec<File>,
     align: usize,
     device: bool,
+    /// The restart log's memory.
+    words: Arc<[AtomicU64]>,
+}
+
+/// Memory for a log that has to be flushed often.
+fn blank() -> Arc<[AtomicU64]> {
+    (0..RestartLog::words_for(60)).map(|_| AtomicU64::new(0)).collect()
 }
 
 /// Run one task to its end on a disk that moves all bytes at once.
@@ -84,7 +93,7 @@ impl Bench {
         let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
         let align = rng.choice([1, 512, 4096]).unwrap_or(1);
         let device = case == Case::DynamicOnDevice;
-        let mut bench = Bench { seed, disk, chain: vec![], align, device };
+        let mut bench = Bench { seed, disk, chain: vec![], align, device, words: blank() };
         let guest = Guest::new(SECTORS, Promise::Flush);
         let base = match case {
             Case::Fixed | Case::Deep => VhdKind::Fixed,
@@ -154,11 +163,16 @@ impl Bench {
     }
 
     async fn open(&self, io: &Io, read_only: bool) -> Box<dyn Image> {
+        let top = self.chain.len() - 1;
         let mut image: Option<Box<dyn Image>> = None;
         for (number, file) in self.chain.iter().enumerate() {
             let read_only = read_only || number + 1 < self.chain.len();
             let container = self.container(*file, read_only);
-            let opened = vhd::open_in(io, container, image.take()).await;
+            let words = self.words.clone();
+            let identity = Identity { boot: 1, file: (2, 3) };
+            let restart = (number == top && !read_only)
+                .then(|| RestartLog::with(Box::new(words), identity, u64::MAX));
+            let opened = vhd::open_in_with(io, container, image.take(), restart).await;
             image = Some(opened.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed)));
         }
         image.expect("a chain has an image")
@@ -199,8 +213,29 @@ impl Bench {
         guest.model().check_disk_after_cut(&values).map_err(|wrong| wrong.to_string())
     }
 
+    /// After a power cut: what was in memory is gone.
     fn on(&self, disk: Disk) -> Bench {
-        Bench { disk, ..self.clone() }
+        Bench { disk, words: blank(), ..self.clone() }
+    }
+
+    /// What the server leaves if it is killed now.
+    fn after_kill(&self, disk: &Disk, seed: u64) -> Bench {
+        let words = self.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
+        Bench { disk: disk.after_kill(seed), words, ..self.clone() }
+    }
+
+    /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
+    fn look_alive(&self, guest: &Guest) -> Result<(), String> {
+        self.close();
+        let values = ringtap_sim::stamps(&self.look()?, 0).map_err(|error| error.to_string())?;
+        let model = guest.model();
+        for (sector, value) in (0..).zip(values) {
+            let may = model.may_read(sector);
+            if !may.contains(&value) {
+                return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes; with
@@ -309,6 +344,31 @@ fn trial(seed: u64, case: Case, sabotage: Option<Sabotage>) -> Option<String> {
         };
     }
     None
+}
+
+/// A killed server is no power cut: the guest lives on, and finds all that was acknowledged, flushed or
+/// not.
+#[test]
+fn a_killed_server_loses_nothing_that_was_acknowledged() {
+    for (case, seed) in CASES.into_iter().flat_map(|case| seeds(12).map(move |seed| (case, seed))) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut bench, mut guest) = Bench::new(seed, case);
+        for _ in 0..4 {
+            let turns = rng.u64(1..120);
+            let asks = random_asks(&mut rng, SECTORS, 40);
+            let cut = |disk: &Disk| disk.cut_power_at_turn(disk.turns() + turns);
+            if let Some(wrong) = bench.run_after(&guest, asks, false, cut) {
+                panic!("seed {seed}, {case:?}: {wrong}");
+            }
+            bench = bench.after_kill(&bench.disk, rng.u64(..));
+            guest = guest.after_kill();
+            let alive = bench.after_kill(&bench.disk, 0).look_alive(&guest);
+            alive.unwrap_or_else(|wrong| panic!("seed {seed}, {case:?}: {wrong}"));
+        }
+        // And what a power cut may take after all that is what was never flushed.
+        let left = bench.on(bench.disk.after_power_cut(seed));
+        left.check(&guest).unwrap_or_else(|wrong| panic!("seed {seed}, {case:?}: {wrong}"));
+    }
 }
 
 fn try_power_cuts(case: Case) {

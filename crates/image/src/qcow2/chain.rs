@@ -54,7 +54,7 @@ pub(crate) fn open_chain<'a>(
             _ => None,
         };
         let key = unlock(io, &container, &header, &options).await?;
-        let restart = (!options.read_only).then(|| restart_log(&container)).flatten();
+        let restart = RestartLog::beside(&container, RESTART_RECORDS);
         let table_memory = options.table_memory;
         let parts = Parts { data, restart, base, key, table_memory, ..Parts::default() };
         Ok(Box::new(Qcow2::open(io, container, header, parts).await?) as Box<dyn Image>)
@@ -86,21 +86,6 @@ async fn unlock(
     let key = luks::unlock_header(&bytes, secret)
         .map_err(|source| OpenError::Luks { path: path(), source })?;
     Ok(Some(Box::new(key)))
-}
-
-/// The log beside which the image is served; without one a killed server loses what was not flushed.
-fn restart_log(container: &Container) -> Option<RestartLog> {
-    let open = container.open_file()?;
-    match RestartLog::open(&RestartLog::usual_folder(), open, RESTART_RECORDS) {
-        Ok(log) => Some(log),
-        Err(error) => {
-            let path = container.path().display();
-            tracing::warn!(
-                "no restart log for {path}: {error}; what is not flushed would not outlive a killed server"
-            );
-            None
-        }
-    }
 }
 
 fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Container, OpenError> {

@@ -1,7 +1,7 @@
 //! Dynamic and differencing VHDs: where a disk's bytes are.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ringtap_io::Io;
 
@@ -11,7 +11,7 @@ use super::footer::{Footer, SECTOR};
 use super::header::{Header, UNUSED};
 use super::layout::{Layout, Sparse};
 use super::room::Room;
-use crate::{Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, Status};
+use crate::{Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, RestartLog, Status};
 
 /// A dynamic or differencing VHD. Clones are the same one.
 #[derive(Clone)]
@@ -31,6 +31,8 @@ pub(super) struct Shared {
     pub(super) bitmaps: Bitmaps,
     pub(super) parent: Option<Box<dyn Image>>,
     room: Mutex<Room>,
+    /// Where changes are kept over a killed server.
+    pub(super) restart: OnceLock<RestartLog>,
     pub(super) dirty: AtomicBool,
     pub(super) turns: Mutex<Turns>,
     #[cfg(feature = "sabotage")]
@@ -77,6 +79,7 @@ impl Dynamic {
                 bitmaps,
                 parent,
                 room: Mutex::new(room),
+                restart: OnceLock::new(),
                 dirty: AtomicBool::new(false),
                 turns: Mutex::default(),
                 #[cfg(feature = "sabotage")]
@@ -157,7 +160,7 @@ impl Shared {
         Some((parent, len.min(rest)))
     }
 
-    async fn load_block(&self, io: &Io, offset: u64) -> Result<(), Error> {
+    pub(super) async fn load_block(&self, io: &Io, offset: u64) -> Result<(), Error> {
         let (block, _) = self.block_of(offset);
         match self.place_of(block) {
             Some(place) if self.bitmaps.get(block).is_none() => {

@@ -52,6 +52,10 @@ enum Stage {
 }
 
 impl Shared {
+    pub(super) fn is_flushing(&self) -> bool {
+        self.turns().running
+    }
+
     fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,6 +91,9 @@ impl Shared {
     /// Every bit and entry in the batch is of a write that has completed, and no later one is.
     fn take_batch(&self) -> Batch {
         let mut room = self.room();
+        if let Some(log) = self.restart.get() {
+            log.begin_flush();
+        }
         let mut batch = Batch {
             new: std::mem::take(&mut room.new),
             doubtful: std::mem::take(&mut room.doubtful),
@@ -172,6 +179,9 @@ impl Shared {
             again.extend(batch.new);
             room.doubtful.extend(batch.doubtful);
             return;
+        }
+        if let Some(log) = self.restart.get() {
+            log.end_flush();
         }
         if room.commits == batch.commits {
             self.dirty.store(false, SeqCst);

@@ -8,9 +8,10 @@ use super::dynamic::Dynamic;
 use super::fixed::Fixed;
 use super::footer::{Footer, Kind};
 use super::layout::Layout;
+use super::restart::RESTART_RECORDS;
 use super::{bad, os, parent};
 use crate::beside::{self, Sought};
-use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions, Raw};
+use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions, Raw, RestartLog};
 
 /// The longest chain of parents.
 const DEEPEST: usize = 32;
@@ -34,13 +35,24 @@ pub async fn open_in(
     container: Container,
     parent: Option<Box<dyn Image>>,
 ) -> Result<Box<dyn Image>, OpenError> {
+    open_in_with(io, container, parent, None).await
+}
+
+/// As [`open_in`], with a log in which changes are kept over a killed server; what is in it is taken
+/// up.
+pub async fn open_in_with(
+    io: &Io,
+    container: Container,
+    parent: Option<Box<dyn Image>>,
+    restart: Option<RestartLog>,
+) -> Result<Box<dyn Image>, OpenError> {
     let layout = Layout::read(io, &container).await?;
     let align = container.traits().request_alignment;
     if !layout.is_aligned(align) {
         let found = format!("blocks that do not begin at multiples of {align} bytes");
         return Err(bad(&container, 0, found, "open it through the page cache"));
     }
-    assemble(io, container, layout, parent).await
+    assemble(io, container, layout, parent, restart).await
 }
 
 async fn assemble(
@@ -48,6 +60,7 @@ async fn assemble(
     container: Container,
     mut layout: Layout,
     parent: Option<Box<dyn Image>>,
+    restart: Option<RestartLog>,
 ) -> Result<Box<dyn Image>, OpenError> {
     let Some(sparse) = layout.sparse.take() else {
         return Ok(Box::new(Fixed::new(container, layout.size)));
@@ -63,7 +76,13 @@ async fn assemble(
         container.write(io, 0, layout.footer.bytes()).await.map_err(failed)?;
         container.sync(io).await.map_err(failed)?;
     }
-    Ok(Box::new(Dynamic::new(container, layout, sparse, parent)))
+    let image = Dynamic::new(container, layout, sparse, parent);
+    if let Some(log) = restart {
+        let shared = &image.shared;
+        let failed = |error| os(&shared.container, "take up the restart log of", error);
+        shared.take_up(io, log).await.map_err(failed)?;
+    }
+    Ok(Box::new(image))
 }
 
 /// One image of a chain; `children` are those above it.
@@ -103,7 +122,8 @@ fn open_link<'a>(
             }
             _ => None,
         };
-        Ok((assemble(io, container, layout, parent).await?, footer))
+        let restart = RestartLog::beside(&container, RESTART_RECORDS);
+        Ok((assemble(io, container, layout, parent, restart).await?, footer))
     })
 }
 

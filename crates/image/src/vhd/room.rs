@@ -84,6 +84,8 @@ enum Found<'a> {
     Grow,
     /// It may be written to as it is by now.
     Look,
+    /// A flush has to make room for notes first.
+    Flush,
 }
 
 impl Room {
@@ -142,6 +144,7 @@ impl Shared {
         match self.reserve(offset, len)? {
             Found::Room(room) => return Ok(Some(room)),
             Found::Look => {}
+            Found::Flush => self.flush(io).await?,
             Found::Wait => io.sleep(PAUSE).await,
             Found::Grow => {
                 let end = self.grow(io).await;
@@ -156,6 +159,9 @@ impl Shared {
         let (block, inside) = self.block_of(offset);
         let len = len.min(self.block_size() - inside);
         let mut room = self.room();
+        if self.log_is_crowded(room.writes.len() as u64) {
+            return Ok(Found::Flush);
+        }
         let (place, fresh) = match (self.place_of(block), room.pending.get(&block)) {
             (Some(place), _) => (place, false),
             (None, Some(pending)) => (pending.place, pending.fresh),
@@ -294,6 +300,9 @@ impl Shared {
             if bitmap.is_some_and(|bitmap| bitmap.set(first, end) && !bitmap.mark()) {
                 room.changed.push(block);
             }
+            if bitmap.is_some() {
+                self.note_bits(block, first, end);
+            }
             return;
         };
         if !written {
@@ -305,14 +314,36 @@ impl Shared {
             let empty = || Bitmap::empty(self.block_size() / SECTOR);
             self.bitmaps.put(block, if whole { Bitmap::full() } else { empty() });
         }
-        if let Some(bitmap) = self.bitmaps.get(block) {
+        let whole = self.bitmaps.get(block).is_some_and(|bitmap| {
             bitmap.set(first, end);
+            bitmap.is_full()
+        });
+        self.note_block(block, pending.place, whole);
+        if !whole {
+            self.note_bits(block, first, end);
         }
         room.pending.remove(&block);
         room.new.push(block);
         if let Some(entry) = self.table.get(block as usize) {
             entry.store((pending.place / SECTOR) as u32, Release);
         }
+    }
+
+    /// A block lies there that a killed server had in memory only: room begins behind it.
+    pub(super) fn take_up_place(&self, block: u32, place: u64) {
+        let start = place + self.header.bitmap_size() - self.lead();
+        let mut room = self.room();
+        room.next = room.next.max(start + self.pitch());
+        room.data_end = room.data_end.max(place + self.header.bitmap_size() + self.block_size());
+        if self.container.traits().regular {
+            room.end = room.next;
+        }
+        room.new.push(block);
+    }
+
+    /// Bits were taken up that an older block's bitmap on the disk lacks.
+    pub(super) fn take_up_bits(&self, block: u32) {
+        self.room().changed.push(block);
     }
 
     /// Give back what was not used, and leave a footer at the very end.
@@ -324,6 +355,9 @@ impl Shared {
             (room.data_end, room.next, room.untouched, room.tail)
         };
         if tail && (untouched || !container.traits().regular) {
+            if let Some(log) = self.restart.get() {
+                log.close();
+            }
             return Ok(());
         }
         if container.traits().regular {
@@ -335,6 +369,9 @@ impl Shared {
         }
         let mut room = self.room();
         room.tail = true;
+        if let Some(log) = self.restart.get() {
+            log.close();
+        }
         if container.traits().regular {
             room.end = next;
             room.untouched = true;

@@ -1,0 +1,148 @@
+//! The restart log of a VHD: which blocks came to be since the last flush, and which sectors of blocks
+//! came to hold data.
+//!
+//! A record is a word of kind and block, and two more: of a new block its place and whether all of its
+//! sectors hold data; of sectors the first and the end.
+
+use std::collections::HashMap;
+use std::sync::atomic::{Ordering::Release, Ordering::SeqCst};
+
+use ringtap_io::Io;
+
+use super::bitmap::Bitmap;
+use super::dynamic::Shared;
+use super::footer::SECTOR;
+use super::header::UNUSED;
+use crate::{Error, Left, RestartLog};
+
+/// Changes that a log has room for between two flushes: 512 KiB of memory, twice.
+pub(super) const RESTART_RECORDS: u64 = 1 << 14;
+
+const BLOCK: u64 = 1 << 32;
+const BITS: u64 = 2 << 32;
+
+/// What the log says of one block.
+#[derive(Default)]
+struct Change {
+    /// Where it came to lie, and whether all of it holds data.
+    new: Option<(u64, bool)>,
+    /// Sectors that came to hold data.
+    bits: Vec<(u64, u64)>,
+}
+
+impl Shared {
+    /// Whether a flush must come before another write is begun; `begun` are under way.
+    pub(super) fn log_is_crowded(&self, begun: u64) -> bool {
+        let Some(log) = self.restart.get() else { return false };
+        // A write notes a new block and its sectors.
+        let needed = 2 * (begun + 1);
+        log.room() < needed || log.room() < log.capacity() / 2 && !self.is_flushing()
+    }
+
+    pub(super) fn note_block(&self, block: u32, place: u64, whole: bool) {
+        self.note([BLOCK | u64::from(block), place, u64::from(whole)]);
+    }
+
+    pub(super) fn note_bits(&self, block: u32, first: u64, end: u64) {
+        self.note([BITS | u64::from(block), first, end]);
+    }
+
+    fn note(&self, record: [u64; 3]) {
+        if let Some(log) = self.restart.get() {
+            // There is room: `log_is_crowded` was asked before the write was begun.
+            let noted = log.append(record);
+            debug_assert!(noted, "a change was not noted");
+        }
+    }
+
+    /// Take up what a killed server left, make it stable, and begin a log of our own.
+    pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), Error> {
+        if let Some(left) = log.left().filter(|left| !left.records.is_empty()) {
+            let path = self.container.path().display();
+            let count = left.records.len();
+            match self.believed(left) {
+                Some(changes) => {
+                    tracing::info!("{path}: taking up {count} changes that a killed server left");
+                    self.replay(io, changes).await?;
+                    self.flush(io).await?;
+                }
+                None => tracing::warn!(
+                    "{path}: a killed server left {count} changes, and the image was written to by \
+                     someone else since: they are dropped"
+                ),
+            }
+        }
+        log.start(0);
+        let _first = self.restart.set(log);
+        Ok(())
+    }
+
+    /// The changes by block, if the file is as the log's writer left it: new blocks are where the table
+    /// says, or the table has none yet and nothing else is there.
+    fn believed(&self, left: Left) -> Option<HashMap<u32, Change>> {
+        let mut changes: HashMap<u32, Change> = HashMap::new();
+        let sectors = self.block_size() / SECTOR;
+        for [word, first, second] in left.records {
+            let change = changes.entry(word as u32).or_default();
+            match word & !u64::from(u32::MAX) {
+                BLOCK => change.new = Some((first, second != 0)),
+                BITS if first < second && second <= sectors => change.bits.push((first, second)),
+                _ => return None,
+            }
+        }
+        let size = self.header.bitmap_size() + self.block_size();
+        let mut places: Vec<(u64, u32)> = (0..self.table.len() as u32)
+            .filter_map(|block| Some((self.place_of(block)?, block)))
+            .collect();
+        for (block, change) in &changes {
+            let known = self.place_of(*block);
+            let fits = match change.new {
+                Some((place, _)) if known.is_none() => {
+                    places.push((place, *block));
+                    place % SECTOR == 0
+                        && place / SECTOR < u64::from(UNUSED)
+                        && place >= self.header.table_at + self.table.len() as u64 * 4
+                        && place + size <= self.container.len()
+                        && (*block as usize) < self.table.len()
+                }
+                Some((place, _)) => known == Some(place),
+                None => known.is_some(),
+            };
+            if !fits {
+                return None;
+            }
+        }
+        places.sort_unstable();
+        let apart = places.windows(2).all(|pair| match pair {
+            [(one, _), (next, _)] => one + size <= *next,
+            _ => true,
+        });
+        apart.then_some(changes)
+    }
+
+    async fn replay(&self, io: &Io, changes: HashMap<u32, Change>) -> Result<(), Error> {
+        for (block, change) in changes {
+            match (change.new, self.place_of(block)) {
+                (Some((place, whole)), None) => {
+                    let empty = || Bitmap::empty(self.block_size() / SECTOR);
+                    self.bitmaps.put(block, if whole { Bitmap::full() } else { empty() });
+                    if let Some(entry) = self.table.get(block as usize) {
+                        entry.store((place / SECTOR) as u32, Release);
+                    }
+                    self.take_up_place(block, place);
+                }
+                _ => self.load_block(io, u64::from(block) * self.block_size()).await?,
+            }
+            let Some(bitmap) = self.bitmaps.get(block) else { continue };
+            let mut set = false;
+            for (first, end) in change.bits {
+                set |= !bitmap.is_full() && bitmap.set(first, end);
+            }
+            if set && !bitmap.mark() {
+                self.take_up_bits(block);
+            }
+        }
+        self.dirty.store(true, SeqCst);
+        Ok(())
+    }
+}
