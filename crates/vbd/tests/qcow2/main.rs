@@ -2,6 +2,8 @@
 //! `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod bench;
+mod faults;
 mod oracle;
 mod power_cut;
 mod sabotage;
+mod slow;
