@@ -342,13 +342,16 @@ impl Round<'_, '_> {
                 .filter(|(_, there, counted)| repair == Repair::All || there > counted);
             changes.extend(wanted.map(|(cluster, _, counted)| (cluster, counted)));
         }
-        // Blocks that share their cluster with something else must not stay where they are.
+        // Blocks that share their cluster with something else must not stay where they are; and a
+        // block that moves takes the table along.
         let mut table = self.tables.refcount_table.clone();
         let bits = self.image.header.cluster_bits;
+        let first = self.tables.refcount_table_is_wrong.then_some(0);
         let shared: Vec<u64> = (0..)
             .zip(&table)
             .filter(|(_, entry)| **entry != 0 && self.counts.get(**entry >> bits) > 1)
             .map(|(number, _)| number)
+            .chain(first)
             .collect();
         let l1_len = self.image.header.l1_size;
         let l1_offset = self.image.header.l1_offset;

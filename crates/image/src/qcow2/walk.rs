@@ -52,6 +52,8 @@ pub(super) struct Tables {
     pub(super) snapshots: Vec<Snapshot>,
     /// The refcount table; entries that cannot be are 0.
     pub(super) refcount_table: Vec<u64>,
+    /// Some entries of it could not be.
+    pub(super) refcount_table_is_wrong: bool,
     /// L2 tables by host offset, and how many L1 entries point to each.
     l2: BTreeMap<u64, i64>,
     /// Metadata by host offset and length in bytes.
@@ -69,6 +71,7 @@ impl Tables {
             l1: image.read_table(header.l1_offset, u64::from(header.l1_size)).await?,
             snapshots: Vec::new(),
             refcount_table: Vec::new(),
+            refcount_table_is_wrong: false,
             l2: BTreeMap::new(),
             extents: vec![(0, image.cluster())],
         };
@@ -187,6 +190,7 @@ impl Tables {
                 )
             });
             *entry = 0;
+            self.refcount_table_is_wrong = true;
         }
         self.refcount_table = table;
         Ok(())
