@@ -17,12 +17,16 @@ use crate::{
 };
 
 mod allocate;
+mod bitmap;
 pub mod bitmap_directory;
+mod bits;
 pub mod bytes;
 mod chain;
 mod check;
+pub mod compressed;
 mod counts;
 mod create;
+mod decoder;
 mod discard;
 mod entry;
 pub mod extension;
@@ -33,6 +37,7 @@ mod load;
 mod offline;
 mod open;
 mod refcount;
+mod resize;
 mod rewrite;
 mod snapshot;
 pub mod snapshot_table;
@@ -43,10 +48,15 @@ mod together;
 mod tool;
 mod walk;
 
+pub use bitmap::{BitmapChange, BitmapSet, change_bitmaps, list_bitmaps, load_bitmap};
+pub use bitmap_directory::BitmapEntry;
+pub use bits::Bits;
 pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
+pub use decoder::Decoder;
 pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
+pub use resize::{ResizeOptions, resize};
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
@@ -91,6 +101,7 @@ struct Shared {
     corrupt: AtomicBool,
     /// Whether a task writes to the header.
     header_busy: AtomicBool,
+    decoder: Decoder,
     sabotage: Option<Sabotage>,
     grace: Arc<Grace>,
 }

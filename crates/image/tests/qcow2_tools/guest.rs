@@ -60,7 +60,9 @@ fn content_of(image: &[u8], l1_offset: u64, l1_size: u64, size: u64) -> Vec<u8> 
         assert_eq!(entry & COMPRESSED, 0, "not compressed");
         let host = entry & OFFSET_MASK;
         let len = to.len() as u64;
-        let from = image.get(host as usize..(host + len) as usize).unwrap_or_default();
+        // A file may end inside its last cluster.
+        let mut from = image[(host as usize).min(image.len())..].to_vec();
+        from.resize(len as usize, 0);
         if header.extended_l2() {
             let bitmap = be64(image, at + 8);
             let subcluster = header.subcluster_size() as usize;
@@ -70,7 +72,7 @@ fn content_of(image: &[u8], l1_offset: u64, l1_size: u64, size: u64) -> Vec<u8> 
                 }
             }
         } else if host != 0 && entry & ZERO == 0 {
-            to[..from.len()].copy_from_slice(from);
+            to.copy_from_slice(&from);
         }
     }
     content

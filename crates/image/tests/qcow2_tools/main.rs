@@ -1,8 +1,10 @@
 //! The tools for qcow2 images at rest, judged by qemu-img.
 
+mod bitmap;
 mod check;
 mod create;
 mod guest;
 mod oracle;
 mod power;
+mod resize;
 mod snapshot;

@@ -33,6 +33,7 @@ struct Case {
     holds: Vec<u8>,
     rng: fastrand::Rng,
     cache: CacheMode,
+    cluster: usize,
 }
 
 impl Case {
@@ -71,7 +72,15 @@ impl Case {
         let o = if o.is_empty() { "compat=1.1".to_owned() } else { o };
         qemu("qemu-img", &["create", "-q", "-f", "qcow2", "-o", &o, &path, &size]);
         let cache = if rng.bool() { CacheMode::None } else { CacheMode::Writeback };
-        Case { dir, options, image, holds, rng, cache }
+        let info = qemu("qemu-img", &["info", "--output=json", &path]);
+        let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
+        let cluster = info["cluster-size"].as_u64().expect("a number") as usize;
+        Case { dir, options, image, holds, rng, cache, cluster }
+    }
+
+    /// Whether QEMU compresses clusters of such an image.
+    fn compresses(&self) -> bool {
+        !self.options.contains("data_file")
     }
 
     fn path(&self) -> String {
@@ -101,6 +110,13 @@ impl Case {
                 1 => {
                     self.holds[at..at + len].fill(0);
                     format!("write -z -u {at} {len}")
+                }
+                2 if self.compresses() => {
+                    let cluster = self.cluster;
+                    let at = at - at % cluster;
+                    let len = cluster.min(SIZE - at);
+                    self.holds[at..at + len].fill(value);
+                    format!("write -c -P {value} {at} {len}")
                 }
                 _ => {
                     self.holds[at..at + len].fill(value);
@@ -241,6 +257,11 @@ impl Case {
                 self.write_with_qemu();
             }
             self.compare();
+            // A refcount of one bit has no room for a second reference.
+            if self.compresses() && !self.options.contains("refcount_bits=1") {
+                let name = format!("round {round}");
+                qemu("qemu-img", &["snapshot", "-c", &name, &self.path()]);
+            }
             self.write_with_ringtap();
             self.compare();
         }
@@ -293,6 +314,8 @@ fn images_of_odd_shapes() {
         "preallocation=metadata",
         "preallocation=falloc,cluster_size=8k",
         "preallocation=full,extended_l2=on",
+        "compression_type=zstd",
+        "compression_type=zstd,extended_l2=on",
     ]) {
         Case::new(seed, options, None).play();
     }
