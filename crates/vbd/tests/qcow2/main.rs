@@ -3,6 +3,8 @@
 
 mod bench;
 mod faults;
+mod grace;
+mod large;
 mod oracle;
 mod power_cut;
 mod sabotage;

@@ -1,6 +1,8 @@
 //! A reactor that holds some reads back for long, so that much happens while they are under way.
 
+use std::cell::Cell;
 use std::io;
+use std::rc::Rc;
 
 use ringtap_io::{Key, Op, Reactor, Time};
 use ringtap_sim::Sim;
@@ -49,6 +51,44 @@ impl Reactor for Slow {
             done.extend(self.held.drain(..).map(|(_, key, _)| (key, -libc::EIO)));
         }
         end
+    }
+
+    fn now(&self) -> Time {
+        self.sim.now()
+    }
+}
+
+/// A reactor that keeps reads from beginning while it is told to.
+pub struct Held {
+    sim: Sim,
+    hold: Rc<Cell<bool>>,
+    held: Vec<(Key, Op)>,
+}
+
+impl Held {
+    pub fn new(sim: Sim, hold: &Rc<Cell<bool>>) -> Held {
+        Held { sim, hold: hold.clone(), held: Vec::new() }
+    }
+}
+
+impl Reactor for Held {
+    fn turn(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        wait: bool,
+    ) -> io::Result<()> {
+        if !self.hold.get() {
+            submit.append(&mut self.held);
+        }
+        // Only the guest's have this size.
+        let big = |op: &Op| matches!(op, Op::Read { mem, .. } if mem.len() == 8192);
+        if self.hold.get() {
+            let (hold, go) = submit.drain(..).partition(|(_, op)| big(op));
+            self.held.extend::<Vec<_>>(hold);
+            submit.extend::<Vec<_>>(go);
+        }
+        self.sim.turn(submit, done, wait)
     }
 
     fn now(&self) -> Time {
