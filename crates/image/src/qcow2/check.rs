@@ -5,7 +5,7 @@
 //! flags change, new L1 and L2 tables to clusters that nothing refers to, then switches the header
 //! (see [`super::rewrite`]). Pointers that lead nowhere are left: what they led to is not known.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ringtap_io::Io;
 
@@ -277,6 +277,7 @@ impl Round<'_, '_> {
         let words = (self.image.header.l2_entry_size() / 8) as usize;
         let external = self.image.header.has(incompatible::DATA_FILE);
         let l1 = self.tables.l1.clone();
+        let mut seen = HashSet::new();
         for (index, entry) in l1.iter().enumerate() {
             let offset = entry & OFFSET_MASK;
             if !self.image.is_cluster(offset) {
@@ -285,6 +286,9 @@ impl Round<'_, '_> {
             if self.flag_is_wrong(*entry).await? {
                 problems
                     .add(|| format!("L1 entry {index} is {entry:#x}: its COPIED flag is wrong"));
+            }
+            if !seen.insert(offset) {
+                continue;
             }
             let table = self.image.read_l2(offset).await?;
             for (index, word) in table.iter().step_by(words).enumerate() {
@@ -338,13 +342,16 @@ impl Round<'_, '_> {
                 .filter(|(_, there, counted)| repair == Repair::All || there > counted);
             changes.extend(wanted.map(|(cluster, _, counted)| (cluster, counted)));
         }
-        // Blocks that share their cluster with something else must not stay where they are.
+        // Blocks that share their cluster with something else must not stay where they are; and a
+        // block that moves takes the table along.
         let mut table = self.tables.refcount_table.clone();
         let bits = self.image.header.cluster_bits;
+        let first = self.tables.refcount_table_is_wrong.then_some(0);
         let shared: Vec<u64> = (0..)
             .zip(&table)
             .filter(|(_, entry)| **entry != 0 && self.counts.get(**entry >> bits) > 1)
             .map(|(number, _)| number)
+            .chain(first)
             .collect();
         let l1_len = self.image.header.l1_size;
         let l1_offset = self.image.header.l1_offset;
@@ -386,9 +393,10 @@ async fn look_at_data(
 ) -> Result<(), ToolError> {
     let words = (image.header.l2_entry_size() / 8) as usize;
     let external = image.header.has(incompatible::DATA_FILE);
+    let mut seen = HashSet::new();
     for entry in &tables.l1 {
         let offset = entry & OFFSET_MASK;
-        if !image.is_cluster(offset) {
+        if !image.is_cluster(offset) || !seen.insert(offset) {
             continue;
         }
         // QEMU counts each table by itself.

@@ -193,7 +193,9 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
                 let why = "no room is left on the device for the new tables";
                 return Err(self.image.refused(why));
             }
-            if at >= (1 << 55) >> bits {
+            // Past the file's end hardly a cluster can be used already.
+            let past_end = at.saturating_sub(self.image.container.len() >> bits);
+            if past_end > clusters + self.taken.len() as u64 + 65536 || at >= (1 << 55) >> bits {
                 return Err(self.image.refused("the image has no room for new tables"));
             }
             if self.is_free(at).await? {
