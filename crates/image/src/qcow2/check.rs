@@ -416,3 +416,7 @@ async fn look_at_data(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;
