@@ -23,7 +23,24 @@ fn every_command_has_a_page_with_its_sections() {
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
         .collect();
     names.sort();
-    let commands = ["-compare", "-completions", "-info", "-man", "-report", "-serve", ""];
+    let commands = [
+        "-bitmap",
+        "-check",
+        "-commit",
+        "-compare",
+        "-completions",
+        "-convert",
+        "-create",
+        "-info",
+        "-man",
+        "-map",
+        "-rebase",
+        "-report",
+        "-resize",
+        "-serve",
+        "-snapshot",
+        "",
+    ];
     let expected: Vec<_> = commands.iter().map(|command| format!("ringtap{command}.1")).collect();
     assert_eq!(names, expected, "and none of a hidden command");
     let page = |name: &str| fs::read_to_string(to.join(name)).expect("a page");

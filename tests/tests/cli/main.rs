@@ -197,7 +197,7 @@ fn an_image_that_qemu_writes_is_refused_and_qemu_named() {
     let facts: Value =
         serde_json::from_str(&run(dir.path(), "info a.raw --output json").ok()).expect("JSON");
     assert_eq!(facts["lock"]["state"], "held");
-    assert_eq!(facts["virtual_size"], 1 << 20);
+    assert_eq!(facts["virtual-size"], 1 << 20);
     drop(qemu);
 
     let mut writer = qemu_io(dir.path(), "a.raw", "sleep 60000");
@@ -302,10 +302,10 @@ fn info_tells_the_facts() {
     let facts: Value =
         serde_json::from_str(&run(dir.path(), "info a.raw --output json").ok()).expect("JSON");
     assert_eq!(facts["format"], "raw");
-    assert_eq!(facts["virtual_size"], (1 << 30) + 512);
-    assert!(facts["disk_size"].as_u64().expect("a size") < 1 << 20);
+    assert_eq!(facts["virtual-size"], (1 << 30) + 512);
+    assert!(facts["actual-size"].as_u64().expect("a size") < 1 << 20);
     assert_eq!(facts["lock"]["state"], "free");
-    assert_eq!(facts["looks_like"], Value::Null);
+    assert_eq!(facts["looks-like"], Value::Null);
     let mut create = program("qemu-img", "qemu-utils");
     create.current_dir(dir.path()).args(["create", "-q", "-f", "qcow2", "b.qcow2", "1M"]);
     Running::start(create).wait().ok();

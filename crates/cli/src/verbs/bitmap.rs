@@ -96,7 +96,7 @@ pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<Exi
         return Err(offline::cannot(&args.file, format, "have no bitmaps"));
     }
     let steps = steps(args, matches);
-    let container = offline::container(&args.file, true, false)?;
+    let container = offline::settled(&args.file)?;
     let other = match &args.source_file {
         Some(path) if same_file(path, &args.file) => None,
         Some(path) => {

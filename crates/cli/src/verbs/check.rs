@@ -94,7 +94,12 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
 }
 
 fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
-    let container = offline::container(&args.file, args.repair.is_some(), args.force_share)?;
+    let container = match args.repair {
+        // One that cannot be opened to take up what a killed server left is repaired without that.
+        Some(_) => offline::settled(&args.file)
+            .or_else(|_| Ok::<_, anyhow::Error>(offline::container(&args.file, true, false)?))?,
+        None => offline::container(&args.file, false, args.force_share)?,
+    };
     let repair = args.repair();
     Ok(on_a_ring(&args.file, |io| async move { qcow2::check(&io, &container, repair).await })??)
 }

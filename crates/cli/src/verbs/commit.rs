@@ -74,7 +74,10 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     };
     let base = &layers[depth];
     // Kept off everybody from here on; the overlay is then read without a lock of its own.
-    let top = offline::container(file, true, false)?;
+    let top = match format {
+        Format::Qcow2 => offline::settled(file)?,
+        _ => offline::container(file, true, false)?,
+    };
     let overlay = OpenOptions {
         force_share: true,
         layers: Some(depth as u32),

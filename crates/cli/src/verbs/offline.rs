@@ -2,9 +2,14 @@
 
 use std::path::Path;
 
+use anyhow::Context;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::{CacheMode, Container, Format, OpenError, OpenOptions, probe};
+use ringtap_image::qcow2::header::autoclear;
+use ringtap_image::{
+    CacheMode, Container, Format, OpenError, OpenOptions, on_a_ring, open_on, probe,
+};
 
+use super::chain;
 use super::source::{format_of, format_to_write};
 
 /// The format of an image that a verb looks at, or changes.
@@ -24,6 +29,29 @@ pub(crate) fn container(path: &Path, change: bool, share: bool) -> Result<Contai
         ..OpenOptions::default()
     };
     Container::open(path, &options)
+}
+
+/// Open the file of a qcow2 image to change it, once it has taken up what a killed server left in its
+/// restart log: those notes would not fit the changed image.
+pub(crate) fn settled(path: &Path) -> anyhow::Result<Container> {
+    let own = chain::layer(path, Some(Format::Qcow2), true)?;
+    let noted = own.header.is_some_and(|header| header.autoclear & autoclear::RESTART_LOG != 0);
+    if noted && own.in_use.is_none() {
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            cache: CacheMode::Writeback,
+            layers: Some(1),
+            ..OpenOptions::default()
+        };
+        let place = path.to_owned();
+        on_a_ring(path, |io| async move {
+            let image = open_on(&io, &place, &options).await?;
+            let closed = image.close(&io).await;
+            Ok::<_, OpenError>(closed)
+        })??
+        .with_context(|| format!("{}: what a killed server left", path.display()))?;
+    }
+    Ok(container(path, true, false)?)
 }
 
 /// That only some formats can do what was asked.

@@ -90,7 +90,7 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
             "what the overlay reads as is unchanged, and so is what it names as its backing file",
         )?;
     }
-    let container = offline::container(file, true, false)?;
+    let container = offline::settled(file)?;
     on_a_ring(file, |io| async move {
         let backing = backing.as_ref().map(|it| (it.name.as_str(), it.format));
         qcow2::set_backing(&io, &container, backing).await

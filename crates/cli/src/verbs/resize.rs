@@ -53,7 +53,7 @@ pub(crate) struct ResizeArgs {
 pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
     let file = &args.file;
     let format = offline::format(file, args.format, true)?;
-    let container = offline::container(file, true, false)?;
+    let container = to_change(file, format)?;
     let old = size_of(file, format, &container)?;
     let new = wanted(&args.size, old)
         .ok_or_else(|| Fault::Usage(format!("{}: write a size like 10G, +1G or -1G", args.size)))?;
@@ -91,11 +91,18 @@ pub(crate) fn grow(
     size: u64,
     sources: &Sources,
 ) -> anyhow::Result<()> {
-    let container = offline::container(path, true, false)?;
+    let container = to_change(path, format)?;
     if size_of(path, format, &container)? < size {
         change(path, format, container, size, sources)?;
     }
     Ok(())
+}
+
+fn to_change(path: &Path, format: Format) -> anyhow::Result<Container> {
+    match format {
+        Format::Qcow2 => offline::settled(path),
+        _ => Ok(offline::container(path, true, false)?),
+    }
 }
 
 fn size_of(path: &Path, format: Format, container: &Container) -> anyhow::Result<u64> {

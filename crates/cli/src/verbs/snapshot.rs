@@ -67,7 +67,10 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
     if format != Format::Qcow2 {
         return Err(offline::cannot(&args.file, format, "have no snapshots"));
     }
-    let container = offline::container(&args.file, change, args.force_share)?;
+    let container = match change {
+        true => offline::settled(&args.file)?,
+        false => offline::container(&args.file, false, args.force_share)?,
+    };
     let (create, apply, delete) = (args.create.clone(), args.apply.clone(), args.delete.clone());
     let list = on_a_ring(&args.file, |io| async move {
         if let Some(name) = create {

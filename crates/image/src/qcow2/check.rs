@@ -5,17 +5,19 @@
 //! flags change, new L1 and L2 tables to clusters that nothing refers to, then switches the header
 //! (see [`super::rewrite`]). Pointers that lead nowhere are left: what they led to is not known.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ringtap_io::Io;
 
 use super::counts::{Counts, refcount};
-use super::header::{COMPRESSED, COPIED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, incompatible};
+use super::header::{
+    COMPRESSED, COPIED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, autoclear, incompatible,
+};
 use super::offline::Offline;
 use super::rewrite::{Free, Rewrite};
 use super::tool::ToolError;
 use super::walk::{Problems, Tables};
-use super::{Header, HeaderError};
+use super::{Header, HeaderError, extension};
 use crate::{Container, OpenError};
 
 /// Bytes of memory for counting references.
@@ -277,6 +279,7 @@ impl Round<'_, '_> {
         let words = (self.image.header.l2_entry_size() / 8) as usize;
         let external = self.image.header.has(incompatible::DATA_FILE);
         let l1 = self.tables.l1.clone();
+        let mut seen = HashSet::new();
         for (index, entry) in l1.iter().enumerate() {
             let offset = entry & OFFSET_MASK;
             if !self.image.is_cluster(offset) {
@@ -285,6 +288,9 @@ impl Round<'_, '_> {
             if self.flag_is_wrong(*entry).await? {
                 problems
                     .add(|| format!("L1 entry {index} is {entry:#x}: its COPIED flag is wrong"));
+            }
+            if !seen.insert(offset) {
+                continue;
             }
             let table = self.image.read_l2(offset).await?;
             for (index, word) in table.iter().step_by(words).enumerate() {
@@ -338,13 +344,16 @@ impl Round<'_, '_> {
                 .filter(|(_, there, counted)| repair == Repair::All || there > counted);
             changes.extend(wanted.map(|(cluster, _, counted)| (cluster, counted)));
         }
-        // Blocks that share their cluster with something else must not stay where they are.
+        // Blocks that share their cluster with something else must not stay where they are; and a
+        // block that moves takes the table along.
         let mut table = self.tables.refcount_table.clone();
         let bits = self.image.header.cluster_bits;
+        let first = self.tables.refcount_table_is_wrong.then_some(0);
         let shared: Vec<u64> = (0..)
             .zip(&table)
             .filter(|(_, entry)| **entry != 0 && self.counts.get(**entry >> bits) > 1)
             .map(|(number, _)| number)
+            .chain(first)
             .collect();
         let l1_len = self.image.header.l1_size;
         let l1_offset = self.image.header.l1_offset;
@@ -372,6 +381,13 @@ impl Round<'_, '_> {
             let at = rewrite.put(super::bytes::table(&l1)).await?;
             rewrite.image.header.l1_offset = at;
         }
+        // What is written to must not be said to be what others keep up to date.
+        let header = &mut rewrite.image.header;
+        header.autoclear &= autoclear::KNOWN;
+        if header.bitmaps().is_none() {
+            header.autoclear &= !autoclear::BITMAPS;
+            header.set_extension(extension::BITMAPS, None);
+        }
         rewrite.commit().await?;
         self.tables.l1 = l1;
         Ok(())
@@ -386,9 +402,10 @@ async fn look_at_data(
 ) -> Result<(), ToolError> {
     let words = (image.header.l2_entry_size() / 8) as usize;
     let external = image.header.has(incompatible::DATA_FILE);
+    let mut seen = HashSet::new();
     for entry in &tables.l1 {
         let offset = entry & OFFSET_MASK;
-        if !image.is_cluster(offset) {
+        if !image.is_cluster(offset) || !seen.insert(offset) {
             continue;
         }
         // QEMU counts each table by itself.
@@ -408,3 +425,7 @@ async fn look_at_data(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

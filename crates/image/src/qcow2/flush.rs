@@ -207,25 +207,26 @@ impl Shared {
         Ok(freed)
     }
 
-    /// The refcounts to write, a new table's own clusters counted.
+    /// The refcounts to write, those of new blocks and of a new table among them.
     async fn refcount_writes(&self, io: &Io) -> Result<Writes, Error> {
         loop {
             let next = || {
                 let mut refcounts = self.refcounts();
-                match refcounts.take_next_table() {
-                    Some(clusters) => Err(clusters),
-                    None => Ok(refcounts.take_writes()),
-                }
+                let uncounted = refcounts.take_uncounted();
+                if uncounted.is_empty() { Ok(refcounts.take_writes()) } else { Err(uncounted) }
             };
-            let clusters = match next() {
+            let mut uncounted = match next() {
                 Ok(writes) => return Ok(writes),
-                Err(clusters) => clusters,
+                Err(uncounted) => uncounted,
             };
-            for cluster in clusters {
+            while let Some(cluster) = uncounted.last().copied() {
                 let block = self.refcounts().block_of(cluster);
-                self.load_refcounts(io, block).await?;
-                let counted = self.refcounts().change(cluster, 1);
-                if counted.is_err() {
+                if let Err(error) = self.load_refcounts(io, block).await {
+                    self.refcounts().put_back_uncounted(uncounted);
+                    return Err(error);
+                }
+                uncounted.pop();
+                if self.refcounts().change(cluster, 1) != Ok(1) {
                     return Err(self.mark_corrupt(io).await);
                 }
             }

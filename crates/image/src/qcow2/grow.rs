@@ -112,7 +112,6 @@ impl Shared {
         let mut state = self.state();
         let covered = self.refcounts().cover(&(start..end)).ok_or(Error::Full)?;
         for cluster in covered.taken {
-            state.refer(cluster..cluster + 1);
             state.add_structure(cluster);
         }
         state.space.give_back(covered.unused, false);

@@ -1,6 +1,8 @@
 //! Bringing L2 tables into memory, making them where there are none, copying them where a snapshot
 //! has them too.
 
+use std::sync::Arc;
+
 use ringtap_io::{Io, Mem};
 
 use super::entry::{Entry, Kind};
@@ -38,14 +40,30 @@ impl Shared {
 
     /// Fill `mem` from the compressed cluster at `offset`, here or below.
     pub(super) async fn decompress(&self, io: &Io, offset: u64, mem: Mem) -> Result<usize, Error> {
-        match self.tables.run(offset, 1).map(|run| run.kind) {
-            Some(Kind::Unallocated) => match (&self.base, self.map_base(offset, 1)) {
+        let geometry = &self.tables.geometry;
+        match self.tables.entry(offset >> geometry.cluster_bits) {
+            Lookup::Entry(entry) if entry.kind(geometry, 0) == Kind::Compressed => {
+                let cluster = self.decoded(io, entry.word).await?;
+                let within = (offset & (geometry.cluster() - 1)) as usize;
+                Ok(mem.copy_from(cluster.get(within..).unwrap_or_default()))
+            }
+            Lookup::NotLoaded => Ok(0),
+            _ => match (&self.base, self.map_base(offset, 1)) {
                 (Some(base), Extent::Compressed { .. }) => base.decompress(io, offset, mem).await,
                 _ => Ok(0),
             },
-            Some(Kind::Compressed) => Err(Error::Unsupported),
-            _ => Ok(0),
         }
+    }
+
+    /// The bytes of a compressed cluster.
+    async fn decoded(&self, io: &Io, entry: u64) -> Result<Arc<[u8]>, Error> {
+        if let Some(cluster) = self.decoder.cached(entry) {
+            return Ok(cluster);
+        }
+        let (offset, len) = self.header.compressed_extent(entry);
+        let mut data = vec![0; len as usize];
+        self.container.read(io, offset, &mut data).await?;
+        self.decoder.decode(io, entry, data).await
     }
 
     /// Bring a cluster's entry to memory; gives it, or nothing where the cluster has no L2 table.

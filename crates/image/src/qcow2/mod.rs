@@ -59,6 +59,7 @@ pub use decoder::Decoder;
 pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
 pub use rebase::{make_empty, set_backing};
+pub use resize::{ResizeOptions, resize};
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
@@ -105,6 +106,7 @@ struct Shared {
     header_busy: AtomicBool,
     /// Where changes of entries are kept over a killed server.
     restart: OnceLock<RestartLog>,
+    decoder: Decoder,
     sabotage: Option<Sabotage>,
     grace: Arc<Grace>,
 }
@@ -279,4 +281,3 @@ impl Image for Qcow2 {
         Box::pin(self.shared.close(io))
     }
 }
-pub use resize::{ResizeOptions, resize};

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ringtap_io::Io;
 
+use super::decoder::Decoder;
 use super::entry::Geometry;
 use super::flush::{Flushing, patch};
 use super::header::{COPIED, OFFSET_MASK, autoclear, incompatible};
@@ -19,6 +20,8 @@ use crate::{Container, Error, Grace, Image, Info, OpenError, RestartLog, SectorC
 
 /// Memory for L2 tables, unless told otherwise.
 pub const DEFAULT_TABLE_MEMORY: u64 = 64 << 20;
+/// Memory for clusters that were decompressed lately.
+const DECODED_MEMORY: usize = 4 << 20;
 /// Tables are read in pieces of so many bytes.
 const PIECE: u64 = 1 << 20;
 
@@ -129,6 +132,10 @@ impl Qcow2 {
         }
         let info = info_of(&geometry, &container, &parts);
         let sabotage = parts.sabotage;
+        // A simulation's time stands still while another thread works.
+        let inline = container.open_file().is_none();
+        let cluster = header.cluster_size() as usize;
+        let decoder = Decoder::new(header.compression, cluster, DECODED_MEMORY, inline);
         let memory = parts.table_memory.unwrap_or(DEFAULT_TABLE_MEMORY);
         let refcounts = Refcounts::new(&header, table);
         let mut state = State::new();
@@ -152,6 +159,7 @@ impl Qcow2 {
             corrupt: AtomicBool::new(false),
             header_busy: AtomicBool::new(false),
             restart: OnceLock::new(),
+            decoder,
             sabotage,
             grace: Arc::new(Grace::default()),
         };

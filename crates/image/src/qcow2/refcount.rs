@@ -41,6 +41,8 @@ pub(super) struct Refcounts {
     /// Blocks of table entries that have to be written.
     dirty_table: BTreeSet<usize>,
     blocks: HashMap<u64, Block>,
+    /// Clusters of new blocks, not counted yet. They must be before the table names the blocks.
+    uncounted: Vec<u64>,
 }
 
 /// What a flush writes of refcounts.
@@ -73,6 +75,7 @@ impl Refcounts {
             next_counted: false,
             dirty_table: BTreeSet::new(),
             blocks: HashMap::new(),
+            uncounted: Vec::new(),
         }
     }
 
@@ -205,21 +208,30 @@ impl Refcounts {
             self.dirty_table.insert(block as usize / TABLE_BLOCK);
             let bytes = vec![0; 1 << self.cluster_bits];
             self.blocks.insert(block, Block { bytes, dirty: true });
+            self.uncounted.push(covered.rest);
             covered.taken.push(covered.rest);
             covered.rest += 1;
         }
         Some(covered)
     }
 
-    /// The clusters of the table that the next flush moves to, to be counted now; given once.
-    pub(super) fn take_next_table(&mut self) -> Option<Range<u64>> {
-        let place = self.next_place.filter(|_| !self.next_counted)?;
-        self.next_counted = true;
-        let first = place.offset >> self.cluster_bits;
-        Some(first..first + place.clusters)
+    /// Clusters that blocks and a next table took and that have no refcount yet: to be counted now,
+    /// or put back.
+    pub(super) fn take_uncounted(&mut self) -> Vec<u64> {
+        let mut clusters = std::mem::take(&mut self.uncounted);
+        if let Some(place) = self.next_place.filter(|_| !self.next_counted) {
+            self.next_counted = true;
+            let first = place.offset >> self.cluster_bits;
+            clusters.extend(first..first + place.clusters);
+        }
+        clusters
     }
 
-    /// What has to be written; it counts as written from now on. [`Refcounts::take_next_table`] gave
+    pub(super) fn put_back_uncounted(&mut self, clusters: Vec<u64>) {
+        self.uncounted.extend(clusters);
+    }
+
+    /// What has to be written; it counts as written from now on. [`Refcounts::take_uncounted`] gave
     /// nothing just before.
     pub(super) fn take_writes(&mut self) -> Writes {
         let mut writes = Writes::default();

@@ -36,7 +36,7 @@ pub async fn resize(
     options: &ResizeOptions,
 ) -> Result<(), ToolError> {
     let mut image = Offline::open_to_change(io, container).await?;
-    let (old, new) = (image.header.size, options.size.next_multiple_of(512));
+    let (old, new) = (image.header.size, options.size.min(1 << 63).next_multiple_of(512));
     if new < old && !options.shrink {
         return Err(image.refused(format!(
             "{new} bytes are less than the {old} it has, and what lies past them would be lost: \

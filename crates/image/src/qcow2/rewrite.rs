@@ -161,9 +161,9 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
             return Ok(false);
         }
         match self.free {
-            Free::Unreferenced(counts, dangling) => Ok(counts.range().contains(&cluster)
-                && counts.get(cluster) == 0
-                && !dangling.contains(&cluster)),
+            Free::Unreferenced(counts, dangling) => {
+                Ok(counts.is_unreferenced(cluster) && !dangling.contains(&cluster))
+            }
             // What is being freed by this very change is in use until the header is switched.
             Free::Refcounts => {
                 let (number, index) = self.place(cluster);
@@ -193,7 +193,9 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
                 let why = "no room is left on the device for the new tables";
                 return Err(self.image.refused(why));
             }
-            if at >= (1 << 55) >> bits {
+            // Past the file's end hardly a cluster can be used already.
+            let past_end = at.saturating_sub(self.image.container.len() >> bits);
+            if past_end > clusters + self.taken.len() as u64 + 65536 || at >= (1 << 55) >> bits {
                 return Err(self.image.refused("the image has no room for new tables"));
             }
             if self.is_free(at).await? {

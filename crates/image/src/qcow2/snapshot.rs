@@ -6,7 +6,7 @@ use ringtap_io::Io;
 
 use super::bytes::table;
 use super::counts::Counts;
-use super::header::{MAX_SNAPSHOTS, incompatible};
+use super::header::{MAX_L1_BYTES, MAX_SNAPSHOTS, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
 use super::snapshot_table::{self, Snapshot};
@@ -88,6 +88,9 @@ pub async fn apply_snapshot(io: &Io, container: &Container, name: &str) -> Resul
     let (l1_offset, l1_size) = (image.header.l1_offset, image.header.l1_size);
     let old = read_l1(&image, l1_offset, l1_size).await?;
     let mut l1 = read_l1(&image, snapshot.l1_offset, snapshot.l1_size).await?;
+    if image.header.l1_entries_for(size) * 8 > MAX_L1_BYTES || size > 1 << 62 {
+        return Err(image.corrupt(format!("snapshot {name:?} is said to be of {size} bytes")));
+    }
     let entries = image.header.l1_entries_for(size).max(1) as usize;
     l1.resize(entries.max(l1.len()), 0);
     let mut counts = Counts::new(0, usize::MAX);

@@ -1,6 +1,6 @@
 //! Every reference from an image's tables to its clusters, counted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::bitmap_directory;
 use super::counts::Counts;
@@ -11,6 +11,8 @@ use super::offline::Offline;
 use super::snapshot_table::{self, Snapshot};
 use super::tool::ToolError;
 
+/// The most entries of an L1 table that may point where another one does, for a repair to set in.
+const MOST_TWICE: usize = 1024;
 /// The most pointers that lead nowhere that are remembered.
 const MOST_DANGLING: usize = 1 << 16;
 
@@ -50,6 +52,8 @@ pub(super) struct Tables {
     pub(super) snapshots: Vec<Snapshot>,
     /// The refcount table; entries that cannot be are 0.
     pub(super) refcount_table: Vec<u64>,
+    /// Some entries of it could not be.
+    pub(super) refcount_table_is_wrong: bool,
     /// L2 tables by host offset, and how many L1 entries point to each.
     l2: BTreeMap<u64, i64>,
     /// Metadata by host offset and length in bytes.
@@ -67,6 +71,7 @@ impl Tables {
             l1: image.read_table(header.l1_offset, u64::from(header.l1_size)).await?,
             snapshots: Vec::new(),
             refcount_table: Vec::new(),
+            refcount_table_is_wrong: false,
             l2: BTreeMap::new(),
             extents: vec![(0, image.cluster())],
         };
@@ -122,12 +127,16 @@ impl Tables {
     }
 
     fn add_l1(&mut self, image: &Offline<'_>, l1: &[u64], what: &str, problems: &mut Problems) {
+        let mut seen = HashSet::new();
+        let mut twice = 0;
         for (index, entry) in l1.iter().enumerate().filter(|(_, entry)| **entry != 0) {
             let offset = entry & OFFSET_MASK;
             if entry & L1_RESERVED != 0 {
                 problems.add(|| format!("{what}: entry {index} is {entry:#x}, with reserved bits"));
             }
             if image.is_cluster(offset) {
+                twice += usize::from(!seen.insert(offset));
+                problems.blind |= twice > MOST_TWICE;
                 *self.l2.entry(offset).or_default() += 1;
             } else if offset != 0 {
                 problems.add(|| {
@@ -168,16 +177,20 @@ impl Tables {
         }
         self.add_extent(image, (header.refcount_table_offset, len), problems);
         let mut table = image.read_table(header.refcount_table_offset, len / 8).await?;
+        let mut seen = HashSet::new();
         for (index, entry) in table.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
             let offset = *entry & REFCOUNT_OFFSET_MASK;
-            if offset == *entry && image.is_cluster(offset) {
+            if offset == *entry && image.is_cluster(offset) && seen.insert(offset) {
                 self.extents.push((offset, image.cluster()));
                 continue;
             }
             problems.add(|| {
-                format!("refcount table entry {index} is {entry:#x}, where no block can be")
+                format!(
+                    "refcount table entry {index} is {entry:#x}, where no block of its own can be"
+                )
             });
             *entry = 0;
+            self.refcount_table_is_wrong = true;
         }
         self.refcount_table = table;
         Ok(())
@@ -208,12 +221,13 @@ pub(super) async fn count_tree(
     times: i64,
     counts: &mut Counts,
 ) -> Result<(), ToolError> {
+    let mut seen = HashSet::new();
     for (index, entry) in l1.iter().enumerate() {
         let offset = entry & OFFSET_MASK;
         if offset == 0 {
             continue;
         }
-        if !image.is_cluster(offset) {
+        if !image.is_cluster(offset) || !seen.insert(offset) {
             return Err(image.corrupt(format!("L1 entry {index} points to {offset:#x}")));
         }
         add_range(image, counts, offset, image.cluster(), times);

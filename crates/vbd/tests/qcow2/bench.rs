@@ -15,13 +15,18 @@ use ringtap_sim::{
 };
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
-/// Requests that a guest has under way at once.
-const SLOTS: usize = 6;
+use crate::slow::Slow;
 
-/// How many seeds to try: `RINGTAP_SEEDS`, or so many.
+/// Requests that a guest has under way at once.
+pub const SLOTS: usize = 6;
+
+/// Which seeds to try: `RINGTAP_SEED` alone, or `RINGTAP_SEEDS` of them, or so many.
 pub fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    match number("RINGTAP_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("RINGTAP_SEEDS").unwrap_or(default),
+    }
 }
 
 /// A VBD as a guest sees it.
@@ -247,7 +252,10 @@ impl Bench {
                     Some(watch) => sim.at_every_turn(move |cut| watch.look(cut)),
                     None => sim,
                 };
-                Tasks::new(Box::new(sim))
+                match self.seed % 3 {
+                    0 => Tasks::new(Box::new(Slow::new(sim, self.seed))),
+                    _ => Tasks::new(Box::new(sim)),
+                }
             })
             .collect();
         let vbd = match self.open(&mut all[0]) {
@@ -278,6 +286,18 @@ impl Bench {
             }
         }
         guest.wrong().map_or(Ok(()), Err)
+    }
+
+    /// Open the image for several runs; nothing where the disk's failing keeps it from being opened.
+    pub fn session(&self) -> Option<(Tasks, Rc<Served>)> {
+        let mut tasks = Tasks::new(Box::new(self.queue(self.seed)));
+        let vbd = self.open(&mut tasks).expect("the power stays").ok()?;
+        Some((tasks, Rc::new(Served(vbd))))
+    }
+
+    /// Through the page cache a failed flush cannot be made good: those after it fail too.
+    pub fn flushes_stay_failed(&self) -> bool {
+        self.align == 1
     }
 
     fn turn_all(&self, all: &mut [Tasks]) {

@@ -3,6 +3,10 @@
 
 mod bench;
 mod kill;
+mod faults;
+mod grace;
+mod large;
 mod oracle;
 mod power_cut;
 mod sabotage;
+mod slow;

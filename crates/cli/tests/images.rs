@@ -1,0 +1,465 @@
+//! The verbs on images, with QEMU's programs as the judges.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A folder with images, in which programs run.
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        Bench { dir: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Run a line of words; `ringtap` is the one under test.
+    fn run(&self, line: &str) -> Output {
+        let mut words = line.split_whitespace();
+        let name = words.next().expect("a program");
+        let program = if name == "ringtap" { env!("CARGO_BIN_EXE_ringtap") } else { name };
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(program).args(words).current_dir(self.dir.path());
+        let output = command.stdin(Stdio::null()).output().expect("timeout of coreutils");
+        assert_ne!(
+            output.status.code(),
+            Some(127),
+            "{name} is missing: apt-get install qemu-utils"
+        );
+        output
+    }
+
+    /// What it prints, once it has ended with 0.
+    fn ok(&self, line: &str) -> String {
+        self.ends(line, 0)
+    }
+
+    /// What it prints, once it has ended so.
+    fn ends(&self, line: &str, code: i32) -> String {
+        let output = self.run(line);
+        let [out, err] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+        assert_eq!(output.status.code(), Some(code), "{line}\n{out}{err}");
+        format!("{out}{err}")
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_slice(&self.run(line).stdout).expect("JSON")
+    }
+
+    /// Write to an image with qemu-io: all operations in one process.
+    fn qemu_io(&self, image: &str, operations: &[String]) {
+        let mut command = Command::new("timeout");
+        command.arg("60").arg("qemu-io").current_dir(self.dir.path());
+        for operation in operations {
+            command.arg("-c").arg(operation);
+        }
+        let output = command.args(image.split_whitespace()).output().expect("timeout");
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(!said.contains("failed"), "{said}");
+    }
+
+    /// QEMU reads the same from both and finds nothing wrong with the second.
+    fn same(&self, one: &str, other: &str) {
+        self.ok(&format!("qemu-img compare {one} {other}"));
+        self.ok(&format!("ringtap compare -q {one} {other}"));
+        if other.ends_with(".qcow2") {
+            self.ok(&format!("qemu-img check -q {other}"));
+            self.ok(&format!("ringtap check -q {other}"));
+        }
+    }
+}
+
+/// Operations on `size` bytes, for qemu-io.
+fn operations(random: &mut fastrand::Rng, size: u64, count: usize) -> Vec<String> {
+    let mut sectors = |most: u64| {
+        let at = random.u64(0..size / 512);
+        (at, random.u64(1..=most.min(size / 512 - at)), random.u8(1..255), random.u32(0..10))
+    };
+    let operation = |_| {
+        let (at, len, pattern, kind) = sectors(300);
+        let (at, len) = (at * 512, len * 512);
+        match kind {
+            0..=6 => format!("write -q -P {pattern} {at} {len}"),
+            7 => format!("write -q -z {at} {len}"),
+            8 => format!("write -q -z -u {at} {len}"),
+            _ => format!("write -q -P 0 {at} {len}"),
+        }
+    };
+    (0..count).map(operation).collect()
+}
+
+/// What qemu-img and we have in common of a map.
+fn map(text: &str) -> Vec<Value> {
+    let Value::Array(mut stretches) = serde_json::from_str(text).expect("JSON") else {
+        panic!("{text}")
+    };
+    for stretch in &mut stretches {
+        // QEMU 7.2 does not tell it yet.
+        stretch.as_object_mut().expect("an object").remove("compressed");
+    }
+    stretches
+}
+
+const ODD: [&str; 8] = [
+    "",
+    "-o cluster_size=512",
+    "-o cluster_size=2M",
+    "-o extended_l2=on",
+    "-o extended_l2=on,cluster_size=16k,refcount_bits=64",
+    "-o compat=0.10,cluster_size=4k",
+    "-o refcount_bits=1",
+    "-o lazy_refcounts=on,refcount_bits=8,cluster_size=1M",
+];
+
+#[test]
+fn images_of_odd_options_are_converted_mapped_and_compared_as_qemu_does() {
+    let bench = Bench::new();
+    let mut random = fastrand::Rng::with_seed(7);
+    for (i, options) in ODD.iter().enumerate() {
+        let size = 6 << 20 | i as u64 * 512;
+        let by = ["qemu-img create -q", "ringtap create -q"][i % 2];
+        bench.ok(&format!("{by} -f qcow2 {options} a.qcow2 {size}"));
+        bench.qemu_io("-f qcow2 a.qcow2", &operations(&mut random, size, 150));
+        let theirs = bench.ok("qemu-img map --output json a.qcow2");
+        let ours = bench.ok("ringtap map -f qcow2 --output json a.qcow2");
+        assert_eq!(map(&ours), map(&theirs), "{options}");
+        bench.ok("ringtap convert -f qcow2 a.qcow2 -O raw a.raw");
+        bench.same("a.qcow2", "a.raw");
+        bench.ok(&format!("ringtap convert -f raw a.raw -O qcow2 {options} b.qcow2"));
+        bench.same("a.raw", "b.qcow2");
+        let size_of = |name: &str| fs::metadata(bench.path(name)).expect("a file").len();
+        bench.ok(&format!("qemu-img convert -f raw a.raw -O qcow2 {options} c.qcow2"));
+        let (ours, theirs) = (size_of("b.qcow2"), size_of("c.qcow2"));
+        assert!(ours <= theirs + (4 << 20), "{options}: {ours} bytes, {theirs} by qemu-img");
+        for name in ["a.qcow2", "b.qcow2", "c.qcow2", "a.raw"] {
+            fs::remove_file(bench.path(name)).expect("removed");
+        }
+    }
+}
+
+#[test]
+fn chains_are_rebased_and_committed_and_read_as_before() {
+    let bench = Bench::new();
+    let mut random = fastrand::Rng::with_seed(11);
+    const SIZE: u64 = 5 << 20;
+    for round in 0..4 {
+        let options = ODD[(round * 3 + 1) % ODD.len()];
+        bench.ok(&format!("ringtap create -q -f raw base.raw {}", SIZE - 70_000 / 512 * 512));
+        bench.qemu_io("-f raw base.raw", &operations(&mut random, SIZE - 70_144, 60));
+        bench.ok(&format!("ringtap create -q {options} -b base.raw mid.qcow2 {SIZE}"));
+        bench.qemu_io("-f qcow2 mid.qcow2", &operations(&mut random, SIZE, 40));
+        bench.ok("ringtap create -q -b mid.qcow2 top.qcow2");
+        bench.qemu_io("-f qcow2 top.qcow2", &operations(&mut random, SIZE, 60));
+        bench.ok("qemu-img convert -f qcow2 -O raw top.qcow2 was.raw");
+        let theirs = bench.ok("qemu-img map --output json top.qcow2");
+        assert_eq!(map(&bench.ok("ringtap map --output json top.qcow2")), map(&theirs));
+        bench.ok("ringtap convert top.qcow2 -B mid.qcow2 -F qcow2 thin.qcow2");
+        bench.same("was.raw", "thin.qcow2");
+
+        // Over another image, over none, over the first again.
+        bench.ok("cp mid.qcow2 other.qcow2");
+        bench.qemu_io("-f qcow2 other.qcow2", &operations(&mut random, SIZE, 20));
+        bench.ok("ringtap rebase -b other.qcow2 -F qcow2 top.qcow2");
+        bench.same("was.raw", "top.qcow2");
+        bench.ok("ringtap rebase -b mid.qcow2 -F qcow2 top.qcow2");
+        bench.same("was.raw", "top.qcow2");
+        let said = bench.ends("ringtap rebase -b top.qcow2 -F qcow2 mid.qcow2", 1);
+        assert!(said.contains("lies over"), "{said}");
+
+        if round % 2 == 0 {
+            bench.ok("ringtap commit -q top.qcow2");
+            bench.same("was.raw", "mid.qcow2");
+            bench.same("was.raw", "top.qcow2");
+            assert!(fs::metadata(bench.path("top.qcow2")).expect("it").len() < 3 << 20);
+        }
+        bench.ok("ringtap commit -q -b base.raw top.qcow2");
+        bench.same("was.raw", "base.raw");
+        bench.ok("ringtap rebase -u -b base.raw -F raw top.qcow2");
+        bench.same("was.raw", "top.qcow2");
+        for name in ["base.raw", "mid.qcow2", "top.qcow2", "was.raw", "other.qcow2", "thin.qcow2"] {
+            fs::remove_file(bench.path(name)).expect("removed");
+        }
+    }
+}
+
+#[test]
+fn every_format_is_made_and_read() {
+    let bench = Bench::new();
+    let mut random = fastrand::Rng::with_seed(13);
+    bench.ok("ringtap create -q a.raw 4161536"); // a size that VHD's geometry has
+    bench.qemu_io("-f raw a.raw", &operations(&mut random, 4_161_536, 80));
+    fs::write(bench.path("key"), "a secret").expect("a key");
+    bench.ok("chmod 600 key");
+    for (format, extra, back) in [
+        ("raw", "", ""),
+        ("qcow2", "", ""),
+        ("vpc", "", ""),
+        ("vhd", "-o subformat=fixed", ""),
+        ("luks", "--target-secret file:key", "--secret file:key"),
+        ("qcow2", "-o encrypt.format=luks --target-secret file:key", "--secret file:key"),
+    ] {
+        bench.ok(&format!("ringtap convert a.raw -O {format} {extra} b.img"));
+        bench.ok(&format!("ringtap compare a.raw b.img {back}"));
+        bench.ok(&format!("ringtap convert b.img c.raw {back}"));
+        bench.ok("qemu-img compare -f raw -F raw a.raw c.raw");
+        if back.is_empty() {
+            bench.ok("qemu-img compare a.raw b.img");
+        } else {
+            let said = bench.ends("ringtap compare a.raw b.img", 2);
+            assert!(said.contains("secret") || said.contains("key"), "{said}");
+        }
+        let known = bench.json(&format!("ringtap info --output json b.img {back}"));
+        assert_eq!(known["format-known"], "recorded");
+    }
+    for format in ["vhdx", "vmdk"] {
+        bench.ok(&format!("qemu-img convert -f raw a.raw -O {format} d.img"));
+        bench.ok("ringtap compare a.raw d.img");
+        bench.ok(&format!("ringtap convert -f {format} d.img d.raw"));
+        bench.ok("qemu-img compare -f raw -F raw a.raw d.raw");
+        let said = bench.ends(&format!("ringtap create -f {format} e.img 1M"), 2);
+        assert!(said.contains("cannot be made"), "{said}");
+        assert!(!bench.path("e.img").exists());
+    }
+}
+
+#[test]
+fn two_images_are_compared_with_the_exit_codes_of_qemu_img() {
+    let bench = Bench::new();
+    for line in [
+        "ringtap create -q a.raw 1M",
+        "ringtap create -q b.raw 2M",
+        "ringtap create -q -o preallocation=full c.raw 1M",
+    ] {
+        bench.ok(line);
+    }
+    assert!(bench.ok("ringtap compare a.raw b.raw").contains("size mismatch"));
+    bench.ends("ringtap compare -s a.raw b.raw", 1);
+    bench.ok("ringtap compare a.raw c.raw");
+    assert!(bench.ends("ringtap compare -s a.raw c.raw", 1).contains("block status"));
+    bench.qemu_io("-f raw b.raw", &["write -q -P 1 1234432 512".into()]);
+    assert!(bench.ends("ringtap compare a.raw b.raw", 1).contains("at offset 1234432!"));
+    bench.qemu_io("-f raw a.raw", &["write -q -P 1 99840 512".into()]);
+    assert!(bench.ends("ringtap compare a.raw b.raw", 1).contains("at offset 99840!"));
+    bench.ends("ringtap compare a.raw missing", 2);
+    bench.ends("ringtap compare a.raw", 2);
+    bench.ends("ringtap compare -F raw", 2);
+}
+
+#[test]
+fn no_guest_turns_its_raw_disk_into_something_else() {
+    let bench = Bench::new();
+    bench.ok("ringtap create -q ours.raw 1M");
+    if bench.json("ringtap info --output json ours.raw")["format-known"] != "recorded" {
+        return; // no extended attributes on this file system
+    }
+    // What a guest may write: the header of an overlay over a file that is not its own.
+    bench.ok("ringtap create -q -f raw secret 1M");
+    bench.qemu_io("-f raw secret", &["write -q -P 7 0 1M".into()]);
+    bench.ok("qemu-img create -q -f qcow2 -b secret -F raw evil.qcow2");
+    let header = fs::read(bench.path("evil.qcow2")).expect("an image");
+    let write = |name: &str| {
+        let file = fs::File::options().write(true).open(bench.path(name)).expect("open");
+        file.write_all_at(&header, 0).expect("written");
+    };
+    write("ours.raw");
+    fs::write(bench.path("foreign.raw"), vec![0; 1 << 20]).expect("a disk of unknown make");
+    write("foreign.raw");
+
+    let known = bench.json("ringtap info --output json ours.raw");
+    assert_eq!((&known["format"], &known["looks-like"]), (&"raw".into(), &"qcow2".into()));
+    bench.ok("ringtap convert ours.raw copy.raw");
+    bench.ok("cmp ours.raw copy.raw");
+    // Written to without a name: only what was written down is believed.
+    let said = bench.ends("ringtap resize foreign.raw +1M", 2);
+    assert!(said.contains("-f") && said.contains("looks like qcow2"), "{said}");
+    bench.ok("ringtap resize -q ours.raw +1M");
+    bench.ends("ringtap serve foreign.raw --nbd unix:s", 2);
+    // Nor does an overlay that names no format of its backing file believe that file's mark.
+    bench.ok("ringtap create -q -b foreign.raw -F raw over.qcow2");
+    let mut bytes = fs::read(bench.path("over.qcow2")).expect("an image");
+    let at = bytes.windows(4).position(|it| it == [0xe2, 0x79, 0x2a, 0xca]).expect("the extension");
+    bytes[at..at + 4].copy_from_slice(b"none");
+    fs::write(bench.path("over.qcow2"), bytes).expect("written");
+    let said = bench.ends("ringtap convert -f qcow2 over.qcow2 out.raw", 1);
+    assert!(said.contains("rebase -u"), "{said}");
+    // A name on the command line that is not what was written down makes that void.
+    bench.ok("ringtap create -q -f qcow2 changed.qcow2 1M");
+    bench.ok("ringtap convert -n -O raw ours.raw -f raw changed.qcow2 --target-is-zero");
+    let known = bench.json("ringtap info --output json changed.qcow2");
+    assert_ne!(known["format-known"], "recorded");
+}
+
+#[test]
+fn backing_files_open_only_where_they_may_lie() {
+    let bench = Bench::new();
+    fs::create_dir(bench.path("here")).expect("a folder");
+    fs::create_dir(bench.path("there")).expect("a folder");
+    bench.ok("ringtap create -q there/base.raw 1M");
+    bench.ok("qemu-img create -q -f qcow2 -b ../there/base.raw -F raw here/over.qcow2");
+    let said = bench.ends("ringtap map -f qcow2 here/over.qcow2", 1);
+    assert!(said.contains("--allow-backing"), "{said}");
+    bench.ok("ringtap map -f qcow2 here/over.qcow2 --allow-backing there");
+    let both = bench.json("ringtap info --backing-chain --output json here/over.qcow2");
+    assert_eq!(both.as_array().map(Vec::len), Some(2));
+    assert_eq!(both[0]["full-backing-filename"], "here/../there/base.raw");
+    // A cycle has an end.
+    bench.ok("ringtap rebase -f qcow2 -u -b over.qcow2 -F qcow2 here/over.qcow2 --allow-backing .");
+}
+
+#[test]
+fn a_target_that_is_not_finished_is_refused() {
+    let bench = Bench::new();
+    bench.ok("ringtap create -q a.raw 16M");
+    bench.qemu_io("-f raw a.raw", &["write -q -P 5 0 16M".into()]);
+    // No file may become larger than 8 MiB here.
+    let own = env!("CARGO_BIN_EXE_ringtap");
+    let script = format!("trap '' XFSZ; ulimit -f 8192; exec {own} convert a.raw -O qcow2 b.qcow2");
+    let mut shell = Command::new("timeout");
+    shell.args(["60", "bash", "-c", &script]).current_dir(bench.dir.path());
+    let output = shell.output().expect("bash");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("b.qcow2 is not whole") && said.contains("writing"), "{said}");
+    if said.contains("ringtap refuses it") {
+        let said = bench.ends("ringtap compare a.raw b.qcow2", 2);
+        assert!(said.contains("not whole"), "{said}");
+        assert_eq!(bench.json("ringtap info --output json b.qcow2")["unfinished"], "convert");
+    }
+    bench.ok("ringtap convert a.raw -O qcow2 b.qcow2");
+    bench.same("a.raw", "b.qcow2");
+}
+
+#[test]
+fn snapshots_bitmaps_and_sizes_are_as_qemu_sees_them() {
+    let bench = Bench::new();
+    let mut random = fastrand::Rng::with_seed(17);
+    bench.ok("ringtap create -q -f qcow2 a.qcow2 6M");
+    bench.qemu_io("-f qcow2 a.qcow2", &operations(&mut random, 6 << 20, 40));
+    bench.ok("qemu-img convert -f qcow2 -O raw a.qcow2 first.raw");
+    bench.ok("ringtap snapshot -c first a.qcow2");
+    bench.qemu_io("-f qcow2 a.qcow2", &operations(&mut random, 6 << 20, 40));
+    bench.ok("ringtap resize -q a.qcow2 +2M");
+    bench.ok("qemu-img convert -f qcow2 -O raw a.qcow2 second.raw");
+    bench.ok("qemu-img snapshot -c second a.qcow2");
+    let list = bench.json("ringtap snapshot a.qcow2 --output json");
+    let theirs = bench.json("qemu-img info --output json a.qcow2");
+    assert_eq!(list[1]["name"], "second");
+    assert_eq!(list[0]["date-sec"], theirs["snapshots"][0]["date-sec"]);
+    bench.ok("ringtap snapshot -a first a.qcow2");
+    bench.same("first.raw", "a.qcow2");
+    bench.ok("ringtap snapshot -a 2 a.qcow2");
+    bench.same("second.raw", "a.qcow2");
+    bench.ok("ringtap snapshot -d first a.qcow2");
+    bench.ok("ringtap snapshot -d second a.qcow2");
+    let said = bench.ends("ringtap snapshot -d second a.qcow2", 1);
+    assert!(said.contains("no snapshot"), "{said}");
+    bench.same("second.raw", "a.qcow2");
+
+    bench.ends("ringtap resize a.qcow2 1M", 2);
+    bench.ok("ringtap resize -q --shrink a.qcow2 1M");
+    bench.ok("ringtap resize -q --shrink second.raw 1M");
+    bench.same("second.raw", "a.qcow2");
+    bench.ok("ringtap resize -q a.qcow2 9M");
+    bench.ok("ringtap resize -q second.raw 9M");
+    bench.same("second.raw", "a.qcow2");
+
+    bench.ok("ringtap bitmap --add a.qcow2 one");
+    bench.ok("ringtap bitmap --add -g 4k --disable a.qcow2 two");
+    bench.qemu_io("-f qcow2 a.qcow2", &["write -q 1M 64k".into()]);
+    bench.ok("ringtap bitmap --merge one a.qcow2 two");
+    let ours = bench.json("ringtap info --output json a.qcow2");
+    let theirs = bench.json("qemu-img info --output json a.qcow2");
+    let of = |facts: &Value| {
+        let list = facts["format-specific"]["data"]["bitmaps"].as_array().cloned();
+        let mut list = list.expect("bitmaps");
+        list.sort_by_key(|it| it["name"].to_string());
+        list
+    };
+    assert_eq!(of(&ours), of(&theirs));
+    bench.ok("ringtap bitmap --remove a.qcow2 one");
+    bench.ok("qemu-img check -q a.qcow2");
+    for field in ["virtual-size", "cluster-size", "format", "dirty-flag", "filename"] {
+        assert_eq!(ours[field], theirs[field], "{field}");
+    }
+}
+
+#[test]
+fn checks_end_as_those_of_qemu_img_and_repair() {
+    let bench = Bench::new();
+    let image = bench.path("a.qcow2");
+    bench.ok("ringtap create -q -f qcow2 a.qcow2 4M");
+    bench.qemu_io("-f qcow2 a.qcow2", &["write -q -P 3 0 1M".into()]);
+    bench.ok("cp a.qcow2 was.qcow2");
+    let be64 = |at: u64| {
+        let mut bytes = [0; 8];
+        let file = fs::File::open(&image).expect("open");
+        file.read_exact_at(&mut bytes, at).expect("read");
+        u64::from_be_bytes(bytes)
+    };
+    let poke = |at: u64, bytes: &[u8]| {
+        let file = fs::File::options().write(true).open(&image).expect("open");
+        file.write_all_at(bytes, at).expect("written");
+    };
+    let block = be64(be64(48));
+    let l2 = be64(be64(40)) & 0x00ff_ffff_ffff_fe00;
+    let data = be64(l2) & 0x00ff_ffff_ffff_fe00;
+    bench.ok("ringtap check a.qcow2");
+    // A cluster that nothing refers to has a refcount.
+    let end = fs::metadata(&image).expect("it").len();
+    poke(end.next_multiple_of(65536) + 65535, &[0]);
+    poke(block + 2 * (end.next_multiple_of(65536) >> 16), &[0, 1]);
+    bench.ends("qemu-img check -q a.qcow2", 3);
+    bench.ends("ringtap check a.qcow2", 3);
+    let facts = bench.json("ringtap check --output json a.qcow2");
+    assert_eq!(facts["leaks"], 1);
+    bench.ok("ringtap check --repair leaks a.qcow2");
+    bench.ok("qemu-img check -q a.qcow2");
+    // A cluster in use has none.
+    poke(be64(be64(48)) + 2 * (data >> 16), &[0, 0]);
+    bench.ends("qemu-img check -q a.qcow2", 2);
+    bench.ends("ringtap check a.qcow2", 2);
+    bench.ends("ringtap check --repair leaks a.qcow2", 2);
+    bench.ok("ringtap check --repair all a.qcow2");
+    bench.same("was.qcow2", "a.qcow2");
+    bench.ok("ringtap create -q b.raw 1M");
+    bench.ends("ringtap check b.raw", 63);
+    bench.ends("ringtap check missing", 1);
+    bench.ends("ringtap check --repair some a.qcow2", 1);
+}
+
+#[test]
+fn options_are_listed_and_wrong_ones_refused() {
+    let bench = Bench::new();
+    for (format, wanted) in
+        [("raw", "preallocation"), ("qcow2", "cluster_size"), ("vpc", "subformat")]
+    {
+        let text = bench.ok(&format!("ringtap create -f {format} -o help"));
+        assert!(text.contains(wanted), "{text}");
+        assert_eq!(bench.ok(&format!("ringtap convert -O {format} -o help")), text);
+        let said = bench.ends(&format!("ringtap create -f {format} -o nonsense=1 x.img 1M"), 2);
+        assert!(said.contains("nonsense"), "{said}");
+        assert!(!bench.path("x.img").exists(), "nothing is left");
+    }
+    for (line, wanted) in [
+        ("ringtap create x.img", "size"),
+        ("ringtap create -f qcow2 -b a.raw x.img", "-F"),
+        ("ringtap create -f raw -b a.raw -F raw x.img 1M", "qcow2"),
+        ("ringtap convert a.raw", "image to write"),
+    ] {
+        let said = bench.ends(line, 2);
+        assert!(said.contains(wanted), "{line}: {said}");
+    }
+    bench.ok("ringtap create -q a.raw 1M");
+    let said = bench.ends("ringtap convert a.raw a.raw", 2);
+    assert!(said.contains("overwritten"), "{said}");
+    assert!(Path::exists(&bench.path("a.raw")));
+}

@@ -1,0 +1,87 @@
+//! Failing operations and full disks: one requester's error each, nothing lost, nothing broken.
+
+use ringtap_sim::{Ask, Fault, random_asks};
+
+use crate::bench::{Bench, SLOTS, seeds};
+
+/// A run in which operation number `n` fails; then a flush, and a cut that must lose nothing. Gives
+/// whether there was an operation `n`.
+fn run_with_fault(seed: u64, n: u64, fault: Fault) -> bool {
+    let context = format!("seed {seed}, operation {n} gives {fault:?}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut bench = Bench::new(seed);
+    if bench.layers.iter().all(|layer| layer.options.is_none()) {
+        bench.add_layer(&mut rng);
+    }
+    let before = bench.disk.operations();
+    bench.disk.fail_operations(before + n..before + n + 1, fault);
+    let guest = bench.guest();
+    let Some((mut tasks, served)) = bench.session() else { return true };
+    let mut run = |asks: Vec<Ask>| {
+        guest.spawn(&mut tasks, &served, SLOTS, asks);
+        tasks.run().expect("the simulation runs");
+        if let Some(wrong) = guest.wrong() {
+            panic!("{context}: {wrong}");
+        }
+    };
+    run(random_asks(&mut rng, bench.sectors(), 12));
+    let met = bench.disk.operations() >= before + n;
+    bench.disk.heal();
+    let failures = guest.failures().len();
+    run(vec![Ask::Flush]);
+    run(vec![Ask::Read(0..bench.sectors())]);
+    let later = guest.failures().split_off(failures);
+    assert!(
+        later.is_empty() || failures > 0 && bench.flushes_stay_failed(),
+        "{context}: {later:?}"
+    );
+    if let Err(wrong) = bench.after_power_cut(seed).look(&guest) {
+        panic!("{context}: {wrong}");
+    }
+    met
+}
+
+#[test]
+fn every_operation_may_fail_once() {
+    for seed in seeds(10) {
+        let faults = [
+            Fault::Errno(libc::EIO),
+            Fault::Errno(libc::ENOSPC),
+            Fault::Errno(libc::EINTR),
+            Fault::Short,
+        ];
+        for fault in faults {
+            let mut n = 1;
+            while run_with_fault(seed, n, fault) {
+                n += 1;
+            }
+            assert!(n > 5, "the run had operations to fail");
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_fails_writes_and_loses_nothing() {
+    let (mut full, mut seen) = (0, 0);
+    for seed in seeds(60) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut bench = Bench::new(seed);
+        if bench.layers.iter().all(|layer| layer.options.is_none()) {
+            bench.add_layer(&mut rng);
+        }
+        let used: u64 = bench.layers.iter().map(|layer| bench.disk.allocated(layer.file)).sum();
+        bench.disk.limit_space(used + rng.u64(0..64) * 1024);
+        let guest = bench.guest();
+        let asks = random_asks(&mut rng, bench.sectors(), 40);
+        let checked = bench.run(&guest, asks, rng.bool(), None).map_err(|w| w.to_string());
+        let checked = checked.and_then(|()| bench.after_power_cut(seed).look(&guest));
+        if let Err(wrong) = checked {
+            panic!("seed {seed}: {wrong}");
+        }
+        let failures = guest.failures();
+        assert!(failures.iter().all(|failure| failure.error == "Full"), "{seed}: {failures:?}");
+        full += failures.len();
+        seen += 1;
+    }
+    assert!(full > seen, "{full} failures in {seen} runs");
+}

@@ -1,0 +1,116 @@
+//! Several queue threads on one image, and images whose tables do not fit in memory.
+
+use std::path::Path;
+use std::process::Command;
+
+use ringtap_image::{CacheMode, Format, OpenOptions};
+use ringtap_io::{Io, Ring, Tasks};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
+
+const BLOCK: usize = 4096;
+
+fn qemu_img(args: &[&str]) {
+    let command = [&["60", "qemu-img"], args].concat();
+    let end = Command::new("timeout").args(&command).output().expect("qemu-img runs");
+    let text = String::from_utf8_lossy(&end.stderr).into_owned();
+    assert!(end.status.success(), "{command:?}: {text}");
+}
+
+fn open(path: &Path, table_memory: Option<u64>) -> Vbd {
+    let (format, cache) = (Some(Format::Qcow2), CacheMode::Writeback);
+    let options = OpenOptions { format, cache, table_memory, ..OpenOptions::default() };
+    let image = ringtap_image::open(path, &options).unwrap_or_else(|error| panic!("{error}"));
+    Vbd::new(image, cache)
+}
+
+/// Bytes that tell their block.
+fn pattern(block: u64) -> Vec<u8> {
+    (block + 1).to_le_bytes().repeat(BLOCK / 8)
+}
+
+async fn write(vbd: &Vbd, io: &Io, block: u64) -> Result<(), Error> {
+    let mut buffer = io.buffer(BLOCK).map_err(Error::Os)?;
+    buffer.bytes_mut().copy_from_slice(&pattern(block));
+    let (offset, len, mem) = (block * BLOCK as u64, BLOCK as u64, buffer.mem());
+    vbd.serve(io, Request { kind: Kind::Write, offset, len, mem, fua: false }).await
+}
+
+async fn holds(vbd: &Vbd, io: &Io, block: u64) -> Result<bool, Error> {
+    let buffer = io.buffer(BLOCK).map_err(Error::Os)?;
+    let (offset, len, mem) = (block * BLOCK as u64, BLOCK as u64, buffer.mem());
+    vbd.serve(io, Request { kind: Kind::Read, offset, len, mem, fua: false }).await?;
+    Ok(buffer.bytes() == pattern(block))
+}
+
+/// Write these blocks, many at a time, with flushes and discards of others among them, and read them.
+fn work(vbd: &Vbd, blocks: &[u64]) {
+    let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+    for part in blocks.chunks(blocks.len().div_ceil(16)) {
+        let (vbd, io, part) = (vbd.fork(), tasks.io().clone(), part.to_vec());
+        tasks.spawn(async move {
+            for (count, block) in part.iter().enumerate() {
+                write(&vbd, &io, *block).await.expect("written");
+                if count % 32 == 31 {
+                    vbd.flush(&io).await.expect("flushed");
+                }
+            }
+            for block in &part {
+                assert!(holds(&vbd, &io, *block).await.expect("read"), "block {block}");
+            }
+        });
+    }
+    tasks.run().expect("the ring turns");
+}
+
+fn try_image(options: &str, size: &str, blocks: &[u64], threads: usize, memory: Option<u64>) {
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
+    let path = dir.path().join("image.qcow2");
+    let text = path.display().to_string();
+    qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, &text, size]);
+    let vbd = open(&path, memory);
+    std::thread::scope(|scope| {
+        for number in 0..threads {
+            let own: Vec<u64> = blocks.iter().copied().skip(number).step_by(threads).collect();
+            let vbd = vbd.fork();
+            scope.spawn(move || work(&vbd, &own));
+        }
+    });
+    let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+    let io = tasks.io().clone();
+    let closed = tasks.block_on(async move {
+        let end = vbd.close(&io).await;
+        drop(vbd);
+        end
+    });
+    closed.expect("the ring turns").expect("closed");
+    qemu_img(&["check", "-q", "-f", "qcow2", &text]);
+    let vbd = open(&path, memory);
+    let (io, blocks) = (tasks.io().clone(), blocks.to_vec());
+    let all = async move {
+        for block in &blocks {
+            assert!(holds(&vbd, &io, *block).await.expect("read"), "block {block}");
+        }
+    };
+    tasks.block_on(all).expect("the ring turns");
+}
+
+fn shuffled(count: u64, step: u64) -> Vec<u64> {
+    let mut blocks: Vec<u64> = (0..count).map(|block| block * step).collect();
+    fastrand::Rng::with_seed(1).shuffle(&mut blocks);
+    blocks
+}
+
+#[test]
+fn threads_share_an_image() {
+    for options in ["cluster_size=64k", "extended_l2=on", "cluster_size=4k,refcount_bits=64"] {
+        try_image(options, "64M", &shuffled(2000, 1), 3, None);
+    }
+}
+
+/// A table's slice maps 32 MiB here: with 64 frames in memory nearly every block misses.
+#[test]
+fn tables_come_and_go() {
+    let step = (1 << 40) / 600 / BLOCK as u64;
+    try_image("cluster_size=64k", "1T", &shuffled(600, step), 2, Some(0));
+    try_image("extended_l2=on", "1T", &shuffled(300, 2 * step), 2, Some(0));
+}
