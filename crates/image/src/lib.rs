@@ -4,6 +4,7 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod backing;
 mod beside;
 mod bytes;
 mod container;
@@ -13,6 +14,7 @@ mod image;
 mod lock;
 mod null;
 mod open;
+pub mod qcow2;
 mod raw;
 mod restart;
 pub mod vhd;
