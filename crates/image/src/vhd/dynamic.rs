@@ -11,7 +11,9 @@ use super::footer::{Footer, SECTOR};
 use super::header::{Header, UNUSED};
 use super::layout::{Layout, Sparse};
 use super::room::Room;
-use crate::{Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, RestartLog, Status};
+use crate::{
+    Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, RestartLog, Status,
+};
 
 /// A dynamic or differencing VHD. Clones are the same one.
 #[derive(Clone)]
