@@ -120,6 +120,13 @@ impl Guest {
         Ok(Guest::of(Model::holding(&values), self.inner.promise, self.inner.next_value.get()))
     }
 
+    /// The guest as it lives on after its server was killed: it remembers what was acknowledged.
+    pub fn after_kill(&self) -> Guest {
+        let mut model = self.inner.model.borrow().clone();
+        model.fail_all();
+        Guest::of(model, self.inner.promise, self.inner.next_value.get())
+    }
+
     /// What it knows of its disk.
     pub fn model(&self) -> Ref<'_, Model> {
         self.inner.model.borrow()
