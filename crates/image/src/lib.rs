@@ -4,6 +4,7 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod backing;
 mod container;
 mod error;
 mod grace;
@@ -11,6 +12,7 @@ mod image;
 mod lock;
 mod null;
 mod open;
+pub mod qcow2;
 mod raw;
 mod restart;
 

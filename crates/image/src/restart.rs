@@ -184,6 +184,11 @@ impl RestartLog {
         usize::from(self.word(TURN[1]) > self.word(TURN[0]))
     }
 
+    /// Changes that a half has room for.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
     /// Changes that can be noted before the next flush has ended.
     pub fn room(&self) -> u64 {
         self.capacity.saturating_sub(self.word(COUNT[self.current()]))
