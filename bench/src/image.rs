@@ -177,18 +177,25 @@ mod tests {
     fn waits_for_the_lock_of_a_server() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
-        let script = "import fcntl, sys, time\n\
+        // It holds the lock until its stdin ends.
+        let script = "import fcntl, sys\n\
              f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX)\n\
-             print('locked', flush=True); time.sleep(0.3)";
+             print('locked', flush=True); sys.stdin.read()";
         let mut holder = std::process::Command::new("python3")
             .args(["-c", script, &path])
+            .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
         std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut [0; 6]).unwrap();
-        let begin = std::time::Instant::now();
-        wait_unlocked(file.path()).unwrap();
-        assert!(begin.elapsed() > Duration::from_millis(100));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| wait_unlocked(file.path()));
+            std::thread::sleep(Duration::from_millis(100));
+            let early = waiting.is_finished();
+            drop(holder.stdin.take());
+            waiting.join().unwrap().unwrap();
+            assert!(!early, "it did not wait");
+        });
         holder.wait().unwrap();
     }
 

@@ -121,7 +121,8 @@ fn use_disk(disk: &Path, cache: &str, dir: &Path) {
     );
     let outcome: serde_json::Value = serde_json::from_str(&load).expect("a report");
     assert_eq!(outcome["errors"], 0, "{cache}: {outcome}");
-    assert!(outcome["ios"].as_u64() > Some(10), "{cache}: {outcome}");
+    // How many a busy disk does in that time is not judged here, only that all of them are right.
+    assert!(outcome["ios"].as_u64() > Some(0), "{cache}: {outcome}");
     server.stop();
 }
 

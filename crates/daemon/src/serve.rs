@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
@@ -13,8 +13,8 @@ use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
 use signal_hook::iterator::Signals;
+use signal_hook::low_level;
 
 use crate::facts::{AllStats, DiskFacts, Ready};
 use crate::pid_file::PidFile;
@@ -88,9 +88,16 @@ fn listen_for_signals(events: Sender<Event>) -> Result<(), Error> {
     let failed = |source| Error::Process { tried: "set up signals", source };
     let asked = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // In this order: the first time sets the flag, the second time finds it set.
-        flag::register_conditional_shutdown(signal, AT_ONCE, asked.clone()).map_err(failed)?;
-        flag::register(signal, asked.clone()).map_err(failed)?;
+        let asked = asked.clone();
+        // The first sets the flag, the second finds it set, also where two threads take one each at
+        // the same moment.
+        let action = move || {
+            if asked.swap(true, SeqCst) {
+                low_level::exit(AT_ONCE);
+            }
+        };
+        // SAFETY: an atomic swap and `_exit` are all it does: both may be done in a signal handler.
+        unsafe { low_level::register(signal, action) }.map_err(failed)?;
     }
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(failed)?;
     spawn("signals", move || {

@@ -5,6 +5,12 @@
 //! guest, or a disk that takes milliseconds, costs no CPU. Waiting for the guest and waiting for the
 //! disk are told apart, for one may be quick and the other slow. Where others wait for this
 //! processor (the thread was put off it while it spun) nobody spins for a while.
+//!
+//! With many requests on the disk the question is another: how much to do at once. Everything that
+//! is there in one go makes the whole depth move in step, and the disk idles while the software
+//! works; one completion at a time wakes everybody for each of them. So few requests are handed to
+//! the disk at a time ([`batch`]), and a part of those on it is waited for, but not long
+//! ([`Gatherer`]).
 
 use nix::sys::resource::{UsageWho, getrusage};
 use ringtap_io::Time;
@@ -18,6 +24,41 @@ const REST: Time = 5_000_000;
 
 /// So many requests on the disk are few.
 const FEW: usize = 3;
+
+/// From so many requests on the disk on, several of them are waited for.
+const MANY: usize = 16;
+/// What part of them.
+const PART: usize = 4;
+/// How long to wait for several, at most.
+pub(crate) const GATHER: Time = 60_000;
+
+/// How many requests to take from the guest and hand on in one go.
+#[inline]
+pub(crate) fn batch(under_way: usize) -> usize {
+    if under_way > FEW { 4 } else { 8 }
+}
+
+/// Decides whether to sleep until several requests have ended rather than one.
+#[derive(Default)]
+pub(crate) struct Gatherer {
+    rest_until: Time,
+}
+
+impl Gatherer {
+    /// How many to sleep for, up to [`GATHER`]; none to sleep for the next of any kind.
+    #[inline]
+    pub(crate) fn wait_for(&self, now: Time, under_way: usize) -> Option<u32> {
+        (under_way >= MANY && now >= self.rest_until).then_some((under_way / PART) as u32)
+    }
+
+    /// It slept; did anything end? A disk too slow for that is left alone for a while.
+    #[inline]
+    pub(crate) fn woken(&mut self, now: Time, any: bool) {
+        if !any {
+            self.rest_until = now + REST;
+        }
+    }
+}
 
 /// What a queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +143,18 @@ mod tests {
         assert!(!poller.spin(26_001, Wait::Guest), "the window is over");
         poller.event(3_000_000);
         assert!(!poller.spin(4_000_000, Wait::Guest), "a slow event: no more spinning");
+    }
+
+    #[test]
+    fn several_are_waited_for_where_many_are_under_way_and_the_disk_is_quick() {
+        let mut gatherer = Gatherer::default();
+        assert_eq!(gatherer.wait_for(0, MANY - 1), None);
+        assert_eq!(gatherer.wait_for(0, 32), Some(8));
+        gatherer.woken(GATHER, true);
+        assert_eq!(gatherer.wait_for(GATHER, MANY), Some(4));
+        gatherer.woken(2 * GATHER, false);
+        assert_eq!(gatherer.wait_for(2 * GATHER + 1, 32), None, "it is slow");
+        assert_eq!(gatherer.wait_for(2 * GATHER + REST, 32), Some(8), "it may be quick again");
     }
 
     #[test]

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(5)
+        Instant::now() + Duration::from_secs(60)
     }
 
     #[test]
@@ -268,6 +268,6 @@ mod tests {
         let started = Instant::now();
         let gone = channel.wait_done(id, soon()).err();
         assert_eq!(gone, Some(Gone::Closed));
-        assert!(started.elapsed() < Duration::from_secs(2));
+        assert!(started.elapsed() < Duration::from_secs(30));
     }
 }

@@ -54,6 +54,14 @@ job() {
 	rm -f $jobs/$id.*
 }
 
+# The word to kill may come before the job has said which process it is.
+end_job() {
+	while [ -e $jobs/$1.add ] && ! [ -s $jobs/$1.pid ]; do
+		sleep 0.05
+	done
+	[ -s $jobs/$1.pid ] && kill -KILL -$(cat $jobs/$1.pid)
+}
+
 agent() {
 	: >$jobs/none
 	echo hello >&3
@@ -62,7 +70,7 @@ agent() {
 		case $verb in
 		add) echo "$rest" >>$jobs/$id.add ;;
 		run) job $id "$rest" & ;;
-		kill) kill -KILL -$(cat $jobs/$id.pid) ;;
+		kill) end_job $id & ;;
 		off) break ;;
 		esac
 	done

@@ -62,7 +62,8 @@ impl Group {
         if self.ended.is_none() {
             self.ended = self.child.wait().ok();
         }
-        let end = Instant::now() + Duration::from_secs(2);
+        // Orphans are gone when init has reaped them, which a busy machine delays.
+        let end = Instant::now() + Duration::from_secs(20);
         while test_kill_process_group(group).is_ok() && Instant::now() < end {
             let _ = kill_process_group(group, Signal::KILL);
             thread::sleep(Duration::from_millis(2));

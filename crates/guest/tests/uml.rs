@@ -74,13 +74,18 @@ fn commands_have_their_status_output_and_time() {
     let started = Instant::now();
     let error = guest.exec("sleep 1000", Duration::from_millis(300)).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(10));
-    let still = guest.exec("cat /proc/[0-9]*/comm | grep -c sleep; true", SHORT).unwrap();
-    assert_eq!(still.stdout.trim(), "0", "the command that took too long still runs");
+    assert!(started.elapsed() < SHORT);
+    // It is killed, which takes the guest a moment.
+    let still = || guest.exec("cat /proc/[0-9]*/comm | grep -c sleep; true", SHORT).unwrap();
+    wait_until("the end of the command that took too long", || still().stdout.trim() == "0");
 
     let job = guest.start("sleep 1000").unwrap();
     assert!(!job.is_done());
     std::thread::sleep(Duration::from_millis(300));
+    job.kill().unwrap();
+    assert_eq!(job.wait(SHORT).unwrap().status, 137);
+    // Also where the word to kill overtakes the job.
+    let job = guest.start("sleep 1000").unwrap();
     job.kill().unwrap();
     assert_eq!(job.wait(SHORT).unwrap().status, 137);
     assert!(guest.cpu_time() > Duration::from_millis(100));
@@ -95,7 +100,7 @@ fn a_killed_guest_leaves_nothing() {
     assert!(members(pid).len() > 1 && files.is_dir());
     let started = Instant::now();
     drop(guest);
-    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert!(started.elapsed() < SHORT, "{:?}", started.elapsed());
     assert_eq!(members(pid), Vec::<String>::new());
     assert!(!files.exists());
 }

@@ -57,6 +57,20 @@ pub trait Reactor {
         wait: bool,
     ) -> io::Result<()>;
 
+    /// As [`Reactor::turn`], but sleep until `events` operations have completed or `nanos` have
+    /// passed, so that the next turn has more to do at once. It may return sooner, and with nothing
+    /// done.
+    fn turn_for(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        events: u32,
+        nanos: Time,
+    ) -> io::Result<()> {
+        let _ = (events, nanos);
+        self.turn(submit, done, false)
+    }
+
     /// The present time on this reactor's clock.
     fn now(&self) -> Time;
 }

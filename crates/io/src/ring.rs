@@ -17,6 +17,7 @@ const LARGE: usize = 256 << 10;
 /// A copy of so many bytes takes less time than waking a worker.
 const SMALL: usize = 64 << 10;
 const ENTER_GETEVENTS: u32 = 1;
+const ENTER_EXT_ARG: u32 = 8;
 const RWF_DSYNC: i32 = 0x2;
 const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 static ONE: u64 = 1;
@@ -30,6 +31,8 @@ pub struct Ring {
     scratch: Vec<Box<Scratch>>,
     /// Whether completions wait in the kernel for an enter that asks for them.
     deferred: bool,
+    /// Whether an enter can be told how long to sleep (Linux 5.11).
+    limits: bool,
     start: Instant,
 }
 
@@ -39,6 +42,22 @@ struct Scratch {
     message: Option<libc::msghdr>,
     word: u64,
     time: types::Timespec,
+}
+
+/// How long one enter sleeps: until so many completions wait to be taken, at most for so long.
+#[derive(Clone, Copy)]
+struct Sleep {
+    events: u32,
+    limit: Option<Time>,
+}
+
+impl Sleep {
+    const NONE: Sleep = Sleep { events: 0, limit: None };
+    const FOR_ONE: Sleep = Sleep { events: 1, limit: None };
+}
+
+fn timespec(nanos: Time) -> types::Timespec {
+    types::Timespec::new().sec(nanos / 1_000_000_000).nsec((nanos % 1_000_000_000) as u32)
 }
 
 #[derive(Clone, Copy)]
@@ -113,7 +132,9 @@ impl Ring {
         // Without a table every file goes by descriptor: slower, not wrong.
         let sparse = ring.submitter().register_files_sparse(FIXED_FILES);
         let files = Files { known: Vec::new(), used: if sparse.is_ok() { 0 } else { FIXED_FILES } };
-        Ok(Ring { ring, files, scratch: Vec::new(), deferred, start: Instant::now() })
+        let limits = ring.params().is_feature_ext_arg();
+        let (scratch, start) = (Vec::new(), Instant::now());
+        Ok(Ring { ring, files, scratch, deferred, limits, start })
     }
 
     fn build(newest: bool) -> io::Result<IoUring> {
@@ -215,9 +236,7 @@ impl Ring {
             Op::SetLen { .. } => return None,
             Op::Timeout { nanos } => {
                 let time = &mut self.scratch(key).time;
-                *time = types::Timespec::new()
-                    .sec(nanos / 1_000_000_000)
-                    .nsec((nanos % 1_000_000_000) as u32);
+                *time = timespec(nanos);
                 opcode::Timeout::new(time).build()
             }
             Op::ReadEvent { file } => {
@@ -307,27 +326,33 @@ impl Ring {
         }
     }
 
-    fn enter(&mut self, wait: bool) -> io::Result<()> {
+    fn enter(&mut self, sleep: Sleep) -> io::Result<()> {
         let (waiting, taskrun, overflow) = {
             let mut queue = self.ring.submission();
             queue.sync();
             (queue.len() as u32, queue.taskrun(), queue.cq_overflow())
         };
-        let reap = self.deferred || wait || overflow;
-        if waiting == 0 && !wait && !taskrun && !overflow {
+        let sleeps = sleep.events > 0;
+        let reap = self.deferred || sleeps || overflow;
+        if waiting == 0 && !sleeps && !taskrun && !overflow {
             return Ok(());
         }
-        let flags = if reap { ENTER_GETEVENTS } else { 0 };
-        // SAFETY: no argument is passed, and every entry in the queue names memory that its task
-        // keeps valid until completion (the promise of `Mem` and of `Io`).
-        let entered = unsafe {
-            self.ring.submitter().enter::<libc::sigset_t>(waiting, u32::from(wait), flags, None)
-        };
+        let mut flags = if reap { ENTER_GETEVENTS } else { 0 };
+        let time = sleep.limit.map(timespec);
+        let limit = time.as_ref().map(|time| types::SubmitArgs::new().timespec(time));
+        if limit.is_some() {
+            flags |= ENTER_EXT_ARG;
+        }
+        // SAFETY: the argument is of the type that the flags say and outlives the call, and every
+        // entry in the queue names memory that its task keeps valid until completion (the promise
+        // of `Mem` and of `Io`).
+        let entered =
+            unsafe { self.ring.submitter().enter(waiting, sleep.events, flags, limit.as_ref()) };
         match entered {
             Ok(_) => Ok(()),
             // EBUSY: completions must be taken first. EAGAIN: no memory for a request just now.
             Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ETIME) => Ok(()),
                 _ => Err(error),
             },
         }
@@ -338,21 +363,12 @@ impl Ring {
             done.push((entry.user_data() as Key, entry.result()));
         }
     }
-}
 
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // The kernel takes a ring down in its own time; files are to be free when we say so.
-        let _ = self.ring.submitter().unregister_files();
-    }
-}
-
-impl Reactor for Ring {
-    fn turn(
+    /// Put every operation into the submission queue, or carry it out here; leave `submit` empty.
+    fn hand_over(
         &mut self,
         submit: &mut Vec<(Key, Op)>,
         done: &mut Vec<(Key, i32)>,
-        wait: bool,
     ) -> io::Result<()> {
         let alone = submit.len() == 1;
         for (key, op) in submit.iter() {
@@ -373,19 +389,55 @@ impl Reactor for Ring {
                 if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                     break;
                 }
-                self.enter(false)?;
+                self.enter(Sleep::NONE)?;
                 self.reap(done);
             }
         }
         submit.clear();
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The kernel takes a ring down in its own time; files are to be free when we say so.
+        let _ = self.ring.submitter().unregister_files();
+    }
+}
+
+impl Reactor for Ring {
+    fn turn(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        wait: bool,
+    ) -> io::Result<()> {
+        self.hand_over(submit, done)?;
         loop {
             let wait = wait && done.is_empty() && self.ring.completion().is_empty();
-            self.enter(wait)?;
+            self.enter(if wait { Sleep::FOR_ONE } else { Sleep::NONE })?;
             self.reap(done);
             if !wait || !done.is_empty() {
                 return Ok(());
             }
         }
+    }
+
+    fn turn_for(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        events: u32,
+        nanos: Time,
+    ) -> io::Result<()> {
+        self.hand_over(submit, done)?;
+        let sleep = match done.is_empty() && self.limits {
+            true => Sleep { events, limit: Some(nanos) },
+            false => Sleep::NONE,
+        };
+        self.enter(sleep)?;
+        self.reap(done);
+        Ok(())
     }
 
     fn now(&self) -> Time {

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 
 use crate::io::TaskId;
-use crate::{Io, Key, Op, Reactor};
+use crate::{Io, Key, Op, Reactor, Time};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -71,6 +71,12 @@ impl Tasks {
             || !shared.spawned.borrow().is_empty()
     }
 
+    /// Whether a task could run at once.
+    pub fn has_ready(&self) -> bool {
+        let shared = &*self.io.shared;
+        !shared.ready.borrow().is_empty() || !shared.spawned.borrow().is_empty()
+    }
+
     /// Run every task that can go on, until none can.
     pub fn run_ready(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
@@ -100,11 +106,24 @@ impl Tasks {
     pub fn turn(&mut self, wait: bool) -> io::Result<()> {
         std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
         let outcome = self.reactor.turn(&mut self.submit, &mut self.done, wait);
+        self.completed();
+        outcome
+    }
+
+    /// As [`Tasks::turn`], asleep until so many operations have completed or so many nanoseconds have
+    /// passed; it may return sooner.
+    pub fn turn_for(&mut self, events: u32, nanos: Time) -> io::Result<()> {
+        std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
+        let outcome = self.reactor.turn_for(&mut self.submit, &mut self.done, events, nanos);
+        self.completed();
+        outcome
+    }
+
+    fn completed(&mut self) {
         self.io.shared.now.set(self.reactor.now());
         for (key, result) in self.done.drain(..) {
             self.io.complete(key, result);
         }
-        outcome
     }
 
     /// Run until every task has ended.

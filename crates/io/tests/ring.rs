@@ -132,3 +132,51 @@ fn what_waits_for_an_event_can_be_cancelled() {
         .expect("the ring");
     tasks.run().expect("the ring");
 }
+
+#[test]
+fn a_turn_may_wait_for_several_but_not_for_ever() {
+    use std::time::{Duration, Instant};
+    let event = || {
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK);
+        OpenFile::new(event.expect("an eventfd"))
+    };
+    let (left, right) = (event(), event());
+    let signal = |event: &OpenFile| {
+        rustix::io::write(event, &1u64.to_ne_bytes()).expect("it takes a signal");
+    };
+    let mut tasks = tasks();
+    let io = tasks.io().clone();
+    let wait_for = |tasks: &mut Tasks, event: &OpenFile| {
+        let (io, file) = (io.clone(), event.handle());
+        tasks.spawn(async move { assert_eq!(io.run(Op::ReadEvent { file }).await, 8) });
+        tasks.run_ready();
+    };
+    wait_for(&mut tasks, &left);
+    wait_for(&mut tasks, &right);
+    // Nothing happens, then one of the two: the limit ends the sleep.
+    let began = Instant::now();
+    tasks.turn_for(2, 20_000_000).expect("the ring");
+    let nothing = (began.elapsed(), tasks.has_ready());
+    signal(&left);
+    tasks.turn_for(2, 20_000_000).expect("the ring");
+    let one = (began.elapsed(), tasks.has_ready());
+    tasks.run_ready();
+    wait_for(&mut tasks, &left);
+    // Both: nobody waits for the limit.
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(5));
+            signal(&left);
+            signal(&right);
+        });
+        tasks.turn_for(2, 600_000_000_000).expect("the ring");
+    });
+    tasks.run_ready();
+    let (left_over, took) = (tasks.count(), began.elapsed());
+    // What was asked for is over, so that a failure from here on waits for nothing.
+    tasks.run().expect("the ring");
+    assert!(nothing.0 >= Duration::from_millis(20) && !nothing.1, "{nothing:?}");
+    assert!(one.0 >= Duration::from_millis(40) && one.1, "{one:?}");
+    assert!(left_over == 0 && took < Duration::from_secs(300), "{left_over} {took:?}");
+}

@@ -117,17 +117,19 @@ mod tests {
 
     #[test]
     fn a_busy_child_is_counted_with_its_parent() {
-        let mut child = std::process::Command::new("sh")
-            .args(["-c", "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 5"])
+        let mut child = std::process::Command::new("timeout")
+            .args(["60", "sh", "-c", "sh -c 'while :; do :; done'; sleep 5"])
             .spawn()
             .unwrap();
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(4);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(50);
         let mut seen = 0.0;
         while std::time::Instant::now() < until && seen < 0.05 {
             std::thread::sleep(std::time::Duration::from_millis(20));
             seen = tree_cpu_seconds(child.id());
         }
-        child.kill().unwrap();
+        // `timeout` leads a process group of its own.
+        let group = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
         child.wait().unwrap();
         assert!(seen >= 0.05, "the loop of the grandchild took {seen} s");
     }

@@ -82,7 +82,7 @@ fn samples(run: &Path) -> Vec<Sample> {
 fn small_disks_for_real() {
     let bench = Bench::new();
     let plan = bench.plan(
-        "--stages host --rounds 2 --seconds 0.1 --backends native,loop,loop-direct,qemu-nbd,ringtap-nbd,lvm \
+        "--stages host --rounds 2 --seconds 0.3 --backends native,loop,loop-direct,qemu-nbd,ringtap-nbd,lvm \
          --workloads randread-4k-qd32,write-1m-qd8,dd-throughput,dd-latency-direct",
     );
     let ended = run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
@@ -102,6 +102,7 @@ fn small_disks_for_real() {
         analysis.run.skipped
     );
     for arm in &arms {
+        let mut client_cpu = 0.0;
         for round in 0..2 {
             let of =
                 |s: &&Sample| s.arm == *arm && s.round == round && s.workload == "randread-4k-qd32";
@@ -110,14 +111,13 @@ fn small_disks_for_real() {
                 .find(of)
                 .unwrap_or_else(|| panic!("{arm} has no sample in round {round}"));
             assert!(sample.metrics[&Metric::Iops].value > 0.0);
-            assert!(
-                sample.metrics[&Metric::ClientCpu].value > 0.0,
-                "{arm}: fio works, so it costs CPU"
-            );
+            client_cpu += sample.metrics[&Metric::ClientCpu].value;
             let server = sample.metrics.get(&Metric::ServerCpu).map(|value| value.value);
             assert_eq!(server.is_some(), *arm == "qemu-nbd", "{arm}: {server:?}");
             assert!(server.is_none_or(|cpu| cpu > 0.0), "a server that works costs CPU");
         }
+        // fio counts its CPU time in milliseconds: on a busy machine one short run may have none.
+        assert!(client_cpu > 0.0, "{arm}: fio works, so it costs CPU");
     }
     // The disk is smaller than 1 GiB, and that is said.
     let dd = samples.iter().find(|s| s.workload == "dd-throughput").unwrap();
@@ -138,10 +138,12 @@ fn small_disks_for_real() {
     // Two rounds are points.
     assert!(analysis.rows.iter().all(|row| row.interval.is_none()));
     let table = report::table::render(&analysis, false, Some(160));
+    // Why there is no LVM here depends on the host.
+    let lvm = analysis.run.skipped.iter().find(|skip| skip.backend == "lvm").unwrap();
     assert!(
         table.contains("native#2")
             && table.contains("points only")
-            && table.contains("device-mapper"),
+            && table.contains(&lvm.missing.reason),
         "{table}"
     );
     // The folder is not overwritten.

@@ -2,6 +2,7 @@
 
 use clap::{Args, FromArgMatches};
 use ringtap_load::{LoadArgs, Outcome};
+use ringtap_tests::listens;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -24,8 +25,9 @@ impl Server {
         fs::File::create(path("disk")).unwrap().set_len(SIZE).unwrap();
         fs::File::create(path("log")).unwrap();
         let export = format!(
-            "vhost-user-blk,id=e,node-name=logged,writable={},num-queues={queues},addr.type=unix,addr.path=socket",
+            "vhost-user-blk,id=e,node-name=logged,writable={},num-queues={queues},addr.type=unix,addr.path={}",
             if writable { "on" } else { "off" },
+            path("socket"),
         );
         let child = Command::new("timeout")
             .args(["--signal=KILL", "60", "qemu-storage-daemon"])
@@ -36,8 +38,8 @@ impl Server {
             .expect("qemu-storage-daemon runs (Debian: qemu-system-common)");
         let server = Server { child, dir };
         let begin = Instant::now();
-        while !server.socket().exists() {
-            assert!(begin.elapsed() < Duration::from_secs(10), "no socket after 10 s");
+        while !listens(&server.socket()) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "no socket after a minute");
             std::thread::sleep(Duration::from_millis(10));
         }
         server

@@ -41,6 +41,10 @@ pub(crate) struct Backend {
     memory: Arc<Memory>,
     inflight: Option<Inflight>,
     vrings: Vec<Vring>,
+    /// Whether the driver can flush. A guest's firmware often cannot; the kernel after it can.
+    flushes: bool,
+    /// Whether the guest wants its write cache on.
+    cache_wanted: bool,
 }
 
 #[derive(Default)]
@@ -70,7 +74,22 @@ fn has(features: u64, bit: u32) -> bool {
 impl Backend {
     pub(crate) fn new(vbd: Arc<Vbd>, options: Options) -> Backend {
         let vrings = (0..options.queues).map(|_| Vring::default()).collect();
-        Backend { vbd, options, acked: 0, memory: Arc::default(), inflight: None, vrings }
+        let (memory, inflight) = (Arc::default(), None);
+        let (flushes, cache_wanted) = (true, true);
+        Backend { vbd, options, acked: 0, memory, inflight, vrings, flushes, cache_wanted }
+    }
+
+    /// Whether the guest is told that its write cache is on.
+    fn shows_cache(&self) -> bool {
+        self.cache_wanted && !self.vbd.cache().writethrough()
+    }
+
+    /// Writes are volatile only for a driver that can flush and a guest that wants them so.
+    fn set_cache(&self) {
+        self.vbd.set_write_cache(self.flushes && self.cache_wanted);
+        if let Some(inflight) = &self.inflight {
+            inflight.note_write_cache(self.shows_cache());
+        }
     }
 
     fn features(&self) -> u64 {
@@ -183,7 +202,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
         self.acked = 0;
         self.inflight = None;
         self.vrings = (0..self.options.queues).map(|_| Vring::default()).collect();
-        self.vbd.set_write_cache(true);
+        (self.flushes, self.cache_wanted) = (true, true);
+        self.set_cache();
         Ok(())
     }
 
@@ -198,9 +218,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
         }
         self.acked = features;
         // virtio 1.2, 5.2.6.2: a driver that cannot flush must not need to.
-        if !has(features, VIRTIO_BLK_F_FLUSH) && has(features, VIRTIO_F_VERSION_1) {
-            self.vbd.set_write_cache(false);
-        }
+        self.flushes = has(features, VIRTIO_BLK_F_FLUSH) || !has(features, VIRTIO_F_VERSION_1);
+        self.set_cache();
         Ok(())
     }
 
@@ -331,19 +350,15 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let space = config::space(&self.vbd, self.options.queues);
+        let space = config::space(&self.vbd, self.options.queues, self.shows_cache());
         let end = u64::from(offset) + u64::from(size);
         let bytes = space.get(offset as usize..end as usize).ok_or(Error::InvalidParam)?;
         Ok(bytes.to_vec())
     }
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        if !config::write(&self.vbd, offset, bytes) {
-            return Err(Error::InvalidParam);
-        }
-        if let Some(inflight) = &self.inflight {
-            inflight.note_write_cache(self.vbd.write_cache());
-        }
+        self.cache_wanted = config::write(offset, bytes).ok_or(Error::InvalidParam)?;
+        self.set_cache();
         Ok(())
     }
 
@@ -353,8 +368,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
         }
         let (message, file, inflight) =
             inflight::create(asked.num_queues, asked.queue_size).map_err(failed)?;
-        inflight.note_write_cache(self.vbd.write_cache());
         self.inflight = Some(inflight);
+        self.set_cache();
         Ok((message, file))
     }
 
@@ -362,9 +377,10 @@ impl VhostUserBackendReqHandlerMut for Backend {
         let inflight = Inflight::map(message, file).map_err(failed)?;
         // The guest carries on, and may believe that its writes are stable.
         if inflight.write_cache() == Some(false) {
-            self.vbd.set_write_cache(false);
+            self.cache_wanted = false;
         }
         self.inflight = Some(inflight);
+        self.set_cache();
         Ok(())
     }
 
@@ -395,5 +411,38 @@ impl VhostUserBackendReqHandlerMut for Backend {
 
     fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
         Err(Error::InvalidOperation("the migration log was not offered"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringtap_image::{CacheMode, Null};
+
+    #[test]
+    fn firmware_that_cannot_flush_leaves_the_kernel_its_write_cache() {
+        let vbd = Arc::new(Vbd::new(Box::new(Null::new(1 << 30, false)), CacheMode::Writeback));
+        let mut backend = Backend::new(vbd.clone(), Options::default());
+        let (firmware, kernel) =
+            (1 << VIRTIO_F_VERSION_1, 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_BLK_F_FLUSH);
+        let turn = |backend: &mut Backend, on: u8| {
+            backend.set_config(32, &[on], VhostUserConfigFlags::WRITABLE).expect("it may");
+        };
+        backend.set_features(firmware).expect("offered");
+        assert!(!vbd.write_cache());
+        backend.set_features(kernel).expect("offered");
+        assert!(vbd.write_cache());
+        turn(&mut backend, 0);
+        backend.set_features(kernel).expect("offered");
+        assert!(!vbd.write_cache(), "the guest turned it off");
+        // A server after this one is given the features after what was noted for it.
+        let asked = VhostUserInflight::new(0, 0, 1, 256);
+        let (message, file) = backend.get_inflight_fd(&asked).expect("a buffer");
+        let mut next = Backend::new(vbd.clone(), Options::default());
+        next.set_inflight_fd(&message, file).expect("it is the same");
+        next.set_features(kernel).expect("offered");
+        assert!(!vbd.write_cache() && !next.shows_cache());
+        turn(&mut next, 1);
+        assert!(vbd.write_cache());
     }
 }

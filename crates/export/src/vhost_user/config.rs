@@ -16,8 +16,8 @@ const MOST_ZEROED: u32 = 1 << 23;
 /// The largest configuration space that vhost-user carries.
 pub(crate) const SPACE: usize = 256;
 
-/// The space as the guest sees it now.
-pub(crate) fn space(vbd: &Vbd, queues: u16) -> [u8; SPACE] {
+/// The space as the guest sees it now, its write cache on or off.
+pub(crate) fn space(vbd: &Vbd, queues: u16, write_cache: bool) -> [u8; SPACE] {
     let info = vbd.info();
     let logical = u64::from(info.logical_block_size.max(512));
     let physical = u64::from(info.physical_block_size).max(logical);
@@ -28,7 +28,7 @@ pub(crate) fn space(vbd: &Vbd, queues: u16) -> [u8; SPACE] {
     put(20, &(logical as u32).to_le_bytes());
     put(24, &[(physical / logical).ilog2() as u8]);
     put(26, &((physical / logical) as u16).to_le_bytes());
-    put(WRITE_CACHE, &[u8::from(vbd.write_cache())]);
+    put(WRITE_CACHE, &[u8::from(write_cache)]);
     put(34, &queues.to_le_bytes());
     put(36, &MOST_ZEROED.to_le_bytes());
     put(40, &1u32.to_le_bytes());
@@ -40,14 +40,12 @@ pub(crate) fn space(vbd: &Vbd, queues: u16) -> [u8; SPACE] {
     space
 }
 
-/// The guest writes to the space: only the write-cache field may be written. False where not.
-pub(crate) fn write(vbd: &Vbd, offset: u32, bytes: &[u8]) -> bool {
+/// The guest writes to the space. Only the write-cache field may be written: whether it is to be
+/// on. None where it is anything else.
+pub(crate) fn write(offset: u32, bytes: &[u8]) -> Option<bool> {
     match (offset as usize, bytes) {
-        (WRITE_CACHE, [on]) if *on <= 1 => {
-            vbd.set_write_cache(*on == 1);
-            true
-        }
-        _ => false,
+        (WRITE_CACHE, [on]) if *on <= 1 => Some(*on == 1),
+        _ => None,
     }
 }
 
@@ -67,14 +65,12 @@ mod tests {
     #[test]
     fn fields_stand_where_the_specification_says() {
         let vbd = Vbd::new(Box::new(Null::new(1 << 30, false)), CacheMode::None);
-        let space = space(&vbd, 3);
+        let space = space(&vbd, 3, true);
         assert_eq!(space[0..8], (1u64 << 21).to_le_bytes());
         assert_eq!(space[20..24], 512u32.to_le_bytes());
         assert_eq!((space[24], space[26]), (3, 8));
         assert_eq!((space[32], space[34]), (1, 3));
-        assert!(write(&vbd, 32, &[0]));
-        assert!(!vbd.write_cache());
-        assert!(!write(&vbd, 0, &[0]));
-        assert!(!write(&vbd, 32, &[7]));
+        assert_eq!((write(32, &[0]), write(32, &[1])), (Some(false), Some(true)));
+        assert_eq!((write(0, &[0]), write(32, &[7]), write(32, &[0, 0])), (None, None, None));
     }
 }

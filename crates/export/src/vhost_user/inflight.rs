@@ -12,6 +12,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
 use vm_memory::{FileOffset, MmapRegion};
 
+use super::truncated::Guard;
+
 const VERSION: u16 = 1;
 const ALIGN: u64 = 64;
 
@@ -56,10 +58,16 @@ pub(crate) fn create(
     Ok((message, file, inflight))
 }
 
+/// Its guard goes before it is unmapped.
+struct Mapping {
+    _guard: Guard,
+    region: MmapRegion,
+}
+
 /// The mapped buffer.
 #[derive(Clone)]
 pub(crate) struct Inflight {
-    mapping: Arc<MmapRegion>,
+    mapping: Arc<Mapping>,
     queues: u16,
     queue_size: u16,
 }
@@ -76,19 +84,22 @@ impl Inflight {
             );
             return Err(std::io::Error::other(text));
         }
-        let mapping = MmapRegion::from_file(FileOffset::new(file, mmap_offset), mmap_size as usize)
+        let region = MmapRegion::from_file(FileOffset::new(file, mmap_offset), mmap_size as usize)
             .map_err(std::io::Error::other)?;
-        Ok(Inflight { mapping: Arc::new(mapping), queues: num_queues, queue_size })
+        let guard = Guard::new(region.as_ptr(), region.size())?;
+        let mapping = Arc::new(Mapping { _guard: guard, region });
+        Ok(Inflight { mapping, queues: num_queues, queue_size })
     }
 
     fn tail(&self) -> Option<&AtomicU64> {
         let offset = region_size(self.queue_size) * u64::from(self.queues);
-        if (self.mapping.size() as u64) < offset + TAIL {
+        if (self.mapping.region.size() as u64) < offset + TAIL {
             return None;
         }
+        let base = self.mapping.region.as_ptr();
         // SAFETY: the mapping reaches past `offset`, a multiple of 64 in a page-aligned mapping;
         // the word is atomic, so others may change it.
-        Some(unsafe { &*self.mapping.as_ptr().wrapping_add(offset as usize).cast::<AtomicU64>() })
+        Some(unsafe { &*base.wrapping_add(offset as usize).cast::<AtomicU64>() })
     }
 
     /// Note for the next server whether the guest's write cache is on.
@@ -113,7 +124,7 @@ impl Inflight {
             return None;
         }
         let offset = region_size(self.queue_size) * u64::from(index);
-        let base = self.mapping.as_ptr().wrapping_add(offset as usize);
+        let base = self.mapping.region.as_ptr().wrapping_add(offset as usize);
         Some(QueueInflight {
             header: base.cast(),
             descriptors: base.wrapping_add(size_of::<Header>()).cast(),
@@ -131,7 +142,7 @@ pub(crate) struct QueueInflight {
     size: u16,
     /// The order in which requests were fetched, over all servers.
     counter: u64,
-    _mapping: Arc<MmapRegion>,
+    _mapping: Arc<Mapping>,
 }
 
 impl QueueInflight {

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use vhost::vhost_user::Error;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::MmapRegion;
+
+use super::truncated::Guard;
 
 /// One region of guest memory, mapped into this process.
 #[derive(Clone)]
@@ -11,7 +14,13 @@ pub(crate) struct Region {
     guest: u64,
     user: u64,
     size: u64,
-    mapping: Arc<MmapRegion>,
+    mapping: Arc<Mapping>,
+}
+
+/// Its guard goes before it is unmapped.
+struct Mapping {
+    _guard: Guard,
+    region: MmapRegion,
 }
 
 impl Region {
@@ -20,7 +29,9 @@ impl Region {
         region: &VhostUserMemoryRegion,
         file: std::fs::File,
     ) -> vhost::vhost_user::Result<Region> {
-        let mapping = Arc::new(region.mmap_region::<()>(file)?);
+        let mapped = region.mmap_region::<()>(file)?;
+        let guard = Guard::new(mapped.as_ptr(), mapped.size()).map_err(Error::ReqHandlerError)?;
+        let mapping = Arc::new(Mapping { _guard: guard, region: mapped });
         let VhostUserMemoryRegion { guest_phys_addr, user_addr, memory_size, .. } = *region;
         Ok(Region { guest: guest_phys_addr, user: user_addr, size: memory_size, mapping })
     }
@@ -36,7 +47,9 @@ impl Region {
     fn at(&self, base: u64, address: u64) -> Option<(*mut u8, u64)> {
         let offset = address.wrapping_sub(base);
         let inside = offset < self.size;
-        inside.then(|| (self.mapping.as_ptr().wrapping_add(offset as usize), self.size - offset))
+        inside.then(|| {
+            (self.mapping.region.as_ptr().wrapping_add(offset as usize), self.size - offset)
+        })
     }
 }
 

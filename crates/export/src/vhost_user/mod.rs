@@ -12,6 +12,7 @@ mod request;
 #[doc(hidden)]
 pub mod testing;
 mod thread;
+mod truncated;
 mod virtqueue;
 
 use std::io::{self, Write};

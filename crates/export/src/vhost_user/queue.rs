@@ -69,11 +69,14 @@ impl VirtioQueue {
         VirtioQueue { io, identity, state: RefCell::new(state), stopping: Cell::new(false) }
     }
 
-    /// Fetch what the guest has made available and give it to idle slots. Gives the tags of slots
-    /// that are new: the caller starts their tasks. An error means that the queue must stop.
-    pub(crate) fn poll(&self, new: &mut Vec<u16>) -> Result<(), RingError> {
+    /// Fetch what the guest has made available, `most` chains of it, and give it to idle slots. What
+    /// a killed server left is fetched whole. Gives the tags of slots that are new: the caller
+    /// starts their tasks. An error means that the queue must stop.
+    pub(crate) fn poll(&self, new: &mut Vec<u16>, most: usize) -> Result<(), RingError> {
         let state = &mut *self.state.borrow_mut();
-        while !self.stopping.get() {
+        let mut fetched = 0;
+        while !self.stopping.get() && (fetched < most || !state.left.is_empty()) {
+            fetched += 1;
             let tag = match state.idle.pop() {
                 Some(tag) => tag,
                 None if state.slots.len() < usize::from(state.ring.size()) => {

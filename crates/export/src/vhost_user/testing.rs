@@ -263,6 +263,30 @@ mod tests {
         assert_eq!(ring.serve_one(), Outcome::Broken(RingError::Index { from: 0, to: 5, size: 4 }));
     }
 
+    #[test]
+    fn memory_that_is_cut_short_breaks_its_own_ring_alone() {
+        let entries = [
+            Entry(HEADER, 16, NEXT, 1),
+            Entry(DATA, 4096, NEXT | WRITE, 2),
+            Entry(STATUS, 1, WRITE, 0),
+        ];
+        let bytes = with_header(&entries, 0);
+        let mut ring = GuestRing::new(&bytes, 16, &[0, 0]);
+        let mut other = GuestRing::new(&bytes, 16, &[0]);
+        assert_eq!(ring.serve_one(), Outcome::Device(4096));
+        // All of it goes: the available index is zero now, which one request ago was passed.
+        ftruncate(&ring.file, 0).expect("cut");
+        let broken = RingError::Index { from: 1, to: 0, size: 16 };
+        assert_eq!(ring.serve_one(), Outcome::Broken(broken));
+        assert_eq!(other.serve_one(), Outcome::Device(4096));
+        // The second region alone: what is written to it is lost, the ring is whole.
+        ftruncate(&other.file, REGION).expect("cut");
+        assert_eq!(other.serve_one(), Outcome::Nothing);
+        let mut third = GuestRing::new(&bytes, 16, &[0]);
+        ftruncate(&third.file, REGION).expect("cut");
+        assert_eq!(third.serve_one(), Outcome::Device(4096));
+    }
+
     fn entry() -> impl Strategy<Value = Entry> {
         let address = prop_oneof![
             4 => (0..2 * REGION).prop_map(|offset| GUEST + offset),

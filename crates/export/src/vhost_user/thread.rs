@@ -16,7 +16,7 @@ use super::memory::Memory;
 use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
 use super::virtqueue::{Addresses, Virtqueue};
-use crate::poll::{Poller, Wait};
+use crate::poll::{GATHER, Gatherer, Poller, Wait, batch};
 use crate::queue::run_slot;
 
 const STACK: usize = 256 << 10;
@@ -184,6 +184,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let thread =
         Thread { io: io.clone(), queue, vbd: Rc::new(vbd), call: caller, broken: Cell::new(false) };
     let mut poller = Poller::default();
+    let mut gatherer = Gatherer::default();
     let mut accounted = 0;
     loop {
         if mailbox.full.swap(false, AcqRel) {
@@ -213,7 +214,13 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         if let Err(problem) = thread.turn(&mut tasks) {
             thread.give_up(index, &problem, error.as_deref());
         }
-        if tasks.has_work() || thread.may_fetch() {
+        let may_gather = !tasks.has_ready() && !thread.may_fetch();
+        let under_way = thread.queue.under_way();
+        if let Some(events) = gatherer.wait_for(io.now(), under_way).filter(|_| may_gather) {
+            thread.account(&mut accounted);
+            tasks.turn_for(events, GATHER)?;
+            gatherer.woken(io.now(), tasks.has_ready());
+        } else if tasks.has_work() || thread.may_fetch() {
             tasks.turn(false)?;
             poller.event(io.now());
         } else if poller.spin(io.now(), thread.waits_for()) {
@@ -238,7 +245,8 @@ impl Thread {
     /// Fetch, run what can run, publish.
     fn turn(&self, tasks: &mut Tasks) -> Result<(), super::virtqueue::RingError> {
         let mut new = Vec::new();
-        let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new) };
+        let most = batch(self.queue.under_way());
+        let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new, most) };
         for tag in new {
             tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
         }

@@ -235,12 +235,14 @@ fn silent_clients_are_closed_in_time() {
     let began = Instant::now();
     let mut silent = Raw::connect(&served.socket);
     let mut slow = Raw::connect(&served.socket);
-    let mut served_well = Raw::transmit(&served.socket);
     slow.send(b"\0\0\0\x03IHAVE");
     assert!(silent.is_closed() && slow.is_closed());
     assert!(began.elapsed() >= Duration::from_millis(250));
     assert!(began.elapsed() < Duration::from_secs(10));
-    // Past its handshake a client may rest as long as it likes.
+    // Past its handshake a client may rest as long as it likes. (Where the machine is so busy that
+    // the handshake itself takes too long, it is closed with good reason, and tries again.)
+    let mut served_well = (0..100).find_map(|_| Raw::try_to_transmit(&served.socket));
+    let served_well = served_well.as_mut().expect("a handshake in time");
     std::thread::sleep(Duration::from_millis(1500));
     served_well.send(&request(cmd::FLUSH, 0, 10, 0, 0));
     assert_eq!(served_well.reply(), Reply::Simple { error: 0, cookie: 10 });

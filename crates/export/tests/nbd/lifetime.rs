@@ -57,7 +57,13 @@ fn stopping_under_load_drains_and_lets_go_of_the_image() {
                     })
                 })
                 .collect();
-            std::thread::sleep(Duration::from_millis(300));
+            // In the middle of it, however slow the machine is.
+            let began = Instant::now();
+            while served.vbd.stats().write.ended <= 200 {
+                assert!(began.elapsed() < Duration::from_secs(60), "the clients are not served");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(Duration::from_millis(100));
             let began = Instant::now();
             stopped.store(true, SeqCst);
             served.stop();

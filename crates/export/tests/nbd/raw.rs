@@ -52,6 +52,16 @@ impl Raw {
         raw
     }
 
+    /// As [`Raw::transmit`]; none where the server closes first.
+    pub fn try_to_transmit(socket: &Path) -> Option<Raw> {
+        let mut stream = UnixStream::connect(socket).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
+        stream.read_exact(&mut [0; 18]).ok()?;
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").ok()?;
+        stream.read_exact(&mut [0; 10]).ok()?;
+        Some(Raw(stream))
+    }
+
     pub fn send(&mut self, bytes: &[u8]) {
         self.0.write_all(bytes).expect("sent");
     }

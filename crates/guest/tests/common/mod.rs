@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringtap_guest::{Appliance, Machine};
+use ringtap_tests::listens;
 
 pub const SHORT: Duration = Duration::from_secs(60);
 pub const LONG: Duration = Duration::from_secs(300);
@@ -52,11 +53,10 @@ impl Server {
             .expect("qemu-storage-daemon is missing: apt-get install qemu-utils");
         let server = Self { child, socket: socket.to_path_buf() };
         let end = Instant::now() + SHORT;
-        while !socket.exists() {
+        while !listens(socket) {
             assert!(Instant::now() < end, "qemu-storage-daemon made no {}", socket.display());
             thread::sleep(Duration::from_millis(10));
         }
-        thread::sleep(Duration::from_millis(50));
         server
     }
 
@@ -103,9 +103,9 @@ pub fn run_directory(pid: u32) -> PathBuf {
 }
 
 pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + SHORT;
     while !ready() {
-        assert!(Instant::now() < end, "{what} did not come within 20 s");
+        assert!(Instant::now() < end, "{what} did not come within {SHORT:?}");
         thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,0 +1,117 @@
+//! Guest memory whose file its front-end cuts short while it is mapped here.
+//!
+//! Whoever touches a page behind the file's new end is sent SIGBUS, which would end the server and
+//! with it the disks of every other guest. The kernel's own accesses (O_DIRECT, `readv`) end in
+//! EFAULT instead, an I/O error to the guest. For ours a handler puts zeros in the place of the whole
+//! mapping: nothing that was in that guest's rings can be trusted any more, and zeros stop its
+//! queues. Other guests do not notice. Elsewhere SIGBUS does what it did before.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Mappings that can be guarded at a time; those past that are served unguarded.
+const PLACES: usize = 4096;
+/// Stands in a place while its other word is being written.
+const TAKEN: usize = usize::MAX;
+
+struct Place {
+    /// 0 where the place is free.
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+static MAPPINGS: [Place; PLACES] =
+    [const { Place { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; PLACES];
+
+/// What was done about SIGBUS before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// While it lives, the mapping may lose its file without harm to this process.
+#[derive(Debug)]
+pub(crate) struct Guard(Option<usize>);
+
+impl Guard {
+    /// Guard `len` bytes from `base`, which are a mapping of whole pages and stay one for as long.
+    pub(crate) fn new(base: *mut u8, len: usize) -> io::Result<Guard> {
+        install()?;
+        let start = base as usize;
+        let free = |place: &Place| place.start.compare_exchange(0, TAKEN, AcqRel, Acquire).is_ok();
+        let found = MAPPINGS.iter().position(free);
+        match found {
+            Some(at) => {
+                MAPPINGS[at].end.store(start.saturating_add(len), Release);
+                MAPPINGS[at].start.store(start, Release);
+            }
+            None => tracing::warn!("too many mappings: a front-end that truncates one ends us all"),
+        }
+        Ok(Guard(found))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(at) = self.0 {
+            MAPPINGS[at].start.store(0, Release);
+        }
+    }
+}
+
+/// The guarded mapping that an address lies in: from, to.
+fn guarded(address: usize) -> Option<(usize, usize)> {
+    MAPPINGS.iter().find_map(|place| {
+        let (start, end) = (place.start.load(Acquire), place.end.load(Acquire));
+        (start != 0 && start != TAKEN && address >= start && address < end).then_some((start, end))
+    })
+}
+
+/// Once in this process.
+fn install() -> io::Result<()> {
+    static INSTALLED: Mutex<bool> = Mutex::new(false);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *installed {
+        return Ok(());
+    }
+    let checked = |done: c_int| if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    // SAFETY: all zeros is a valid sigaction.
+    let (mut action, mut before): (libc::sigaction, libc::sigaction) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: it writes to `before` alone.
+    checked(unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) })?;
+    // First, for the handler asks for it.
+    BEFORE.get_or_init(|| before);
+    action.sa_sigaction = handle as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
+    // SAFETY: `handle` has the signature that SA_SIGINFO asks for and does only what a handler may.
+    checked(unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) })?;
+    *installed = true;
+    Ok(())
+}
+
+/// The handler: system calls that are safe in one, atomics, and nothing that allocates or locks.
+extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid siginfo. Its address is only
+    // compared unless it lies in a mapping of ours.
+    let address = unsafe { (*info).si_addr() } as usize;
+    if let Some((start, end)) = guarded(address) {
+        let (readable, zeros) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+        );
+        let base = start as *mut c_void;
+        // SAFETY: a `Guard` promised that this is a mapping and stays one. Its bytes are a guest's,
+        // which may change at any time, and are read by nobody as anything else.
+        if unsafe { libc::mmap(base, end - start, readable, zeros, -1, 0) } != libc::MAP_FAILED {
+            const WORDS: &[u8] = b"ringtap: a front-end cut the memory of its guest short\n";
+            // SAFETY: it reads constant memory. What becomes of the words matters to nobody.
+            unsafe { libc::write(2, WORDS.as_ptr().cast(), WORDS.len()) };
+            return;
+        }
+    }
+    // Not ours: as it was before, and again at once.
+    if let Some(before) = BEFORE.get() {
+        // SAFETY: `before` came from the kernel; sigaction may be called in a handler.
+        unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
+    }
+}
