@@ -101,7 +101,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", value_parser = Address::vhost_user, help_heading = OF_DISK)]
     vhost_user: Vec<Address>,
 
-    /// The most virtqueues a guest may use, each a thread once used [default: 16]
+    /// Show the disk as a file, by FUSE: mounted over a regular file, which is made if need be;
+    /// repeatable
+    #[arg(long, value_name = "PATH", help_heading = OF_DISK)]
+    fuse: Vec<PathBuf>,
+
+    /// The most virtqueues a guest may use, each a thread once used; with --fuse the most threads
+    /// that serve the file [default: 16]
     #[arg(long, value_name = "N", help_heading = OF_DISK)]
     queues: Vec<u16>,
 
@@ -109,7 +115,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TEXT", help_heading = OF_DISK)]
     serial: Vec<String>,
 
-    /// Permissions of the UNIX sockets, in octal
+    /// Permissions of the UNIX sockets, and of files by --fuse, in octal
     #[arg(long, value_name = "MODE", value_parser = octal, default_value = "600")]
     socket_mode: u32,
 
@@ -172,11 +178,14 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut serial = bound.single("serial", args.serial)?;
     let mut nbd = bound.all("nbd", args.nbd);
     let mut vhost_user = bound.all("vhost_user", args.vhost_user);
+    let mut fuse = bound.all("fuse", args.fuse);
 
     let mut disks = vec![];
     for (i, path) in args.disk.iter().enumerate() {
         let vhost_user = std::mem::take(&mut vhost_user[i]);
-        if vhost_user.is_empty() && (queues[i].is_some() || serial[i].is_some()) {
+        let fuse = std::mem::take(&mut fuse[i]);
+        let queues_used = !vhost_user.is_empty() || !fuse.is_empty();
+        if (queues[i].is_some() && !queues_used) || (serial[i].is_some() && vhost_user.is_empty()) {
             return Err(Error::Usage(format!(
                 "{}: --queues and --serial are for vhost-user: add --vhost-user PATH",
                 path.display()
@@ -193,6 +202,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
             },
             nbd: std::mem::take(&mut nbd[i]),
             vhost_user,
+            fuse,
             queues: queues[i].take().unwrap_or(QUEUES),
             serial: serial[i].take().or(short).unwrap_or_default(),
             name,

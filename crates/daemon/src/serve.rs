@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use ringtap_export::{Stop, nbd, vhost_user};
+use ringtap_export::{Stop, fuse, nbd, vhost_user};
 use ringtap_image::open;
 use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
@@ -35,6 +35,7 @@ enum Event {
 struct Served {
     vbd: Arc<Vbd>,
     vhost_user: Vec<Arc<vhost_user::Server>>,
+    fuse: Vec<Arc<fuse::Server>>,
     facts: DiskFacts,
 }
 
@@ -53,7 +54,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
     for disk in &config.disks {
         let vbd = Vbd::new(open(&disk.path, &disk.options)?, disk.options.cache);
         let facts = DiskFacts::new(disk, &vbd);
-        disks.push(Served { vbd: Arc::new(vbd), vhost_user: vec![], facts });
+        disks.push(Served { vbd: Arc::new(vbd), vhost_user: vec![], fuse: vec![], facts });
     }
     let mut plan = Plan::bind(&config)?;
     let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -152,6 +153,18 @@ fn start(
             let _ = events.send(Event::Ended { server: format!("vhost-user {path}"), result });
         })?);
     }
+    for file in plan.fuse.drain(..) {
+        let served = &mut disks[file.disk];
+        let server = Arc::new(fuse::Server::new(file.mount, served.vbd.clone(), file.options));
+        let path = server.path().display().to_string();
+        served.facts.add_fuse(path.clone());
+        served.fuse.push(server.clone());
+        let (stop, events) = (stop.clone(), events.clone());
+        threads.push(spawn("fuse", move || {
+            let result = server.serve(&stop).map_err(Into::into);
+            let _ = events.send(Event::Ended { server: format!("FUSE {path}"), result });
+        })?);
+    }
     Ok(threads)
 }
 
@@ -211,6 +224,7 @@ fn reload(config: &Config, disks: &[Served]) {
             Ok(true) => {
                 tracing::info!("{path}: now {} bytes", served.vbd.size());
                 served.vhost_user.iter().for_each(|server| server.resized());
+                served.fuse.iter().for_each(|server| server.resized());
             }
             Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),
             Err(error) => tracing::error!("cannot find the size of {path}: {error}"),

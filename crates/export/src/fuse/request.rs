@@ -1,0 +1,215 @@
+//! From a message of the FUSE device to a request, or to its answer where no disk is asked.
+
+use ringtap_io::Mem;
+use ringtap_vbd::{Kind, Request, Vbd};
+
+use super::wire::{self, Attributes, Head, op, set, u32_at, u64_at};
+
+/// What becomes of a message.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// It is a request for the device; what to answer when that has ended well.
+    Device(Request, Answer),
+    /// It is answered here.
+    Answer(Vec<u8>),
+    /// It cannot be done: an errno.
+    Failed(i32),
+    /// It wants no answer.
+    Nothing,
+}
+
+/// What follows the header of the answer to a request that ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing.
+    Empty,
+    /// So many bytes of the slot's memory.
+    Data(usize),
+    /// The number of bytes that were written.
+    Written(u32),
+}
+
+/// The facts of the file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) read_only: bool,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) time: u64,
+}
+
+/// Understand one message. `arguments` is what follows its header (without a write's bytes),
+/// `carried` how many bytes of a write came with it, `memory` gives the slot's memory, so many
+/// bytes of it.
+pub(crate) fn understand(
+    head: Head,
+    arguments: &[u8],
+    carried: usize,
+    memory: impl Fn(usize) -> Mem,
+    vbd: &Vbd,
+    facts: &Facts,
+) -> Asked {
+    let message = Message { head, arguments, vbd, facts };
+    message.understand(carried, memory).unwrap_or(Asked::Failed(libc::EINVAL))
+}
+
+struct Message<'a> {
+    head: Head,
+    arguments: &'a [u8],
+    vbd: &'a Vbd,
+    facts: &'a Facts,
+}
+
+impl Message<'_> {
+    /// None where the message is too short for what it wants.
+    fn understand(&self, carried: usize, memory: impl Fn(usize) -> Mem) -> Option<Asked> {
+        let opcode = self.head.opcode;
+        if matches!(opcode, op::FORGET | op::BATCH_FORGET) {
+            return Some(Asked::Nothing);
+        }
+        if matches!(opcode, op::STATFS | op::DESTROY | op::RELEASE) {
+            let statfs = opcode == op::STATFS;
+            let answer = if statfs { wire::statfs_answer(self.vbd.size()) } else { vec![] };
+            return Some(Asked::Answer(answer));
+        }
+        if self.head.node != wire::ROOT {
+            return Some(Asked::Failed(libc::ENOENT));
+        }
+        match opcode {
+            op::GETATTR => Some(Asked::Answer(self.attributes().answer())),
+            op::SETATTR => self.set_attributes(),
+            op::OPEN => self.open(),
+            op::READ => self.read(memory),
+            op::WRITE => self.write(carried, memory),
+            op::FSYNC => Some(device(Kind::Flush, 0, 0, Mem::EMPTY, Answer::Empty)),
+            op::FALLOCATE => self.fallocate(),
+            op::LSEEK => self.seek(),
+            // The kernel takes it that all of the kind are of no use here, and asks no more.
+            _ => Some(Asked::Failed(libc::ENOSYS)),
+        }
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes {
+            size: self.vbd.size(),
+            mode: self.facts.mode,
+            uid: self.facts.uid,
+            gid: self.facts.gid,
+            time: self.facts.time,
+            block: self.vbd.info().physical_block_size.clamp(512, 1 << 20),
+        }
+    }
+
+    /// Times may be set, and are not kept; a disk keeps its size, and its owner is the server's.
+    fn set_attributes(&self) -> Option<Asked> {
+        let wanted = u32_at(self.arguments, 0)?;
+        if wanted & (set::MODE | set::UID | set::GID) != 0 {
+            return Some(Asked::Failed(libc::EPERM));
+        }
+        if wanted & set::SIZE != 0 && u64_at(self.arguments, 16)? != self.vbd.size() {
+            let errno = if self.facts.read_only { libc::EROFS } else { libc::EPERM };
+            return Some(Asked::Failed(errno));
+        }
+        Some(Asked::Answer(self.attributes().answer()))
+    }
+
+    fn open(&self) -> Option<Asked> {
+        let flags = u32_at(self.arguments, 0)? as i32;
+        if self.facts.read_only && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return Some(Asked::Failed(libc::EROFS));
+        }
+        use wire::open_flag::{DIRECT_IO, PARALLEL_DIRECT_WRITES};
+        // A handle, flags, padding.
+        let mut out = vec![0; 16];
+        out[8..12].copy_from_slice(&(DIRECT_IO | PARALLEL_DIRECT_WRITES).to_ne_bytes());
+        Some(Asked::Answer(out))
+    }
+
+    fn read(&self, memory: impl Fn(usize) -> Mem) -> Option<Asked> {
+        let (offset, wanted) = (u64_at(self.arguments, 8)?, u32_at(self.arguments, 16)? as usize);
+        let len = self.within(offset, wanted as u64);
+        let mem = memory(len as usize);
+        if wanted > memory(wanted).len() {
+            return Some(Asked::Failed(libc::EINVAL));
+        }
+        if len == 0 {
+            return Some(Asked::Answer(vec![]));
+        }
+        Some(device(Kind::Read, offset, len, mem, Answer::Data(len as usize)))
+    }
+
+    /// As a block device does: what lies past the end is not written, and if that is all of it
+    /// there is no space.
+    fn write(&self, carried: usize, memory: impl Fn(usize) -> Mem) -> Option<Asked> {
+        let (offset, wanted) = (u64_at(self.arguments, 8)?, u32_at(self.arguments, 16)? as usize);
+        if wanted != carried || wanted > memory(wanted).len() {
+            return Some(Asked::Failed(libc::EINVAL));
+        }
+        let len = self.within(offset, wanted as u64);
+        if len == 0 && wanted > 0 {
+            return Some(Asked::Failed(libc::ENOSPC));
+        }
+        let durable = u32_at(self.arguments, 32)? as i32 & libc::O_DSYNC != 0;
+        let mem = memory(len as usize);
+        let request = Request { kind: Kind::Write, offset, len, mem, fua: durable };
+        Some(Asked::Device(request, Answer::Written(len as u32)))
+    }
+
+    fn fallocate(&self) -> Option<Asked> {
+        let (offset, len) = (u64_at(self.arguments, 8)?, u64_at(self.arguments, 16)?);
+        let mode = u32_at(self.arguments, 24)? as i32;
+        let (keep, punch, zero) =
+            (libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_PUNCH_HOLE, libc::FALLOC_FL_ZERO_RANGE);
+        let unmap = match mode {
+            _ if mode == punch | keep => true,
+            _ if mode & !keep == zero => false,
+            _ => return Some(Asked::Failed(libc::EOPNOTSUPP)),
+        };
+        let inside = self.within(offset, len);
+        if inside < len && mode & keep == 0 {
+            return Some(Asked::Failed(libc::ENOSPC));
+        }
+        if inside == 0 {
+            return Some(Asked::Answer(vec![]));
+        }
+        let kind = Kind::WriteZeroes { unmap, fast: false };
+        Some(device(kind, offset, inside, Mem::EMPTY, Answer::Empty))
+    }
+
+    /// SEEK_DATA and SEEK_HOLE: the kernel does the others by itself.
+    fn seek(&self) -> Option<Asked> {
+        let (mut offset, whence) = (u64_at(self.arguments, 8)?, u32_at(self.arguments, 16)? as i32);
+        let size = self.vbd.size();
+        let data = match whence {
+            libc::SEEK_DATA => true,
+            libc::SEEK_HOLE => false,
+            _ => return Some(Asked::Failed(libc::EINVAL)),
+        };
+        while offset < size {
+            let status = match self.vbd.status(offset, size - offset) {
+                Ok(status) => status,
+                Err(error) => return Some(Asked::Failed(error.errno())),
+            };
+            if data != status.zero {
+                return Some(Asked::Answer(offset.to_ne_bytes().to_vec()));
+            }
+            offset = offset.saturating_add(status.len.max(1));
+        }
+        // A hole begins at the end of every file, and no data does.
+        let hole_at_end = !data && offset == size;
+        Some(match hole_at_end {
+            true => Asked::Answer(size.to_ne_bytes().to_vec()),
+            false => Asked::Failed(libc::ENXIO),
+        })
+    }
+
+    /// How many of `len` bytes from `offset` lie on the disk.
+    fn within(&self, offset: u64, len: u64) -> u64 {
+        len.min(self.vbd.size().saturating_sub(offset))
+    }
+}
+
+fn device(kind: Kind, offset: u64, len: u64, mem: Mem, answer: Answer) -> Asked {
+    Asked::Device(Request { kind, offset, len, mem, fua: false }, answer)
+}
