@@ -6,6 +6,7 @@ use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::info::InfoArgs;
+use crate::list::ListArgs;
 use crate::manual;
 use crate::serve::ServeArgs;
 
@@ -33,6 +34,10 @@ pub(crate) enum Command {
     ///
     /// Works on an image in use, too: it says who has it.
     Info(InfoArgs),
+    /// List the block devices of this host that are served by ublk
+    ///
+    /// Those whose server was killed wait for the next one of the same disk; `--reap` gives them up.
+    List(ListArgs),
     /// Measure ways of serving a disk, side by side
     Compare(ringtap_lab::CompareArgs),
     /// Make the report of a comparison again from its samples

@@ -2,6 +2,7 @@
 
 mod args;
 mod info;
+mod list;
 mod manual;
 mod outcome;
 mod serve;
@@ -34,6 +35,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
     match command {
         Command::Serve(args) => serve::run(args, matches),
         Command::Info(args) => info::run(&args),
+        Command::List(args) => list::run(&args),
         Command::Compare(args) => {
             let own = std::env::current_exe().context("cannot find the running binary")?;
             ringtap_lab::compare(&args, own)

@@ -93,6 +93,19 @@ fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
+        "list" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap list", "devices, sizes, servers and disks"),
+                    (
+                        "ringtap list --reap=3",
+                        "delete /dev/ublkb3, whose server will not come back",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
         "completions" => &[(
             "Examples",
             &[(

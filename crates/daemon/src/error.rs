@@ -43,6 +43,9 @@ pub enum Error {
     /// A file could not be mounted.
     #[error(transparent)]
     Fuse(#[from] ringtap_export::fuse::Error),
+    /// A block device could not be made.
+    #[error(transparent)]
+    Ublk(#[from] ringtap_export::ublk::Error),
     /// The sockets handed over are not those asked for.
     #[error("{0}")]
     Handed(String),

@@ -22,6 +22,7 @@ pub(crate) struct DiskFacts {
     nbd: Vec<Nbd>,
     vhost_user: Vec<String>,
     fuse: Vec<String>,
+    ublk: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -69,6 +70,7 @@ impl DiskFacts {
             nbd: vec![],
             vhost_user: vec![],
             fuse: vec![],
+            ublk: None,
         }
     }
 
@@ -85,13 +87,17 @@ impl DiskFacts {
         self.fuse.push(path);
     }
 
+    pub(crate) fn set_ublk(&mut self, path: String) {
+        self.ublk = Some(path);
+    }
+
     /// One line for the log.
     pub(crate) fn line(&self) -> String {
         let places: Vec<&str> = self
             .nbd
             .iter()
             .map(|nbd| nbd.uri.as_str())
-            .chain(self.vhost_user.iter().chain(&self.fuse).map(String::as_str))
+            .chain(self.vhost_user.iter().chain(&self.fuse).chain(&self.ublk).map(String::as_str))
             .collect();
         let Self { disk, format, size, cache, .. } = self;
         let mode = if self.read_only { "read-only" } else { "writable" };

@@ -147,6 +147,7 @@ mod tests {
             nbd,
             vhost_user,
             fuse: vec![],
+            ublk: None,
             queues: 1,
             serial: String::new(),
         };

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use ringtap_export::{Stop, fuse, nbd, vhost_user};
+use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
 use ringtap_image::open;
 use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
@@ -36,6 +36,7 @@ struct Served {
     vbd: Arc<Vbd>,
     vhost_user: Vec<Arc<vhost_user::Server>>,
     fuse: Vec<Arc<fuse::Server>>,
+    ublk: Option<Arc<ublk::Server>>,
     facts: DiskFacts,
 }
 
@@ -54,7 +55,13 @@ pub fn serve(config: Config) -> Result<(), Error> {
     for disk in &config.disks {
         let vbd = Vbd::new(open(&disk.path, &disk.options)?, disk.options.cache);
         let facts = DiskFacts::new(disk, &vbd);
-        disks.push(Served { vbd: Arc::new(vbd), vhost_user: vec![], fuse: vec![], facts });
+        disks.push(Served {
+            vbd: Arc::new(vbd),
+            vhost_user: vec![],
+            fuse: vec![],
+            ublk: None,
+            facts,
+        });
     }
     let mut plan = Plan::bind(&config)?;
     let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -121,6 +128,24 @@ fn start(
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = vec![];
+    let mut devices = vec![];
+    for (disk, served) in config.disks.iter().zip(disks.iter_mut()) {
+        let Some(id) = disk.ublk else { continue };
+        let options = ublk::Options { queues: disk.queues };
+        let device = ublk::Device::open(&disk.path, id, &served.vbd, &options)?;
+        let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
+        served.facts.set_ublk(server.path().display().to_string());
+        served.ublk = Some(server.clone());
+        devices.push(server);
+    }
+    for server in devices {
+        let (stop, events) = (stop.clone(), events.clone());
+        threads.push(spawn("ublk", move || {
+            let result = server.serve(&stop).map_err(Into::into);
+            let server = format!("ublk {}", server.path().display());
+            let _ = events.send(Event::Ended { server, result });
+        })?);
+    }
     for group in plan.nbd.drain(..) {
         let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
         for disk in &group.disks {
@@ -225,6 +250,7 @@ fn reload(config: &Config, disks: &[Served]) {
                 tracing::info!("{path}: now {} bytes", served.vbd.size());
                 served.vhost_user.iter().for_each(|server| server.resized());
                 served.fuse.iter().for_each(|server| server.resized());
+                served.ublk.iter().for_each(|server| server.resized());
             }
             Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),
             Err(error) => tracing::error!("cannot find the size of {path}: {error}"),

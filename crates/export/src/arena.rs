@@ -35,6 +35,16 @@ impl Arena {
         self.base.as_ptr().wrapping_add(piece * self.each)
     }
 
+    /// Bytes of a piece.
+    pub(crate) fn each(&self) -> usize {
+        self.each
+    }
+
+    /// The address of a piece, for a driver that is told it.
+    pub(crate) fn address(&self, piece: usize) -> u64 {
+        self.at(piece) as u64
+    }
+
     /// The first `len` bytes of a piece, all of it at most.
     pub(crate) fn mem(&self, piece: usize, len: usize) -> Mem {
         // SAFETY: the memory is mapped as long as the arena lives, which is to outlive its users.

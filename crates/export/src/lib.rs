@@ -8,6 +8,7 @@ pub mod nbd;
 mod poll;
 mod queue;
 mod stop;
+pub mod ublk;
 pub mod vhost_user;
 
 pub use stop::Stop;
