@@ -80,7 +80,12 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn look(disk: &Path, format: Format) -> anyhow::Result<Facts> {
-    let mut options = OpenOptions { format: Some(format), cache: CacheMode::None, read_only: true };
+    let mut options = OpenOptions {
+        format: Some(format),
+        cache: CacheMode::None,
+        read_only: true,
+        ..OpenOptions::default()
+    };
     let mut direct = true;
     let mut image = open(disk, &options);
     if matches!(&image, Err(OpenError::Os { source, .. }) if source.kind() == io::ErrorKind::InvalidInput)

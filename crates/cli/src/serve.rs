@@ -230,6 +230,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 format: format[i].take().map(Format::from),
                 cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
                 read_only: read_only[i].take().unwrap_or(false),
+                ..OpenOptions::default()
             },
             nbd: std::mem::take(&mut nbd[i]),
             vhost_user,

@@ -267,7 +267,7 @@ fn flush(config: &Config, disks: &[Served]) -> Result<(), Error> {
     for (disk, served) in config.disks.iter().zip(disks) {
         let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
         let flushed = tasks
-            .block_on(async move { vbd.flush(&io).await })
+            .block_on(async move { vbd.close(&io).await })
             .map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
         if let Err(error) = flushed {
             tracing::error!("cannot flush {}: {error}", disk.path.display());

@@ -2,10 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
-use ringtap_io::{File, Io};
+use ringtap_io::{File, Io, Mem};
 
-use crate::Error;
+use crate::{Error, Grace};
 
 /// A future of an image's slow path.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -68,27 +69,87 @@ pub struct Info {
     pub fast_zero: bool,
 }
 
-/// Where the bytes at an offset are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// In a file, as they are.
+/// Where the bytes at an offset are. Lengths count from that offset, are never 0, and reach no
+/// further than was asked.
+#[derive(Clone, Copy, Debug)]
+pub enum Extent<'a> {
+    /// In a file, as they are or enciphered.
     Data {
         /// The file.
         file: File,
         /// The offset in it.
         offset: u64,
-        /// Bytes from there on, never 0.
+        /// Bytes from there on.
         len: u64,
-        /// Whether a write may go there.
+        /// Whether a write may go there; else room for it must be allocated.
         writable: bool,
+        /// How the bytes there are enciphered.
+        cipher: Option<Cipher<'a>>,
     },
     /// Nowhere: they read as zeros.
     Zero {
-        /// Bytes, never 0.
+        /// Bytes.
         len: u64,
-        /// Whether a write is taken, and forgotten.
+        /// Whether a write is taken and forgotten; else room for it must be allocated.
         writable: bool,
     },
+    /// In a file, compressed: see [`Image::decompress`]. A write needs room allocated.
+    Compressed {
+        /// Bytes, once decompressed.
+        len: u64,
+    },
+    /// Not known before [`Image::load`].
+    NotLoaded,
+}
+
+/// The cipher of an extent's bytes.
+#[derive(Clone, Copy)]
+pub struct Cipher<'a> {
+    /// The cipher with its key.
+    pub key: &'a dyn SectorCipher,
+    /// Where the extent's first byte lies in the enciphered whole, by which its sectors are numbered.
+    pub offset: u64,
+}
+
+impl std::fmt::Debug for Cipher<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cipher").field("offset", &self.offset).finish_non_exhaustive()
+    }
+}
+
+/// A cipher of sectors: each on its own, its number deciding how.
+pub trait SectorCipher: Send + Sync {
+    /// Bytes of a sector: 512 to 4096. Offsets and lengths are multiples of it.
+    fn sector_size(&self) -> u64;
+
+    /// Encipher the sectors from `offset` in place.
+    fn encrypt(&self, offset: u64, bytes: &mut [u8]);
+
+    /// Decipher the sectors from `offset` in place.
+    fn decrypt(&self, offset: u64, bytes: &mut [u8]);
+}
+
+/// Room for a write, made by [`Image::allocate`] and invisible before [`Image::commit`].
+///
+/// The old content of `head` bytes before the write and of `tail` bytes after it must be written
+/// along with the guest's bytes, one after the other from `offset` in the file.
+#[derive(Debug)]
+pub struct Allocation<'a> {
+    /// The file.
+    pub file: File,
+    /// Where in the file the head begins, or the guest's bytes where there is no head.
+    pub offset: u64,
+    /// Bytes of old content before the write.
+    pub head: u64,
+    /// Bytes of the write that there is room for, never 0, counted from its offset. Where `head` or
+    /// `tail` is not 0, the three together are no more than a cluster.
+    pub len: u64,
+    /// Bytes of old content after those.
+    pub tail: u64,
+    /// How what is written there must be enciphered.
+    pub cipher: Option<Cipher<'a>>,
+    /// For the image itself.
+    pub token: u64,
 }
 
 /// What to make of a range.
@@ -108,13 +169,45 @@ pub enum Discard {
 pub struct Status {
     /// Bytes this holds for, never 0.
     pub len: u64,
-    /// Whether space is allocated.
+    /// Whether space is allocated, here or in a backing file.
     pub allocated: bool,
     /// Whether it reads as zeros.
     pub zero: bool,
+    /// How many layers below the image the content comes from: 0 is the image itself. Where no layer
+    /// has it, one more than the deepest of them for a format with backing files, else 0.
+    pub depth: u32,
+    /// Whether a layer says what it holds, as against nobody having written it.
+    pub present: bool,
+    /// Whether it is compressed.
+    pub compressed: bool,
+    /// Where it lies in that layer's file, if it lies there as it is.
+    pub at: Option<u64>,
+}
+
+impl Status {
+    /// Data, somewhere.
+    pub fn data(len: u64) -> Status {
+        Status {
+            len,
+            allocated: true,
+            zero: false,
+            depth: 0,
+            present: true,
+            compressed: false,
+            at: None,
+        }
+    }
+
+    /// No space, zeros.
+    pub fn hole(len: u64) -> Status {
+        Status { allocated: false, zero: true, ..Status::data(len) }
+    }
 }
 
 /// An image of some format.
+///
+/// Every request that uses what `map` or `allocate` gave holds a ticket of [`Image::grace`] from
+/// before until its transfer has ended; room that was freed is not used again before.
 pub trait Image: Send + Sync {
     /// The facts.
     fn info(&self) -> &Info;
@@ -122,8 +215,46 @@ pub trait Image: Send + Sync {
     /// The same image for another queue thread.
     fn fork(&self) -> Box<dyn Image>;
 
-    /// Where the bytes at `offset` are; `len` > 0 lies within the disk. Memory only: never waits.
-    fn map(&self, offset: u64, len: u64) -> Extent;
+    /// Where the bytes at `offset` are; `len` > 0 lies within the disk. Memory only: never waits,
+    /// locks nothing.
+    fn map(&self, offset: u64, len: u64) -> Extent<'_>;
+
+    /// Read what [`Image::map`] lacked for this offset.
+    fn load<'a>(&'a self, _: &'a Io, _: u64) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(async { Err(Error::Corrupt) })
+    }
+
+    /// Fill `mem` from an extent that [`Image::map`] says is compressed; it may have become another
+    /// kind meanwhile. Gives how many bytes it filled: 0 asks the caller to map again.
+    fn decompress<'a>(&'a self, _: &'a Io, _: u64, _: Mem) -> Boxed<'a, Result<usize, Error>> {
+        Box::pin(async { Err(Error::Corrupt) })
+    }
+
+    /// Find room for a write of `len` > 0 bytes at `offset`, where [`Image::map`] gave nothing that
+    /// may be written to. `None` where it may look otherwise by now: map again. What it gives must
+    /// come back by [`Image::commit`], in the same request.
+    fn allocate<'a>(
+        &'a self,
+        _: &'a Io,
+        _: u64,
+        _: u64,
+    ) -> Boxed<'a, Result<Option<Allocation<'a>>, Error>> {
+        Box::pin(async { Err(Error::ReadOnly) })
+    }
+
+    /// The room has been written, and is to be visible from now on; or writing failed, and it is to be
+    /// given back.
+    fn commit(&self, _: Allocation<'_>, _written: bool) {}
+
+    /// Whether there may be completed writes whose metadata only [`Image::flush`] makes stable.
+    fn is_dirty(&self) -> bool {
+        false
+    }
+
+    /// Who keeps freed room from being used again while requests are under way that may use it.
+    fn grace(&self) -> Option<&Arc<Grace>> {
+        None
+    }
 
     /// Make all completed writes stable.
     fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>>;
@@ -140,8 +271,14 @@ pub trait Image: Send + Sync {
 
     /// What the range from `offset` holds; `len` > 0 lies within the disk. May block on the file
     /// system.
-    fn status(&self, offset: u64, len: u64) -> Result<Status, Error>;
+    fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>>;
 
     /// The disk's size as it is now, where someone may have resized the image's file.
     fn current_size(&self) -> Result<u64, Error>;
+
+    /// Write what is still in memory and leave the image as other programs expect it, before it is
+    /// closed for good. No other request is under way.
+    fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
+        self.flush(io)
+    }
 }

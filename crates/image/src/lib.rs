@@ -4,15 +4,25 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod backing;
+mod container;
 mod error;
+mod grace;
 mod image;
 mod lock;
 mod null;
 mod open;
+pub mod qcow2;
 mod raw;
+mod restart;
 
+pub use container::{Container, Traits};
 pub use error::{Error, OpenError};
-pub use image::{Boxed, CacheMode, Discard, Extent, Image, Info, Status};
+pub use grace::{Grace, Ticket, UnderWay};
+pub use image::{
+    Allocation, Boxed, CacheMode, Cipher, Discard, Extent, Image, Info, SectorCipher, Status,
+};
 pub use null::Null;
-pub use open::{Format, OpenOptions, open, parse_size};
+pub use open::{Format, OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;
+pub use restart::{Identity, Left, Record, RestartLog, Words};

@@ -39,7 +39,7 @@ impl Image for Null {
         Box::new(self.clone())
     }
 
-    fn map(&self, _: u64, len: u64) -> Extent {
+    fn map(&self, _: u64, len: u64) -> Extent<'_> {
         Extent::Zero { len, writable: true }
     }
 
@@ -57,8 +57,8 @@ impl Image for Null {
         Box::pin(async { Ok(()) })
     }
 
-    fn status(&self, _: u64, len: u64) -> Result<Status, Error> {
-        Ok(Status { len, allocated: false, zero: true })
+    fn status<'a>(&'a self, _: &'a Io, _: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
+        Box::pin(async move { Ok(Status::hole(len)) })
     }
 
     fn current_size(&self) -> Result<u64, Error> {

@@ -1,18 +1,24 @@
 //! Opening an image by its name.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use crate::{CacheMode, Image, Null, OpenError, Raw};
+use ringtap_io::{Io, Ring, Tasks};
+
+use crate::backing::Chain;
+use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw, qcow2};
 
 /// Formats an image can be opened as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The disk's bytes as they are.
     Raw,
+    /// QEMU's copy-on-write format, versions 2 and 3.
+    Qcow2,
 }
 
 /// How to open an image.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// The format; a writable image must have it named.
     pub format: Option<Format>,
@@ -20,6 +26,10 @@ pub struct OpenOptions {
     pub cache: CacheMode,
     /// Refuse writes.
     pub read_only: bool,
+    /// Folders in which backing files named inside an image may lie, beside the image's own.
+    pub allow_backing: Vec<PathBuf>,
+    /// The most bytes of an image's tables to keep in memory.
+    pub table_memory: Option<u64>,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
@@ -28,10 +38,51 @@ pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenEr
         let size = parse_size(text).ok_or_else(|| OpenError::NullSize { text: text.to_owned() })?;
         return Ok(Box::new(Null::new(size, options.read_only)));
     }
-    match options.format {
-        Some(Format::Raw) => Ok(Box::new(Raw::open(disk, options)?)),
-        None => Err(OpenError::NoFormat { path: disk.to_owned() }),
+    if options.format == Some(Format::Raw) {
+        return Ok(Box::new(Raw::open(disk, options)?));
     }
+    let (path, options) = (disk.to_owned(), options.clone());
+    on_a_ring(disk, |io| async move { open_on(&io, &path, &options).await })?
+}
+
+/// As [`open`], from a task: a path only.
+pub fn open_on<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    open_in_chain(io, path, options, Chain::default())
+}
+
+/// As [`open_on`], below the images of `chain`.
+pub(crate) fn open_in_chain<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+    chain: Chain,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    Box::pin(async move {
+        match options.format {
+            Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
+            Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
+            None => Err(OpenError::NoFormat { path: path.to_owned() }),
+        }
+    })
+}
+
+/// Run a task to its end on a ring of its own; `path` is for the message where there is no ring.
+pub fn on_a_ring<T: 'static, F: Future<Output = T> + 'static>(
+    path: &Path,
+    task: impl FnOnce(Io) -> F,
+) -> Result<T, OpenError> {
+    let failed = |source: io::Error| OpenError::Os {
+        what: "set io_uring up for",
+        path: path.into(),
+        source,
+    };
+    let mut tasks = Tasks::new(Box::new(Ring::new().map_err(failed)?));
+    let task = task(tasks.io().clone());
+    tasks.block_on(task).map_err(failed)
 }
 
 /// Bytes of a size like `4096`, `10G`, `1.5T`; powers of 1024, at most 2^62.

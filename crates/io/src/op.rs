@@ -28,6 +28,8 @@ pub enum Op {
     ZeroRange { file: File, offset: u64, len: u64 },
     /// Reserve space for the range without changing what it reads as (fallocate mode 0, size kept).
     Allocate { file: File, offset: u64, len: u64 },
+    /// Make the file this long; what is new reads as zeros (ftruncate).
+    SetLen { file: File, len: u64 },
     /// Complete after so many nanoseconds, with -ETIME.
     Timeout { nanos: u64 },
     /// Wait for an eventfd (or pipe) to be signalled and take the signal.

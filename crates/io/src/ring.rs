@@ -211,6 +211,8 @@ impl Ring {
             Op::Allocate { file, offset, len } => with_file!(file, fd =>
                 opcode::Fallocate::new(fd, len).offset(offset)
                     .mode(libc::FALLOC_FL_KEEP_SIZE).build()),
+            // Carried out by `set_len`, before it comes to an entry.
+            Op::SetLen { .. } => return None,
             Op::Timeout { nanos } => {
                 let time = &mut self.scratch(key).time;
                 *time = types::Timespec::new()
@@ -295,6 +297,20 @@ impl Ring {
         }
     }
 
+    /// io_uring has this operation from Linux 6.9 on; it is rare, and never waits for a device long.
+    fn set_len(&mut self, op: &Op) -> Option<i32> {
+        let Op::SetLen { file, len } = *op else { return None };
+        let Some(Known { fd, .. }) = self.files.find(&self.ring, file) else {
+            return Some(-libc::EBADF);
+        };
+        let Ok(len) = i64::try_from(len) else { return Some(-libc::EFBIG) };
+        // SAFETY: it takes no memory, and the descriptor is open while its `OpenFile` lives.
+        match unsafe { libc::ftruncate(fd, len) } {
+            0 => Some(0),
+            _ => Some(-io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+
     fn enter(&mut self, wait: bool) -> io::Result<()> {
         let (waiting, taskrun, overflow) = {
             let mut queue = self.ring.submission();
@@ -344,7 +360,7 @@ impl Reactor for Ring {
     ) -> io::Result<()> {
         let alone = submit.len() == 1;
         for (key, op) in submit.iter() {
-            if let Some(result) = self.write_to_page_cache(*key, op) {
+            if let Some(result) = self.set_len(op).or_else(|| self.write_to_page_cache(*key, op)) {
                 done.push((*key, result));
                 continue;
             }

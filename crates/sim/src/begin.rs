@@ -67,6 +67,13 @@ impl Sim {
                     with_space(medium, room, offset, len)
                 });
             }
+            Op::SetLen { file, len } => {
+                flight.what = What::SetLen { file, len };
+                self.change(state, &mut flight, file, |medium| match medium.kind {
+                    Kind::Regular => Ok(Vec::new()),
+                    Kind::Device => Err(libc::EINVAL),
+                });
+            }
             Op::Timeout { nanos } => {
                 flight.what = What::Timeout { until: self.now.saturating_add(nanos) };
                 flight.result = -libc::ETIME;

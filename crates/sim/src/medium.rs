@@ -183,7 +183,7 @@ impl Medium {
         self.push(by, piece.sector, cell);
         let end = piece.sector * self.sector as u64 + piece.within.end as u64;
         // Also where another operation has grown the file already: that one may yet be lost.
-        if end > *self.size.stable() {
+        if end > *self.size.stable() || end > self.size() {
             self.size.push(by, end.max(self.size()));
         }
     }
@@ -206,6 +206,22 @@ impl Medium {
         if self.cell(piece.sector).bytes().is_none() {
             self.push(by, piece.sector, Cell::Reserved);
         }
+    }
+
+    /// Change the file's length; gives the sectors that changed with it.
+    pub(crate) fn set_len(&mut self, by: OpId, len: u64) -> Vec<u64> {
+        let first = len / self.sector as u64;
+        let within = (len % self.sector as u64) as usize;
+        let shrinks = len < self.size();
+        self.size.push(by, len);
+        let behind = self.sectors.range(first..).map(|(sector, _)| *sector);
+        let touched: Vec<u64> = if shrinks { behind.collect() } else { Vec::new() };
+        for sector in &touched {
+            let from = if *sector == first { within } else { 0 };
+            let piece = Piece { sector: *sector, within: from..self.sector, at: 0 };
+            self.zero(by, &piece, false);
+        }
+        touched
     }
 
     /// An operation has completed on these sectors; `durable` makes what it wrote stable.
@@ -271,6 +287,21 @@ impl Medium {
             }
         }
         left
+    }
+
+    /// What a killed program leaves: nothing that had completed is lost while the power is on.
+    pub(crate) fn kill(&mut self, at: u64, rng: &mut fastrand::Rng) {
+        let mut choose = |under_way: usize| rng.usize(0..=under_way);
+        self.size.kill(at, |under_way| under_way);
+        for place in self.sectors.values_mut() {
+            place.kill(at, &mut choose);
+        }
+        self.dirty = self
+            .sectors
+            .iter()
+            .filter(|(_, place)| place.is_dirty())
+            .map(|(index, _)| *index)
+            .collect();
     }
 
     /// The cell in a file of that size: what lies past the end is zeros.

@@ -100,6 +100,10 @@ pub(crate) enum What {
     Reserve {
         file: File,
     },
+    SetLen {
+        file: File,
+        len: u64,
+    },
     Sync {
         file: File,
         mark: u64,
@@ -247,6 +251,14 @@ impl Sim {
             }
             What::Zero { file, .. } | What::Reserve { file } => {
                 settle(state, file, flight.id, &flight.touched, false);
+            }
+            What::SetLen { file, len } => {
+                let id = flight.id;
+                let touched = match state.medium(file) {
+                    Some(medium) if result >= 0 => medium.set_len(id, len),
+                    _ => Vec::new(),
+                };
+                settle(state, file, id, &touched, false);
             }
             What::Sync { file, mark } => {
                 let forgetful = state.forgetful;

@@ -2,64 +2,101 @@
 //! aligned buffer, a block that a write covers in part is read, changed and written back.
 
 use ringtap_image::Error;
-use ringtap_io::{File, Io, Mem};
+use ringtap_io::{Buffer, Io, Mem};
 
 use crate::Vbd;
+use crate::transfer::Place;
 
 /// The most that one bounce buffer holds.
 const BOUNCE: u64 = 1 << 20;
+
+impl Place<'_> {
+    fn move_on(&self, bytes: u64) -> Self {
+        let cipher = self
+            .cipher
+            .map(|cipher| ringtap_image::Cipher { offset: cipher.offset + bytes, ..cipher });
+        Place { offset: self.offset + bytes, cipher, ..*self }
+    }
+
+    fn move_back(&self, bytes: u64) -> Self {
+        let cipher = self
+            .cipher
+            .map(|cipher| ringtap_image::Cipher { offset: cipher.offset - bytes, ..cipher });
+        Place { offset: self.offset - bytes, cipher, ..*self }
+    }
+}
 
 impl Vbd {
     pub(crate) async fn read_bounced(
         &self,
         io: &Io,
-        file: File,
-        offset: u64,
+        place: Place<'_>,
         mem: Mem,
     ) -> Result<(), Error> {
         let align = self.info().request_alignment;
-        let (mut at, end) = (offset, offset + mem.len() as u64);
+        let (mut at, end) = (place.offset, place.offset + mem.len() as u64);
         while at < end {
             let to = piece_end(at, end, align);
-            let part = mem.window((at - offset) as usize, (to - at) as usize);
-            if self.direct(at, &part) {
-                let read = self.read_whole(io, file, at, part).await?;
+            let from = at - place.offset;
+            let part = mem.window(from as usize, (to - at) as usize);
+            let here = place.move_on(from);
+            if self.direct(&here, &part) {
+                let read = self.read_whole(io, here.file, at, part).await?;
                 part.window(read, usize::MAX).zero();
             } else {
-                let first = at - at % align;
-                let len = to.next_multiple_of(align) - first;
-                let buffer = io.buffer(len as usize).map_err(Error::Os)?;
-                let all = buffer.mem();
-                let read = self.read_whole(io, file, first, all).await?;
-                all.window(read, usize::MAX).zero();
-                all.window((at - first) as usize, part.len()).copy_into(&part);
+                let skip = at % align;
+                let len = to.next_multiple_of(align) - (at - skip);
+                let mut buffer = io.buffer(len as usize).map_err(Error::Os)?;
+                self.read_clear(io, here.move_back(skip), &mut buffer).await?;
+                buffer.mem().window(skip as usize, part.len()).copy_into(&part);
             }
             at = to;
         }
         Ok(())
     }
 
+    /// Read whole blocks, and decipher them.
+    async fn read_clear(
+        &self,
+        io: &Io,
+        place: Place<'_>,
+        buffer: &mut Buffer,
+    ) -> Result<(), Error> {
+        let read = self.read_whole(io, place.file, place.offset, buffer.mem()).await?;
+        let (there, past_the_end) = buffer.bytes_mut().split_at_mut(read);
+        if let Some(cipher) = place.cipher {
+            // A file may end inside a sector only where nothing was ever written to it.
+            let whole = there.len() - there.len() % cipher.key.sector_size() as usize;
+            cipher.key.decrypt(cipher.offset, &mut there[..whole]);
+            there[whole..].fill(0);
+        }
+        past_the_end.fill(0);
+        Ok(())
+    }
+
     pub(crate) async fn write_bounced(
         &self,
         io: &Io,
-        file: File,
-        offset: u64,
+        place: Place<'_>,
         mem: Mem,
         durable: bool,
     ) -> Result<(), Error> {
         let align = self.info().request_alignment;
-        let (mut at, end) = (offset, offset + mem.len() as u64);
+        let (mut at, end) = (place.offset, place.offset + mem.len() as u64);
         while at < end {
             let to = piece_end(at, end, align);
-            let part = mem.window((at - offset) as usize, (to - at) as usize);
-            if self.direct(at, &part) {
-                self.write_whole(io, file, at, part, durable).await?;
+            let from = at - place.offset;
+            let part = mem.window(from as usize, (to - at) as usize);
+            let here = place.move_on(from);
+            if self.direct(&here, &part) {
+                self.write_whole(io, here.file, at, part, durable).await?;
             } else if (at | to) % align == 0 {
-                let buffer = io.buffer(part.len()).map_err(Error::Os)?;
+                let mut buffer = io.buffer(part.len()).map_err(Error::Os)?;
                 part.copy_into(&buffer.mem());
-                self.write_whole(io, file, at, buffer.mem(), durable).await?;
+                encipher(&here, &mut buffer);
+                self.write_whole(io, here.file, at, buffer.mem(), durable).await?;
             } else {
-                self.write_in_block(io, file, at, part, durable).await?;
+                self.write_in_block(io, here, part, durable).await?;
             }
             at = to;
         }
@@ -70,20 +107,19 @@ impl Vbd {
     async fn write_in_block(
         &self,
         io: &Io,
-        file: File,
-        at: u64,
+        place: Place<'_>,
         part: Mem,
         durable: bool,
     ) -> Result<(), Error> {
         let align = self.info().request_alignment;
-        let first = at - at % align;
-        let buffer = io.buffer(align as usize).map_err(Error::Os)?;
-        let block = buffer.mem();
+        let skip = place.offset % align;
+        let block = place.move_back(skip);
+        let mut buffer = io.buffer(align as usize).map_err(Error::Os)?;
         let _alone = self.shared.gate.alone(io).await;
-        let read = self.read_whole(io, file, first, block).await?;
-        block.window(read, usize::MAX).zero();
-        part.copy_into(&block.window((at - first) as usize, part.len()));
-        io.write(file, first, block, durable).await.map_err(Error::from_errno)
+        self.read_clear(io, block, &mut buffer).await?;
+        part.copy_into(&buffer.mem().window(skip as usize, part.len()));
+        encipher(&block, &mut buffer);
+        io.write(block.file, block.offset, buffer.mem(), durable).await.map_err(Error::from_errno)
     }
 
     /// Write zeros where the image cannot make them otherwise.
@@ -111,6 +147,12 @@ impl Vbd {
     /// fallocate is not a write and takes no durability flag: sync after it.
     pub(crate) async fn settle(&self, io: &Io, durable: bool) -> Result<(), Error> {
         if durable { self.image.flush(io).await } else { Ok(()) }
+    }
+}
+
+fn encipher(place: &Place<'_>, buffer: &mut Buffer) {
+    if let Some(cipher) = place.cipher {
+        cipher.key.encrypt(cipher.offset, buffer.bytes_mut());
     }
 }
 

@@ -1,9 +1,17 @@
 //! Moving a guest's bytes: the same for every format.
 
-use ringtap_image::{Error, Extent};
+use ringtap_image::{Allocation, Cipher, Error, Extent};
 use ringtap_io::{File, Io, Mem};
 
 use crate::Vbd;
+
+/// Where bytes lie in a file, and how they are enciphered.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) file: File,
+    pub(crate) offset: u64,
+    pub(crate) cipher: Option<Cipher<'a>>,
+}
 
 impl Vbd {
     /// Fill `mem` from the disk; the range was checked.
@@ -11,14 +19,15 @@ impl Vbd {
     pub(crate) async fn read(&self, io: &Io, mut offset: u64, mut mem: Mem) -> Result<(), Error> {
         while !mem.is_empty() {
             let moved = match self.image.map(offset, mem.len() as u64) {
-                Extent::Data { file, offset: at, len, .. } => {
+                Extent::Data { file, offset: at, len, cipher, .. } => {
                     let part = mem.window(0, clamp(len));
-                    if self.direct(at, &part) {
+                    let place = Place { file, offset: at, cipher };
+                    if self.direct(&place, &part) {
                         let read = self.read_whole(io, file, at, part).await?;
                         // The file ends before the disk does: zeros follow.
                         part.window(read, usize::MAX).zero();
                     } else {
-                        self.read_bounced(io, file, at, part).await?;
+                        self.read_bounced(io, place, part).await?;
                     }
                     part.len()
                 }
@@ -26,6 +35,13 @@ impl Vbd {
                     let part = mem.window(0, clamp(len));
                     part.zero();
                     part.len()
+                }
+                Extent::Compressed { len } => {
+                    self.image.decompress(io, offset, mem.window(0, clamp(len))).await?
+                }
+                Extent::NotLoaded => {
+                    self.image.load(io, offset).await?;
+                    0
                 }
             };
             offset += moved as u64;
@@ -43,26 +59,81 @@ impl Vbd {
         mut mem: Mem,
         durable: bool,
     ) -> Result<(), Error> {
+        // While metadata waits for a flush, stable bytes alone would be found by nobody.
+        let at_once = durable && !self.image.is_dirty();
         while !mem.is_empty() {
             let moved = match self.image.map(offset, mem.len() as u64) {
-                Extent::Data { writable: false, .. } | Extent::Zero { writable: false, .. } => {
-                    return Err(Error::ReadOnly);
-                }
-                Extent::Data { file, offset: at, len, .. } => {
+                Extent::Data { file, offset: at, len, writable: true, cipher } => {
                     let part = mem.window(0, clamp(len));
-                    if self.direct(at, &part) {
-                        self.write_whole(io, file, at, part, durable).await?;
-                    } else {
-                        self.write_bounced(io, file, at, part, durable).await?;
-                    }
+                    let place = Place { file, offset: at, cipher };
+                    self.write_to(io, place, part, at_once).await?;
                     part.len()
                 }
-                Extent::Zero { len, .. } => clamp(len).min(mem.len()),
+                Extent::Zero { len, writable: true } => clamp(len).min(mem.len()),
+                Extent::NotLoaded => {
+                    self.image.load(io, offset).await?;
+                    0
+                }
+                Extent::Data { .. } | Extent::Zero { .. } | Extent::Compressed { .. } => {
+                    self.write_to_new_room(io, offset, mem).await?
+                }
             };
             offset += moved as u64;
             mem = mem.window(moved, usize::MAX);
         }
+        if durable && (!at_once || self.image.is_dirty()) {
+            self.image.flush(io).await?;
+        }
         Ok(())
+    }
+
+    /// Write to room that the image has to find first; gives the bytes written, 0 where it is to be
+    /// looked at again.
+    async fn write_to_new_room(&self, io: &Io, offset: u64, mem: Mem) -> Result<usize, Error> {
+        let Some(room) = self.image.allocate(io, offset, mem.len() as u64).await? else {
+            return Ok(0);
+        };
+        let part = mem.window(0, clamp(room.len));
+        let end = self.fill(io, offset, &room, part).await;
+        self.image.commit(room, end.is_ok());
+        end.map(|()| part.len())
+    }
+
+    /// Write the guest's bytes, between those that were around them.
+    async fn fill(
+        &self,
+        io: &Io,
+        offset: u64,
+        room: &Allocation<'_>,
+        part: Mem,
+    ) -> Result<(), Error> {
+        let place = Place { file: room.file, offset: room.offset, cipher: room.cipher };
+        let (head, tail) = (clamp(room.head), clamp(room.tail));
+        if head == 0 && tail == 0 {
+            return self.write_to(io, place, part, false).await;
+        }
+        let buffer = io.buffer(head + part.len() + tail).map_err(Error::Os)?;
+        let all = buffer.mem();
+        self.read(io, offset - room.head, all.window(0, head)).await?;
+        let after = head + part.len();
+        self.read(io, offset + part.len() as u64, all.window(after, tail)).await?;
+        part.copy_into(&all.window(head, part.len()));
+        self.write_to(io, place, all, false).await
+    }
+
+    #[inline]
+    async fn write_to(
+        &self,
+        io: &Io,
+        place: Place<'_>,
+        part: Mem,
+        durable: bool,
+    ) -> Result<(), Error> {
+        if self.direct(&place, &part) {
+            self.write_whole(io, place.file, place.offset, part, durable).await
+        } else {
+            self.write_bounced(io, place, part, durable).await
+        }
     }
 
     /// Read whole blocks into aligned memory; gives the bytes read, fewer at the file's end.
@@ -101,11 +172,12 @@ impl Vbd {
 
     /// Whether the file takes this transfer as it is.
     #[inline]
-    pub(crate) fn direct(&self, offset: u64, mem: &Mem) -> bool {
+    pub(crate) fn direct(&self, place: &Place<'_>, mem: &Mem) -> bool {
         let info = self.image.info();
         let mask = info.request_alignment - 1;
-        (offset | mem.len() as u64) & mask == 0
+        (place.offset | mem.len() as u64) & mask == 0
             && (info.memory_alignment == 1 || mem.is_aligned(info.memory_alignment))
+            && place.cipher.is_none()
     }
 }
 

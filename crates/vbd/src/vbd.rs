@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringtap_image::{CacheMode, Discard, Error, Image, Info, Status};
+use ringtap_image::{CacheMode, Discard, Error, Image, Info, Status, UnderWay};
 use ringtap_io::{Io, Mem};
 
 use crate::gate::{Gate, Writers};
@@ -59,6 +59,7 @@ pub struct Vbd {
     pub(crate) image: Box<dyn Image>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) writers: Arc<Writers>,
+    under_way: Option<Arc<UnderWay>>,
     stats: Arc<QueueStats>,
 }
 
@@ -82,7 +83,8 @@ impl Vbd {
 
     fn with(image: Box<dyn Image>, shared: Arc<Shared>) -> Vbd {
         let (writers, stats) = (shared.gate.add_writers(), shared.add_stats());
-        Vbd { image, shared, writers, stats }
+        let under_way = image.grace().map(|grace| grace.add_thread());
+        Vbd { image, shared, writers, under_way, stats }
     }
 
     /// The facts of the image. Its `size` is that at opening; see [`Vbd::size`].
@@ -131,6 +133,7 @@ impl Vbd {
     #[inline]
     pub async fn serve(&self, io: &Io, request: Request) -> Result<(), Error> {
         let began = io.now();
+        let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
         let end = self.carry_out(io, &request).await;
         self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
         end
@@ -171,12 +174,18 @@ impl Vbd {
     }
 
     /// What the range from `offset` holds, for block status.
-    pub fn status(&self, offset: u64, len: u64) -> Result<Status, Error> {
+    pub async fn status(&self, io: &Io, offset: u64, len: u64) -> Result<Status, Error> {
         let end = offset.checked_add(len).ok_or(Error::Range)?;
         if len == 0 || end > self.size() {
             return Err(Error::Range);
         }
-        self.image.status(offset, len)
+        let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
+        self.image.status(io, offset, len).await
+    }
+
+    /// Leave the image as other programs expect it. After the last request, on one queue thread.
+    pub async fn close(&self, io: &Io) -> Result<(), Error> {
+        if self.info().read_only { Ok(()) } else { self.image.close(io).await }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 
-use ringtap_image::{CacheMode, Info, Raw};
+use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{
     Ask, Device, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong,
@@ -74,7 +74,8 @@ struct Bench {
     cache: CacheMode,
     disk: Disk,
     file: File,
-    info: Info,
+    size: u64,
+    traits: Traits,
     sabotage: Option<Sabotage>,
 }
 
@@ -84,10 +85,10 @@ impl Bench {
         let mut bench = Bench::new(seed, CacheMode::None);
         let sectors = 1 + seed % 15;
         bench.file = bench.disk.add_file(sectors * SECTOR as u64, 4096);
-        bench.info.size = sectors * SECTOR as u64;
-        bench.info.request_alignment = 4096;
-        bench.info.discard_alignment = 4096;
-        bench.info.memory_alignment = 512;
+        bench.size = sectors * SECTOR as u64;
+        bench.traits.regular = true;
+        bench.traits.request_alignment = 4096;
+        bench.traits.memory_alignment = 512;
         bench
     }
 
@@ -118,19 +119,15 @@ impl Bench {
             },
         );
         let logical = align.max(SECTOR) as u64;
-        let info = Info {
-            format: "raw",
-            size,
+        let traits = Traits {
+            regular: !device,
             read_only: false,
             request_alignment: align as u64,
             memory_alignment: align.min(512),
-            discard_alignment: if device { logical } else { align as u64 },
             logical_block_size: logical as u32,
             physical_block_size: 4096,
-            discard: true,
-            fast_zero: true,
         };
-        Bench { seed, cache, disk, file, info, sabotage: None }
+        Bench { seed, cache, disk, file, size, traits, sabotage: None }
     }
 
     fn promise(&self) -> Promise {
@@ -142,7 +139,7 @@ impl Bench {
     }
 
     fn sectors(&self) -> u64 {
-        self.info.size / SECTOR as u64
+        self.size / SECTOR as u64
     }
 
     fn guest(&self) -> Guest {
@@ -151,7 +148,10 @@ impl Bench {
 
     /// The image opened anew, as after a reboot.
     fn open(&self) -> Vbd {
-        Vbd::new(Box::new(Raw::simulated(self.file, self.info.clone())), self.cache)
+        Vbd::new(
+            Box::new(Raw::new(Container::simulated(self.file, self.size, self.traits))),
+            self.cache,
+        )
     }
 
     /// A queue thread whose every turn is looked at for what a power cut would leave.
@@ -201,7 +201,7 @@ impl Bench {
     /// The whole disk, read through the VBD. An error where reading fails.
     fn read_all(&self) -> Result<Vec<u8>, Error> {
         let vbd = self.open();
-        let len = self.info.size;
+        let len = self.size;
         let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
         let io = tasks.io().clone();
         let all = async move {
@@ -287,6 +287,31 @@ fn power_cuts_under_cache_directsync() {
 #[test]
 fn power_cuts_under_cache_unsafe() {
     try_power_cuts(CacheMode::Unsafe);
+}
+
+/// A killed server is no power cut: the guest lives on, and finds all that was acknowledged.
+#[test]
+fn a_killed_server_loses_nothing_that_was_acknowledged() {
+    for (seed, cache) in seeds(40).flat_map(|seed| MODES.map(|cache| (seed, cache))) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut bench = Bench::new(seed, cache);
+        let mut guest = bench.guest();
+        for _ in 0..3 {
+            bench.disk.cut_power_at_turn(rng.u64(1..60));
+            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+            if let Err(wrong) = bench.run(&guest, asks) {
+                panic!("seed {seed}, cache {cache:?}: {wrong}");
+            }
+            bench.disk = bench.disk.after_kill(rng.u64(..));
+            guest = guest.after_kill();
+            bench.check_now(&guest).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        }
+        // And what a power cut may take after all that is what was never flushed.
+        let left = bench.after_power_cut(seed).read_all().expect("the disk reads");
+        if let Err(wrong) = guest.after_power_cut(&left) {
+            panic!("seed {seed}, cache {cache:?}: {wrong}");
+        }
+    }
 }
 
 /// A write to the last block makes the file end with a whole one; reads beside it must not mind.

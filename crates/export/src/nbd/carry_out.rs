@@ -74,7 +74,7 @@ impl Connection {
                 return end.map(|()| Reply::Done);
             }
             (Command::BlockStatus { one }, Some(buffer)) => {
-                return self.block_status(header, one, buffer);
+                return self.block_status(header, one, buffer).await;
             }
             (Command::Flush, _) => Kind::Flush,
             (Command::Trim, _) => Kind::Discard,
@@ -122,13 +122,18 @@ impl Connection {
         Ok(())
     }
 
-    fn block_status(&self, header: &Header, one: bool, mut buffer: Buffer) -> Result<Reply, Error> {
+    async fn block_status(
+        &self,
+        header: &Header,
+        one: bool,
+        mut buffer: Buffer,
+    ) -> Result<Reply, Error> {
         let most = if one { 1 } else { MAX_EXTENTS };
         let (mut at, end) = (header.offset, header.offset + u64::from(header.len));
         let mut extents = 0;
         let mut last: Option<(u32, u32)> = None;
         while at < end {
-            let status = match self.vbd.status(at, end - at) {
+            let status = match self.vbd.status(&self.io, at, end - at).await {
                 Ok(status) => status,
                 // What is known already is a valid answer.
                 Err(_) if extents > 0 => break,

@@ -92,7 +92,7 @@ impl Connection {
     /// for finding the end of their data can take the file system long.
     async fn read_parts(&self, header: &Header, buffer: &Buffer) -> Result<Parts, Error> {
         let heads = self.memory.take_more(PAGE).map_err(Error::Os)?;
-        let mut parts = self.find_parts(header);
+        let mut parts = self.find_parts(header).await;
         for part in parts.iter_mut().filter(|part| !part.hole) {
             let end = self.transfer(header, Kind::Read, part.from, part.len, buffer).await;
             if let Err(error) = end {
@@ -106,16 +106,21 @@ impl Connection {
         Ok(Parts { parts, heads })
     }
 
-    fn find_parts(&self, header: &Header) -> Vec<Part> {
+    async fn find_parts(&self, header: &Header) -> Vec<Part> {
         let len = header.len as usize;
         let mut parts: Vec<Part> = Vec::new();
         let mut from = 0;
         while from < len {
             let left = len - from;
-            let asked = (parts.len() + 1 < MAX_PARTS)
-                .then(|| self.vbd.status(header.offset + from as u64, left as u64));
+            let asked = match parts.len() + 1 < MAX_PARTS {
+                true => {
+                    let at = header.offset + from as u64;
+                    self.vbd.status(&self.io, at, left as u64).await.ok()
+                }
+                false => None,
+            };
             let (found, hole) = match asked {
-                Some(Ok(status)) => {
+                Some(status) => {
                     let found = (status.len as usize).clamp(1, left);
                     (found, status.zero && found >= WORTH_A_HOLE)
                 }

@@ -48,7 +48,12 @@ pub fn direct() -> How {
 
 pub fn open(disk: &Path, how: &How) -> Box<dyn Image> {
     let format = Some(Format::Raw);
-    let options = OpenOptions { format, cache: how.cache, read_only: how.read_only };
+    let options = OpenOptions {
+        format,
+        cache: how.cache,
+        read_only: how.read_only,
+        ..OpenOptions::default()
+    };
     ringtap_image::open(disk, &options).expect("the image opens")
 }
 

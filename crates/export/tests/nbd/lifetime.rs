@@ -152,7 +152,7 @@ impl Image for Counted {
         Box::new(Counted { image: self.image.fork(), flushes: self.flushes.clone() })
     }
 
-    fn map(&self, offset: u64, len: u64) -> Extent {
+    fn map(&self, offset: u64, len: u64) -> Extent<'_> {
         self.image.map(offset, len)
     }
 
@@ -171,8 +171,8 @@ impl Image for Counted {
         self.image.discard(io, offset, len, mode)
     }
 
-    fn status(&self, offset: u64, len: u64) -> Result<Status, Error> {
-        self.image.status(offset, len)
+    fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
+        self.image.status(io, offset, len)
     }
 
     fn current_size(&self) -> Result<u64, Error> {

@@ -74,8 +74,8 @@ impl Image for Special {
         Box::new(self.clone())
     }
 
-    fn map(&self, offset: u64, len: u64) -> Extent {
-        Extent::Data { file: self.file.handle(), offset, len, writable: true }
+    fn map(&self, offset: u64, len: u64) -> Extent<'_> {
+        Extent::Data { file: self.file.handle(), offset, len, writable: true, cipher: None }
     }
 
     fn flush<'a>(&'a self, _: &'a Io) -> Boxed<'a, Result<(), Error>> {
@@ -92,8 +92,8 @@ impl Image for Special {
         Box::pin(async { Err(Error::Unsupported) })
     }
 
-    fn status(&self, _: u64, _: u64) -> Result<Status, Error> {
-        Err(Error::Os(libc::EIO))
+    fn status<'a>(&'a self, _: &'a Io, _: u64, _: u64) -> Boxed<'a, Result<Status, Error>> {
+        Box::pin(async { Err(Error::Os(libc::EIO)) })
     }
 
     fn current_size(&self) -> Result<u64, Error> {

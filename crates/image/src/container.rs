@@ -1,0 +1,303 @@
+//! The file or block device that holds an image.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+use ringtap_io::{File, Io, Nature, Op, OpenFile, PAGE};
+use rustix::fs::{AtFlags, SeekFrom, StatxFlags};
+
+use crate::{Error, OpenError, OpenOptions, lock};
+
+const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+/// The most that one metadata transfer moves.
+const PIECE: usize = 1 << 20;
+
+/// The file or block device that holds an image, open and locked. Clones are the same one.
+#[derive(Clone)]
+pub struct Container {
+    file: File,
+    /// The open file behind it; none where a simulation provides it.
+    open: Option<Arc<lock::Locked>>,
+    path: Arc<Path>,
+    traits: Traits,
+    state: Arc<State>,
+}
+
+/// How a container wants to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traits {
+    /// A regular file: it grows, and what lies past its end reads as zeros once it has grown.
+    pub regular: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Offsets and lengths must be multiples of this (1: any will do).
+    pub request_alignment: u64,
+    /// Memory must start and end at multiples of this.
+    pub memory_alignment: usize,
+    /// Sector size of the device, at least 512.
+    pub logical_block_size: u32,
+    /// Size it had better be written in.
+    pub physical_block_size: u32,
+}
+
+#[derive(Default)]
+struct State {
+    len: AtomicU64,
+    /// What the file system turned out not to do.
+    no_punch: AtomicBool,
+    no_zero_range: AtomicBool,
+    no_allocate: AtomicBool,
+    /// A sync of the page cache failed. Linux then takes the lost pages for clean, so the next sync
+    /// would succeed and lie: none is believed any more.
+    lost: AtomicBool,
+}
+
+impl Container {
+    /// Open and lock a regular file or a block device.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Container, OpenError> {
+        let failed = |what| {
+            let path: PathBuf = path.to_owned();
+            move |source: io::Error| OpenError::Os { what, path, source }
+        };
+        let kind = fs::metadata(path).map_err(failed("open"))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let found = if kind.is_dir() { "directory" } else { "special file" };
+            return Err(OpenError::Kind { path: path.to_owned(), found });
+        }
+        let flags = if options.cache.direct() { libc::O_DIRECT } else { 0 };
+        let file = fs::File::options()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(flags | libc::O_CLOEXEC)
+            .open(path)
+            .map_err(failed("open"))?;
+        let in_memory =
+            work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
+        let open = OpenFile::new(OwnedFd::from(file));
+        open.set_nature(Nature { in_memory, page_cache: !options.cache.direct() });
+        let file = lock::lock(open, path, !options.read_only)?;
+        let len = len_of(&*file).map_err(failed("find the size of"))?;
+        let (request_alignment, memory_alignment) = if options.cache.direct() {
+            direct_alignment(&file).map_err(failed("find the O_DIRECT alignment of"))?
+        } else {
+            (1, 1)
+        };
+        let (logical, physical) = if kind.is_block_device() {
+            (
+                rustix::fs::ioctl_blksszget(&*file).unwrap_or(512),
+                rustix::fs::ioctl_blkpbszget(&*file).unwrap_or(4096),
+            )
+        } else {
+            (512, 4096)
+        };
+        let logical = logical.max(request_alignment as u32);
+        let traits = Traits {
+            regular: kind.is_file(),
+            read_only: options.read_only,
+            request_alignment,
+            memory_alignment,
+            logical_block_size: logical,
+            physical_block_size: physical.max(logical),
+        };
+        let handle = file.handle();
+        let container = Container::simulated(handle, len, traits);
+        Ok(Container { open: Some(Arc::new(file)), path: path.into(), ..container })
+    }
+
+    /// A container that only the reactor knows, `len` bytes long.
+    pub fn simulated(file: File, len: u64, traits: Traits) -> Container {
+        let state = Arc::new(State { len: AtomicU64::new(len), ..State::default() });
+        let path = Path::new("simulated").into();
+        Container { file, open: None, path, traits, state }
+    }
+
+    /// The handle that operations take.
+    #[inline]
+    pub fn file(&self) -> File {
+        self.file
+    }
+
+    /// How it wants to be used.
+    #[inline]
+    pub fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    /// Its name, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open file, where it is a real one.
+    pub(crate) fn open_file(&self) -> Option<&OpenFile> {
+        self.open.as_deref().map(|locked| &**locked)
+    }
+
+    /// Bytes it holds, as far as this process has made it so.
+    pub fn len(&self) -> u64 {
+        self.state.len.load(SeqCst)
+    }
+
+    /// Whether it holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes it holds now, should someone else have changed that.
+    pub fn present_len(&self) -> Result<u64, Error> {
+        let Some(open) = self.open_file() else { return Ok(self.len()) };
+        let len = len_of(open)
+            .map_err(|error| Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        self.state.len.store(len, SeqCst);
+        Ok(len)
+    }
+
+    /// Change its length; what is new reads as zeros. Blocks of a device cannot be changed so.
+    pub async fn set_len(&self, io: &Io, len: u64) -> Result<(), Error> {
+        io.to_the_end(Op::SetLen { file: self.file, len }).await.map_err(Error::from_errno)?;
+        self.state.len.store(len, SeqCst);
+        Ok(())
+    }
+
+    /// Read metadata: any offset and length; what lies past the end is zeros.
+    pub async fn read(&self, io: &Io, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        let align = self.traits.request_alignment;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let part = (bytes.len() - done).min(PIECE);
+            let first = at - at % align;
+            let skip = (at - first) as usize;
+            let len = (skip + part).next_multiple_of(align as usize);
+            let mut buffer = io.buffer(len).map_err(Error::Os)?;
+            let read = io
+                .read_blocks(self.file, first, buffer.mem(), align as usize)
+                .await
+                .map_err(Error::from_errno)?;
+            buffer.bytes_mut()[read..].fill(0);
+            bytes[done..done + part].copy_from_slice(&buffer.bytes()[skip..skip + part]);
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Write metadata: any offset and length. Blocks that are covered in part are read first; nobody
+    /// else may write to them meanwhile. Not stable before [`Container::sync`].
+    pub async fn write(&self, io: &Io, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let align = self.traits.request_alignment;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let part = (bytes.len() - done).min(PIECE);
+            let first = at - at % align;
+            let skip = (at - first) as usize;
+            let len = (skip + part).next_multiple_of(align as usize);
+            let mut buffer = io.buffer(len).map_err(Error::Os)?;
+            if len != part {
+                self.read(io, first, buffer.bytes_mut()).await?;
+            }
+            buffer.bytes_mut()[skip..skip + part].copy_from_slice(&bytes[done..done + part]);
+            io.write(self.file, first, buffer.mem(), false).await.map_err(Error::from_errno)?;
+            done += part;
+        }
+        let end = offset + bytes.len() as u64;
+        self.state.len.fetch_max(end.next_multiple_of(align), SeqCst);
+        Ok(())
+    }
+
+    /// Make every completed write stable.
+    pub async fn sync(&self, io: &Io) -> Result<(), Error> {
+        let lost = Error::Os(libc::EIO);
+        if self.state.lost.load(SeqCst) {
+            return Err(lost);
+        }
+        let end = io.sync(self.file).await.map_err(Error::from_errno);
+        if end.is_err() && self.traits.request_alignment == 1 {
+            self.state.lost.store(true, SeqCst);
+        }
+        // One beside us may have failed meanwhile, and taken the error that was ours too.
+        if end.is_ok() && self.state.lost.load(SeqCst) { Err(lost) } else { end }
+    }
+
+    /// Free the range; it reads as zeros afterwards. [`Error::Unsupported`] where that cannot be.
+    pub async fn punch(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
+        let op = Op::PunchHole { file: self.file, offset, len };
+        self.try_op(io, op, &self.state.no_punch).await
+    }
+
+    /// Make the range zeros and keep its space. [`Error::Unsupported`] where that cannot be.
+    pub async fn zero_range(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
+        let op = Op::ZeroRange { file: self.file, offset, len };
+        self.try_op(io, op, &self.state.no_zero_range).await
+    }
+
+    /// Reserve space for the range, within the length it has or past it, and leave what it reads as.
+    /// [`Error::Unsupported`] where that cannot be.
+    pub async fn allocate(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
+        let op = Op::Allocate { file: self.file, offset, len };
+        self.try_op(io, op, &self.state.no_allocate).await
+    }
+
+    /// Whether the file system reserves space, as far as is known.
+    pub fn can_allocate(&self) -> bool {
+        !self.state.no_allocate.load(Relaxed)
+    }
+
+    async fn try_op(&self, io: &Io, op: Op, lacks: &AtomicBool) -> Result<(), Error> {
+        if lacks.load(Relaxed) {
+            return Err(Error::Unsupported);
+        }
+        let end = io.to_the_end(op).await.map_err(Error::from_errno);
+        if end == Err(Error::Unsupported) {
+            lacks.store(true, Relaxed);
+        }
+        end
+    }
+}
+
+/// tmpfs never waits for a disk but does not tell io_uring so, which then hands each request to a
+/// worker thread. With O_NONBLOCK set io_uring tries at once, and that is all it takes. Gives
+/// whether it is tmpfs.
+fn work_in_memory_inline(file: &fs::File) -> io::Result<bool> {
+    const TMPFS: u64 = 0x0102_1994;
+    let in_memory = rustix::fs::fstatfs(file)?.f_type as u64 == TMPFS;
+    if in_memory {
+        let flags = rustix::fs::fcntl_getfl(file)?;
+        rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK)?;
+    }
+    Ok(in_memory)
+}
+
+fn len_of(file: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
+}
+
+/// The multiples that O_DIRECT asks of offsets and of memory: what the kernel says (Linux 6.1, ext4,
+/// xfs, block devices), else what a read turns out to need.
+fn direct_alignment(file: &OpenFile) -> io::Result<(u64, usize)> {
+    if let Ok(facts) = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, STATX_DIOALIGN) {
+        let known = facts.stx_mask & STATX_DIOALIGN.bits() != 0;
+        if known && facts.stx_dio_offset_align != 0 {
+            return Ok((
+                u64::from(facts.stx_dio_offset_align),
+                facts.stx_dio_mem_align.max(1) as usize,
+            ));
+        }
+    }
+    let mut memory = vec![0u8; 3 * PAGE];
+    let start = memory.as_ptr().align_offset(PAGE);
+    for align in [1, 512, PAGE] {
+        let buffer = &mut memory[start + align % PAGE..][..align];
+        match rustix::io::pread(file, buffer, (align % PAGE) as u64) {
+            Ok(_) => return Ok((align as u64, align)),
+            Err(rustix::io::Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((PAGE as u64, PAGE))
+}

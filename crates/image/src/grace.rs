@@ -1,0 +1,124 @@
+//! How long freed room must rest: until every request has ended that may have seen it in use.
+//!
+//! Time is cut into epochs. A request counts itself into the epoch in which it begins, on a counter of
+//! its own queue thread; an epoch begins only when the last but one has no request left. What is freed
+//! in epoch `n` may be used again from epoch `n + 2` on.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The epochs of one image.
+#[derive(Debug, Default)]
+pub struct Grace {
+    epoch: AtomicU64,
+    threads: Mutex<Vec<Weak<UnderWay>>>,
+}
+
+/// The requests that one queue thread has under way, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct UnderWay {
+    grace: Arc<Grace>,
+    /// By the epoch's parity.
+    counts: [AtomicU32; 2],
+}
+
+/// Held by a request while it is under way.
+#[derive(Debug)]
+pub struct Ticket<'a>(&'a AtomicU32);
+
+impl Drop for Ticket<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl UnderWay {
+    /// A request begins.
+    #[inline]
+    pub fn enter(&self) -> Ticket<'_> {
+        loop {
+            let epoch = self.grace.epoch.load(SeqCst);
+            let count = &self.counts[(epoch & 1) as usize];
+            count.fetch_add(1, SeqCst);
+            let ticket = Ticket(count);
+            // Else the epoch had ended before we were counted, and nobody waited for us.
+            if self.grace.epoch.load(SeqCst) == epoch {
+                return ticket;
+            }
+        }
+    }
+}
+
+impl Grace {
+    /// A counter for another queue thread.
+    pub fn add_thread(self: &Arc<Grace>) -> Arc<UnderWay> {
+        let thread = Arc::new(UnderWay { grace: self.clone(), counts: Default::default() });
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| thread.strong_count() > 0);
+        threads.push(Arc::downgrade(&thread));
+        thread
+    }
+
+    /// The present epoch, to note beside what is freed now.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(SeqCst)
+    }
+
+    /// Whether every request has ended that was under way in `epoch`. Asking also moves time on.
+    pub fn is_over(&self, epoch: u64) -> bool {
+        while self.epoch() < epoch + 2 {
+            if !self.advance() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn advance(&self) -> bool {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = self.epoch.load(SeqCst) + 1;
+        let free = threads
+            .iter()
+            .filter_map(Weak::upgrade)
+            .all(|thread| thread.counts[(next & 1) as usize].load(SeqCst) == 0);
+        if free {
+            self.epoch.store(next, SeqCst);
+        }
+        free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rest_lasts_until_older_requests_have_ended() {
+        let grace = Arc::new(Grace::default());
+        let (one, two) = (grace.add_thread(), grace.add_thread());
+        let old = one.enter();
+        let freed = grace.epoch();
+        assert!(!grace.is_over(freed));
+        let young = two.enter();
+        assert!(!grace.is_over(freed));
+        drop(old);
+        assert!(grace.is_over(freed));
+        // The young one began after the freeing, and holds up only what is freed from now on.
+        let freed = grace.epoch();
+        assert!(!grace.is_over(freed));
+        drop(young);
+        assert!(grace.is_over(freed));
+    }
+
+    #[test]
+    fn a_thread_that_left_holds_up_nothing() {
+        let grace = Arc::new(Grace::default());
+        let thread = grace.add_thread();
+        std::mem::forget(thread.enter());
+        assert!(!grace.is_over(grace.epoch()));
+        drop(thread);
+        assert!(grace.is_over(grace.epoch()));
+    }
+}
