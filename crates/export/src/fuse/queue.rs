@@ -8,7 +8,7 @@ use std::rc::Rc;
 use ringtap_io::{File, Io, OpenFile, Signal};
 use ringtap_vbd::{Error, Request, Vbd};
 
-use super::request::{Answer, Asked, Facts, understand};
+use super::request::{Answer, Asked, Facts, seek, understand};
 use super::wire::{self, Head, IN_HEADER, WRITE_HEADER, op};
 use crate::arena::Arena;
 use crate::queue::Queue;
@@ -86,7 +86,7 @@ impl FuseQueue {
 
     /// Read messages while there are some, and give them to idle slots. Gives the tags of slots
     /// that are new: the caller starts their tasks.
-    pub(crate) fn take(&self, new: &mut Vec<u16>) -> io::Result<Taken> {
+    pub(crate) fn take(self: &Rc<Self>, new: &mut Vec<u16>) -> io::Result<Taken> {
         let state = &mut *self.state.borrow_mut();
         loop {
             let tag = match state.idle.last() {
@@ -116,7 +116,7 @@ impl FuseQueue {
     }
 
     /// One message of `read` bytes, the first of them in `head`, the others in the slot's memory.
-    fn give(&self, state: &mut State, tag: u16, head: &[u8; WRITE_HEADER], read: usize) {
+    fn give(self: &Rc<Self>, state: &mut State, tag: u16, head: &[u8; WRITE_HEADER], read: usize) {
         let piece = usize::from(tag);
         let Some(message) = Head::parse(&head[..read.min(WRITE_HEADER)]) else { return };
         let carried = read.saturating_sub(WRITE_HEADER);
@@ -139,10 +139,23 @@ impl FuseQueue {
                 (slot.unique, slot.answer, slot.given) = (message.unique, answer, Some(request));
                 slot.wake.notify(&self.io);
             }
+            Asked::Seek { offset, data } => {
+                state.idle.pop();
+                self.io.spawn(self.clone().seek(tag, message.unique, offset, data));
+            }
             Asked::Answer(bytes) => self.say(piece, message.unique, 0, &bytes, 0),
             Asked::Failed(errno) => self.say(piece, message.unique, errno, &[], 0),
             Asked::Nothing => {}
         }
+    }
+
+    /// Answer where data or a hole begins, which may take reading what says so.
+    async fn seek(self: Rc<Self>, tag: u16, unique: u64, offset: u64, data: bool) {
+        match seek(&self.vbd, &self.io, offset, data).await {
+            Ok(at) => self.say(tag.into(), unique, 0, &at.to_ne_bytes(), 0),
+            Err(errno) => self.say(tag.into(), unique, errno, &[], 0),
+        }
+        self.state.borrow_mut().idle.push(tag);
     }
 
     /// Answer: `bytes`, then the first `data` bytes of the slot's memory.

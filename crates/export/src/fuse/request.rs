@@ -1,7 +1,7 @@
 //! From a message of the FUSE device to a request, or to its answer where no disk is asked.
 
-use ringtap_io::Mem;
-use ringtap_vbd::{Kind, Request, Vbd};
+use ringtap_io::{Io, Mem};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use super::wire::{self, Attributes, Head, op, set, u32_at, u64_at};
 
@@ -10,6 +10,13 @@ use super::wire::{self, Attributes, Head, op, set, u32_at, u64_at};
 pub(crate) enum Asked {
     /// It is a request for the device; what to answer when that has ended well.
     Device(Request, Answer),
+    /// Where the next data, or the next hole, begins.
+    Seek {
+        /// From here on.
+        offset: u64,
+        /// Data, not a hole.
+        data: bool,
+    },
     /// It is answered here.
     Answer(Vec<u8>),
     /// It cannot be done: an errno.
@@ -179,28 +186,11 @@ impl Message<'_> {
 
     /// SEEK_DATA and SEEK_HOLE: the kernel does the others by itself.
     fn seek(&self) -> Option<Asked> {
-        let (mut offset, whence) = (u64_at(self.arguments, 8)?, u32_at(self.arguments, 16)? as i32);
-        let size = self.vbd.size();
-        let data = match whence {
-            libc::SEEK_DATA => true,
-            libc::SEEK_HOLE => false,
-            _ => return Some(Asked::Failed(libc::EINVAL)),
-        };
-        while offset < size {
-            let status = match self.vbd.status(offset, size - offset) {
-                Ok(status) => status,
-                Err(error) => return Some(Asked::Failed(error.errno())),
-            };
-            if data != status.zero {
-                return Some(Asked::Answer(offset.to_ne_bytes().to_vec()));
-            }
-            offset = offset.saturating_add(status.len.max(1));
-        }
-        // A hole begins at the end of every file, and no data does.
-        let hole_at_end = !data && offset == size;
-        Some(match hole_at_end {
-            true => Asked::Answer(size.to_ne_bytes().to_vec()),
-            false => Asked::Failed(libc::ENXIO),
+        let (offset, whence) = (u64_at(self.arguments, 8)?, u32_at(self.arguments, 16)? as i32);
+        Some(match whence {
+            libc::SEEK_DATA => Asked::Seek { offset, data: true },
+            libc::SEEK_HOLE => Asked::Seek { offset, data: false },
+            _ => Asked::Failed(libc::EINVAL),
         })
     }
 
@@ -208,6 +198,20 @@ impl Message<'_> {
     fn within(&self, offset: u64, len: u64) -> u64 {
         len.min(self.vbd.size().saturating_sub(offset))
     }
+}
+
+/// Where the next data (or hole) begins, at `offset` or after it; else an errno.
+pub(crate) async fn seek(vbd: &Vbd, io: &Io, mut offset: u64, data: bool) -> Result<u64, i32> {
+    let size = vbd.size();
+    while offset < size {
+        let status = vbd.status(io, offset, size - offset).await.map_err(Error::errno)?;
+        if data != status.zero {
+            return Ok(offset);
+        }
+        offset = offset.saturating_add(status.len.max(1));
+    }
+    // A hole begins at the end of every file, and no data does.
+    if !data && offset == size { Ok(size) } else { Err(libc::ENXIO) }
 }
 
 fn device(kind: Kind, offset: u64, len: u64, mem: Mem, answer: Answer) -> Asked {
