@@ -201,7 +201,7 @@ fn survives_its_server(lab: &Lab) {
         "serve a /dev/vda -f raw --ublk
          fio --name=v --filename=/dev/ublkb0 --size=8M --rw=randwrite --bs=4k --iodepth=32 \
              --rate_iops=800,800 --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 \
-             --verify_fatal=1 --verify_state_save=0 --loops=3 --output=/tmp/fio >/tmp/fio.out 2>&1 &
+             --verify_fatal=1 --verify_state_save=0 --loops=2 --output=/tmp/fio >/tmp/fio.out 2>&1 &
          fio=$!
          for round in 1 2 3; do
              sleep 1

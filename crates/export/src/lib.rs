@@ -7,6 +7,7 @@ pub mod fuse;
 pub mod nbd;
 mod poll;
 mod queue;
+mod reclaim;
 mod stop;
 pub mod ublk;
 pub mod vhost_user;

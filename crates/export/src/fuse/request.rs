@@ -217,3 +217,74 @@ pub(crate) async fn seek(vbd: &Vbd, io: &Io, mut offset: u64, data: bool) -> Res
 fn device(kind: Kind, offset: u64, len: u64, mem: Mem, answer: Answer) -> Asked {
     Asked::Device(Request { kind, offset, len, mem, fua: false }, answer)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use ringtap_image::{CacheMode, OpenOptions, open};
+    use std::path::Path;
+
+    const SIZE: u64 = 1 << 20;
+    const MOST: usize = 64 << 10;
+
+    fn vbd() -> Vbd {
+        let image = open(Path::new("null:1M"), &OpenOptions::default()).expect("an image");
+        Vbd::new(image, CacheMode::None)
+    }
+
+    fn ask(opcode: u32, node: u64, arguments: &[u8], carried: usize) -> Asked {
+        let head = Head { len: 0, opcode, unique: 1, node };
+        // SAFETY: the memory is only measured here, never touched.
+        let memory = |len: usize| unsafe { Mem::from_raw(std::ptr::null_mut(), len.min(MOST)) };
+        let facts = Facts { read_only: false, mode: 0o600, uid: 0, gid: 0, time: 0 };
+        understand(head, arguments, carried, memory, &vbd(), &facts)
+    }
+
+    fn transfer(offset: u64, size: u32) -> Vec<u8> {
+        let mut arguments = vec![0; 40];
+        arguments[8..16].copy_from_slice(&offset.to_ne_bytes());
+        arguments[16..20].copy_from_slice(&size.to_ne_bytes());
+        arguments
+    }
+
+    #[test]
+    fn transfers_end_where_the_disk_does() {
+        let read = |offset, size| ask(op::READ, wire::ROOT, &transfer(offset, size), 0);
+        assert!(matches!(read(SIZE - 100, 4096), Asked::Device(_, Answer::Data(100))));
+        assert!(matches!(read(SIZE, 4096), Asked::Answer(bytes) if bytes.is_empty()));
+        assert!(matches!(read(u64::MAX, 4096), Asked::Answer(bytes) if bytes.is_empty()));
+        assert!(matches!(read(0, 1 << 20), Asked::Failed(libc::EINVAL)), "more than was agreed");
+        let write =
+            |offset, size, carried| ask(op::WRITE, wire::ROOT, &transfer(offset, size), carried);
+        assert!(matches!(write(SIZE - 100, 4096, 4096), Asked::Device(_, Answer::Written(100))));
+        assert!(matches!(write(SIZE, 4096, 4096), Asked::Failed(libc::ENOSPC)));
+        assert!(matches!(write(0, 4096, 4095), Asked::Failed(libc::EINVAL)), "bytes are missing");
+        assert!(matches!(ask(op::READ, 2, &transfer(0, 1), 0), Asked::Failed(libc::ENOENT)));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_asked_stays_within_disk_and_memory(
+            opcode in prop_oneof![0u32..56, Just(4096), any::<u32>()],
+            node in prop_oneof![Just(wire::ROOT), any::<u64>()],
+            arguments in proptest::collection::vec(any::<u8>(), 0..100),
+            place in proptest::option::of((0..2 * SIZE, 0..2 * MOST as u32)),
+            honest in any::<bool>(),
+            carried in 0..2 * MOST,
+        ) {
+            let arguments = place.map_or(arguments, |(offset, size)| transfer(offset, size));
+            let said = u32_at(&arguments, 16).unwrap_or(0) as usize;
+            let carried = if honest { said } else { carried };
+            if let Asked::Device(request, answer) = ask(opcode, node, &arguments, carried) {
+                prop_assert!(request.offset.checked_add(request.len).is_some_and(|end| end <= SIZE));
+                if matches!(request.kind, Kind::Read | Kind::Write) {
+                    prop_assert_eq!(request.mem.len() as u64, request.len);
+                }
+                if let Answer::Data(len) = answer {
+                    prop_assert!(len <= MOST);
+                }
+            }
+        }
+    }
+}

@@ -15,6 +15,7 @@ use super::request::Facts;
 use super::{MOST, SLOTS};
 use crate::poll::{Poller, Wait};
 use crate::queue::run_slot;
+use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
 const ACCOUNT_EVERY: Time = 100_000_000;
@@ -89,6 +90,7 @@ async fn wait_for_bell(io: Io, bell: Arc<OpenFile>, seen: Rc<Seen>) {
 }
 
 fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Result<End> {
+    become_io_flusher();
     let reactor = Box::new(Ring::new()?);
     let vbd = Rc::new(vbd);
     // Declared before the tasks, so dropped after them: they use its memory.

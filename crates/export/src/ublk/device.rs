@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringtap_vbd::Vbd;
 use rustix::fs::{Mode, OFlags, open};
-use rustix::process::{Pid, geteuid, test_kill_process};
+use rustix::process::geteuid;
 
 use super::control::{self, Control, Target, served_by};
 use super::wire::{DeviceInfo, State, feature, params};
@@ -33,12 +33,12 @@ pub struct Device {
     pub(crate) fresh: bool,
 }
 
-/// Whether the process that served a device is there.
+/// Whether the process that served a device is there. One that nobody has buried yet is not.
 pub(crate) fn is_alive(pid: i32) -> bool {
-    match Pid::from_raw(pid).filter(|_| pid > 0) {
-        Some(pid) => !matches!(test_kill_process(pid), Err(rustix::io::Errno::SRCH)),
-        None => false,
-    }
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, which may be anything, ends with the last parenthesis; the state follows.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    pid > 0 && state.is_some_and(|state| !"ZX".contains(state))
 }
 
 impl Device {

@@ -32,14 +32,13 @@ use std::thread::JoinHandle;
 use ringtap_io::OpenFile;
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::geteuid;
 
 pub use self::device::Device;
 pub use self::list::{Listed, list, reap};
 pub use self::wire::State;
 use self::wire::feature;
 use crate::Stop;
+use crate::reclaim::keep_in_memory;
 
 /// How a disk is shown as a block device.
 #[derive(Clone, Debug)]
@@ -294,19 +293,6 @@ impl Running {
             tracing::error!("cannot delete {}: {error}", path.display());
         }
         ends
-    }
-}
-
-/// The server may be asked to take in what the kernel wants out of memory: it must not be swapped
-/// out itself then, perhaps to its own device.
-fn keep_in_memory() {
-    if !geteuid().is_root() {
-        // A limit of locked memory would make allocations fail later.
-        return;
-    }
-    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    if let Err(error) = mlockall(flags) {
-        tracing::warn!("cannot keep the server in memory (CAP_IPC_LOCK): {error}");
     }
 }
 

@@ -12,11 +12,10 @@ use super::queue::UblkQueue;
 use super::wire::DeviceInfo;
 use crate::poll::{Poller, Wait};
 use crate::queue::run_slot;
+use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
 const ACCOUNT_EVERY: Time = 100_000_000;
-/// prctl(2): memory is found for this thread without writing to disks, which may be its own.
-const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 /// Start to serve a queue. `fetching` hears of it once every slot has asked for its first request,
 /// and with which errno the driver refused one; `ended` is signalled when it is over.
@@ -37,16 +36,6 @@ pub(crate) fn start(
     })
 }
 
-/// Not to wait, for memory, for requests that only this thread could serve.
-fn keep_out_of_reclaim() {
-    // SAFETY: this prctl takes plain numbers.
-    let set = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
-    if set != 0 {
-        let error = io::Error::last_os_error();
-        tracing::debug!("cannot become an I/O flusher (CAP_SYS_RESOURCE): {error}");
-    }
-}
-
 fn run(
     index: u16,
     device: Arc<OpenFile>,
@@ -54,7 +43,7 @@ fn run(
     vbd: Vbd,
     fetching: mpsc::Sender<Option<i32>>,
 ) -> io::Result<()> {
-    keep_out_of_reclaim();
+    become_io_flusher();
     let reactor = Box::new(Ring::new()?);
     let vbd = Rc::new(vbd);
     // Declared before the tasks, so dropped after them: they use its memory.
