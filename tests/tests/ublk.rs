@@ -9,7 +9,7 @@ use ringtap_tests::{program, ringtap};
 
 const MIB: u64 = 1 << 20;
 /// TCG on a busy machine.
-const LONG: Duration = Duration::from_secs(300);
+const LONG: Duration = Duration::from_secs(600);
 
 /// Shell functions for the guest: `serve NAME ARGUMENTS` starts a server and waits for its word,
 /// `stop NAME` ends it well, `crash NAME` does not.
@@ -281,7 +281,7 @@ fn is_for_ordinary_users_too(lab: &Lab) {
          truncate -s 16M /mnt/files/own
          chown 1000 /mnt/files/own
          # As udev's rules would, once a device appears.
-         (for i in $(seq 300); do
+         (for i in $(seq 900); do
              for f in /dev/ublkc* /dev/ublkb*; do [ -e $f ] && chown 1000 $f; done
              sleep 0.1
          done) >/dev/null 2>&1 &
@@ -289,7 +289,7 @@ fn is_for_ordinary_users_too(lab: &Lab) {
          user='setpriv --reuid=1000 --regid=1000 --clear-groups'
          $user /tmp/ringtap serve /mnt/files/own -f raw --ublk >/tmp/u.out 2>/tmp/u.err &
          echo $! >/tmp/u.pid
-         for i in $(seq 300); do grep -q ready /tmp/u.out && break; sleep 0.1; done
+         for i in $(seq 600); do grep -q ready /tmp/u.out && break; sleep 0.1; done
          cat /tmp/u.err
          sleep 0.5
          echo mine | $user dd of=/dev/ublkb0 conv=notrunc,fsync status=none
