@@ -48,6 +48,7 @@ if [ "$purpose" != build ]; then
 fi
 if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
     need nbdinfo libnbd-bin
+    need fusermount3 fuse3
     need nbdkit nbdkit
     need nbd-server nbd-server
 fi

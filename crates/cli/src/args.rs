@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::list::ListArgs;
 use crate::manual;
 use crate::serve::ServeArgs;
 use crate::verbs::bitmap::BitmapArgs;
@@ -77,6 +78,10 @@ pub(crate) enum Command {
     /// can be made again with `ringtap report`.
     #[command(after_help = "")]
     Compare(CompareVerb),
+    /// List the block devices of this host that are served by ublk
+    ///
+    /// Those whose server was killed wait for the next one of the same disk; `--reap` gives them up.
+    List(ListArgs),
     /// Make the report of a comparison again from its samples
     Report(ringtap_lab::ReportArgs),
     /// Put load on a vhost-user socket (used by the lab)

@@ -1,6 +1,7 @@
 //! `ringtap`: disks served to virtual machines, and the lab that compares ways of serving them.
 
 mod args;
+mod list;
 mod manual;
 mod names;
 mod outcome;
@@ -45,6 +46,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Commit(args) => verbs::commit::run(&args),
         Command::Rebase(args) => verbs::rebase::run(&args),
         Command::Compare(args) => verbs::compare::run(&args),
+        Command::List(args) => list::run(&args),
         Command::Report(args) => ringtap_lab::report(&args),
         Command::Load(args) => load(args),
         Command::Completions { shell } => {

@@ -289,6 +289,19 @@ fn sections(command: &str) -> &'static [Section] {
                 ],
             ),
         ],
+        "list" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap list", "devices, sizes, servers and disks"),
+                    (
+                        "ringtap list --reap=3",
+                        "delete /dev/ublkb3, whose server will not come back",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
         "completions" => &[(
             "Examples",
             &[(

@@ -90,7 +90,26 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", value_parser = Address::vhost_user, help_heading = OF_DISK)]
     vhost_user: Vec<Address>,
 
-    /// The most virtqueues a guest may use, each a thread once used [default: 16]
+    /// Show the disk as a file, by FUSE: mounted over a regular file, which is made if need be;
+    /// repeatable
+    #[arg(long, value_name = "PATH", help_heading = OF_DISK)]
+    fuse: Vec<PathBuf>,
+
+    /// Make the disk a block device of this host, /dev/ublkbN, by ublk (Linux 6.5 or later); one
+    /// that a killed server of the same disk left is taken over
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "any",
+        value_parser = DeviceNumber::parse,
+        help_heading = OF_DISK
+    )]
+    ublk: Vec<DeviceNumber>,
+
+    /// The most virtqueues a guest may use, each a thread once used; with --fuse and --ublk the most
+    /// threads that serve the file or device [default: 16]
     #[arg(long, value_name = "N", help_heading = OF_DISK)]
     queues: Vec<u16>,
 
@@ -98,7 +117,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TEXT", help_heading = OF_DISK)]
     serial: Vec<String>,
 
-    /// Permissions of the UNIX sockets, in octal
+    /// Permissions of the UNIX sockets, and of files by --fuse, in octal
     #[arg(long, value_name = "MODE", value_parser = octal, default_value = "600")]
     socket_mode: u32,
 
@@ -114,6 +133,22 @@ pub(crate) struct ServeArgs {
     /// What to print on stdout once every socket listens: the word ready, or one line of JSON
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
+}
+
+/// The N of /dev/ublkbN; none: the next that is free.
+#[derive(Clone, Copy, Debug)]
+struct DeviceNumber(Option<u32>);
+
+impl DeviceNumber {
+    fn parse(text: &str) -> Result<DeviceNumber, String> {
+        match text {
+            "any" => Ok(DeviceNumber(None)),
+            _ => text
+                .parse()
+                .map(|id| DeviceNumber(Some(id)))
+                .map_err(|_| "write a number, such as --ublk=3, or --ublk alone".to_owned()),
+        }
+    }
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -164,11 +199,16 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut nbd = bound.all("nbd", args.nbd);
     let mut vhost_user = bound.all("vhost_user", args.vhost_user);
     let mut allow_backing = bound.all("allow_backing", args.allow_backing);
+    let mut fuse = bound.all("fuse", args.fuse);
+    let mut ublk = bound.single("ublk", args.ublk)?;
 
     let mut disks = vec![];
     for (i, path) in args.disk.iter().enumerate() {
         let vhost_user = std::mem::take(&mut vhost_user[i]);
-        if vhost_user.is_empty() && (queues[i].is_some() || serial[i].is_some()) {
+        let fuse = std::mem::take(&mut fuse[i]);
+        let ublk = ublk[i].take().map(|DeviceNumber(id)| id);
+        let queues_used = !vhost_user.is_empty() || !fuse.is_empty() || ublk.is_some();
+        if (queues[i].is_some() && !queues_used) || (serial[i].is_some() && vhost_user.is_empty()) {
             return Err(Error::Usage(format!(
                 "{}: --queues and --serial are for vhost-user: add --vhost-user PATH",
                 path.display()
@@ -189,6 +229,8 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
             },
             nbd: std::mem::take(&mut nbd[i]),
             vhost_user,
+            fuse,
+            ublk,
             queues: queues[i].take().unwrap_or(QUEUES),
             serial: serial[i].take().or(short).unwrap_or_default(),
             name,
@@ -282,6 +324,23 @@ mod tests {
         let config = parse("a.raw --read-only b.raw --read-only --nbd unix:b").expect("two disks");
         assert_eq!(config.disks.len(), 2);
         assert!(config.disks.iter().all(|disk| disk.options.read_only));
+    }
+
+    #[test]
+    fn files_and_devices_of_the_host_bind_as_sockets_do() {
+        let config = parse("a --ublk b --ublk=3 --queues 2 c --fuse x --fuse y --queues 1");
+        let config = config.expect("three disks");
+        let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
+        assert_eq!((a.ublk, b.ublk, c.ublk), (Some(None), Some(Some(3)), None));
+        assert_eq!((b.queues, c.queues, c.fuse.len()), (2, 1, 2));
+        for (line, said) in [
+            ("a --ublk=x", "write a number"),
+            ("a --ublk --ublk", "given twice for a"),
+            ("a --fuse x --serial y", "--serial"),
+        ] {
+            let message = parse(line).expect_err(line);
+            assert!(message.contains(said), "{line}: {message}");
+        }
     }
 
     #[test]

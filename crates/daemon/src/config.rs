@@ -35,7 +35,11 @@ pub struct Disk {
     pub nbd: Vec<Address>,
     /// Where vhost-user clients find it.
     pub vhost_user: Vec<Address>,
-    /// The most virtqueues a vhost-user client may use.
+    /// Where it is shown as a file by FUSE: regular files to mount over, or paths where none is yet.
+    pub fuse: Vec<PathBuf>,
+    /// Whether it is a block device of this host by ublk, and if so of which number, if it matters.
+    pub ublk: Option<Option<u32>>,
+    /// The most virtqueues a vhost-user client may use, and threads that serve a file or a device.
     pub queues: u16,
     /// The serial number vhost-user guests see; at most 20 printable ASCII characters.
     pub serial: String,
@@ -52,6 +56,13 @@ pub struct Config {
     pub pid_file: Option<PathBuf>,
     /// How to tell that everything listens.
     pub announce: Announce,
+}
+
+impl Disk {
+    fn is_served_nowhere(&self) -> bool {
+        let sockets = self.nbd.len() + self.vhost_user.len();
+        sockets + self.fuse.len() == 0 && self.ublk.is_none()
+    }
 }
 
 impl Config {
@@ -97,11 +108,14 @@ impl Config {
         }
         let mut sockets = HashSet::new();
         let mut exports = HashSet::new();
+        let mut files = HashSet::new();
+        let mut devices = HashSet::new();
         for disk in &self.disks {
             let shown = disk.path.display();
-            if disk.nbd.is_empty() && disk.vhost_user.is_empty() {
+            if disk.is_served_nowhere() {
                 return refuse(format!(
-                    "{shown} is served nowhere: add --nbd unix:PATH or --vhost-user PATH after it"
+                    "{shown} is served nowhere: add --nbd unix:PATH, --vhost-user PATH, \
+                     --fuse PATH or --ublk after it"
                 ));
             }
             if disk.queues == 0 {
@@ -122,6 +136,21 @@ impl Config {
                     return refuse(format!(
                         "two exports are named {:?} at {address}: give each its own --name",
                         disk.name
+                    ));
+                }
+            }
+            if let Some(Some(id)) = disk.ublk {
+                if !devices.insert(id) {
+                    return refuse(format!(
+                        "two disks ask for /dev/ublkb{id}: give each its own number"
+                    ));
+                }
+            }
+            for path in &disk.fuse {
+                if !files.insert(path) {
+                    return refuse(format!(
+                        "two disks ask for the file {}: give each its own",
+                        path.display()
                     ));
                 }
             }
@@ -156,6 +185,8 @@ mod tests {
                 .iter()
                 .map(|text| Address::vhost_user(text).expect("an address"))
                 .collect(),
+            fuse: vec![],
+            ublk: None,
             queues: 1,
             serial: String::new(),
         }
@@ -183,6 +214,8 @@ mod tests {
             (vec![disk(&["unix:a"], &[]), disk(&["unix:a"], &[])], "its own --name"),
             (vec![disk(&[], &["a"]), disk(&[], &["a"])], "vhost-user socket unix:a"),
             (vec![disk(&["unix:a"], &["a"])], "cannot share"),
+            (vec![Disk { ublk: Some(Some(1)), ..disk(&[], &[]) }; 2], "/dev/ublkb1"),
+            (vec![Disk { fuse: vec!["a".into(), "a".into()], ..disk(&[], &[]) }], "the file a"),
             (vec![Disk { queues: 0, ..disk(&["unix:a"], &[]) }], "at least 1"),
             (vec![Disk { serial: "ä".into(), ..disk(&["unix:a"], &[]) }], "printable"),
             (vec![Disk { serial: "x".repeat(21), ..disk(&["unix:a"], &[]) }], "at most 20"),

@@ -40,6 +40,12 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// A file could not be mounted.
+    #[error(transparent)]
+    Fuse(#[from] ringtap_export::fuse::Error),
+    /// A block device could not be made.
+    #[error(transparent)]
+    Ublk(#[from] ringtap_export::ublk::Error),
     /// The sockets handed over are not those asked for.
     #[error("{0}")]
     Handed(String),

@@ -21,6 +21,8 @@ pub(crate) struct DiskFacts {
     request_alignment: u64,
     nbd: Vec<Nbd>,
     vhost_user: Vec<String>,
+    fuse: Vec<String>,
+    ublk: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -67,6 +69,8 @@ impl DiskFacts {
             request_alignment: info.request_alignment,
             nbd: vec![],
             vhost_user: vec![],
+            fuse: vec![],
+            ublk: None,
         }
     }
 
@@ -79,13 +83,21 @@ impl DiskFacts {
         self.vhost_user.push(path);
     }
 
+    pub(crate) fn add_fuse(&mut self, path: String) {
+        self.fuse.push(path);
+    }
+
+    pub(crate) fn set_ublk(&mut self, path: String) {
+        self.ublk = Some(path);
+    }
+
     /// One line for the log.
     pub(crate) fn line(&self) -> String {
         let places: Vec<&str> = self
             .nbd
             .iter()
             .map(|nbd| nbd.uri.as_str())
-            .chain(self.vhost_user.iter().map(String::as_str))
+            .chain(self.vhost_user.iter().chain(&self.fuse).chain(&self.ublk).map(String::as_str))
             .collect();
         let Self { disk, format, size, cache, .. } = self;
         let mode = if self.read_only { "read-only" } else { "writable" };

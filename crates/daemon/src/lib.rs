@@ -19,4 +19,5 @@ mod socket;
 pub use address::Address;
 pub use config::{Announce, Config, Disk};
 pub use error::Error;
+pub use ringtap_export::ublk;
 pub use serve::serve;

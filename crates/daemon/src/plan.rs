@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use ringtap_export::fuse;
 use ringtap_export::nbd::Listener;
 
 use crate::handed::Handed;
@@ -22,11 +23,20 @@ pub(crate) struct VhostUser {
     pub(crate) listener: std::os::unix::net::UnixListener,
 }
 
-/// Every socket, bound and listening.
+/// A file to be.
+pub(crate) struct File {
+    /// The place of its disk in the configuration.
+    pub(crate) disk: usize,
+    pub(crate) mount: fuse::Mount,
+    pub(crate) options: fuse::Options,
+}
+
+/// Every socket, bound and listening, and every file, mounted.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) nbd: Vec<NbdGroup>,
     pub(crate) vhost_user: Vec<VhostUser>,
+    pub(crate) fuse: Vec<File>,
     /// Removed when the plan drops.
     pub(crate) files: Vec<SocketFile>,
 }
@@ -64,6 +74,14 @@ impl Plan {
                     Some(group) => group.listeners.extend(listeners),
                     None => plan.nbd.push(NbdGroup { disks, listeners }),
                 }
+            }
+        }
+        for (place, disk) in config.disks.iter().enumerate() {
+            for path in &disk.fuse {
+                let (read_only, queues) = (disk.options.read_only, disk.queues);
+                let options = fuse::Options { read_only, mode: config.socket_mode, queues };
+                let mount = fuse::Mount::new(path, &disk.path, &options)?;
+                plan.fuse.push(File { disk: place, mount, options });
             }
         }
         for name in handed.left() {
@@ -128,6 +146,8 @@ mod tests {
             name: name.into(),
             nbd,
             vhost_user,
+            fuse: vec![],
+            ublk: None,
             queues: 1,
             serial: String::new(),
         };

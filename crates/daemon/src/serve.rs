@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use ringtap_export::{Stop, nbd, vhost_user};
+use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
 use ringtap_image::open;
 use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
@@ -35,6 +35,8 @@ enum Event {
 struct Served {
     vbd: Arc<Vbd>,
     vhost_user: Vec<Arc<vhost_user::Server>>,
+    fuse: Vec<Arc<fuse::Server>>,
+    ublk: Option<Arc<ublk::Server>>,
     facts: DiskFacts,
 }
 
@@ -53,7 +55,13 @@ pub fn serve(config: Config) -> Result<(), Error> {
     for disk in &config.disks {
         let vbd = Vbd::new(open(&disk.path, &disk.options)?, disk.options.cache);
         let facts = DiskFacts::new(disk, &vbd);
-        disks.push(Served { vbd: Arc::new(vbd), vhost_user: vec![], facts });
+        disks.push(Served {
+            vbd: Arc::new(vbd),
+            vhost_user: vec![],
+            fuse: vec![],
+            ublk: None,
+            facts,
+        });
     }
     let mut plan = Plan::bind(&config)?;
     let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -127,6 +135,24 @@ fn start(
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = vec![];
+    let mut devices = vec![];
+    for (disk, served) in config.disks.iter().zip(disks.iter_mut()) {
+        let Some(id) = disk.ublk else { continue };
+        let options = ublk::Options { queues: disk.queues };
+        let device = ublk::Device::open(&disk.path, id, &served.vbd, &options)?;
+        let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
+        served.facts.set_ublk(server.path().display().to_string());
+        served.ublk = Some(server.clone());
+        devices.push(server);
+    }
+    for server in devices {
+        let (stop, events) = (stop.clone(), events.clone());
+        threads.push(spawn("ublk", move || {
+            let result = server.serve(&stop).map_err(Into::into);
+            let server = format!("ublk {}", server.path().display());
+            let _ = events.send(Event::Ended { server, result });
+        })?);
+    }
     for group in plan.nbd.drain(..) {
         let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
         for disk in &group.disks {
@@ -157,6 +183,18 @@ fn start(
         threads.push(spawn("vhost-user", move || {
             let result = server.serve(&stop).map_err(Into::into);
             let _ = events.send(Event::Ended { server: format!("vhost-user {path}"), result });
+        })?);
+    }
+    for file in plan.fuse.drain(..) {
+        let served = &mut disks[file.disk];
+        let server = Arc::new(fuse::Server::new(file.mount, served.vbd.clone(), file.options));
+        let path = server.path().display().to_string();
+        served.facts.add_fuse(path.clone());
+        served.fuse.push(server.clone());
+        let (stop, events) = (stop.clone(), events.clone());
+        threads.push(spawn("fuse", move || {
+            let result = server.serve(&stop).map_err(Into::into);
+            let _ = events.send(Event::Ended { server: format!("FUSE {path}"), result });
         })?);
     }
     Ok(threads)
@@ -218,6 +256,8 @@ fn reload(config: &Config, disks: &[Served]) {
             Ok(true) => {
                 tracing::info!("{path}: now {} bytes", served.vbd.size());
                 served.vhost_user.iter().for_each(|server| server.resized());
+                served.fuse.iter().for_each(|server| server.resized());
+                served.ublk.iter().for_each(|server| server.resized());
             }
             Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),
             Err(error) => tracing::error!("cannot find the size of {path}: {error}"),

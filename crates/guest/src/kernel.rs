@@ -84,7 +84,34 @@ impl Kernel {
         if let Some(found) = newest(Path::new("/")).filter(whole) {
             return Ok(found);
         }
-        let store = cache.join("kernel");
+        Self::kept(&cache.join("kernel"), |_| Ok(vec![]))
+    }
+
+    /// As [`Kernel::pc`], of version `least` (6.12: `[6, 12]`) or later: where the distribution's is
+    /// older, that of its backports.
+    ///
+    /// # Errors
+    /// As [`Kernel::pc`], and where the backports have none either.
+    pub fn pc_since(cache: &Path, least: &[u64]) -> Result<Self> {
+        let usual = Self::pc(cache)?;
+        if version_key(&usual.release).as_slice() >= least {
+            return Ok(usual);
+        }
+        let found = Self::kept(&cache.join("kernel-backports"), backports)?;
+        if version_key(&found.release).as_slice() >= least {
+            return Ok(found);
+        }
+        Err(Error::Unusable {
+            path: found.image,
+            found: format!("a kernel of version {}, older than {least:?}", found.release),
+            remedy: "install a newer kernel".into(),
+        })
+    }
+
+    /// The newest kernel in `store`, or else the one of the package that apt knows, told the options
+    /// that `apt` gives.
+    fn kept(store: &Path, apt: impl FnOnce(&Path) -> Result<Vec<String>>) -> Result<Self> {
+        let store = store.to_owned();
         fs::create_dir_all(&store).map_err(io("make", &store))?;
         let lock = fs::File::create(store.join("lock")).map_err(io("make", store.join("lock")))?;
         flock(&lock, FlockOperation::LockExclusive)
@@ -92,7 +119,7 @@ impl Kernel {
         if let Some(found) = newest_of_packages(&store) {
             return Ok(found);
         }
-        fetch(&store)?;
+        fetch(&store, &apt(&store)?)?;
         newest_of_packages(&store).ok_or_else(|| Error::Unusable {
             path: store,
             found: "without a kernel although one was just unpacked".into(),
@@ -132,14 +159,15 @@ fn version_key(release: &str) -> Vec<u64> {
 }
 
 /// Downloads the newest kernel package and unpacks what a guest may need of it.
-fn fetch(store: &Path) -> Result<()> {
-    let package = newest_package()?;
+fn fetch(store: &Path, apt: &[String]) -> Result<()> {
+    let package = newest_package(apt)?;
     let work = tempfile::Builder::new()
         .prefix("unpack-")
         .tempdir_in(store)
         .map_err(io("make a directory in", store))?;
     run_tool(
         Command::new(find_program("apt-get", "apt")?)
+            .args(apt)
             .args(["download", &package])
             .current_dir(work.path()),
         DOWNLOAD_TIME,
@@ -193,8 +221,41 @@ fn unpack(deb: &Path, to: &Path) -> Result<()> {
     })
 }
 
+/// Has apt look at the backports of this Debian, in lists of their own below `store`; the options
+/// by which it finds them again.
+fn backports(store: &Path) -> Result<Vec<String>> {
+    let path = Path::new("/etc/os-release");
+    let release = fs::read_to_string(path).map_err(io("read", path))?;
+    let name = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    let name = name.filter(|_| release.contains("ID=debian")).ok_or_else(|| Error::Missing {
+        what: "a newer kernel for a virtual PC".into(),
+        looked: "backports, which only Debian has".into(),
+        remedy: "install a newer kernel".into(),
+    })?;
+    let apt = store.join("apt");
+    for dir in ["lists/partial", "cache/archives/partial"].map(|dir| apt.join(dir)) {
+        fs::create_dir_all(&dir).map_err(io("make", &dir))?;
+    }
+    let list = apt.join("sources.list");
+    let source =
+        format!("deb http://deb.debian.org/debian {}-backports main\n", name.trim_matches('"'));
+    fs::write(&list, source).map_err(io("write", &list))?;
+    let shown = apt.display();
+    let options = [
+        format!("Dir::Etc::sourcelist={}", list.display()),
+        "Dir::Etc::sourceparts=-".into(),
+        format!("Dir::State::lists={shown}/lists"),
+        format!("Dir::Cache={shown}/cache"),
+        "Acquire::Languages=none".into(),
+    ];
+    let options: Vec<String> = options.into_iter().map(|option| format!("-o{option}")).collect();
+    let apt_get = find_program("apt-get", "apt")?;
+    run_tool(Command::new(apt_get).args(&options).arg("update"), DOWNLOAD_TIME)?;
+    Ok(options)
+}
+
 /// The package behind the newest `linux-image-amd64` that apt knows, by name.
-fn newest_package() -> Result<String> {
+fn newest_package(apt: &[String]) -> Result<String> {
     let none = |why: &str| Error::Missing {
         what: "a kernel for a virtual PC".into(),
         looked: format!("/boot and apt's lists: {why}"),
@@ -202,7 +263,7 @@ fn newest_package() -> Result<String> {
     };
     let apt_cache = find_program("apt-cache", "apt")?;
     let run = |args: &[&str]| -> Result<String> {
-        let out = run_tool(Command::new(&apt_cache).args(args), QUERY_TIME)?;
+        let out = run_tool(Command::new(&apt_cache).args(apt).args(args), QUERY_TIME)?;
         Ok(String::from_utf8_lossy(&out).into_owned())
     };
     let known = run(&["madison", "linux-image-amd64"])?;

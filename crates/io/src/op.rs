@@ -42,6 +42,10 @@ pub enum Op {
     Recv { file: File, mem: Mem },
     /// Send `mem` on a socket.
     Send { file: File, mem: Mem },
+    /// Wait until the file can be read from, or is broken (POLLIN, POLLERR); poll's events.
+    PollIn { file: File },
+    /// A command of the file's own driver (IORING_OP_URING_CMD); the result is the driver's.
+    Command { file: File, command: u32, payload: [u8; 16] },
 }
 
 /// What carries operations out: io_uring, or a simulation.

@@ -271,6 +271,10 @@ impl Ring {
                         opcode::SendMsg::new(fd, message).flags(libc::MSG_NOSIGNAL as u32).build())
                 }
             },
+            Op::PollIn { file } => with_file!(file, fd =>
+                opcode::PollAdd::new(fd, libc::POLLIN as u32).build()),
+            Op::Command { file, command, payload } => with_file!(file, fd =>
+                opcode::UringCmd16::new(fd, command).cmd(payload).build()),
         };
         Some(entry.user_data(u64::from(key)))
     }

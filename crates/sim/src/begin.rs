@@ -87,6 +87,8 @@ impl Sim {
             Op::Cancel { file } => flight.result = self.cancel(file),
             Op::Recv { file, mem } => flight.what = What::Recv { file, mem },
             Op::Send { file, mem } => flight.what = What::Send { file, mem },
+            // Of drivers that only a real kernel has.
+            Op::PollIn { .. } | Op::Command { .. } => flight.result = -libc::EOPNOTSUPP,
         }
         if self.lie == Some(Lie::EarlyWrites) {
             end_early(&mut flight, done);

@@ -1,0 +1,234 @@
+//! FUSE: the disk as one plain file, for loop devices and for programs that know files only.
+//!
+//! It is mounted over a regular file, as qemu-storage-daemon does, not shown inside a directory: the
+//! name is the user's, there is nothing to look up or to list, and the file's node is the mount's
+//! own, which the kernel never forgets.
+//!
+//! The messages are read here, from /dev/fuse, and not by a library, because of where a write's
+//! bytes land. A library reads a message into one buffer: the bytes lie 80 bytes off a page, and
+//! O_DIRECT wants them copied. Here header and bytes are read apart, the bytes at a page, by the
+//! very thread that writes them to the image. FUSE over io_uring (Linux 6.14) would save a system
+//! call a request; distributions have it off (`fuse.enable_uring`), so it is not used.
+//!
+//! Source: Linux, include/uapi/linux/fuse.h and Documentation/filesystems/fuse.rst.
+
+mod helper;
+mod mount;
+mod queue;
+mod request;
+mod table;
+mod thread;
+mod wire;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ringtap_io::OpenFile;
+use ringtap_vbd::Vbd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::process::{getegid, geteuid};
+
+pub use self::mount::Mount;
+use self::request::Facts;
+use self::thread::{End, QueueThread};
+use crate::Stop;
+
+/// Bytes of one read or write, at most. The kernel's own limit, unless it is told otherwise.
+const MOST: usize = 1 << 20;
+/// Requests that one thread has under way.
+const SLOTS: u16 = 64;
+/// More threads than this only wake each other: the kernel has one list of requests for all.
+const MOST_THREADS: usize = 4;
+
+/// How a disk is shown as a file.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether it is mounted read-only.
+    pub read_only: bool,
+    /// The file's permissions.
+    pub mode: u32,
+    /// The most threads that serve it.
+    pub queues: u16,
+}
+
+/// Why there is no file to serve, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Something else than a regular file stands there.
+    #[error(
+        "{} is a {found}: --fuse takes a regular file to mount over, or a path where none is yet",
+        path.display()
+    )]
+    Kind {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// It would hide the image itself.
+    #[error("{} is the image itself: mount over another file", path.display())]
+    Image {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something is mounted there.
+    #[error("{} is in use: {found} is mounted on it; unmount it, or choose another path", path.display())]
+    Busy {
+        /// The path.
+        path: PathBuf,
+        /// What is mounted.
+        found: String,
+    },
+    /// A system call failed.
+    #[error("cannot {tried} {}: {source}{hint}", path.display())]
+    Os {
+        /// What was tried.
+        tried: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do, with the mark that joins it.
+        hint: &'static str,
+    },
+    /// The mount helper refused.
+    #[error("cannot mount over {} as this user: {why}", path.display())]
+    Helper {
+        /// The path.
+        path: PathBuf,
+        /// What it said.
+        why: String,
+    },
+    /// The kernel and this program do not understand each other.
+    #[error("cannot come to terms with the kernel over {}: {why}", path.display())]
+    Init {
+        /// The path.
+        path: PathBuf,
+        /// What happened.
+        why: String,
+    },
+    /// A thread could not be started, or its ring failed.
+    #[error("cannot serve {}: {source}", path.display())]
+    Serve {
+        /// The path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody took it off.
+    #[error("{} was unmounted by somebody else", path.display())]
+    Unmounted {
+        /// The path.
+        path: PathBuf,
+    },
+}
+
+/// Serves a device as a file.
+pub struct Server {
+    path: PathBuf,
+    mount: Mutex<Mount>,
+    /// One of the mount's descriptors, to tell the kernel something by.
+    tell: Mutex<Option<Arc<OpenFile>>>,
+    vbd: Arc<Vbd>,
+    options: Options,
+}
+
+impl Server {
+    /// A server for what is mounted already.
+    pub fn new(mount: Mount, vbd: Arc<Vbd>, options: Options) -> Server {
+        let path = mount.path().to_owned();
+        Server { path, mount: Mutex::new(mount), tell: Mutex::default(), vbd, options }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Serve until `stop` is raised; then unmount, drain and leave. The last flush is the caller's.
+    pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
+        let failed = |source| Error::Serve { path: self.path.clone(), source };
+        let mut mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = cpus.min(MOST_THREADS).min(self.options.queues.max(1).into());
+        let devices = mount.take_devices(count)?;
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let ended = Arc::new(OpenFile::new(eventfd));
+        let mut threads = vec![];
+        let mut started = Ok(());
+        for (index, device) in devices.into_iter().enumerate() {
+            if index == 0 {
+                let again = device.try_clone().map_err(failed)?;
+                *self.tell.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(Arc::new(OpenFile::new(again)));
+            }
+            let (device, vbd) = (OpenFile::new(device), self.vbd.fork());
+            match QueueThread::start(index, device, vbd, self.facts(), ended.clone()) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => started = Err(error),
+            }
+        }
+        let waited = started.and_then(|()| wait(stop, &ended));
+        // While they serve: those who use the file may have to be heard before they let go of it.
+        match mount.unmount() {
+            Ok(true) => tracing::warn!(
+                "{} was in use when it was unmounted: whoever has it open gets errors from now on",
+                self.path.display()
+            ),
+            Ok(false) => {}
+            Err(error) => tracing::warn!("cannot unmount {}: {error}", self.path.display()),
+        }
+        threads.iter().for_each(QueueThread::stop);
+        let ends: Vec<_> = threads.into_iter().map(QueueThread::join).collect();
+        *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        waited.map_err(failed)?;
+        let mut unmounted = false;
+        for end in ends {
+            unmounted |= end.map_err(failed)? == End::Unmounted;
+        }
+        match unmounted && !stop.is_raised() {
+            true => Err(Error::Unmounted { path: self.path.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Tell the kernel that the disk's size changed.
+    pub fn resized(&self) {
+        let tell = self.tell.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(device) = tell else { return };
+        match rustix::io::write(&*device, &wire::forget_size()) {
+            // Nobody has asked for the size yet, so nobody knows the old one.
+            Ok(_) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => {
+                tracing::warn!("cannot tell the kernel of {}'s size: {error}", self.path.display());
+            }
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        let read_only = self.options.read_only || self.vbd.info().read_only;
+        let may = if read_only { 0o555 } else { 0o777 };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Facts {
+            read_only,
+            mode: self.options.mode & may,
+            uid: geteuid().as_raw(),
+            gid: getegid().as_raw(),
+            time: now.as_secs(),
+        }
+    }
+}
+
+/// Wait until the stop is raised or a thread has ended.
+fn wait(stop: &Stop, ended: &OpenFile) -> io::Result<()> {
+    loop {
+        let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Mounting one file over another, and taking it off again whoever left it there.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{getegid, geteuid};
+
+use super::table::{Entry, mounts_on};
+use super::wire::{self, Head, IN_HEADER, Init, op};
+use super::{Error, MOST, Options, helper};
+
+const DEVICE: &str = "/dev/fuse";
+/// How mounts of ours are known: `fuse.` and this.
+const SUBTYPE: &str = "ringtap";
+/// _IOR(229, 0, u32): make this descriptor another of a mounted one.
+const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
+/// The kernel says INIT as soon as it has mounted.
+const INIT_WITHIN: Duration = Duration::from_secs(10);
+/// Requests that loop devices and read-ahead may have under way; beyond that they wait.
+const BACKGROUND: u16 = 512;
+/// Stale mounts that may lie on one another.
+const MOST_STALE: usize = 64;
+
+/// A mounted file that nobody serves yet. Dropping it unmounts.
+#[derive(Debug)]
+pub struct Mount {
+    path: PathBuf,
+    device: Option<OwnedFd>,
+    /// Whether the file under it was made here.
+    made: bool,
+    mounted: bool,
+}
+
+impl Mount {
+    /// Mount over `path`, a regular file or nothing yet. `image` is what is shown as the source, and
+    /// must not be that very file.
+    pub fn new(path: &Path, image: &Path, options: &Options) -> Result<Mount, Error> {
+        let path = resolve(path)?;
+        // What is shown in the table of mounts is to be of use from any folder.
+        let image = &std::path::absolute(image).unwrap_or_else(|_| image.to_owned());
+        remove_stale(&path)?;
+        let made = prepare(&path, image)?;
+        let mut mount = Mount { path, device: None, made, mounted: false };
+        let device = if geteuid().is_root() {
+            mount.by_system_call(image, options)?
+        } else {
+            // Whether others may use it too is the administrator's choice (/etc/fuse.conf).
+            helper::mount(&mount.path, &mount_options(image, options, true))
+                .or_else(|_| helper::mount(&mount.path, &mount_options(image, options, false)))?
+        };
+        mount.mounted = true;
+        greet(&device, &mount.path)?;
+        mount.device = Some(device);
+        Ok(mount)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn by_system_call(&self, image: &Path, options: &Options) -> Result<OwnedFd, Error> {
+        let device = open_device()?;
+        let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+        if options.read_only {
+            flags |= MountFlags::RDONLY;
+        }
+        let data = format!(
+            "fd={},rootmode={:o},user_id={},group_id={},max_read={MOST},default_permissions,allow_other\0",
+            device.as_raw_fd(),
+            libc::S_IFREG,
+            geteuid().as_raw(),
+            getegid().as_raw(),
+        );
+        let data = std::ffi::CStr::from_bytes_with_nul(data.as_bytes()).ok();
+        let kind = format!("fuse.{SUBTYPE}");
+        mount(image, &self.path, kind, flags, data).map_err(|source| Error::Os {
+            tried: "mount over",
+            path: self.path.clone(),
+            source: source.into(),
+            hint: "; mounting takes CAP_SYS_ADMIN, which containers often lack",
+        })?;
+        Ok(device)
+    }
+
+    /// The descriptors to serve it by, `count` of them, or fewer where the kernel gives fewer.
+    pub(crate) fn take_devices(&mut self, count: usize) -> Result<Vec<OwnedFd>, Error> {
+        let mut devices: Vec<OwnedFd> = self.device.take().into_iter().collect();
+        while devices.len() < count {
+            let (device, first) = (open_device()?, devices.first());
+            let Some(mut fd) = first.map(|first| first.as_raw_fd() as u32) else { break };
+            // SAFETY: the ioctl reads one u32 at that address.
+            let cloned = unsafe { libc::ioctl(device.as_raw_fd(), CLONE, &raw mut fd) };
+            if cloned != 0 {
+                let error = io::Error::last_os_error();
+                tracing::warn!("one queue for {}: {error}", self.path.display());
+                break;
+            }
+            devices.push(device);
+        }
+        Ok(devices)
+    }
+
+    /// Take it off. In use it is taken out of sight at least; its users get errors once its
+    /// descriptors are closed. Whether it was in use.
+    pub(crate) fn unmount(&mut self) -> io::Result<bool> {
+        if !std::mem::take(&mut self.mounted) {
+            return Ok(false);
+        }
+        let busy = match take_off(&self.path, false) {
+            // Somebody else has taken it off.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
+            Err(_) => true,
+            Ok(()) => false,
+        };
+        if busy {
+            take_off(&self.path, true)?;
+        }
+        Ok(busy)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Without a server nothing that asks the file may be waited for: the connection goes first.
+        self.device = None;
+        if let Err(error) = self.unmount() {
+            tracing::warn!("cannot unmount {}: {error}", self.path.display());
+        }
+        let empty = || fs::metadata(&self.path).is_ok_and(|meta| meta.is_file() && meta.len() == 0);
+        if self.made && empty() {
+            // What cannot be removed is an empty file, and does no harm.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn failed(tried: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Os { tried, path: path.to_owned(), source, hint: "" }
+}
+
+/// The path without symbolic links, though what is mounted there may be dead.
+fn resolve(path: &Path) -> Result<PathBuf, Error> {
+    let absolute = std::path::absolute(path).map_err(|error| failed("find", path, error))?;
+    let (Some(folder), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+        return Err(Error::Kind { path: absolute, found: "directory" });
+    };
+    let folder = folder.canonicalize().map_err(|error| failed("find", folder, error))?;
+    let resolved = folder.join(name);
+    match resolved.read_link() {
+        Ok(_) => resolved.canonicalize().map_err(|error| failed("find", path, error)),
+        Err(_) => Ok(resolved),
+    }
+}
+
+/// A server that was killed leaves its mount behind: every access fails with ENOTCONN, and with
+/// ECONNABORTED where it began while the kernel was still closing the server's descriptors.
+fn is_stale(path: &Path) -> bool {
+    let seen = fs::metadata(path);
+    let dead = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
+    seen.is_err_and(|error| dead.contains(&error.raw_os_error()))
+}
+
+fn remove_stale(path: &Path) -> Result<(), Error> {
+    for _ in 0..MOST_STALE {
+        let mounts = mounts_on(path).map_err(|error| failed("list the mounts on", path, error))?;
+        let Some(Entry { kind, source, .. }) = mounts.last() else { return Ok(()) };
+        let stale = is_stale(path);
+        if *kind != format!("fuse.{SUBTYPE}") || !stale {
+            let dead = if stale { ", whose server is gone" } else { "" };
+            let found = format!("{source} ({kind}{dead})");
+            return Err(Error::Busy { path: path.to_owned(), found });
+        }
+        tracing::info!("{}: unmounting what a killed server left", path.display());
+        take_off(path, true).map_err(|error| failed("unmount the stale", path, error))?;
+    }
+    Ok(())
+}
+
+fn take_off(path: &Path, lazily: bool) -> io::Result<()> {
+    if !geteuid().is_root() {
+        return helper::unmount(path, lazily);
+    }
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    Ok(unmount(path, flags | UnmountFlags::NOFOLLOW)?)
+}
+
+/// Make sure that there is a regular file to mount over; whether it was made.
+fn prepare(path: &Path, image: &Path) -> Result<bool, Error> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => Err(Error::Kind { path: path.to_owned(), found: "directory" }),
+        Ok(meta) if !meta.is_file() => {
+            Err(Error::Kind { path: path.to_owned(), found: "special file" })
+        }
+        Ok(meta) => match fs::metadata(image) {
+            Ok(image) if (image.dev(), image.ino()) == (meta.dev(), meta.ino()) => {
+                Err(Error::Image { path: path.to_owned() })
+            }
+            _ => Ok(false),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut new = File::options();
+            new.write(true).create_new(true).mode(0o600);
+            new.open(path).map_err(|error| failed("make the file", path, error))?;
+            Ok(true)
+        }
+        Err(error) => Err(failed("look at", path, error)),
+    }
+}
+
+/// What the mount helper is told; `helper` knows the rest by itself.
+fn mount_options(image: &Path, options: &Options, everybody: bool) -> String {
+    let name = image.display().to_string().replace('\\', "\\\\").replace(',', "\\,");
+    let access = if options.read_only { "ro" } else { "rw" };
+    let others = if everybody { ",allow_other" } else { "" };
+    format!(
+        "{access},nosuid,nodev,fsname={name},subtype={SUBTYPE},max_read={MOST},default_permissions{others}"
+    )
+}
+
+fn open_device() -> Result<OwnedFd, Error> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    open(DEVICE, flags, Mode::empty()).map_err(|source| Error::Os {
+        tried: "open",
+        path: DEVICE.into(),
+        source: source.into(),
+        hint: "; it takes the kernel's module fuse, and in a container the device",
+    })
+}
+
+/// Answer the kernel's INIT.
+fn greet(device: &OwnedFd, path: &Path) -> Result<(), Error> {
+    let failed = |why: String| Error::Init { path: path.to_owned(), why };
+    let mut fds = [PollFd::new(device, PollFlags::IN)];
+    let wait = Timespec { tv_sec: INIT_WITHIN.as_secs() as i64, tv_nsec: 0 };
+    match poll(&mut fds, Some(&wait)) {
+        Ok(0) => return Err(failed("it said nothing".into())),
+        Ok(_) => {}
+        Err(error) => return Err(failed(error.to_string())),
+    }
+    let mut message = vec![0; MOST + wire::WRITE_HEADER];
+    let read = rustix::io::read(device, &mut message).map_err(|error| failed(error.to_string()))?;
+    let message = &message[..read];
+    let head = Head::parse(message).filter(|head| head.opcode == op::INIT);
+    let init = message.get(IN_HEADER..).and_then(Init::parse);
+    let (Some(head), Some(init)) = (head, init) else {
+        return Err(failed("its first message is no INIT".into()));
+    };
+    if init.major != wire::MAJOR || init.minor < wire::OLDEST_MINOR {
+        let (major, minor) = (init.major, init.minor);
+        return Err(failed(format!("it speaks version {major}.{minor}, and 7.24 is needed")));
+    }
+    let answer = init.answer(BACKGROUND, MOST as u32);
+    let header = wire::answer_header(head.unique, 0, answer.len());
+    rustix::io::write(device.as_fd(), &[&header[..], &answer].concat())
+        .map_err(|error| failed(error.to_string()))?;
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! The kernel's table of mounts, as /proc/self/mountinfo tells it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) place: PathBuf,
+    pub(crate) kind: String,
+    pub(crate) source: String,
+}
+
+/// The mounts on a path, the topmost last.
+pub(crate) fn mounts_on(path: &Path) -> io::Result<Vec<Entry>> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    let lines = table.split(|byte| *byte == b'\n').filter_map(parse);
+    Ok(lines.filter(|entry| entry.place == path).collect())
+}
+
+/// Source: proc(5), "/proc/[pid]/mountinfo".
+fn parse(line: &[u8]) -> Option<Entry> {
+    let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let place = OsString::from_vec(unescape(words.get(4)?));
+    // The optional fields end with a lone hyphen.
+    let end = words.iter().position(|word| *word == b"-")?;
+    let text = |word: &[u8]| String::from_utf8_lossy(&unescape(word)).into_owned();
+    Some(Entry {
+        place: place.into(),
+        kind: text(words.get(end + 1)?),
+        source: text(words.get(end + 2)?),
+    })
+}
+
+/// Blanks, tabs, newlines and backslashes are written as a backslash and three octal digits.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| *first == b'\\');
+        let byte = digits
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match byte {
+            Some(byte) => {
+                out.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = after;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_taken_apart() {
+        let line =
+            br"36 35 98:0 / /mnt/a\040b\134 rw,noatime master:1 shared:2 - fuse.ringtap tap:/x rw";
+        let entry = parse(line).expect("an entry");
+        assert_eq!(entry.place, Path::new(r"/mnt/a b\"));
+        assert_eq!((entry.kind.as_str(), entry.source.as_str()), ("fuse.ringtap", "tap:/x"));
+        for odd in ["", "1 2 3 4", "1 2 3 4 / rw", "1 2 3 4 / rw - ext4", "\\", "\\9", "\\04"] {
+            assert!(parse(odd.as_bytes()).is_none(), "{odd}");
+            unescape(odd.as_bytes());
+        }
+    }
+
+    #[test]
+    fn the_root_is_mounted() {
+        assert!(!mounts_on(Path::new("/")).expect("the table").is_empty());
+    }
+}

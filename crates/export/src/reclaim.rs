@@ -1,0 +1,34 @@
+//! Keeping a server of this host's own block devices from waiting for itself.
+//!
+//! Short of memory, the kernel writes pages out to disks, and may have whoever asks for memory wait
+//! for that. A server that waits so for the disk it serves waits for ever.
+
+use std::io;
+
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::geteuid;
+
+/// prctl(2): memory is found for this thread without writing to disks. Linux 5.6.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
+/// Have memory found for the calling thread, and those it starts, without waiting for a disk.
+pub(crate) fn become_io_flusher() {
+    // SAFETY: this prctl takes plain numbers.
+    let set = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+    if set != 0 {
+        let error = io::Error::last_os_error();
+        tracing::debug!("cannot become an I/O flusher (CAP_SYS_RESOURCE): {error}");
+    }
+}
+
+/// Keep the whole process in memory: it must not be swapped out, perhaps to its own device.
+pub(crate) fn keep_in_memory() {
+    if !geteuid().is_root() {
+        // A limit of locked memory would make allocations fail later.
+        return;
+    }
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    if let Err(error) = mlockall(flags) {
+        tracing::warn!("cannot keep the server in memory (CAP_IPC_LOCK): {error}");
+    }
+}

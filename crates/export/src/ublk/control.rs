@@ -1,0 +1,210 @@
+//! /dev/ublk-control: devices made, started, taken over, stopped and deleted.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+use rustix::fs::{Mode, OFlags, open};
+
+use super::wire::{DeviceInfo, State, control, control_command, feature};
+
+const DEVICE: &str = "/dev/ublk-control";
+/// Starting reads partitions and stopping waits for what is under way: no longer than this.
+const WITHIN: Duration = Duration::from_secs(120);
+/// How long to wait for those who have a deleted device open.
+const LET_GO: Duration = Duration::from_secs(3);
+
+/// A ring of its own: commands of this file are larger than a queue's.
+pub(crate) struct Control {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    device: OwnedFd,
+}
+
+/// A device that commands are for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) id: u32,
+    /// Whether an ordinary user made it: then each command proves its right by the device's path.
+    pub(crate) unprivileged: bool,
+}
+
+impl Target {
+    pub(crate) fn of(info: &DeviceInfo) -> Target {
+        Target { id: info.id, unprivileged: info.features & feature::UNPRIVILEGED != 0 }
+    }
+}
+
+/// The file by which a device is served.
+pub(crate) fn served_by(id: u32) -> PathBuf {
+    format!("/dev/ublkc{id}").into()
+}
+
+/// The block device.
+pub(crate) fn block_device(id: u32) -> PathBuf {
+    format!("/dev/ublkb{id}").into()
+}
+
+/// The numbers of all devices there are.
+pub(crate) fn all() -> io::Result<Vec<u32>> {
+    let entries = match fs::read_dir("/sys/class/ublk-char") {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(error) => return Err(error),
+    };
+    let number =
+        |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
+    let mut all: Vec<u32> = entries.flatten().filter_map(number).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+impl Control {
+    pub(crate) fn open() -> io::Result<Control> {
+        let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let ring = IoUring::<squeue::Entry128, cqueue::Entry>::builder().build(4)?;
+        Ok(Control { ring, device })
+    }
+
+    /// One command to its end. `path` and `data` are what the driver reads and writes.
+    fn run(
+        &mut self,
+        command: u32,
+        id: u32,
+        path: Option<String>,
+        data: &mut [u8],
+        inline: u64,
+    ) -> io::Result<i32> {
+        let path = path.unwrap_or_default().into_bytes();
+        // Owned, for the driver may come to it later than we care to wait.
+        let mut buffer = [&path[..], data].concat();
+        let sizes = (u16::try_from(buffer.len()), u16::try_from(path.len()));
+        let (Ok(len), Ok(path_len)) = sizes else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let address = if buffer.is_empty() { 0 } else { buffer.as_mut_ptr() as u64 };
+        let payload = control_command(id, address, len, path_len, inline);
+        let entry = opcode::UringCmd80::new(Fd(self.device.as_raw_fd()), command).cmd(payload);
+        // SAFETY: the buffer lives until the completion, or for ever where that does not come.
+        let pushed = unsafe { self.ring.submission().push(&entry.build()) };
+        pushed.map_err(|_| io::Error::other("the control ring is full"))?;
+        let time = Timespec::new().sec(WITHIN.as_secs());
+        let args = SubmitArgs::new().timespec(&time);
+        let result = loop {
+            match self.ring.submitter().submit_with_args(1, &args) {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) => {
+                    std::mem::forget(buffer);
+                    return Err(error);
+                }
+            }
+            if let Some(entry) = self.ring.completion().next() {
+                break entry.result();
+            }
+        };
+        if result < 0 {
+            return Err(io::Error::from_raw_os_error(-result));
+        }
+        data.copy_from_slice(&buffer[path.len()..]);
+        Ok(result)
+    }
+
+    fn path(target: Target) -> Option<String> {
+        target.unprivileged.then(|| served_by(target.id).display().to_string())
+    }
+
+    fn command(&mut self, command: u32, target: Target, inline: u64) -> io::Result<()> {
+        self.run(command, target.id, Self::path(target), &mut [], inline).map(drop)
+    }
+
+    /// What this kernel's driver can do. Linux 6.5.
+    pub(crate) fn features(&mut self) -> io::Result<u64> {
+        let mut features = [0; 8];
+        self.run(control::FEATURES, u32::MAX, None, &mut features, 0)?;
+        Ok(u64::from_ne_bytes(features))
+    }
+
+    /// The facts of a device; none where there is no such device.
+    pub(crate) fn info(&mut self, id: u32) -> io::Result<Option<DeviceInfo>> {
+        let mut bytes = [0; DeviceInfo::LEN];
+        let path = served_by(id).display().to_string();
+        match self.run(control::INFO, id, Some(path), &mut bytes, 0) {
+            Ok(_) => Ok(Some(DeviceInfo::decode(&bytes))),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENODEV | libc::ENOENT) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Make a device; what became of the wishes.
+    pub(crate) fn add(&mut self, wanted: &DeviceInfo) -> io::Result<DeviceInfo> {
+        let mut bytes = wanted.encode();
+        self.run(control::ADD, wanted.id, None, &mut bytes, 0)?;
+        Ok(DeviceInfo::decode(&bytes))
+    }
+
+    pub(crate) fn set_params(&mut self, target: Target, params: &mut [u8]) -> io::Result<()> {
+        self.run(control::SET_PARAMS, target.id, Self::path(target), params, 0).map(drop)
+    }
+
+    /// Make it a block device. Every slot of every queue must be fetching, or will soon.
+    pub(crate) fn start(&mut self, target: Target) -> io::Result<()> {
+        self.command(control::START, target, std::process::id().into())
+    }
+
+    /// Begin to take over a device that waits for a server.
+    pub(crate) fn start_recovery(&mut self, target: Target) -> io::Result<()> {
+        self.command(control::START_RECOVERY, target, 0)
+    }
+
+    /// As [`Control::start`], for a device taken over.
+    pub(crate) fn end_recovery(&mut self, target: Target) -> io::Result<()> {
+        self.command(control::END_RECOVERY, target, std::process::id().into())
+    }
+
+    /// Make it no block device any more; what is fetched ends.
+    pub(crate) fn stop(&mut self, target: Target) -> io::Result<()> {
+        self.command(control::STOP, target, 0)
+    }
+
+    /// Delete it. What is left of it goes when its last user lets go: true where that is soon.
+    pub(crate) fn delete(&mut self, target: Target) -> io::Result<bool> {
+        match self.command(control::DELETE_ASYNC, target, 0) {
+            Ok(()) => {}
+            // Linux before 6.7 has only the command that waits, and 6.12 lets ordinary users have no
+            // other.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
+                return self.command(control::DELETE, target, 0).map(|()| true);
+            }
+            Err(error) => return Err(error),
+        }
+        let end = Instant::now() + LET_GO;
+        // Its file is gone, so whoever proves by it to be its owner can no longer ask: gone, too.
+        while matches!(self.info(target.id), Ok(Some(_))) {
+            if Instant::now() > end {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(true)
+    }
+
+    /// Change its size, in bytes. Linux 6.16.
+    pub(crate) fn resize(&mut self, target: Target, size: u64) -> io::Result<()> {
+        self.command(control::UPDATE_SIZE, target, size / 512)
+    }
+
+    /// Stop and delete a device whose server is gone.
+    pub(crate) fn remove(&mut self, info: &DeviceInfo) -> io::Result<()> {
+        let target = Target::of(info);
+        if info.state != State::Dead {
+            self.stop(target)?;
+        }
+        self.delete(target).map(drop)
+    }
+}

@@ -1,0 +1,309 @@
+//! ublk: the disk as a block device of this host, `/dev/ublkbN` (Linux 6.5 and later).
+//!
+//! The driver's own commands go over the queue threads' own rings: a slot's answer and its next
+//! request are one `Op::Command`, so a queue costs what every other wire's costs. The crate
+//! `libublk` was weighed: it brings a ring, an executor and a buffer pool of its own for each queue,
+//! so that each request would have to change from its loop to ours and back.
+//!
+//! Bytes are copied once, by the driver, between a request's pages and the slot's memory. Zero copy
+//! (Linux 6.15) and user copy are not used.
+//!
+//! A device outlives its server: it waits for another one of the same image (UBLK_F_USER_RECOVERY),
+//! which is given again what the dead one had not answered.
+//!
+//! Source: Linux, Documentation/block/ublk.rst and include/uapi/linux/ublk_cmd.h.
+
+mod control;
+mod descriptors;
+mod device;
+mod list;
+mod queue;
+mod record;
+mod thread;
+mod wire;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use ringtap_io::OpenFile;
+use ringtap_vbd::Vbd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+pub use self::device::Device;
+pub use self::list::{Listed, list, reap};
+pub use self::wire::State;
+use self::wire::feature;
+use crate::Stop;
+use crate::reclaim::keep_in_memory;
+
+/// How a disk is shown as a block device.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The most queues, each a thread; never more than there are processors.
+    pub queues: u16,
+}
+
+/// Why there is no block device, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel has no ublk.
+    #[error(
+        "this kernel offers no ublk ({0}): try modprobe ublk_drv (Linux 6.5 or later). Without it, \
+         serve the disk with --nbd and attach it with nbd-client, or with --fuse and losetup"
+    )]
+    Missing(io::Error),
+    /// The driver does not speak as this program does.
+    #[error(
+        "this kernel's ublk is too old: Linux 6.5 or later is needed. Without it, serve the disk \
+         with --nbd and attach it with nbd-client, or with --fuse and losetup"
+    )]
+    Old,
+    /// A device of that number is there.
+    #[error("/dev/ublkb{id} is in use: {}", taken(*.pid, *.served, *.ours, .image.as_deref()))]
+    Taken {
+        /// Its number.
+        id: u32,
+        /// Its server's process.
+        pid: i32,
+        /// Whether that is there.
+        served: bool,
+        /// Whether it is a Ringtap.
+        ours: bool,
+        /// The image it shows, where that is known.
+        image: Option<PathBuf>,
+    },
+    /// No device could be made.
+    #[error("cannot make {}: {source}{}", numbered(*.id), add_hint(source))]
+    Add {
+        /// The number asked for.
+        id: Option<u32>,
+        /// What the driver said.
+        source: io::Error,
+    },
+    /// A device that waits for a server cannot be taken over.
+    #[error(
+        "cannot take over {}, which waits for its server: {source}; \
+         `ringtap list --reap={id}` gives it up, and what its users had not flushed",
+        path.display()
+    )]
+    Recover {
+        /// The device.
+        path: PathBuf,
+        /// Its number.
+        id: u32,
+        /// What the driver said.
+        source: io::Error,
+    },
+    /// A system call or a command of the driver failed.
+    #[error("cannot {tried} {}: {source}", path.display())]
+    Os {
+        /// What was tried.
+        tried: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What was said.
+        source: io::Error,
+    },
+    /// Somebody else stopped the device.
+    #[error("{} was stopped by somebody else", path.display())]
+    Stopped {
+        /// The device.
+        path: PathBuf,
+    },
+}
+
+fn taken(pid: i32, served: bool, ours: bool, image: Option<&Path>) -> String {
+    let what = match (image, ours) {
+        (Some(image), _) => format!("it shows {}", image.display()),
+        (None, true) => "it shows another image".into(),
+        (None, false) => "it is not Ringtap's".into(),
+    };
+    match served {
+        true => format!("{what}, served by process {pid}; choose another number"),
+        false => format!(
+            "{what}, and waits for its server; choose another number, or see `ringtap list`"
+        ),
+    }
+}
+
+fn numbered(id: Option<u32>) -> String {
+    id.map_or("a ublk device".into(), |id| format!("/dev/ublkb{id}"))
+}
+
+fn add_hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => "; it takes root, or leave to use /dev/ublk-control",
+        Some(libc::EINVAL) => "; numbers end below a million",
+        _ => "",
+    }
+}
+
+impl Error {
+    /// Why /dev/ublk-control cannot be used.
+    fn control(source: io::Error) -> Error {
+        match source.raw_os_error() {
+            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => Error::Missing(source),
+            _ => Error::Os { tried: "open", path: "/dev/ublk-control".into(), source },
+        }
+    }
+}
+
+/// Serves a device as a block device of this host.
+pub struct Server {
+    path: PathBuf,
+    running: Mutex<Running>,
+    ended: Arc<OpenFile>,
+    vbd: Arc<Vbd>,
+}
+
+struct Running {
+    device: Device,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl Server {
+    /// Start to serve. When this returns the block device is there.
+    pub fn start(mut device: Device, vbd: Arc<Vbd>) -> Result<Server, Error> {
+        let path = device.path();
+        let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
+        keep_in_memory();
+        let signal = eventfd(0, EventfdFlags::CLOEXEC);
+        let ended = signal.map_err(|error| failed("make an eventfd for", error.into()))?;
+        let ended = Arc::new(OpenFile::new(ended));
+        let Some(file) = device.file.take() else {
+            return Err(failed("serve", io::ErrorKind::NotConnected.into()));
+        };
+        let file = Arc::new(OpenFile::new(file));
+        let (fetching, heard) = mpsc::channel();
+        let (info, target) = (device.info, device.target());
+        let mut running = Running { device, threads: vec![] };
+        let mut started = Ok(());
+        for index in 0..info.queues {
+            let (file, fetching) = (file.clone(), fetching.clone());
+            match thread::start(index, file, info, vbd.fork(), fetching, ended.clone()) {
+                Ok(thread) => running.threads.push(thread),
+                Err(source) => started = Err(failed("start a thread for", source)),
+            }
+        }
+        drop((file, fetching));
+        for _ in &running.threads {
+            match heard.recv() {
+                Ok(None) => {}
+                Ok(Some(errno)) => {
+                    let source = io::Error::from_raw_os_error(errno);
+                    started = started.and(Err(failed("fetch requests of", source)));
+                }
+                Err(_) => {
+                    let source = io::Error::other("its thread ended");
+                    started = started.and(Err(failed("serve", source)));
+                }
+            }
+        }
+        let control = &mut running.device.control;
+        let started = started.and_then(|()| match running.device.taken_over {
+            true => control.end_recovery(target).map_err(|e| failed("take over", e)),
+            false => control.start(target).map_err(|e| failed("start", e)),
+        });
+        if let Err(error) = started {
+            // One that was taken over goes on waiting: its users have not lost anything yet.
+            if running.device.fresh {
+                running.end();
+            }
+            return Err(error);
+        }
+        Ok(Server { path, running: Mutex::new(running), ended, vbd })
+    }
+
+    /// The block device.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Serve until `stop` is raised; then take the block device away and leave. The last flush is
+    /// the caller's.
+    pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
+        let failed = |tried, source| Error::Os { tried, path: self.path.clone(), source };
+        wait(stop, &self.ended).map_err(|source| failed("wait for the threads of", source))?;
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write_back();
+        let mut first = Ok(());
+        for end in running.end() {
+            first = first.and(end.map_err(|source| failed("serve", source)));
+        }
+        first?;
+        match stop.is_raised() {
+            true => Ok(()),
+            false => Err(Error::Stopped { path: self.path.clone() }),
+        }
+    }
+
+    /// Have the kernel write what it keeps of the block device, while somebody takes it.
+    fn write_back(&self) {
+        let in_use = File::options().read(true).custom_flags(libc::O_EXCL).open(&self.path);
+        if in_use.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY)) {
+            tracing::warn!(
+                "{} is in use: whoever has it mounted gets errors from now on",
+                self.path.display()
+            );
+        }
+        let written = File::open(&self.path).and_then(|device| device.sync_all());
+        match written {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::error!("cannot write back {}: {error}", self.path.display()),
+        }
+    }
+
+    /// Give the block device the size that the disk has now.
+    pub fn resized(&self) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = &mut running.device;
+        if device.info.features & feature::UPDATE_SIZE == 0 {
+            tracing::warn!(
+                "{} keeps its size until it is served anew: this kernel cannot change it \
+                 (Linux 6.16 can)",
+                self.path.display()
+            );
+            return;
+        }
+        let target = device.target();
+        if let Err(error) = device.control.resize(target, self.vbd.size()) {
+            tracing::error!("cannot change the size of {}: {error}", self.path.display());
+        }
+    }
+}
+
+impl Running {
+    /// Stop the device, wait for its threads, delete it. How the threads ended.
+    fn end(&mut self) -> Vec<io::Result<()>> {
+        let path = self.device.path();
+        let device = &mut self.device;
+        let target = device.target();
+        if let Err(error) = device.control.stop(target) {
+            tracing::error!("cannot stop {}: {error}", path.display());
+        }
+        let panicked = |_| Err(io::Error::other("the queue thread panicked"));
+        let threads = self.threads.drain(..);
+        let ends = threads.map(|thread| thread.join().unwrap_or_else(panicked)).collect();
+        if let Err(error) = device.delete() {
+            tracing::error!("cannot delete {}: {error}", path.display());
+        }
+        ends
+    }
+}
+
+/// Wait until the stop is raised or a thread has ended.
+fn wait(stop: &Stop, ended: &OpenFile) -> io::Result<()> {
+    loop {
+        let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

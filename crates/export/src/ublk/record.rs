@@ -1,0 +1,77 @@
+//! Which image a device shows, for people and for the next server; gone with the next boot.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+
+/// The mark of devices of ours, in the upper 16 bits of what the driver keeps for a server.
+const OURS: u64 = 0x5254 << 48;
+
+/// What the driver is to keep so that the next server of the same image knows its device.
+pub(crate) fn mark(image: &Path) -> u64 {
+    // FNV-1a.
+    let hash =
+        name(image).to_string_lossy().bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+    OURS | hash >> 16
+}
+
+/// Whether a device of that mark is one of ours.
+pub(crate) fn is_ours(mark: u64) -> bool {
+    mark & (0xffff << 48) == OURS
+}
+
+/// The image's path, the same from wherever it is named.
+fn name(image: &Path) -> PathBuf {
+    image.canonicalize().unwrap_or_else(|_| image.to_owned())
+}
+
+/// Where records are kept: only there for this boot, only for this user to write.
+fn folder() -> Option<PathBuf> {
+    if geteuid().is_root() {
+        return Some("/run/ringtap/ublk".into());
+    }
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    own.filter(|path| path.is_absolute()).map(|path| path.join("ringtap/ublk"))
+}
+
+/// Note the image of a device. Devices work without, but cannot be told apart by people.
+pub(crate) fn write(id: u32, image: &Path) {
+    let Some(folder) = folder() else { return };
+    let path = folder.join(id.to_string());
+    let text = name(image).into_os_string().into_encoded_bytes();
+    let written = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, text));
+    if let Err(error) = written {
+        tracing::warn!("cannot note in {} which image it is: {error}", path.display());
+    }
+}
+
+/// The image of a device, where it was noted and `mark` shows that this is still so.
+pub(crate) fn read(id: u32, of: u64) -> Option<PathBuf> {
+    let bytes = fs::read(folder()?.join(id.to_string())).ok()?;
+    let image = PathBuf::from(String::from_utf8_lossy(&bytes).into_owned());
+    (mark(&image) == of).then_some(image)
+}
+
+pub(crate) fn remove(id: u32) -> io::Result<()> {
+    match folder() {
+        Some(folder) => fs::remove_file(folder.join(id.to_string())),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_tells_images_apart_and_ours_from_others() {
+        let (one, two) = (mark(Path::new("null:1M")), mark(Path::new("null:2M")));
+        assert!(one != two && is_ours(one) && is_ours(two));
+        assert!(!is_ours(0) && !is_ours(u64::MAX));
+        assert_eq!(mark(Path::new("/proc/self/../self/stat")), mark(Path::new("/proc/self/stat")));
+    }
+}

@@ -1,0 +1,93 @@
+//! The thread of one queue of a ublk device: the driver wants all of a queue from one thread.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use ringtap_io::{OpenFile, Ring, Tasks, Time};
+use ringtap_vbd::Vbd;
+
+use super::queue::UblkQueue;
+use super::wire::DeviceInfo;
+use crate::poll::{Poller, Wait};
+use crate::queue::run_slot;
+use crate::reclaim::become_io_flusher;
+
+const STACK: usize = 256 << 10;
+const ACCOUNT_EVERY: Time = 100_000_000;
+
+/// Start to serve a queue. `fetching` hears of it once every slot has asked for its first request,
+/// and with which errno the driver refused one; `ended` is signalled when it is over.
+pub(crate) fn start(
+    index: u16,
+    device: Arc<OpenFile>,
+    info: DeviceInfo,
+    vbd: Vbd,
+    fetching: mpsc::Sender<Option<i32>>,
+    ended: Arc<OpenFile>,
+) -> io::Result<JoinHandle<io::Result<()>>> {
+    let name = format!("ublk{}q{index}", info.id);
+    std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
+        let end = run(index, device, info, vbd, fetching);
+        // It fails only where the count is full, and then it is seen anyway.
+        let _ = rustix::io::write(&*ended, &1u64.to_ne_bytes());
+        end
+    })
+}
+
+fn run(
+    index: u16,
+    device: Arc<OpenFile>,
+    info: DeviceInfo,
+    vbd: Vbd,
+    fetching: mpsc::Sender<Option<i32>>,
+) -> io::Result<()> {
+    become_io_flusher();
+    let reactor = Box::new(Ring::new()?);
+    let vbd = Rc::new(vbd);
+    // Declared before the tasks, so dropped after them: they use its memory.
+    let queue;
+    let mut tasks = Tasks::new(reactor);
+    let io = tasks.io().clone();
+    let (depth, most) = (info.depth, info.most_bytes as usize);
+    queue = Rc::new(UblkQueue::new(io.clone(), device, index, depth, most)?);
+    for tag in 0..depth {
+        tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
+    }
+    tasks.run_ready();
+    tasks.turn(false)?;
+    tasks.run_ready();
+    // Nobody listens: then the device is being given up already.
+    let _ = fetching.send(queue.failed());
+    drop(fetching);
+    let (mut poller, mut accounted) = (Poller::default(), 0);
+    loop {
+        tasks.run_ready();
+        if tasks.count() == 0 {
+            break;
+        }
+        if tasks.has_work() {
+            tasks.turn(false)?;
+            poller.event(io.now());
+        } else if poller.spin(io.now(), Wait::of(queue.under_way())) {
+            tasks.turn(false)?;
+            if tasks.has_work() {
+                poller.event(io.now());
+            }
+            std::hint::spin_loop();
+        } else {
+            if io.now().saturating_sub(accounted) > ACCOUNT_EVERY {
+                accounted = io.now();
+                vbd.account_cpu_time();
+            }
+            tasks.turn(true)?;
+            poller.event(io.now());
+        }
+    }
+    vbd.account_cpu_time();
+    match queue.failed() {
+        None => Ok(()),
+        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+    }
+}

@@ -1,0 +1,354 @@
+//! ublk in a real guest: this host's kernel need not have it. One boot, many stories.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ringtap_guest::{Appliance, Drive, Guest, Kernel, Machine, Qemu};
+use ringtap_tests::{program, ringtap};
+
+const MIB: u64 = 1 << 20;
+/// TCG on a busy machine.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Shell functions for the guest: `serve NAME ARGUMENTS` starts a server and waits for its word,
+/// `stop NAME` ends it well, `crash NAME` does not.
+const LIBRARY: &str = r#"
+serve() {
+    name=$1; shift
+    rm -f /tmp/$name.out
+    setsid /tmp/ringtap serve "$@" >/tmp/$name.out 2>/tmp/$name.err &
+    echo $! >/tmp/$name.pid
+    for i in $(seq 600); do
+        grep -q ready /tmp/$name.out && return
+        kill -0 $(cat /tmp/$name.pid) 2>/dev/null || break
+        sleep 0.1
+    done
+    cat /tmp/$name.err >&2
+    exit 1
+}
+ended() {
+    for i in $(seq 600); do
+        kill -0 $(cat /tmp/$1.pid) 2>/dev/null || return 0
+        sleep 0.1
+    done
+    echo "$1 does not end" >&2
+    exit 1
+}
+stop() {
+    kill -TERM $(cat /tmp/$1.pid)
+    ended $1
+    if grep -q -e ERROR -e 'ringtap:' /tmp/$1.err; then cat /tmp/$1.err >&2; exit 1; fi
+}
+crash() {
+    kill -KILL $(cat /tmp/$1.pid)
+    ended $1
+}
+list() { /tmp/ringtap list; }
+none() {
+    list >/tmp/list
+    [ ! -s /tmp/list ] && [ -z "$(ls /dev | grep ublk[bc])" ] && [ -z "$(ls /run/ringtap/ublk)" ] && return
+    cat /tmp/list >&2; ls /dev /run/ringtap/ublk >&2
+    exit 1
+}
+set -e
+"#;
+
+struct Lab {
+    guest: Guest,
+    _dir: tempfile::TempDir,
+}
+
+impl Lab {
+    /// A guest with the binary at /tmp/ringtap, a bare disk at /dev/vda and files at /mnt/files.
+    fn boot() -> Lab {
+        let cache = Appliance::default_cache();
+        let kernel = Kernel::pc_since(&cache, &[6, 5]).unwrap_or_else(|error| panic!("{error}"));
+        let programs =
+            ["fio", "dd", "mke2fs", "e2fsck", "blkdiscard", "blockdev", "cmp", "setpriv"];
+        let appliance = Appliance::builder(Machine::Pc)
+            .kernel(kernel)
+            .programs(programs)
+            .modules(["ublk_drv"])
+            .build(&cache)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+        let at = |name: &str| dir.path().join(name);
+        for (name, size) in [("bare", 96 * MIB), ("files", 1024 * MIB)] {
+            File::create(at(name)).expect("a file").set_len(size).expect("its size");
+        }
+        fs::create_dir(at("share")).expect("a folder");
+        // What a debugger would want is most of it, and comes slowly into a guest.
+        let to = at("share").join("ringtap");
+        let copied = program("strip", "binutils", ["-o".into(), to, ringtap()]);
+        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        let guest = Qemu::new(&appliance)
+            .memory(1536 << 20)
+            .virtio_blk(Drive::raw(at("bare")))
+            .virtio_blk(Drive::raw(at("files")))
+            .share(at("share"), "/mnt/share")
+            .boot()
+            .unwrap_or_else(|error| panic!("{error}"));
+        let lab = Lab { guest, _dir: dir };
+        lab.run(
+            "the set-up",
+            "cp /mnt/share/ringtap /tmp/ringtap
+             mkdir -p /mnt/files /mnt/disk
+             mke2fs -q -t ext4 /dev/vdb
+             mount -t ext4 /dev/vdb /mnt/files",
+        );
+        lab
+    }
+
+    /// What a script says that must succeed.
+    fn run(&self, story: &str, script: &str) -> String {
+        let began = Instant::now();
+        let script = format!("{LIBRARY}\n{script}");
+        let output = self.guest.exec(&script, LONG).unwrap_or_else(|error| panic!("{error}"));
+        eprintln!("{story}: {:?}", began.elapsed());
+        assert_eq!(
+            output.status,
+            0,
+            "{story}: {}{}\n{}",
+            output.stdout,
+            output.stderr,
+            tail(&self.guest.console())
+        );
+        output.stdout
+    }
+}
+
+fn tail(text: &str) -> &str {
+    let from = text.len().saturating_sub(3000);
+    text.get(from..).unwrap_or(text)
+}
+
+#[test]
+fn a_disk_is_a_block_device_of_the_host() {
+    let lab = Lab::boot();
+    carries_a_file_system(&lab);
+    shows_the_disk_as_it_is(&lab);
+    survives_its_server(&lab);
+    is_refused_where_it_must_be(&lab);
+    leaves_nothing_behind(&lab);
+    is_for_ordinary_users_too(&lab);
+    serves_many_at_once(&lab);
+    assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
+}
+
+fn carries_a_file_system(lab: &Lab) {
+    lab.run(
+        "a file system",
+        "serve a /dev/vda -f raw --ublk
+         mke2fs -q -t ext4 /dev/ublkb0
+         mount -t ext4 /dev/ublkb0 /mnt/disk
+         fio --name=v --directory=/mnt/disk --size=12M --rw=randwrite --bsrange=4k-64k \
+             --iodepth=16 --ioengine=libaio --direct=1 --fsync=64 --verify=crc32c \
+             --verify_state_save=0 --output=/tmp/fio
+         umount /mnt/disk
+         e2fsck -fn /dev/ublkb0
+         stop a
+         none
+         e2fsck -fn /dev/vda",
+    );
+}
+
+fn shows_the_disk_as_it_is(lab: &Lab) {
+    let said = lab.run(
+        "its looks",
+        "serve a /dev/vda -f raw --ublk=5 --queues 2
+         cd /sys/block/ublkb5
+         echo $(cat size ro queue/write_cache queue/fua queue/logical_block_size) $(ls mq | wc -l)
+         grep VmLck /proc/$(cat /tmp/a.pid)/status
+         list
+         dd if=/dev/urandom of=/dev/ublkb5 bs=1M count=8 oflag=direct status=none
+         dd if=/dev/urandom of=/dev/ublkb5 bs=4k count=8 oflag=direct,dsync status=none
+         blkdiscard -z -o 4096 -l 1M /dev/ublkb5
+         dd if=/dev/zero of=/tmp/zeros bs=1M count=1 status=none
+         dd if=/dev/ublkb5 of=/tmp/read bs=4k skip=1 count=256 iflag=direct status=none
+         cmp /tmp/zeros /tmp/read
+         blkdiscard -o 2M -l 4M /dev/ublkb5
+         kill -HUP $(cat /tmp/a.pid)
+         kill -USR1 $(cat /tmp/a.pid)
+         sleep 1
+         cat /tmp/a.err
+         stop a
+         serve a /dev/vda -f raw --ublk --read-only
+         cat /sys/block/ublkb0/ro
+         if dd if=/dev/zero of=/dev/ublkb0 bs=4k count=1 oflag=direct status=none; then exit 1; fi
+         dd if=/dev/ublkb0 of=/dev/null bs=1M count=8 iflag=direct status=none
+         stop a",
+    );
+    let sectors = 96 * MIB / 512;
+    assert!(said.contains(&format!("{sectors} 0 write back 1 512 2\n")), "{said}");
+    assert!(!said.contains("VmLck:\t       0 kB"), "{said}");
+    let live = format!("/dev/ublkb5: live, {} bytes, 2 queue(s), process ", 96 * MIB);
+    assert!(said.contains(&live) && said.contains(", /dev/vda\n"), "{said}");
+    let stats = said.lines().find_map(|line| line.strip_prefix("{\"stats\"")).unwrap_or_default();
+    for kind in ["discard", "write_zeroes"] {
+        assert!(
+            stats.contains(kind) && !stats.contains(&format!("\"{kind}\":{{\"count\":0")),
+            "{said}"
+        );
+    }
+    assert_eq!(said.trim_end().lines().last(), Some("1"), "{said}");
+}
+
+/// Killed again and again under load, it loses nothing, flushed or not.
+fn survives_its_server(lab: &Lab) {
+    let said = lab.run(
+        "kill -9",
+        "serve a /dev/vda -f raw --ublk
+         fio --name=v --filename=/dev/ublkb0 --size=8M --rw=randwrite --bs=4k --iodepth=32 \
+             --rate_iops=800,800 --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 \
+             --verify_fatal=1 --verify_state_save=0 --loops=2 --output=/tmp/fio >/tmp/fio.out 2>&1 &
+         fio=$!
+         for round in 1 2 3; do
+             sleep 1
+             kill -0 $fio || { echo 'fio ended early'; cat /tmp/fio.out; }
+             crash a
+             sleep 0.5
+             list
+             serve a /dev/vda -f raw --ublk
+         done
+         wait $fio || { cat /tmp/fio.out /tmp/fio; exit 1; }
+         grep 'taking over' /tmp/a.err
+         list
+         # What is cached and not flushed waits for the next server, and is written then.
+         crash a
+         dd if=/dev/urandom of=/tmp/data bs=1M count=4 status=none
+         dd if=/tmp/data of=/dev/ublkb0 bs=1M seek=40 conv=fsync status=none &
+         dd=$!
+         sleep 1
+         serve a /dev/vda -f raw --ublk=0
+         wait $dd
+         dd if=/dev/ublkb0 of=/tmp/back bs=1M skip=40 count=4 iflag=direct status=none
+         cmp /tmp/data /tmp/back
+         stop a
+         none",
+    );
+    assert!(said.contains("/dev/ublkb0: waiting"), "{said}");
+    assert!(said.contains("/dev/ublkb0: live") && said.contains("taking over"), "{said}");
+    assert!(!said.contains("/dev/ublkb1"), "{said}");
+    assert!(!said.contains("ended early"), "the load was too short to be killed under: {said}");
+}
+
+fn is_refused_where_it_must_be(lab: &Lab) {
+    let said = lab.run(
+        "refusals",
+        "serve a null:16M --ublk=3
+         if /tmp/ringtap serve null:32M --ublk=3 2>&1; then exit 1; fi
+         if /tmp/ringtap list --reap=3 2>&1; then exit 1; fi
+         crash a
+         if /tmp/ringtap serve null:32M --ublk=3 2>&1; then exit 1; fi
+         if /tmp/ringtap serve null:32M --ublk=99999999 2>&1; then exit 1; fi
+         /tmp/ringtap list --reap=3 2>&1
+         none",
+    );
+    assert!(said.contains("it shows null:16M, served by process"), "{said}");
+    assert!(said.contains("waits for its server; choose another number"), "{said}");
+    assert!(said.contains("cannot make /dev/ublkb99999999"), "{said}");
+    assert!(said.contains("deleted /dev/ublkb3"), "{said}");
+}
+
+/// Whatever way a server ends, what it leaves can be found and removed.
+fn leaves_nothing_behind(lab: &Lab) {
+    let said = lab.run(
+        "what is left",
+        "serve a null:16M --ublk null:32M --ublk
+         crash a
+         list
+         /tmp/ringtap list --reap 2>&1
+         none
+         # Stopped while it is mounted: its user gets errors, and it is gone all the same.
+         serve a /dev/vda -f raw --ublk
+         mke2fs -q -t ext4 -F /dev/ublkb0
+         mount -t ext4 /dev/ublkb0 /mnt/disk
+         kill -TERM $(cat /tmp/a.pid)
+         ended a
+         grep 'is in use' /tmp/a.err
+         umount /mnt/disk
+         none",
+    );
+    assert_eq!(said.matches(": waiting, ").count(), 2, "{said}");
+    assert_eq!(said.matches("deleted /dev/ublkb").count(), 2, "{said}");
+}
+
+fn is_for_ordinary_users_too(lab: &Lab) {
+    let said = lab.run(
+        "an ordinary user",
+        "chmod 666 /dev/ublk-control
+         truncate -s 16M /mnt/files/own
+         chown 1000 /mnt/files/own
+         # As udev's rules would, once a device appears.
+         (for i in $(seq 900); do
+             for f in /dev/ublkc* /dev/ublkb*; do [ ! -e $f ] || chown 1000 $f || true; done
+             sleep 0.1
+         done) >/dev/null 2>&1 &
+         udev=$!
+         user='setpriv --reuid=1000 --regid=1000 --clear-groups'
+         $user /tmp/ringtap serve /mnt/files/own -f raw --ublk >/tmp/u.out 2>/tmp/u.err &
+         echo $! >/tmp/u.pid
+         for i in $(seq 600); do grep -q ready /tmp/u.out && break; sleep 0.1; done
+         cat /tmp/u.err
+         sleep 0.5
+         echo mine | $user dd of=/dev/ublkb0 conv=notrunc,fsync status=none
+         $user /tmp/ringtap list
+         stop u
+         kill $udev || true
+         head -c 4 /mnt/files/own
+         chmod 600 /dev/ublk-control
+         [ -z \"$(ls /dev | grep 'ublk[bc]')\" ]",
+    );
+    assert!(said.contains("/dev/ublkb0: live, 16777216 bytes"), "{said}");
+    assert!(said.ends_with("mine"), "{said}");
+}
+
+fn serves_many_at_once(lab: &Lab) {
+    let said = lab.run(
+        "32 devices",
+        "all=
+         for n in $(seq 0 31); do
+             truncate -s 16M /mnt/files/$n
+             all=\"$all /mnt/files/$n -f raw --ublk=$n --queues 1\"
+         done
+         serve a $all
+         list | wc -l
+         # To each device a piece of its own, all pieces together one file.
+         dd if=/dev/urandom of=/tmp/data bs=64k count=32 status=none
+         jobs=
+         for n in $(seq 0 31); do
+             dd if=/tmp/data of=/dev/ublkb$n bs=64k skip=$n seek=3 count=1 oflag=direct \
+                 conv=fsync status=none &
+             jobs=\"$jobs $!\"
+         done
+         for job in $jobs; do wait $job; done
+         back() {
+             for n in $(seq 0 31); do
+                 dd if=$1$n bs=64k skip=3 count=1 status=none $2
+             done | cmp /tmp/data -
+         }
+         crash a
+         serve a $all
+         back /dev/ublkb iflag=direct
+         stop a
+         none
+         back /mnt/files/",
+    );
+    assert_eq!(said.trim(), "32", "{said}");
+}
+
+#[test]
+fn a_host_without_ublk_is_told_what_else_there_is() {
+    if Path::new("/dev/ublk-control").exists() {
+        return;
+    }
+    let binary = ringtap();
+    let binary = binary.to_str().expect("a plain path");
+    let output = program(binary, "ringtap", ["serve", "null:1M", "--ublk"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nbd-client") && said.contains("--fuse and losetup"), "{said}");
+    let output = program(binary, "ringtap", ["list"]);
+    assert!(output.status.success() && output.stdout.is_empty());
+}
