@@ -19,7 +19,9 @@ pub mod sample;
 pub mod stage;
 pub mod stats;
 pub mod stop;
+pub mod tool;
 pub mod workload;
 
 pub use cli::{CompareArgs, ReportArgs};
+pub use tool::ToolArgs;
 pub use compare::{FAILED, PARTIAL, USAGE, compare, report};

@@ -174,7 +174,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
 }
 
 fn stages(names: Option<&Vec<String>>) -> Result<Vec<Stage>> {
-    let Some(names) = names else { return Ok(Stage::ALL.to_vec()) };
+    let Some(names) = names else { return Ok(Stage::USUAL.to_vec()) };
     let known: Vec<&str> = Stage::ALL.iter().map(|stage| stage.name()).collect();
     let mut stages = Vec::new();
     for name in names {
@@ -276,7 +276,7 @@ mod tests {
         let normal = plan("--dir /tmp").unwrap();
         assert_eq!((normal.rounds, normal.size), (10, 1 << 30));
         assert!(normal.workloads.len() > quick.workloads.len());
-        assert_eq!(normal.stages, Stage::ALL);
+        assert_eq!(normal.stages, Stage::USUAL);
         assert_eq!(normal.entries(Stage::Host)[0].name, "native");
         assert_eq!(normal.entries(Stage::Guest)[0].name, "ubd");
     }

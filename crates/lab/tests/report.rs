@@ -21,6 +21,7 @@ fn record(rounds: u32, state: State) -> Record {
         name: (*name).into(),
         backend: name.trim_end_matches("#2").into(),
         title: "<b>a & b</b>".into(),
+        cached: *name == "loop",
         remark: Some("its CPU is not counted".into()),
         command: Some("serve --x 'a b'".into()),
     };
@@ -47,6 +48,7 @@ fn record(rounds: u32, state: State) -> Record {
         },
         host: Host { cpu: "CPU <1>".into(), ..Host::default() },
         guest: None,
+        stages: Vec::new(),
         arms: ARMS.iter().map(arm).collect(),
         skipped: vec![Skip {
             stage: Stage::Host,
@@ -92,6 +94,8 @@ fn samples(rounds: u32) -> Vec<Sample> {
                     began_ms: 1,
                     seconds: 0.5,
                     metrics: metrics.into_iter().collect(),
+                    ledger: None,
+                    curve: Vec::new(),
                     note: (workload == "bonnie").then(|| "a note <here>".into()),
                     error: None,
                 });

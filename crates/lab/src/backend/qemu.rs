@@ -13,6 +13,15 @@ use crate::process::Server;
 pub struct Nbd {
     /// `io_uring`, `threads` or `native`.
     pub aio: &'static str,
+    /// `none`, or another of QEMU's words.
+    pub cache: &'static str,
+}
+
+impl Nbd {
+    /// Past the host's page cache.
+    pub const fn by(aio: &'static str) -> Nbd {
+        Nbd { aio, cache: "none" }
+    }
 }
 
 impl Backend for Nbd {
@@ -31,16 +40,20 @@ impl Backend for Nbd {
             "--persistent",
             "--shared=0",
             "--format=raw",
-            "--cache=none",
             "--discard=unmap",
         ]);
         command
             .arg(format!("--aio={}", self.aio))
+            .arg(format!("--cache={}", self.cache))
             .arg(format!("--socket={}", socket.display()))
             .arg(context.disk);
         let mut server = Server::start(command, &context.log)?;
         server.wait_for_socket(&socket, READY, context.stop)?;
         Ok(Served::by(server, nbd_access(&socket)))
+    }
+
+    fn cached(&self) -> bool {
+        self.cache != "none"
     }
 }
 

@@ -69,10 +69,7 @@ fn claims(analysis: &Analysis) -> Markup {
 }
 
 fn stage_section(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
-    let what = match stage {
-        Stage::Host => "this machine as it is".to_owned(),
-        Stage::Guest => analysis.run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
-    };
+    let what = words::stage(analysis, stage);
     html! {
         h2 { "Stage: " (stage.name()) }
         p.soft { (what) }

@@ -4,8 +4,21 @@ use super::analysis::{Analysis, Row};
 use super::format;
 use crate::env::Missing;
 use crate::run::folder::Skip;
+use crate::sample::Stage;
 use crate::stats::Verdict;
 use crate::workload;
+
+/// What a stage is.
+pub fn stage(analysis: &Analysis, stage: Stage) -> String {
+    let run = &analysis.run;
+    let known = run.stages.iter().find(|(of, _)| *of == stage).map(|(_, words)| words.clone());
+    known.unwrap_or_else(|| match stage {
+        Stage::Host => "this machine as it is".into(),
+        Stage::Two => "two loads at once, each on a disk of its own, both on one device of this machine".into(),
+        Stage::TwoGuests => "two guests of User-Mode Linux at once, each with a disk of its own, both on one device".into(),
+        Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
+    })
+}
 
 /// What was left out, with equal reasons put together: ("host ringtap-nbd, qemu-nbd: dd-throughput, bonnie", why).
 pub fn skipped(skipped: &[Skip]) -> Vec<(String, &Missing)> {
