@@ -16,6 +16,7 @@ pub mod process;
 pub mod report;
 pub mod run;
 pub mod sample;
+pub mod selftest;
 pub mod stage;
 pub mod stats;
 pub mod stop;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::process::Server;
 
 /// How long a server may take until it answers.
-pub(super) const READY: Duration = Duration::from_secs(10);
+pub(crate) const READY: Duration = Duration::from_secs(10);
 
 /// Over NBD, on a UNIX socket.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ fn serve(context: &Context<'_>, image: Image) -> Command {
     command
 }
 
-pub(super) fn nbd_access(socket: &std::path::Path) -> Access {
+pub(crate) fn nbd_access(socket: &std::path::Path) -> Access {
     let path: String = socket
         .as_os_str()
         .as_encoded_bytes()

@@ -210,7 +210,14 @@ fn inside(
             let before = probe.count()?;
             let words = durability::args(&Target::Path(result?));
             let output = shell.run(&line("fio", &words), Duration::from_secs(120))?;
-            counted(probe, before, durability::writes_of_fio(&output.stdout)?)
+            let mut measured = counted(probe, before, durability::writes_of_fio(&output.stdout)?)?;
+            // A disk that says it has no volatile cache gets no flushes: then it must write through.
+            let told = one.base.rsplit('/').next().map(|name| format!("cat /sys/block/{name}/queue/write_cache"));
+            let told = told.and_then(|script| shell.run(&script, Duration::from_secs(20)).ok());
+            if let (Some(told), Some(note)) = (told, &mut measured.note) {
+                note.push_str(&format!("; the guest was told: {}", told.stdout.trim()));
+            }
+            Ok(measured)
         })?;
     }
     guest::switch_off(runner, stage, machine);

@@ -20,7 +20,9 @@ use crate::workload::{Kind, Measured, Settings};
 
 const STAGE: Stage = Stage::TwoGuests;
 /// How long before the common start the commands are sent.
-const NOTICE: Duration = Duration::from_millis(400);
+const NOTICE: Duration = Duration::from_millis(700);
+/// The two do not begin at the same moment, however they are told: so much longer each runs than the plan says.
+const LONGER: Duration = Duration::from_millis(1500);
 
 /// A load under way, and when it must have ended.
 type Sent<'a> = (ringtap_guest::Job<'a>, Instant);
@@ -70,7 +72,8 @@ impl TwoGuests {
             guest::switch_off(runner, STAGE, one);
             return Ok(first.into_iter().for_each(|side| guest::end(runner, STAGE, side)));
         };
-        let settings = runner.plan.settings(round);
+        let mut settings = runner.plan.settings(round);
+        settings.run += LONGER;
         for a in &mut first {
             let Some(b) = second.iter_mut().find(|b| b.arm.name == a.arm.name) else { continue };
             for workload in a.arm.rounds() {
@@ -183,7 +186,7 @@ fn send<'a>(
         "--log_unix_epoch=1".into(),
     ]);
     let script = format!(
-        "rm -f /tmp/two*\nwhile [ $(date +%s%3N) -lt {at} ]; do :; done\n{} >/tmp/two.json || {{ cat /tmp/two.json; exit 1; }}\n\
+        "rm -f /tmp/two*\nleft=$(({at} - $(date +%s%3N)))\n[ $left -le 0 ] || sleep $((left / 1000)).$(printf %03d $((left % 1000)))\n{} >/tmp/two.json || {{ cat /tmp/two.json; exit 1; }}\n\
          cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log",
         line("fio", &words)
     );

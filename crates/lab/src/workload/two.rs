@@ -115,7 +115,7 @@ pub type Log = Vec<(f64, f64)>;
 /// Steps of the logs, in milliseconds.
 pub const STEP: f64 = 100.0;
 /// Less common time than this share of the shorter log is no measurement of two at once.
-pub const LEAST_OVERLAP: f64 = 0.8;
+pub const LEAST_OVERLAP: f64 = 0.6;
 
 /// Reads fio's I/O log (`time, value, direction, size, offset`, a line each).
 pub fn log(text: &str) -> Result<Log> {
