@@ -90,8 +90,9 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     let out = args.out.clone().unwrap_or_else(|| {
-        let name = format!("merged-{}", usual_folder().file_name().unwrap_or_default().display());
-        Path::new("ringtap-runs").join(name)
+        let date = usual_folder();
+        let date = date.file_name().unwrap_or_default().to_string_lossy();
+        Path::new("ringtap-runs").join(format!("merged-{date}"))
     });
     let mut folder = run::folder::Folder::create(&out)?;
     folder.write_record(&record)?;

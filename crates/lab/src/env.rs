@@ -126,11 +126,24 @@ impl Env {
     pub fn pc(&self) -> Result<Appliance, Missing> {
         let build = || {
             let wanted = [
-                "fio", "dd", "bonnie++", "mkfs.ext4", "losetup", "dmsetup", "mount", "umount", "find", "cpio",
-                "tail", "sync",
+                "fio",
+                "dd",
+                "bonnie++",
+                "mkfs.ext4",
+                "losetup",
+                "dmsetup",
+                "mount",
+                "umount",
+                "find",
+                "cpio",
+                "tail",
+                "sync",
             ];
             let own = self.ringtap.to_string_lossy().into_owned();
-            let programs = wanted.iter().filter(|name| process::find(name).is_some()).map(|name| (*name).to_owned());
+            let programs = wanted
+                .iter()
+                .filter(|name| process::find(name).is_some())
+                .map(|name| (*name).to_owned());
             let own = self.ringtap.is_file().then_some(own);
             let modules = ["ahci", "nvme", "dm_mod", "dm_snapshot", "dm_thin_pool"];
             built(Appliance::builder(Machine::Pc).modules(modules).programs(programs.chain(own)))
@@ -153,13 +166,12 @@ fn knows_format(help: &str, format: &str) -> bool {
     let section: Vec<&str> = help[from..]
         .lines()
         .enumerate()
-        .take_while(|(at, line)| *at == 0 || !line.trim_start().starts_with('-') || line.trim_start().starts_with("- "))
+        .take_while(|(at, line)| {
+            *at == 0 || !line.trim_start().starts_with('-') || line.trim_start().starts_with("- ")
+        })
         .map(|(_, line)| line)
         .collect();
-    section
-        .join(" ")
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .any(|word| word == format)
+    section.join(" ").split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == format)
 }
 
 fn built(builder: ringtap_guest::Builder) -> Result<Appliance, Missing> {
@@ -178,7 +190,11 @@ mod tests {
     #[test]
     fn formats_are_read_from_the_help() {
         let short = "  -f, --format <FORMAT>\n          Format of the image [possible values: raw, qcow2]\n      --cache <MODE>\n    vhd";
-        assert!(knows_format(short, "raw") && knows_format(short, "qcow2") && !knows_format(short, "vhd"));
+        assert!(
+            knows_format(short, "raw")
+                && knows_format(short, "qcow2")
+                && !knows_format(short, "vhd")
+        );
         let long = "  -f, --format <FORMAT>\n          Format\n\n          Possible values:\n          - raw: The disk's bytes\n          - qcow2: QEMU's\n\n      --cache <MODE>\n          luks";
         assert!(knows_format(long, "qcow2") && !knows_format(long, "luks"));
         assert!(!knows_format("", "raw"));

@@ -24,5 +24,5 @@ pub mod tool;
 pub mod workload;
 
 pub use cli::{CompareArgs, ReportArgs};
-pub use tool::ToolArgs;
 pub use compare::{FAILED, PARTIAL, USAGE, compare, report};
+pub use tool::ToolArgs;

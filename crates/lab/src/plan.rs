@@ -68,7 +68,9 @@ impl Plan {
     pub fn from_args(args: &CompareArgs) -> Result<Plan> {
         let file = match (&args.plan, args.known.as_deref()) {
             (Some(_), Some(name)) => {
-                return Err(Error::Plan(format!("--plan and the plan {name:?} are two plans: give one")));
+                return Err(Error::Plan(format!(
+                    "--plan and the plan {name:?} are two plans: give one"
+                )));
             }
             (Some(path), None) => read(path)?,
             (None, Some("quick") | None) => PlanFile::default(),
@@ -251,11 +253,7 @@ fn backends(stages: &[Stage], names: Option<&Vec<String>>) -> Result<Vec<(Stage,
     Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
 }
 
-fn workloads(
-    stages: &[Stage],
-    names: Option<&Vec<String>>,
-    quick: bool,
-) -> Result<Vec<String>> {
+fn workloads(stages: &[Stage], names: Option<&Vec<String>>, quick: bool) -> Result<Vec<String>> {
     let catalogue = workload::CATALOGUE.iter();
     let Some(names) = names else {
         return Ok(catalogue

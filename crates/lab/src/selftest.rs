@@ -107,7 +107,7 @@ fn arms() -> Vec<Arm> {
         let args = words.iter().map(|word| (*word).to_owned()).collect();
         Arm { name, kit: true, args, job: small(1), metric: Metric::P50 }
     };
-    let delay = format!("delay-read={}us", DELAY / 1e3);
+    let delay = format!("delay-read={}ms", DELAY / 1e6);
     vec![
         arm("null", plain.clone(), small(1), Metric::P50),
         arm("null again", plain, small(1), Metric::P50),
@@ -184,7 +184,11 @@ pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
 
     match flushes(env, &scratch, stop)? {
         Ok((honest, lying)) => {
-            findings.push(flush("a server that flushes: 1 and more for each fsync", honest, (durability::DURABLE, f64::MAX)));
+            findings.push(flush(
+                "a server that flushes: 1 and more for each fsync",
+                honest,
+                (durability::DURABLE, f64::MAX),
+            ));
             findings.push(flush("a server that ignores flushes: none", lying, (0.0, 0.1)));
         }
         Err(why) => skipped.push(why),
@@ -237,7 +241,8 @@ fn flushes(env: &Env, scratch: &Scratch, stop: &Stop) -> Result<Result<(f64, f64
         return Ok(Err(format!("flushes: {}; {}", missing.reason, missing.remedy)));
     }
     let file = scratch.disks().join("flushes.raw");
-    std::fs::write(&file, vec![0x5a; durability::BYTES as usize]).map_err(Error::file("write", &file))?;
+    std::fs::write(&file, vec![0x5a; durability::BYTES as usize])
+        .map_err(Error::file("write", &file))?;
     let device = LoopDevice::attach(&file, false)?;
     let name = device.path().file_name().unwrap_or_default().to_owned();
     let statistics = Path::new("/sys/block").join(name).join("stat");
@@ -350,10 +355,15 @@ pub fn text(outcome: &Outcome) -> String {
             None => format!("{value:.3}"),
         };
         let mark = if finding.found { "found " } else { "MISSED" };
-        let interval = finding
-            .interval
-            .map_or_else(String::new, |(low, high)| format!(", 95 %: {} to {}", number(low), number(high)));
-        let _ = writeln!(text, "  {mark}  {}: measured {}{interval}", finding.known, number(finding.measured));
+        let interval = finding.interval.map_or_else(String::new, |(low, high)| {
+            format!(", 95 %: {} to {}", number(low), number(high))
+        });
+        let _ = writeln!(
+            text,
+            "  {mark}  {}: measured {}{interval}",
+            finding.known,
+            number(finding.measured)
+        );
     }
     for skipped in &outcome.skipped {
         let _ = writeln!(text, "  not tried: {skipped}");
@@ -393,10 +403,14 @@ mod tests {
 
     #[test]
     fn a_truth_outside_the_interval_is_missed() {
-        let logs: Vec<f64> = [99.0f64, 100.0, 101.0, 100.5, 99.5, 100.2].iter().map(|v| v.ln()).collect();
+        let logs: Vec<f64> =
+            [99.0f64, 100.0, 101.0, 100.5, 99.5, 100.2].iter().map(|v| v.ln()).collect();
         assert!(level("x", &logs, (100.0, 100.0), Unit::PerSecond).found);
         assert!(!level("x", &logs, (120.0, 121.0), Unit::PerSecond).found);
-        assert!(!level("x", &logs[..3], (100.0, 100.0), Unit::PerSecond).found, "no interval, no finding");
+        assert!(
+            !level("x", &logs[..3], (100.0, 100.0), Unit::PerSecond).found,
+            "no interval, no finding"
+        );
         assert!(!flush("x", 0.5, (0.9, f64::MAX)).found);
     }
 }

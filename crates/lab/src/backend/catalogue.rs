@@ -16,7 +16,12 @@ pub const CATALOGUE: &[Entry] = &[
     host("qemu-nbd-native", "qemu-nbd, cache=none, aio=native", false, &qemu::Nbd::by("native")),
     host("qemu-nbd-unsafe", "qemu-nbd, cache=unsafe: it ignores flushes", false, &UNSAFE),
     host("nbdkit", "nbdkit file, through the page cache", false, &nbdkit::Nbdkit),
-    host("native-load", "the file itself, O_DIRECT, by the client of the vhost rows", true, &native::ByLoad),
+    host(
+        "native-load",
+        "the file itself, O_DIRECT, by the client of the vhost rows",
+        true,
+        &native::ByLoad,
+    ),
     host("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     host("qsd-vhost", QSD_URING, true, &QSD),
     host("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
@@ -27,16 +32,36 @@ pub const CATALOGUE: &[Entry] = &[
     guest("loop", "loop device inside the guest, on a ubd disk", true, &LOOP_ON_UBD),
     guest("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     guest("ringtap-qcow2", "the same, qcow2", false, &RINGTAP_QCOW2),
-    guest("ringtap-overlay", "the same, a qcow2 overlay made anew each round", false, &RINGTAP_OVERLAY),
+    guest(
+        "ringtap-overlay",
+        "the same, a qcow2 overlay made anew each round",
+        false,
+        &RINGTAP_OVERLAY,
+    ),
     guest("qsd-vhost", QSD_URING, true, &QSD),
     guest("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
     guest("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
-    guest("lvm", "dm-linear in the guest (an LVM linear volume), on a disk of qsd-vhost", false, &QSD_LVM),
-    guest("lvm-snapshot", "origin of a classic snapshot taken before each workload, on the same", false, &QSD_SNAPSHOT),
+    guest(
+        "lvm",
+        "dm-linear in the guest (an LVM linear volume), on a disk of qsd-vhost",
+        false,
+        &QSD_LVM,
+    ),
+    guest(
+        "lvm-snapshot",
+        "origin of a classic snapshot taken before each workload, on the same",
+        false,
+        &QSD_SNAPSHOT,
+    ),
     guest("lvm-thin", "dm-thin volume, provisioned, on the same", false, &QSD_THIN),
     vm("virtio-raw", "virtio-blk in QEMU, raw, cache=none, aio=native", true, &VIRTIO),
     vm("virtio-qcow2", "virtio-blk in QEMU, qcow2, cache=none, aio=native", true, &VIRTIO_QCOW2),
-    vm("virtio-overlay", "virtio-blk in QEMU, a qcow2 overlay made anew each round", true, &VIRTIO_OVERLAY),
+    vm(
+        "virtio-overlay",
+        "virtio-blk in QEMU, a qcow2 overlay made anew each round",
+        true,
+        &VIRTIO_OVERLAY,
+    ),
     vm("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", true, &IDE),
     vm("ahci", "SATA emulation (AHCI) in QEMU, raw, cache=none, aio=native", true, &AHCI),
     vm("nvme", "NVMe emulation in QEMU, raw, cache=none, aio=native", true, &NVME),
@@ -48,7 +73,12 @@ pub const CATALOGUE: &[Entry] = &[
     vm("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
     vm("loop-direct", "the same, direct-io=on", true, &VM_LOOP_DIRECT),
     vm("lvm", "dm-linear in the guest (an LVM linear volume) on virtio-raw", true, &VM_LVM),
-    vm("lvm-snapshot", "origin of a classic snapshot taken before each workload, on virtio-raw", true, &VM_SNAPSHOT),
+    vm(
+        "lvm-snapshot",
+        "origin of a classic snapshot taken before each workload, on virtio-raw",
+        true,
+        &VM_SNAPSHOT,
+    ),
     vm("lvm-thin", "dm-thin volume, provisioned, on virtio-raw", true, &VM_THIN),
     vm("guest-nbd", "ringtap over NBD under the guest's own client", true, &absent::GUEST_NBD),
     vm("xen-blkback", "Xen's blkback", true, &absent::XEN),
@@ -94,7 +124,9 @@ const QSD_NATIVE: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, 
 
 const fn inside(base: &'static dyn Backend, inner: Inner) -> Inside {
     let remark = match inner {
-        Inner::Loop { .. } => "served by kernel threads of the guest on top of its disk: their CPU is the guest's",
+        Inner::Loop { .. } => {
+            "served by kernel threads of the guest on top of its disk: their CPU is the guest's"
+        }
         _ => "served by the guest's device-mapper on top of its disk: its CPU is the guest's",
     };
     Inside { base, inner, remark }
@@ -136,10 +168,22 @@ const QSDS: &[&str] = &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"];
 /// that the published comparisons asked.
 pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Host, "ringtap-nbd", &["qemu-nbd", "qemu-nbd-threads", "qemu-nbd-native"]),
-    (Stage::Host, "ringtap-vhost", &["native-load", "qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"]),
-    (Stage::Guest, "ringtap-vhost", &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native", "loop", "lvm"]),
+    (
+        Stage::Host,
+        "ringtap-vhost",
+        &["native-load", "qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"],
+    ),
+    (
+        Stage::Guest,
+        "ringtap-vhost",
+        &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native", "loop", "lvm"],
+    ),
     (Stage::Guest, "ringtap-overlay", &["lvm-snapshot"]),
-    (Stage::Vm, "ringtap-vhost", &["virtio-raw", "qsd-vhost", "ide", "ahci", "nvme", "loop", "loop-direct", "lvm"]),
+    (
+        Stage::Vm,
+        "ringtap-vhost",
+        &["virtio-raw", "qsd-vhost", "ide", "ahci", "nvme", "loop", "loop-direct", "lvm"],
+    ),
     (Stage::Vm, "ringtap-qcow2", &["virtio-qcow2"]),
     (Stage::Vm, "ringtap-overlay", &["virtio-overlay", "lvm-snapshot", "lvm-thin"]),
     (Stage::Vm, "lvm-snapshot", &["lvm"]),

@@ -36,12 +36,7 @@ impl Backend for Nbd {
     fn start(&self, context: &Context<'_>) -> Result<Served> {
         let socket = context.sockets.join("qemu.nbd");
         let mut command = Command::new("qemu-nbd");
-        command.args([
-            "--persistent",
-            "--shared=0",
-            "--format=raw",
-            "--discard=unmap",
-        ]);
+        command.args(["--persistent", "--shared=0", "--format=raw", "--discard=unmap"]);
         command
             .arg(format!("--aio={}", self.aio))
             .arg(format!("--cache={}", self.cache))

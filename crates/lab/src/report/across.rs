@@ -100,7 +100,9 @@ pub fn changes(before: &Analysis, after: &Analysis) -> Vec<Change> {
         if !headline || series.arm.contains('#') {
             continue;
         }
-        let find = |analysis: &Analysis| logs(analysis, series.stage, &series.arm, &series.workload, series.metric);
+        let find = |analysis: &Analysis| {
+            logs(analysis, series.stage, &series.arm, &series.workload, series.metric)
+        };
         let (Some(old), Some(new)) = (find(before), find(after)) else { continue };
         let middle = |analysis: &Analysis| {
             analysis
@@ -149,7 +151,13 @@ pub fn changes(before: &Analysis, after: &Analysis) -> Vec<Change> {
 }
 
 /// Logarithms of an arm's values, each by its reference's value of the round.
-fn logs(analysis: &Analysis, stage: Stage, arm: &str, workload: &str, metric: Metric) -> Option<Vec<f64>> {
+fn logs(
+    analysis: &Analysis,
+    stage: Stage,
+    arm: &str,
+    workload: &str,
+    metric: Metric,
+) -> Option<Vec<f64>> {
     let ours = analysis.find(stage, arm, workload, metric)?;
     let name = reference(&analysis.run, stage)?;
     let base = (name != arm).then(|| analysis.find(stage, name, workload, metric)).flatten();
@@ -170,7 +178,8 @@ fn logs(analysis: &Analysis, stage: Stage, arm: &str, workload: &str, metric: Me
 
 fn bootstrap(old: &[f64], new: &[f64], sign: f64, random: &mut ChaCha8Rng) -> (f64, f64) {
     let mut draw = |logs: &[f64]| {
-        let picked: Vec<f64> = logs.iter().map(|_| logs[random.random_range(0..logs.len())]).collect();
+        let picked: Vec<f64> =
+            logs.iter().map(|_| logs[random.random_range(0..logs.len())]).collect();
         median(&picked).unwrap_or(0.0)
     };
     let mut ratios: Vec<f64> = (0..DRAWS).map(|_| sign * (draw(new) - draw(old))).collect();
@@ -199,7 +208,11 @@ fn permutation(old: &[f64], new: &[f64], random: &mut ChaCha8Rng) -> f64 {
 /// The changes as a table in Markdown, which reads as plain text too.
 pub fn markdown(before: &Analysis, after: &Analysis, changes: &[Change]) -> String {
     let mut text = String::from("# Before and after\n\n");
-    let _ = writeln!(text, "Before: {} ({}). After: {} ({}).\n", before.run.began, before.run.host.kernel, after.run.began, after.run.host.kernel);
+    let _ = writeln!(
+        text,
+        "Before: {} ({}). After: {} ({}).\n",
+        before.run.began, before.run.host.kernel, after.run.began, after.run.host.kernel
+    );
     if let Some(what) = difference(&before.run, &after.run) {
         let _ = writeln!(text, "The two runs are not alike: {what} differs.\n");
     }

@@ -98,7 +98,8 @@ fn heat_cell(cell: Option<Cell>, metric: Metric, group: Group) -> Markup {
 
 /// What the flushes showed.
 pub fn durability(analysis: &Analysis) -> Markup {
-    let (lies, honest): (Vec<_>, Vec<_>) = analysis.durability.iter().partition(|check| !check.durable);
+    let (lies, honest): (Vec<_>, Vec<_>) =
+        analysis.durability.iter().partition(|check| !check.durable);
     html! {
         @if !analysis.durability.is_empty() {
             h2 { "Hosts lie" }

@@ -23,11 +23,20 @@ pub fn markdown(analysis: &Analysis) -> String {
     let _ = writeln!(
         text,
         "{} · {}, {} CPUs · {} · disks on {} · {} · seed {}\n",
-        run.began, run.host.cpu, run.host.cpus, run.host.kernel, run.host.file_system,
-        state_in_words(analysis), run.plan.seed
+        run.began,
+        run.host.cpu,
+        run.host.cpus,
+        run.host.kernel,
+        run.host.file_system,
+        state_in_words(analysis),
+        run.plan.seed
     );
     for (stage, lines) in ranking::answers(analysis) {
-        let _ = writeln!(text, "## {stage}: which one for which load\n\n{}.\n", words::stage(analysis, stage));
+        let _ = writeln!(
+            text,
+            "## {stage}: which one for which load\n\n{}.\n",
+            words::stage(analysis, stage)
+        );
         for line in lines {
             let _ = writeln!(text, "- {line}");
         }
@@ -37,16 +46,25 @@ pub fn markdown(analysis: &Analysis) -> String {
         let name = reference(run, stage).unwrap_or_default();
         for (workload, metric) in analysis.headlines(stage) {
             let _ = writeln!(text, "### {stage}: {}, {}\n", workload.title, metric.title());
-            let _ = writeln!(text, "| backend | {} | × {name} | 95 % | verdict |\n|---|---|---|---|---|", metric.title());
+            let _ = writeln!(
+                text,
+                "| backend | {} | × {name} | 95 % | verdict |\n|---|---|---|---|---|",
+                metric.title()
+            );
             for arm in &arms {
-                let Some(median) = analysis.median(stage, &arm.name, workload.name, metric) else { continue };
+                let Some(median) = analysis.median(stage, &arm.name, workload.name, metric) else {
+                    continue;
+                };
                 let row = analysis.row(stage, &arm.name, name, workload.name, metric);
                 let _ = writeln!(
                     text,
                     "| {} | {} | {} | {} | {} |",
                     arm.name,
                     format::value(median, metric.unit()),
-                    row.map_or_else(|| if arm.name == name { "1".into() } else { "–".into() }, format::ratio),
+                    row.map_or_else(
+                        || if arm.name == name { "1".into() } else { "–".into() },
+                        format::ratio
+                    ),
                     row.map_or_else(String::new, format::decision),
                     row.map_or_else(String::new, format::verdict),
                 );
@@ -58,7 +76,13 @@ pub fn markdown(analysis: &Analysis) -> String {
         text += "## Flushes that reach the disk\n\n| stage | backend | flushes per fsync | |\n|---|---|---|---|\n";
         for check in &analysis.durability {
             let verdict = if check.durable { "passed on" } else { "**not passed on**" };
-            let _ = writeln!(text, "| {} | {} | {} | {verdict} |", check.stage, check.arm, format::digits(check.flushes));
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {verdict} |",
+                check.stage,
+                check.arm,
+                format::digits(check.flushes)
+            );
         }
         text.push('\n');
     }
@@ -66,7 +90,11 @@ pub fn markdown(analysis: &Analysis) -> String {
     if !skipped.is_empty() {
         text += "## Not run here\n\n";
         for (what, missing) in skipped {
-            let _ = writeln!(text, "- {what}: {}. What would help: {}.", missing.reason, missing.remedy);
+            let _ = writeln!(
+                text,
+                "- {what}: {}. What would help: {}.",
+                missing.reason, missing.remedy
+            );
         }
     }
     text
@@ -74,7 +102,9 @@ pub fn markdown(analysis: &Analysis) -> String {
 
 /// Every number of every sample, a line each.
 pub fn csv(analysis: &Analysis) -> String {
-    let mut text = String::from("round,position,stage,backend,workload,began_ms,seconds,metric,unit,value,bound\n");
+    let mut text = String::from(
+        "round,position,stage,backend,workload,began_ms,seconds,metric,unit,value,bound\n",
+    );
     for sample in &analysis.samples {
         for (metric, value) in &sample.metrics {
             let name = serde_json::to_value(metric).ok();

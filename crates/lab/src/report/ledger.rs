@@ -63,7 +63,11 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Row> {
             let rates: Vec<f64> = of
                 .iter()
                 .filter_map(|s| {
-                    Some(s.metrics.get(&Metric::ClientCpu)?.value * s.metrics.get(&Metric::Iops)?.value / 1e6)
+                    Some(
+                        s.metrics.get(&Metric::ClientCpu)?.value
+                            * s.metrics.get(&Metric::Iops)?.value
+                            / 1e6,
+                    )
                 })
                 .collect();
             let client = median(&rates);
@@ -99,7 +103,11 @@ fn limiter(stage: Stage, ledger: &Ledger, client: Option<f64>) -> String {
     if let Some(share) = ledger.machine.filter(|share| *share >= FULL) {
         full.push(format!("this machine's processors ({})", percent(share)));
     }
-    if full.is_empty() { "nothing is used up: waiting for each other".into() } else { full.join("; ") }
+    if full.is_empty() {
+        "nothing is used up: waiting for each other".into()
+    } else {
+        full.join("; ")
+    }
 }
 
 /// What the bytes say about caches: traffic of the device by what the program asked for. Far below 1 is a cache, far
@@ -115,9 +123,12 @@ mod tests {
 
     #[test]
     fn the_limiter_names_what_is_full() {
-        let ledger = Ledger { server_thread: Some(0.97), device_busy: Some(0.2), ..Ledger::default() };
+        let ledger =
+            Ledger { server_thread: Some(0.97), device_busy: Some(0.2), ..Ledger::default() };
         assert!(limiter(Stage::Host, &ledger, Some(0.3)).contains("thread of the server (97 %)"));
-        assert!(limiter(Stage::Guest, &Ledger::default(), Some(0.99)).contains("guest's processor"));
+        assert!(
+            limiter(Stage::Guest, &Ledger::default(), Some(0.99)).contains("guest's processor")
+        );
         assert!(limiter(Stage::Host, &Ledger::default(), None).contains("nothing"));
     }
 

@@ -129,12 +129,13 @@ fn peers(text: &mut String, analysis: &Analysis, colour: bool, width: Option<u16
     }
     let _ = writeln!(text, "\nRingtap beside its peers on the same wire");
     let mut table = table(colour, width);
-    let header = ["stage", "workload", "pair", "times as good", "95 %", "verdict"];
+    let header = ["stage", "workload", "metric", "pair", "times as good", "95 %", "verdict"];
     table.set_header(header.map(|title| Cell::new(title).add_attribute(Attribute::Bold)));
     for row in rows {
         table.add_row(vec![
             Cell::new(row.stage.name()),
             Cell::new(&row.workload),
+            Cell::new(row.metric.title()),
             Cell::new(format!("{} / {}", row.arm, row.against)),
             right(format::ratio(row)),
             right(format::decision(row)),
@@ -149,7 +150,12 @@ fn lies(text: &mut String, analysis: &Analysis) {
         return;
     }
     let name = |check: &super::ranking::Durability| {
-        format!("{} {} ({} flushes per fsync)", check.stage, check.arm, format::digits(check.flushes))
+        format!(
+            "{} {} ({} flushes per fsync)",
+            check.stage,
+            check.arm,
+            format::digits(check.flushes)
+        )
     };
     let list = |durable: bool| -> Vec<String> {
         analysis.durability.iter().filter(|check| check.durable == durable).map(name).collect()
@@ -157,7 +163,8 @@ fn lies(text: &mut String, analysis: &Analysis) {
     let (lying, honest) = (list(false), list(true));
     let _ = writeln!(text, "\nFlushes that reach the disk");
     if !lying.is_empty() {
-        let _ = writeln!(text, "  HOSTS LIE, fsync is not passed on, not ranked: {}", lying.join(", "));
+        let _ =
+            writeln!(text, "  HOSTS LIE, fsync is not passed on, not ranked: {}", lying.join(", "));
     }
     if !honest.is_empty() {
         let _ = writeln!(text, "  passed on: {}", honest.join(", "));

@@ -14,8 +14,14 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
     let known = run.stages.iter().find(|(of, _)| *of == stage).map(|(_, words)| words.clone());
     known.unwrap_or_else(|| match stage {
         Stage::Host => "this machine as it is".into(),
-        Stage::Two => "two loads at once, each on a disk of its own, both on one device of this machine".into(),
-        Stage::TwoGuests => "two guests of User-Mode Linux at once, each with a disk of its own, both on one device".into(),
+        Stage::Two => {
+            "two loads at once, each on a disk of its own, both on one device of this machine"
+                .into()
+        }
+        Stage::TwoGuests => {
+            "two guests of User-Mode Linux at once, each with a disk of its own, both on one device"
+                .into()
+        }
         Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
     })
 }

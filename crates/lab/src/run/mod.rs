@@ -159,8 +159,7 @@ pub fn matrix(plan: &Plan, env: &Env) -> (Vec<(Stage, Vec<Running>)>, Vec<Skip>)
                 workload: workload.map(Into::into),
                 missing,
             };
-            let missing =
-                entry.backend.missing(env).or_else(|| stage::missing(stage, entry, env));
+            let missing = entry.backend.missing(env).or_else(|| stage::missing(stage, entry, env));
             if let Some(missing) = missing {
                 skipped.push(skip(None, missing));
                 continue;

@@ -155,7 +155,8 @@ fn detach_below(folder: &Path) {
         let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
         if Path::new(file.trim()).starts_with(folder) {
             let node = Path::new("/dev").join(entry.file_name());
-            let _ = crate::process::run_short("losetup", [Path::new("-d"), &node], &Stop::default());
+            let _ =
+                crate::process::run_short("losetup", [Path::new("-d"), &node], &Stop::default());
         }
     }
 }
@@ -193,7 +194,8 @@ mod tests {
     fn what_a_killed_lab_left_is_removed_and_a_living_ones_is_not() {
         let parent = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let living = Scratch::create(parent.path(), 0).unwrap();
-        let left = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent.path()).unwrap().keep();
+        let left =
+            tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent.path()).unwrap().keep();
         drop(own(&left).unwrap());
         fs::write(left.join("disk.raw"), vec![0; 1 << 20]).unwrap();
         let root = rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists();

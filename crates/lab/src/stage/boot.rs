@@ -132,8 +132,7 @@ fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
         match &one.served.access {
             Access::VhostUser { socket } => qemu = qemu.vhost_user(socket, QUEUES),
             Access::Qemu { attach, path, format } => {
-                let drive =
-                    Drive::raw(path).format(*format).cache(Cache::None).aio(Aio::Native);
+                let drive = Drive::raw(path).format(*format).cache(Cache::None).aio(Aio::Native);
                 qemu = match attach {
                     Attach::Ide => qemu.ide(drive),
                     Attach::Ahci => qemu.ahci(drive),
@@ -216,7 +215,9 @@ fn inner(one: &Attached<'_>, shell: &Shell<'_>) -> Result<String> {
             let script = head.to_owned()
                 + &make("meta", &format!("0 {beside} linear {base} 0"))
                 + &make("data", &format!("0 {sectors} linear {base} {beside}"))
-                + &format!("dd if=/dev/zero of=/dev/mapper/meta{n} bs=4096 count=1 oflag=direct 2>/dev/null\n")
+                + &format!(
+                    "dd if=/dev/zero of=/dev/mapper/meta{n} bs=4096 count=1 oflag=direct 2>/dev/null\n"
+                )
                 + &make("pool", &pool)
                 + &format!("dmsetup message /dev/mapper/pool{n} 0 'create_thin 0'\n")
                 + &make("thin", &format!("0 {sectors} thin /dev/mapper/pool{n} 0"))
@@ -236,9 +237,18 @@ pub fn wrap(runner: &Runner<'_>, disk: &Path, size: u64) -> Result<PathBuf> {
     std::fs::create_dir(&folder).map_err(Error::file("make", &folder))?;
     std::fs::rename(disk, folder.join("disk")).map_err(Error::file("move", disk))?;
     let image = disk.with_extension("ext4");
-    let mut command =
-        std::process::Command::new(process::find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()));
-    command.args(["-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", "-d"]);
+    let mut command = std::process::Command::new(
+        process::find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()),
+    );
+    command.args([
+        "-q",
+        "-F",
+        "-m",
+        "0",
+        "-E",
+        "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
+        "-d",
+    ]);
     command.arg(&folder).arg(&image).arg(format!("{}M", (size + OVERHEAD) >> 20));
     process::run(command, Duration::from_secs(300), runner.stop)?;
     std::fs::remove_dir_all(&folder).map_err(Error::file("remove", &folder))?;

@@ -129,8 +129,8 @@ fn host(
     workload: &Workload,
 ) -> Result<()> {
     for (at, arm) in arms.iter().enumerate() {
-        let served = disk(runner, probe, arm, at)
-            .and_then(|disk| runner.start(Stage::Host, arm, &disk));
+        let served =
+            disk(runner, probe, arm, at).and_then(|disk| runner.start(Stage::Host, arm, &disk));
         let served = match served {
             Ok(served) => served,
             Err(Error::Interrupted) => return Err(Error::Interrupted),
@@ -205,20 +205,30 @@ fn inside(
             Err(error) => Err(Error::Guest(error.clone())),
         };
         let ready = one.refresh(&shell);
-        runner.sample(place(stage, one.arm, workload, one.position as usize), None, None, || {
-            ready?;
-            let before = probe.count()?;
-            let words = durability::args(&Target::Path(result?));
-            let output = shell.run(&line("fio", &words), Duration::from_secs(120))?;
-            let mut measured = counted(probe, before, durability::writes_of_fio(&output.stdout)?)?;
-            // A disk that says it has no volatile cache gets no flushes: then it must write through.
-            let told = one.base.rsplit('/').next().map(|name| format!("cat /sys/block/{name}/queue/write_cache"));
-            let told = told.and_then(|script| shell.run(&script, Duration::from_secs(20)).ok());
-            if let (Some(told), Some(note)) = (told, &mut measured.note) {
-                note.push_str(&format!("; the guest was told: {}", told.stdout.trim()));
-            }
-            Ok(measured)
-        })?;
+        runner.sample(
+            place(stage, one.arm, workload, one.position as usize),
+            None,
+            None,
+            || {
+                ready?;
+                let before = probe.count()?;
+                let words = durability::args(&Target::Path(result?));
+                let output = shell.run(&line("fio", &words), Duration::from_secs(120))?;
+                let mut measured =
+                    counted(probe, before, durability::writes_of_fio(&output.stdout)?)?;
+                // A disk that says it has no volatile cache gets no flushes: then it must write through.
+                let told = one
+                    .base
+                    .rsplit('/')
+                    .next()
+                    .map(|name| format!("cat /sys/block/{name}/queue/write_cache"));
+                let told = told.and_then(|script| shell.run(&script, Duration::from_secs(20)).ok());
+                if let (Some(told), Some(note)) = (told, &mut measured.note) {
+                    note.push_str(&format!("; the guest was told: {}", told.stdout.trim()));
+                }
+                Ok(measured)
+            },
+        )?;
     }
     guest::switch_off(runner, stage, machine);
     for one in attached {

@@ -73,7 +73,11 @@ impl Guest {
     /// One round: servers, one boot, every arm, all gone again.
     pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         let stage = self.stage;
-        runner.progress.say(&format!("round {}/{}  {stage}  booting", round + 1, runner.plan.rounds));
+        runner.progress.say(&format!(
+            "round {}/{}  {stage}  booting",
+            round + 1,
+            runner.plan.rounds
+        ));
         let mut attached = Vec::new();
         for (position, arm) in (0..).zip(order) {
             let disk = self.disk(&arm.name)?.to_owned();
@@ -282,8 +286,12 @@ fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
     let mib = memory(stage) >> 20;
     let cost = "the client's CPU is the whole guest's, seen from outside";
     Ok(match stage {
-        Stage::Vm => format!("QEMU ({kernel}), two CPUs, {mib} MiB, one boot for each round with the disks of all arms; {cost}"),
-        _ => format!("User-Mode Linux ({kernel}), one CPU, {mib} MiB, one boot for each round with the disks of all arms; {cost}; only ratios are claimed"),
+        Stage::Vm => format!(
+            "QEMU ({kernel}), two CPUs, {mib} MiB, one boot for each round with the disks of all arms; {cost}"
+        ),
+        _ => format!(
+            "User-Mode Linux ({kernel}), one CPU, {mib} MiB, one boot for each round with the disks of all arms; {cost}; only ratios are claimed"
+        ),
     })
 }
 
@@ -291,10 +299,13 @@ fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
 fn remember_accelerator(runner: &mut Runner<'_>, stage: Stage, machine: &Machine) -> Result<()> {
     let claim = match machine.accelerator() {
         "kvm" => "; under KVM",
-        "tcg" => "; under TCG (its processor is translated): only ratios are claimed, and the guest's CPU hides much of a server's cost",
+        "tcg" => {
+            "; under TCG (its processor is translated): only ratios are claimed, and the guest's CPU hides much of a server's cost"
+        }
         _ => return Ok(()),
     };
-    match runner.record.stages.iter_mut().find(|(of, words)| *of == stage && !words.contains(claim)) {
+    match runner.record.stages.iter_mut().find(|(of, words)| *of == stage && !words.contains(claim))
+    {
         Some((_, words)) => {
             words.push_str(claim);
             runner.folder.write_record(&runner.record)

@@ -29,7 +29,9 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
             "ringtap load speaks no such workload",
             "the row native runs it on the same file",
         )),
-        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated, Reach::Nbd) => env.program("fio", "fio").or_else(|| fio_engine("nbd")),
+        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated, Reach::Nbd) => {
+            env.program("fio", "fio").or_else(|| fio_engine("nbd"))
+        }
         (_, Reach::Nbd) => Some(Missing::new(
             if Path::new("/sys/module/nbd").exists() {
                 "the lab does not attach NBD exports to the kernel's NBD client yet"
@@ -311,7 +313,11 @@ impl Mounted {
         if let Some(at) = &self.at {
             unmount(at)?;
             let device = self.device.as_os_str();
-            process::run_short("mount", ["-t".as_ref(), "ext4".as_ref(), device, at.path().as_os_str()], stop)?;
+            process::run_short(
+                "mount",
+                ["-t".as_ref(), "ext4".as_ref(), device, at.path().as_os_str()],
+                stop,
+            )?;
         }
         Ok(())
     }

@@ -12,7 +12,8 @@ use crate::run::scratch::settle;
 use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{
-    Kind, Measured, Settings, Workload, archive, bonnie, dd, filecopy, fio, fiofile, rated, snapshot,
+    Kind, Measured, Settings, Workload, archive, bonnie, dd, filecopy, fio, fiofile, rated,
+    snapshot,
 };
 
 /// Where a file system is mounted in the guest.
@@ -102,7 +103,10 @@ fn run(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Me
         Kind::Rated => {
             let words = rated::args(&target, "/tmp/rated", settings);
             let log = rated::log_file("/tmp/rated");
-            let script = format!("{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*", line("fio", &words));
+            let script = format!(
+                "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
+                line("fio", &words)
+            );
             let output = shell.run(&script, limit)?.stdout;
             let (json, log) = output.split_once("\n====\n").ok_or_else(|| Error::Output {
                 what: "fio's log",

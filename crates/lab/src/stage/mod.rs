@@ -39,7 +39,9 @@ pub fn missing(stage: Stage, entry: &Entry, env: &Env) -> Option<Missing> {
     match stage {
         Stage::Host | Stage::Two => None,
         Stage::Guest | Stage::TwoGuests => env.appliance().err(),
-        Stage::Vm => env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| env.pc().err()),
+        Stage::Vm => {
+            env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| env.pc().err())
+        }
     }
     .or_else(|| {
         let loops = matches!(entry.backend.inner(), Inner::Loop { .. });

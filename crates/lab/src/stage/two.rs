@@ -95,8 +95,10 @@ fn measure(shape: Shape, served: &[Served], settings: &Settings, stop: &Stop) ->
             command.args(two::common_args(shape, settings, settings.ramp.as_secs_f64())).args(job);
         }
         let text = process::run(command, limit, stop)?.stdout;
-        let loads: Vec<two::Load> =
-            two::jobs(&text)?.iter().map(|job| two::load(job, shape.write)).collect::<Result<_>>()?;
+        let loads: Vec<two::Load> = two::jobs(&text)?
+            .iter()
+            .map(|job| two::load(job, shape.write))
+            .collect::<Result<_>>()?;
         if loads.len() == jobs.len() {
             return Ok(loads);
         }

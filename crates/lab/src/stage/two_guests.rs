@@ -20,7 +20,7 @@ use crate::workload::{Kind, Measured, Settings};
 
 const STAGE: Stage = Stage::TwoGuests;
 /// How long before the common start the commands are sent.
-const NOTICE: Duration = Duration::from_millis(700);
+const NOTICE: Duration = Duration::from_millis(1500);
 /// The two do not begin at the same moment, however they are told: so much longer each runs than the plan says.
 const LONGER: Duration = Duration::from_millis(1500);
 
@@ -49,7 +49,11 @@ impl TwoGuests {
 
     /// One round: servers, two boots, every arm, all gone again.
     pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
-        runner.progress.say(&format!("round {}/{}  {STAGE}  booting", round + 1, runner.plan.rounds));
+        runner.progress.say(&format!(
+            "round {}/{}  {STAGE}  booting",
+            round + 1,
+            runner.plan.rounds
+        ));
         let mut sides: [Vec<Attached<'_>>; 2] = [Vec::new(), Vec::new()];
         for (position, arm) in (0..).zip(order) {
             let disks = self.disks.iter().find(|(name, _)| *name == arm.name);
@@ -66,11 +70,13 @@ impl TwoGuests {
         let [mut first, mut second] = sides;
         keep_pairs(runner, &mut first, &mut second);
         let Some(one) = guest::boot_with_the_living(runner, STAGE, &mut first, round)? else {
-            return Ok(second.into_iter().for_each(|side| guest::end(runner, STAGE, side)));
+            second.into_iter().for_each(|side| guest::end(runner, STAGE, side));
+            return Ok(());
         };
         let Some(other) = guest::boot_with_the_living(runner, STAGE, &mut second, round)? else {
             guest::switch_off(runner, STAGE, one);
-            return Ok(first.into_iter().for_each(|side| guest::end(runner, STAGE, side)));
+            first.into_iter().for_each(|side| guest::end(runner, STAGE, side));
+            return Ok(());
         };
         let mut settings = runner.plan.settings(round);
         settings.run += LONGER;
@@ -78,7 +84,8 @@ impl TwoGuests {
             let Some(b) = second.iter_mut().find(|b| b.arm.name == a.arm.name) else { continue };
             for workload in a.arm.rounds() {
                 let Kind::Two(shape) = workload.kind else { continue };
-                let place = Place { stage: STAGE, arm: a.arm, workload, round, position: a.position };
+                let place =
+                    Place { stage: STAGE, arm: a.arm, workload, round, position: a.position };
                 let devices = [a.device.clone(), b.device.clone()];
                 let alive: Result<()> = [&mut *a, &mut *b]
                     .into_iter()
@@ -88,7 +95,9 @@ impl TwoGuests {
                 runner.sample(place, None, None, || {
                     alive?;
                     let [Ok(x), Ok(y)] = devices else {
-                        return Err(Error::Guest(format!("no disk in one of the guests: {devices:?}")));
+                        return Err(Error::Guest(format!(
+                            "no disk in one of the guests: {devices:?}"
+                        )));
                     };
                     measure(shape, &machines, [&x, &y], &settings, stop)
                 })?;
@@ -185,8 +194,14 @@ fn send<'a>(
         format!("--log_avg_msec={}", two::STEP),
         "--log_unix_epoch=1".into(),
     ]);
+    // fio is loaded first and waits then: loading it takes a busy machine longer than anything else.
+    if at > 0 {
+        words.push("--exec_prerun=sh /tmp/wait".into());
+    }
     let script = format!(
-        "rm -f /tmp/two*\nleft=$(({at} - $(date +%s%3N)))\n[ $left -le 0 ] || sleep $((left / 1000)).$(printf %03d $((left % 1000)))\n{} >/tmp/two.json || {{ cat /tmp/two.json; exit 1; }}\n\
+        "rm -f /tmp/two*\ncat >/tmp/wait <<'END'\nleft=$(({at} - $(date +%s%3N)))\n\
+         [ $left -le 0 ] || sleep $((left / 1000)).$(printf %03d $((left % 1000)))\nEND\n\
+         cd /tmp\n{} >/tmp/two.json || {{ cat /tmp/two.json; exit 1; }}\n\
          cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log",
         line("fio", &words)
     );
@@ -195,11 +210,7 @@ fn send<'a>(
     Ok((job, Instant::now() + limit))
 }
 
-fn finish(
-    shape: Shape,
-    (job, until): Sent<'_>,
-    stop: &Stop,
-) -> Result<(Load, two::Log)> {
+fn finish(shape: Shape, (job, until): Sent<'_>, stop: &Stop) -> Result<(Load, two::Log)> {
     while !job.is_done() && Instant::now() < until {
         stop.check()?;
         std::thread::sleep(Duration::from_millis(5));

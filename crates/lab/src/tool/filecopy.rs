@@ -59,7 +59,8 @@ pub fn index(outcomes: &[Outcome]) -> Option<f64> {
             (outcome.copy > 0.0).then(|| (outcome.copy / shape.baseline).ln())
         })
         .collect();
-    (logs.len() == SHAPES.len()).then(|| 10.0 * (logs.iter().sum::<f64>() / logs.len() as f64).exp())
+    (logs.len() == SHAPES.len())
+        .then(|| 10.0 * (logs.iter().sum::<f64>() / logs.len() as f64).exp())
 }
 
 /// Runs the three tests in `dir`, each copy for `time`. The two files are removed again.

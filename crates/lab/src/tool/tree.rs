@@ -27,7 +27,8 @@ pub struct Made {
 pub fn make(dir: &Path, files: u64, bytes: u64, seed: u64) -> anyhow::Result<Made> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     // Sizes are spread as sources are: most below the mean, a few many times it.
-    let weights: Vec<f64> = (0..files).map(|_| (-random.random::<f64>().max(1e-12).ln()).powi(2)).collect();
+    let weights: Vec<f64> =
+        (0..files).map(|_| (-random.random::<f64>().max(1e-12).ln()).powi(2)).collect();
     let sum: f64 = weights.iter().sum();
     let mut content = vec![0; 1 << 20];
     random.fill_bytes(&mut content);

@@ -45,8 +45,7 @@ pub fn command(dir: &str) -> String {
 
 /// Reads cpio's last words (`662314 blocks`) and the time it took.
 pub fn parse(stderr: &str, seconds: f64, tree: Tree) -> Result<Measured> {
-    let wrong =
-        |found: String| Error::Output { what: "cpio's count of blocks", found };
+    let wrong = |found: String| Error::Output { what: "cpio's count of blocks", found };
     let blocks: u64 = stderr
         .lines()
         .rev()

@@ -87,7 +87,8 @@ pub fn parse(stderr: &str) -> Result<(f64, f64)> {
 /// The throughput test's result.
 pub fn throughput(stderr: &str, asked: u64, note: Option<String>) -> Result<Measured> {
     let (bytes, seconds) = whole(stderr, asked)?;
-    let mut measured = Measured { note, bytes: Some(bytes), asked: Some(bytes), ..Measured::default() };
+    let mut measured =
+        Measured { note, bytes: Some(bytes), asked: Some(bytes), ..Measured::default() };
     measured.metrics.insert(Metric::Bandwidth, (bytes / seconds).into());
     Ok(measured)
 }

@@ -22,7 +22,8 @@ pub fn parse(text: &str, durable: bool) -> Result<Measured> {
         serde_json::from_str(text.trim()).map_err(|e| wrong(format!("{e} in {text:?}")))?;
     let index = index(&outcomes).ok_or_else(|| wrong("not all three copies are there".into()))?;
     let mut measured = Measured::default();
-    for (shape, metric) in SHAPES.iter().zip([Metric::Copy256, Metric::Copy1024, Metric::Copy4096]) {
+    for (shape, metric) in SHAPES.iter().zip([Metric::Copy256, Metric::Copy1024, Metric::Copy4096])
+    {
         let copy = outcomes.iter().find(|o| o.buffer == shape.buffer).map_or(0.0, |o| o.copy);
         measured.metrics.insert(metric, (copy * 1024.0).into());
     }

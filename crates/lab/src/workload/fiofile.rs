@@ -8,8 +8,16 @@ use crate::error::{Error, Result};
 use crate::sample::Metric;
 
 /// Keys that say where the I/O goes or how it is printed: the lab's, not the file's.
-const OURS: [&str; 8] =
-    ["filename", "directory", "filename_format", "uri", "output", "output-format", "size", "filesize"];
+const OURS: [&str; 8] = [
+    "filename",
+    "directory",
+    "filename_format",
+    "uri",
+    "output",
+    "output-format",
+    "size",
+    "filesize",
+];
 
 /// Reads and checks a job file: at least one job, and nothing that runs a program or includes a file.
 pub fn check(path: &Path) -> Result<String> {
@@ -120,7 +128,9 @@ mod tests {
         assert!(!text.contains("passwd") && text.matches("filename=/d\\:x").count() == 2, "{text}");
         assert!(text.contains("ioengine=libaio"));
         let nbd = rewrite(FILE, &Target::Nbd("nbd+unix:///?socket=/s".into()), &settings());
-        assert!(!nbd.contains("libaio") && !nbd.contains("direct") && nbd.matches("uri=").count() == 2);
+        assert!(
+            !nbd.contains("libaio") && !nbd.contains("direct") && nbd.matches("uri=").count() == 2
+        );
     }
 
     #[test]
@@ -131,12 +141,15 @@ mod tests {
         let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let disk = dir.path().join("disk");
         std::fs::write(&disk, vec![1; 1 << 20]).unwrap();
-        let text = FILE.replace("runtime=1", "runtime=1\nnumber_ios=50");
+        let text = FILE.replace("runtime=1", "number_ios=50").replace("time_based\n", "");
         let job = dir.path().join("job.fio");
         let target = Target::Path(disk.display().to_string());
         std::fs::write(&job, rewrite(&text, &target, &settings())).unwrap();
-        let output =
-            std::process::Command::new("fio").arg("--output-format=json").arg(&job).output().unwrap();
+        let output = std::process::Command::new("fio")
+            .arg("--output-format=json")
+            .arg(&job)
+            .output()
+            .unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let measured = parse(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
         assert_eq!(measured.ios, Some(100.0));

@@ -48,16 +48,20 @@ pub fn log_file(log: &str) -> String {
 /// completion).
 pub fn parse(json: &str, log: &str) -> Result<Measured> {
     let jobs = two::jobs(json)?;
-    let job = jobs.first().ok_or_else(|| Error::Output { what: "fio's JSON", found: "no job".into() })?;
+    let job =
+        jobs.first().ok_or_else(|| Error::Output { what: "fio's JSON", found: "no job".into() })?;
     let load = two::load(job, true)?;
     let log = two::log(log)?;
     let mut measured = Measured { ios: job["write"]["total_ios"].as_f64(), ..Measured::default() };
     measured.metrics.insert(Metric::Iops, load.iops.into());
-    for (metric, name, quantile) in
-        [(Metric::P50, "50.000000", 0.5), (Metric::P99, "99.000000", 0.99), (Metric::P999, "99.900000", 0.999)]
-    {
+    for (metric, name, quantile) in [
+        (Metric::P50, "50.000000", 0.5),
+        (Metric::P99, "99.000000", 0.99),
+        (Metric::P999, "99.900000", 0.999),
+    ] {
         let value = job["write"]["lat_ns"]["percentile"][name].as_f64().filter(|v| *v > 0.0);
-        if let Some(value) = value.filter(|_| log.len() as f64 * (1.0 - quantile) >= BEYOND - 1e-6) {
+        if let Some(value) = value.filter(|_| log.len() as f64 * (1.0 - quantile) >= BEYOND - 1e-6)
+        {
             measured.metrics.insert(metric, value.into());
         }
     }
@@ -122,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_prompt_sender_is_not_late() {
-        let log: two::Log = (0..4000).map(|i| ((f64::from(i) * 0.5 + 0.2).floor(), 0.2e6)).collect();
+        let log: two::Log =
+            (0..4000).map(|i| ((f64::from(i) * 0.5 + 0.2).floor(), 0.2e6)).collect();
         let late = from_schedule(&log, RATE);
         assert!(late.iter().all(|ns| *ns < 1.8e6), "within the log's millisecond");
     }

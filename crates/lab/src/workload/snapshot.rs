@@ -93,13 +93,12 @@ mod tests {
 
     #[test]
     fn the_cost_of_a_first_write() {
-        let line = |seconds: f64| {
-            format!("26214400 bytes (26 MB, 25 MiB) copied, {seconds} s, 1 MB/s\n")
-        };
+        let line =
+            |seconds: f64| format!("26214400 bytes (26 MB, 25 MiB) copied, {seconds} s, 1 MB/s\n");
         let text: String = (0..10).map(|_| line(0.5)).chain((0..10).map(|_| line(0.1))).collect();
         let measured = parse(&text, 250 << 20).unwrap();
         assert!((measured.metrics[&Metric::FirstWriteCost].value - 5.0).abs() < 1e-9);
         assert_eq!(measured.curve[0].0, 0.05);
-        assert_eq!(measured.curve[10], (1.0, 262_144_000.0));
+        assert!(measured.curve[10].0 == 1.0 && (measured.curve[10].1 - 262_144_000.0).abs() < 1.0);
     }
 }
