@@ -202,8 +202,8 @@ fn published() -> PlanFile {
             "contention",
         ]),
         rounds: Some(6),
-        size: Some("256M".into()),
-        seconds: Some(0.5),
+        size: Some("128M".into()),
+        seconds: Some(0.4),
         ramp: Some(0.1),
         ..PlanFile::default()
     }
@@ -388,7 +388,7 @@ mod tests {
     fn the_published_plan_is_one_word() {
         let plan = plan("published --dir /tmp --rounds 7").unwrap();
         assert_eq!(plan.stages, [Stage::Vm, Stage::Two, Stage::TwoGuests]);
-        assert_eq!((plan.rounds, plan.size), (7, 256 << 20));
+        assert_eq!((plan.rounds, plan.size), (7, 128 << 20));
         assert!(plan.workloads.iter().any(|name| name == "snapshot-life"));
     }
 
