@@ -254,6 +254,14 @@ fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
     let answers = ranking::answers(&analysis);
     let read = answers[0].1.iter().find(|line| line.contains("depth 32")).unwrap();
     assert!(!read.contains("ringtap-nbd") && read.contains("none of the others"), "{read}");
+    assert!(
+        read.contains("times as good as the next, qemu-nbd (95 %: ")
+            || read.contains("times as good as native (95 %: "),
+        "{read}"
+    );
+    let claims = report::words::claims(&analysis).join("\n");
+    assert!(claims.contains("ringtap-nbd (which does not flush)"), "{claims}");
+    assert!(claims.contains("loop (through a page cache)"), "{claims}");
     let text = html::render(&analysis);
     let page = Html::parse_document(&text);
     let select = |css: &str| -> Vec<String> {

@@ -161,12 +161,18 @@ fn answer(
     };
     let mut alike = Vec::new();
     let mut ranked = 0;
+    let mut next: Option<(&str, f64, (f64, f64))> = None;
     for arm in arms.iter().filter(|arm| arm.name != first.name && !is_twin(arm)) {
         if group(analysis, arm) != Group::Durable {
             continue;
         }
-        let Some(interval) = compared(arm).and_then(|paired| paired.interval) else { continue };
+        let Some(paired) = compared(arm) else { continue };
+        let (Some(interval), Some(ratio)) = (paired.interval, paired.ratio) else { continue };
         ranked += 1;
+        let ratio = ratio.number();
+        if next.is_none_or(|(_, known, _)| ratio < known) {
+            next = Some((arm.name.as_str(), ratio, (interval.low, interval.high)));
+        }
         if interval.low <= 1.0 {
             alike.push(arm.name.as_str());
         }
@@ -183,7 +189,15 @@ fn answer(
             format::decision(row),
             row.rounds
         ),
-        None => String::new(),
+        // The reference itself is the best: then the next one says by how much.
+        None => next.map_or_else(String::new, |(next, ratio, ends)| {
+            format!(
+                ", {} times as good as the next, {next} (95 %: {}, {} rounds)",
+                format::digits(ratio),
+                format::interval(Some(ends)),
+                ours.values.len()
+            )
+        }),
     };
     let alike = match alike.len() {
         0 => "; all others are behind it".into(),
