@@ -87,6 +87,9 @@ pub(crate) enum Command {
     /// Put load on a vhost-user socket (used by the lab)
     #[command(hide = true)]
     Load(ringtap_load::LoadArgs),
+    /// Copy files or make a tree of them (used by the lab, inside guests too)
+    #[command(hide = true)]
+    LabTool(ringtap_lab::ToolArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell.

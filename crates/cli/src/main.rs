@@ -49,6 +49,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::List(args) => list::run(&args),
         Command::Report(args) => ringtap_lab::report(&args),
         Command::Load(args) => load(args),
+        Command::LabTool(args) => ringtap_lab::tool::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions { shell } => {
             let mut text = vec![];
             clap_complete::generate(shell, &mut args::command(), "ringtap", &mut text);

@@ -101,6 +101,8 @@ impl Drive {
 enum Disk {
     Virtio(Drive),
     Ide(Drive),
+    Ahci(Drive),
+    Nvme(Drive),
     VhostUser { socket: PathBuf, queues: u16 },
 }
 
@@ -156,6 +158,21 @@ impl Qemu {
     #[must_use]
     pub fn ide(mut self, drive: Drive) -> Self {
         self.disks.push(Disk::Ide(drive));
+        self
+    }
+
+    /// Adds an image as a SATA disk of an AHCI controller, six at most; they are `/dev/sdX` behind the IDE disks. The
+    /// appliance must load the module `ahci`.
+    #[must_use]
+    pub fn ahci(mut self, drive: Drive) -> Self {
+        self.disks.push(Disk::Ahci(drive));
+        self
+    }
+
+    /// Adds an image as an NVMe disk, `/dev/nvme0n1` and so on. The appliance must load the module `nvme`.
+    #[must_use]
+    pub fn nvme(mut self, drive: Drive) -> Self {
+        self.disks.push(Disk::Nvme(drive));
         self
     }
 
@@ -250,7 +267,11 @@ impl Qemu {
 
     fn add_disks(&self, program: &Path, dir: &Path, command: &mut Command) -> Result<Vec<String>> {
         let mut nodes = Vec::new();
-        let (mut virtio, mut ide) = (0, 0);
+        let (mut virtio, mut ide, mut ahci, mut nvme) = (0, 0, 0, 0);
+        let ide_disks = self.disks.iter().filter(|disk| matches!(disk, Disk::Ide(_))).count();
+        if self.disks.iter().any(|disk| matches!(disk, Disk::Ahci(_))) {
+            command.args(["-device", "ich9-ahci,id=ahci"]);
+        }
         let shared = self.disks.iter().any(|disk| matches!(disk, Disk::VhostUser { .. }));
         if shared {
             let size = self.memory >> 20;
@@ -262,7 +283,7 @@ impl Qemu {
         for (n, disk) in self.disks.iter().enumerate() {
             let id = format!("d{n}");
             match disk {
-                Disk::Virtio(drive) | Disk::Ide(drive) => {
+                Disk::Virtio(drive) | Disk::Ide(drive) | Disk::Ahci(drive) | Disk::Nvme(drive) => {
                     let link = link(dir, &id, &drive.path)?;
                     command.args(["-drive", &drive.argument(&id, &link)]);
                 }
@@ -273,16 +294,32 @@ impl Qemu {
                 }
             }
             let (device, node) = match disk {
-                Disk::Virtio(_) => (format!("virtio-blk-pci,drive={id}"), "vd"),
-                Disk::Ide(_) => (format!("ide-hd,drive={id}"), "sd"),
+                Disk::Virtio(_) => {
+                    virtio += 1;
+                    (format!("virtio-blk-pci,drive={id}"), format!("vd{}", letter(virtio - 1)))
+                }
                 Disk::VhostUser { queues, .. } => {
-                    (format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"), "vd")
+                    virtio += 1;
+                    let device = format!("vhost-user-blk-pci,chardev={id},num-queues={queues}");
+                    (device, format!("vd{}", letter(virtio - 1)))
+                }
+                Disk::Ide(_) => {
+                    ide += 1;
+                    (format!("ide-hd,drive={id}"), format!("sd{}", letter(ide - 1)))
+                }
+                Disk::Ahci(_) => {
+                    ahci += 1;
+                    let device = format!("ide-hd,drive={id},bus=ahci.{}", ahci - 1);
+                    // The IDE driver is loaded first, and each load waits until its disks are found.
+                    (device, format!("sd{}", letter(ide_disks + ahci - 1)))
+                }
+                Disk::Nvme(_) => {
+                    nvme += 1;
+                    (format!("nvme,drive={id},serial={id}"), format!("nvme{}n1", nvme - 1))
                 }
             };
             command.args(["-device", &device]);
-            let count = if node == "vd" { &mut virtio } else { &mut ide };
-            nodes.push(format!("/dev/{node}{}", letter(*count)));
-            *count += 1;
+            nodes.push(format!("/dev/{node}"));
         }
         Ok(nodes)
     }

@@ -17,23 +17,27 @@ fn every_kind_of_disk_carries_data_and_the_server_may_come_back() {
     let at = |name: &str| dir.path().join(name);
     random_disk(&at("virtio"), 8 * MIB);
     empty_disk(&at("vhost"), 64 * MIB);
-    empty_disk(&at("ide"), 16 * MIB);
+    for name in ["ide", "ahci", "nvme"] {
+        empty_disk(&at(name), 16 * MIB);
+    }
     fs::create_dir(at("share")).unwrap();
     let server = Server::start(&at("vhost"), &at("socket"));
     let guest = Qemu::new(&appliance(Machine::Pc))
         .virtio_blk(Drive::raw(at("virtio")))
         .vhost_user(at("socket"), 1)
+        .ahci(Drive::raw(at("ahci")))
         .ide(Drive::raw(at("ide")))
+        .nvme(Drive::raw(at("nvme")))
         .share(at("share"), "/mnt/out")
         .boot()
         .unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(guest.disks(), ["/dev/vda", "/dev/vdb", "/dev/sda"]);
+    assert_eq!(guest.disks(), ["/dev/vda", "/dev/vdb", "/dev/sdb", "/dev/sda", "/dev/nvme0n1"]);
     let pid = guest.pid();
     let files = run_directory(pid);
 
     let copy = "set -e
         dd if=/dev/vda of=/dev/vdb bs=1M seek=4 oflag=direct conv=fsync
-        dd if=/dev/vda of=/dev/sda bs=1M conv=fsync
+        for disk in sda sdb nvme0n1; do dd if=/dev/vda of=/dev/$disk bs=1M conv=fsync; done
         dd if=/dev/vdb of=/mnt/out/back bs=1M skip=4 count=8 iflag=direct";
     guest.exec(copy, LONG).unwrap().success().unwrap_or_else(|e| panic!("{e}"));
     let out = guest.exec("echo out; echo err >&2; exit 3", SHORT).unwrap();
@@ -59,7 +63,9 @@ fn every_kind_of_disk_carries_data_and_the_server_may_come_back() {
     drop(server);
     let want = fs::read(at("virtio")).unwrap();
     assert!(fs::read(at("share/back")).unwrap() == want, "what came back differs");
-    assert!(fs::read(at("ide")).unwrap()[..8 << 20] == want[..], "the IDE disk's file differs");
+    for name in ["ide", "ahci", "nvme"] {
+        assert!(fs::read(at(name)).unwrap()[..8 << 20] == want[..], "the file of {name} differs");
+    }
 }
 
 #[test]

@@ -10,6 +10,8 @@ use clap::Parser;
 enum Lab {
     Compare(ringtap_lab::CompareArgs),
     Report(ringtap_lab::ReportArgs),
+    #[command(name = "lab-tool")]
+    Tool(ringtap_lab::ToolArgs),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -19,5 +21,6 @@ fn main() -> anyhow::Result<ExitCode> {
             ringtap_lab::compare(&args, ringtap)
         }
         Lab::Report(args) => ringtap_lab::report(&args),
+        Lab::Tool(args) => ringtap_lab::tool::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -23,6 +23,8 @@ pub enum Output {
         which shows the noise floor. Each sample is appended to RUN/samples.jsonl as it comes; the table, report.html \
         and the JSON are made from that folder and can be made again with `ringtap report`.",
     after_help = "Examples:\n  \
+        ringtap compare published                   what others have published, run anew: guests, LVM, snapshots, two VMs\n  \
+        ringtap compare --self-test                 does the lab find what is known beforehand?\n  \
         ringtap compare --quick                     the few workloads that matter, 6 rounds, under three minutes\n  \
         ringtap compare --list                      what there is, and what can run here\n  \
         ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio\n  \
@@ -32,6 +34,14 @@ pub enum Output {
         3 a part was done: interrupted, or some samples failed (the report says which)."
 )]
 pub struct CompareArgs {
+    /// A plan that the lab knows: quick, published.
+    #[arg(value_name = "PLAN")]
+    pub known: Option<String>,
+
+    /// Measure what is known beforehand, and say whether the lab finds it.
+    #[arg(long, conflicts_with_all = ["known", "plan", "quick", "list"])]
+    pub self_test: bool,
+
     /// 6 short rounds of the few workloads that matter.
     #[arg(long)]
     pub quick: bool,
@@ -40,7 +50,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "N")]
     pub rounds: Option<u32>,
 
-    /// Stages: host, guest [default: both].
+    /// Stages: host, guest, vm, two, two-guests [default: host, guest].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub stages: Option<Vec<String>>,
 
@@ -51,6 +61,10 @@ pub struct CompareArgs {
     /// Workloads or groups of them (fio, dd), as --list names them [default: all].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub workloads: Option<Vec<String>>,
+
+    /// Run a fio job file of yours as a workload, on every backend; may be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub fio_job: Vec<PathBuf>,
 
     /// A plan in TOML; keys are named as these flags. Flags win over it.
     #[arg(long, value_name = "FILE")]
@@ -92,15 +106,25 @@ pub struct CompareArgs {
 /// Make a run's tables and report again.
 #[derive(Clone, Debug, Args)]
 #[command(
-    about = "Make the table and report.html of a run again",
+    about = "Make the report of a run again, merge runs, or compare two",
     after_help = "Examples:\n  \
         ringtap report ringtap-runs/2026-11-21T21-30-00\n  \
+        ringtap report MONDAY TUESDAY --out BOTH     merge two runs of one plan: their rounds together\n  \
+        ringtap report --before OLD NEW              what changed from OLD to NEW\n  \
         ringtap report --output json RUN | jq '.rows[] | select(.verdict == \"faster\")'"
 )]
 pub struct ReportArgs {
-    /// The run's folder, as `ringtap compare` printed it.
-    #[arg(value_name = "RUN")]
-    pub run: PathBuf,
+    /// Folders of runs, as `ringtap compare` printed them; several are merged.
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+
+    /// Say what changed from this run to RUN.
+    #[arg(long, value_name = "OLD")]
+    pub before: Option<PathBuf>,
+
+    /// Folder of the merged run [default: ringtap-runs/merged-DATE].
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 
     /// How the result is printed. report.html is written in any case.
     #[arg(long, value_enum, default_value_t)]

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::report::{self, Analysis};
 use crate::run::{self, folder::State};
+use crate::selftest;
 use crate::stop::Stop;
 use crate::workload;
 
@@ -33,6 +34,9 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         Err(error) => return Ok(refuse(&error)),
     };
     let env = Env::new(ringtap);
+    if args.self_test {
+        return self_test(&plan, &env, args);
+    }
     if args.list {
         list(&plan, args, &env)?;
         return Ok(ExitCode::SUCCESS);
@@ -53,10 +57,62 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
     })
 }
 
-/// Runs `ringtap report`: makes `report.html` again and prints the result.
+/// Runs `ringtap report`: makes the report of a run again, merges runs, or compares two, and prints the result.
 pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
-    show(&args.run, args.output)?;
+    let runs: Vec<&Path> = args.runs.iter().map(PathBuf::as_path).collect();
+    if let Some(before) = &args.before {
+        let [after] = runs[..] else {
+            eprintln!("ringtap report: --before OLD takes one RUN beside it");
+            return Ok(ExitCode::from(USAGE));
+        };
+        let (before, after) = (report::load(before)?, report::load(after)?);
+        let changes = report::across::changes(&before, &after);
+        if changes.is_empty() {
+            eprintln!("ringtap report: the two runs have no backend and workload in common");
+            return Ok(ExitCode::from(FAILED));
+        }
+        match args.output {
+            Output::Table => print(&report::across::markdown(&before, &after, &changes))?,
+            Output::Json => print(&(serde_json::to_string_pretty(&changes)? + "\n"))?,
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let [run] = runs[..] {
+        show(run, args.output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (record, samples) = match report::across::merge(&runs) {
+        Ok(merged) => merged,
+        Err(error @ Error::Plan(_)) => {
+            eprintln!("ringtap report: {error}");
+            return Ok(ExitCode::from(USAGE));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let out = args.out.clone().unwrap_or_else(|| {
+        let date = usual_folder();
+        let date = date.file_name().unwrap_or_default().to_string_lossy();
+        Path::new("ringtap-runs").join(format!("merged-{date}"))
+    });
+    let mut folder = run::folder::Folder::create(&out)?;
+    folder.write_record(&record)?;
+    samples.iter().try_for_each(|sample| folder.append(sample))?;
+    show(&out, args.output)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn self_test(plan: &Plan, env: &Env, args: &CompareArgs) -> anyhow::Result<ExitCode> {
+    let stop = Stop::on_signals().context("cannot watch for Ctrl-C")?;
+    let outcome = match selftest::run(plan, env, &stop) {
+        Ok(outcome) => outcome,
+        Err(Error::Interrupted) => return Ok(ExitCode::from(PARTIAL)),
+        Err(error) => return Err(error.into()),
+    };
+    match args.output {
+        Output::Table => print(&selftest::text(&outcome))?,
+        Output::Json => print(&(serde_json::to_string_pretty(&outcome)? + "\n"))?,
+    }
+    Ok(if outcome.all_found() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 fn refuse(error: &Error) -> ExitCode {

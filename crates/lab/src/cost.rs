@@ -49,6 +49,32 @@ pub fn machine_cpu_seconds() -> f64 {
     busy_ticks(&text).unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
+/// Seconds that a hypervisor below has taken from this machine's processors, since it started.
+pub fn steal_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let steal = text
+        .lines()
+        .next()
+        .and_then(|line| line.split_whitespace().nth(8))
+        .and_then(|field| field.parse::<u64>().ok());
+    steal.unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// CPU seconds so far of each thread of a process, by thread id. Empty when it is gone.
+pub fn thread_seconds(pid: u32) -> HashMap<u32, f64> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return HashMap::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let id = entry.file_name().to_str()?.parse().ok()?;
+            // Nanoseconds on a processor are the first field.
+            let text = fs::read_to_string(entry.path().join("schedstat")).ok()?;
+            let nanoseconds: u64 = text.split_whitespace().next()?.parse().ok()?;
+            Some((id, nanoseconds as f64 * 1e-9))
+        })
+        .collect()
+}
+
 /// user, nice, system, irq and softirq of the first line of /proc/stat. (Guest time is within user; steal is not ours.)
 fn busy_ticks(text: &str) -> Option<u64> {
     let fields: Vec<u64> = text

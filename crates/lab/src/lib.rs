@@ -16,10 +16,13 @@ pub mod process;
 pub mod report;
 pub mod run;
 pub mod sample;
+pub mod selftest;
 pub mod stage;
 pub mod stats;
 pub mod stop;
+pub mod tool;
 pub mod workload;
 
 pub use cli::{CompareArgs, ReportArgs};
 pub use compare::{FAILED, PARTIAL, USAGE, compare, report};
+pub use tool::ToolArgs;

@@ -32,6 +32,8 @@ pub struct PlanFile {
     pub seconds: Option<f64>,
     /// Seconds that fio runs before it measures.
     pub ramp: Option<f64>,
+    /// fio job files, run as workloads.
+    pub fio_jobs: Option<Vec<PathBuf>>,
     /// Seed of order, blocks and bootstrap.
     pub seed: Option<u64>,
     /// Where the disks are made.
@@ -64,19 +66,36 @@ pub struct Plan {
 impl Plan {
     /// The plan that these flags (and the file they name) ask for.
     pub fn from_args(args: &CompareArgs) -> Result<Plan> {
-        let file = match &args.plan {
-            Some(path) => read(path)?,
-            None => PlanFile::default(),
+        let file = match (&args.plan, args.known.as_deref()) {
+            (Some(_), Some(name)) => {
+                return Err(Error::Plan(format!(
+                    "--plan and the plan {name:?} are two plans: give one"
+                )));
+            }
+            (Some(path), None) => read(path)?,
+            (None, Some("quick") | None) => PlanFile::default(),
+            (None, Some("published")) => published(),
+            (None, Some(name)) => return Err(unknown("plan", name, &["quick", "published"])),
         };
+        let quick = args.quick || args.known.as_deref() == Some("quick");
         let stages = stages(args.stages.as_ref().or(file.stages.as_ref()))?;
         let backends = backends(&stages, args.backends.as_ref().or(file.backends.as_ref()))?;
-        let workloads = workloads(args.workloads.as_ref().or(file.workloads.as_ref()), args.quick)?;
+        let mut workloads = {
+            let named = args.workloads.as_ref().or(file.workloads.as_ref());
+            let jobs = !args.fio_job.is_empty() || file.fio_jobs.is_some();
+            // A job file alone is what is asked for.
+            if named.is_none() && jobs { Vec::new() } else { workloads(&stages, named, quick)? }
+        };
+        for path in args.fio_job.iter().chain(file.fio_jobs.iter().flatten()) {
+            let path = std::path::absolute(path).map_err(Error::file("find", path))?;
+            workloads.push(workload::job_file(&path)?.name.to_owned());
+        }
         let size = match args.size.as_ref().or(file.size.as_ref()) {
             Some(text) => parse_size(text)?,
-            None if args.quick => 128 << 20,
+            None if quick => 128 << 20,
             None => 1 << 30,
         };
-        let usual = if args.quick { (6, 0.25, 0.0) } else { (10, 3.0, 0.5) };
+        let usual = if quick { (6, 0.25, 0.0) } else { (10, 3.0, 0.5) };
         let seed = args
             .seed
             .or(file.seed)
@@ -123,6 +142,17 @@ impl Plan {
                 self.dir.display()
             ));
         }
+        let runs = |stage: &Stage| self.workloads().iter().any(|w| w.kind.runs_on(*stage));
+        if let Some(idle) = self.stages.iter().find(|stage| !runs(stage)) {
+            let (kind, all) = if idle.is_contention() {
+                ("two loads at once", "contention")
+            } else {
+                ("one load", "fio, dd, bonnie")
+            };
+            return refuse(format!(
+                "stage {idle} runs {kind}, and no such workload is in the plan: add --workloads {all}"
+            ));
+        }
         if self.backends.is_empty() {
             let stages: Vec<&str> = self.stages.iter().map(|stage| stage.name()).collect();
             return refuse(format!("none of these backends runs on stage {}", stages.join(" or ")));
@@ -155,6 +185,30 @@ impl Plan {
     }
 }
 
+/// The published comparisons, anew: hypervisors' disks, file against LVM, loop against tap, a fresh snapshot, two guests.
+fn published() -> PlanFile {
+    let names = |list: &[&str]| Some(list.iter().map(|name| (*name).to_owned()).collect());
+    PlanFile {
+        stages: names(&["vm", "two", "two-guests"]),
+        workloads: names(&[
+            "bonnie-direct",
+            "dd-throughput",
+            "dd-latency-direct",
+            "dd-latency-dsync",
+            "filecopy",
+            "archive",
+            "snapshot-life",
+            "durability",
+            "contention",
+        ]),
+        rounds: Some(6),
+        size: Some("128M".into()),
+        seconds: Some(0.4),
+        ramp: Some(0.1),
+        ..PlanFile::default()
+    }
+}
+
 fn read(path: &Path) -> Result<PlanFile> {
     let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
     toml::from_str(&text).map_err(|e| Error::Plan(format!("plan {}: {e}", path.display())))
@@ -174,7 +228,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
 }
 
 fn stages(names: Option<&Vec<String>>) -> Result<Vec<Stage>> {
-    let Some(names) = names else { return Ok(Stage::ALL.to_vec()) };
+    let Some(names) = names else { return Ok(Stage::USUAL.to_vec()) };
     let known: Vec<&str> = Stage::ALL.iter().map(|stage| stage.name()).collect();
     let mut stages = Vec::new();
     for name in names {
@@ -199,11 +253,12 @@ fn backends(stages: &[Stage], names: Option<&Vec<String>>) -> Result<Vec<(Stage,
     Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
 }
 
-fn workloads(names: Option<&Vec<String>>, quick: bool) -> Result<Vec<String>> {
+fn workloads(stages: &[Stage], names: Option<&Vec<String>>, quick: bool) -> Result<Vec<String>> {
     let catalogue = workload::CATALOGUE.iter();
     let Some(names) = names else {
         return Ok(catalogue
             .filter(|workload| workload.quick || !quick)
+            .filter(|workload| stages.iter().any(|stage| workload.kind.runs_on(*stage)))
             .map(|workload| workload.name.to_owned())
             .collect());
     };
@@ -276,7 +331,7 @@ mod tests {
         let normal = plan("--dir /tmp").unwrap();
         assert_eq!((normal.rounds, normal.size), (10, 1 << 30));
         assert!(normal.workloads.len() > quick.workloads.len());
-        assert_eq!(normal.stages, Stage::ALL);
+        assert_eq!(normal.stages, Stage::USUAL);
         assert_eq!(normal.entries(Stage::Host)[0].name, "native");
         assert_eq!(normal.entries(Stage::Guest)[0].name, "ubd");
     }
@@ -291,7 +346,13 @@ mod tests {
         assert_eq!(names, ["native", "qemu-nbd"]);
         assert_eq!(
             plan.workloads,
-            ["randread-4k-qd1", "dd-throughput", "dd-latency-direct", "dd-latency-dsync"]
+            [
+                "randread-4k-qd1",
+                "dd-throughput",
+                "dd-throughput-dsync",
+                "dd-latency-direct",
+                "dd-latency-dsync"
+            ]
         );
     }
 
@@ -314,9 +375,31 @@ mod tests {
             "--seconds 0",
             "--dir /nowhere/at/all",
             "--stages guest --backends native",
+            "--stages two --workloads fio",
+            "publishd",
+            "published --plan /nowhere",
+            "--fio-job /nowhere.fio",
         ] {
             assert!(plan(words).is_err(), "{words}");
         }
+    }
+
+    #[test]
+    fn the_published_plan_is_one_word() {
+        let plan = plan("published --dir /tmp --rounds 7").unwrap();
+        assert_eq!(plan.stages, [Stage::Vm, Stage::Two, Stage::TwoGuests]);
+        assert_eq!((plan.rounds, plan.size), (7, 128 << 20));
+        assert!(plan.workloads.iter().any(|name| name == "snapshot-life"));
+    }
+
+    #[test]
+    fn a_job_file_is_a_workload_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mine.fio");
+        std::fs::write(&path, "[a]\nrw=randread\n").unwrap();
+        let plan = plan(&format!("--dir /tmp --stages host --fio-job {}", path.display())).unwrap();
+        assert_eq!(plan.workloads.len(), 1);
+        assert!(matches!(plan.workloads()[0].kind, workload::Kind::FioFile(_)));
     }
 
     #[test]

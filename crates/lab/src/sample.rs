@@ -11,19 +11,38 @@ use serde::{Deserialize, Serialize};
 pub enum Stage {
     /// This machine as it is.
     Host,
-    /// A small guest that the lab boots.
+    /// A small guest that the lab boots in User-Mode Linux.
     Guest,
+    /// A virtual PC that the lab boots in QEMU, under KVM where that works, else with its processor translated (TCG).
+    Vm,
+    /// Two loads at once, each on a disk of its own, both disks on the same device of this machine.
+    Two,
+    /// Two guests of User-Mode Linux at once, each with a disk of its own, both on the same device.
+    #[serde(rename = "two-guests")]
+    TwoGuests,
 }
 
 impl Stage {
     /// All stages, in the order of the report.
-    pub const ALL: [Stage; 2] = [Stage::Host, Stage::Guest];
+    pub const ALL: [Stage; 5] =
+        [Stage::Host, Stage::Guest, Stage::Vm, Stage::Two, Stage::TwoGuests];
+
+    /// The stages of a run that names none.
+    pub const USUAL: [Stage; 2] = [Stage::Host, Stage::Guest];
+
+    /// Whether two loads run at once.
+    pub fn is_contention(self) -> bool {
+        matches!(self, Stage::Two | Stage::TwoGuests)
+    }
 
     /// The name in plans and flags.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Host => "host",
             Stage::Guest => "guest",
+            Stage::Vm => "vm",
+            Stage::Two => "two",
+            Stage::TwoGuests => "two-guests",
         }
     }
 }
@@ -56,6 +75,10 @@ pub enum Unit {
     CpuPerMillion,
     /// CPU seconds for a GiB.
     CpuPerGib,
+    /// A share of a whole: 1 is all of it.
+    Share,
+    /// A plain factor or index.
+    Factor,
 }
 
 macro_rules! metrics {
@@ -136,6 +159,42 @@ metrics! {
     RandStat: "random stat", PerSecond, Higher;
     /// bonnie++: files deleted at random.
     RandDelete: "random delete", PerSecond, Higher;
+    /// File copy with a buffer of 256 bytes.
+    Copy256: "copy, 256 B", BytesPerSecond, Higher;
+    /// File copy with a buffer of 1024 bytes.
+    Copy1024: "copy, 1024 B", BytesPerSecond, Higher;
+    /// File copy with a buffer of 4096 bytes.
+    Copy4096: "copy, 4096 B", BytesPerSecond, Higher;
+    /// UnixBench's index of the three copies: ten times the geometric mean of rate by baseline.
+    CopyIndex: "UnixBench index", Factor, Higher;
+    /// Time of the whole job.
+    Elapsed: "time", Nanoseconds, Lower;
+    /// Files handled a second.
+    Files: "files", PerSecond, Higher;
+    /// Flushes that reached the layer below for each fsync of the program: 1 and more is durable.
+    FlushPerSync: "flushes per fsync", Factor, Higher;
+    /// Writes right after a snapshot was taken.
+    FreshWrite: "writes, fresh snapshot", BytesPerSecond, Higher;
+    /// Writes once everything that is written has been copied.
+    SettledWrite: "writes, settled", BytesPerSecond, Higher;
+    /// Cost of the first write of a chunk beside that of a later one.
+    FirstWriteCost: "a first write costs", Factor, Lower;
+    /// I/Os a second of two loads together.
+    SumIops: "IOPS of both", PerSecond, Higher;
+    /// Jain's index of the two shares: 1 is even, 0.5 is all for one.
+    Jain: "Jain index", Factor, Higher;
+    /// The first load's part of what both got.
+    FirstShare: "share of the first", Share, Higher;
+    /// What the quiet load keeps of the rate that it has alone.
+    Keeps: "the quiet one keeps", Share, Higher;
+    /// p99 of the first (or quiet) load beside the other, by its p99 alone.
+    P99Factor: "p99 beside / alone", Factor, Lower;
+    /// The rate that the first (or quiet) load has alone.
+    AloneIops: "IOPS alone", PerSecond, Higher;
+    /// p99 against the schedule on which requests should have been sent (open loop).
+    ScheduleP99: "p99 from schedule", Nanoseconds, Lower;
+    /// p99.9 against that schedule.
+    ScheduleP999: "p99.9 from schedule", Nanoseconds, Lower;
 }
 
 /// A number, or a bound where the tool refused to print the number.
@@ -177,12 +236,55 @@ pub struct Sample {
     /// What was measured; empty when it failed.
     #[serde(default)]
     pub metrics: Metrics,
+    /// Bytes and flushes at each layer while it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ledger: Option<Ledger>,
+    /// A curve, where the workload makes one: (share of the chunks copied, bytes a second).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curve: Vec<(f64, f64)>,
     /// What a reader must know about this run ("256 MiB instead of 1 GiB").
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Why there is no number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// Bytes that passed each layer, and flushes, while a workload ran. A layer that cannot be seen is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// What the program asked for, by its own account: read and written together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<f64>,
+    /// The block device that the program's disk is: in the guest, or a loop device of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Layer>,
+    /// The device of this machine that holds the disk's file. Other programs' traffic is in it, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Layer>,
+    /// Share of the time in which that device had requests under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_busy: Option<f64>,
+    /// CPU seconds of the busiest single thread of the server a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_thread: Option<f64>,
+    /// CPU seconds of the whole machine a second, by its number of processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<f64>,
+    /// Share of the machine's time that its hypervisor took away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steal: Option<f64>,
+}
+
+/// Traffic of one block device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Bytes read.
+    pub read: f64,
+    /// Bytes written.
+    pub written: f64,
+    /// Flushes.
+    pub flushes: f64,
 }
 
 /// The name of the A/A twin of an arm.

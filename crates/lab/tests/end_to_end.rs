@@ -51,7 +51,7 @@ impl Bench {
         let left: Vec<_> = std::fs::read_dir(self.dir.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name != "run")
+            .filter(|name| !name.starts_with("run"))
             .collect();
         assert!(left.is_empty(), "left in the folder of the disks: {left:?}");
         let ours = self.dir.path().to_str().unwrap();
@@ -258,6 +258,168 @@ fn one_boot_of_a_real_guest() {
         assert!(of("dd-throughput")[&Metric::Bandwidth].value > 0.0);
     }
     let analysis = report::load(&bench.out()).unwrap();
-    assert!(analysis.run.guest.as_ref().is_some_and(|guest| guest.contains("User-Mode Linux")));
+    let guest = analysis.run.stages.iter().find(|(stage, _)| *stage == Stage::Guest);
+    assert!(guest.is_some_and(|(_, words)| words.contains("User-Mode Linux")));
     assert!(analysis.run.skipped.iter().any(|skip| skip.backend == "ringtap-vhost"));
+}
+
+/// The lab's own verbs, without the rest of `ringtap`: cargo builds the example beside the tests.
+fn lab() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let lab = tests.parent().unwrap().parent().unwrap().join("examples/lab");
+    assert!(lab.is_file(), "cargo test -p ringtap-lab builds {}", lab.display());
+    lab
+}
+
+#[test]
+fn files_are_copied_and_archived_and_flushes_counted_on_the_host() {
+    let bench = Bench::new();
+    let env = Env::new(lab());
+    let plan = bench.plan(
+        "--stages host --rounds 1 --seconds 0.1 --backends native,loop,qemu-nbd,qemu-nbd-unsafe \
+         --workloads filecopy,filecopy-durable,archive,durability,rated-2k,dd-throughput-dsync",
+    );
+    let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    let samples = samples(&bench.out());
+    let failed: Vec<_> =
+        samples.iter().filter_map(|s| s.error.as_ref().map(|e| (&s.arm, &s.workload, e))).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(ended.state, State::Complete);
+    let of =
+        |arm: &str, workload: &str| samples.iter().find(|s| s.arm == arm && s.workload == workload);
+    let copy = of("native", "filecopy").unwrap();
+    assert!(copy.metrics[&Metric::CopyIndex].value > 0.0);
+    assert!(copy.note.as_ref().unwrap().contains("cached copy"));
+    assert!(of("native", "archive").unwrap().metrics[&Metric::Files].value > 0.0);
+    assert!(of("qemu-nbd", "rated-2k").unwrap().metrics[&Metric::Iops].value > 0.0);
+    // A disk of the host's own has a ledger: what the program wrote is what its disk took.
+    let dd = of("native", "dd-throughput-dsync").unwrap().ledger.as_ref().unwrap();
+    assert_eq!(dd.program, Some(f64::from(32 << 20)));
+    let analysis = report::load(&bench.out()).unwrap();
+    if let Some(check) = analysis.durability.iter().find(|check| check.arm == "qemu-nbd") {
+        assert!(check.durable && check.flushes >= 0.9, "{check:?}");
+        let lies = analysis.durability.iter().find(|check| check.arm == "qemu-nbd-unsafe").unwrap();
+        assert!(!lies.durable && lies.flushes < 0.1, "{lies:?}");
+    } else {
+        assert!(analysis.run.skipped.iter().any(|s| s.workload.as_deref() == Some("durability")));
+    }
+}
+
+#[test]
+fn a_guest_builds_volumes_and_snapshots() {
+    let bench = Bench::new();
+    let env = Env::new(lab());
+    if ringtap_lab::process::find("dmsetup").is_none() {
+        panic!("dmsetup is needed: apt-get install dmsetup");
+    }
+    let plan = bench.plan(
+        "--stages guest --rounds 1 --seconds 0.1 --backends ubd,lvm,lvm-snapshot,lvm-thin \
+         --workloads randwrite-4k-qd1,snapshot-life,filecopy-durable",
+    );
+    let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    let samples = samples(&bench.out());
+    let failed: Vec<_> =
+        samples.iter().filter_map(|s| s.error.as_ref().map(|e| (&s.arm, &s.workload, e))).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(ended.state, State::Complete);
+    for arm in ["lvm", "lvm-snapshot", "lvm-thin"] {
+        let write = samples.iter().find(|s| s.arm == arm && s.workload == "randwrite-4k-qd1");
+        let write = write.unwrap_or_else(|| panic!("{arm} wrote nothing"));
+        let disk = write.ledger.as_ref().unwrap().disk.unwrap();
+        assert!(disk.written > 0.0, "{arm}: what is below the volume saw writes");
+        if arm == "lvm-snapshot" {
+            // Each first write of a chunk is read and written to the copy as well.
+            assert!(
+                disk.read > 0.0 && disk.written > write.ledger.as_ref().unwrap().program.unwrap()
+            );
+        }
+    }
+    let life = samples.iter().find(|s| s.workload == "snapshot-life").unwrap();
+    assert_eq!((life.arm.as_str(), life.curve.len()), ("lvm-snapshot", 11));
+    let analysis = report::load(&bench.out()).unwrap();
+    assert_eq!(analysis.curves.len(), 1);
+    assert!(report::html::render(&analysis).contains("The life of a snapshot"));
+}
+
+#[test]
+fn two_loads_share_a_device() {
+    let bench = Bench::new();
+    let plan = bench.plan(
+        "--stages two --rounds 1 --seconds 0.2 --backends native,qemu-nbd --workloads two-read,quiet-write",
+    );
+    let ended = run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    assert_eq!((ended.state, ended.failures), (State::Complete, 0));
+    for sample in samples(&bench.out()) {
+        let value = |metric| sample.metrics[&metric].value;
+        assert!(value(Metric::SumIops) > 0.0 && value(Metric::Keeps) > 0.0);
+        assert!((0.0..=1.0).contains(&value(Metric::FirstShare)));
+        if sample.workload == "two-read" {
+            assert!((0.5..=1.0).contains(&value(Metric::Jain)), "{}", value(Metric::Jain));
+        }
+    }
+}
+
+#[test]
+fn a_job_file_of_the_users_runs_on_every_wire() {
+    let bench = Bench::new();
+    let job = bench.dir.path().join("run-mine.fio");
+    std::fs::write(&job, "[mine]\nrw=randrw\nbs=4k\nnumber_ios=50\ndirect=1\nioengine=psync\n")
+        .unwrap();
+    let plan = bench.plan(&format!(
+        "--stages host --rounds 1 --backends native,qemu-nbd --fio-job {}",
+        job.display()
+    ));
+    run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    let samples = samples(&bench.out());
+    for arm in ["native", "native#2", "qemu-nbd"] {
+        let sample = samples.iter().find(|s| s.arm == arm).unwrap_or_else(|| panic!("{arm}"));
+        assert!(sample.error.is_none(), "{sample:?}");
+        assert!(sample.metrics[&Metric::Iops].value > 0.0);
+    }
+    let analysis = report::load(&bench.out()).unwrap();
+    assert!(analysis.rows.iter().any(|row| row.workload.starts_with("job:")));
+}
+
+#[test]
+fn what_a_killed_lab_left_the_next_one_removes() {
+    let bench = Bench::new();
+    let dir = bench.dir.path();
+    let words = |out: &str, rounds: &str| {
+        let mut command = std::process::Command::new(lab());
+        command.args(["compare", "--stages", "host", "--backends", "native,loop,qemu-nbd"]);
+        command.args(["--workloads", "randread-4k-qd1", "--size", "32M", "--ramp", "0"]);
+        command.args(["--seconds", "0.3", "--rounds", rounds, "--dir"]).arg(dir);
+        command.arg("--out").arg(dir.join(out));
+        command.env("TMPDIR", dir).stdout(std::process::Stdio::null());
+        command
+    };
+    let mut killed = words("run-killed", "50").spawn().unwrap();
+    let lines = || {
+        let file = dir.join("run-killed/samples.jsonl");
+        std::fs::read_to_string(file).unwrap_or_default().lines().count()
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while lines() < 4 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(lines() >= 4, "samples of the killed run are kept");
+    let scratch = || {
+        let entries = std::fs::read_dir(dir).unwrap().flatten();
+        entries.filter(|e| e.file_name().to_string_lossy().starts_with("ringtap-lab-")).count()
+    };
+    assert!(scratch() > 0, "a killed lab cannot clean up");
+    // Its servers get a signal when it dies; a moment later nothing holds the disks.
+    std::thread::sleep(Duration::from_millis(500));
+    run::scratch::sweep(dir, Duration::ZERO);
+    assert_eq!(scratch(), 0);
+    bench.assert_clean();
+    let analysis = report::load(&dir.join("run-killed")).unwrap();
+    assert_eq!(analysis.run.state, State::Running);
+    assert!(report::state_in_words(&analysis).contains("was killed"));
 }

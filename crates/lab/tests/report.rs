@@ -5,7 +5,8 @@ use std::path::Path;
 use ringtap_lab::env::Missing;
 use ringtap_lab::host::Host;
 use ringtap_lab::plan::Plan;
-use ringtap_lab::report::{self, Analysis, html, table};
+use ringtap_lab::report::ranking::{self, Group};
+use ringtap_lab::report::{self, Analysis, across, html, table};
 use ringtap_lab::run::folder::{Arm, Folder, Record, Skip, State};
 use ringtap_lab::sample::{Metric, Sample, Stage, Value};
 use ringtap_lab::stats::Verdict;
@@ -21,6 +22,7 @@ fn record(rounds: u32, state: State) -> Record {
         name: (*name).into(),
         backend: name.trim_end_matches("#2").into(),
         title: "<b>a & b</b>".into(),
+        cached: *name == "loop",
         remark: Some("its CPU is not counted".into()),
         command: Some("serve --x 'a b'".into()),
     };
@@ -47,6 +49,7 @@ fn record(rounds: u32, state: State) -> Record {
         },
         host: Host { cpu: "CPU <1>".into(), ..Host::default() },
         guest: None,
+        stages: Vec::new(),
         arms: ARMS.iter().map(arm).collect(),
         skipped: vec![Skip {
             stage: Stage::Host,
@@ -92,6 +95,8 @@ fn samples(rounds: u32) -> Vec<Sample> {
                     began_ms: 1,
                     seconds: 0.5,
                     metrics: metrics.into_iter().collect(),
+                    ledger: None,
+                    curve: Vec::new(),
                     note: (workload == "bonnie").then(|| "a note <here>".into()),
                     error: None,
                 });
@@ -163,11 +168,13 @@ fn the_page_is_sound_and_needs_nothing_else() {
     assert!(page.errors.is_empty(), "{:?}", page.errors);
     let all = |selector: &str| page.select(&Selector::parse(selector).unwrap()).collect::<Vec<_>>();
     assert!(
-        all("script, link, img, iframe, object, embed, image, use, form").is_empty(),
-        "nothing is loaded, nothing runs"
+        all("link, img, iframe, object, embed, image, use, form").is_empty(),
+        "nothing is loaded"
     );
+    let scripts: Vec<String> = all("script").iter().map(|s| s.text().collect()).collect();
+    assert!(scripts.len() == 1 && scripts[0].contains("table.sort"), "the page's own, no other");
     assert!(all("[src], [href], [srcset], [style*=url], [onclick], [onload]").is_empty());
-    for forbidden in ["http:", "https:", "url(", "@import", "<script"] {
+    for forbidden in ["http:", "https:", "url(", "@import", "<script>alert", "fetch(", "XMLHttp"] {
         assert!(!text.contains(forbidden), "{forbidden}");
     }
     assert!(text.contains("prefers-color-scheme: dark"));
@@ -216,6 +223,168 @@ fn a_folder_read_back_gives_the_same_report() {
     );
     std::fs::write(run.join("samples.jsonl"), "rubbish\n{\"x\":1}\n").unwrap();
     assert!(report::load(&run).unwrap_err().to_string().contains("line 1"));
+}
+
+fn write(dir: &Path, name: &str, record: &Record, samples: &[Sample]) -> std::path::PathBuf {
+    let run = dir.join(name);
+    let mut folder = Folder::create(&run).unwrap();
+    folder.write_record(record).unwrap();
+    samples.iter().for_each(|sample| folder.append(sample).unwrap());
+    run
+}
+
+#[test]
+fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
+    let mut all = samples(6);
+    // The fastest is seen not to flush.
+    let mut record = record(6, State::Complete);
+    record.plan.workloads.push("durability".into());
+    for (arm, flushes) in [("native", 1.0), ("ringtap-nbd", 0.0), ("qemu-nbd", 1.01)] {
+        let mut sample = all[0].clone();
+        sample.arm = arm.into();
+        sample.workload = "durability".into();
+        sample.metrics = [(Metric::FlushPerSync, flushes.into())].into_iter().collect();
+        all.push(sample);
+    }
+    let analysis = Analysis::new(record, &all);
+    let find = |name: &str| analysis.run.arms.iter().find(|arm| arm.name == name).unwrap();
+    assert_eq!(ranking::group(&analysis, find("ringtap-nbd")), Group::Lies);
+    assert_eq!(ranking::group(&analysis, find("loop")), Group::Cached);
+    assert_eq!(ranking::group(&analysis, find("qemu-nbd")), Group::Durable);
+    let answers = ranking::answers(&analysis);
+    let read = answers[0].1.iter().find(|line| line.contains("depth 32")).unwrap();
+    assert!(!read.contains("ringtap-nbd") && read.contains("none of the others"), "{read}");
+    assert!(
+        read.contains("times as good as the next, qemu-nbd (95 %: ")
+            || read.contains("times as good as native (95 %: "),
+        "{read}"
+    );
+    let claims = report::words::claims(&analysis).join("\n");
+    assert!(claims.contains("ringtap-nbd (which does not flush)"), "{claims}");
+    assert!(claims.contains("loop (through a page cache)"), "{claims}");
+    let text = html::render(&analysis);
+    let page = Html::parse_document(&text);
+    let select = |css: &str| -> Vec<String> {
+        let css = Selector::parse(css).unwrap();
+        page.select(&css).map(|e| e.text().collect::<String>()).collect()
+    };
+    let rows = select("table.heat tbody tr");
+    assert_eq!(rows.len(), 4, "the twin is no backend: {rows:?}");
+    assert!(rows[3].starts_with("ringtap-nbd") && rows[3].contains("does not flush"), "{rows:?}");
+    assert!(rows[2].starts_with("loop") && rows[2].contains("page cache"), "{rows:?}");
+    assert!(text.contains("Hosts lie"));
+    assert!(table::render(&analysis, false, Some(160)).contains("HOSTS LIE"));
+}
+
+#[test]
+fn files_beside_the_page_hold_every_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = write(dir.path(), "run", &record(6, State::Complete), &samples(6));
+    let analysis = report::load(&run).unwrap();
+    report::write_html(&run, &analysis).unwrap();
+    let csv = std::fs::read_to_string(run.join("samples.csv")).unwrap();
+    let numbers: usize = samples(6).iter().map(|sample| sample.metrics.len()).sum();
+    assert_eq!(csv.lines().count(), numbers + 1);
+    assert!(csv.lines().all(|line| line.split(',').count() == 11), "{csv}");
+    assert!(csv.contains(",get_block,BytesPerSecond,500000000,at_least"));
+    let markdown = std::fs::read_to_string(run.join("report.md")).unwrap();
+    assert!(markdown.contains("| loop |") && markdown.contains("slower"), "{markdown}");
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(run.join("report.json")).unwrap()).unwrap();
+    assert_eq!(json["rows"].as_array().unwrap().len(), analysis.rows.len());
+}
+
+#[test]
+fn runs_of_one_plan_merge_and_others_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let three = write(dir.path(), "a", &record(3, State::Complete), &samples(3));
+    let four = write(dir.path(), "b", &record(4, State::Complete), &samples(4));
+    let (merged, all) = across::merge(&[&three, &four]).unwrap();
+    assert_eq!((merged.plan.rounds, all.len()), (7, samples(7).len()));
+    assert!(all.iter().any(|sample| sample.round == 6) && all.iter().all(|s| s.round < 7));
+    let analysis = Analysis::new(merged, &all);
+    assert!(analysis.rows.iter().any(|row| row.interval.is_some()), "seven rounds together");
+    let mut other = record(3, State::Complete);
+    other.plan.size *= 2;
+    let other = write(dir.path(), "c", &other, &samples(3));
+    let error = across::merge(&[&three, &other]).unwrap_err().to_string();
+    assert!(error.contains("the size of the disks") && error.contains("--before"), "{error}");
+}
+
+#[test]
+fn before_and_after_see_a_change_and_not_a_faster_machine() {
+    let old = Analysis::new(record(8, State::Complete), &samples(8));
+    let mut faster: Vec<Sample> = samples(8);
+    for sample in &mut faster {
+        // The whole machine is twice as fast; the loop device alone gained a half on top.
+        let gain = if sample.arm == "loop" { 3.0 } else { 2.0 };
+        for (metric, value) in &mut sample.metrics {
+            match metric {
+                Metric::Iops | Metric::GetBlock => value.value *= gain,
+                Metric::TimePerOp => value.value /= gain,
+                _ => {}
+            }
+        }
+    }
+    let new = Analysis::new(record(8, State::Complete), &faster);
+    let changes = across::changes(&old, &new);
+    let find = |arm: &str, workload: &str| {
+        let of = |c: &&across::Change| c.arm == arm && c.workload == workload;
+        changes.iter().find(of).unwrap_or_else(|| panic!("{arm} {workload}: {changes:?}"))
+    };
+    let change = find("loop", "randread-4k-qd32");
+    assert!((change.ratio - 1.5).abs() < 0.02 && change.verdict == "better", "{change:?}");
+    let latency = find("loop", "dd-latency-direct");
+    assert!((latency.ratio - 1.5).abs() < 0.02 && latency.verdict == "better", "{latency:?}");
+    let same = find("qemu-nbd", "randread-4k-qd32");
+    assert!((same.ratio - 1.0).abs() < 0.02 && same.verdict == "the same within 5 %", "{same:?}");
+    assert!((find("native", "randread-4k-qd32").ratio - 2.0).abs() < 0.3, "the machine itself");
+    let text = across::markdown(&old, &new, &changes);
+    assert!(text.contains("| better |"), "{text}");
+    let few = Analysis::new(record(5, State::Complete), &samples(5));
+    assert!(across::changes(&few, &new).iter().all(|change| change.interval.is_none()));
+}
+
+/// In a real browser, without a window: no complaint of the console, and tables that a keyboard sorts.
+#[test]
+fn a_browser_shows_it_and_a_keyboard_sorts_it() {
+    let find = |name: &&&str| ringtap_lab::process::find(name).is_some();
+    let Some(browser) = ["chromium", "chromium-browser", "google-chrome"].iter().find(find) else {
+        eprintln!("no browser here: apt-get install chromium");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let analysis = Analysis::new(record(6, State::Complete), &samples(6));
+    // What a hand on the keyboard does, and what came of it, at the end of the page.
+    let hand = r#"<script>
+      const table = document.querySelector("table.heat");
+      const first = () => table.tBodies[0].rows[0].cells[0].textContent;
+      const head = table.tHead.rows[0].cells[1];
+      head.focus();
+      const press = () => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter", bubbles: true, cancelable: true}));
+      const seen = [document.activeElement === head];
+      press(); seen.push(first(), head.getAttribute("aria-sort"));
+      press(); seen.push(first(), head.getAttribute("aria-sort"));
+      seen.push(document.querySelectorAll("svg rect").length > 4);
+      seen.push(document.documentElement.scrollWidth <= window.innerWidth);
+      const p = document.createElement("p"); p.id = "seen"; p.textContent = seen.join("|"); document.body.append(p);
+    </script></body>"#;
+    let page = dir.path().join("report.html");
+    std::fs::write(&page, html::render(&analysis).replace("</body>", hand)).unwrap();
+    let mut command = std::process::Command::new(browser);
+    command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900"]);
+    command.args(["--enable-logging=stderr", "--v=0", "--dump-dom"]);
+    command.arg(format!("--user-data-dir={}", dir.path().join("profile").display()));
+    command.arg(format!("file://{}", page.display())).env("HOME", dir.path());
+    let limit = std::time::Duration::from_secs(120);
+    let output = ringtap_lab::process::run(command, limit, &Default::default())
+        .unwrap_or_else(|e| panic!("{e}"));
+    assert!(!output.stderr.contains(":CONSOLE"), "{}", output.stderr);
+    let dom = Html::parse_document(&output.stdout);
+    let seen = Selector::parse("#seen").unwrap();
+    let seen: String =
+        dom.select(&seen).next().expect("the page's end was reached").text().collect();
+    assert_eq!(seen, "true|ringtap-nbd|descending|loop|ascending|true|true");
 }
 
 fn cut_last_line(run: &Path) {

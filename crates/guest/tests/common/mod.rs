@@ -15,7 +15,9 @@ pub const SHORT: Duration = Duration::from_secs(60);
 pub const LONG: Duration = Duration::from_secs(300);
 
 pub fn appliance(machine: Machine) -> Appliance {
+    let modules: &[&str] = if machine == Machine::Pc { &["ahci", "nvme"] } else { &[] };
     Appliance::builder(machine)
+        .modules(modules.iter().copied())
         .programs(["fio", "dd", "mke2fs", "e2fsck", "fstrim"])
         .build(&Appliance::default_cache())
         .unwrap_or_else(|e| panic!("{e}"))

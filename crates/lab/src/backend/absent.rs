@@ -1,63 +1,69 @@
-//! Ways that belong into the comparison and that this lab cannot run yet: each is a row with its reason.
-
-use std::path::Path;
+//! Ways that belong into the comparison and that this lab cannot run here: each is a row with its reason.
 
 use super::{Backend, Context, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 
-/// An LVM linear volume.
+/// A way that is not run, and why.
 #[derive(Debug)]
-pub struct Lvm;
+pub struct Absent {
+    /// A device node without which the kernel cannot do it, and the reason then.
+    pub needs: Option<(&'static str, &'static str)>,
+    /// The reason where the kernel could.
+    pub reason: &'static str,
+    /// What would make it run, or where it runs.
+    pub remedy: &'static str,
+}
 
-impl Backend for Lvm {
+impl Backend for Absent {
     fn reach(&self) -> Reach {
         Reach::Block
     }
 
     fn missing(&self, _: &Env) -> Option<Missing> {
-        Some(if Path::new("/dev/mapper/control").exists() {
-            Missing::new(
-                "this version of the lab does not build LVM volumes",
-                "planned; compare loop-direct meanwhile",
-            )
-        } else {
-            Missing::new(
-                "this kernel has no device-mapper",
-                "a kernel with dm_mod, and a lab that builds LVM volumes (planned)",
-            )
-        })
+        let reason = match self.needs {
+            Some((node, reason)) if !std::path::Path::new(node).exists() => reason,
+            _ => self.reason,
+        };
+        Some(Missing::new(reason, self.remedy))
     }
 
     fn start(&self, _: &Context<'_>) -> Result<Served> {
-        Err(Error::Plan("LVM volumes are not built by this version of the lab".into()))
+        Err(Error::Plan(self.reason.into()))
     }
 }
+
+/// LVM on this machine's own device-mapper.
+pub const LVM: Absent = Absent {
+    needs: Some(("/dev/mapper/control", "this kernel has no device-mapper")),
+    reason: "the lab builds volumes only inside guests, where nothing of this machine can be harmed",
+    remedy: "the stages guest and vm run it on the guest's own device-mapper",
+};
 
 /// Ringtap as a ublk server.
-#[derive(Debug)]
-pub struct Ublk;
+pub const UBLK: Absent = Absent {
+    needs: Some(("/dev/ublk-control", "this kernel has no ublk driver")),
+    reason: "this lab does not attach Ringtap to ublk yet",
+    remedy: "a kernel with ublk_drv (Linux 6.0); compare ringtap-vhost meanwhile",
+};
 
-impl Backend for Ublk {
-    fn reach(&self) -> Reach {
-        Reach::Block
-    }
+/// Ringtap under the guest kernel's own NBD client.
+pub const GUEST_NBD: Absent = Absent {
+    needs: None,
+    reason: "the guests of the lab have no network to an NBD server",
+    remedy: "stage host compares NBD servers; a guest with a network device is planned",
+};
 
-    fn missing(&self, _: &Env) -> Option<Missing> {
-        Some(if Path::new("/dev/ublk-control").exists() {
-            Missing::new(
-                "this version of Ringtap has no ublk export",
-                "planned; compare ringtap-vhost meanwhile",
-            )
-        } else {
-            Missing::new(
-                "this kernel has no ublk driver",
-                "a kernel with ublk_drv (Linux 6.0), and Ringtap's ublk export (planned)",
-            )
-        })
-    }
+/// Xen's blkback.
+pub const XEN: Absent = Absent {
+    needs: Some(("/dev/xen/evtchn", "this machine does not run under Xen")),
+    reason: "the lab has no Xen stage yet",
+    remedy: "a Xen dom0; the published Xen results stand at the end of the report",
+};
 
-    fn start(&self, _: &Context<'_>) -> Result<Served> {
-        Err(Error::Plan("Ringtap has no ublk export yet".into()))
-    }
-}
+/// Ringtap with an encrypted disk.
+pub const LUKS: Absent = Absent {
+    needs: None,
+    reason: "the lab does not make LUKS disks yet",
+    remedy: "planned, with Ringtap's LUKS format",
+};

@@ -1,6 +1,6 @@
 //! Loop devices of the host.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Access, Backend, Context, Reach, Served};
@@ -26,14 +26,9 @@ impl Backend for Loop {
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
-        let direct = if self.direct { "--direct-io=on" } else { "--direct-io=off" };
-        let mut command = Command::new("losetup");
-        command.args(["--find", "--show", direct]).arg(context.disk);
-        // Not interruptible: an attached device whose name was not read could not be detached.
-        let output = process::run(command, std::time::Duration::from_secs(60), &Stop::default())?;
-        let device = LoopDevice { path: Some(PathBuf::from(output.stdout.trim())) };
+        let device = LoopDevice::attach(context.disk, self.direct)?;
         context.stop.check()?;
-        let path = device.path.clone().unwrap_or_default();
+        let path = device.path().to_owned();
         if self.direct && !is_direct(&path) {
             // Dropping `device` detaches it.
             return Err(Error::Program {
@@ -42,10 +37,14 @@ impl Backend for Loop {
                     "--direct-io=on was not taken by {}: its file system refuses O_DIRECT",
                     path.display()
                 ),
-                said: output.stderr,
+                said: String::new(),
             });
         }
         Ok(Served { access: Access::Block(path), server: None, device: Some(device) })
+    }
+
+    fn cached(&self) -> bool {
+        !self.direct
     }
 
     fn remark(&self) -> Option<&'static str> {
@@ -55,7 +54,7 @@ impl Backend for Loop {
     }
 }
 
-fn is_direct(device: &std::path::Path) -> bool {
+fn is_direct(device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
     let file = PathBuf::from("/sys/block").join(name).join("loop/dio");
     std::fs::read_to_string(file).is_ok_and(|text| text.trim() == "1")
@@ -68,6 +67,21 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
+    /// Attaches a loop device to `file`.
+    pub fn attach(file: &Path, direct: bool) -> Result<LoopDevice> {
+        let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", direct]).arg(file);
+        // Not interruptible: an attached device whose name was not read could not be detached.
+        let output = process::run(command, std::time::Duration::from_secs(60), &Stop::default())?;
+        Ok(LoopDevice { path: Some(PathBuf::from(output.stdout.trim())) })
+    }
+
+    /// Its node.
+    pub fn path(&self) -> &Path {
+        self.path.as_deref().unwrap_or(Path::new(""))
+    }
+
     /// Detaches it and says when that fails.
     pub fn detach(mut self) -> Result<()> {
         match self.path.take() {

@@ -1,11 +1,16 @@
 //! Ways of serving a disk, one file each. A backend starts what it needs and says how the disk is reached.
 
 pub mod absent;
+mod catalogue;
 pub mod loopdev;
 pub mod native;
+pub mod nbdkit;
 pub mod qemu;
 pub mod ringtap;
 pub mod ubd;
+pub mod vm;
+
+pub use catalogue::{CATALOGUE, PEERS};
 
 use std::path::{Path, PathBuf};
 
@@ -20,6 +25,8 @@ use crate::stop::Stop;
 pub enum Access {
     /// A plain file.
     File(PathBuf),
+    /// The same, by the client of the vhost-user rows.
+    Native(PathBuf),
     /// A block device of the host.
     Block(PathBuf),
     /// An NBD export.
@@ -34,8 +41,54 @@ pub enum Access {
     },
     /// A file that User-Mode Linux opens itself.
     Ubd(PathBuf),
-    /// The same, with a loop device inside the guest on top.
-    LoopOnUbd(PathBuf),
+    /// An image that QEMU opens itself.
+    Qemu {
+        /// What its guest sees.
+        attach: vm::Attach,
+        /// The image.
+        path: PathBuf,
+        /// Its format, as QEMU calls it.
+        format: &'static str,
+    },
+}
+
+/// What a disk's file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// The disk's bytes as they are.
+    Raw,
+    /// qcow2, all of it written.
+    Qcow2,
+    /// A qcow2 overlay on a raw disk, made anew in each round: a fresh snapshot.
+    Overlay,
+}
+
+impl Image {
+    /// QEMU's and Ringtap's word.
+    pub fn format(self) -> &'static str {
+        match self {
+            Image::Raw => "raw",
+            Image::Qcow2 | Image::Overlay => "qcow2",
+        }
+    }
+}
+
+/// What the guest's kernel puts on top of the disk that it sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inner {
+    /// Nothing.
+    None,
+    /// A loop device on a file on an ext4 on the disk.
+    Loop {
+        /// Past the guest's page cache.
+        direct: bool,
+    },
+    /// device-mapper's linear target: what an LVM linear volume is.
+    Linear,
+    /// The origin of a classic snapshot that was taken just before each workload: chunks of 4 KiB, LVM's default.
+    Snapshot,
+    /// A thin volume, all of it written once: chunks of 64 KiB, LVM's default.
+    Thin,
 }
 
 /// How a backend's disk will be reached, known before it is started.
@@ -43,6 +96,8 @@ pub enum Access {
 pub enum Reach {
     /// [`Access::File`]
     File,
+    /// [`Access::Native`]
+    Native,
     /// [`Access::Block`]
     Block,
     /// [`Access::Nbd`]
@@ -80,6 +135,10 @@ pub struct Served {
 }
 
 impl Served {
+    fn reached(access: Access) -> Served {
+        Served { access, server: None, device: None }
+    }
+
     fn by(server: Server, access: Access) -> Served {
         Served { access, server: Some(server), device: None }
     }
@@ -100,6 +159,19 @@ pub trait Backend: Sync {
     fn missing(&self, env: &Env) -> Option<Missing>;
     /// Starts it. It is ready when this returns.
     fn start(&self, context: &Context<'_>) -> Result<Served>;
+    /// What the disk's file is.
+    fn image(&self) -> Image {
+        Image::Raw
+    }
+    /// What the guest puts on top of it.
+    fn inner(&self) -> Inner {
+        Inner::None
+    }
+    /// Whether reads may come from, and writes end in, the page cache of the machine that serves: such a backend is
+    /// never ranked with those that go to the disk.
+    fn cached(&self) -> bool {
+        false
+    }
     /// What the CPU figures of this backend leave out, and other facts for the report.
     fn remark(&self) -> Option<&'static str> {
         None
@@ -126,80 +198,7 @@ impl std::fmt::Debug for Entry {
     }
 }
 
-/// All backends, in the order of the report. The first of a stage is what the others are measured against, and runs
-/// twice (the A/A twin).
-pub const CATALOGUE: &[Entry] = &[
-    host("native", "the file itself, O_DIRECT", true, &native::Native),
-    host(
-        "loop",
-        "loop device on the file, through the page cache",
-        true,
-        &loopdev::Loop { direct: false },
-    ),
-    host(
-        "loop-direct",
-        "loop device on the file, direct-io=on",
-        true,
-        &loopdev::Loop { direct: true },
-    ),
-    host("ringtap-nbd", "ringtap serve --nbd, cache=none", true, &ringtap::Nbd),
-    host("qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", true, &qemu::Nbd { aio: "io_uring" }),
-    host(
-        "qemu-nbd-threads",
-        "qemu-nbd, cache=none, aio=threads",
-        false,
-        &qemu::Nbd { aio: "threads" },
-    ),
-    host(
-        "qemu-nbd-native",
-        "qemu-nbd, cache=none, aio=native",
-        false,
-        &qemu::Nbd { aio: "native" },
-    ),
-    host("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &ringtap::VhostUser),
-    host("qsd-vhost", QSD_URING, true, &qemu::VhostUser { aio: "io_uring" }),
-    host("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
-    host("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
-    host("lvm", "an LVM linear volume", true, &absent::Lvm),
-    host("ublk", "ringtap over ublk", true, &absent::Ublk),
-    guest("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
-    guest("loop", "loop device inside the guest, on a ubd disk", true, &ubd::LoopOnUbd),
-    guest("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &ringtap::VhostUser),
-    guest("qsd-vhost", QSD_URING, true, &qemu::VhostUser { aio: "io_uring" }),
-    guest("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
-    guest("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
-];
-
-const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
-const QSD_THREADS: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=threads";
-const QSD_NATIVE: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=native";
-
-const fn host(
-    name: &'static str,
-    title: &'static str,
-    usual: bool,
-    backend: &'static dyn Backend,
-) -> Entry {
-    Entry { name, stage: Stage::Host, title, usual, backend }
-}
-
-const fn guest(
-    name: &'static str,
-    title: &'static str,
-    usual: bool,
-    backend: &'static dyn Backend,
-) -> Entry {
-    Entry { name, stage: Stage::Guest, title, usual, backend }
-}
-
 /// The backend of that name on that stage.
 pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
     CATALOGUE.iter().find(|entry| entry.stage == stage && entry.name == name)
 }
-
-/// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same wire.
-pub const PEERS: &[(Stage, &str, &[&str])] = &[
-    (Stage::Host, "ringtap-nbd", &["qemu-nbd", "qemu-nbd-threads", "qemu-nbd-native"]),
-    (Stage::Host, "ringtap-vhost", &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"]),
-    (Stage::Guest, "ringtap-vhost", &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"]),
-];

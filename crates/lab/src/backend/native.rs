@@ -18,6 +18,24 @@ impl Backend for Native {
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
-        Ok(Served { access: Access::File(context.disk.to_owned()), server: None, device: None })
+        Ok(Served::reached(Access::File(context.disk.to_owned())))
+    }
+}
+
+/// The plain file under `ringtap load`, which drives the vhost-user rows: what is between the two is the server alone.
+#[derive(Debug)]
+pub struct ByLoad;
+
+impl Backend for ByLoad {
+    fn reach(&self) -> Reach {
+        Reach::Native
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.ringtap_load()
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        Ok(Served::reached(Access::Native(context.disk.to_owned())))
     }
 }

@@ -13,6 +13,15 @@ use crate::process::Server;
 pub struct Nbd {
     /// `io_uring`, `threads` or `native`.
     pub aio: &'static str,
+    /// `none`, or another of QEMU's words.
+    pub cache: &'static str,
+}
+
+impl Nbd {
+    /// Past the host's page cache.
+    pub const fn by(aio: &'static str) -> Nbd {
+        Nbd { aio, cache: "none" }
+    }
 }
 
 impl Backend for Nbd {
@@ -27,20 +36,19 @@ impl Backend for Nbd {
     fn start(&self, context: &Context<'_>) -> Result<Served> {
         let socket = context.sockets.join("qemu.nbd");
         let mut command = Command::new("qemu-nbd");
-        command.args([
-            "--persistent",
-            "--shared=0",
-            "--format=raw",
-            "--cache=none",
-            "--discard=unmap",
-        ]);
+        command.args(["--persistent", "--shared=0", "--format=raw", "--discard=unmap"]);
         command
             .arg(format!("--aio={}", self.aio))
+            .arg(format!("--cache={}", self.cache))
             .arg(format!("--socket={}", socket.display()))
             .arg(context.disk);
         let mut server = Server::start(command, &context.log)?;
         server.wait_for_socket(&socket, READY, context.stop)?;
         Ok(Served::by(server, nbd_access(&socket)))
+    }
+
+    fn cached(&self) -> bool {
+        self.cache != "none"
     }
 }
 

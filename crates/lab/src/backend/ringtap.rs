@@ -3,13 +3,13 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Access, Backend, Context, Reach, Served};
+use super::{Access, Backend, Context, Image, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::process::Server;
 
 /// How long a server may take until it answers.
-pub(super) const READY: Duration = Duration::from_secs(10);
+pub(crate) const READY: Duration = Duration::from_secs(10);
 
 /// Over NBD, on a UNIX socket.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Backend for Nbd {
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
         let socket = context.sockets.join("ringtap.nbd");
-        let mut command = serve(context);
+        let mut command = serve(context, Image::Raw);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
         let mut server = Server::start(command, &context.log)?;
         server.wait_for_socket(&socket, READY, context.stop)?;
@@ -36,7 +36,10 @@ impl Backend for Nbd {
 
 /// Over vhost-user.
 #[derive(Debug)]
-pub struct VhostUser;
+pub struct VhostUser {
+    /// What the disk's file is.
+    pub image: Image,
+}
 
 impl Backend for VhostUser {
     fn reach(&self) -> Reach {
@@ -44,26 +47,30 @@ impl Backend for VhostUser {
     }
 
     fn missing(&self, env: &Env) -> Option<Missing> {
-        env.ringtap_serve()
+        env.ringtap_serve().or_else(|| env.ringtap_format(self.image.format()))
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
         let socket = context.sockets.join("ringtap.vhost");
-        let mut command = serve(context);
+        let mut command = serve(context, self.image);
         command.arg("--vhost-user").arg(&socket);
         let mut server = Server::start(command, &context.log)?;
         server.wait_for_socket_file(&socket, READY, context.stop)?;
         Ok(Served::by(server, Access::VhostUser { socket }))
     }
+
+    fn image(&self) -> Image {
+        self.image
+    }
 }
 
-fn serve(context: &Context<'_>) -> Command {
+fn serve(context: &Context<'_>, image: Image) -> Command {
     let mut command = Command::new(&context.env.ringtap);
-    command.arg("serve").arg(context.disk).args(["-f", "raw", "--cache", "none"]);
+    command.arg("serve").arg(context.disk).args(["-f", image.format(), "--cache", "none"]);
     command
 }
 
-pub(super) fn nbd_access(socket: &std::path::Path) -> Access {
+pub(crate) fn nbd_access(socket: &std::path::Path) -> Access {
     let path: String = socket
         .as_os_str()
         .as_encoded_bytes()

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::ledger;
+use super::ranking::{self, Durability};
 use crate::backend;
 use crate::run::folder::{Arm, Record};
 use crate::sample::{Metric, Sample, Stage, Value, twin};
@@ -108,6 +110,28 @@ pub struct Analysis {
     pub failures: Vec<Failure>,
     /// Notes of samples, by stage and workload, each once.
     pub notes: Vec<(Stage, String, String)>,
+    /// Who passes flushes on.
+    pub durability: Vec<Durability>,
+    /// Bytes at each layer.
+    pub ledger: Vec<ledger::Row>,
+    /// Curves: the median over the rounds at each point.
+    pub curves: Vec<Curve>,
+    /// All samples, in the order in which they were taken. `samples.jsonl` has them as well.
+    #[serde(skip)]
+    pub samples: Vec<Sample>,
+}
+
+/// A snapshot's life: (share of the chunks copied, bytes a second).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Curve {
+    /// Where.
+    pub stage: Stage,
+    /// Which arm.
+    pub arm: String,
+    /// Which workload.
+    pub workload: String,
+    /// Points.
+    pub points: Vec<(f64, f64)>,
 }
 
 impl Analysis {
@@ -120,6 +144,10 @@ impl Analysis {
             rows: Vec::new(),
             failures: failures(samples),
             notes: notes(samples),
+            durability: ranking::durability(&series, samples),
+            ledger: ledger::rows(&run, samples),
+            curves: curves(&run, samples),
+            samples: samples.to_vec(),
             series,
             run,
         };
@@ -380,6 +408,7 @@ fn complete_rounds(run: &Record, samples: &[Sample]) -> u32 {
             run.arms.iter().all(|arm| {
                 run.plan.workloads.iter().all(|workload| {
                     skipped(arm, workload)
+                        || !in_rounds(arm.stage, workload)
                         || samples.iter().any(|s| {
                             s.round == *round
                                 && s.stage == arm.stage
@@ -425,6 +454,43 @@ fn notes(samples: &[Sample]) -> Vec<(Stage, String, String)> {
             if !list.contains(&note) {
                 list.push(note);
             }
+        }
+    }
+    list
+}
+
+/// Whether a workload runs in each round of a stage.
+fn in_rounds(stage: Stage, workload: &str) -> bool {
+    workload::find(workload)
+        .is_some_and(|w| w.kind.runs_on(stage) && w.kind != workload::Kind::Durability)
+}
+
+fn curves(run: &Record, samples: &[Sample]) -> Vec<Curve> {
+    let mut list = Vec::new();
+    for arm in &run.arms {
+        for workload in &run.plan.workloads {
+            let of: Vec<&Sample> = samples
+                .iter()
+                .filter(|s| s.stage == arm.stage && s.arm == arm.name && s.workload == *workload)
+                .filter(|s| !s.curve.is_empty())
+                .collect();
+            let Some(first) = of.first() else { continue };
+            let points = first
+                .curve
+                .iter()
+                .enumerate()
+                .filter_map(|(at, (x, _))| {
+                    let values: Vec<f64> =
+                        of.iter().filter_map(|s| s.curve.get(at).map(|point| point.1)).collect();
+                    Some((*x, stats::median(&values)?))
+                })
+                .collect();
+            list.push(Curve {
+                stage: arm.stage,
+                arm: arm.name.clone(),
+                workload: workload.clone(),
+                points,
+            });
         }
     }
     list

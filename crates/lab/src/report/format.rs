@@ -21,6 +21,8 @@ pub fn number(number: f64, unit: Unit) -> String {
             scaled(number, &[(1e9, " s"), (1e6, " ms"), (1e3, " µs"), (1.0, " ns")])
         }
         Unit::CpuPerMillion | Unit::CpuPerGib => format!("{} s", digits(number)),
+        Unit::Share => format!("{} %", digits(number * 100.0)),
+        Unit::Factor => digits(number),
     }
 }
 

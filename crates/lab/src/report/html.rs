@@ -1,15 +1,16 @@
-//! `report.html`: one file that opens without a network. No script, nothing loaded.
+//! `report.html`: one file that opens without a network. Nothing is loaded; its one script sorts tables.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::analysis::{Analysis, Row, reference};
-use super::{format, published, state_in_words, svg, table, words};
+use super::{answer, facts, format, published, state_in_words, svg, table, words};
 use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage};
 use crate::stats::{FEWEST_ROUNDS, Method, Verdict};
 use crate::workload::Workload;
 
 const STYLE: &str = include_str!("report.css");
+const SCRIPT: &str = include_str!("report.js");
 /// Sentences shown before the rest is folded.
 const FIRST_CLAIMS: usize = 8;
 
@@ -34,15 +35,21 @@ pub fn render(analysis: &Analysis) -> String {
                     } @else {
                         p.banner { (state_in_words(analysis)) }
                     }
+                    (answer::answers(analysis))
+                    (answer::heat(analysis))
+                    (answer::durability(analysis))
                     (claims(analysis))
                     @for (stage, arms) in analysis.stages() { (stage_section(analysis, stage, &arms)) }
                     (peers(analysis))
                     (troubles(analysis))
+                    (facts::ledger(analysis))
                     (all_comparisons(analysis))
+                    (facts::samples(analysis))
                     (published_before())
                     (method(analysis))
-                    (facts(analysis))
+                    (machine(analysis))
                 }
+                script { (PreEscaped(SCRIPT)) }
             }
         }
     };
@@ -69,15 +76,34 @@ fn claims(analysis: &Analysis) -> Markup {
 }
 
 fn stage_section(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
-    let what = match stage {
-        Stage::Host => "this machine as it is".to_owned(),
-        Stage::Guest => analysis.run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
-    };
+    let what = words::stage(analysis, stage);
     html! {
         h2 { "Stage: " (stage.name()) }
         p.soft { (what) }
         @for (workload, metric) in analysis.headlines(stage) {
             (workload_card(analysis, stage, arms, workload, metric))
+        }
+        (curves(analysis, stage))
+    }
+}
+
+/// The life of the stage's snapshots.
+fn curves(analysis: &Analysis, stage: Stage) -> Markup {
+    let curves: Vec<svg::Curve<'_>> = analysis
+        .curves
+        .iter()
+        .filter(|curve| curve.stage == stage && !curve.arm.contains('#'))
+        .map(|curve| svg::Curve { label: &curve.arm, points: &curve.points })
+        .collect();
+    html! {
+        @if !curves.is_empty() {
+            section.card {
+                h3 { "The life of a snapshot: write rate by the share of chunks that are copied" }
+                figure {
+                    figcaption { "median of the rounds; the last point is the second pass, with nothing left to copy" }
+                    (svg::curves("snapshot life", &curves))
+                }
+            }
         }
     }
 }
@@ -162,7 +188,7 @@ fn workload_table(
 ) -> Markup {
     let columns = table::columns(analysis, stage, workload);
     html! {
-        table {
+        table.sort {
             thead { tr {
                 th { "backend" }
                 th.n { (metric.title()) }
@@ -177,14 +203,15 @@ fn workload_table(
                     @if let Some(series) = analysis.find(stage, &arm.name, workload.name, metric) {
                         tr {
                             td.name title=(arm.title) { (arm.name) }
-                            td.n { @if let Some(median) = series.median { (format::value(median, metric.unit())) } }
+                            td.n data-v=(series.median.map_or(0.0, |median| median.value)) { @if let Some(median) = series.median { (format::value(median, metric.unit())) } }
                             @match analysis.row(stage, &arm.name, reference, workload.name, metric) {
                                 Some(row) => {
                                     td.n { (format::ratio(row)) }
                                     td.n { (format::decision(row)) }
                                     (verdict(row))
                                 }
-                                None => { td.n { "1" } td.n {} td.word.soft { "reference" } }
+                                None if arm.name == reference => { td.n { "1" } td.n {} td.word.soft { "reference" } }
+                                None => { td.n { "–" } td.n {} td.word {} }
                             }
                             @for (_, of) in &columns {
                                 td.n {
@@ -291,7 +318,7 @@ fn peers(analysis: &Analysis) -> Markup {
 /// `whole`: with the bootstrap, the method and the p-values.
 fn comparison_table(rows: &[&Row], whole: bool) -> Markup {
     html! {
-        table {
+        table.sort {
             thead { tr {
                 th { "stage" } th { "workload" } th { "metric" } th { "pair" }
                 th.n { "times as good" } th.n { "95 %" } th { "verdict" } th.n { "rounds" }
@@ -399,7 +426,7 @@ fn method(analysis: &Analysis) -> Markup {
     }
 }
 
-fn facts(analysis: &Analysis) -> Markup {
+fn machine(analysis: &Analysis) -> Markup {
     let run = &analysis.run;
     let plan = &run.plan;
     let seconds = format!("{} s measured, {} s ramp", plan.seconds, plan.ramp);

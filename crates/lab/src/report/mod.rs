@@ -1,9 +1,15 @@
 //! The report: terminal table, `report.html`, JSON. All are pure functions of the run's folder.
 
+pub mod across;
 pub mod analysis;
+mod answer;
+mod facts;
+pub mod files;
 pub mod format;
 pub mod html;
+pub mod ledger;
 pub mod published;
+pub mod ranking;
 pub mod svg;
 pub mod table;
 pub mod words;
@@ -21,10 +27,11 @@ pub fn load(run: &Path) -> Result<Analysis> {
     Ok(Analysis::new(record, &samples))
 }
 
-/// Writes `report.html` into the run's folder and returns its path.
+/// Writes `report.html` (and `report.md`, `samples.csv`, `report.json`) into the run's folder and returns its path.
 pub fn write_html(run: &Path, analysis: &Analysis) -> Result<PathBuf> {
     let path = run.join("report.html");
     folder::replace(&path, &html::render(analysis))?;
+    files::write(run, analysis)?;
     Ok(path)
 }
 

@@ -145,6 +145,50 @@ pub fn cost(title: &str, arms: &[Cost<'_>]) -> Markup {
     }
 }
 
+/// A line through points: shares of 0 to 1, and bytes a second.
+#[derive(Clone, Debug)]
+pub struct Curve<'a> {
+    /// The arm.
+    pub label: &'a str,
+    /// Points, in rising order of share.
+    pub points: &'a [(f64, f64)],
+}
+
+/// Lines over a share, from zero.
+pub fn curves(title: &str, curves: &[Curve<'_>]) -> Markup {
+    const HEIGHT: f64 = 240.0;
+    const LEFT: f64 = 70.0;
+    let largest = curves.iter().flat_map(|c| c.points.iter().map(|p| p.1)).fold(0.0, f64::max);
+    let ticks = linear_ticks(largest.max(f64::MIN_POSITIVE));
+    let top = ticks.last().copied().unwrap_or(1.0).max(largest);
+    let x = |share: f64| LEFT + (WIDTH - LEFT - 20.0) * share;
+    let y = |value: f64| HEIGHT - AXIS - (HEIGHT - AXIS - 8.0) * value / top.max(f64::MIN_POSITIVE);
+    let height = HEIGHT + 18.0 * curves.len() as f64;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            @for tick in &ticks {
+                line class="grid" x1=(n(LEFT)) x2=(n(x(1.0))) y1=(n(y(*tick))) y2=(n(y(*tick))) {}
+                text class="tick" x=(n(LEFT - 6.0)) y=(n(y(*tick) + 4.0)) text-anchor="end" { (tick_label(*tick, Unit::BytesPerSecond)) }
+            }
+            @for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
+                text class="tick" x=(n(x(share))) y=(n(HEIGHT - 6.0)) text-anchor="middle" { (format!("{:.0} %", share * 100.0)) }
+            }
+            @for (at, curve) in curves.iter().enumerate() {
+                @let path: Vec<String> = curve.points.iter().map(|(share, value)| format!("{},{}", n(x(*share)), n(y(*value)))).collect();
+                polyline class=(format!("line c{}", at % 5)) points=(path.join(" ")) {}
+                @for (share, value) in curve.points {
+                    circle class=(format!("c{}d", at % 5)) cx=(n(x(*share))) cy=(n(y(*value))) r="3" {
+                        title { (curve.label) ": " (format::number(*value, Unit::BytesPerSecond)) " at " (format!("{:.0} %", share * 100.0)) }
+                    }
+                }
+                @let row = HEIGHT + 18.0 * at as f64 + 10.0;
+                circle class=(format!("c{}d", at % 5)) cx=(n(LEFT + 4.0)) cy=(n(row - 4.0)) r="4" {}
+                text class="label" x=(n(LEFT + 14.0)) y=(n(row)) { (curve.label) }
+            }
+        }
+    }
+}
+
 /// Zero and up to five round numbers, the last not below `largest`.
 fn linear_ticks(largest: f64) -> Vec<f64> {
     let raw = largest / 4.0;

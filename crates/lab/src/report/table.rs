@@ -53,9 +53,10 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
                         cells.extend([right(format::ratio(row)), right(format::decision(row))]);
                         cells.push(verdict_cell(row.verdict, &format::verdict(row)));
                     }
-                    None => {
-                        cells.extend([right("1".into()), Cell::new(""), Cell::new("reference")])
+                    None if arm.name == reference => {
+                        cells.extend([right("1".into()), Cell::new(""), Cell::new("reference")]);
                     }
+                    None => cells.extend([right("–".into()), Cell::new(""), Cell::new("")]),
                 }
                 for (_, of) in &columns {
                     let value = analysis.median(stage, &arm.name, workload.name, *of);
@@ -69,6 +70,7 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
         }
     }
     peers(&mut text, analysis, colour, width);
+    lies(&mut text, analysis);
     trouble(&mut text, analysis);
     text
 }
@@ -127,12 +129,13 @@ fn peers(text: &mut String, analysis: &Analysis, colour: bool, width: Option<u16
     }
     let _ = writeln!(text, "\nRingtap beside its peers on the same wire");
     let mut table = table(colour, width);
-    let header = ["stage", "workload", "pair", "times as good", "95 %", "verdict"];
+    let header = ["stage", "workload", "metric", "pair", "times as good", "95 %", "verdict"];
     table.set_header(header.map(|title| Cell::new(title).add_attribute(Attribute::Bold)));
     for row in rows {
         table.add_row(vec![
             Cell::new(row.stage.name()),
             Cell::new(&row.workload),
+            Cell::new(row.metric.title()),
             Cell::new(format!("{} / {}", row.arm, row.against)),
             right(format::ratio(row)),
             right(format::decision(row)),
@@ -140,6 +143,32 @@ fn peers(text: &mut String, analysis: &Analysis, colour: bool, width: Option<u16
         ]);
     }
     let _ = writeln!(text, "{table}");
+}
+
+fn lies(text: &mut String, analysis: &Analysis) {
+    if analysis.durability.is_empty() {
+        return;
+    }
+    let name = |check: &super::ranking::Durability| {
+        format!(
+            "{} {} ({} flushes per fsync)",
+            check.stage,
+            check.arm,
+            format::digits(check.flushes)
+        )
+    };
+    let list = |durable: bool| -> Vec<String> {
+        analysis.durability.iter().filter(|check| check.durable == durable).map(name).collect()
+    };
+    let (lying, honest) = (list(false), list(true));
+    let _ = writeln!(text, "\nFlushes that reach the disk");
+    if !lying.is_empty() {
+        let _ =
+            writeln!(text, "  HOSTS LIE, fsync is not passed on, not ranked: {}", lying.join(", "));
+    }
+    if !honest.is_empty() {
+        let _ = writeln!(text, "  passed on: {}", honest.join(", "));
+    }
 }
 
 fn trouble(text: &mut String, analysis: &Analysis) {

@@ -2,10 +2,30 @@
 
 use super::analysis::{Analysis, Row};
 use super::format;
+use super::ranking::{self, Group};
 use crate::env::Missing;
 use crate::run::folder::Skip;
+use crate::sample::Stage;
 use crate::stats::Verdict;
 use crate::workload;
+
+/// What a stage is.
+pub fn stage(analysis: &Analysis, stage: Stage) -> String {
+    let run = &analysis.run;
+    let known = run.stages.iter().find(|(of, _)| *of == stage).map(|(_, words)| words.clone());
+    known.unwrap_or_else(|| match stage {
+        Stage::Host => "this machine as it is".into(),
+        Stage::Two => {
+            "two loads at once, each on a disk of its own, both on one device of this machine"
+                .into()
+        }
+        Stage::TwoGuests => {
+            "two guests of User-Mode Linux at once, each with a disk of its own, both on one device"
+                .into()
+        }
+        Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
+    })
+}
 
 /// What was left out, with equal reasons put together: ("host ringtap-nbd, qemu-nbd: dd-throughput, bonnie", why).
 pub fn skipped(skipped: &[Skip]) -> Vec<(String, &Missing)> {
@@ -60,16 +80,27 @@ pub fn claims(analysis: &Analysis) -> Vec<String> {
     peers
         .into_iter()
         .chain(analysis.rows.iter().filter(|row| row.headline && !known.contains(&of(row))))
-        .filter_map(sentence)
+        .filter_map(|row| sentence(analysis, row))
         .collect()
 }
 
-fn sentence(row: &Row) -> Option<String> {
+/// An arm's name, with why it is not ranked.
+fn name(analysis: &Analysis, row: &Row, arm: &str) -> String {
+    let known = analysis.run.arms.iter().find(|a| a.stage == row.stage && a.name == arm);
+    match known.map(|arm| ranking::group(analysis, arm)) {
+        Some(Group::Lies) => format!("{arm} (which does not flush)"),
+        Some(Group::Cached) => format!("{arm} (through a page cache)"),
+        _ => arm.to_owned(),
+    }
+}
+
+fn sentence(analysis: &Analysis, row: &Row) -> Option<String> {
     let title =
         workload::find(&row.workload).map_or(row.workload.as_str(), |workload| workload.title);
     let what = format!("{title} ({}, {})", row.metric.title(), row.stage);
     let interval = format::decision(row);
-    let (ours, theirs, ratio) = (&row.arm, &row.against, format::ratio(row));
+    let (ours, theirs) = (name(analysis, row, &row.arm), name(analysis, row, &row.against));
+    let ratio = format::ratio(row);
     match row.verdict {
         Verdict::Faster => Some(format!(
             "{ours} is {ratio} times as good as {theirs} in {what}; 95 %: {interval}."

@@ -38,6 +38,9 @@ pub struct Arm {
     pub backend: String,
     /// What it is.
     pub title: String,
+    /// It goes through a page cache, so it is not ranked with those that go to the disk.
+    #[serde(default)]
+    pub cached: bool,
     /// What its figures leave out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
@@ -78,8 +81,12 @@ pub struct Record {
     pub plan: Plan,
     /// Where it ran.
     pub host: Host,
-    /// The guest, in words.
+    /// The guest, in words, as earlier versions of the lab wrote it.
+    #[serde(default)]
     pub guest: Option<String>,
+    /// The guest of each stage, in words.
+    #[serde(default)]
+    pub stages: Vec<(Stage, String)>,
     /// Arms, in the order of the report; the first of a stage is its reference.
     pub arms: Vec<Arm>,
     /// What could not run.

@@ -1,6 +1,7 @@
 //! The runner: rounds of blocks, one block for each arm, in balanced order.
 
 pub mod folder;
+pub mod meter;
 pub mod order;
 pub mod progress;
 pub mod scratch;
@@ -9,22 +10,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{Context, Entry, Served};
-use crate::cost;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::plan::Plan;
 use crate::process::Server;
 use crate::sample::{Metric, Sample, Stage, twin};
-use crate::stage::{guest, host};
+use crate::stage::{self, durable, guest, host, two, two_guests};
 use crate::stop::Stop;
 use crate::workload::{Kind, Measured, Workload};
 use folder::{Arm, Folder, Record, Skip, State};
+use meter::Meter;
 use progress::Progress;
 use scratch::Scratch;
-
-/// Below this the machine's clock of 10 ms is too coarse for a cost.
-const SHORTEST_FOR_COST: f64 = 0.25;
 
 /// An arm that runs: a backend under a name.
 #[derive(Clone, Debug)]
@@ -35,6 +33,21 @@ pub struct Running {
     pub entry: &'static Entry,
     /// The workloads that fit it.
     pub workloads: Vec<&'static Workload>,
+}
+
+impl Running {
+    /// The workloads of each round; the durability check is made once, before.
+    pub fn rounds(&self) -> impl Iterator<Item = &'static Workload> + '_ {
+        self.workloads.iter().copied().filter(|workload| workload.kind != Kind::Durability)
+    }
+}
+
+/// A stage that is ready for its rounds.
+enum Prepared {
+    Host(host::Host),
+    Guest(guest::Guest),
+    Two(two::Two),
+    TwoGuests(two_guests::TwoGuests),
 }
 
 /// A run while it goes on.
@@ -60,6 +73,8 @@ pub struct Runner<'a> {
     pub samples: usize,
     /// Samples and servers that failed.
     pub failures: usize,
+    /// Statistics of the device that holds the disks.
+    pub device: Option<PathBuf>,
     /// Errors that were printed.
     said: Vec<String>,
 }
@@ -80,7 +95,8 @@ pub struct Ended {
 pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     let (arms, skipped) = matrix(plan, env);
     // First what may be refused: a folder made in vain would be taken for a run.
-    let scratch = Scratch::create(&plan.dir, host::room(plan, &arms) + guest::room(plan, &arms))?;
+    let room = arms.iter().map(|(stage, arms)| stage::room(*stage, plan, arms)).sum();
+    let scratch = Scratch::create(&plan.dir, room)?;
     let folder = Folder::create(out)?;
     let record = Record {
         lab: env!("CARGO_PKG_VERSION").into(),
@@ -91,6 +107,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         plan: plan.clone(),
         host: Host::gather(&plan.dir, &env.ringtap),
         guest: None,
+        stages: Vec::new(),
         arms: arms
             .iter()
             .flat_map(|(stage, arms)| arms.iter().map(|arm| describe(*stage, arm)))
@@ -110,6 +127,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         arms,
         samples: 0,
         failures: 0,
+        device: meter::device_below(&plan.dir),
         said: Vec::new(),
     };
     let result = runner.rounds();
@@ -141,21 +159,17 @@ pub fn matrix(plan: &Plan, env: &Env) -> (Vec<(Stage, Vec<Running>)>, Vec<Skip>)
                 workload: workload.map(Into::into),
                 missing,
             };
-            let missing = entry.backend.missing(env).or_else(|| match stage {
-                Stage::Host => None,
-                Stage::Guest => guest::missing(env),
-            });
+            let missing = entry.backend.missing(env).or_else(|| stage::missing(stage, entry, env));
             if let Some(missing) = missing {
                 skipped.push(skip(None, missing));
                 continue;
             }
             let mut workloads = Vec::new();
             for workload in plan.workloads() {
-                let missing = match stage {
-                    Stage::Host => host::missing(entry, workload, env),
-                    Stage::Guest => guest::missing_workload(workload, env),
-                };
-                match missing {
+                if !workload.kind.runs_on(stage) {
+                    continue;
+                }
+                match stage::missing_workload(stage, entry, workload, env) {
                     Some(missing) => skipped.push(skip(Some(workload.name), missing)),
                     None => workloads.push(workload),
                 }
@@ -181,6 +195,7 @@ fn describe(stage: Stage, arm: &Running) -> Arm {
         name: arm.name.clone(),
         backend: arm.entry.name.into(),
         title: format!("{}{again}", arm.entry.title),
+        cached: arm.entry.backend.cached(),
         remark: arm.entry.backend.remark().map(Into::into),
         command: None,
     }
@@ -190,10 +205,17 @@ fn describe(stage: Stage, arm: &Running) -> Arm {
 pub fn expected_seconds(plan: &Plan, workload: &Workload) -> f64 {
     match workload.kind {
         Kind::Fio(_) => plan.seconds + plan.ramp + 0.3,
-        Kind::DdThroughput => 0.1 + plan.size.min(1 << 30) as f64 / 1e9,
+        Kind::FioFile(_) => 10.0,
+        Kind::Rated => plan.seconds + 0.5,
+        Kind::DdThroughput(_) => 0.1 + plan.size.min(1 << 30) as f64 / 1e9,
         Kind::DdLatency(crate::workload::dd::Flag::Direct) => 0.1,
         Kind::DdLatency(crate::workload::dd::Flag::Dsync) => 2.0,
         Kind::Bonnie { .. } => 8.0,
+        Kind::FileCopy { .. } => 3.0 * (plan.seconds + 2.0 * plan.seconds.min(2.0)),
+        Kind::Archive => 8.0,
+        Kind::Durability => 1.0,
+        Kind::SnapshotLife => 5.0,
+        Kind::Two(_) => 2.0 * (plan.seconds + plan.ramp + 0.5),
     }
 }
 
@@ -211,25 +233,36 @@ impl Runner<'_> {
             .iter()
             .map(|(_, arms)| order::balanced(arms.len(), rounds, self.plan.seed))
             .collect();
-        let mut host = None;
-        let mut guest = None;
         for (stage, arms) in &stages {
-            match stage {
-                Stage::Host if !arms.is_empty() => host = Some(host::Host::prepare(self)?),
-                Stage::Guest if !arms.is_empty() => {
-                    guest = Some(guest::Guest::prepare(self, arms)?)
-                }
-                _ => {}
+            durable::pass(self, *stage, arms)?;
+        }
+        let mut running = Vec::new();
+        for (stage, arms) in &stages {
+            if !arms.iter().any(|arm| arm.rounds().next().is_some()) {
+                running.push(None);
+                continue;
             }
+            running.push(Some(match stage {
+                Stage::Host => Prepared::Host(host::Host::prepare(self)?),
+                Stage::Guest | Stage::Vm => {
+                    Prepared::Guest(guest::Guest::prepare(self, *stage, arms)?)
+                }
+                Stage::Two => Prepared::Two(two::Two::prepare(self)?),
+                Stage::TwoGuests => {
+                    Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, arms)?)
+                }
+            }));
         }
         for round in 0..self.plan.rounds {
-            for ((stage, arms), orders) in stages.iter().zip(&orders) {
+            for (((_, arms), orders), prepared) in stages.iter().zip(&orders).zip(&mut running) {
                 let order: Vec<&Running> =
                     orders[round as usize].iter().map(|&at| &arms[at]).collect();
-                match (stage, &host, &mut guest) {
-                    (Stage::Host, Some(host), _) => host.round(self, round, &order)?,
-                    (Stage::Guest, _, Some(guest)) => guest.round(self, round, &order)?,
-                    _ => {}
+                match prepared {
+                    Some(Prepared::Host(host)) => host.round(self, round, &order)?,
+                    Some(Prepared::Guest(guest)) => guest.round(self, round, &order)?,
+                    Some(Prepared::Two(two)) => two.round(self, round, &order)?,
+                    Some(Prepared::TwoGuests(two)) => two.round(self, round, &order)?,
+                    None => {}
                 }
             }
         }
@@ -256,17 +289,17 @@ impl Runner<'_> {
         ));
         let began_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
-        let before = Meter::read(server, client);
+        let before = Meter::read(server, client, self.device.as_deref());
         let clock = Instant::now();
         let result = work();
         let seconds = clock.elapsed().as_secs_f64();
-        let spent = Meter::read(server, client).since(&before);
+        let spent = Meter::read(server, client, self.device.as_deref()).since(&before, seconds);
         let mut sample = place.sample();
         sample.began_ms = u64::try_from(began_ms).unwrap_or(0);
         sample.seconds = seconds;
         match result {
             Ok(measured) => {
-                spent.put(&mut sample, &measured, seconds);
+                spent.put(&mut sample, &measured);
                 sample.metrics.extend(
                     measured.metrics.iter().map(|(metric, value)| (*metric, *value)).filter(
                         // The guest's whole CPU, seen from outside, is the client's: what the tool inside saw is a part.
@@ -274,6 +307,7 @@ impl Runner<'_> {
                     ),
                 );
                 sample.note = measured.note;
+                sample.curve = measured.curve;
             }
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(error) => sample.error = Some(error.to_string()),
@@ -321,7 +355,12 @@ impl Runner<'_> {
 
     /// Starts an arm's backend on `disk`, with a folder of its own for sockets.
     pub fn start(&self, stage: Stage, arm: &Running, disk: &Path) -> Result<Served> {
-        let sockets = self.scratch.socket_folder(&format!("{stage}-{}", arm.name))?;
+        self.start_nth(stage, arm, disk, 1)
+    }
+
+    /// The same, where an arm is started several times at once.
+    pub fn start_nth(&self, stage: Stage, arm: &Running, disk: &Path, nth: u32) -> Result<Served> {
+        let sockets = self.scratch.socket_folder(&format!("{stage}-{}-{nth}", arm.name))?;
         scratch::wait_unlocked(disk)?;
         arm.entry.backend.start(&Context {
             env: self.env,
@@ -347,8 +386,13 @@ impl Runner<'_> {
 
     /// Makes a disk file of the plan's size.
     pub fn disk(&self, name: &str) -> Result<PathBuf> {
-        self.progress.say(&format!("writing {name}, {} MiB", self.plan.size >> 20));
-        self.scratch.write_disk(name, self.plan.size, self.plan.seed, self.stop)
+        self.disk_of(name, self.plan.size)
+    }
+
+    /// Makes a disk file of `bytes`.
+    pub fn disk_of(&self, name: &str, bytes: u64) -> Result<PathBuf> {
+        self.progress.say(&format!("writing {name}, {} MiB", bytes >> 20));
+        self.scratch.write_disk(name, bytes, self.plan.seed, self.stop)
     }
 }
 
@@ -378,66 +422,10 @@ impl Place<'_> {
             began_ms: 0,
             seconds: 0.0,
             metrics: Default::default(),
+            ledger: None,
+            curve: Vec::new(),
             note: None,
             error: None,
-        }
-    }
-}
-
-/// CPU seconds so far.
-#[derive(Clone, Copy, Debug)]
-struct Meter {
-    server: Option<f64>,
-    client: Option<f64>,
-    reaped: f64,
-    machine: f64,
-}
-
-impl Meter {
-    fn read(server: Option<&Server>, client: Option<u32>) -> Meter {
-        Meter {
-            server: server.map(Server::cpu_seconds),
-            client: client.map(cost::tree_cpu_seconds),
-            reaped: cost::reaped_seconds(),
-            machine: cost::machine_cpu_seconds(),
-        }
-    }
-
-    fn since(self, before: &Meter) -> Meter {
-        let less = |now: Option<f64>, then: Option<f64>| {
-            now.zip(then).map(|(now, then)| (now - then).max(0.0))
-        };
-        Meter {
-            server: less(self.server, before.server),
-            client: less(self.client, before.client),
-            reaped: self.reaped - before.reaped,
-            machine: self.machine - before.machine,
-        }
-    }
-
-    /// Puts the costs into a sample: per million I/Os, or per GiB where the work is counted in bytes.
-    fn put(&self, sample: &mut Sample, measured: &Measured, seconds: f64) {
-        let mut put = |metric, cpu: Option<f64>, per: f64| {
-            if let Some(cpu) = cpu {
-                sample.metrics.insert(metric, (cpu / per).into());
-            }
-        };
-        let machine = (seconds >= SHORTEST_FOR_COST).then_some(self.machine);
-        if let Some(ios) = measured.ios.filter(|ios| *ios > 0.0) {
-            put(Metric::ServerCpu, self.server, ios / 1e6);
-            put(Metric::ClientCpu, self.client, ios / 1e6);
-            put(Metric::MachineCpu, machine, ios / 1e6);
-        }
-        if let Some(bytes) = measured.bytes.filter(|bytes| *bytes > 0.0) {
-            let gib = bytes / (1u64 << 30) as f64;
-            put(Metric::ServerCpuGib, self.server, gib);
-            // dd does not say what it used; the lab waits for nothing else meanwhile.
-            put(
-                Metric::ClientCpuGib,
-                self.client.or((seconds >= SHORTEST_FOR_COST).then_some(self.reaped)),
-                gib,
-            );
-            put(Metric::MachineCpuGib, machine, gib);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rustix::fs::{Advice, fadvise, statvfs};
+use rustix::fs::{Advice, FlockOperation, fadvise, flock, statvfs};
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
@@ -21,16 +21,26 @@ const UNLOCKED: Duration = Duration::from_secs(5);
 /// A socket's path must fit into `sockaddr_un`.
 const LONGEST_SOCKET: usize = 107;
 
+/// How the names of all scratch folders begin.
+const PREFIX: &str = "ringtap-lab-";
+/// The file in a scratch folder that its lab keeps locked as long as it lives.
+const OWNER: &str = "owner";
+/// A folder younger than this may belong to a lab that has not locked it yet.
+const GRACE: Duration = Duration::from_secs(30);
+
 /// The scratch folders.
 #[derive(Debug)]
 pub struct Scratch {
     disks: TempDir,
     sockets: TempDir,
+    _locks: [File; 2],
 }
 
 impl Scratch {
     /// Makes them: disks in `dir`, sockets where temporary files go. Refused when `dir` has no room for `bytes`.
     pub fn create(dir: &Path, bytes: u64) -> Result<Scratch> {
+        sweep(dir, GRACE);
+        sweep(&std::env::temp_dir(), GRACE);
         let room = statvfs(dir).map_err(|e| Error::file("look at", dir)(e.into()))?;
         let free = room.f_bavail * room.f_frsize;
         if free < bytes + RESERVE {
@@ -44,7 +54,7 @@ impl Scratch {
         }
         let make = |dir: &Path| {
             tempfile::Builder::new()
-                .prefix("ringtap-lab-")
+                .prefix(PREFIX)
                 .tempdir_in(dir)
                 .map_err(Error::file("make a folder in", dir))
         };
@@ -53,7 +63,8 @@ impl Scratch {
         if sockets.path().as_os_str().len() + 48 > LONGEST_SOCKET {
             sockets = make(Path::new("/tmp"))?;
         }
-        Ok(Scratch { disks, sockets })
+        let locks = [own(disks.path())?, own(sockets.path())?];
+        Ok(Scratch { disks, sockets, _locks: locks })
     }
 
     /// Where the disks are.
@@ -94,6 +105,62 @@ impl Scratch {
     }
 }
 
+/// Marks a folder as belonging to this process, until it ends however it ends.
+fn own(folder: &Path) -> Result<File> {
+    let path = folder.join(OWNER);
+    let file = File::create(&path).map_err(Error::file("create", &path))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|e| Error::file("lock", &path)(e.into()))?;
+    Ok(file)
+}
+
+/// Removes what labs left in `parent` that were killed before they could: mounts, loop devices and folders that nobody
+/// owns any more. Says what it removed. What cannot be removed is another user's.
+pub fn sweep(parent: &Path, grace: Duration) {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    for folder in entries.filter(|e| e.file_name().to_string_lossy().starts_with(PREFIX)) {
+        let folder = folder.path();
+        let age = fs::metadata(&folder).and_then(|m| m.modified()).map(|at| at.elapsed());
+        if !matches!(age, Ok(Ok(age)) if age >= grace) {
+            continue;
+        }
+        let Ok(lock) = File::open(folder.join(OWNER)) else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        unmount_below(&folder);
+        detach_below(&folder);
+        if fs::remove_dir_all(&folder).is_ok() {
+            eprintln!("removed what a killed lab had left: {}", folder.display());
+        }
+    }
+}
+
+/// Unmounts what is mounted below a folder, the innermost first.
+fn unmount_below(folder: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let below: Vec<&str> = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .filter(|at| Path::new(at).starts_with(folder))
+        .collect();
+    for at in below.into_iter().rev() {
+        let _ = crate::process::run_short("umount", [at], &Stop::default());
+    }
+}
+
+/// Detaches loop devices on files below a folder.
+fn detach_below(folder: &Path) {
+    for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        if Path::new(file.trim()).starts_with(folder) {
+            let node = Path::new("/dev").join(entry.file_name());
+            let _ =
+                crate::process::run_short("losetup", [Path::new("-d"), &node], &Stop::default());
+        }
+    }
+}
+
 /// Waits until nobody holds a lock on `path`, for a few seconds at most. A server's file lives on for a moment after the
 /// server has ended: the kernel takes its io_uring down later, and the next server would be refused.
 pub fn wait_unlocked(path: &Path) -> Result<()> {
@@ -117,4 +184,37 @@ pub fn settle(path: &Path) -> Result<()> {
     file.sync_all().map_err(Error::file("sync", path))?;
     fadvise(&file, 0, None, Advice::DontNeed)
         .map_err(|e| Error::file("drop the cache of", path)(e.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_lab_left_is_removed_and_a_living_ones_is_not() {
+        let parent = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let living = Scratch::create(parent.path(), 0).unwrap();
+        let left =
+            tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent.path()).unwrap().keep();
+        drop(own(&left).unwrap());
+        fs::write(left.join("disk.raw"), vec![0; 1 << 20]).unwrap();
+        let root = rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists();
+        let device = root.then(|| {
+            let file = left.join("disk.raw");
+            crate::backend::loopdev::LoopDevice::attach(&file, false).unwrap()
+        });
+        sweep(parent.path(), GRACE);
+        assert!(left.exists(), "too young to judge");
+        sweep(parent.path(), Duration::ZERO);
+        assert!(!left.exists());
+        assert!(living.disks().exists());
+        if let Some(device) = device {
+            let name = device.path().file_name().unwrap().to_owned();
+            let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+            let backing = fs::read_to_string(file).unwrap_or_default();
+            assert!(!backing.contains(left.to_str().unwrap()), "still attached: {backing}");
+            // It is detached already; doing it again would hit another's.
+            std::mem::forget(device);
+        }
+    }
 }

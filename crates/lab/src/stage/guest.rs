@@ -1,161 +1,136 @@
-//! The guest stage: one boot of User-Mode Linux for each round, with the disks of all arms attached, so that what
-//! differs between the arms of a round is the way the disk is served and nothing else. Each arm has a disk file of its
-//! own (all of one size, all written once), because all are open at the same time.
+//! The stages `guest` (User-Mode Linux) and `vm` (QEMU): one boot for each round, with the disks of all arms attached, so
+//! that what differs between the arms of a round is the way the disk is served and nothing else. Each arm has a disk file
+//! of its own (all written once), because all are open at the same time.
 //!
 //! Servers are started fresh in each round and stopped after it. The guest's fio, dd and bonnie++ are the host's.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ringtap_guest::{Guest as Machine, Uml};
+use ringtap_guest::Guest as Machine;
 
-use crate::backend::{Access, Served};
+use super::boot::{self, Attached, OVERHEAD, PC_MEMORY, UML_MEMORY, disk_bytes};
+use super::inside::{self, Shell};
+use crate::backend::{Image, Inner};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
 use crate::process;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
-use crate::workload::fio::Target;
-use crate::workload::{Kind, Measured, Settings, Workload, bonnie, dd, fio};
+use crate::workload::{Kind, Workload};
 
-/// The guest's memory in bytes.
-const MEMORY: u64 = 512 << 20;
-/// What an ext4 needs beside the disk file that lies on it.
-const OVERHEAD: u64 = 96 << 20;
 /// How long a guest may take to write back and switch off.
-const OFF: Duration = Duration::from_secs(20);
+const OFF: Duration = Duration::from_secs(30);
 
-/// Bytes on the disks' file system that the stage needs: a disk for each arm.
-pub fn room(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> u64 {
-    let arms = arms.iter().filter(|(stage, _)| *stage == Stage::Guest).flat_map(|(_, arms)| arms);
-    // The file system with the disk file on it is made from a copy.
-    arms.map(|arm| if on_file_system(arm) { 2 * plan.size + OVERHEAD } else { plan.size }).sum()
-}
-
-/// Why no guest can be booted here.
-pub fn missing(env: &Env) -> Option<Missing> {
-    env.appliance().err()
+/// Bytes that an arm's disk takes on this machine, while it is made.
+pub fn room(size: u64, arm: &Running) -> u64 {
+    let bytes = disk_bytes(size, arm.entry.backend.inner());
+    match (arm.entry.backend.inner(), arm.entry.backend.image()) {
+        // The file system with the disk file on it is made from a copy.
+        (Inner::Loop { .. }, _) => 2 * bytes + OVERHEAD,
+        (_, Image::Raw) => bytes,
+        // qcow2 is made from a copy; an overlay may grow to the size of what is below.
+        (_, Image::Qcow2 | Image::Overlay) => 2 * bytes + OVERHEAD,
+    }
 }
 
 /// Why a workload cannot run in the guest.
 pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
     match workload.kind {
-        Kind::Fio(_) => env.program("fio", "fio"),
-        Kind::DdThroughput | Kind::DdLatency(_) => env.program("dd", "coreutils"),
+        Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated => env.program("fio", "fio"),
+        Kind::DdThroughput(_) | Kind::DdLatency(_) => env.program("dd", "coreutils"),
         Kind::Bonnie { .. } => {
             env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
         }
+        Kind::FileCopy { .. } | Kind::Archive => env.program("mkfs.ext4", "e2fsprogs"),
+        Kind::Durability | Kind::SnapshotLife | Kind::Two(_) => None,
     }
 }
 
 /// The stage, prepared.
 #[derive(Debug)]
 pub struct Guest {
+    stage: Stage,
     disks: Vec<(String, PathBuf)>,
-}
-
-/// An arm in a booted guest.
-struct Attached<'a> {
-    arm: &'a Running,
-    served: Served,
-    position: u32,
-    /// Its block device in the guest.
-    device: Result<String, String>,
 }
 
 impl Guest {
     /// Builds the appliance and writes the disks.
-    pub fn prepare(runner: &mut Runner<'_>, arms: &[Running]) -> Result<Guest> {
+    pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<Guest> {
         let mut disks = Vec::new();
         for arm in arms {
-            let name = format!("guest-{}.raw", arm.name.replace('#', "-"));
-            let disk = runner.disk(&name)?;
-            let disk = if on_file_system(arm) { wrap(runner, &disk)? } else { disk };
-            disks.push((arm.name.clone(), disk));
+            let name = format!("{stage}-{}", arm.name.replace('#', "-"));
+            disks.push((arm.name.clone(), make_disk(runner, arm, &name, runner.plan.size)?));
         }
-        let kernel = runner
-            .env
-            .appliance()
-            .map_err(|missing| Error::Guest(missing.reason))?
-            .kernel()
-            .image
-            .clone();
-        runner.record.guest = Some(format!(
-            "User-Mode Linux ({}), one CPU, {} MiB, one boot for each round with the disks of all arms; the client's CPU \
-             is the whole guest's, seen from outside",
-            kernel.display(),
-            MEMORY >> 20
-        ));
+        let words = describe(runner, stage)?;
+        runner.record.stages.push((stage, words));
         runner.folder.write_record(&runner.record)?;
-        Ok(Guest { disks })
+        Ok(Guest { stage, disks })
     }
 
     /// One round: servers, one boot, every arm, all gone again.
     pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
-        runner.progress.say(&format!("round {}/{}  guest  booting", round + 1, runner.plan.rounds));
+        let stage = self.stage;
+        runner.progress.say(&format!(
+            "round {}/{}  {stage}  booting",
+            round + 1,
+            runner.plan.rounds
+        ));
         let mut attached = Vec::new();
         for (position, arm) in (0..).zip(order) {
-            let disk = self.disk(&arm.name)?;
-            settle(disk)?;
-            match runner.start(Stage::Guest, arm, disk) {
-                Ok(served) => {
-                    let device = Err("the guest did not boot".into());
-                    attached.push(Attached { arm, served, position, device });
-                }
-                Err(Error::Interrupted) => return Err(Error::Interrupted),
-                Err(error) => fail_all(runner, arm, round, position, &error)?,
+            let disk = self.disk(&arm.name)?.to_owned();
+            if let Some(one) = attach(runner, stage, arm, round, position, &disk, 1)? {
+                attached.push(one);
             }
         }
-        for one in &attached {
-            if let Some(server) = &one.served.server {
-                let command = server.command_line.clone();
-                runner.remember_command(Stage::Guest, &one.arm.name, &command)?;
-            }
-        }
-        let Some(machine) = boot_with_the_living(runner, &mut attached, round)? else {
+        let Some(machine) = boot_with_the_living(runner, stage, &mut attached, round)? else {
             return Ok(());
         };
+        remember_accelerator(runner, stage, &machine)?;
         let settings = runner.plan.settings(round);
+        let tool = runner.env.ringtap.clone();
+        let memory = memory(stage);
         for one in &mut attached {
             let device = match &one.device {
                 Ok(device) => device.clone(),
                 Err(error) => {
-                    fail_all(runner, one.arm, round, one.position, &Error::Guest(error.clone()))?;
+                    let error = Error::Guest(error.clone());
+                    fail_all(runner, stage, one.arm, round, one.position, &error)?;
                     continue;
                 }
             };
-            for workload in &one.arm.workloads {
-                let place = Place {
-                    stage: Stage::Guest,
-                    arm: one.arm,
-                    workload,
-                    round,
-                    position: one.position,
-                };
+            for workload in one.arm.rounds() {
+                let place = Place { stage, arm: one.arm, workload, round, position: one.position };
                 let alive = one.served.server.as_mut().map_or(Ok(()), process::Server::check);
                 let shell = Shell { machine: &machine, stop: runner.stop };
+                let ready = alive.and_then(|()| one.refresh(&shell));
+                if let Err(Error::Interrupted) = ready {
+                    return Err(Error::Interrupted);
+                }
                 runner.sample(place, one.served.server.as_ref(), Some(machine.pid()), || {
-                    alive?;
-                    measure(workload, &device, &settings, &shell)
+                    ready?;
+                    let here = inside::Place {
+                        shell: &shell,
+                        device: &device,
+                        base: &one.base,
+                        disk: &one.disk,
+                        tool: &tool,
+                        memory,
+                    };
+                    inside::measure(workload, &settings, &here)
                 })?;
             }
         }
         runner.progress.say(&format!(
-            "round {}/{}  guest  switching off",
+            "round {}/{}  {stage}  switching off",
             round + 1,
             runner.plan.rounds
         ));
-        if let Err(error) = machine.shutdown(OFF) {
-            runner.trouble(Stage::Guest, "guest", &Error::Guest(error.to_string()));
-        }
+        switch_off(runner, stage, machine);
         for one in attached {
-            let name = one.arm.name.clone();
-            if let Err(error) = one.served.end() {
-                runner.trouble(Stage::Guest, &name, &error);
-            }
+            end(runner, stage, one);
         }
         Ok(())
     }
@@ -167,56 +142,118 @@ impl Guest {
     }
 }
 
-fn on_file_system(arm: &Running) -> bool {
-    arm.entry.name == "loop"
+/// Memory of a stage's guest in bytes.
+pub fn memory(stage: Stage) -> u64 {
+    if stage == Stage::Vm { PC_MEMORY } else { UML_MEMORY }
 }
 
-/// Makes an ext4 image that holds `disk` as `/disk`, without root and without a mount, and removes the original.
-fn wrap(runner: &Runner<'_>, disk: &Path) -> Result<PathBuf> {
-    let folder = disk.with_extension("d");
-    std::fs::create_dir(&folder).map_err(Error::file("make", &folder))?;
-    std::fs::rename(disk, folder.join("disk")).map_err(Error::file("move", disk))?;
-    let image = disk.with_extension("ext4");
-    let mut command =
-        Command::new(process::find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()));
-    command.args([
-        "-q",
-        "-F",
-        "-m",
-        "0",
-        "-E",
-        "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
-        "-d",
-    ]);
-    command.arg(&folder).arg(&image).arg(format!("{}M", (runner.plan.size + OVERHEAD) >> 20));
-    process::run(command, Duration::from_secs(300), runner.stop)?;
-    std::fs::remove_dir_all(&folder).map_err(Error::file("remove", &folder))?;
-    settle(&image)?;
-    Ok(image)
+/// Makes an arm's disk: written once, in the arm's format, with the file system that a loop device in the guest needs.
+pub fn make_disk(runner: &Runner<'_>, arm: &Running, name: &str, size: u64) -> Result<PathBuf> {
+    let backend = arm.entry.backend;
+    let disk = runner.disk_of(&format!("{name}.raw"), disk_bytes(size, backend.inner()))?;
+    if matches!(backend.inner(), Inner::Loop { .. }) {
+        return boot::wrap(runner, &disk, size);
+    }
+    if backend.image() == Image::Qcow2 {
+        let image = disk.with_extension("qcow2");
+        let mut command = Command::new("qemu-img");
+        command.args(["convert", "-q", "-f", "raw", "-O", "qcow2", "-t", "none", "-T", "none"]);
+        command.arg(&disk).arg(&image);
+        process::run(command, Duration::from_secs(600), runner.stop)?;
+        std::fs::remove_file(&disk).map_err(Error::file("remove", &disk))?;
+        settle(&image)?;
+        return Ok(image);
+    }
+    Ok(disk)
 }
 
-fn fail_all(
+/// Starts an arm's server on its disk (an overlay is made anew first). `None` when that failed, which is recorded.
+pub fn attach<'a>(
     runner: &mut Runner<'_>,
+    stage: Stage,
+    arm: &'a Running,
+    round: u32,
+    position: u32,
+    disk: &Path,
+    nth: u32,
+) -> Result<Option<Attached<'a>>> {
+    settle(disk)?;
+    let served = fresh(runner, arm, disk)
+        .and_then(|disk| runner.start_nth(stage, arm, &disk, nth).map(|served| (served, disk)));
+    match served {
+        Ok((served, disk)) => {
+            if let Some(server) = &served.server {
+                let command = server.command_line.clone();
+                runner.remember_command(stage, &arm.name, &command)?;
+            }
+            Ok(Some(Attached::new(arm, served, position, disk, runner.plan.size)))
+        }
+        Err(Error::Interrupted) => Err(Error::Interrupted),
+        Err(error) => {
+            fail_all(runner, stage, arm, round, position, &error)?;
+            Ok(None)
+        }
+    }
+}
+
+/// The file that is served: the disk, or a new overlay on it.
+fn fresh(runner: &Runner<'_>, arm: &Running, disk: &Path) -> Result<PathBuf> {
+    if arm.entry.backend.image() != Image::Overlay {
+        return Ok(disk.to_owned());
+    }
+    let overlay = disk.with_extension("overlay");
+    match std::fs::remove_file(&overlay) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::file("remove", &overlay)(e));
+        }
+        _ => {}
+    }
+    let mut command = Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(disk).arg(&overlay);
+    process::run(command, Duration::from_secs(60), runner.stop)?;
+    Ok(overlay)
+}
+
+/// Switches a guest off; a guest that does not is trouble, and gone all the same.
+pub fn switch_off(runner: &mut Runner<'_>, stage: Stage, machine: Machine) {
+    if let Err(error) = machine.shutdown(OFF) {
+        runner.trouble(stage, "guest", &Error::Guest(error.to_string()));
+    }
+}
+
+/// Ends an arm's serving.
+pub fn end(runner: &mut Runner<'_>, stage: Stage, one: Attached<'_>) {
+    let name = one.arm.name.clone();
+    if let Err(error) = one.served.end() {
+        runner.trouble(stage, &name, &error);
+    }
+}
+
+/// Records that nothing of an arm could be measured in a round.
+pub fn fail_all(
+    runner: &mut Runner<'_>,
+    stage: Stage,
     arm: &Running,
     round: u32,
     position: u32,
     error: &Error,
 ) -> Result<()> {
-    for workload in &arm.workloads {
-        runner.fail(Place { stage: Stage::Guest, arm, workload, round, position }, error)?;
+    for workload in arm.rounds() {
+        runner.fail(Place { stage, arm, workload, round, position }, error)?;
     }
     Ok(())
 }
 
 /// Boots the guest. An arm whose server dies of it fails alone: the guest is booted again without its disk. `None` when
 /// no guest came up.
-fn boot_with_the_living(
+pub fn boot_with_the_living(
     runner: &mut Runner<'_>,
+    stage: Stage,
     attached: &mut Vec<Attached<'_>>,
     round: u32,
 ) -> Result<Option<Machine>> {
     while !attached.is_empty() {
-        let error = match boot(runner, attached) {
+        let error = match boot::boot(runner, stage, attached) {
             Ok(machine) => return Ok(Some(machine)),
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(error) => error,
@@ -226,12 +263,12 @@ fn boot_with_the_living(
         for mut one in attached.drain(..) {
             match one.served.server.as_mut().map_or(Ok(()), process::Server::check) {
                 Ok(()) => living.push(one),
-                Err(error) => fail_all(runner, one.arm, round, one.position, &error)?,
+                Err(error) => fail_all(runner, stage, one.arm, round, one.position, &error)?,
             }
         }
         if living.len() == before {
             for one in living.drain(..) {
-                fail_all(runner, one.arm, round, one.position, &error)?;
+                fail_all(runner, stage, one.arm, round, one.position, &error)?;
             }
         }
         *attached = living;
@@ -239,119 +276,40 @@ fn boot_with_the_living(
     Ok(None)
 }
 
-/// Boots the guest with all disks and finds each arm's device.
-fn boot(runner: &Runner<'_>, attached: &mut [Attached<'_>]) -> Result<Machine> {
-    let appliance = runner.env.appliance().map_err(|missing| Error::Guest(missing.reason))?;
-    let mut uml = Uml::new(&appliance).memory(MEMORY);
-    let (mut ubds, mut vhosts) = (0, 0);
-    for one in attached.iter_mut() {
-        match &one.served.access {
-            Access::Ubd(path) | Access::LoopOnUbd(path) => {
-                uml = uml.ubd(path);
-                one.device = device("/dev/ubd", &mut ubds);
-            }
-            Access::VhostUser { socket } => {
-                uml = uml.vhost_user(socket);
-                one.device = device("/dev/vd", &mut vhosts);
-            }
-            other => one.device = Err(format!("{other:?} cannot be attached to a guest")),
-        }
-    }
-    runner.stop.check()?;
-    let machine = uml.boot().map_err(|error| Error::Guest(error.to_string()))?;
-    let shell = Shell { machine: &machine, stop: runner.stop };
-    // The first program of a kind is read from the host's disk: not at the cost of the first arm.
-    shell.run("fio --version; dd --version; true", Duration::from_secs(30))?;
-    for one in attached.iter_mut() {
-        if let (Access::LoopOnUbd(_), Ok(disk)) = (&one.served.access, &one.device) {
-            let script = format!(
-                "mkdir -p /mnt/{0} && mount {disk} /mnt/{0} && losetup -f --show /mnt/{0}/disk",
-                one.position
-            );
-            one.device = match shell.run(&script, Duration::from_secs(30)) {
-                Ok(output) => Ok(output.stdout.trim().to_owned()),
-                Err(Error::Interrupted) => return Err(Error::Interrupted),
-                Err(error) => Err(error.to_string()),
-            };
-        }
-    }
-    Ok(machine)
+fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
+    let appliance = match stage {
+        Stage::Vm => runner.env.pc(),
+        _ => runner.env.appliance(),
+    };
+    let appliance = appliance.map_err(|missing| Error::Guest(missing.reason))?;
+    let kernel = appliance.kernel().image.display().to_string();
+    let mib = memory(stage) >> 20;
+    let cost = "the client's CPU is the whole guest's, seen from outside";
+    Ok(match stage {
+        Stage::Vm => format!(
+            "QEMU ({kernel}), two CPUs, {mib} MiB, one boot for each round with the disks of all arms; {cost}"
+        ),
+        _ => format!(
+            "User-Mode Linux ({kernel}), one CPU, {mib} MiB, one boot for each round with the disks of all arms; {cost}; only ratios are claimed"
+        ),
+    })
 }
 
-/// The kernel names disks by letters in the order in which they are attached.
-fn device(prefix: &str, count: &mut u8) -> Result<String, String> {
-    let letter = char::from(b'a' + *count);
-    *count += 1;
-    if letter.is_ascii_lowercase() {
-        Ok(format!("{prefix}{letter}"))
-    } else {
-        Err("more than 26 disks".into())
+/// Says in the record what really ran the guest's processor, once it is known.
+fn remember_accelerator(runner: &mut Runner<'_>, stage: Stage, machine: &Machine) -> Result<()> {
+    let claim = match machine.accelerator() {
+        "kvm" => "; under KVM",
+        "tcg" => {
+            "; under TCG (its processor is translated): only ratios are claimed, and the guest's CPU hides much of a server's cost"
+        }
+        _ => return Ok(()),
+    };
+    match runner.record.stages.iter_mut().find(|(of, words)| *of == stage && !words.contains(claim))
+    {
+        Some((_, words)) => {
+            words.push_str(claim);
+            runner.folder.write_record(&runner.record)
+        }
+        None => Ok(()),
     }
-}
-
-/// Runs scripts in the guest and looks out for the wish to end.
-struct Shell<'a> {
-    machine: &'a Machine,
-    stop: &'a crate::stop::Stop,
-}
-
-impl Shell<'_> {
-    fn run(&self, script: &str, limit: Duration) -> Result<process::Output> {
-        let lost = |error: ringtap_guest::Error| Error::Guest(error.to_string());
-        let job = self.machine.start(script).map_err(lost)?;
-        let until = Instant::now() + limit;
-        while !job.is_done() && Instant::now() < until {
-            self.stop.check()?;
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // What a job printed comes a moment after its end.
-        let left = until.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
-        let output = job.wait(left).and_then(ringtap_guest::Output::success).map_err(lost)?;
-        Ok(process::Output { stdout: output.stdout, stderr: output.stderr })
-    }
-}
-
-/// Runs one workload on a block device of the guest.
-fn measure(
-    workload: &Workload,
-    device: &str,
-    settings: &Settings,
-    shell: &Shell<'_>,
-) -> Result<Measured> {
-    let limit = Duration::from_secs(90) + 3 * (settings.run + settings.ramp);
-    match workload.kind {
-        Kind::Fio(job) => {
-            let words = fio::args(job, &Target::Path(device.into()), settings);
-            let output = shell.run(&script("fio", &words), limit)?;
-            fio::parse(&output.stdout, job, settings)
-        }
-        Kind::DdThroughput => {
-            let (block, count, note) = dd::throughput_shape(settings.size, MEMORY / 4);
-            let output = shell
-                .run(&script("LC_ALL=C dd", &dd::throughput_args(device, block, count)), limit)?;
-            dd::throughput(&output.stderr, block * count, note)
-        }
-        Kind::DdLatency(flag) => {
-            let output =
-                shell.run(&script("LC_ALL=C dd", &dd::latency_args(device, flag)), limit)?;
-            dd::latency(&output.stderr)
-        }
-        Kind::Bonnie { direct } => {
-            let shape = bonnie::shape(settings.size, direct);
-            let run = script("bonnie++", &bonnie::args("/mnt/bonnie", shape));
-            let script = format!(
-                "set -e\nmkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {device}\n\
-                 mkdir -p /mnt/bonnie\nmount -t ext4 {device} /mnt/bonnie\nchmod 777 /mnt/bonnie\n\
-                 status=0\n{run} || status=$?\numount /mnt/bonnie\nexit $status\n"
-            );
-            let output = shell.run(&script, Duration::from_secs(900))?;
-            bonnie::parse(&output.stdout, shape, MEMORY)
-        }
-    }
-}
-
-/// A command line for the guest's shell.
-fn script(program: &str, words: &[String]) -> String {
-    let quoted = words.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''")));
-    std::iter::once(program.to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
 }

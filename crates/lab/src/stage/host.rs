@@ -9,31 +9,29 @@ use std::time::Duration;
 use crate::backend::{Access, Entry, Reach};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
 use crate::process;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::fio::Target;
-use crate::workload::{Kind, Measured, Settings, Workload, bonnie, dd, fio, load};
-
-/// Bytes on the disks' file system that the stage needs.
-pub fn room(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> u64 {
-    let arms = arms.iter().filter(|(stage, _)| *stage == Stage::Host).flat_map(|(_, arms)| arms);
-    let bonnie = arms.clone().any(|arm| {
-        arm.workloads.iter().any(|workload| matches!(workload.kind, Kind::Bonnie { .. }))
-    });
-    if arms.count() == 0 { 0 } else { plan.size + if bonnie { plan.size } else { 0 } }
-}
+use crate::workload::{
+    Kind, Measured, Settings, Workload, archive, bonnie, dd, filecopy, fio, fiofile, load, rated,
+};
 
 /// Why a workload cannot run on a backend.
 pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing> {
     let reach = entry.backend.reach();
     match (workload.kind, reach) {
-        (Kind::Fio(_), Reach::VhostUser) => env.ringtap_load(),
-        (Kind::Fio(_), Reach::Nbd) => env.program("fio", "fio").or_else(|| fio_engine("nbd")),
-        (Kind::Fio(_), _) => env.program("fio", "fio").or_else(|| fio_engine("io_uring")),
+        (Kind::Durability, _) => None,
+        (Kind::Fio(_), Reach::VhostUser | Reach::Native) => env.ringtap_load(),
+        (_, Reach::Native) => Some(Missing::new(
+            "ringtap load speaks no such workload",
+            "the row native runs it on the same file",
+        )),
+        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated, Reach::Nbd) => {
+            env.program("fio", "fio").or_else(|| fio_engine("nbd"))
+        }
         (_, Reach::Nbd) => Some(Missing::new(
             if Path::new("/sys/module/nbd").exists() {
                 "the lab does not attach NBD exports to the kernel's NBD client yet"
@@ -46,12 +44,29 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
             "a file or block device is needed, and a vhost-user disk is one only inside a guest",
             "the guest stage runs it there",
         )),
-        (Kind::DdThroughput | Kind::DdLatency(_), _) => env.program("dd", "coreutils"),
-        (Kind::Bonnie { .. }, Reach::Block) => env
-            .program("bonnie++", "bonnie++")
-            .or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
-            .or_else(|| env.root("making and mounting a file system")),
-        (Kind::Bonnie { .. }, _) => env.program("bonnie++", "bonnie++"),
+        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated, _) => {
+            env.program("fio", "fio").or_else(|| fio_engine("io_uring"))
+        }
+        (Kind::DdThroughput(_) | Kind::DdLatency(_), _) => env.program("dd", "coreutils"),
+        (Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive, _) => {
+            let bonnie = matches!(workload.kind, Kind::Bonnie { .. });
+            bonnie
+                .then(|| env.program("bonnie++", "bonnie++"))
+                .flatten()
+                .or_else(|| match reach {
+                    Reach::Block => env
+                        .program("mkfs.ext4", "e2fsprogs")
+                        .or_else(|| env.root("making and mounting a file system")),
+                    _ => None,
+                })
+                .or_else(|| match workload.kind {
+                    Kind::Archive => env.root("dropping this machine's caches"),
+                    _ => None,
+                })
+        }
+        (Kind::SnapshotLife | Kind::Two(_), _) => {
+            Some(Missing::new("the host stage does not run it", "another stage does"))
+        }
     }
 }
 
@@ -86,7 +101,7 @@ impl Host {
                 Ok(served) => served,
                 Err(Error::Interrupted) => return Err(Error::Interrupted),
                 Err(error) => {
-                    for workload in &arm.workloads {
+                    for workload in arm.rounds() {
                         runner.fail(place(workload), &error)?;
                     }
                     continue;
@@ -97,7 +112,7 @@ impl Host {
                 runner.remember_command(Stage::Host, &arm.name, &command)?;
             }
             let settings = runner.plan.settings(round);
-            for workload in &arm.workloads {
+            for workload in arm.rounds() {
                 let access = served.access.clone();
                 let (env, stop, scratch) =
                     (runner.env, runner.stop, runner.scratch.disks().to_owned());
@@ -131,44 +146,112 @@ fn measure(
         Access::File(path) | Access::Block(path) => path.display().to_string(),
         _ => String::new(),
     };
+    let target = match access {
+        Access::Nbd { uri } => Target::Nbd(uri.clone()),
+        _ => Target::Path(path.clone()),
+    };
     match (workload.kind, access) {
-        (Kind::Fio(job), Access::File(_) | Access::Block(_)) => {
-            run_fio(job, &Target::Path(path), settings, limit, stop)
-        }
-        (Kind::Fio(job), Access::Nbd { uri }) => {
-            run_fio(job, &Target::Nbd(uri.clone()), settings, limit, stop)
+        (_, Access::Ubd(_) | Access::Qemu { .. }) => {
+            Err(Error::Plan("a disk of a guest's is not one of the host's".into()))
         }
         (Kind::Fio(job), Access::VhostUser { socket }) => {
-            let mut command = Command::new(&env.ringtap);
-            command.args(load::args(job, socket, settings));
-            load::parse(&process::run(command, limit, stop)?.stdout)
+            run_load(load::args(job, socket, settings), env, limit, stop)
         }
-        (Kind::DdThroughput, _) => {
+        (Kind::Fio(job), Access::Native(file)) => {
+            run_load(load::native_args(job, file, settings), env, limit, stop)
+        }
+        (Kind::Fio(job), _) => run_fio(job, &target, settings, limit, stop),
+        (Kind::FioFile(job), _) => {
+            let text = fiofile::rewrite(&fiofile::check(Path::new(job))?, &target, settings);
+            let file = scratch.join("job.fio");
+            std::fs::write(&file, text).map_err(Error::file("write", &file))?;
+            let mut command = Command::new("fio");
+            command.arg("--output-format=json").arg(&file);
+            fiofile::parse(&process::run(command, Duration::from_secs(3600), stop)?.stdout)
+        }
+        (Kind::Rated, _) => {
+            let log = scratch.join("rated").display().to_string();
+            let mut command = Command::new("fio");
+            command.args(rated::args(&target, &log, settings));
+            let json = process::run(command, limit, stop)?.stdout;
+            let file = std::path::PathBuf::from(rated::log_file(&log));
+            let text = std::fs::read_to_string(&file).map_err(Error::file("read", &file))?;
+            rated::parse(&json, &text)
+        }
+        (Kind::DdThroughput(flag), _) => {
             let (block, count, note) =
                 dd::throughput_shape(settings.size, crate::host::memory() / 4);
-            let said = run_dd(dd::throughput_args(&path, block, count), limit, stop)?;
+            let said = run_dd(dd::throughput_args(&path, block, count, flag), limit, stop)?;
             dd::throughput(&said, block * count, note)
         }
         (Kind::DdLatency(flag), _) => {
             dd::latency(&run_dd(dd::latency_args(&path, flag), limit, stop)?)
         }
-        (Kind::Bonnie { direct }, Access::Block(device)) => {
+        (Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive, Access::Block(device)) => {
             let mounted = Mounted::make(device, scratch, stop)?;
-            let measured = run_bonnie(mounted.path(), direct, settings, stop)?;
+            let measured =
+                on_file_system(workload, mounted.path(), Some(&mounted), settings, env, stop)?;
             mounted.unmount()?;
             Ok(measured)
         }
-        (Kind::Bonnie { direct }, _) => {
+        (Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive, _) => {
             let dir = tempfile::Builder::new()
-                .prefix("bonnie-")
+                .prefix("files-")
                 .tempdir_in(scratch)
                 .map_err(Error::file("make a folder in", scratch))?;
-            run_bonnie(dir.path(), direct, settings, stop)
+            on_file_system(workload, dir.path(), None, settings, env, stop)
         }
-        (Kind::Fio(_), Access::Ubd(_) | Access::LoopOnUbd(_)) => {
-            Err(Error::Plan("a ubd disk is one only inside User-Mode Linux".into()))
+        (Kind::Durability | Kind::SnapshotLife | Kind::Two(_), _) => {
+            Err(Error::Plan(format!("{} is none of the host's own workloads", workload.name)))
         }
     }
+}
+
+/// Runs a workload on a file system; `mounted` is what lies on a device of its own.
+fn on_file_system(
+    workload: &Workload,
+    dir: &Path,
+    mounted: Option<&Mounted>,
+    settings: &Settings,
+    env: &Env,
+    stop: &Stop,
+) -> Result<Measured> {
+    let place = dir.display().to_string();
+    let tool = |words: Vec<String>| {
+        let mut command = Command::new(&env.ringtap);
+        command.args(words);
+        process::run(command, Duration::from_secs(900), stop)
+    };
+    match workload.kind {
+        Kind::FileCopy { durable } => {
+            filecopy::parse(&tool(filecopy::args(&place, durable, settings))?.stdout, durable)
+        }
+        Kind::Archive => {
+            let tree = archive::tree(settings.size);
+            let below = format!("{place}/tree");
+            tool(archive::tree_args(&below, tree))?;
+            // What is on a device of its own leaves the cache with its file system; the rest by the kernel's switch.
+            if let Some(mounted) = mounted {
+                mounted.again(stop)?;
+            }
+            rustix::fs::sync();
+            let caches = Path::new("/proc/sys/vm/drop_caches");
+            std::fs::write(caches, "3").map_err(Error::file("write 3 to", caches))?;
+            let mut command = Command::new("sh");
+            command.args(["-c", &archive::command(&below)]);
+            let clock = std::time::Instant::now();
+            let output = process::run(command, Duration::from_secs(900), stop)?;
+            archive::parse(&output.stderr, clock.elapsed().as_secs_f64(), tree)
+        }
+        Kind::Bonnie { direct } => run_bonnie(dir, direct, settings, stop),
+        _ => Err(Error::Plan(format!("{} needs no file system", workload.name))),
+    }
+}
+
+fn run_load(args: Vec<String>, env: &Env, limit: Duration, stop: &Stop) -> Result<Measured> {
+    let mut command = Command::new(&env.ringtap);
+    command.args(args);
+    load::parse(&process::run(command, limit, stop)?.stdout)
 }
 
 fn run_fio(
@@ -199,13 +282,14 @@ fn run_bonnie(dir: &Path, direct: bool, settings: &Settings, stop: &Stop) -> Res
 
 /// An ext4 on a block device, mounted; unmounted when it is dropped.
 #[derive(Debug)]
-struct Mounted {
+pub struct Mounted {
+    device: PathBuf,
     at: Option<tempfile::TempDir>,
 }
 
 impl Mounted {
     /// Makes the file system without discarding (the disk stays written) and without work left for later.
-    fn make(device: &Path, scratch: &Path, stop: &Stop) -> Result<Mounted> {
+    pub fn make(device: &Path, scratch: &Path, stop: &Stop) -> Result<Mounted> {
         let mut command =
             Command::new(process::find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()));
         command
@@ -221,14 +305,30 @@ impl Mounted {
             ["-t".as_ref(), "ext4".as_ref(), device.as_os_str(), at.path().as_os_str()],
             stop,
         )?;
-        Ok(Mounted { at: Some(at) })
+        Ok(Mounted { device: device.to_owned(), at: Some(at) })
     }
 
-    fn path(&self) -> &Path {
+    /// Unmounts and mounts again: nothing of it is in the page cache any more.
+    fn again(&self, stop: &Stop) -> Result<()> {
+        if let Some(at) = &self.at {
+            unmount(at)?;
+            let device = self.device.as_os_str();
+            process::run_short(
+                "mount",
+                ["-t".as_ref(), "ext4".as_ref(), device, at.path().as_os_str()],
+                stop,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Where.
+    pub fn path(&self) -> &Path {
         self.at.as_ref().map_or(Path::new("/nonexistent"), tempfile::TempDir::path)
     }
 
-    fn unmount(mut self) -> Result<()> {
+    /// Unmounts it and says when that fails.
+    pub fn unmount(mut self) -> Result<()> {
         self.at.take().map_or(Ok(()), |at| unmount(&at))
     }
 }

@@ -1,4 +1,83 @@
-//! Where the load runs.
+//! Where a load runs, one file each.
 
+mod boot;
+pub mod durable;
 pub mod guest;
 pub mod host;
+mod inside;
+pub mod two;
+pub mod two_guests;
+
+use crate::backend::{Entry, Inner};
+use crate::env::{Env, Missing};
+use crate::plan::Plan;
+use crate::run::Running;
+use crate::sample::Stage;
+use crate::workload::{Kind, Workload};
+
+/// Bytes on the disks' file system that a stage with these arms needs.
+pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
+    if arms.is_empty() {
+        return 0;
+    }
+    let files = arms.iter().any(|arm| arm.workloads.iter().any(|w| w.kind.on_file_system()));
+    let durable = arms.iter().any(|arm| arm.workloads.iter().any(|w| w.kind == Kind::Durability));
+    let probe = if durable { durable::room(arms.len()) } else { 0 };
+    probe
+        + match stage {
+            Stage::Host => plan.size + if files { plan.size } else { 0 },
+            Stage::Guest | Stage::Vm => {
+                arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
+            }
+            Stage::Two => 2 * plan.size,
+            Stage::TwoGuests => 2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>(),
+        }
+}
+
+/// Why a backend cannot run on a stage.
+pub fn missing(stage: Stage, entry: &Entry, env: &Env) -> Option<Missing> {
+    match stage {
+        Stage::Host | Stage::Two => None,
+        Stage::Guest | Stage::TwoGuests => env.appliance().err(),
+        Stage::Vm => {
+            env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| env.pc().err())
+        }
+    }
+    .or_else(|| {
+        let loops = matches!(entry.backend.inner(), Inner::Loop { .. });
+        loops.then(|| env.program("mkfs.ext4", "e2fsprogs")).flatten()
+    })
+}
+
+/// Why a workload cannot run with a backend on a stage.
+pub fn missing_workload(
+    stage: Stage,
+    entry: &Entry,
+    workload: &Workload,
+    env: &Env,
+) -> Option<Missing> {
+    let of_kind = match workload.kind {
+        Kind::FileCopy { .. } => env.tools(),
+        Kind::Archive => env
+            .tools()
+            .or_else(|| env.program("cpio", "cpio"))
+            .or_else(|| env.program("find", "findutils")),
+        Kind::Durability => durable::missing(env),
+        Kind::SnapshotLife => snapshot(entry),
+        Kind::Two(_) => env.program("fio", "fio"),
+        _ => None,
+    };
+    of_kind.or_else(|| match stage {
+        Stage::Host => host::missing(entry, workload, env),
+        Stage::Guest | Stage::Vm => guest::missing_workload(workload, env),
+        Stage::Two | Stage::TwoGuests => None,
+    })
+}
+
+fn snapshot(entry: &Entry) -> Option<Missing> {
+    let fresh = entry.backend.inner() == Inner::Snapshot
+        || entry.backend.image() == crate::backend::Image::Overlay;
+    (!fresh).then(|| {
+        Missing::new("it is no snapshot", "lvm-snapshot, virtio-overlay and ringtap-overlay are")
+    })
+}

@@ -50,8 +50,8 @@ pub fn throughput_shape(size: u64, memory: u64) -> (u64, u64, Option<String>) {
 }
 
 /// dd's arguments for the throughput test.
-pub fn throughput_args(path: &str, block: u64, count: u64) -> Vec<String> {
-    args(path, block, count, Flag::Direct)
+pub fn throughput_args(path: &str, block: u64, count: u64, flag: Flag) -> Vec<String> {
+    args(path, block, count, flag)
 }
 
 /// dd's arguments for the latency test.
@@ -87,7 +87,8 @@ pub fn parse(stderr: &str) -> Result<(f64, f64)> {
 /// The throughput test's result.
 pub fn throughput(stderr: &str, asked: u64, note: Option<String>) -> Result<Measured> {
     let (bytes, seconds) = whole(stderr, asked)?;
-    let mut measured = Measured { note, bytes: Some(bytes), ..Measured::default() };
+    let mut measured =
+        Measured { note, bytes: Some(bytes), asked: Some(bytes), ..Measured::default() };
     measured.metrics.insert(Metric::Bandwidth, (bytes / seconds).into());
     Ok(measured)
 }

@@ -79,8 +79,8 @@ pub fn args(job: Job, target: &Target, settings: &Settings) -> Vec<String> {
     args
 }
 
-/// fio splits file names at colons.
-fn escape(path: &str) -> String {
+/// A path for fio, which splits file names at colons.
+pub fn escape(path: &str) -> String {
     path.replace('\\', "\\\\").replace(':', "\\:")
 }
 
@@ -146,7 +146,12 @@ pub fn parse(text: &str, job: Job, settings: &Settings) -> Result<Measured> {
     metrics.insert(Metric::ClientCpu, (cpu_ms / 1e3 / ios * 1e6).into());
     // The server worked through the ramp as well; at the same rate, as far as can be known.
     let ramped = (measured_ms + settings.ramp.as_secs_f64() * 1e3) / measured_ms.max(1.0);
-    Ok(Measured { metrics, note: None, ios: Some(ios * ramped), bytes: None })
+    Ok(Measured {
+        metrics,
+        ios: Some(ios * ramped),
+        asked: Some(number("io_bytes")? * ramped),
+        ..Measured::default()
+    })
 }
 
 #[cfg(test)]

@@ -11,8 +11,17 @@ use crate::sample::{Metric, Metrics};
 
 /// The arguments behind `ringtap`.
 pub fn args(job: Job, socket: &Path, settings: &Settings) -> Vec<String> {
-    let mut args: Vec<String> =
-        vec!["load".into(), "--socket".into(), socket.display().to_string()];
+    with(["--socket".into(), socket.display().to_string()], job, settings)
+}
+
+/// The same for a file, without a server.
+pub fn native_args(job: Job, file: &Path, settings: &Settings) -> Vec<String> {
+    with(["--native".into(), file.display().to_string()], job, settings)
+}
+
+fn with(on: [String; 2], job: Job, settings: &Settings) -> Vec<String> {
+    let mut args: Vec<String> = vec!["load".into()];
+    args.extend(on);
     args.extend(["--rw".into(), job.pattern().into()]);
     args.extend(["--bs".into(), job.block.to_string()]);
     args.extend(["--depth".into(), job.depth.to_string()]);
@@ -72,9 +81,8 @@ pub fn parse(text: &str) -> Result<Measured> {
     );
     Ok(Measured {
         metrics,
-        note: None,
         ios: Some(outcome.total_ios.unwrap_or(outcome.ios)),
-        bytes: None,
+        ..Measured::default()
     })
 }
 

@@ -1,21 +1,35 @@
 //! What is measured: the same workloads on every arm. One file each knows how a tool is called and how it is read.
 
+pub mod archive;
 pub mod bonnie;
 pub mod dd;
+pub mod durability;
+pub mod filecopy;
 pub mod fio;
+pub mod fiofile;
 pub mod load;
+pub mod rated;
+pub mod snapshot;
+pub mod two;
 
+use std::path::Path;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::sample::{Metric, Metrics};
+use crate::error::Result;
+use crate::sample::{Metric, Metrics, Stage};
 
 /// What a tool does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// fio (over vhost-user from the host: `ringtap load`, which does the same).
     Fio(fio::Job),
-    /// dd with large direct writes.
-    DdThroughput,
+    /// A job file of the user's: its path.
+    FioFile(&'static str),
+    /// fio on a schedule.
+    Rated,
+    /// dd with large writes.
+    DdThroughput(dd::Flag),
     /// dd with 1000 writes of 512 bytes.
     DdLatency(dd::Flag),
     /// bonnie++ on a file system.
@@ -23,6 +37,31 @@ pub enum Kind {
         /// Past the page cache.
         direct: bool,
     },
+    /// UnixBench's file copies on a file system.
+    FileCopy {
+        /// Each pass brought to the disk.
+        durable: bool,
+    },
+    /// `find | cpio` over a tree on a file system.
+    Archive,
+    /// Flushes below for each fsync above.
+    Durability,
+    /// The life of a snapshot.
+    SnapshotLife,
+    /// Two loads at once.
+    Two(two::Shape),
+}
+
+impl Kind {
+    /// Whether it runs on a stage: two at once only where there are two.
+    pub fn runs_on(self, stage: Stage) -> bool {
+        matches!(self, Kind::Two(_)) == stage.is_contention()
+    }
+
+    /// Whether it needs a file system on the disk.
+    pub fn on_file_system(self) -> bool {
+        matches!(self, Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive)
+    }
 }
 
 /// A workload of the catalogue.
@@ -59,6 +98,21 @@ const fn sequential(name: &'static str, title: &'static str, write: bool) -> Wor
     Workload { name, title, kind, headline: BANDWIDTH, quick: false }
 }
 
+const fn two(
+    name: &'static str,
+    title: &'static str,
+    write: bool,
+    quiet: bool,
+    headline: &'static [Metric],
+) -> Workload {
+    let kind = Kind::Two(two::Shape { write, quiet });
+    Workload { name, title, kind, headline, quick: true }
+}
+
+const COPIES: &[Metric] = &[Metric::Copy256, Metric::Copy1024, Metric::Copy4096];
+const EVEN: &[Metric] = &[Metric::SumIops, Metric::Jain];
+const QUIET: &[Metric] = &[Metric::Keeps, Metric::P99Factor];
+
 const fn bonnie(name: &'static str, title: &'static str, direct: bool) -> Workload {
     let headline = &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks];
     Workload { name, title, kind: Kind::Bonnie { direct }, headline, quick: false }
@@ -73,9 +127,23 @@ pub const CATALOGUE: &[Workload] = &[
     sequential("read-1m-qd8", "sequential read, 1 MiB, depth 8", false),
     sequential("write-1m-qd8", "sequential write, 1 MiB, depth 8", true),
     Workload {
+        name: "rated-2k",
+        title: "random write, 4 KiB, 2000 a second by schedule",
+        kind: Kind::Rated,
+        headline: &[Metric::ScheduleP99],
+        quick: false,
+    },
+    Workload {
         name: "dd-throughput",
         title: "dd, one large direct write",
-        kind: Kind::DdThroughput,
+        kind: Kind::DdThroughput(dd::Flag::Direct),
+        headline: BANDWIDTH,
+        quick: false,
+    },
+    Workload {
+        name: "dd-throughput-dsync",
+        title: "dd, one large write made durable",
+        kind: Kind::DdThroughput(dd::Flag::Dsync),
         headline: BANDWIDTH,
         quick: false,
     },
@@ -95,6 +163,45 @@ pub const CATALOGUE: &[Workload] = &[
     },
     bonnie("bonnie", "bonnie++ on ext4, through the page cache", false),
     bonnie("bonnie-direct", "bonnie++ on ext4, past the page cache", true),
+    Workload {
+        name: "filecopy",
+        title: "UnixBench file copy on ext4, cached copy",
+        kind: Kind::FileCopy { durable: false },
+        headline: COPIES,
+        quick: false,
+    },
+    Workload {
+        name: "filecopy-durable",
+        title: "UnixBench file copy on ext4, each pass durable",
+        kind: Kind::FileCopy { durable: true },
+        headline: COPIES,
+        quick: false,
+    },
+    Workload {
+        name: "archive",
+        title: "find | cpio over a tree on ext4, caches dropped",
+        kind: Kind::Archive,
+        headline: &[Metric::Elapsed],
+        quick: false,
+    },
+    Workload {
+        name: "snapshot-life",
+        title: "writes from fresh snapshot to settled",
+        kind: Kind::SnapshotLife,
+        headline: &[Metric::FreshWrite, Metric::SettledWrite],
+        quick: false,
+    },
+    Workload {
+        name: "durability",
+        title: "does each fsync reach the disk",
+        kind: Kind::Durability,
+        headline: &[],
+        quick: false,
+    },
+    two("two-read", "two loads, random read, 4 KiB, depth 32 each", false, false, EVEN),
+    two("two-write", "two loads, random write, 4 KiB, depth 32 each", true, false, EVEN),
+    two("quiet-read", "random read, 4 KiB, depth 1 beside depth 32", false, true, QUIET),
+    two("quiet-write", "random write, 4 KiB, depth 1 beside depth 32", true, true, QUIET),
 ];
 
 /// Names that stand for several workloads.
@@ -110,12 +217,45 @@ pub const GROUPS: &[(&str, &[&str])] = &[
             "write-1m-qd8",
         ],
     ),
-    ("dd", &["dd-throughput", "dd-latency-direct", "dd-latency-dsync"]),
+    ("dd", &["dd-throughput", "dd-throughput-dsync", "dd-latency-direct", "dd-latency-dsync"]),
+    ("unixbench", &["filecopy", "filecopy-durable"]),
+    ("contention", &["two-read", "two-write", "quiet-read", "quiet-write"]),
 ];
+
+/// What stands before the path of a job file in a workload's name.
+pub const JOB_FILE: &str = "job:";
+
+/// A workload that runs a fio job file; the file is checked.
+pub fn job_file(path: &Path) -> Result<&'static Workload> {
+    fiofile::check(path)?;
+    Ok(intern(&format!("{JOB_FILE}{}", path.display())))
+}
+
+/// Workloads made of job files. A handful in the life of a program; they are kept for good.
+static JOB_FILES: Mutex<Vec<&'static Workload>> = Mutex::new(Vec::new());
+
+fn intern(name: &str) -> &'static Workload {
+    let mut known = JOB_FILES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(workload) = known.iter().find(|workload| workload.name == name) {
+        return workload;
+    }
+    let name: &'static str = Box::leak(name.to_owned().into_boxed_str());
+    let path = name.strip_prefix(JOB_FILE).unwrap_or(name);
+    let workload: &'static Workload = Box::leak(Box::new(Workload {
+        name,
+        title: Box::leak(format!("fio job file {path}").into_boxed_str()),
+        kind: Kind::FioFile(path),
+        headline: IOPS,
+        quick: false,
+    }));
+    known.push(workload);
+    workload
+}
 
 /// The workload of that name.
 pub fn find(name: &str) -> Option<&'static Workload> {
-    CATALOGUE.iter().find(|workload| workload.name == name)
+    let of_file = || name.starts_with(JOB_FILE).then(|| intern(name));
+    CATALOGUE.iter().find(|workload| workload.name == name).or_else(of_file)
 }
 
 /// How long, how large, in which order of blocks: the same for all arms of a round.
@@ -142,4 +282,10 @@ pub struct Measured {
     pub ios: Option<f64>,
     /// Bytes moved, where the cost is by bytes.
     pub bytes: Option<f64>,
+    /// Bytes that the program asked for in all, for the ledger.
+    pub asked: Option<f64>,
+    /// What the block device that the program's disk is saw meanwhile, for the ledger.
+    pub disk: Option<crate::sample::Layer>,
+    /// A curve, see [`crate::sample::Sample::curve`].
+    pub curve: Vec<(f64, f64)>,
 }

@@ -127,6 +127,33 @@ impl Row {
     }
 }
 
+/// How many times as good `ours` is as `theirs`, phase by phase: (ratio, `">="` or `"<="` for a bound). Phases that both
+/// only bound are left out. Rows of different versions are refused: their columns do not mean the same.
+pub fn compare(ours: &Row, theirs: &Row) -> Result<BTreeMap<Metric, (f64, &'static str)>> {
+    if ours.layout != theirs.layout {
+        return Err(wrong(format!(
+            "a row of bonnie++ {} beside one of {}: \"per char\" became one byte by read() in 1.92, files are synced at \
+             close since 1.90b, the seekers are five instead of three; such columns are not compared",
+            ours.version, theirs.version
+        )));
+    }
+    let mut ratios = BTreeMap::new();
+    for (metric, phase) in &ours.phases {
+        let other = theirs.phases.get(metric).and_then(|phase| phase.rate);
+        let (Some(a), Some(b)) = (phase.rate, other) else { continue };
+        let bound = match (a.at_least, b.at_least) {
+            (false, false) => "",
+            (true, false) => ">=",
+            (false, true) => "<=",
+            (true, true) => continue,
+        };
+        if b.value > 0.0 {
+            ratios.insert(*metric, (a.value / b.value, bound));
+        }
+    }
+    Ok(ratios)
+}
+
 fn wrong(found: String) -> Error {
     Error::Output { what: "bonnie++'s CSV line", found }
 }
@@ -281,6 +308,20 @@ mod tests {
     fn the_link_sizes_are_words() {
         let line = HOST_196.replacen(",256,,,,,", ",256,link,,,,", 1);
         assert_eq!(Row::parse(&line).unwrap().files, Some(256.0));
+    }
+
+    #[test]
+    fn rows_of_one_version_compare_and_of_two_do_not() {
+        let (one, two) = (Row::parse(TAP_103).unwrap(), Row::parse(LOOP_103).unwrap());
+        let ratios = compare(&one, &two).unwrap();
+        assert!((ratios[&Metric::PutBlock].0 - 93549.0 / 18075.0).abs() < 1e-9);
+        // 249.1 seeks against at least 16,000; and a number against a bound the other way round.
+        assert_eq!(ratios[&Metric::Seeks].1, "<=");
+        assert_eq!(compare(&two, &one).unwrap()[&Metric::Seeks].1, ">=");
+        assert!(!ratios.contains_key(&Metric::RandStat), "two bounds say nothing");
+        let error = compare(&one, &Row::parse(HOST_200).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("1.03") && error.contains("2.00a"), "{error}");
+        assert!(compare(&Row::parse(HOST_196).unwrap(), &Row::parse(HOST_200).unwrap()).is_err());
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub fn parse(stdout: &str, shape: Shape, memory: u64) -> Result<Measured> {
     let note = format!(
         "bonnie++ {version}: {size_mib} MiB of data{cached}; {files}×1024 files; no per-character tests (-f)"
     );
-    Ok(Measured { metrics, note: Some(note), ios: None, bytes: None })
+    Ok(Measured { metrics, note: Some(note), ..Measured::default() })
 }
 
 /// The phases of bonnie++, in its order.

@@ -1,0 +1,193 @@
+//! All backends by stage.
+
+use super::vm::{Attach, InQemu, Inside};
+use super::{Backend, Entry, Image, Inner, absent, loopdev, native, nbdkit, qemu, ringtap, ubd};
+use crate::sample::Stage;
+
+/// All backends, in the order of the report. The first of a stage is what the others are measured against, and runs
+/// twice (the A/A twin).
+pub const CATALOGUE: &[Entry] = &[
+    host("native", "the file itself, O_DIRECT", true, &native::Native),
+    host("loop", "loop device on the file, through the page cache", true, &LOOP),
+    host("loop-direct", "loop device on the file, direct-io=on", true, &LOOP_DIRECT),
+    host("ringtap-nbd", "ringtap serve --nbd, cache=none", true, &RINGTAP_NBD),
+    host("qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", true, &QEMU_NBD),
+    host("qemu-nbd-threads", "qemu-nbd, cache=none, aio=threads", false, &qemu::Nbd::by("threads")),
+    host("qemu-nbd-native", "qemu-nbd, cache=none, aio=native", false, &qemu::Nbd::by("native")),
+    host("qemu-nbd-unsafe", "qemu-nbd, cache=unsafe: it ignores flushes", false, &UNSAFE),
+    host("nbdkit", "nbdkit file, through the page cache", false, &nbdkit::Nbdkit),
+    host(
+        "native-load",
+        "the file itself, O_DIRECT, by the client of the vhost rows",
+        true,
+        &native::ByLoad,
+    ),
+    host("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
+    host("qsd-vhost", QSD_URING, true, &QSD),
+    host("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
+    host("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
+    host("lvm", "an LVM linear volume", true, &absent::LVM),
+    host("ublk", "ringtap over ublk", true, &absent::UBLK),
+    guest("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
+    guest("loop", "loop device inside the guest, on a ubd disk", true, &LOOP_ON_UBD),
+    guest("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
+    guest("ringtap-qcow2", "the same, qcow2", false, &RINGTAP_QCOW2),
+    guest(
+        "ringtap-overlay",
+        "the same, a qcow2 overlay made anew each round",
+        false,
+        &RINGTAP_OVERLAY,
+    ),
+    guest("qsd-vhost", QSD_URING, true, &QSD),
+    guest("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
+    guest("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
+    guest(
+        "lvm",
+        "dm-linear in the guest (an LVM linear volume), on a disk of qsd-vhost",
+        false,
+        &QSD_LVM,
+    ),
+    guest(
+        "lvm-snapshot",
+        "origin of a classic snapshot taken before each workload, on the same",
+        false,
+        &QSD_SNAPSHOT,
+    ),
+    guest("lvm-thin", "dm-thin volume, provisioned, on the same", false, &QSD_THIN),
+    vm("virtio-raw", "virtio-blk in QEMU, raw, cache=none, aio=native", true, &VIRTIO),
+    vm("virtio-qcow2", "virtio-blk in QEMU, qcow2, cache=none, aio=native", true, &VIRTIO_QCOW2),
+    vm(
+        "virtio-overlay",
+        "virtio-blk in QEMU, a qcow2 overlay made anew each round",
+        true,
+        &VIRTIO_OVERLAY,
+    ),
+    vm("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", true, &IDE),
+    vm("ahci", "SATA emulation (AHCI) in QEMU, raw, cache=none, aio=native", true, &AHCI),
+    vm("nvme", "NVMe emulation in QEMU, raw, cache=none, aio=native", true, &NVME),
+    vm("ringtap-vhost", "ringtap serve --vhost-user, raw, cache=none", true, &RINGTAP),
+    vm("ringtap-qcow2", "the same, qcow2", true, &RINGTAP_QCOW2),
+    vm("ringtap-overlay", "the same, a qcow2 overlay made anew each round", true, &RINGTAP_OVERLAY),
+    vm("ringtap-luks", "ringtap serve, LUKS", true, &absent::LUKS),
+    vm("qsd-vhost", QSD_URING, true, &QSD),
+    vm("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
+    vm("loop-direct", "the same, direct-io=on", true, &VM_LOOP_DIRECT),
+    vm("lvm", "dm-linear in the guest (an LVM linear volume) on virtio-raw", true, &VM_LVM),
+    vm(
+        "lvm-snapshot",
+        "origin of a classic snapshot taken before each workload, on virtio-raw",
+        true,
+        &VM_SNAPSHOT,
+    ),
+    vm("lvm-thin", "dm-thin volume, provisioned, on virtio-raw", true, &VM_THIN),
+    vm("guest-nbd", "ringtap over NBD under the guest's own client", true, &absent::GUEST_NBD),
+    vm("xen-blkback", "Xen's blkback", true, &absent::XEN),
+    two("native", "the file itself, O_DIRECT", true, &native::Native),
+    two("loop", "loop device on the file, through the page cache", true, &LOOP),
+    two("loop-direct", "loop device on the file, direct-io=on", true, &LOOP_DIRECT),
+    two("ringtap-nbd", "ringtap serve --nbd, cache=none", true, &RINGTAP_NBD),
+    two("qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", true, &QEMU_NBD),
+    guests("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
+    guests("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
+    guests("qsd-vhost", QSD_URING, true, &QSD),
+    guests("loop", "loop device inside the guest, on a ubd disk", true, &LOOP_ON_UBD),
+];
+
+const LOOP: loopdev::Loop = loopdev::Loop { direct: false };
+const LOOP_DIRECT: loopdev::Loop = loopdev::Loop { direct: true };
+const RINGTAP: ringtap::VhostUser = ringtap::VhostUser { image: Image::Raw };
+const RINGTAP_QCOW2: ringtap::VhostUser = ringtap::VhostUser { image: Image::Qcow2 };
+const RINGTAP_OVERLAY: ringtap::VhostUser = ringtap::VhostUser { image: Image::Overlay };
+const RINGTAP_NBD: ringtap::Nbd = ringtap::Nbd;
+const QEMU_NBD: qemu::Nbd = qemu::Nbd::by("io_uring");
+const UNSAFE: qemu::Nbd = qemu::Nbd { aio: "threads", cache: "unsafe" };
+const QSD: qemu::VhostUser = qemu::VhostUser { aio: "io_uring" };
+const IDE: InQemu = InQemu { attach: Attach::Ide, image: Image::Raw };
+const AHCI: InQemu = InQemu { attach: Attach::Ahci, image: Image::Raw };
+const NVME: InQemu = InQemu { attach: Attach::Nvme, image: Image::Raw };
+const VIRTIO: InQemu = InQemu { attach: Attach::Virtio, image: Image::Raw };
+const VIRTIO_QCOW2: InQemu = InQemu { attach: Attach::Virtio, image: Image::Qcow2 };
+const VIRTIO_OVERLAY: InQemu = InQemu { attach: Attach::Virtio, image: Image::Overlay };
+const LOOP_ON_UBD: Inside = inside(&ubd::Ubd, Inner::Loop { direct: false });
+const QSD_LVM: Inside = inside(&QSD, Inner::Linear);
+const QSD_SNAPSHOT: Inside = inside(&QSD, Inner::Snapshot);
+const QSD_THIN: Inside = inside(&QSD, Inner::Thin);
+const VM_LOOP: Inside = inside(&VIRTIO, Inner::Loop { direct: false });
+const VM_LOOP_DIRECT: Inside = inside(&VIRTIO, Inner::Loop { direct: true });
+const VM_LVM: Inside = inside(&VIRTIO, Inner::Linear);
+const VM_SNAPSHOT: Inside = inside(&VIRTIO, Inner::Snapshot);
+const VM_THIN: Inside = inside(&VIRTIO, Inner::Thin);
+
+const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
+const QSD_THREADS: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=threads";
+const QSD_NATIVE: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=native";
+
+const fn inside(base: &'static dyn Backend, inner: Inner) -> Inside {
+    let remark = match inner {
+        Inner::Loop { .. } => {
+            "served by kernel threads of the guest on top of its disk: their CPU is the guest's"
+        }
+        _ => "served by the guest's device-mapper on top of its disk: its CPU is the guest's",
+    };
+    Inside { base, inner, remark }
+}
+
+const fn entry(
+    stage: Stage,
+    name: &'static str,
+    title: &'static str,
+    usual: bool,
+    backend: &'static dyn Backend,
+) -> Entry {
+    Entry { name, stage, title, usual, backend }
+}
+
+const fn host(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::Host, n, t, usual, b)
+}
+
+const fn guest(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::Guest, n, t, usual, b)
+}
+
+const fn vm(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::Vm, n, t, usual, b)
+}
+
+const fn two(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::Two, n, t, usual, b)
+}
+
+const fn guests(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::TwoGuests, n, t, usual, b)
+}
+
+const QSDS: &[&str] = &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"];
+
+/// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same wire, and the questions
+/// that the published comparisons asked.
+pub const PEERS: &[(Stage, &str, &[&str])] = &[
+    (Stage::Host, "ringtap-nbd", &["qemu-nbd", "qemu-nbd-threads", "qemu-nbd-native"]),
+    (
+        Stage::Host,
+        "ringtap-vhost",
+        &["native-load", "qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"],
+    ),
+    (
+        Stage::Guest,
+        "ringtap-vhost",
+        &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native", "loop", "lvm"],
+    ),
+    (Stage::Guest, "ringtap-overlay", &["lvm-snapshot"]),
+    (
+        Stage::Vm,
+        "ringtap-vhost",
+        &["virtio-raw", "qsd-vhost", "ide", "ahci", "nvme", "loop", "loop-direct", "lvm"],
+    ),
+    (Stage::Vm, "ringtap-qcow2", &["virtio-qcow2"]),
+    (Stage::Vm, "ringtap-overlay", &["virtio-overlay", "lvm-snapshot", "lvm-thin"]),
+    (Stage::Vm, "lvm-snapshot", &["lvm"]),
+    (Stage::Vm, "loop", &["lvm"]),
+    (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
+    (Stage::TwoGuests, "ringtap-vhost", QSDS),
+];

@@ -1,0 +1,124 @@
+//! The first page of `report.html`: answers in words, the heat table, who does not flush.
+
+use maud::{Markup, html};
+
+use super::analysis::Analysis;
+use super::ranking::{self, Cell, Group};
+use super::{format, words};
+use crate::run::folder::Arm;
+use crate::sample::{Metric, Stage};
+use crate::stats::FEWEST_ROUNDS;
+use crate::workload::Workload;
+
+/// Answers in words.
+pub fn answers(analysis: &Analysis) -> Markup {
+    let answers = ranking::answers(analysis);
+    html! {
+        h2 { "Which one for which load" }
+        @if answers.is_empty() {
+            p {
+                @if analysis.only_points() {
+                    "No answer yet: under " (FEWEST_ROUNDS) " rounds there are points, no intervals and no verdicts."
+                } @else {
+                    "No two backends of one stage were measured with one load and may be ranked together."
+                }
+            }
+        }
+        @for (stage, lines) in &answers {
+            h3 { (stage.name()) span.soft.small { " — " (words::stage(analysis, *stage)) } }
+            ul { @for line in lines { li { (line) } } }
+        }
+        @if !answers.is_empty() {
+            p.soft.small { "Best means the best median among backends that go to the disk and flush when asked. \u{201c}Not told apart\u{201d} is one comparison at 95 %, not guarded for the whole table; the verdicts below are." }
+        }
+    }
+}
+
+/// Every backend by every load, as a part of the best.
+pub fn heat(analysis: &Analysis) -> Markup {
+    html! {
+        h2 { "Times the best" }
+        p.soft.small { "1 is the best of those ranked; 0.50 is half as good. Sort by a column with a click, or with Enter on its head." }
+        @for (stage, arms) in analysis.stages() { (heat_of(analysis, stage, &arms)) }
+    }
+}
+
+fn heat_of(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
+    let columns: Vec<(&Workload, Metric)> = analysis.headlines(stage);
+    if columns.is_empty() {
+        return html! {};
+    }
+    let bests: Vec<_> = columns
+        .iter()
+        .map(|(workload, metric)| ranking::best(analysis, stage, workload, *metric).map(|b| b.1))
+        .collect();
+    let mut rows: Vec<(Group, &Arm)> = arms
+        .iter()
+        .filter(|arm| !ranking::is_twin(arm))
+        .map(|arm| (ranking::group(analysis, arm), *arm))
+        .collect();
+    rows.sort_by_key(|row| row.0);
+    html! {
+        div.card { h3 { (stage.name()) } div.scroll { table.heat.sort {
+            thead { tr {
+                th { "backend" }
+                @for (workload, metric) in &columns {
+                    th.n title=(format!("{}, {}", workload.title, metric.title())) {
+                        (workload.name) @if workload.headline.len() > 1 { br; (metric.title()) }
+                    }
+                }
+                th { "ranked" }
+            } }
+            tbody { @for (group, arm) in rows { tr {
+                td.name title=(arm.title) { (arm.name) }
+                @for ((workload, metric), best) in columns.iter().zip(&bests) {
+                    (heat_cell(ranking::cell(analysis, arm, workload, *metric, *best), *metric, group))
+                }
+                td.word { @match group {
+                    Group::Durable => "yes",
+                    Group::Cached => "no: page cache",
+                    Group::Lies => "no: does not flush",
+                } }
+            } } }
+        } } }
+    }
+}
+
+fn heat_cell(cell: Option<Cell>, metric: Metric, group: Group) -> Markup {
+    let Some(cell) = cell else { return html! { td.n data-v="" { "–" } } };
+    let value = format::value(cell.median, metric.unit());
+    let Some(share) = cell.share else {
+        return html! { td.n data-v=(cell.median.value) title="a bound" { (value) } };
+    };
+    // Eleven steps from a tenth of the best to the best.
+    let step = (share.clamp(0.1, 1.0).log10() * 10.0 + 10.0).round() as u32;
+    let class = if group == Group::Durable { format!("n heat{step}") } else { "n apart".into() };
+    html! { td class=(class) data-v=(format!("{share:.4}")) title=(value) { (format::digits(share)) } }
+}
+
+/// What the flushes showed.
+pub fn durability(analysis: &Analysis) -> Markup {
+    let (lies, honest): (Vec<_>, Vec<_>) =
+        analysis.durability.iter().partition(|check| !check.durable);
+    html! {
+        @if !analysis.durability.is_empty() {
+            h2 { "Hosts lie" }
+            p { "Each backend got 4 KiB writes with an fsync behind each; the flushes that reached the layer below were counted." }
+            @if lies.is_empty() {
+                p { "All of them pass the flushes on." }
+            } @else {
+                div.card { div.scroll { table.sort {
+                    thead { tr { th { "stage" } th { "does not pass flushes on" } th.n { "flushes per fsync" } th { "counted" } th { "what that means" } } }
+                    tbody { @for check in &lies { tr {
+                        td { (check.stage.name()) } td.name { (check.arm) } td.n { (format::digits(check.flushes)) }
+                        td { (check.note) }
+                        td { "an fsync that has ended may still be lost in a power cut; not ranked with the others" }
+                    } } }
+                } } }
+            }
+            @if !honest.is_empty() {
+                p.soft { "Passed on: " (honest.iter().map(|check| format!("{} {} ({})", check.stage, check.arm, format::digits(check.flushes))).collect::<Vec<_>>().join(", ")) "." }
+            }
+        }
+    }
+}

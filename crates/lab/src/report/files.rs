@@ -1,0 +1,137 @@
+//! What a report leaves beside `report.html`: `report.md`, `samples.csv`, `report.json`.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use super::analysis::{Analysis, reference};
+use super::{format, ranking, state_in_words, words};
+use crate::error::{Error, Result};
+use crate::run::folder::replace;
+
+/// Writes all of them.
+pub fn write(run: &Path, analysis: &Analysis) -> Result<()> {
+    replace(&run.join("report.md"), &markdown(analysis))?;
+    replace(&run.join("samples.csv"), &csv(analysis))?;
+    let json = serde_json::to_string_pretty(analysis).map_err(|e| Error::Plan(e.to_string()))?;
+    replace(&run.join("report.json"), &(json + "\n"))
+}
+
+/// The answers and the tables in Markdown.
+pub fn markdown(analysis: &Analysis) -> String {
+    let run = &analysis.run;
+    let mut text = String::from("# Ways of serving a disk, side by side\n\n");
+    let _ = writeln!(
+        text,
+        "{} · {}, {} CPUs · {} · disks on {} · {} · seed {}\n",
+        run.began,
+        run.host.cpu,
+        run.host.cpus,
+        run.host.kernel,
+        run.host.file_system,
+        state_in_words(analysis),
+        run.plan.seed
+    );
+    for (stage, lines) in ranking::answers(analysis) {
+        let _ = writeln!(
+            text,
+            "## {stage}: which one for which load\n\n{}.\n",
+            words::stage(analysis, stage)
+        );
+        for line in lines {
+            let _ = writeln!(text, "- {line}");
+        }
+        text.push('\n');
+    }
+    for (stage, arms) in analysis.stages() {
+        let name = reference(run, stage).unwrap_or_default();
+        for (workload, metric) in analysis.headlines(stage) {
+            let _ = writeln!(text, "### {stage}: {}, {}\n", workload.title, metric.title());
+            let _ = writeln!(
+                text,
+                "| backend | {} | × {name} | 95 % | verdict |\n|---|---|---|---|---|",
+                metric.title()
+            );
+            for arm in &arms {
+                let Some(median) = analysis.median(stage, &arm.name, workload.name, metric) else {
+                    continue;
+                };
+                let row = analysis.row(stage, &arm.name, name, workload.name, metric);
+                let _ = writeln!(
+                    text,
+                    "| {} | {} | {} | {} | {} |",
+                    arm.name,
+                    format::value(median, metric.unit()),
+                    row.map_or_else(
+                        || if arm.name == name { "1".into() } else { "–".into() },
+                        format::ratio
+                    ),
+                    row.map_or_else(String::new, format::decision),
+                    row.map_or_else(String::new, format::verdict),
+                );
+            }
+            text.push('\n');
+        }
+    }
+    if !analysis.durability.is_empty() {
+        text += "## Flushes that reach the disk\n\n| stage | backend | flushes per fsync | |\n|---|---|---|---|\n";
+        for check in &analysis.durability {
+            let verdict = if check.durable { "passed on" } else { "**not passed on**" };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {verdict} |",
+                check.stage,
+                check.arm,
+                format::digits(check.flushes)
+            );
+        }
+        text.push('\n');
+    }
+    let skipped = words::skipped(&run.skipped);
+    if !skipped.is_empty() {
+        text += "## Not run here\n\n";
+        for (what, missing) in skipped {
+            let _ = writeln!(
+                text,
+                "- {what}: {}. What would help: {}.",
+                missing.reason, missing.remedy
+            );
+        }
+    }
+    text
+}
+
+/// Every number of every sample, a line each.
+pub fn csv(analysis: &Analysis) -> String {
+    let mut text = String::from(
+        "round,position,stage,backend,workload,began_ms,seconds,metric,unit,value,bound\n",
+    );
+    for sample in &analysis.samples {
+        for (metric, value) in &sample.metrics {
+            let name = serde_json::to_value(metric).ok();
+            let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "{},{},{},{},{},{},{},{name},{:?},{},{}",
+                sample.round,
+                sample.position,
+                sample.stage,
+                quoted(&sample.arm),
+                quoted(&sample.workload),
+                sample.began_ms,
+                sample.seconds,
+                metric.unit(),
+                value.value,
+                if value.at_least { "at_least" } else { "" }
+            );
+        }
+    }
+    text
+}
+
+fn quoted(field: &str) -> String {
+    if field.contains([',', '"', '\n']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
+    }
+}

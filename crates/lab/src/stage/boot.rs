@@ -1,0 +1,257 @@
+//! A guest of the lab with the disks of some arms: booted, and what each arm puts on top of its disk made.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ringtap_guest::{Aio, Cache, Drive, Guest as Machine, Qemu, Uml};
+
+use super::inside::Shell;
+use crate::backend::vm::Attach;
+use crate::backend::{Access, Inner, Served};
+use crate::error::{Error, Result};
+use crate::process;
+use crate::run::{Runner, Running};
+use crate::sample::Stage;
+
+/// Memory of a guest of User-Mode Linux in bytes.
+pub const UML_MEMORY: u64 = 512 << 20;
+/// Memory of a virtual PC, its initramfs included.
+pub const PC_MEMORY: u64 = 1 << 30;
+/// Queues of a vhost-user disk in a virtual PC.
+const QUEUES: u16 = 1;
+/// Bytes beside a thin volume for its metadata, and beside a snapshot for its table.
+pub const BESIDE: u64 = 64 << 20;
+/// What an ext4 needs beside the disk file that lies on it.
+pub const OVERHEAD: u64 = 96 << 20;
+/// Sectors of 512 bytes of a chunk: LVM's defaults.
+const SNAPSHOT_CHUNK: u64 = 8;
+const THIN_CHUNK: u64 = 128;
+
+/// An arm in a guest.
+pub struct Attached<'a> {
+    /// The arm.
+    pub arm: &'a Running,
+    /// Its server.
+    pub served: Served,
+    /// Its place in the round.
+    pub position: u32,
+    /// Its disk's file.
+    pub disk: PathBuf,
+    /// Bytes of the disk that the workloads see.
+    pub size: u64,
+    /// The block device in the guest that the disk is.
+    pub base: String,
+    /// The block device in the guest that the workloads use, or why there is none.
+    pub device: Result<String, String>,
+}
+
+impl<'a> Attached<'a> {
+    /// An arm whose guest is not booted yet.
+    pub fn new(arm: &'a Running, served: Served, position: u32, disk: PathBuf, size: u64) -> Self {
+        let device = Err("the guest did not boot".into());
+        Attached { arm, served, position, disk, size, base: String::new(), device }
+    }
+
+    /// Brings a snapshot back to its first moment.
+    pub fn refresh(&self, shell: &Shell<'_>) -> Result<()> {
+        if self.arm.entry.backend.inner() != Inner::Snapshot || self.device.is_err() {
+            return Ok(());
+        }
+        let n = self.position;
+        let chunk = SNAPSHOT_CHUNK;
+        let sectors = self.size / 512;
+        // A cow device whose first bytes are zero is a new one.
+        let script = format!(
+            "set -e\nexport DM_DISABLE_UDEV=1\ndmsetup remove --noudevsync snap{n} 2>/dev/null || true\n\
+             dd if=/dev/zero of=/dev/mapper/cow{n} bs=64k count=16 oflag=direct 2>/dev/null\n\
+             dmsetup create --noudevsync snap{n} --table '0 {sectors} snapshot /dev/mapper/real{n} /dev/mapper/cow{n} P {chunk}'"
+        );
+        shell.run(&script, Duration::from_secs(60)).map(drop)
+    }
+}
+
+/// Bytes that the disk of a volume of `size` bytes must have for what lies on it.
+pub fn disk_bytes(size: u64, inner: Inner) -> u64 {
+    match inner {
+        Inner::None | Inner::Loop { .. } | Inner::Linear => size,
+        // All of the origin may be copied.
+        Inner::Snapshot => 2 * size + BESIDE,
+        Inner::Thin => size + BESIDE,
+    }
+}
+
+/// Boots a guest with the disks of `attached` and finds or makes each arm's device.
+pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) -> Result<Machine> {
+    runner.stop.check()?;
+    let machine = match stage {
+        Stage::Vm => qemu(runner, attached)?,
+        _ => uml(runner, attached)?,
+    };
+    let kinds = attached_kinds(attached);
+    for (one, disk) in attached.iter_mut().zip(order(&machine, kinds)) {
+        match disk {
+            Some(disk) => {
+                one.base.clone_from(&disk);
+                one.device = Ok(disk);
+            }
+            None => one.device = Err("this way of reaching a disk is none of a guest's".into()),
+        }
+    }
+    let shell = Shell { machine: &machine, stop: runner.stop };
+    // The first program of a kind is read from the host's disk: not at the cost of the first arm.
+    shell.run("fio --version; dd --version; true", Duration::from_secs(60))?;
+    for one in attached.iter_mut() {
+        if one.device.is_ok() {
+            one.device = match inner(one, &shell) {
+                Ok(device) => Ok(device),
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(error) => Err(error.to_string()),
+            };
+        }
+    }
+    Ok(machine)
+}
+
+fn uml(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
+    let appliance = runner.env.appliance().map_err(|missing| Error::Guest(missing.reason))?;
+    let mut uml = Uml::new(&appliance).memory(UML_MEMORY);
+    for one in attached {
+        match &one.served.access {
+            Access::Ubd(path) => uml = uml.ubd(path),
+            Access::VhostUser { socket } => uml = uml.vhost_user(socket),
+            _ => {}
+        }
+    }
+    uml.boot().map_err(|error| Error::Guest(error.to_string()))
+}
+
+fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
+    let appliance = runner.env.pc().map_err(|missing| Error::Guest(missing.reason))?;
+    let mut qemu = Qemu::new(&appliance).memory(PC_MEMORY);
+    for one in attached {
+        match &one.served.access {
+            Access::VhostUser { socket } => qemu = qemu.vhost_user(socket, QUEUES),
+            Access::Qemu { attach, path, format } => {
+                let drive = Drive::raw(path).format(*format).cache(Cache::None).aio(Aio::Native);
+                qemu = match attach {
+                    Attach::Ide => qemu.ide(drive),
+                    Attach::Ahci => qemu.ahci(drive),
+                    Attach::Virtio => qemu.virtio_blk(drive),
+                    Attach::Nvme => qemu.nvme(drive),
+                };
+            }
+            _ => {}
+        }
+    }
+    qemu.boot().map_err(|error| Error::Guest(error.to_string()))
+}
+
+/// Whether each arm's disk was attached: those that were are in the guest's list, in their order.
+fn attached_kinds(attached: &[Attached<'_>]) -> Vec<(bool, bool)> {
+    attached
+        .iter()
+        .map(|one| match &one.served.access {
+            Access::Ubd(_) => (true, true),
+            Access::VhostUser { .. } | Access::Qemu { .. } => (true, false),
+            _ => (false, false),
+        })
+        .collect()
+}
+
+/// User-Mode Linux lists its own disks first, then those of servers; QEMU lists them as they were added.
+fn order(machine: &Machine, kinds: Vec<(bool, bool)>) -> Vec<Option<String>> {
+    let own = kinds.iter().filter(|kind| kind.1).count();
+    let mut first = machine.disks().iter().take(own);
+    let mut rest = machine.disks().iter().skip(own);
+    kinds
+        .into_iter()
+        .map(|(there, own)| match (there, own) {
+            (false, _) => None,
+            (true, true) => first.next().cloned(),
+            (true, false) => rest.next().cloned(),
+        })
+        .collect()
+}
+
+/// Makes what an arm puts on its disk, and returns the device that the workloads use.
+fn inner(one: &Attached<'_>, shell: &Shell<'_>) -> Result<String> {
+    let (n, base, sectors) = (one.position, &one.base, one.size / 512);
+    let limit = Duration::from_secs(120);
+    let head = "set -e\nexport DM_DISABLE_UDEV=1\n";
+    // Without udev nobody makes the nodes but dmsetup itself.
+    let make = |name: &str, table: &str| {
+        format!("dmsetup create --noudevsync {name}{n} --table '{table}'\n")
+    };
+    match one.arm.entry.backend.inner() {
+        Inner::None => Ok(base.clone()),
+        Inner::Loop { direct } => {
+            let how = if direct { "on" } else { "off" };
+            let script = format!(
+                "mkdir -p /mnt/{n} && mount -t ext4 {base} /mnt/{n} && losetup --direct-io={how} -f --show /mnt/{n}/disk"
+            );
+            Ok(shell.run(&script, limit)?.stdout.trim().to_owned())
+        }
+        Inner::Linear => {
+            let script = head.to_owned() + &make("lin", &format!("0 {sectors} linear {base} 0"));
+            shell.run(&script, limit)?;
+            Ok(format!("/dev/mapper/lin{n}"))
+        }
+        Inner::Snapshot => {
+            let rest = disk_bytes(one.size, Inner::Snapshot) / 512 - sectors;
+            let script = head.to_owned()
+                + &make("real", &format!("0 {sectors} linear {base} 0"))
+                + &make("cow", &format!("0 {rest} linear {base} {sectors}"))
+                + &make("origin", &format!("0 {sectors} snapshot-origin /dev/mapper/real{n}"));
+            shell.run(&script, limit)?;
+            Ok(format!("/dev/mapper/origin{n}"))
+        }
+        Inner::Thin => {
+            let beside = BESIDE / 512;
+            let chunk = THIN_CHUNK;
+            let pool = format!(
+                "0 {sectors} thin-pool /dev/mapper/meta{n} /dev/mapper/data{n} {chunk} 0 1 skip_block_zeroing"
+            );
+            // The pool's metadata begin where zeros say that there is none; then the volume is written once.
+            let script = head.to_owned()
+                + &make("meta", &format!("0 {beside} linear {base} 0"))
+                + &make("data", &format!("0 {sectors} linear {base} {beside}"))
+                + &format!(
+                    "dd if=/dev/zero of=/dev/mapper/meta{n} bs=4096 count=1 oflag=direct 2>/dev/null\n"
+                )
+                + &make("pool", &pool)
+                + &format!("dmsetup message /dev/mapper/pool{n} 0 'create_thin 0'\n")
+                + &make("thin", &format!("0 {sectors} thin /dev/mapper/pool{n} 0"))
+                + &format!(
+                    "dd if={base} of=/dev/mapper/thin{n} bs=1M count={} iflag=direct oflag=direct 2>/dev/null\n",
+                    one.size >> 20
+                );
+            shell.run(&script, Duration::from_secs(600))?;
+            Ok(format!("/dev/mapper/thin{n}"))
+        }
+    }
+}
+
+/// Makes an ext4 image that holds `disk` as `/disk`, without root and without a mount, and removes the original.
+pub fn wrap(runner: &Runner<'_>, disk: &Path, size: u64) -> Result<PathBuf> {
+    let folder = disk.with_extension("d");
+    std::fs::create_dir(&folder).map_err(Error::file("make", &folder))?;
+    std::fs::rename(disk, folder.join("disk")).map_err(Error::file("move", disk))?;
+    let image = disk.with_extension("ext4");
+    let mut command = std::process::Command::new(
+        process::find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()),
+    );
+    command.args([
+        "-q",
+        "-F",
+        "-m",
+        "0",
+        "-E",
+        "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
+        "-d",
+    ]);
+    command.arg(&folder).arg(&image).arg(format!("{}M", (size + OVERHEAD) >> 20));
+    process::run(command, Duration::from_secs(300), runner.stop)?;
+    std::fs::remove_dir_all(&folder).map_err(Error::file("remove", &folder))?;
+    crate::run::scratch::settle(&image)?;
+    Ok(image)
+}

@@ -1,0 +1,191 @@
+//! Workloads inside a guest: scripts for its shell, and what they print.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ringtap_guest::Guest as Machine;
+
+use crate::error::{Error, Result};
+use crate::process;
+use crate::run::meter;
+use crate::run::scratch::settle;
+use crate::stop::Stop;
+use crate::workload::fio::Target;
+use crate::workload::{
+    Kind, Measured, Settings, Workload, archive, bonnie, dd, filecopy, fio, fiofile, rated,
+    snapshot,
+};
+
+/// Where a file system is mounted in the guest.
+const PLACE: &str = "/mnt/disk";
+
+/// Runs scripts in the guest and looks out for the wish to end.
+pub struct Shell<'a> {
+    /// The guest.
+    pub machine: &'a Machine,
+    /// The wish.
+    pub stop: &'a Stop,
+}
+
+impl Shell<'_> {
+    /// Runs a script that must succeed.
+    pub fn run(&self, script: &str, limit: Duration) -> Result<process::Output> {
+        self.timed(script, limit).map(|(output, _)| output)
+    }
+
+    /// The same, with the time that it took by this machine's clock.
+    pub fn timed(&self, script: &str, limit: Duration) -> Result<(process::Output, Duration)> {
+        let lost = |error: ringtap_guest::Error| Error::Guest(error.to_string());
+        let job = self.machine.start(script).map_err(lost)?;
+        let until = Instant::now() + limit;
+        while !job.is_done() && Instant::now() < until {
+            self.stop.check()?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // What a job printed comes a moment after its end.
+        let left = until.saturating_duration_since(Instant::now()) + Duration::from_secs(5);
+        let output = job.wait(left).and_then(ringtap_guest::Output::success).map_err(lost)?;
+        let elapsed = output.elapsed;
+        Ok((process::Output { stdout: output.stdout, stderr: output.stderr }, elapsed))
+    }
+}
+
+/// Where a workload runs.
+pub struct Place<'a> {
+    /// The guest.
+    pub shell: &'a Shell<'a>,
+    /// The block device.
+    pub device: &'a str,
+    /// The block device below it, whose traffic is counted.
+    pub base: &'a str,
+    /// The disk's file on this machine.
+    pub disk: &'a Path,
+    /// The binary that has the lab's tools.
+    pub tool: &'a Path,
+    /// Bytes of the guest's memory.
+    pub memory: u64,
+}
+
+/// Runs one workload on a block device of the guest.
+pub fn measure(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Measured> {
+    let before = statistics(place);
+    let mut measured = run(workload, settings, place)?;
+    // A file system made before and removed after is the workload's as well, but its ledger would mix both.
+    if !workload.kind.on_file_system() {
+        measured.disk = before.zip(statistics(place)).and_then(|(a, b)| meter::between(&a, &b));
+    }
+    Ok(measured)
+}
+
+fn statistics(place: &Place<'_>) -> Option<String> {
+    let name = place.base.rsplit('/').next()?;
+    let script = format!("cat /sys/block/{name}/stat");
+    place.shell.run(&script, Duration::from_secs(20)).ok().map(|output| output.stdout)
+}
+
+fn run(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Measured> {
+    let limit = Duration::from_secs(120) + 3 * (settings.run + settings.ramp);
+    let (shell, device) = (place.shell, place.device);
+    let target = Target::Path(device.into());
+    match workload.kind {
+        Kind::Fio(job) => {
+            let words = fio::args(job, &target, settings);
+            fio::parse(&shell.run(&line("fio", &words), limit)?.stdout, job, settings)
+        }
+        Kind::FioFile(path) => {
+            let text = fiofile::check(Path::new(path))?;
+            let script = format!(
+                "cat >/tmp/job.fio <<'END OF JOB'\n{}END OF JOB\nfio --output-format=json /tmp/job.fio",
+                fiofile::rewrite(&text, &target, settings)
+            );
+            fiofile::parse(&shell.run(&script, Duration::from_secs(3600))?.stdout)
+        }
+        Kind::Rated => {
+            let words = rated::args(&target, "/tmp/rated", settings);
+            let log = rated::log_file("/tmp/rated");
+            let script = format!(
+                "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
+                line("fio", &words)
+            );
+            let output = shell.run(&script, limit)?.stdout;
+            let (json, log) = output.split_once("\n====\n").ok_or_else(|| Error::Output {
+                what: "fio's log",
+                found: "nothing behind its JSON".into(),
+            })?;
+            rated::parse(json, log)
+        }
+        Kind::DdThroughput(flag) => {
+            let (block, count, note) = dd::throughput_shape(settings.size, place.memory / 4);
+            let words = dd::throughput_args(device, block, count, flag);
+            let output = shell.run(&line("LC_ALL=C dd", &words), limit)?;
+            dd::throughput(&output.stderr, block * count, note)
+        }
+        Kind::DdLatency(flag) => {
+            let words = dd::latency_args(device, flag);
+            dd::latency(&shell.run(&line("LC_ALL=C dd", &words), limit)?.stderr)
+        }
+        Kind::SnapshotLife => {
+            let script = snapshot::script(device, settings.size);
+            snapshot::parse(&shell.run(&script, limit)?.stdout, settings.size)
+        }
+        Kind::Bonnie { direct } => {
+            let shape = bonnie::shape(settings.size, direct);
+            let output = on_file_system(place, &line("bonnie++", &bonnie::args(PLACE, shape)))?;
+            bonnie::parse(&output.stdout, shape, place.memory)
+        }
+        Kind::FileCopy { durable } => {
+            let words = filecopy::args(PLACE, durable, settings);
+            let output = on_file_system(place, &tool(place, &words))?;
+            filecopy::parse(&output.stdout, durable)
+        }
+        Kind::Archive => archive_run(settings, place),
+        Kind::Durability | Kind::Two(_) => {
+            Err(Error::Plan(format!("{} is none of a guest's own workloads", workload.name)))
+        }
+    }
+}
+
+/// Makes an ext4 on the device, mounts it, runs `command` and unmounts again.
+fn on_file_system(place: &Place<'_>, command: &str) -> Result<process::Output> {
+    let script = format!(
+        "set -e\n{}status=0\n{command} || status=$?\numount {PLACE}\nexit $status\n",
+        mount(place.device)
+    );
+    place.shell.run(&script, Duration::from_secs(900))
+}
+
+fn mount(device: &str) -> String {
+    format!(
+        "mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {device}\n\
+         mkdir -p {PLACE}\nmount -t ext4 {device} {PLACE}\nchmod 777 {PLACE}\n"
+    )
+}
+
+fn archive_run(settings: &Settings, place: &Place<'_>) -> Result<Measured> {
+    let limit = Duration::from_secs(900);
+    let tree = archive::tree(settings.size);
+    let dir = format!("{PLACE}/tree");
+    // Unmounted and mounted again, so that nothing of it is in the guest's cache; then this machine's cache as well.
+    let script = format!(
+        "set -e\n{}{} >/dev/null\numount {PLACE}\nmount -t ext4 {} {PLACE}\nsync\necho 3 >/proc/sys/vm/drop_caches\n",
+        mount(place.device),
+        tool(place, &archive::tree_args(&dir, tree)),
+        place.device
+    );
+    place.shell.run(&script, limit)?;
+    settle(place.disk)?;
+    let result = place.shell.timed(&archive::command(&dir), limit);
+    place.shell.run(&format!("umount {PLACE}"), limit)?;
+    let (output, elapsed) = result?;
+    archive::parse(&output.stderr, elapsed.as_secs_f64(), tree)
+}
+
+fn tool(place: &Place<'_>, words: &[String]) -> String {
+    line(&format!("'{}'", place.tool.display()), words)
+}
+
+/// A command line for the guest's shell.
+pub fn line(program: &str, words: &[String]) -> String {
+    let quoted = words.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''")));
+    std::iter::once(program.to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,96 @@
+//! Does a flush of the program become a flush at the layer below? A disk of the lab's own loop device is served, the
+//! program writes and syncs, and the kernel's count of flushes on that loop device is read before and after.
+
+use std::path::Path;
+
+use super::fio::{Target, escape};
+use super::{Measured, Settings};
+use crate::error::{Error, Result};
+use crate::sample::{Layer, Metric};
+
+/// Writes, each with an fsync behind it.
+pub const SYNCS: u64 = 100;
+/// Fewer flushes than this for each fsync is no durability. (The last fsync may share its flush with closing.)
+pub const DURABLE: f64 = 0.9;
+/// Bytes of the disk.
+pub const BYTES: u64 = 32 << 20;
+
+/// fio's arguments: 4 KiB written and synced, one after the other.
+pub fn args(target: &Target) -> Vec<String> {
+    let mut args = vec!["--name=sync".to_owned(), "--thread".into()];
+    match target {
+        Target::Path(path) => args.extend([
+            format!("--filename={}", escape(path)),
+            "--ioengine=psync".into(),
+            "--direct=1".into(),
+        ]),
+        Target::Nbd(uri) => args.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
+    }
+    args.extend([
+        "--rw=write".into(),
+        "--bs=4096".into(),
+        format!("--size={}", SYNCS * 4096),
+        "--fsync=1".into(),
+        "--end_fsync=1".into(),
+        "--output-format=json".into(),
+    ]);
+    args
+}
+
+/// `ringtap load`'s arguments for the same: (arguments, whether the count of writes is in its JSON).
+pub fn load_args(socket: &Path, settings: &Settings) -> Vec<String> {
+    let socket = socket.display().to_string();
+    let seconds = settings.run.as_secs_f64().min(0.5).to_string();
+    let words = ["load", "--socket", &socket, "--rw", "write", "--bs", "4k", "--depth", "1"];
+    let more = ["--fsync-every", "1", "--seconds", &seconds, "--output", "json"];
+    words.iter().chain(&more).map(|word| (*word).to_owned()).collect()
+}
+
+/// Writes that fio says it made.
+pub fn writes_of_fio(text: &str) -> Result<f64> {
+    let wrong = |found: String| Error::Output { what: "fio's JSON", found };
+    let start = text.find('{').ok_or_else(|| wrong("no { in its output".into()))?;
+    let json: serde_json::Value = serde_json::Deserializer::from_str(&text[start..])
+        .into_iter()
+        .next()
+        .and_then(|json| json.ok())
+        .ok_or_else(|| wrong("no JSON".into()))?;
+    let job = &json["jobs"][0];
+    match (job["error"].as_i64(), job["write"]["total_ios"].as_f64()) {
+        (Some(0), Some(ios)) if ios > 0.0 => Ok(ios),
+        (error, ios) => Err(wrong(format!("error {error:?}, {ios:?} writes"))),
+    }
+}
+
+/// Flushes by syncs.
+pub fn measured(syncs: f64, below: Layer) -> Measured {
+    let mut measured = Measured::default();
+    measured.metrics.insert(Metric::FlushPerSync, (below.flushes / syncs).into());
+    measured.note = Some(format!(
+        "{} flushes reached the layer below for {} writes, each with an fsync",
+        below.flushes, syncs
+    ));
+    measured
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fio_really_syncs_that_often() {
+        if crate::process::find("fio").is_none() {
+            return;
+        }
+        let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let file = dir.path().join("disk");
+        std::fs::write(&file, vec![0; 1 << 20]).unwrap();
+        let output = std::process::Command::new("fio")
+            .args(args(&Target::Path(file.display().to_string())))
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(writes_of_fio(&text).unwrap(), SYNCS as f64);
+        assert!(writes_of_fio("nothing").is_err() && writes_of_fio("{}").is_err());
+    }
+}

@@ -1,0 +1,61 @@
+//! UnixBench's three file copies, by the lab's own tool.
+
+use super::{Measured, Settings};
+use crate::error::{Error, Result};
+use crate::sample::Metric;
+use crate::tool::filecopy::{Outcome, SHAPES, index};
+
+/// UnixBench's own time of one copy, in seconds.
+const PUBLISHED_SECONDS: f64 = 30.0;
+
+/// Arguments behind the tool's program.
+pub fn args(dir: &str, durable: bool, settings: &Settings) -> Vec<String> {
+    let seconds = settings.run.as_secs_f64().to_string();
+    let words = ["lab-tool", "filecopy", "--dir", dir, "--seconds", &seconds];
+    words.iter().map(|w| (*w).to_owned()).chain(durable.then(|| "--durable".to_owned())).collect()
+}
+
+/// Reads its JSON.
+pub fn parse(text: &str, durable: bool) -> Result<Measured> {
+    let wrong = |found: String| Error::Output { what: "the JSON of lab-tool filecopy", found };
+    let outcomes: Vec<Outcome> =
+        serde_json::from_str(text.trim()).map_err(|e| wrong(format!("{e} in {text:?}")))?;
+    let index = index(&outcomes).ok_or_else(|| wrong("not all three copies are there".into()))?;
+    let mut measured = Measured::default();
+    for (shape, metric) in SHAPES.iter().zip([Metric::Copy256, Metric::Copy1024, Metric::Copy4096])
+    {
+        let copy = outcomes.iter().find(|o| o.buffer == shape.buffer).map_or(0.0, |o| o.copy);
+        measured.metrics.insert(metric, (copy * 1024.0).into());
+    }
+    if !durable {
+        measured.metrics.insert(Metric::CopyIndex, index.into());
+    }
+    let seconds = outcomes.first().map_or(0.0, |o| o.seconds);
+    let what = if durable {
+        "each pass over the file is brought to the disk (fdatasync) before the next"
+    } else {
+        "cached copy: nothing is synced, this measures the page cache and not the disk"
+    };
+    measured.note =
+        Some(format!("{what}; {seconds:.1} s each instead of UnixBench's {PUBLISHED_SECONDS} s"));
+    Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_tool_prints() {
+        let dir = tempfile::tempdir().unwrap();
+        let time = std::time::Duration::from_millis(10);
+        let outcomes = crate::tool::filecopy::run(dir.path(), time, false).unwrap();
+        let text = serde_json::to_string(&outcomes).unwrap();
+        let measured = parse(&text, false).unwrap();
+        assert!(measured.metrics[&Metric::Copy256].value > 0.0);
+        assert!(measured.metrics[&Metric::CopyIndex].value > 0.0);
+        assert!(measured.note.unwrap().contains("cached copy"));
+        assert!(!parse(&text, true).unwrap().metrics.contains_key(&Metric::CopyIndex));
+        assert!(parse("[]", false).is_err() && parse("", false).is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! A job file of the user's: its jobs are run as they are, on the lab's disk instead of the files that it names.
+
+use std::path::Path;
+
+use super::fio::{Target, escape};
+use super::{Measured, Settings, two};
+use crate::error::{Error, Result};
+use crate::sample::Metric;
+
+/// Keys that say where the I/O goes or how it is printed: the lab's, not the file's.
+const OURS: [&str; 8] = [
+    "filename",
+    "directory",
+    "filename_format",
+    "uri",
+    "output",
+    "output-format",
+    "size",
+    "filesize",
+];
+
+/// Reads and checks a job file: at least one job, and nothing that runs a program or includes a file.
+pub fn check(path: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(path).map_err(Error::file("read the fio job file", path))?;
+    let refuse = |line: usize, why: String| {
+        Err(Error::Plan(format!("fio job file {} line {line}: {why}", path.display())))
+    };
+    let mut jobs = 0;
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix('[') {
+            let Some(name) = name.strip_suffix(']') else {
+                return refuse(at + 1, format!("{line:?} does not end with ]"));
+            };
+            jobs += usize::from(name != "global");
+        }
+        let key = line.split('=').next().unwrap_or("").trim();
+        if ["exec_prerun", "exec_postrun", "ioscheduler", "read_iolog"].contains(&key) {
+            return refuse(at + 1, format!("{key} reaches beyond the disk; remove it"));
+        }
+        if line.starts_with("include") {
+            return refuse(at + 1, "includes another file; put it in".into());
+        }
+    }
+    if jobs == 0 {
+        return refuse(text.lines().count(), "there is no job in it, only [name] makes one".into());
+    }
+    Ok(text)
+}
+
+/// The job file for one target: the user's lines, with the target and the disk's size in every section.
+pub fn rewrite(text: &str, target: &Target, settings: &Settings) -> String {
+    let nbd = matches!(target, Target::Nbd(_));
+    let mut out = String::new();
+    for line in text.lines() {
+        let trimmed = line.trim();
+        let key = trimmed.split('=').next().unwrap_or("").trim();
+        // Over NBD fio has one engine, and no flags of open().
+        let engine = nbd && ["ioengine", "direct", "buffered"].contains(&key);
+        if OURS.contains(&key) || engine {
+            continue;
+        }
+        out += line;
+        out.push('\n');
+        if trimmed.starts_with('[') && trimmed != "[global]" {
+            match target {
+                Target::Path(path) => out += &format!("filename={}\n", escape(path)),
+                Target::Nbd(uri) => out += &format!("ioengine=nbd\nuri={uri}\n"),
+            }
+            out += &format!("size={}\nlat_percentiles=1\n", settings.size);
+        }
+    }
+    out
+}
+
+/// Reads fio's JSON: all jobs together.
+pub fn parse(text: &str) -> Result<Measured> {
+    let wrong = |found: String| Error::Output { what: "fio's JSON", found };
+    let jobs = two::jobs(text)?;
+    let (mut iops, mut bytes, mut ios) = (0.0, 0.0, 0.0);
+    let mut worst: Option<f64> = None;
+    for job in &jobs {
+        if job["error"].as_i64() != Some(0) {
+            return Err(wrong(format!("error {} of job {}", job["error"], job["jobname"])));
+        }
+        for side in ["read", "write"] {
+            let number = |name: &str| job[side][name].as_f64().unwrap_or(0.0);
+            iops += number("iops");
+            bytes += number("bw_bytes");
+            ios += number("total_ios");
+            let p99 = job[side]["lat_ns"]["percentile"]["99.000000"].as_f64();
+            if let Some(p99) = p99.filter(|p| *p > 0.0 && number("total_ios") >= 1e4) {
+                worst = Some(worst.map_or(p99, |worst| worst.max(p99)));
+            }
+        }
+        if job.get("steadystate").is_some_and(|ss| ss["attained"].as_i64() == Some(0)) {
+            return Err(wrong(format!("job {} did not reach its steady state", job["jobname"])));
+        }
+    }
+    if ios == 0.0 {
+        return Err(wrong("not one I/O was done".into()));
+    }
+    let mut measured = Measured { ios: Some(ios), ..Measured::default() };
+    measured.metrics.insert(Metric::Iops, iops.into());
+    measured.metrics.insert(Metric::Bandwidth, bytes.into());
+    if let Some(worst) = worst {
+        measured.metrics.insert(Metric::P99, worst.into());
+    }
+    measured.note = Some(format!("{} jobs together; p99 is the worst job's", jobs.len()));
+    Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const FILE: &str = "[global]\nbs=4k\ndirect=1\nioengine=libaio\nruntime=1\n[a]\nrw=randread\nfilename=/etc/passwd\n[b]\nrw=randwrite\ntime_based\n";
+
+    fn settings() -> Settings {
+        Settings { size: 1 << 20, run: Duration::from_secs(1), ramp: Duration::ZERO, seed: 1 }
+    }
+
+    #[test]
+    fn the_users_jobs_go_to_the_labs_disk() {
+        let text = rewrite(FILE, &Target::Path("/d:x".into()), &settings());
+        assert!(!text.contains("passwd") && text.matches("filename=/d\\:x").count() == 2, "{text}");
+        assert!(text.contains("ioengine=libaio"));
+        let nbd = rewrite(FILE, &Target::Nbd("nbd+unix:///?socket=/s".into()), &settings());
+        assert!(
+            !nbd.contains("libaio") && !nbd.contains("direct") && nbd.matches("uri=").count() == 2
+        );
+    }
+
+    #[test]
+    fn fio_takes_what_is_written_and_its_json_is_read() {
+        if crate::process::find("fio").is_none() {
+            return;
+        }
+        let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let disk = dir.path().join("disk");
+        std::fs::write(&disk, vec![1; 1 << 20]).unwrap();
+        let text = FILE.replace("runtime=1", "number_ios=50").replace("time_based\n", "");
+        let job = dir.path().join("job.fio");
+        let target = Target::Path(disk.display().to_string());
+        std::fs::write(&job, rewrite(&text, &target, &settings())).unwrap();
+        let output = std::process::Command::new("fio")
+            .arg("--output-format=json")
+            .arg(&job)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let measured = parse(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert_eq!(measured.ios, Some(100.0));
+        assert!(parse("{\"jobs\": []}").is_err() && parse("").is_err());
+    }
+
+    #[test]
+    fn a_file_without_jobs_or_with_commands_is_refused_with_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job.fio");
+        let check = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            check(&path)
+        };
+        assert!(check(FILE).is_ok());
+        assert!(check("[global]\nbs=4k\n").unwrap_err().to_string().contains("no job"));
+        let error = check("[a]\nexec_prerun=rm -rf /\n").unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains("exec_prerun"), "{error}");
+        assert!(check("[a\n").is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! A load that keeps to a schedule, as clients of a real server do: a request is due every so often whether or not the
+//! last one is back. fio starts its clock when it sends a request, and sends late when it was held up; here latency is
+//! counted from when the request was due.
+
+use super::fio::{BEYOND, Target, escape};
+use super::{Measured, Settings};
+use crate::error::{Error, Result};
+use crate::sample::Metric;
+use crate::workload::two;
+
+/// Requests a second.
+pub const RATE: f64 = 2000.0;
+
+/// fio's arguments; its log of latencies goes to `log` (fio puts `_lat.1.log` behind it).
+pub fn args(target: &Target, log: &str, settings: &Settings) -> Vec<String> {
+    let mut args = vec!["--name=rated".to_owned(), "--thread".into(), "--time_based".into()];
+    match target {
+        Target::Path(path) => args.extend([
+            format!("--filename={}", escape(path)),
+            "--ioengine=io_uring".into(),
+            "--direct=1".into(),
+        ]),
+        Target::Nbd(uri) => args.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
+    }
+    args.extend([
+        "--rw=randwrite".into(),
+        "--bs=4096".into(),
+        "--iodepth=32".into(),
+        format!("--rate_iops={RATE}"),
+        format!("--size={}", settings.size),
+        format!("--runtime={}ms", settings.run.as_millis()),
+        "--norandommap".into(),
+        format!("--randseed={}", settings.seed),
+        "--lat_percentiles=1".into(),
+        "--percentile_list=50:99:99.9".into(),
+        format!("--write_lat_log={log}"),
+        "--output-format=json".into(),
+    ]);
+    args
+}
+
+/// The name of the log that fio writes.
+pub fn log_file(log: &str) -> String {
+    format!("{log}_lat.1.log")
+}
+
+/// fio's own percentiles from its JSON, and those against the schedule from its log (`ms, ns, …` a line, in the order of
+/// completion).
+pub fn parse(json: &str, log: &str) -> Result<Measured> {
+    let jobs = two::jobs(json)?;
+    let job =
+        jobs.first().ok_or_else(|| Error::Output { what: "fio's JSON", found: "no job".into() })?;
+    let load = two::load(job, true)?;
+    let log = two::log(log)?;
+    let mut measured = Measured { ios: job["write"]["total_ios"].as_f64(), ..Measured::default() };
+    measured.metrics.insert(Metric::Iops, load.iops.into());
+    for (metric, name, quantile) in [
+        (Metric::P50, "50.000000", 0.5),
+        (Metric::P99, "99.000000", 0.99),
+        (Metric::P999, "99.900000", 0.999),
+    ] {
+        let value = job["write"]["lat_ns"]["percentile"][name].as_f64().filter(|v| *v > 0.0);
+        if let Some(value) = value.filter(|_| log.len() as f64 * (1.0 - quantile) >= BEYOND - 1e-6)
+        {
+            measured.metrics.insert(metric, value.into());
+        }
+    }
+    let mut late = from_schedule(&log, RATE);
+    late.sort_by(f64::total_cmp);
+    for (metric, quantile) in [(Metric::ScheduleP99, 0.99), (Metric::ScheduleP999, 0.999)] {
+        let beyond = late.len() as f64 * (1.0 - quantile);
+        if beyond >= BEYOND - 1e-6 || (quantile == 0.99 && beyond >= 10.0) {
+            let at = ((late.len() as f64 * quantile) as usize).min(late.len().saturating_sub(1));
+            if let Some(value) = late.get(at) {
+                measured.metrics.insert(metric, (*value).into());
+            }
+        }
+    }
+    measured.note = Some(format!(
+        "{RATE} writes a second were due; latency from the schedule has steps of 1 ms"
+    ));
+    Ok(measured)
+}
+
+/// For each request the time from when it was due until it was back, in nanoseconds. The schedule begins with the
+/// request that was sent most promptly: what all requests have in common is no delay.
+fn from_schedule(log: &two::Log, rate: f64) -> Vec<f64> {
+    // Sent = back less latency. fio's times are whole milliseconds.
+    let mut requests: Vec<(f64, f64)> =
+        log.iter().map(|(back_ms, latency_ns)| (back_ms * 1e6 - latency_ns, *latency_ns)).collect();
+    requests.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let due = |at: usize| at as f64 * 1e9 / rate;
+    let begin = requests
+        .iter()
+        .enumerate()
+        .map(|(at, (sent, _))| sent - due(at))
+        .fold(f64::INFINITY, f64::min);
+    requests
+        .iter()
+        .enumerate()
+        .map(|(at, (sent, latency))| (sent - begin - due(at)).max(0.0) + latency)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_is_seen_from_the_schedule_and_not_by_the_sender() {
+        // A request every 0.5 ms, each takes 0.1 ms; at 1 s the sender stalls for 1 s and then sends the missed ones at
+        // once, each of which takes 0.1 ms as well.
+        let log: two::Log = (0..8000)
+            .map(|i| {
+                let due = f64::from(i) * 0.5;
+                let sent = if (1000.0..2000.0).contains(&due) { 2000.0 } else { due };
+                ((sent + 0.1).floor(), 0.1e6)
+            })
+            .collect();
+        let mut late = from_schedule(&log, RATE);
+        late.sort_by(f64::total_cmp);
+        let p = |q: f64| late[(late.len() as f64 * q) as usize] / 1e6;
+        assert!(p(0.5) < 2.0, "{}", p(0.5));
+        assert!((p(0.99) - 960.0).abs() < 40.0, "{}", p(0.99));
+    }
+
+    #[test]
+    fn a_prompt_sender_is_not_late() {
+        let log: two::Log =
+            (0..4000).map(|i| ((f64::from(i) * 0.5 + 0.2).floor(), 0.2e6)).collect();
+        let late = from_schedule(&log, RATE);
+        assert!(late.iter().all(|ns| *ns < 1.8e6), "within the log's millisecond");
+    }
+}
