@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 pub enum Kind {
     /// Ourselves.
     Ringtap,
+    /// Ourselves on a raw image.
+    Raw,
+    /// Ourselves in a way that is shown beside the others and measured against none.
+    Other,
     /// No server: io_uring on the file.
     Native,
     /// QEMU's servers with O_DIRECT (or a no-op image).
@@ -35,6 +39,8 @@ pub struct Arm {
     pub socket: PathBuf,
     /// The image; none for a no-op device.
     pub image: Option<PathBuf>,
+    /// What makes its image anew before each measurement, in this order.
+    pub prepare: Vec<Launch>,
     /// Why it cannot run here.
     pub missing: Option<String>,
 }
@@ -58,6 +64,7 @@ impl Arm {
             launch: Some(launch),
             socket: socket.into(),
             image: None,
+            prepare: Vec::new(),
             missing,
         }
     }
@@ -65,6 +72,12 @@ impl Arm {
     /// The same on `image`.
     pub fn on(mut self, image: &Path) -> Arm {
         self.image = Some(image.into());
+        self
+    }
+
+    /// The same, with its image made anew before each measurement.
+    pub fn after(mut self, prepare: Vec<Launch>) -> Arm {
+        self.prepare = prepare;
         self
     }
 
@@ -77,6 +90,7 @@ impl Arm {
             launch: None,
             socket: PathBuf::new(),
             image: Some(image.into()),
+            prepare: Vec::new(),
             missing: None,
         }
     }

@@ -10,6 +10,10 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::Path;
+use std::time::Duration;
+
+/// The longest that making an image may take.
+const PREPARATION: Duration = Duration::from_secs(120);
 
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
@@ -122,6 +126,10 @@ impl Experiment<'_> {
     /// Starts the arm's server, loads it, and stops it again.
     fn measure(&self, arm: &Arm, line: &Line) -> Result<(Measured, Option<f64>)> {
         interrupt::check()?;
+        for step in &arm.prepare {
+            let log = self.run.join("prepare.log");
+            Process::start(step, &log, true, None)?.output(PREPARATION)?;
+        }
         let log = self.run.join("server.log");
         let mut server = match &arm.launch {
             Some(launch) => {

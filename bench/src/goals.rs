@@ -78,6 +78,47 @@ pub fn nbd(fs: Fs, line: &Line) -> Vec<Goal> {
     }
 }
 
+/// The goals of images that have all their clusters.
+pub fn allocated(fs: Fs, line: &Line) -> Vec<Goal> {
+    let raw = Goal::rate(0.95, &[Kind::Raw]);
+    let small = line.small() && line.depth == 32;
+    let qemu = Goal::rate(if small && fs == Fs::Tmpfs { 2.0 } else { 1.0 }, &[Kind::Qemu]);
+    vec![raw, qemu]
+}
+
+/// The goals of first writes to an empty image, against those to a sparse file and QEMU's.
+pub fn fresh(_: Fs, line: &Line) -> Vec<Goal> {
+    match line.small() {
+        true => vec![Goal::rate(0.8, &[Kind::Native]), Goal::rate(3.0, &[Kind::Qemu])],
+        false => vec![Goal::rate(0.9, &[Kind::Native]), Goal::rate(1.0, &[Kind::Qemu])],
+    }
+}
+
+/// The goals of a snapshot just taken: writes against those to a sparse file, against QEMU's usual
+/// overlay and its overlay with subclusters; reads against our own raw image.
+pub fn overlay(fs: Fs, line: &Line) -> Vec<Goal> {
+    if !line.writes() {
+        return vec![Goal::rate(0.95, &[Kind::Raw])];
+    }
+    let mut goals = vec![Goal::rate(0.9, &[Kind::Native])];
+    if line.small() && fs == Fs::Ext4 {
+        goals.push(Goal::rate(5.0, &[Kind::Qemu]));
+        goals.push(Goal::rate(2.0, &[Kind::Direct]));
+    }
+    goals
+}
+
+/// The goal of a fresh dynamic VHD: five times tapdisk's 7 thousand requests per second where
+/// native first writes made about 60 thousand.
+pub fn vhd(_: Fs, _: &Line) -> Vec<Goal> {
+    vec![Goal::rate(5.0 * 7.0 / 60.0, &[Kind::Native])]
+}
+
+/// The goal of enciphered images: QEMU's CPU time per request, twice over.
+pub fn luks(_: Fs, _: &Line) -> Vec<Goal> {
+    vec![Goal::cpu(0.5, &[Kind::Qemu]), Goal::rate(1.0, &[Kind::Qemu])]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

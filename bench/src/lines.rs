@@ -42,6 +42,18 @@ pub fn usual() -> Vec<Line> {
     lines
 }
 
+/// What may be asked of an image whose every block is new: each is a first write, or nearly so.
+pub fn first_writes() -> Vec<Line> {
+    vec![Line::new("randwrite", 4096, 32), Line::new("write", 1 << 20, 8)]
+}
+
+/// What may be asked of a snapshot just taken.
+pub fn overlay() -> Vec<Line> {
+    let mut lines = vec![Line::new("randread", 4096, 32)];
+    lines.extend(first_writes());
+    lines
+}
+
 /// The same for a client that can only go in sequence.
 pub fn sequential() -> Vec<Line> {
     let mut lines = Vec::new();

@@ -4,6 +4,7 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod backing;
 mod container;
 mod error;
 mod grace;
@@ -13,6 +14,7 @@ mod null;
 mod open;
 pub mod qcow2;
 mod raw;
+mod restart;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};
@@ -23,3 +25,4 @@ pub use image::{
 pub use null::Null;
 pub use open::{Format, OpenOptions, on_a_ring, open, open_on, parse_size};
 pub use raw::Raw;
+pub use restart::{Identity, Left, Record, RestartLog, Words};

@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 
 use ringtap_io::{Io, Ring, Tasks};
 
-use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw};
+use crate::backing::Chain;
+use crate::{Boxed, CacheMode, Image, Null, OpenError, Raw, qcow2};
 
 /// Formats an image can be opened as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The disk's bytes as they are.
     Raw,
+    /// QEMU's copy-on-write format, versions 2 and 3.
+    Qcow2,
 }
 
 /// How to open an image.
@@ -25,6 +28,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Folders in which backing files named inside an image may lie, beside the image's own.
     pub allow_backing: Vec<PathBuf>,
+    /// The most bytes of an image's tables to keep in memory.
+    pub table_memory: Option<u64>,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
@@ -42,13 +47,24 @@ pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenEr
 
 /// As [`open`], from a task: a path only.
 pub fn open_on<'a>(
-    _io: &'a Io,
+    io: &'a Io,
     path: &'a Path,
     options: &'a OpenOptions,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    open_in_chain(io, path, options, Chain::default())
+}
+
+/// As [`open_on`], below the images of `chain`.
+pub(crate) fn open_in_chain<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+    chain: Chain,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
+            Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }
     })

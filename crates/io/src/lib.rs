@@ -12,6 +12,7 @@ mod mem;
 mod op;
 mod pool;
 mod ring;
+mod shared;
 mod signal;
 mod task;
 
@@ -21,5 +22,6 @@ pub use mem::Mem;
 pub use op::{Key, Op, Reactor, Time};
 pub use pool::{Buffer, PAGE};
 pub use ring::Ring;
+pub use shared::SharedWords;
 pub use signal::Signal;
 pub use task::Tasks;

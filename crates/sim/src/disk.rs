@@ -344,6 +344,40 @@ impl Disk {
         })
     }
 
+    /// A disk as a killed program left this one: what had completed is there, though still not stable;
+    /// what was under way has happened in part, as the seed says. Its files have the same handles;
+    /// faults are gone but for bad ranges; events and sockets are gone.
+    ///
+    /// To kill a program at a turn let the power go there ([`Disk::cut_power_at_turn`]) and go on with
+    /// this disk instead of [`Disk::after_power_cut`].
+    pub fn after_kill(&self, seed: u64) -> Disk {
+        let state = self.lock();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let completed = state.completed + 1;
+        let slots = state.slots.iter().map(|slot| {
+            let thing = match &slot.thing {
+                Some(Thing::Medium(medium)) => {
+                    let mut medium = medium.clone();
+                    Arc::make_mut(&mut medium).kill(completed, &mut rng);
+                    Some(Thing::Medium(medium))
+                }
+                _ => None,
+            };
+            Slot { generation: slot.generation, thing }
+        });
+        let slots = slots.collect();
+        Disk::from_state(State {
+            slots,
+            faults: Vec::new(),
+            begun: 0,
+            completed,
+            turns: 0,
+            cut_at: None,
+            cut: false,
+            ..*state
+        })
+    }
+
     /// A disk of its own with the same content, cache and all.
     pub(crate) fn copy(state: &State) -> Disk {
         Disk::from_state(state.clone())

@@ -289,6 +289,21 @@ impl Medium {
         left
     }
 
+    /// What a killed program leaves: nothing that had completed is lost while the power is on.
+    pub(crate) fn kill(&mut self, at: u64, rng: &mut fastrand::Rng) {
+        let mut choose = |under_way: usize| rng.usize(0..=under_way);
+        self.size.kill(at, |under_way| under_way);
+        for place in self.sectors.values_mut() {
+            place.kill(at, &mut choose);
+        }
+        self.dirty = self
+            .sectors
+            .iter()
+            .filter(|(_, place)| place.is_dirty())
+            .map(|(index, _)| *index)
+            .collect();
+    }
+
     /// The cell in a file of that size: what lies past the end is zeros.
     fn inside(&self, index: u64, cell: Cell, size: u64) -> Cell {
         let inside = size.saturating_sub(index * self.sector as u64);

@@ -200,6 +200,14 @@ impl Model {
         }
     }
 
+    /// Whoever served the disk was killed: what was under way may have happened or not.
+    pub fn fail_all(&mut self) {
+        let tokens: Vec<Token> = self.under_way.keys().copied().collect();
+        for token in tokens {
+            self.fail(token);
+        }
+    }
+
     /// A read gave these values, one for each sector.
     pub fn read_returned(&mut self, token: Token, values: &[u64]) -> Result<(), Violation> {
         self.history.push(token, Event::Returned(values.to_vec()));

@@ -72,6 +72,17 @@ impl<T: Clone> Versions<T> {
         }
     }
 
+    /// The program that wrote was killed: what had completed is there, of what was under way as much
+    /// as `choose` says, given how many values that may be. All of it has completed by now.
+    pub(crate) fn kill(&mut self, at: u64, choose: impl FnOnce(usize) -> usize) {
+        let done = self.since.iter().rposition(|version| version.completed.is_some());
+        let sure = done.map_or(0, |last| last + 1);
+        self.since.truncate(sure + choose(self.since.len() - sure));
+        for version in &mut self.since {
+            version.completed.get_or_insert(at);
+        }
+    }
+
     fn settle(&mut self, last: Option<usize>) {
         if let Some(last) = last {
             if let Some(version) = self.since.drain(..=last).next_back() {
@@ -123,6 +134,25 @@ mod tests {
 
     fn all(versions: &Versions<char>) -> String {
         versions.outcomes().collect()
+    }
+
+    #[test]
+    fn a_kill_keeps_what_had_completed_and_some_of_what_had_not() {
+        let mut place = Versions::new('0');
+        place.push(1, 'a');
+        place.push(2, 'b');
+        place.push(3, 'c');
+        place.complete(2, 1);
+        let mut less = place.clone();
+        less.kill(5, |under_way| {
+            assert_eq!(under_way, 1);
+            0
+        });
+        assert_eq!((*less.view(), all(&less)), ('b', "0ab".to_owned()));
+        place.kill(5, |under_way| under_way);
+        assert_eq!((*place.view(), all(&place)), ('c', "0abc".to_owned()));
+        place.sync(5);
+        assert_eq!(all(&place), "c");
     }
 
     #[test]

@@ -289,6 +289,31 @@ fn power_cuts_under_cache_unsafe() {
     try_power_cuts(CacheMode::Unsafe);
 }
 
+/// A killed server is no power cut: the guest lives on, and finds all that was acknowledged.
+#[test]
+fn a_killed_server_loses_nothing_that_was_acknowledged() {
+    for (seed, cache) in seeds(40).flat_map(|seed| MODES.map(|cache| (seed, cache))) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut bench = Bench::new(seed, cache);
+        let mut guest = bench.guest();
+        for _ in 0..3 {
+            bench.disk.cut_power_at_turn(rng.u64(1..60));
+            let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+            if let Err(wrong) = bench.run(&guest, asks) {
+                panic!("seed {seed}, cache {cache:?}: {wrong}");
+            }
+            bench.disk = bench.disk.after_kill(rng.u64(..));
+            guest = guest.after_kill();
+            bench.check_now(&guest).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        }
+        // And what a power cut may take after all that is what was never flushed.
+        let left = bench.after_power_cut(seed).read_all().expect("the disk reads");
+        if let Err(wrong) = guest.after_power_cut(&left) {
+            panic!("seed {seed}, cache {cache:?}: {wrong}");
+        }
+    }
+}
+
 /// A write to the last block makes the file end with a whole one; reads beside it must not mind.
 #[test]
 fn an_image_may_end_inside_a_block() {

@@ -60,7 +60,10 @@ pub mod autoclear {
     pub const BITMAPS: u64 = 1;
     /// The external data file is a raw image by itself.
     pub const DATA_FILE_RAW: u64 = 1 << 1;
-    /// Those we know.
+    /// Ringtap's own: a restart log holds newer tables. Whoever else writes to the image clears it, as
+    /// the rule is, and the log is void.
+    pub const RESTART_LOG: u64 = 1 << 63;
+    /// Those that are QEMU's.
     pub const KNOWN: u64 = 3;
 }
 

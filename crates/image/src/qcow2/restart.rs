@@ -1,0 +1,226 @@
+//! The restart log of a qcow2 image: every L2 entry that changed since the last flush.
+//!
+//! The rest of what is in memory only follows from it. A record is the cluster, its new entry, and the
+//! bitmap of an extended entry or what a standard one said before.
+//!
+//! In a version 3 image an autoclear bit says that the log belongs to it: whoever else wrote to the
+//! image has cleared that. Standard entries show by what they said before whether anybody has.
+
+use std::collections::HashMap;
+
+use ringtap_io::Io;
+
+use super::entry::{Entry, Kind};
+use super::header::{OFFSET_MASK, autoclear};
+use super::table::Lookup;
+use super::{Sabotage, Shared, State};
+use crate::{Error, Left, RestartLog};
+
+/// Changes that a log has room for between two flushes: 2 MiB of memory, twice.
+pub(super) const RESTART_RECORDS: u64 = 1 << 16;
+
+/// What the log says of one cluster.
+struct Change {
+    entry: Entry,
+    /// What its standard entry may say in the file: what it was at any time since the last flush.
+    may_be: Vec<u64>,
+}
+
+impl Shared {
+    /// Note an entry's change before it is acknowledged. Under the lock under which entries change.
+    pub(super) fn note(&self, cluster: u64, entry: Entry) {
+        let Some(log) = self.restart.get() else { return };
+        let second = match (self.tables.geometry.extended(), self.tables.entry(cluster)) {
+            (true, _) => entry.bitmap,
+            (false, Lookup::Entry(old)) => old.word,
+            (false, _) => 0,
+        };
+        // There is room: `log_is_crowded` was asked before the change was begun.
+        let noted = log.append([cluster, entry.word, second]);
+        debug_assert!(noted, "a change of cluster {cluster} was not noted");
+    }
+
+    /// Whether a flush must come before another change is begun.
+    pub(super) fn log_is_crowded(&self, state: &State) -> bool {
+        let Some(log) = self.restart.get() else { return false };
+        let room = log.room();
+        let most_each = self.tables.geometry.clusters_of_slice(0).end;
+        let begun = state.allocations.reserved();
+        room < begun + most_each || room < log.capacity() / 2 && !state.flushing.is_running()
+    }
+
+    /// Take up what a killed server left, make it stable, and begin a log of our own.
+    pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), Error> {
+        let named = self.header.version < 3 || self.header.autoclear & autoclear::RESTART_LOG != 0;
+        let left = log.left().filter(|left| named && !left.records.is_empty());
+        if let Some(left) = left.filter(|_| !self.does(Sabotage::RestartLogIgnored)) {
+            let path = self.container.path().display();
+            let count = left.records.len();
+            match self.believed(io, left).await? {
+                Some(changes) => {
+                    tracing::info!("{path}: taking up {count} changes that a killed server left");
+                    self.replay(io, changes).await?;
+                    self.flush(io).await?;
+                }
+                None => tracing::warn!(
+                    "{path}: a killed server left {count} changes, and the image was written to by \
+                     someone else since: they are dropped"
+                ),
+            }
+        }
+        if self.header.version > 2 && self.header.autoclear & autoclear::RESTART_LOG == 0 {
+            let bits = self.kept_autoclear() | autoclear::RESTART_LOG;
+            self.patch_header(io, 88, &bits.to_be_bytes()).await?;
+        }
+        log.start(0);
+        let _first = self.restart.set(log);
+        Ok(())
+    }
+
+    /// Autoclear bits that are set in the file while it is written to.
+    fn kept_autoclear(&self) -> u64 {
+        self.header.autoclear & autoclear::KNOWN & !autoclear::BITMAPS
+    }
+
+    /// The image is closed in good order: there is nothing to be taken up.
+    pub(super) async fn close_log(&self, io: &Io) -> Result<(), Error> {
+        let Some(log) = self.restart.get() else { return Ok(()) };
+        if self.header.version > 2 {
+            self.patch_header(io, 88, &self.kept_autoclear().to_be_bytes()).await?;
+        }
+        log.close();
+        Ok(())
+    }
+
+    /// The last change of each cluster, if the file is as the log's writer left it.
+    async fn believed(&self, io: &Io, left: Left) -> Result<Option<HashMap<u64, Change>>, Error> {
+        let geometry = &self.tables.geometry;
+        let mut changes: HashMap<u64, Change> = HashMap::new();
+        for [cluster, word, second] in left.records {
+            let entry = match geometry.extended() {
+                true => Entry { word, bitmap: second },
+                false => Entry { word, bitmap: 0 },
+            };
+            let wrong = (0..geometry.units())
+                .any(|unit| matches!(entry.kind(geometry, unit), Kind::Bad | Kind::Compressed));
+            if cluster >= geometry.clusters() || wrong {
+                return Ok(None);
+            }
+            let change = changes.entry(cluster).or_insert(Change { entry, may_be: Vec::new() });
+            change.entry = entry;
+            change.may_be.extend([word, second]);
+        }
+        if !geometry.extended() {
+            for (cluster, change) in &changes {
+                let found = self.load_entry(io, *cluster).await?.unwrap_or_default();
+                if !change.may_be.contains(&found.word) {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(changes))
+    }
+
+    async fn replay(&self, io: &Io, changes: HashMap<u64, Change>) -> Result<(), Error> {
+        if !self.tables.geometry.data_file {
+            self.count_hosts(io, &changes).await?;
+        }
+        let mut changes: Vec<(u64, Change)> = changes.into_iter().collect();
+        changes.sort_unstable_by_key(|(cluster, _)| *cluster);
+        for (cluster, Change { entry, .. }) in changes {
+            self.own_table(io, cluster).await?;
+            let slice = self.tables.geometry.slice_of(cluster);
+            let crowded = {
+                let mut state = self.state();
+                if let Lookup::Entry(old) = self.tables.entry(cluster) {
+                    if old != entry {
+                        self.set_entry(&mut state, cluster, entry);
+                    }
+                    if old.word & OFFSET_MASK != entry.word & OFFSET_MASK {
+                        self.release_entry(&mut state, old);
+                    }
+                }
+                state.cache.unpin(&self.tables, slice);
+                state.cache.is_crowded(&self.tables)
+            };
+            if crowded {
+                self.flush(io).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the last cluster ends that the file's refcounts count.
+    async fn end_of_counted(&self, io: &Io) -> Result<u64, Error> {
+        let blocks = self.refcounts().blocks();
+        for block in (0..blocks).rev() {
+            if self.refcounts().offset_of(block).is_none() {
+                continue;
+            }
+            self.load_refcounts(io, block).await?;
+            let refcounts = self.refcounts();
+            let mut clusters = refcounts.clusters_of_block(block).rev();
+            if let Some(last) = clusters.find(|cluster| refcounts.get(*cluster) > 0) {
+                return Ok(last + 1);
+            }
+        }
+        Ok(0)
+    }
+
+    /// Give every host cluster of the log a refcount, before anybody looks for free ones.
+    async fn count_hosts(&self, io: &Io, changes: &HashMap<u64, Change>) -> Result<(), Error> {
+        let geometry = &self.tables.geometry;
+        let hosts = changes.values().filter_map(|change| change.entry.host(geometry));
+        let mut hosts: Vec<u64> = hosts.map(|host| host >> geometry.cluster_bits).collect();
+        hosts.sort_unstable();
+        let covered = |host: &u64| {
+            let refcounts = self.refcounts();
+            refcounts.offset_of(refcounts.block_of(*host)).is_some()
+        };
+        let missing: Vec<u64> = hosts.iter().copied().filter(|host| !covered(host)).collect();
+        if let (Some(first), Some(last)) = (missing.first(), missing.last()) {
+            self.make_blocks(io, *first, *last).await?;
+        }
+        for host in hosts {
+            let block = self.refcounts().block_of(host);
+            self.load_refcounts(io, block).await?;
+            let mut refcounts = self.refcounts();
+            if refcounts.get(host) == 0 {
+                refcounts.change(host, 1).map_err(|_| Error::Corrupt)?;
+            }
+        }
+        self.dirty.store(true, std::sync::atomic::Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Make the refcount blocks that the killed server had in memory only, for clusters `first` to
+    /// `last`: behind those and all that are counted.
+    async fn make_blocks(&self, io: &Io, first: u64, last: u64) -> Result<(), Error> {
+        let place = self.end_of_counted(io).await?.max(last + 1);
+        let mut end = place + 1;
+        loop {
+            let need = self.refcounts().need(&(first..end));
+            if place + need <= end {
+                break;
+            }
+            end = place + need;
+        }
+        let bits = self.tables.geometry.cluster_bits;
+        if self.container.traits().regular {
+            if self.container.len() < end << bits {
+                self.container.set_len(io, end << bits).await?;
+            }
+        } else if self.container.len() < end << bits {
+            return Err(Error::Full);
+        }
+        let made = self.refcounts().cover_from(&(first..end), place).ok_or(Error::Full)?;
+        let table = self.refcounts().take_next_table().unwrap_or(0..0);
+        for cluster in made.taken.into_iter().chain(table) {
+            let block = self.refcounts().block_of(cluster);
+            self.load_refcounts(io, block).await?;
+            self.refcounts().change(cluster, 1).map_err(|_| Error::Corrupt)?;
+            self.state().add_structure(cluster);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,344 @@
+//! The restart log: what a format has in memory only, kept where a killed server leaves it.
+//!
+//! A guest lives on when its server is killed, and remembers every write that was acknowledged,
+//! flushed or not. So each change of metadata that waits for a flush is also noted in shared memory
+//! before the write that made it is acknowledged; the next server of the image takes the notes up. A
+//! power cut ends the guest as well: notes of another boot mean nothing and are thrown away.
+//!
+//! The log has two halves. A flush begins by turning to the other half; when it has ended well, what
+//! the half before holds is on the disk and is dropped.
+//!
+//! Layout, in 64-bit words of the host's order: [`MAGIC`], boot (2), device, inode, owner's stamp (2),
+//! then for each half its turn (0: empty) and the count of its records; from [`FIRST`] on the records
+//! of half 0, then of half 1. A record is its mark (the half's turn, stored last) and three words.
+
+use std::fs;
+use std::io;
+use std::ops::Deref;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use ringtap_io::SharedWords;
+
+const MAGIC: u64 = 0x5254_4150_4c4f_4702;
+const STAMP: usize = 5;
+const TURN: [usize; 2] = [7, 9];
+const COUNT: [usize; 2] = [8, 10];
+const FIRST: usize = 16;
+const RECORD: usize = 4;
+
+/// One change: three words whose meaning is the format's.
+pub type Record = [u64; 3];
+
+/// The memory of a log: mapped, or of a simulation.
+pub type Words = Box<dyn Deref<Target = [AtomicU64]> + Send + Sync>;
+
+/// Whose log it is. A log of another identity is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The boot of the machine, as `/proc/sys/kernel/random/boot_id` names it.
+    pub boot: u128,
+    /// The image file's device and inode.
+    pub file: (u64, u64),
+}
+
+/// What a server before us left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// The stamp it gave [`RestartLog::start`].
+    pub stamp: u128,
+    /// Its changes, oldest first.
+    pub records: Vec<Record>,
+}
+
+/// The log of one image. Appending, and the beginning of a flush, are the caller's to serialise with
+/// the changes they note.
+pub struct RestartLog {
+    words: Words,
+    /// Where the file lies, to be removed at a clean end.
+    path: Option<PathBuf>,
+    capacity: u64,
+    identity: Identity,
+}
+
+impl RestartLog {
+    /// Open the log of an image file in `folder` with room for `capacity` changes between flushes,
+    /// making what is missing.
+    pub fn open(folder: &Path, image: &impl rustix::fd::AsFd, capacity: u64) -> io::Result<Self> {
+        let image = rustix::fs::fstat(image)?;
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let boot = u128::from_str_radix(&boot.trim().replace('-', ""), 16)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let identity = Identity { boot, file: (image.st_dev, image.st_ino) };
+        match fs::DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let path = folder.join(format!("{:x}-{:x}.restart", image.st_dev, image.st_ino));
+        let file = fs::File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&path)?;
+        let uid = rustix::process::geteuid().as_raw();
+        if fs::metadata(folder)?.uid() != uid || file.metadata()?.uid() != uid {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("{} belongs to another user", path.display()),
+            ));
+        }
+        let words = SharedWords::map(&file, FIRST + 2 * RECORD * capacity as usize)?;
+        let log = RestartLog::with(Box::new(words), identity, capacity);
+        Ok(RestartLog { path: Some(path), ..log })
+    }
+
+    /// The folder for logs: of the system for root, else of the user.
+    pub fn usual_folder() -> PathBuf {
+        let uid = rustix::process::geteuid();
+        let run = match std::env::var_os("XDG_RUNTIME_DIR") {
+            _ if uid.is_root() => Some(PathBuf::from("/run")),
+            Some(folder) => Some(PathBuf::from(folder)),
+            None => None,
+        };
+        match run.filter(|run| on_tmpfs(run)) {
+            Some(run) => run.join("ringtap"),
+            None => PathBuf::from(format!("/dev/shm/ringtap-{}", uid.as_raw())),
+        }
+    }
+
+    /// A log in the memory of a simulation, which keeps a copy of it over a kill.
+    pub fn with(words: Words, identity: Identity, capacity: u64) -> RestartLog {
+        let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);
+        RestartLog { words, path: None, capacity: capacity.min(fits as u64), identity }
+    }
+
+    /// Words that a log of that capacity takes.
+    pub fn words_for(capacity: u64) -> usize {
+        FIRST + 2 * RECORD * capacity as usize
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        self.words.get(index).map_or(0, |word| word.load(SeqCst))
+    }
+
+    fn set(&self, index: usize, value: u64) {
+        if let Some(word) = self.words.get(index) {
+            word.store(value, SeqCst);
+        }
+    }
+
+    fn identity_words(&self) -> [u64; 5] {
+        let Identity { boot, file } = self.identity;
+        [MAGIC, (boot >> 64) as u64, boot as u64, file.0, file.1]
+    }
+
+    /// What a killed server left here, if it was of this boot and this image.
+    pub fn left(&self) -> Option<Left> {
+        let same = (0..).zip(self.identity_words()).all(|(at, word)| self.word(at) == word);
+        if !same {
+            return None;
+        }
+        let mut halves = [0, 1].map(|half| (self.word(TURN[half]), half));
+        halves.sort_unstable();
+        let mut records = Vec::new();
+        for (turn, half) in halves.into_iter().filter(|(turn, _)| *turn > 0) {
+            for number in 0..self.word(COUNT[half]).min(self.capacity) {
+                let at = self.place(half, number);
+                // One that was being written when the end came: nothing was acknowledged for it.
+                if self.word(at) == turn {
+                    records.push([1, 2, 3].map(|next| self.word(at + next)));
+                }
+            }
+        }
+        let stamp = u128::from(self.word(STAMP)) << 64 | u128::from(self.word(STAMP + 1));
+        Some(Left { stamp, records })
+    }
+
+    fn place(&self, half: usize, number: u64) -> usize {
+        FIRST + RECORD * (half as u64 * self.capacity + number) as usize
+    }
+
+    /// Begin anew, with nothing noted. `stamp` is what the image itself keeps too, so that notes are
+    /// believed only for the image as their writer left it.
+    pub fn start(&self, stamp: u128) {
+        self.set(0, 0);
+        let turn = self.word(TURN[0]).max(self.word(TURN[1])).saturating_add(1);
+        for at in TURN[0]..=COUNT[1] {
+            self.set(at, 0);
+        }
+        // Marks of what was there before must not match.
+        self.set(TURN[0], turn);
+        self.set(STAMP, (stamp >> 64) as u64);
+        self.set(STAMP + 1, stamp as u64);
+        for (at, word) in self.identity_words().into_iter().enumerate().rev() {
+            self.set(at, word);
+        }
+    }
+
+    /// The half that is written to now.
+    fn current(&self) -> usize {
+        usize::from(self.word(TURN[1]) > self.word(TURN[0]))
+    }
+
+    /// Changes that a half has room for.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Changes that can be noted before the next flush has ended.
+    pub fn room(&self) -> u64 {
+        self.capacity.saturating_sub(self.word(COUNT[self.current()]))
+    }
+
+    /// Note a change; false where there is no room, and a flush must come first.
+    #[must_use = "without room the change is not noted"]
+    pub fn append(&self, record: Record) -> bool {
+        let half = self.current();
+        let number = self.word(COUNT[half]);
+        if number >= self.capacity {
+            return false;
+        }
+        let at = self.place(half, number);
+        for (next, word) in (1..).zip(record) {
+            self.set(at + next, word);
+        }
+        self.set(at, self.word(TURN[half]));
+        self.set(COUNT[half], number + 1);
+        true
+    }
+
+    /// A flush begins: it will make everything noted so far stable.
+    pub fn begin_flush(&self) {
+        let now = self.current();
+        let other = 1 - now;
+        // After a flush that failed the other half is still needed: this one goes on.
+        if self.word(TURN[other]) == 0 {
+            let turn = self.word(TURN[now]) + 1;
+            self.set(COUNT[other], 0);
+            self.set(TURN[other], turn);
+        }
+    }
+
+    /// The flush has ended well: forget what was noted before it began.
+    pub fn end_flush(&self) {
+        self.set(TURN[1 - self.current()], 0);
+    }
+
+    /// The image was closed in good order: nothing is left to be taken up.
+    pub fn close(&self) {
+        self.set(0, 0);
+        if let Some(path) = &self.path {
+            // A log that stays is empty.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn on_tmpfs(folder: &Path) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    rustix::fs::statfs(folder).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(log: &RestartLog) -> Vec<u64> {
+        log.left().expect("a log").records.iter().map(|record| record[0]).collect()
+    }
+
+    fn note(log: &RestartLog, numbers: std::ops::Range<u64>) {
+        for number in numbers {
+            assert!(log.append([number, number + 1, number + 2]));
+        }
+    }
+
+    #[test]
+    fn what_was_noted_is_found_by_the_next_process() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = tempfile::NamedTempFile::new().expect("a file");
+        let open = || RestartLog::open(&folder.path().join("logs"), &image, 100).expect("a log");
+        let log = open();
+        assert_eq!(log.left(), None);
+        log.start(7);
+        note(&log, 0..3);
+        drop(log);
+        let log = open();
+        let left = log.left().expect("a log");
+        assert_eq!((left.stamp, left.records), (7, vec![[0, 1, 2], [1, 2, 3], [2, 3, 4]]));
+        log.start(8);
+        assert_eq!(open().left(), Some(Left { stamp: 8, records: vec![] }));
+        note(&log, 5..6);
+        log.close();
+        assert_eq!(open().left(), None);
+        // The same inode number on another boot or another file is somebody else's.
+        log.start(9);
+        let words: Vec<_> =
+            log.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
+        let other = Identity { boot: 1, ..log.identity };
+        assert_eq!(RestartLog::with(Box::new(words), other, 100).left(), None);
+    }
+
+    fn simulated(capacity: u64) -> RestartLog {
+        let words: Vec<AtomicU64> =
+            (0..RestartLog::words_for(capacity)).map(|_| AtomicU64::new(0)).collect();
+        let log = RestartLog::with(Box::new(words), Identity { boot: 1, file: (2, 3) }, capacity);
+        log.start(1);
+        log
+    }
+
+    #[test]
+    fn a_flush_drops_what_was_noted_before_it_began() {
+        let log = simulated(4);
+        note(&log, 0..4);
+        assert_eq!(log.room(), 0);
+        assert!(!log.append([9, 9, 9]));
+        log.begin_flush();
+        note(&log, 4..6);
+        assert_eq!(records(&log), [0, 1, 2, 3, 4, 5]);
+        log.end_flush();
+        assert_eq!(records(&log), [4, 5]);
+        for round in 0..10 {
+            log.begin_flush();
+            note(&log, 10 * round..10 * round + 1);
+            log.end_flush();
+            assert_eq!(records(&log), [10 * round]);
+        }
+    }
+
+    #[test]
+    fn a_flush_that_fails_drops_nothing() {
+        let log = simulated(4);
+        note(&log, 0..2);
+        log.begin_flush();
+        note(&log, 2..4);
+        log.begin_flush();
+        note(&log, 4..6);
+        assert_eq!(records(&log), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(log.room(), 0);
+        log.end_flush();
+        assert_eq!(records(&log), [2, 3, 4, 5]);
+        log.begin_flush();
+        log.end_flush();
+        assert_eq!(records(&log), []);
+    }
+
+    #[test]
+    fn a_log_of_nonsense_gives_no_more_than_it_holds() {
+        let log = simulated(4);
+        note(&log, 0..1);
+        for at in FIRST - 8..log.words.len() {
+            log.set(at, u64::MAX);
+        }
+        for at in 5..FIRST {
+            log.set(at, u64::MAX);
+        }
+        assert!(log.left().is_none_or(|left| left.records.len() <= 8));
+        log.start(3);
+        assert_eq!(records(&log), []);
+    }
+}
