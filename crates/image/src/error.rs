@@ -1,5 +1,6 @@
 //! What can go wrong: on the data path in a word, at opening in a sentence.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
@@ -115,6 +116,32 @@ pub enum OpenError {
         path: PathBuf,
         /// Why.
         source: luks::Error,
+    },
+    /// The header of a qcow2 image is wrong, or says what is not supported.
+    #[error("cannot open {} as qcow2: {source}", path.display())]
+    Qcow2 {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: crate::qcow2::HeaderError,
+    },
+    /// The image cannot be used so.
+    #[error("cannot open {}: {why}", path.display())]
+    Refused {
+        /// The image.
+        path: PathBuf,
+        /// Why not, and what to do.
+        why: &'static str,
+    },
+    /// A file that an image names cannot be used.
+    #[error("{} names the file {name:?}: {why}", image.display())]
+    Backing {
+        /// The image.
+        image: PathBuf,
+        /// The name in it.
+        name: OsString,
+        /// Why not, and what to do.
+        why: &'static str,
     },
     /// The text after `null:` is not a size.
     #[error("null:{text} does not name a size: write null:10G")]

@@ -4,6 +4,7 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod backing;
 mod container;
 mod error;
 mod grace;
@@ -12,6 +13,7 @@ mod lock;
 pub mod luks;
 mod null;
 mod open;
+pub mod qcow2;
 mod raw;
 mod restart;
 mod secret;

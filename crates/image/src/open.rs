@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ringtap_io::{Io, Ring, Tasks};
 
-use crate::{Boxed, CacheMode, Image, Luks, Null, OpenError, Raw, Secret};
+use crate::backing::Chain;
+use crate::{Boxed, CacheMode, Image, Luks, Null, OpenError, Raw, Secret, qcow2};
 
 /// Formats an image can be opened as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub enum Format {
     Raw,
     /// An encrypted disk, LUKS1 or LUKS2.
     Luks,
+    /// QEMU's copy-on-write format, versions 2 and 3.
+    Qcow2,
 }
 
 /// How to open an image.
@@ -31,6 +34,8 @@ pub struct OpenOptions {
     pub secret: Option<Secret>,
     /// Pass the guest's discards on through encryption, which shows which parts are in use.
     pub allow_discards: bool,
+    /// The most bytes of an image's tables to keep in memory.
+    pub table_memory: Option<u64>,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
@@ -52,10 +57,21 @@ pub fn open_on<'a>(
     path: &'a Path,
     options: &'a OpenOptions,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
+    open_in_chain(io, path, options, Chain::default())
+}
+
+/// As [`open_on`], below the images of `chain`.
+pub(crate) fn open_in_chain<'a>(
+    io: &'a Io,
+    path: &'a Path,
+    options: &'a OpenOptions,
+    chain: Chain,
+) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         match options.format {
             Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
             Some(Format::Luks) => Ok(Box::new(Luks::open(io, path, options).await?) as _),
+            Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
             None => Err(OpenError::NoFormat { path: path.to_owned() }),
         }
     })

@@ -127,6 +127,14 @@ impl Guest {
         Guest::of(model, self.inner.promise, self.inner.next_value.get())
     }
 
+    /// As [`Guest::after_power_cut`], on a disk that has been made larger meanwhile: by zeros.
+    pub fn on_larger_disk(&self, found: &[u8], sectors: u64) -> Result<Guest, Wrong> {
+        let mut values = stamps(found, 0)?;
+        self.inner.model.borrow().check_disk_after_cut(&values)?;
+        values.resize(sectors as usize, 0);
+        Ok(Guest::of(Model::holding(&values), self.inner.promise, self.inner.next_value.get()))
+    }
+
     /// What it knows of its disk.
     pub fn model(&self) -> Ref<'_, Model> {
         self.inner.model.borrow()

@@ -17,7 +17,12 @@ impl Vbd {
     ) -> Result<(), Error> {
         let (first, last) = self.whole_units(offset, len);
         if first < last {
-            let ticket = self.shared.gate.enter(&self.writers, io).await;
+            // An image that frees its room by itself waits for writes that have yet to find theirs;
+            // those may in turn wait for the gate.
+            let ticket = match self.image.grace() {
+                None => Some(self.shared.gate.enter(&self.writers, io).await),
+                Some(_) => None,
+            };
             self.image.discard(io, first, last - first, mode).await?;
             drop(ticket);
             self.settle(io, durable).await?;

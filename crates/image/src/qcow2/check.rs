@@ -1,0 +1,410 @@
+//! Looking for what is wrong with an image, and repairing what can be.
+//!
+//! References from all tables are counted and compared with the refcounts, in as many rounds as a
+//! bounded memory asks for. A repair writes new refcount blocks, a new refcount table and, where
+//! flags change, new L1 and L2 tables to clusters that nothing refers to, then switches the header
+//! (see [`super::rewrite`]). Pointers that lead nowhere are left: what they led to is not known.
+
+use std::collections::{BTreeSet, HashMap};
+
+use ringtap_io::Io;
+
+use super::counts::{Counts, refcount};
+use super::header::{COMPRESSED, COPIED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, incompatible};
+use super::offline::Offline;
+use super::rewrite::{Free, Rewrite};
+use super::tool::ToolError;
+use super::walk::{Problems, Tables};
+use super::{Header, HeaderError};
+use crate::{Container, OpenError};
+
+/// Bytes of memory for counting references.
+const MEMORY: usize = 128 << 20;
+
+/// What to repair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repair {
+    /// Nothing: the image is only read.
+    #[default]
+    Nothing,
+    /// Clusters that are marked used and that nothing refers to.
+    Leaks,
+    /// Refcounts and flags too; what can be.
+    All,
+}
+
+/// What was found. The numbers are those of `qemu-img check`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Contradictions there are (left, after a repair).
+    pub corruptions: u64,
+    /// Clusters that are marked used and that nothing refers to (left, after a repair).
+    pub leaks: u64,
+    /// Contradictions repaired.
+    pub corruptions_fixed: u64,
+    /// Leaks repaired.
+    pub leaks_fixed: u64,
+    /// Where the last used cluster ends, in bytes.
+    pub image_end: u64,
+    /// Clusters of the disk.
+    pub total_clusters: u64,
+    /// Those that are in the image.
+    pub allocated_clusters: u64,
+    /// Those that do not follow their predecessor.
+    pub fragmented_clusters: u64,
+    /// Those that are compressed.
+    pub compressed_clusters: u64,
+    /// What is wrong, the first of it, a sentence each.
+    pub messages: Vec<String>,
+}
+
+impl Report {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.corruptions == 0 && self.leaks == 0
+    }
+}
+
+/// Look at every table of the image, and repair as asked. Nobody else may use the image.
+pub async fn check(io: &Io, container: &Container, repair: Repair) -> Result<Report, ToolError> {
+    check_within(io, container, repair, MEMORY).await
+}
+
+/// As [`check`], counting in so many bytes of memory.
+pub(super) async fn check_within(
+    io: &Io,
+    container: &Container,
+    repair: Repair,
+    memory: usize,
+) -> Result<Report, ToolError> {
+    let mut image = open(io, container).await?;
+    let (before, dangling) = look(&mut image, Repair::Nothing, memory).await?;
+    let flagged = image.header.has(incompatible::DIRTY | incompatible::CORRUPT);
+    let wanted = match repair {
+        Repair::Nothing => false,
+        Repair::Leaks => before.leaks > 0,
+        Repair::All => !before.is_clean() || flagged,
+    };
+    if !wanted {
+        return Ok(before);
+    }
+    if container.traits().read_only {
+        return Err(image.refused("it is open read-only and cannot be repaired"));
+    }
+    let mut after = before.clone();
+    // A table that moves away from what it overlapped changes what the flags there must be. Pointers
+    // past the file's end would lead into it once it has grown, to nobody's data.
+    for _ in 0..if dangling { 1 } else { 4 } {
+        look(&mut image, repair, memory).await?;
+        image = open(io, container).await?;
+        let wrong = (after.corruptions, after.leaks);
+        (after, _) = look(&mut image, Repair::Nothing, memory).await?;
+        if after.is_clean() || repair == Repair::Leaks || (after.corruptions, after.leaks) >= wrong
+        {
+            break;
+        }
+    }
+    after.corruptions_fixed = before.corruptions.saturating_sub(after.corruptions);
+    after.leaks_fixed = before.leaks.saturating_sub(after.leaks);
+    if repair == Repair::All && flagged && after.corruptions == 0 {
+        image.header.incompatible &= !(incompatible::DIRTY | incompatible::CORRUPT);
+        image.write_header().await?;
+    }
+    Ok(after)
+}
+
+/// The image, though its refcount table may be anywhere.
+async fn open<'a>(io: &'a Io, container: &'a Container) -> Result<Offline<'a>, ToolError> {
+    let mut header = Header::read(io, container).await?;
+    let end = container.len();
+    let found = match header.check_tables(end) {
+        Err(HeaderError::Field { at: 48 | 56, .. }) => {
+            header.refcount_table_clusters = 0;
+            let sane = Header {
+                refcount_table_clusters: 1,
+                refcount_table_offset: header.l1_offset.max(header.cluster_size()),
+                ..header.clone()
+            };
+            sane.check_tables(end.max(sane.refcount_table_offset + 1))
+        }
+        other => other,
+    };
+    let path = || container.path().to_owned();
+    found.map_err(|source| OpenError::Qcow2 { path: path(), source })?;
+    Ok(Offline { io, container, header })
+}
+
+/// What there is, and whether something points past the file's end.
+async fn look(
+    image: &mut Offline<'_>,
+    repair: Repair,
+    memory: usize,
+) -> Result<(Report, bool), ToolError> {
+    let mut report =
+        Report { total_clusters: image.header.size.div_ceil(image.cluster()), ..Report::default() };
+    let mut start = 0;
+    let mut dangles = false;
+    loop {
+        let mut problems = Problems::default();
+        let mut tables = Tables::read(image, &mut problems).await?;
+        let mut counts = Counts::new(start, memory);
+        tables.count(image, &mut counts, Some(&mut problems)).await?;
+        if start == 0 {
+            if image.header.refcount_table_clusters == 0 {
+                problems.add(|| "there is no refcount table where the header says".to_owned());
+            }
+            if repair != Repair::Nothing && problems.blind {
+                return Err(image.corrupt(format!(
+                    "it cannot be repaired, since some tables cannot be read ({})",
+                    problems.messages.join("; ")
+                )));
+            }
+            look_at_data(image, &tables, &mut report).await?;
+        }
+        let dangling = std::mem::take(&mut problems.dangling);
+        dangles |= !dangling.is_empty();
+        let mut round =
+            Round { image, tables: &mut tables, counts: &counts, leaks: 0, blocks: HashMap::new() };
+        let mut found = if start == 0 { problems } else { Problems::default() };
+        round.compare(&mut report, &mut found).await?;
+        report.leaks += round.leaks;
+        report.corruptions += found.count;
+        let room = 200usize.saturating_sub(report.messages.len());
+        report.messages.extend(found.messages.into_iter().take(room));
+        if repair != Repair::Nothing {
+            round.repair(repair, &dangling).await?;
+        }
+        start = counts.range().end;
+        if start == u64::MAX {
+            return Ok((report, dangles));
+        }
+    }
+}
+
+/// The clusters counted in one round.
+struct Round<'r, 'a> {
+    image: &'r mut Offline<'a>,
+    tables: &'r mut Tables,
+    counts: &'r Counts,
+    leaks: u64,
+    /// Some refcount blocks.
+    blocks: HashMap<u64, Vec<u8>>,
+}
+
+impl Round<'_, '_> {
+    /// The numbers of the refcount blocks that have a cluster of this round with a refcount or a
+    /// reference.
+    fn block_numbers(&self) -> BTreeSet<u64> {
+        let entries = self.image.header.refcount_block_entries();
+        let range = self.counts.range();
+        let there = (0..).zip(&self.tables.refcount_table).filter(|(_, entry)| **entry != 0);
+        let numbers = there.map(|(number, _)| number).filter(|number| {
+            let first = number * entries;
+            first < range.end && first + entries > range.start
+        });
+        let mut numbers: BTreeSet<u64> = numbers.collect();
+        let mut last = None;
+        for (cluster, _) in self.counts.iter() {
+            let number = cluster / entries;
+            if last.replace(number) != Some(number) {
+                numbers.insert(number);
+            }
+        }
+        numbers
+    }
+
+    async fn block(&self, number: u64) -> Result<Option<Vec<u8>>, ToolError> {
+        match self.tables.refcount_table.get(number as usize) {
+            Some(entry) if *entry != 0 => {
+                let offset = entry & REFCOUNT_OFFSET_MASK;
+                self.image.read(offset, self.image.cluster()).await.map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Each cluster whose refcount is not the number of references: cluster, refcount, references.
+    fn differences(&self, number: u64, block: Option<&[u8]>) -> Vec<(u64, u64, u64)> {
+        let header = &self.image.header;
+        let entries = header.refcount_block_entries();
+        let range = self.counts.range();
+        let first = (number * entries).max(range.start);
+        let last = ((number + 1) * entries).min(range.end);
+        let all = (first..last).filter_map(|cluster| {
+            let there =
+                block.map_or(0, |block| refcount(block, cluster % entries, header.refcount_order));
+            let counted = self.counts.get(cluster).max(0) as u64;
+            (there != counted).then_some((cluster, there, counted))
+        });
+        all.collect()
+    }
+
+    async fn compare(
+        &mut self,
+        report: &mut Report,
+        problems: &mut Problems,
+    ) -> Result<(), ToolError> {
+        let bits = self.image.header.cluster_bits;
+        let order = self.image.header.refcount_order;
+        let entries = self.image.header.refcount_block_entries();
+        for number in self.block_numbers() {
+            let block = self.block(number).await?;
+            for (cluster, there, counted) in self.differences(number, block.as_deref()) {
+                let tell = || {
+                    let offset = cluster << bits;
+                    format!("cluster at {offset:#x}: refcount {there}, references {counted}")
+                };
+                if there > counted {
+                    self.leaks += 1;
+                    problems.note(|| format!("leak: {}", tell()));
+                } else {
+                    problems.add(tell);
+                }
+            }
+            if let Some(block) = block {
+                let used = |index: &u64| refcount(&block, *index, order) != 0;
+                if let Some(index) = (0..entries).rev().find(used) {
+                    let end = (number * entries + index + 1).saturating_mul(1 << bits);
+                    report.image_end = report.image_end.max(end);
+                }
+            }
+        }
+        self.compare_flags(problems).await
+    }
+
+    /// Where a flag does not say what the refcount does.
+    async fn compare_flags(&mut self, problems: &mut Problems) -> Result<(), ToolError> {
+        let words = (self.image.header.l2_entry_size() / 8) as usize;
+        let external = self.image.header.has(incompatible::DATA_FILE);
+        let l1 = self.tables.l1.clone();
+        for (index, entry) in l1.iter().enumerate() {
+            let offset = entry & OFFSET_MASK;
+            if !self.image.is_cluster(offset) {
+                continue;
+            }
+            if self.flag_is_wrong(*entry).await? {
+                problems
+                    .add(|| format!("L1 entry {index} is {entry:#x}: its COPIED flag is wrong"));
+            }
+            let table = self.image.read_l2(offset).await?;
+            for (index, word) in table.iter().step_by(words).enumerate() {
+                let wrong = if word & COMPRESSED != 0 {
+                    word & COPIED != 0
+                } else {
+                    !external
+                        && self.image.is_cluster(word & OFFSET_MASK)
+                        && self.flag_is_wrong(*word).await?
+                };
+                if wrong {
+                    problems.add(|| {
+                        format!(
+                            "L2 table at {offset:#x}: entry {index} is {word:#x}: \
+                             its COPIED flag is wrong"
+                        )
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the flag of an entry says something else than the refcount.
+    async fn flag_is_wrong(&mut self, entry: u64) -> Result<bool, ToolError> {
+        let cluster = self.image.cluster_of(entry & OFFSET_MASK);
+        if !self.counts.range().contains(&cluster) {
+            return Ok(false);
+        }
+        let entries = self.image.header.refcount_block_entries();
+        let (number, index) = (cluster / entries, cluster % entries);
+        if !self.blocks.contains_key(&number) {
+            if self.blocks.len() as u64 * self.image.cluster() > 16 << 20 {
+                self.blocks.clear();
+            }
+            let block = self.block(number).await?.unwrap_or_default();
+            self.blocks.insert(number, block);
+        }
+        let block = self.blocks.get(&number).map_or(&[][..], |block| block);
+        let there = refcount(block, index, self.image.header.refcount_order);
+        Ok((entry & COPIED != 0) != (there == 1))
+    }
+
+    async fn repair(&mut self, repair: Repair, dangling: &BTreeSet<u64>) -> Result<(), ToolError> {
+        let mut changes = Vec::new();
+        for number in self.block_numbers() {
+            let block = self.block(number).await?;
+            let differences = self.differences(number, block.as_deref());
+            let wanted = differences
+                .into_iter()
+                .filter(|(_, there, counted)| repair == Repair::All || there > counted);
+            changes.extend(wanted.map(|(cluster, _, counted)| (cluster, counted)));
+        }
+        // Blocks that share their cluster with something else must not stay where they are.
+        let mut table = self.tables.refcount_table.clone();
+        let bits = self.image.header.cluster_bits;
+        let shared: Vec<u64> = (0..)
+            .zip(&table)
+            .filter(|(_, entry)| **entry != 0 && self.counts.get(**entry >> bits) > 1)
+            .map(|(number, _)| number)
+            .collect();
+        let l1_len = self.image.header.l1_size;
+        let l1_offset = self.image.header.l1_offset;
+        let mut l1 = self.tables.l1.clone();
+        let l1_clusters = (u64::from(l1_len) * 8).div_ceil(self.image.cluster());
+        let l1_shared = repair == Repair::All
+            && (0..l1_clusters).any(|at| self.counts.get((l1_offset >> bits) + at) > 1);
+        if self.image.header.refcount_table_clusters == 0 {
+            table.clear();
+        }
+        let free = Free::Unreferenced(self.counts, dangling);
+        let mut rewrite = Rewrite::new(self.image, table, free);
+        for (cluster, count) in changes {
+            let most = rewrite.image.header.max_refcount();
+            rewrite.set(cluster, count.min(most)).await?;
+        }
+        if repair == Repair::All {
+            for number in shared {
+                rewrite.touch(number).await?;
+            }
+        }
+        rewrite.set_flags(&mut l1).await?;
+        if l1 != self.tables.l1 || l1_shared {
+            rewrite.add(l1_offset, u64::from(l1_len) * 8, -1).await?;
+            let at = rewrite.put(super::bytes::table(&l1)).await?;
+            rewrite.image.header.l1_offset = at;
+        }
+        rewrite.commit().await?;
+        self.tables.l1 = l1;
+        Ok(())
+    }
+}
+
+/// Count what is in the image, in the order of the disk.
+async fn look_at_data(
+    image: &Offline<'_>,
+    tables: &Tables,
+    report: &mut Report,
+) -> Result<(), ToolError> {
+    let words = (image.header.l2_entry_size() / 8) as usize;
+    let external = image.header.has(incompatible::DATA_FILE);
+    for entry in &tables.l1 {
+        let offset = entry & OFFSET_MASK;
+        if !image.is_cluster(offset) {
+            continue;
+        }
+        // QEMU counts each table by itself.
+        let mut next = 0;
+        for word in image.read_l2(offset).await?.iter().step_by(words) {
+            let host = word & OFFSET_MASK;
+            if word & COMPRESSED != 0 {
+                report.allocated_clusters += 1;
+                report.compressed_clusters += 1;
+                report.fragmented_clusters += 1;
+            } else if host != 0 || (external && word & COPIED != 0 && word & ZERO == 0) {
+                report.allocated_clusters += 1;
+                report.fragmented_clusters += u64::from(next != 0 && host != next);
+                next = host + image.cluster();
+            }
+        }
+    }
+    Ok(())
+}

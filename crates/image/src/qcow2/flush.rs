@@ -1,0 +1,391 @@
+//! Making all stable, in an order that a power cut may stop anywhere.
+//!
+//! What is pointed to is stable before what points to it: data, refcounts and new tables, then L2
+//! tables, then L1. What is not pointed to any more is counted less only by a later flush than the one
+//! that made the pointer's end stable.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::SeqCst;
+
+use ringtap_io::Io;
+
+use super::refcount::Writes;
+use super::table::L1_BLOCK;
+use super::together::together;
+use super::{PAUSE, Released, Sabotage, Shared};
+use crate::{Container, Error};
+
+/// Neighbouring slices are written together up to so many bytes.
+const LARGEST_WRITE: usize = 1 << 20;
+/// How often closing flushes before what is left is left.
+const LAST_FLUSHES: usize = 4;
+
+/// Who flushes, and who is served by it.
+#[derive(Default)]
+pub(super) struct Flushing {
+    /// Flushes begun so far; the last of them may be under way.
+    begun: u64,
+    running: bool,
+    /// How the last one ended.
+    end: Option<Result<(), Error>>,
+}
+
+impl Flushing {
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+}
+
+/// What one flush has taken on.
+#[derive(Default)]
+struct Work {
+    slices: Vec<(u64, Vec<u64>)>,
+    l1: Vec<(usize, Vec<u64>)>,
+    released: Vec<Released>,
+    /// Not counted yet.
+    referred: Vec<Range<u64>>,
+}
+
+impl Shared {
+    /// Make every completed write stable.
+    pub(super) async fn flush(&self, io: &Io) -> Result<(), Error> {
+        let mut number = None;
+        loop {
+            // One that begins from now on will do, whoever carries it out.
+            let mut begin = || {
+                let mut state = self.state();
+                let flushing = &mut state.flushing;
+                let wanted = *number.get_or_insert(flushing.begun + 1);
+                if flushing.running {
+                    return Step::Wait;
+                }
+                if flushing.begun >= wanted {
+                    return Step::Served(flushing.end.unwrap_or(Ok(())));
+                }
+                flushing.begun += 1;
+                flushing.running = true;
+                Step::Run
+            };
+            match begin() {
+                Step::Served(end) => return end,
+                Step::Wait => io.sleep(PAUSE).await,
+                Step::Run => break,
+            }
+        }
+        let end = self.flush_alone(io).await;
+        let mut state = self.state();
+        state.flushing.running = false;
+        state.flushing.end = Some(end);
+        end
+    }
+
+    async fn flush_alone(&self, io: &Io) -> Result<(), Error> {
+        let idle = !self.dirty.load(SeqCst) && self.state().retired.is_empty();
+        if idle {
+            return self.sync_data(io).await;
+        }
+        let mut work = Work::default();
+        let end = self.flush_work(io, &mut work).await;
+        let mut state = self.state();
+        for (slice, _) in &work.slices {
+            state.cache.unpin(&self.tables, *slice);
+            if end.is_err() {
+                state.cache.make_dirty(&self.tables, *slice);
+            }
+        }
+        if end.is_err() {
+            state.cache.dirty_l1.extend(work.l1.iter().map(|(block, _)| *block));
+            state.released.append(&mut work.released);
+            state.referred.append(&mut work.referred);
+        } else {
+            state.retired.append(&mut work.released);
+        }
+        // Looked at under the lock under which every change is made.
+        let dirty = state.cache.is_dirty()
+            || !state.released.is_empty()
+            || !state.referred.is_empty()
+            || self.refcounts().is_dirty();
+        self.dirty.store(dirty, SeqCst);
+        end
+    }
+
+    async fn flush_work(&self, io: &Io, work: &mut Work) -> Result<(), Error> {
+        {
+            let mut state = self.state();
+            // Whose end the tables copied below show.
+            work.released = std::mem::take(&mut state.released);
+            if self.does(Sabotage::EarlyReuse) {
+                let early = std::mem::take(&mut work.released);
+                state.retired.extend(early);
+            }
+            work.slices = state.cache.take_dirty(&self.tables);
+            let blocks = std::mem::take(&mut state.cache.dirty_l1);
+            work.l1 =
+                blocks.into_iter().map(|block| (block, self.tables.l1_block(block))).collect();
+            // Whatever those tables refer to, and more.
+            work.referred = std::mem::take(&mut state.referred);
+        }
+        let mut freed = self.count(io, work).await?;
+        if self.does(Sabotage::EarlyReuse) {
+            self.give_back(io, std::mem::take(&mut freed)).await;
+        }
+        let end = match self.refcount_writes(io).await {
+            Ok(writes) => {
+                let end = self.write_levels(io, work, &writes).await;
+                if end.is_err() {
+                    self.refcounts().put_back(&writes);
+                }
+                end
+            }
+            Err(error) => Err(error),
+        };
+        self.give_back(io, freed).await;
+        self.refcounts().shrink();
+        end
+    }
+
+    /// Count what is referred to, and what has been unreferred long enough; gives the clusters that
+    /// nobody refers to any more.
+    async fn count(&self, io: &Io, work: &mut Work) -> Result<Vec<u64>, Error> {
+        while let Some(run) = work.referred.last_mut() {
+            let Some(cluster) = run.end.checked_sub(1).filter(|_| run.start < run.end) else {
+                work.referred.pop();
+                continue;
+            };
+            let block = self.refcounts().block_of(cluster);
+            self.load_refcounts(io, block).await?;
+            run.end = cluster;
+            let counted = self.refcounts().change(cluster, 1);
+            if counted != Ok(1) {
+                return Err(self.mark_corrupt(io).await);
+            }
+        }
+        let retired = std::mem::take(&mut self.state().retired);
+        if retired.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut freed = Vec::new();
+        let mut end = self.know_space(io).await;
+        let mut resting = Vec::new();
+        for released in retired {
+            let hasty = self.does(Sabotage::NoGrace) || self.does(Sabotage::EarlyReuse);
+            let rests = !hasty && !self.grace.is_over(released.epoch);
+            if end.is_err() || rests {
+                resting.push(released);
+                continue;
+            }
+            let block = self.refcounts().block_of(released.cluster);
+            end = self.load_refcounts(io, block).await;
+            if end.is_err() {
+                resting.push(released);
+                continue;
+            }
+            let counted = self.refcounts().change(released.cluster, -1);
+            match counted {
+                Ok(0) => freed.push(released.cluster),
+                Ok(_) => {}
+                // It was counted too low: a leak is the worst that leaving it can be.
+                Err(_) => {
+                    self.mark_corrupt(io).await;
+                }
+            }
+        }
+        self.state().retired.append(&mut resting);
+        if let Err(error) = end {
+            self.give_back(io, freed).await;
+            return Err(error);
+        }
+        Ok(freed)
+    }
+
+    /// The refcounts to write, a new table's own clusters counted.
+    async fn refcount_writes(&self, io: &Io) -> Result<Writes, Error> {
+        loop {
+            let next = || {
+                let mut refcounts = self.refcounts();
+                match refcounts.take_next_table() {
+                    Some(clusters) => Err(clusters),
+                    None => Ok(refcounts.take_writes()),
+                }
+            };
+            let clusters = match next() {
+                Ok(writes) => return Ok(writes),
+                Err(clusters) => clusters,
+            };
+            for cluster in clusters {
+                let block = self.refcounts().block_of(cluster);
+                self.load_refcounts(io, block).await?;
+                let counted = self.refcounts().change(cluster, 1);
+                if counted.is_err() {
+                    return Err(self.mark_corrupt(io).await);
+                }
+            }
+        }
+    }
+
+    async fn write_levels(&self, io: &Io, work: &Work, writes: &Writes) -> Result<(), Error> {
+        let container = &self.container;
+        let write =
+            |offset: u64, bytes: Vec<u8>| async move { container.write(io, offset, &bytes).await };
+        if self.does(Sabotage::TablesFirst) || self.does(Sabotage::L1First) {
+            if self.does(Sabotage::L1First) {
+                self.write_l1(io, work).await?;
+            }
+            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
+                .await?;
+        }
+        let blocks = writes.blocks.iter().map(|(_, offset, bytes)| (*offset, bytes));
+        let table = writes.moved.iter().map(|(place, bytes)| (place.offset, bytes));
+        let level = blocks.chain(table);
+        let level = level.map(|(offset, bytes)| container.write(io, offset, bytes));
+        if self.does(Sabotage::RefcountsLate) {
+            self.sync_data(io).await?;
+            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
+                .await?;
+            together(level).await?;
+        } else {
+            together(level).await?;
+        }
+        self.sync_data(io).await?;
+        if let Some((place, _)) = writes.moved {
+            let mut bytes = place.offset.to_be_bytes().to_vec();
+            bytes.extend_from_slice(&(place.clusters as u32).to_be_bytes());
+            self.patch_header(io, 48, &bytes).await?;
+            let mut state = self.state();
+            let old = self.refcounts().moved(place);
+            let first = old.offset >> self.header.cluster_bits;
+            for cluster in first..first + old.clusters {
+                self.release(&mut state, cluster);
+            }
+        } else if !writes.parts.is_empty() {
+            for (_, offset, bytes) in &writes.parts {
+                container.write(io, *offset, bytes).await?;
+            }
+            container.sync(io).await?;
+        }
+        if !work.slices.is_empty() {
+            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
+                .await?;
+            container.sync(io).await?;
+        }
+        if !work.l1.is_empty() {
+            self.write_l1(io, work).await?;
+            container.sync(io).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_l1(&self, io: &Io, work: &Work) -> Result<(), Error> {
+        let size = (L1_BLOCK * 8) as u64;
+        for (block, entries) in &work.l1 {
+            let at = self.header.l1_offset + *block as u64 * size;
+            self.container.write(io, at, &super::bytes::table(entries)).await?;
+        }
+        Ok(())
+    }
+
+    fn does(&self, sabotage: Sabotage) -> bool {
+        self.sabotage == Some(sabotage)
+    }
+
+    /// Where which bytes are written for these slices, neighbours together.
+    fn slice_writes(&self, slices: &[(u64, Vec<u64>)]) -> Vec<(u64, Vec<u8>)> {
+        let geometry = &self.tables.geometry;
+        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (slice, words) in slices {
+            let Some(table) = self.tables.table(geometry.table_of_slice(*slice)) else { continue };
+            let at = table + geometry.offset_in_table(*slice);
+            let bytes = words.iter().flat_map(|word| word.to_be_bytes());
+            match writes.last_mut() {
+                Some((start, all))
+                    if *start + all.len() as u64 == at && all.len() < LARGEST_WRITE =>
+                {
+                    all.extend(bytes);
+                }
+                _ => writes.push((at, bytes.collect())),
+            }
+        }
+        writes
+    }
+
+    /// Guest data, and whatever else was written so far.
+    async fn sync_data(&self, io: &Io) -> Result<(), Error> {
+        if let Some(data) = &self.data {
+            data.sync(io).await?;
+        }
+        self.container.sync(io).await
+    }
+
+    /// Clusters that nobody refers to, in memory and on stable storage: free their space, and let
+    /// them be used again.
+    async fn give_back(&self, io: &Io, mut clusters: Vec<u64>) {
+        clusters.sort_unstable();
+        clusters.dedup();
+        let bits = self.header.cluster_bits;
+        let mut at = 0;
+        while let Some(first) = clusters.get(at).copied() {
+            let rest = clusters.get(at..).unwrap_or_default();
+            let same = rest.iter().zip(first..).take_while(|(one, other)| **one == *other);
+            let run = first..first + same.count() as u64;
+            at += (run.end - run.start) as usize;
+            let (offset, len) = (run.start << bits, (run.end - run.start) << bits);
+            let emptied = self.container.punch(io, offset, len).await.is_ok()
+                || self.does(Sabotage::StaleIsFresh);
+            let mut state = self.state();
+            for cluster in run.clone() {
+                state.structures.remove(&cluster);
+            }
+            state.space.give_back(run, emptied);
+        }
+    }
+
+    /// Change some bytes of the header, within its first sector, and make that stable.
+    pub(super) async fn patch_header(&self, io: &Io, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        while self.header_busy.swap(true, SeqCst) {
+            io.sleep(PAUSE).await;
+        }
+        let end = patch(io, &self.container, at, bytes).await;
+        self.header_busy.store(false, SeqCst);
+        end
+    }
+
+    /// Write what is in memory, give back what is free, and cut off what was never used.
+    pub(super) async fn close(&self, io: &Io) -> Result<(), Error> {
+        for _ in 0..LAST_FLUSHES {
+            self.flush(io).await?;
+            let state = self.state();
+            if state.retired.is_empty() && !self.dirty.load(SeqCst) {
+                break;
+            }
+        }
+        let end = {
+            let mut state = self.state();
+            if !state.space.known {
+                return Ok(());
+            }
+            state.space.trim() << self.header.cluster_bits
+        };
+        if self.container.traits().regular && end < self.container.len() {
+            self.container.set_len(io, end).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Change some bytes of a header and make that stable.
+pub(super) async fn patch(
+    io: &Io,
+    container: &Container,
+    at: u64,
+    bytes: &[u8],
+) -> Result<(), Error> {
+    container.write(io, at, bytes).await?;
+    container.sync(io).await
+}
+
+/// What a task that asks for a flush does next.
+enum Step {
+    Run,
+    Wait,
+    Served(Result<(), Error>),
+}

@@ -1,0 +1,230 @@
+//! Bringing L2 tables into memory, making them where there are none, copying them where a snapshot
+//! has them too.
+
+use ringtap_io::{Io, Mem};
+
+use super::entry::{Entry, Kind};
+use super::header::{COPIED, L1_RESERVED, incompatible};
+use super::table::Lookup;
+use super::{PAUSE, Shared, State, bytes};
+use crate::{Error, Extent};
+
+/// The most that is remembered of where the image's own structures lie.
+const MOST_STRUCTURES: usize = 1 << 20;
+
+impl State {
+    /// Nothing else may lie in this host cluster.
+    pub(super) fn add_structure(&mut self, cluster: u64) {
+        if self.structures.len() < MOST_STRUCTURES {
+            self.structures.insert(cluster);
+        }
+    }
+}
+
+impl Shared {
+    /// Bring to memory what `map` lacks at `offset`.
+    pub(super) async fn load(&self, io: &Io, offset: u64) -> Result<(), Error> {
+        let cluster = offset >> self.tables.geometry.cluster_bits;
+        self.load_entry(io, cluster).await?;
+        match self.tables.run(offset, 1).map(|run| run.kind) {
+            Some(Kind::Bad) => Err(self.mark_corrupt(io).await),
+            Some(Kind::Unallocated) => match (&self.base, self.map_base(offset, 1)) {
+                (Some(base), Extent::NotLoaded) => base.load(io, offset).await,
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Fill `mem` from the compressed cluster at `offset`, here or below.
+    pub(super) async fn decompress(&self, io: &Io, offset: u64, mem: Mem) -> Result<usize, Error> {
+        match self.tables.run(offset, 1).map(|run| run.kind) {
+            Some(Kind::Unallocated) => match (&self.base, self.map_base(offset, 1)) {
+                (Some(base), Extent::Compressed { .. }) => base.decompress(io, offset, mem).await,
+                _ => Ok(0),
+            },
+            Some(Kind::Compressed) => Err(Error::Unsupported),
+            _ => Ok(0),
+        }
+    }
+
+    /// Bring a cluster's entry to memory; gives it, or nothing where the cluster has no L2 table.
+    pub(super) async fn load_entry(&self, io: &Io, cluster: u64) -> Result<Option<Entry>, Error> {
+        let geometry = &self.tables.geometry;
+        let slice = geometry.slice_of(cluster);
+        loop {
+            match self.tables.entry(cluster) {
+                Lookup::Entry(entry) => return Ok(Some(entry)),
+                Lookup::NoTable => return Ok(None),
+                Lookup::NotLoaded => {}
+            }
+            let Some(at) = self.begin_loading(slice) else {
+                io.sleep(PAUSE).await;
+                continue;
+            };
+            let read = match at {
+                Where::Nowhere => continue,
+                Where::Blank => Ok(vec![0; geometry.bytes_of_slice() as usize]),
+                Where::At(table) => self.read_slice(io, slice, table).await,
+            };
+            let installed = self.end_loading(slice, read)?;
+            if !installed {
+                // Every frame waits to be written.
+                self.flush(io).await?;
+                io.sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Where to read a slice; nothing where another task does.
+    fn begin_loading(&self, slice: u64) -> Option<Where> {
+        let table = self.tables.geometry.table_of_slice(slice);
+        let mut state = self.state();
+        let cache = &mut state.cache;
+        if cache.is_loaded(&self.tables, slice) || self.tables.l1(table) == 0 {
+            return Some(Where::Nowhere);
+        }
+        if !cache.loading.insert(slice) {
+            return None;
+        }
+        if cache.is_blank(&self.tables, slice) {
+            return Some(Where::Blank);
+        }
+        Some(Where::At(self.tables.l1(table)))
+    }
+
+    async fn read_slice(&self, io: &Io, slice: u64, l1: u64) -> Result<Vec<u8>, Error> {
+        let geometry = &self.tables.geometry;
+        let table = self.table_offset(io, l1).await?;
+        let mut bytes = vec![0; geometry.bytes_of_slice() as usize];
+        self.container.read(io, table + geometry.offset_in_table(slice), &mut bytes).await?;
+        Ok(bytes)
+    }
+
+    /// Where an L1 entry says the table lies, if it may lie there.
+    async fn table_offset(&self, io: &Io, l1: u64) -> Result<u64, Error> {
+        let offset = l1 & super::header::OFFSET_MASK;
+        let aligned = offset % self.tables.geometry.cluster() == 0;
+        if l1 & L1_RESERVED != 0 || !aligned || offset >= self.container.len() {
+            return Err(self.mark_corrupt(io).await);
+        }
+        Ok(offset)
+    }
+
+    fn end_loading(&self, slice: u64, read: Result<Vec<u8>, Error>) -> Result<bool, Error> {
+        let mut state = self.state();
+        state.cache.loading.remove(&slice);
+        let words = bytes::entries(&read?);
+        let installed = state.cache.install(&self.tables, slice, &words);
+        if installed && !self.info.read_only {
+            self.look_for_overlaps(&state, slice);
+        }
+        Ok(installed)
+    }
+
+    /// An entry that points into the image's own structures would let the guest write over them: the
+    /// image takes no more writes then.
+    fn look_for_overlaps(&self, state: &State, slice: u64) {
+        let geometry = &self.tables.geometry;
+        if geometry.data_file {
+            return;
+        }
+        let clusters = geometry.clusters_of_slice(slice);
+        let overlaps = clusters.filter_map(|cluster| match self.tables.entry(cluster) {
+            Lookup::Entry(entry) => entry.host(geometry),
+            _ => None,
+        });
+        let mut overlaps = overlaps.map(|host| host >> geometry.cluster_bits);
+        if overlaps.any(|cluster| state.structures.contains(&cluster)) {
+            self.corrupt.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
+    /// See that a cluster has an L2 table that nobody else refers to, and its slice in memory; the
+    /// slice is pinned then. The image may be written to.
+    pub(super) async fn own_table(&self, io: &Io, cluster: u64) -> Result<(), Error> {
+        let geometry = &self.tables.geometry;
+        let (table, slice) = (geometry.table_of(cluster), geometry.slice_of(cluster));
+        loop {
+            if self.is_corrupt() {
+                return Err(self.mark_corrupt(io).await);
+            }
+            let l1 = self.tables.l1(table);
+            if l1 & COPIED == 0 || l1 & super::header::OFFSET_MASK == 0 {
+                if !self.state().cache.making.insert(table) {
+                    io.sleep(PAUSE).await;
+                    continue;
+                }
+                let made = self.make_table(io, table).await;
+                self.state().cache.making.remove(&table);
+                made?;
+                continue;
+            }
+            self.load_entry(io, cluster).await?;
+            let mut state = self.state();
+            if state.cache.is_loaded(&self.tables, slice) {
+                state.cache.pin(&self.tables, slice);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Give an L1 entry a table of its own.
+    async fn make_table(&self, io: &Io, table: u64) -> Result<(), Error> {
+        let geometry = &self.tables.geometry;
+        let old = self.tables.l1(table);
+        if old & COPIED != 0 {
+            return Ok(());
+        }
+        let taken = self.take_clusters(io, 1).await?;
+        let (new, cluster) = (taken.clusters.start, geometry.cluster());
+        let copied = async {
+            let mut bytes = vec![0; cluster as usize];
+            if old != 0 {
+                let from = self.table_offset(io, old).await?;
+                self.container.read(io, from, &mut bytes).await?;
+            } else if taken.fresh {
+                return Ok(());
+            }
+            self.container.write(io, new << geometry.cluster_bits, &bytes).await
+        };
+        let copied = copied.await;
+        let mut state = self.state();
+        if let Err(error) = copied {
+            state.space.give_back(new..new + 1, false);
+            return Err(error);
+        }
+        if old == 0 {
+            state.cache.add_blank(&self.tables, table);
+        } else {
+            let old = (old & super::header::OFFSET_MASK) >> geometry.cluster_bits;
+            self.release(&mut state, old);
+        }
+        state.refer(new..new + 1);
+        state.add_structure(new);
+        state.cache.set_l1(&self.tables, table, new << geometry.cluster_bits | COPIED);
+        self.dirty.store(true, std::sync::atomic::Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The image contradicts itself: say so in its header, and take no more writes.
+    pub(super) async fn mark_corrupt(&self, io: &Io) -> Error {
+        self.corrupt.store(true, std::sync::atomic::Ordering::SeqCst);
+        if !self.info.read_only && self.header.version > 2 {
+            let bits = self.header.incompatible | incompatible::CORRUPT;
+            // The request fails in any case.
+            let _told = self.patch_header(io, 72, &bits.to_be_bytes()).await;
+        }
+        Error::Corrupt
+    }
+}
+
+/// Where a slice's bytes are.
+enum Where {
+    /// It is in memory already, or there is no table.
+    Nowhere,
+    /// It is all zeros.
+    Blank,
+    /// In the table that this L1 entry names.
+    At(u64),
+}

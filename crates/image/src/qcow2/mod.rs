@@ -1,0 +1,266 @@
+//! qcow2 images (source: docs/interop/qcow2 of QEMU).
+//!
+//! Cut by question. What does an entry say: `entry`. What is in memory of the tables: `table`, brought
+//! there by `load`. Where does a write go that has no room yet: `allocate`; which clusters are free:
+//! `space`, made more by `grow`. How does it all become stable: `flush`, with `refcount`.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringtap_io::{File, Io, Mem};
+
+use crate::{
+    Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, SectorCipher,
+    Status,
+};
+
+mod allocate;
+pub mod bitmap_directory;
+pub mod bytes;
+mod chain;
+mod check;
+mod counts;
+mod create;
+mod discard;
+mod entry;
+pub mod extension;
+mod flush;
+mod grow;
+pub mod header;
+mod load;
+mod offline;
+mod open;
+mod refcount;
+mod rewrite;
+mod snapshot;
+pub mod snapshot_table;
+mod space;
+mod status;
+mod table;
+mod together;
+mod tool;
+mod walk;
+
+pub use check::{Repair, Report, check};
+pub use create::{CreateOptions, Preallocation, create};
+pub use header::{Compression, Crypt, Header, HeaderError};
+pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
+pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
+pub use snapshot_table::Snapshot;
+pub use tool::ToolError;
+
+pub(crate) use chain::open_chain;
+
+use allocate::Allocations;
+use entry::Kind;
+use flush::Flushing;
+use refcount::Refcounts;
+use space::Space;
+use table::{Cache, Tables};
+
+/// How long a task waits before it looks again whether another has done what it needs.
+const PAUSE: u64 = 30_000;
+
+/// A qcow2 image.
+#[derive(Clone)]
+pub struct Qcow2 {
+    shared: Arc<Shared>,
+}
+
+/// What all queue threads share.
+struct Shared {
+    info: Info,
+    header: Header,
+    container: Container,
+    /// The external data file.
+    data: Option<Container>,
+    data_is_raw: bool,
+    /// The file that guest clusters lie in.
+    guest_file: File,
+    base: Option<Box<dyn Image>>,
+    key: Option<Arc<dyn SectorCipher>>,
+    tables: Tables,
+    state: Mutex<State>,
+    /// Taken after `state` where both are.
+    refcounts: Mutex<Refcounts>,
+    /// Whether anything in memory has to be written.
+    dirty: AtomicBool,
+    /// The image contradicts itself: it takes no more writes.
+    corrupt: AtomicBool,
+    /// Whether a task writes to the header.
+    header_busy: AtomicBool,
+    sabotage: Option<Sabotage>,
+    grace: Arc<Grace>,
+}
+
+/// What changes, under one lock that is never held while anything is waited for.
+struct State {
+    cache: Cache,
+    allocations: Allocations,
+    space: Space,
+    /// Clusters that are referred to since the last flush, each to be counted once.
+    referred: Vec<Range<u64>>,
+    /// Clusters that one reference less points to, in memory.
+    released: Vec<Released>,
+    /// As `released`, on stable storage too.
+    retired: Vec<Released>,
+    /// Host clusters of the image's own structures that nothing else may lie in.
+    structures: HashSet<u64>,
+    flushing: Flushing,
+}
+
+/// A cluster that one reference less points to.
+#[derive(Clone, Copy, Debug)]
+struct Released {
+    cluster: u64,
+    /// When that was: older requests may still use it.
+    epoch: u64,
+}
+
+impl State {
+    /// Clusters are referred to from now on.
+    fn refer(&mut self, clusters: Range<u64>) {
+        match self.referred.last_mut() {
+            Some(last) if last.end == clusters.start => last.end = clusters.end,
+            _ => self.referred.push(clusters),
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refcounts(&self) -> MutexGuard<'_, Refcounts> {
+        self.refcounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_corrupt(&self) -> bool {
+        self.corrupt.load(Relaxed)
+    }
+
+    /// Note that a cluster has one reference less.
+    fn release(&self, state: &mut State, cluster: u64) {
+        state.released.push(Released { cluster, epoch: self.grace.epoch() });
+        self.dirty.store(true, SeqCst);
+    }
+
+    /// Change a cluster's L2 entry, whose slice is in memory. Every change that only a flush makes
+    /// stable, guest data's place and zeros alike, passes here before it is acknowledged.
+    fn set_entry(&self, state: &mut State, cluster: u64, entry: entry::Entry) {
+        state.cache.set(&self.tables, cluster, entry);
+        self.dirty.store(true, SeqCst);
+    }
+
+    fn cipher(&self, offset: u64) -> Option<Cipher<'_>> {
+        self.key.as_deref().map(|key| Cipher { key, offset })
+    }
+
+    /// What lies below the image at `offset`, where the image itself has nothing.
+    fn map_base(&self, offset: u64, len: u64) -> Extent<'_> {
+        let zeros = Extent::Zero { len, writable: false };
+        let Some(base) = &self.base else { return zeros };
+        let Some(left) = base.info().size.checked_sub(offset).filter(|left| *left > 0) else {
+            return zeros;
+        };
+        match base.map(offset, len.min(left)) {
+            Extent::Data { file, offset, len, cipher, .. } => {
+                Extent::Data { file, offset, len, writable: false, cipher }
+            }
+            Extent::Zero { len, .. } => Extent::Zero { len, writable: false },
+            other => other,
+        }
+    }
+}
+
+impl Image for Qcow2 {
+    fn info(&self) -> &Info {
+        &self.shared.info
+    }
+
+    fn fork(&self) -> Box<dyn Image> {
+        Box::new(self.clone())
+    }
+
+    #[inline]
+    fn map(&self, offset: u64, len: u64) -> Extent<'_> {
+        let shared = &*self.shared;
+        let Some(run) = shared.tables.run(offset, len) else { return Extent::NotLoaded };
+        match run.kind {
+            Kind::Data { host, own } => Extent::Data {
+                file: shared.guest_file,
+                offset: host,
+                len: run.len,
+                writable: own && !shared.is_corrupt(),
+                cipher: shared.cipher(host),
+            },
+            Kind::Zero { .. } => Extent::Zero { len: run.len, writable: false },
+            Kind::Unallocated => shared.map_base(offset, run.len),
+            Kind::Compressed => Extent::Compressed { len: run.len },
+            Kind::Bad => Extent::NotLoaded,
+        }
+    }
+
+    fn load<'a>(&'a self, io: &'a Io, offset: u64) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(self.shared.load(io, offset))
+    }
+
+    fn decompress<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        mem: Mem,
+    ) -> Boxed<'a, Result<usize, Error>> {
+        Box::pin(self.shared.decompress(io, offset, mem))
+    }
+
+    fn allocate<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        len: u64,
+    ) -> Boxed<'a, Result<Option<Allocation<'a>>, Error>> {
+        Box::pin(self.shared.allocate(io, offset, len))
+    }
+
+    fn commit(&self, room: Allocation<'_>, written: bool) {
+        self.shared.commit(room.token, written);
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.shared.dirty.load(SeqCst)
+    }
+
+    fn grace(&self) -> Option<&Arc<Grace>> {
+        Some(&self.shared.grace)
+    }
+
+    fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(self.shared.flush(io))
+    }
+
+    fn discard<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        len: u64,
+        mode: Discard,
+    ) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(self.shared.discard(io, offset, len, mode))
+    }
+
+    fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
+        Box::pin(self.shared.status(io, offset, len))
+    }
+
+    fn current_size(&self) -> Result<u64, Error> {
+        Ok(self.shared.info.size)
+    }
+
+    fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(self.shared.close(io))
+    }
+}

@@ -1,0 +1,244 @@
+//! Opening a qcow2 image whose files are there already.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use ringtap_io::Io;
+
+use super::entry::Geometry;
+use super::flush::{Flushing, patch};
+use super::header::{COPIED, OFFSET_MASK, autoclear, incompatible};
+use super::refcount::Refcounts;
+use super::space::Space;
+use super::table::{Cache, Tables};
+use super::{Crypt, Header, Qcow2, Shared, State, bytes};
+use crate::{Container, Error, Grace, Image, Info, OpenError, SectorCipher};
+
+/// Memory for L2 tables, unless told otherwise.
+pub const DEFAULT_TABLE_MEMORY: u64 = 64 << 20;
+/// Tables are read in pieces of so many bytes.
+const PIECE: u64 = 1 << 20;
+
+/// What an image is made of besides its own file.
+#[derive(Default)]
+pub struct Parts {
+    /// The external data file, for an image that has one.
+    pub data: Option<Container>,
+    /// The backing file, opened read-only, for an image that has one.
+    pub base: Option<Box<dyn Image>>,
+    /// The cipher of an encrypted image, with its key.
+    pub key: Option<Arc<dyn SectorCipher>>,
+    /// The most bytes of L2 tables to keep in memory; 64 MiB unless told otherwise.
+    pub table_memory: Option<u64>,
+    /// What to do wrong.
+    #[doc(hidden)]
+    pub sabotage: Option<Sabotage>,
+}
+
+/// What an image does wrong on purpose, for tests that have to notice.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// L2 tables are written before the data they point to is stable.
+    TablesFirst,
+    /// L1 is written before the L2 tables it points to are stable.
+    L1First,
+    /// L2 tables are stable before the refcounts of what they point to are.
+    RefcountsLate,
+    /// Clusters are used again before it is stable that nothing refers to them.
+    EarlyReuse,
+    /// Clusters are used again while older requests may still use them.
+    NoGrace,
+    /// Recycled room is taken for zeros.
+    StaleIsFresh,
+}
+
+impl Qcow2 {
+    /// Open the image in a container. Whether it is writable, the container says.
+    pub async fn open(
+        io: &Io,
+        container: Container,
+        header: Header,
+        parts: Parts,
+    ) -> Result<Qcow2, OpenError> {
+        let path = container.path().to_owned();
+        let wrong = |source| OpenError::Qcow2 { path: path.clone(), source };
+        let refused = |why| OpenError::Refused { path: path.clone(), why };
+        header.check_tables(container.len()).map_err(wrong)?;
+        let read_only = container.traits().read_only;
+        if !read_only && header.has(incompatible::CORRUPT) {
+            return Err(refused(
+                "it is marked corrupt: repair it with check --repair all, or open it read-only",
+            ));
+        }
+        if !read_only && header.has(incompatible::DIRTY) {
+            return Err(refused(
+                "its refcounts were not written when it was last used: repair it with check \
+                 --repair all, or open it read-only",
+            ));
+        }
+        match (header.crypt, &parts.key) {
+            (Crypt::Aes, _) => {
+                return Err(refused(
+                    "it is encrypted with QEMU's old AES, which is given up as unsafe",
+                ));
+            }
+            (Crypt::Luks, None) => {
+                return Err(refused("it is encrypted with LUKS and no key is given"));
+            }
+            _ => {}
+        }
+        let has_data_file = header.has(incompatible::DATA_FILE);
+        if has_data_file != parts.data.is_some() {
+            return Err(refused("its guest data lies in an external file, which is not given"));
+        }
+        let geometry = Geometry::new(&header);
+        let failed = |what| {
+            let path = path.clone();
+            move |error: Error| {
+                let source = io::Error::from_raw_os_error(error.errno());
+                OpenError::Os { what, path, source }
+            }
+        };
+        let l1 = read_table(io, &container, header.l1_offset, geometry.tables())
+            .await
+            .map_err(failed("read the L1 table of"))?;
+        let table = match read_only {
+            true => Vec::new(),
+            false => {
+                let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
+                read_table(io, &container, header.refcount_table_offset, bytes / 8)
+                    .await
+                    .map_err(failed("read the refcount table of"))?
+            }
+        };
+        if !read_only {
+            clear_features(io, &container, &header)
+                .await
+                .map_err(failed("clear the autoclear features of"))?;
+        }
+        let info = info_of(&geometry, &container, &parts);
+        let sabotage = parts.sabotage;
+        let memory = parts.table_memory.unwrap_or(DEFAULT_TABLE_MEMORY);
+        let refcounts = Refcounts::new(&header, table);
+        let mut state = State::new();
+        if !read_only {
+            add_structures(&mut state, &header, &l1, &refcounts);
+        }
+        let guest_file = parts.data.as_ref().unwrap_or(&container).file();
+        let shared = Shared {
+            info,
+            guest_file,
+            data_is_raw: header.autoclear & autoclear::DATA_FILE_RAW != 0,
+            header,
+            container,
+            data: parts.data,
+            base: parts.base,
+            key: parts.key,
+            tables: Tables::new(geometry, l1, memory),
+            state: Mutex::new(state),
+            refcounts: Mutex::new(refcounts),
+            dirty: AtomicBool::new(false),
+            corrupt: AtomicBool::new(false),
+            header_busy: AtomicBool::new(false),
+            sabotage,
+            grace: Arc::new(Grace::default()),
+        };
+        Ok(Qcow2 { shared: Arc::new(shared) })
+    }
+}
+
+impl State {
+    fn new() -> State {
+        State {
+            cache: Cache::default(),
+            allocations: Default::default(),
+            space: Space::new(),
+            referred: Vec::new(),
+            released: Vec::new(),
+            retired: Vec::new(),
+            structures: HashSet::new(),
+            flushing: Flushing::default(),
+        }
+    }
+}
+
+fn info_of(geometry: &Geometry, container: &Container, parts: &Parts) -> Info {
+    let own = container.traits();
+    let below = parts.base.as_ref().map(|base| base.info());
+    let data = parts.data.as_ref().map(|data| data.traits());
+    let request = below.map_or(1, |info| info.request_alignment);
+    let request = request.max(data.map_or(1, |traits| traits.request_alignment));
+    let memory = below.map_or(1, |info| info.memory_alignment);
+    let memory = memory.max(data.map_or(1, |traits| traits.memory_alignment));
+    let sector = parts.key.as_ref().map_or(1, |key| key.sector_size());
+    let request_alignment = request.max(own.request_alignment).max(sector);
+    Info {
+        format: "qcow2",
+        size: geometry.size,
+        read_only: own.read_only,
+        request_alignment,
+        memory_alignment: memory.max(own.memory_alignment),
+        discard_alignment: 1 << geometry.unit_bits,
+        logical_block_size: own.logical_block_size.max(request_alignment as u32),
+        physical_block_size: own.physical_block_size.max(request_alignment as u32),
+        discard: geometry.zero_flag || parts.base.is_none(),
+        fast_zero: geometry.zero_flag || parts.base.is_none(),
+    }
+}
+
+async fn read_table(
+    io: &Io,
+    container: &Container,
+    offset: u64,
+    entries: u64,
+) -> Result<Vec<u64>, Error> {
+    let mut table = Vec::with_capacity(entries as usize);
+    let (mut at, end) = (offset, offset + entries * 8);
+    while at < end {
+        let mut piece = vec![0; PIECE.min(end - at) as usize];
+        container.read(io, at, &mut piece).await?;
+        table.extend(bytes::entries(&piece));
+        at += piece.len() as u64;
+    }
+    Ok(table)
+}
+
+/// Features that ask for it are cleared before the first write, and so is that of bitmaps that will
+/// not be kept up to date.
+async fn clear_features(io: &Io, container: &Container, header: &Header) -> Result<(), Error> {
+    let keep = autoclear::KNOWN & !autoclear::BITMAPS;
+    if header.version > 2 && header.autoclear & !keep != 0 {
+        patch(io, container, 88, &(header.autoclear & keep).to_be_bytes()).await?;
+    }
+    Ok(())
+}
+
+/// Where the image's own structures lie, so far as opening has read.
+fn add_structures(state: &mut State, header: &Header, l1: &[u64], refcounts: &Refcounts) {
+    let bits = header.cluster_bits;
+    let mut add = |offset: u64, len: u64| {
+        for cluster in offset >> bits..(offset + len).div_ceil(1 << bits) {
+            state.add_structure(cluster);
+        }
+    };
+    add(0, 1);
+    add(header.l1_offset, u64::from(header.l1_size) * 8);
+    add(header.refcount_table_offset, u64::from(header.refcount_table_clusters) << bits);
+    for offset in refcounts.offsets() {
+        add(offset, 1);
+    }
+    for entry in l1.iter().filter(|entry| **entry & COPIED != 0) {
+        add(entry & OFFSET_MASK, 1);
+    }
+}
+
+impl Qcow2 {
+    /// The image's own file.
+    pub fn path(&self) -> &Path {
+        self.shared.container.path()
+    }
+}

@@ -1,0 +1,391 @@
+//! The L1 table and what is in memory of the L2 tables: read without a lock, written under one.
+//!
+//! An L2 table is cut into slices. A slot for each slice says which frame of memory holds it. Whoever
+//! reads an entry looks at the slot again afterwards: had the frame been given to another slice
+//! meanwhile, the slot would have changed first.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
+};
+
+use super::entry::{Entry, Geometry, Kind};
+use super::header::OFFSET_MASK;
+
+/// Slots of a chunk; chunks come to be when one of theirs is needed.
+const CHUNK: usize = 4096;
+/// L1 entries that are written together.
+pub(super) const L1_BLOCK: usize = 64;
+/// Frames there are at least, so that requests side by side find one each.
+const FEWEST_FRAMES: u64 = 64;
+/// How often an entry is read again that is being changed, before its lock is asked for.
+const TRIES: u32 = 64;
+
+/// Words behind a frame's entries: whether it was used lately, and a count that is odd while a
+/// two-word entry is being changed.
+const EXTRA: usize = 2;
+
+pub(super) struct Tables {
+    pub(super) geometry: Geometry,
+    l1: Box<[AtomicU64]>,
+    slots: Box<[OnceLock<Box<[AtomicU64]>>]>,
+    frames: Box<[OnceLock<Box<[AtomicU64]>>]>,
+    /// Whether there are fewer frames than slices.
+    scarce: bool,
+}
+
+/// What is known of a cluster's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lookup {
+    /// This.
+    Entry(Entry),
+    /// It has no L2 table: nothing is allocated in all that the table would tell of.
+    NoTable,
+    /// Its slice is not in memory.
+    NotLoaded,
+}
+
+/// Bytes of which the same is to be said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) kind: Kind,
+    pub(super) len: u64,
+}
+
+impl Tables {
+    pub(super) fn new(geometry: Geometry, l1: Vec<u64>, budget: u64) -> Tables {
+        let frames = (budget / geometry.bytes_of_slice()).max(FEWEST_FRAMES);
+        let slices = geometry.slices();
+        let empty = |count: u64| (0..count).map(|_| OnceLock::new()).collect();
+        Tables {
+            l1: l1.into_iter().map(AtomicU64::new).collect(),
+            slots: empty(slices.div_ceil(CHUNK as u64)),
+            frames: empty(frames.min(slices)),
+            scarce: frames < slices,
+            geometry,
+        }
+    }
+
+    /// The L1 entry; 0 past the table's end.
+    pub(super) fn l1(&self, table: u64) -> u64 {
+        self.l1.get(table as usize).map_or(0, |entry| entry.load(Acquire))
+    }
+
+    /// Where the L2 table lies, if there is one.
+    pub(super) fn table(&self, table: u64) -> Option<u64> {
+        Some(self.l1(table) & OFFSET_MASK).filter(|offset| *offset != 0)
+    }
+
+    /// The L1 entries of a block, as they are written.
+    pub(super) fn l1_block(&self, block: usize) -> Vec<u64> {
+        let entries = self.l1.iter().skip(block * L1_BLOCK).take(L1_BLOCK);
+        entries.map(|entry| entry.load(Acquire)).collect()
+    }
+
+    fn slot(&self, slice: u64) -> Option<&AtomicU64> {
+        let chunk = self.slots.get(slice as usize / CHUNK)?.get()?;
+        chunk.get(slice as usize % CHUNK)
+    }
+
+    fn slot_made(&self, slice: u64) -> Option<&AtomicU64> {
+        let chunk = self.slots.get(slice as usize / CHUNK)?;
+        let make = || (0..CHUNK).map(|_| AtomicU64::new(0)).collect();
+        chunk.get_or_init(make).get(slice as usize % CHUNK)
+    }
+
+    fn frame(&self, slot: u64) -> Option<&[AtomicU64]> {
+        let index = (slot as u32 as usize).checked_sub(1)?;
+        self.frames.get(index)?.get().map(|frame| &**frame)
+    }
+
+    /// The entry of a cluster. Locks nothing.
+    #[inline]
+    pub(super) fn entry(&self, cluster: u64) -> Lookup {
+        let slice = self.geometry.slice_of(cluster);
+        let Some(slot) = self.slot(slice) else { return self.no_slice(slice) };
+        let at = self.geometry.word_of(cluster);
+        for _ in 0..TRIES {
+            let seen = slot.load(Acquire);
+            let Some(frame) = self.frame(seen) else { return self.no_slice(slice) };
+            let Some(word) = frame.get(at) else { return Lookup::NotLoaded };
+            if self.scarce {
+                if let Some(used) = frame.get(self.geometry.words_of_slice()) {
+                    if used.load(Relaxed) == 0 {
+                        used.store(1, Relaxed);
+                    }
+                }
+            }
+            let entry = if self.geometry.extended() {
+                let (Some(bitmap), Some(count)) =
+                    (frame.get(at + 1), frame.get(self.geometry.words_of_slice() + 1))
+                else {
+                    return Lookup::NotLoaded;
+                };
+                let before = count.load(Acquire);
+                let entry = Entry { word: word.load(Acquire), bitmap: bitmap.load(Acquire) };
+                fence(Acquire);
+                if before & 1 != 0 || count.load(Relaxed) != before {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                entry
+            } else {
+                Entry { word: word.load(Acquire), bitmap: 0 }
+            };
+            fence(Acquire);
+            if slot.load(Relaxed) == seen {
+                return Lookup::Entry(entry);
+            }
+        }
+        Lookup::NotLoaded
+    }
+
+    #[cold]
+    fn no_slice(&self, slice: u64) -> Lookup {
+        match self.table(self.geometry.table_of_slice(slice)) {
+            None => Lookup::NoTable,
+            Some(_) => Lookup::NotLoaded,
+        }
+    }
+
+    /// What the bytes from `offset` are; `None` where it is not in memory.
+    #[inline]
+    pub(super) fn run(&self, offset: u64, len: u64) -> Option<Run> {
+        let mut run = self.first_run(offset, len)?;
+        while run.len < len {
+            let Some(next) = self.first_run(offset + run.len, len - run.len) else { break };
+            let goes_on = match (run.kind, next.kind) {
+                (Kind::Data { host, own }, Kind::Data { host: next, own: its }) => {
+                    host + run.len == next && own == its
+                }
+                (Kind::Zero { host: Some(host) }, Kind::Zero { host: Some(next) }) => {
+                    host + run.len == next
+                }
+                (Kind::Compressed | Kind::Bad, _) => false,
+                (one, other) => one == other,
+            };
+            if !goes_on {
+                break;
+            }
+            run.len += next.len;
+        }
+        Some(run)
+    }
+
+    /// As [`Tables::run`], to the end of a cluster at most.
+    #[inline]
+    fn first_run(&self, offset: u64, len: u64) -> Option<Run> {
+        let geometry = &self.geometry;
+        let cluster = offset >> geometry.cluster_bits;
+        let within = offset & (geometry.cluster() - 1);
+        let entry = match self.entry(cluster) {
+            Lookup::Entry(entry) => entry,
+            Lookup::NoTable => {
+                let last = geometry.clusters_of_table(geometry.table_of(cluster)).end;
+                let to = (last << geometry.cluster_bits) - offset;
+                return Some(Run { kind: Kind::Unallocated, len: to.min(len) });
+            }
+            Lookup::NotLoaded => return None,
+        };
+        let unit = within >> geometry.unit_bits;
+        let within = within & ((1 << geometry.unit_bits) - 1);
+        let kind = match entry.kind(geometry, unit) {
+            // In an external data file every cluster has its one place.
+            Kind::Data { host, .. } if geometry.data_file && host + within != offset => Kind::Bad,
+            Kind::Data { host, own } => Kind::Data { host: host + within, own },
+            Kind::Zero { host: Some(host) } => {
+                Kind::Zero { host: Some(host + (unit << geometry.unit_bits) + within) }
+            }
+            kind => kind,
+        };
+        let same = (entry.same(geometry, unit) << geometry.unit_bits) - within;
+        Some(Run { kind, len: same.min(len) })
+    }
+}
+
+/// What is known of a frame.
+#[derive(Default)]
+struct Frame {
+    slice: u64,
+    generation: u32,
+    /// Allocations and writes under way that need it to stay.
+    pins: u32,
+    dirty: bool,
+}
+
+/// Who has which frame, what has to be written. Kept under the image's lock; only its holder changes
+/// tables.
+#[derive(Default)]
+pub(super) struct Cache {
+    frames: Vec<Frame>,
+    hand: usize,
+    dirty: Vec<u64>,
+    pub(super) dirty_l1: BTreeSet<usize>,
+    /// Slices being read.
+    pub(super) loading: HashSet<u64>,
+    /// L1 entries whose tables are being made or copied.
+    pub(super) making: HashSet<u64>,
+    /// Tables made here that read as zeros where they were not written, with the slices that were in
+    /// memory once.
+    blank: HashMap<u64, Vec<u64>>,
+}
+
+impl Cache {
+    pub(super) fn is_loaded(&self, tables: &Tables, slice: u64) -> bool {
+        tables.slot(slice).is_some_and(|slot| slot.load(Relaxed) != 0)
+    }
+
+    fn frame_of(&mut self, tables: &Tables, slice: u64) -> Option<&mut Frame> {
+        let slot = tables.slot(slice)?.load(Relaxed);
+        self.frames.get_mut((slot as u32 as usize).checked_sub(1)?)
+    }
+
+    /// Keep a slice in memory; it is there.
+    pub(super) fn pin(&mut self, tables: &Tables, slice: u64) {
+        if let Some(frame) = self.frame_of(tables, slice) {
+            frame.pins += 1;
+        }
+    }
+
+    pub(super) fn unpin(&mut self, tables: &Tables, slice: u64) {
+        if let Some(frame) = self.frame_of(tables, slice) {
+            frame.pins = frame.pins.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty() || !self.dirty_l1.is_empty()
+    }
+
+    /// Whether so much waits to be written that it had better be.
+    pub(super) fn is_crowded(&self, tables: &Tables) -> bool {
+        self.dirty.len() * 2 > tables.frames.len() && tables.scarce
+    }
+
+    /// Take a slice's words into memory. False where no frame can be had before a flush.
+    pub(super) fn install(&mut self, tables: &Tables, slice: u64, words: &[u64]) -> bool {
+        let Some(index) = self.find_frame(tables) else { return false };
+        self.note_seen(tables, slice);
+        let (Some(place), Some(frame), Some(slot)) =
+            (tables.frames.get(index), self.frames.get_mut(index), tables.slot_made(slice))
+        else {
+            return false;
+        };
+        let count = tables.geometry.words_of_slice() + EXTRA;
+        let memory = place.get_or_init(|| (0..count).map(|_| AtomicU64::new(0)).collect());
+        // Whoever sees one of the new words sees that the old slot is empty, too.
+        fence(Release);
+        let all = words.iter().copied().chain(std::iter::repeat(0));
+        for (memory, word) in memory.iter().zip(all.take(tables.geometry.words_of_slice())) {
+            memory.store(word, Relaxed);
+        }
+        frame.generation = frame.generation.wrapping_add(1);
+        (frame.slice, frame.pins, frame.dirty) = (slice, 0, false);
+        slot.store(u64::from(frame.generation) << 32 | (index as u64 + 1), Release);
+        true
+    }
+
+    /// A frame that nobody has, by the clock.
+    fn find_frame(&mut self, tables: &Tables) -> Option<usize> {
+        if self.frames.len() < tables.frames.len() {
+            self.frames.push(Frame::default());
+            return Some(self.frames.len() - 1);
+        }
+        for _ in 0..2 * self.frames.len() {
+            let index = self.hand;
+            self.hand = (index + 1) % self.frames.len();
+            let frame = self.frames.get(index)?;
+            if frame.dirty || frame.pins > 0 {
+                continue;
+            }
+            let used = tables.frames.get(index)?.get()?.get(tables.geometry.words_of_slice())?;
+            if used.swap(0, Relaxed) != 0 {
+                continue;
+            }
+            if let Some(slot) = tables.slot(frame.slice) {
+                slot.store(0, Relaxed);
+            }
+            return Some(index);
+        }
+        None
+    }
+
+    /// Change a cluster's entry; its slice is in memory. All changes of L2 tables are made here.
+    pub(super) fn set(&mut self, tables: &Tables, cluster: u64, entry: Entry) {
+        let slice = tables.geometry.slice_of(cluster);
+        let Some(slot) = tables.slot(slice).map(|slot| slot.load(Relaxed)) else { return };
+        let Some(memory) = tables.frame(slot) else { return };
+        let at = tables.geometry.word_of(cluster);
+        let words = tables.geometry.words_of_slice();
+        if let (true, Some(word), Some(bitmap), Some(count)) =
+            (tables.geometry.extended(), memory.get(at), memory.get(at + 1), memory.get(words + 1))
+        {
+            let before = count.load(Relaxed);
+            count.store(before.wrapping_add(1), Relaxed);
+            fence(Release);
+            word.store(entry.word, Relaxed);
+            bitmap.store(entry.bitmap, Relaxed);
+            count.store(before.wrapping_add(2), Release);
+        } else if let Some(word) = memory.get(at) {
+            word.store(entry.word, Release);
+        }
+        self.make_dirty(tables, slice);
+    }
+
+    pub(super) fn make_dirty(&mut self, tables: &Tables, slice: u64) {
+        let Some(frame) = self.frame_of(tables, slice) else { return };
+        if !std::mem::replace(&mut frame.dirty, true) {
+            self.dirty.push(slice);
+        }
+    }
+
+    /// Change an L1 entry.
+    pub(super) fn set_l1(&mut self, tables: &Tables, table: u64, entry: u64) {
+        if let Some(place) = tables.l1.get(table as usize) {
+            place.store(entry, Release);
+            self.dirty_l1.insert(table as usize / L1_BLOCK);
+        }
+    }
+
+    /// A table that was made now, and is zeros where it lies.
+    pub(super) fn add_blank(&mut self, tables: &Tables, table: u64) {
+        let words = tables.geometry.slices_of_table().div_ceil(64);
+        self.blank.insert(table, vec![0; words as usize]);
+    }
+
+    /// Whether a slice is known to be zeros without reading it.
+    pub(super) fn is_blank(&self, tables: &Tables, slice: u64) -> bool {
+        let index = slice % tables.geometry.slices_of_table();
+        let seen = self.blank.get(&tables.geometry.table_of_slice(slice));
+        let word = seen.and_then(|seen| seen.get(index as usize / 64));
+        word.is_some_and(|word| word >> (index % 64) & 1 == 0)
+    }
+
+    /// From now on a slice may differ from zeros.
+    fn note_seen(&mut self, tables: &Tables, slice: u64) {
+        let index = slice % tables.geometry.slices_of_table();
+        let seen = self.blank.get_mut(&tables.geometry.table_of_slice(slice));
+        if let Some(word) = seen.and_then(|seen| seen.get_mut(index as usize / 64)) {
+            *word |= 1 << (index % 64);
+        }
+    }
+
+    /// The slices that wait to be written, which then wait no more; each is pinned.
+    pub(super) fn take_dirty(&mut self, tables: &Tables) -> Vec<(u64, Vec<u64>)> {
+        let mut slices = std::mem::take(&mut self.dirty);
+        slices.sort_unstable();
+        let mut taken = Vec::with_capacity(slices.len());
+        for slice in slices {
+            let Some(slot) = tables.slot(slice).map(|slot| slot.load(Relaxed)) else { continue };
+            let Some(memory) = tables.frame(slot) else { continue };
+            let words = memory.iter().take(tables.geometry.words_of_slice());
+            taken.push((slice, words.map(|word| word.load(Relaxed)).collect()));
+            if let Some(frame) = self.frame_of(tables, slice) {
+                frame.dirty = false;
+                frame.pins += 1;
+            }
+        }
+        taken
+    }
+}

@@ -1,0 +1,8 @@
+//! The tools for qcow2 images at rest, judged by qemu-img.
+
+mod check;
+mod create;
+mod guest;
+mod oracle;
+mod power;
+mod snapshot;

@@ -1,0 +1,211 @@
+//! Power cuts at every turn of what the tools do: the image is as it was or as it is to be.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use ringtap_image::qcow2::{
+    CreateOptions, Repair, Report, apply_snapshot, check, create, create_snapshot, delete_snapshot,
+};
+use ringtap_image::{Container, Traits};
+use ringtap_io::{File, Io, Tasks};
+use ringtap_sim::{Chances, Disk, Sim};
+
+use crate::guest::{content, header, snapshots};
+use crate::oracle::Folder;
+
+/// An image on a simulated disk.
+#[derive(Clone)]
+pub struct Bench {
+    pub disk: Disk,
+    pub file: File,
+}
+
+impl Bench {
+    pub fn new(image: &[u8]) -> Bench {
+        let disk = Disk::new(512);
+        let file = disk.add_file(image.len() as u64, 1);
+        disk.poke(file, 0, image);
+        Bench { disk, file }
+    }
+
+    pub fn container(&self) -> Container {
+        let traits = Traits {
+            regular: true,
+            read_only: false,
+            request_alignment: 1,
+            memory_alignment: 1,
+            logical_block_size: 512,
+            physical_block_size: 4096,
+        };
+        Container::simulated(self.file, self.disk.size(self.file), traits)
+    }
+
+    /// Run a task on it, with what `watch` makes of the reactor.
+    pub fn run<T: 'static, F: Future<Output = T> + 'static>(
+        &self,
+        watch: impl FnOnce(Sim) -> Sim,
+        task: impl FnOnce(Io, Container) -> F,
+    ) -> T {
+        let sim = watch(Sim::new(&self.disk, 1));
+        let mut tasks = Tasks::new(Box::new(sim));
+        let task = task(tasks.io().clone(), self.container());
+        tasks.block_on(task).expect("the simulation runs")
+    }
+
+    pub fn check(&self, repair: Repair) -> Report {
+        self.run(
+            |sim| sim.chances(Chances::NEVER),
+            move |io, container| async move {
+                check(&io, &container, repair).await.expect("it can be looked at")
+            },
+        )
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.disk.size(self.file) as usize];
+        self.disk.peek(self.file, 0, &mut bytes);
+        bytes
+    }
+}
+
+/// What an image says: its size, the disk's content, the snapshots and theirs.
+type Said = (u64, Vec<u8>, Vec<(String, Vec<u8>)>);
+
+fn said(image: &[u8]) -> Said {
+    (header(image).size, content(image), snapshots(image))
+}
+
+/// Do something to an image, and look at what a power cut at any turn leaves: no corruption, and
+/// either what the image said before or what it says afterwards.
+pub fn try_cuts<F: Future<Output = ()> + 'static>(
+    image: &[u8],
+    may_be_wrong: bool,
+    deed: impl Fn(Io, Container) -> F,
+) -> Bench {
+    let before = said(image);
+    let finished = Bench::new(image);
+    finished.run(|sim| sim, &deed);
+    let after = said(&finished.bytes());
+    assert!(finished.check(Repair::Nothing).is_clean());
+
+    let same = before == after;
+    let bench = Bench::new(image);
+    let (old, new) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let (was, is, file) = (old.clone(), new.clone(), bench.file);
+    let rng = RefCell::new(fastrand::Rng::with_seed(9));
+    let watch = move |cut: &Disk| {
+        for _ in 0..4 {
+            let seed = rng.borrow_mut().u64(..);
+            let left = Bench { disk: cut.after_power_cut(seed), file };
+            if !may_be_wrong {
+                let report = left.check(Repair::Nothing);
+                assert_eq!(report.corruptions, 0, "seed {seed}: {report:?}");
+            }
+            let says = said(&left.bytes());
+            if says == before {
+                was.set(was.get() + 1);
+            } else {
+                assert!(says == after, "seed {seed}: neither old nor new");
+                is.set(is.get() + 1);
+            }
+            let report = left.check(Repair::All);
+            assert!(report.is_clean(), "seed {seed}: {report:?}");
+            assert!(said(&left.bytes()) == says, "seed {seed}: a repair changed what it says");
+        }
+    };
+    bench.run(|sim| sim.at_every_turn(watch), &deed);
+    assert!(same || (old.get() > 4 && new.get() > 0), "{old:?} {new:?}");
+    bench
+}
+
+/// A small image with some data.
+pub fn small(folder: &Folder, options: &str) -> Vec<u8> {
+    folder.img(&["create", "-q", "-f", "qcow2", "-o", options, "small", "256k"]);
+    folder.io("small", &["write -P 1 0 20k", "write -P 2 64k 3k", "write -z 80k 8k"]);
+    std::fs::read(folder.path("small")).expect("the image")
+}
+
+#[test]
+fn snapshots_are_taken_applied_and_deleted_at_once() {
+    let folder = Folder::new();
+    for options in
+        ["cluster_size=512", "cluster_size=4k,refcount_bits=8", "compat=0.10,cluster_size=1k"]
+    {
+        small(&folder, options);
+        folder.img(&["snapshot", "-c", "first", "small"]);
+        folder.io("small", &["write -P 3 4k 9k"]);
+        let image = std::fs::read(folder.path("small")).expect("the image");
+        try_cuts(&image, false, |io, container| async move {
+            create_snapshot(&io, &container, "second", (1, 2)).await.expect("made");
+        });
+        try_cuts(&image, false, |io, container| async move {
+            apply_snapshot(&io, &container, "first").await.expect("applied");
+        });
+        try_cuts(&image, false, |io, container| async move {
+            delete_snapshot(&io, &container, "first").await.expect("deleted");
+        });
+    }
+}
+
+#[test]
+fn repairs_lose_nothing() {
+    let folder = Folder::new();
+    let good = small(&folder, "cluster_size=512");
+    let facts = header(&good);
+    type Damage = fn(&mut Vec<u8>, u64, u64);
+    let damages: [Damage; 3] = [
+        // All refcounts of the first block.
+        |image, _, block| image[block as usize..block as usize + 512].fill(0),
+        // The pointer to it.
+        |image, table, _| image[table as usize..table as usize + 8].fill(0),
+        // Leaks, and a refcount of the last one too low.
+        |image, _, block| image[block as usize + 8..block as usize + 30].fill(3),
+    ];
+    let table = facts.refcount_table_offset;
+    let block = crate::guest::be64(&good, table);
+    for damage in damages {
+        let mut image = good.clone();
+        damage(&mut image, table, block);
+        assert!(!Bench::new(&image).check(Repair::Nothing).is_clean());
+        try_cuts(&image, true, |io, container| async move {
+            let report = check(&io, &container, Repair::All).await.expect("repaired");
+            assert!(report.is_clean());
+        });
+    }
+}
+
+/// Until it is whole, a new image is none at all: neither the one that was there nor half of one.
+#[test]
+fn a_new_image_is_whole_or_none() {
+    for preallocated in [false, true] {
+        let bench = Bench::new(&vec![0x51; 4096]);
+        let file = bench.file;
+        let seen = Rc::new(Cell::new((0, 0)));
+        let count = seen.clone();
+        let watch = move |cut: &Disk| {
+            for seed in 0..4 {
+                let left = Bench { disk: cut.after_power_cut(seed), file };
+                let (none, whole) = count.get();
+                if left.bytes().starts_with(b"QFI") {
+                    let report = left.check(Repair::Nothing);
+                    assert!(report.is_clean(), "{report:?}");
+                    assert!(content(&left.bytes()).iter().all(|byte| *byte == 0));
+                    count.set((none, whole + 1));
+                } else {
+                    count.set((none + 1, whole));
+                }
+            }
+        };
+        let mut options = CreateOptions { size: 64 << 10, ..CreateOptions::default() };
+        options.set("cluster_size", "512").expect("set");
+        options.set("preallocation", if preallocated { "full" } else { "off" }).expect("set");
+        bench.run(
+            |sim| sim.at_every_turn(watch),
+            |io, container| async move {
+                create(&io, &container, None, &options).await.expect("made");
+            },
+        );
+        assert!(seen.get().0 > 8 && seen.get().1 > 0, "{seen:?}");
+        assert!(bench.check(Repair::Nothing).is_clean());
+    }
+}

@@ -1,0 +1,401 @@
+//! A simulated disk with a chain of images on it, the topmost of them qcow2, and a guest's view of it.
+
+use std::cell::RefCell;
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+
+use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check, create};
+use ringtap_image::{CacheMode, Container, Image, Raw, Traits};
+use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_sim::{
+    Ask, Device, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut,
+};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
+
+/// Requests that a guest has under way at once.
+const SLOTS: usize = 6;
+
+/// How many seeds to try: `RINGTAP_SEEDS`, or so many.
+pub fn seeds(default: u64) -> Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+/// A VBD as a guest sees it.
+pub struct Served(pub Vbd);
+
+impl Device for Served {
+    type Error = Error;
+
+    async fn serve(&self, io: &Io, ask: &Ask, mem: Mem) -> Result<(), Error> {
+        let (kind, range, fua) = match ask {
+            Ask::Read(range) => (Kind::Read, range.clone(), false),
+            Ask::Write { range, durable } => (Kind::Write, range.clone(), *durable),
+            Ask::Zero { range, unmap, durable } => {
+                (Kind::WriteZeroes { unmap: *unmap, fast: false }, range.clone(), *durable)
+            }
+            Ask::Discard(range) => (Kind::Discard, range.clone(), false),
+            Ask::Flush => (Kind::Flush, 0..0, false),
+        };
+        let bytes = |sectors: u64| sectors * SECTOR as u64;
+        let (offset, len) = (bytes(range.start), bytes(range.end - range.start));
+        self.0.serve(io, Request { kind, offset, len, mem, fua }).await
+    }
+}
+
+/// One image of the chain.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    pub file: File,
+    pub data: Option<File>,
+    pub traits: Traits,
+    /// None for a raw image.
+    pub options: Option<CreateOptions>,
+}
+
+/// A disk with a chain of images on it.
+#[derive(Clone)]
+pub struct Bench {
+    pub seed: u64,
+    pub disk: Disk,
+    /// The backing file of all first.
+    pub layers: Vec<Layer>,
+    pub size: u64,
+    align: u64,
+    pub sabotage: Option<Sabotage>,
+    pub lie: Option<Lie>,
+    table_memory: u64,
+}
+
+impl Bench {
+    /// Everything that may be one way or the other is chosen by the seed.
+    pub fn new(seed: u64) -> Bench {
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
+        let align = [1, 512, 4096][rng.usize(0..3)];
+        let sectors = rng.u64(90..=200);
+        let (layers, table_memory) = (Vec::new(), [1 << 20, 0][rng.usize(0..2)]);
+        let size = sectors * SECTOR as u64;
+        let (sabotage, lie) = (None, None);
+        let mut bench = Bench { seed, disk, layers, size, align, sabotage, lie, table_memory };
+        match rng.u8(0..4) {
+            0 => {
+                let (file, traits) = bench.add_file(&mut rng, bench.size, false);
+                bench.layers.push(Layer { file, data: None, traits, options: None });
+            }
+            _ => bench.add_layer(&mut rng),
+        }
+        bench
+    }
+
+    fn add_file(&self, rng: &mut fastrand::Rng, size: u64, device: bool) -> (File, Traits) {
+        let file = match device {
+            true => self.disk.add_device(size, self.align as usize),
+            false => self.disk.add_file(size, self.align as usize),
+        };
+        let some = rng.u8(0..3) == 0;
+        let lacks = Lacks {
+            punch: some && rng.bool(),
+            zero_range: some && rng.bool(),
+            allocate: some && rng.bool(),
+        };
+        self.disk.set_lacks(file, lacks);
+        let logical = self.align.max(SECTOR as u64);
+        let traits = Traits {
+            regular: !device,
+            read_only: false,
+            request_alignment: self.align,
+            memory_alignment: (self.align as usize).min(512),
+            logical_block_size: logical as u32,
+            physical_block_size: 4096,
+        };
+        (file, traits)
+    }
+
+    /// Put a new, empty image upon those there are.
+    pub fn add_layer(&mut self, rng: &mut fastrand::Rng) {
+        let extended_l2 = rng.bool();
+        let version = if !extended_l2 && rng.u8(0..4) == 0 { 2 } else { 3 };
+        let sizes: &[u64] = match (extended_l2, self.align) {
+            (true, _) => &[16384, 32768],
+            (false, 4096) => &[4096, 8192],
+            (false, _) => &[512, 1024, 4096, 8192],
+        };
+        let external = version == 3 && rng.u8(0..8) == 0;
+        let device = !external && rng.u8(0..6) == 0;
+        let options = CreateOptions {
+            size: self.size,
+            version,
+            cluster_size: sizes[rng.usize(0..sizes.len())],
+            refcount_bits: if version == 2 { 16 } else { 1 << rng.u32(0..7) },
+            extended_l2,
+            backing_file: (!self.layers.is_empty()).then(|| "below".to_owned()),
+            data_file: external.then(|| "data".to_owned()),
+            data_file_raw: external && self.layers.is_empty() && rng.bool(),
+            ..CreateOptions::default()
+        };
+        let size = if device { 8 * self.size + (64 << 10) } else { 0 };
+        let (file, traits) = self.add_file(rng, size & !4095, device);
+        let data = external.then(|| self.add_file(rng, 0, false).0);
+        let layer = Layer { file, data, traits, options: Some(options.clone()) };
+        let container = self.container(&layer, false);
+        let outer = data.map(|data| self.contain(data, traits, false));
+        let seed = rng.u64(..);
+        self.alone(seed, async move |io| {
+            create(&io, &container, outer.as_ref(), &options).await.expect("an image");
+        });
+        self.layers.push(layer);
+    }
+
+    /// Run one task on the disk as it is, with nothing failing.
+    pub fn alone<T: 'static, F: Future<Output = T> + 'static>(
+        &self,
+        seed: u64,
+        task: impl FnOnce(Io) -> F,
+    ) -> T {
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, seed)));
+        let task = task(tasks.io().clone());
+        tasks.block_on(task).expect("the simulation runs")
+    }
+
+    fn contain(&self, file: File, traits: Traits, read_only: bool) -> Container {
+        Container::simulated(file, self.disk.size(file), Traits { read_only, ..traits })
+    }
+
+    fn container(&self, layer: &Layer, read_only: bool) -> Container {
+        self.contain(layer.file, layer.traits, read_only)
+    }
+
+    /// The chain's images, in order: containers and what they are.
+    fn parts(&self) -> Vec<(Container, Option<Container>, bool)> {
+        let top = self.layers.len() - 1;
+        let parts = self.layers.iter().enumerate().map(|(index, layer)| {
+            let read_only = index < top;
+            let data = layer.data.map(|data| {
+                let traits = Traits { regular: true, ..layer.traits };
+                self.contain(data, traits, read_only)
+            });
+            (self.container(layer, read_only), data, layer.options.is_none())
+        });
+        parts.collect()
+    }
+
+    /// The chain opened anew, as after a reboot. An error of the outer kind is the power's end.
+    pub fn open(&self, tasks: &mut Tasks) -> io::Result<Result<Vbd, String>> {
+        let (parts, table_memory, sabotage) = (self.parts(), self.table_memory, self.sabotage);
+        let io = tasks.io().clone();
+        tasks.block_on(async move {
+            let mut base: Option<Box<dyn Image>> = None;
+            for (container, data, raw) in parts {
+                base = Some(match raw {
+                    true => Box::new(Raw::new(container)),
+                    false => {
+                        let header =
+                            Header::read(&io, &container).await.map_err(|e| e.to_string())?;
+                        let table_memory = Some(table_memory);
+                        let parts = Parts { data, base, key: None, table_memory, sabotage };
+                        let image = Qcow2::open(&io, container, header, parts).await;
+                        Box::new(image.map_err(|e| e.to_string())?)
+                    }
+                });
+            }
+            Ok(Vbd::new(base.ok_or("no image")?, CacheMode::None))
+        })
+    }
+
+    pub fn sectors(&self) -> u64 {
+        self.size / SECTOR as u64
+    }
+
+    pub fn guest(&self) -> Guest {
+        Guest::new(self.sectors(), Promise::Flush)
+    }
+
+    fn queue(&self, seed: u64) -> Sim {
+        let sim = Sim::new(&self.disk, seed);
+        match self.lie {
+            Some(lie) => sim.lie(lie),
+            None => sim,
+        }
+    }
+
+    /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes; then
+    /// close the image, or leave it as a killed server does. `watch` looks at what a cut would leave
+    /// at every turn.
+    pub fn run(
+        &self,
+        guest: &Guest,
+        asks: Vec<Ask>,
+        close: bool,
+        watch: Option<Rc<Watch>>,
+    ) -> Result<(), Wrong> {
+        let queues = 1 + self.seed % 2;
+        let mut all: Vec<Tasks> = (0..queues)
+            .map(|queue| {
+                let sim = self.queue(self.seed ^ (queue << 32));
+                let sim = match watch.clone() {
+                    Some(watch) => sim.at_every_turn(move |cut| watch.look(cut)),
+                    None => sim,
+                };
+                Tasks::new(Box::new(sim))
+            })
+            .collect();
+        let vbd = match self.open(&mut all[0]) {
+            Ok(vbd) => vbd.expect("the image opens"),
+            Err(error) => {
+                assert!(is_power_cut(&error), "{error}");
+                return Ok(());
+            }
+        };
+        let slots = SLOTS / all.len();
+        let mut asks = Some(asks);
+        for tasks in &mut all {
+            let served = Rc::new(Served(vbd.fork()));
+            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
+        }
+        self.turn_all(&mut all);
+        if close && !self.disk.is_cut() {
+            let io = all[0].io().clone();
+            all[0].spawn(async move {
+                let _may_fail: Result<(), Error> = vbd.close(&io).await;
+            });
+            self.turn_all(&mut all);
+        }
+        // Each queue hears of the cut before its tasks are dropped.
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: io::Result<()> = tasks.turn(false);
+            }
+        }
+        guest.wrong().map_or(Ok(()), Err)
+    }
+
+    fn turn_all(&self, all: &mut [Tasks]) {
+        while all.iter().any(|tasks| tasks.count() > 0) && !self.disk.is_cut() {
+            for tasks in &mut *all {
+                tasks.run_ready();
+                if tasks.count() > 0 {
+                    if let Err(error) = tasks.turn(true) {
+                        assert!(is_power_cut(&error), "{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The whole disk, read through the chain.
+    pub fn read_all(&self) -> Result<Vec<u8>, String> {
+        let len = self.size;
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
+        let vbd = self.open(&mut tasks).expect("the power stays")?;
+        let io = tasks.io().clone();
+        let all = async move {
+            let buffer = io.buffer(len as usize).map_err(|errno| errno.to_string())?;
+            let request =
+                Request { kind: Kind::Read, offset: 0, len, mem: buffer.mem(), fua: false };
+            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
+            Ok(buffer.bytes().to_vec())
+        };
+        tasks.block_on(all).expect("the simulation runs")
+    }
+
+    /// What a power cut now leaves.
+    pub fn after_power_cut(&self, seed: u64) -> Bench {
+        Bench { disk: self.disk.after_power_cut(seed), ..self.clone() }
+    }
+
+    /// See that the topmost image is without contradictions; gives how many clusters leak.
+    pub fn check(&self) -> Result<u64, String> {
+        let Some(layer) = self.layers.last().filter(|layer| layer.options.is_some()) else {
+            return Ok(0);
+        };
+        let container = self.container(layer, true);
+        let seed = self.seed;
+        let report =
+            self.alone(seed, async move |io| check(&io, &container, Repair::Nothing).await);
+        let report = report.map_err(|error| error.to_string())?;
+        if report.corruptions > 0 { Err(format!("check: {report:?}")) } else { Ok(report.leaks) }
+    }
+
+    /// Whether QEMU finds the topmost image without contradictions.
+    pub fn check_with_qemu(&self) -> Result<(), String> {
+        let Some(layer) = self.layers.last().filter(|layer| layer.options.is_some()) else {
+            return Ok(());
+        };
+        let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let dump = |file: File, name: &str| {
+            let mut bytes = vec![0; self.disk.size(file) as usize];
+            self.disk.peek(file, 0, &mut bytes);
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).expect("a file");
+            format!(r#"{{"driver":"file","filename":"{}"}}"#, path.display())
+        };
+        let image = dump(layer.file, "image");
+        let data = layer.data.map(|data| format!(r#","data-file":{}"#, dump(data, "data")));
+        let backing = match layer.options.as_ref().and_then(|options| options.backing_file.as_ref())
+        {
+            Some(_) => r#","backing":null"#,
+            None => "",
+        };
+        let data = data.unwrap_or_default();
+        let image = format!(r#"json:{{"driver":"qcow2","file":{image}{data}{backing}}}"#);
+        let check = std::process::Command::new("timeout")
+            .args(["20", "qemu-img", "check", &image])
+            .output()
+            .map_err(|error| error.to_string())?;
+        // 3: leaks and nothing else.
+        if matches!(check.status.code(), Some(0 | 3)) {
+            return Ok(());
+        }
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Err(format!("qemu-img check: {}{}", text(&check.stdout), text(&check.stderr)))
+    }
+
+    /// The image as it is now: it opens, has no contradictions, and holds what the guest may find.
+    pub fn look(&self, guest: &Guest) -> Result<Guest, String> {
+        self.check()?;
+        if std::env::var_os("RINGTAP_QEMU_CHECK").is_some() {
+            self.check_with_qemu()?;
+        }
+        guest.after_power_cut(&self.read_all()?).map_err(|wrong| wrong.to_string())
+    }
+}
+
+/// Looks at what power cuts would leave.
+pub struct Watch {
+    bench: Bench,
+    guest: Guest,
+    /// One turn in so many is looked at.
+    every: u64,
+    rng: RefCell<fastrand::Rng>,
+    wrong: RefCell<Option<String>>,
+}
+
+impl Watch {
+    pub fn new(bench: &Bench, guest: &Guest, every: u64) -> Rc<Watch> {
+        Rc::new(Watch {
+            bench: bench.clone(),
+            guest: guest.clone(),
+            every,
+            rng: RefCell::new(fastrand::Rng::with_seed(bench.seed)),
+            wrong: RefCell::default(),
+        })
+    }
+
+    fn look(&self, cut: &Disk) {
+        let mut rng = self.rng.borrow_mut();
+        if rng.u64(0..self.every) > 0 || self.wrong.borrow().is_some() {
+            return;
+        }
+        let left = Bench { disk: cut.clone(), sabotage: None, ..self.bench.clone() };
+        let left = left.after_power_cut(rng.u64(..));
+        if let Err(wrong) = left.look(&self.guest) {
+            *self.wrong.borrow_mut() = Some(wrong);
+        }
+    }
+
+    pub fn wrong(&self) -> Option<String> {
+        self.wrong.borrow().clone()
+    }
+}

@@ -1,0 +1,7 @@
+//! qcow2 under a VBD, on the simulated disk: power cuts, failing operations, sabotage.
+//! `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
+
+mod bench;
+mod oracle;
+mod power_cut;
+mod sabotage;

@@ -1,0 +1,57 @@
+//! Power cuts at any turn, over chains of images of every kind.
+
+use ringtap_sim::{SECTOR, random_asks};
+
+use crate::bench::{Bench, Watch, seeds};
+
+const ASKS: usize = 40;
+
+/// Look at a cut at many turns; let the power go at one of them, or close; open what is left; put an
+/// overlay upon it, perhaps; go on.
+pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
+    let mut rng = fastrand::Rng::with_seed(bench.seed);
+    let mut guest = bench.guest();
+    let sound = bench.sabotage.is_none() && bench.lie.is_none();
+    for _ in 0..3 {
+        let leaked = bench.check()?;
+        if rng.bool() {
+            bench.disk.cut_power_at_turn(rng.u64(1..150));
+        }
+        let watch = Watch::new(&bench, &guest, every);
+        let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+        let close = rng.bool();
+        bench.run(&guest, asks, close, Some(watch.clone())).map_err(|w| w.to_string())?;
+        if let Some(wrong) = watch.wrong() {
+            return Err(format!("a power cut would leave: {wrong}"));
+        }
+        let failures = guest.failures();
+        assert!(!sound || failures.is_empty(), "seed {}: {failures:?}", bench.seed);
+        if close && !bench.disk.is_cut() {
+            bench.disk.cut_power_at_turn(u64::MAX);
+            let leaks = bench.check()?;
+            // Those of an earlier cut stay until a repair.
+            if leaks > leaked {
+                return Err(format!("{leaks} clusters leak after a clean end, {leaked} before"));
+            }
+        }
+        bench.disk.cut_power_at_turn(u64::MAX);
+        bench = bench.after_power_cut(rng.u64(..));
+        guest = bench.look(&guest)?;
+        if rng.u8(0..3) == 0 {
+            let found = bench.read_all()?;
+            bench.size += rng.u64(0..3) * 8 * SECTOR as u64;
+            bench.add_layer(&mut rng);
+            guest = guest.on_larger_disk(&found, bench.sectors()).map_err(|w| w.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn power_cuts_leave_what_was_promised() {
+    for seed in seeds(100) {
+        if let Err(wrong) = trial(Bench::new(seed), 8) {
+            panic!("seed {seed}: {wrong}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Tests that notice nothing are worth nothing: what is broken on purpose has to be caught.
+
+use ringtap_image::qcow2::Sabotage;
+use ringtap_sim::Lie;
+
+use crate::bench::Bench;
+use crate::power_cut::trial;
+
+const TRIALS: u64 = 40;
+/// How many of them have to fail at least.
+const FEWEST: usize = 4;
+
+/// Try many seeds, looking at a power cut in every `every`th turn.
+fn caught(every: u64, make: impl Fn(&mut Bench)) -> usize {
+    let failing = (0..TRIALS).filter(|seed| {
+        let mut bench = Bench::new(*seed);
+        make(&mut bench);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trial(bench, every)))
+            .is_ok_and(|end| end.is_err())
+    });
+    failing.count()
+}
+
+#[test]
+fn broken_images_are_caught() {
+    for (sabotage, every) in [
+        (Sabotage::TablesFirst, 8),
+        (Sabotage::L1First, 8),
+        (Sabotage::RefcountsLate, 8),
+        (Sabotage::EarlyReuse, 2),
+        (Sabotage::NoGrace, 1000),
+        (Sabotage::StaleIsFresh, 1000),
+    ] {
+        let caught = caught(every, |bench| bench.sabotage = Some(sabotage));
+        println!("{sabotage:?}: {caught} of {TRIALS}");
+        assert!(caught >= FEWEST, "{sabotage:?} is hidden in all but {caught} of {TRIALS}");
+    }
+}
+
+#[test]
+fn lying_disks_are_caught() {
+    for lie in [Lie::SyncDoesNothing, Lie::EarlyWrites, Lie::ZeroDoesNothing] {
+        let caught = caught(8, |bench| bench.lie = Some(lie));
+        println!("{lie:?}: {caught} of {TRIALS}");
+        assert!(caught >= FEWEST, "{lie:?} is hidden in all but {caught} of {TRIALS}");
+    }
+}
