@@ -3,12 +3,14 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use ringtap_io::Io;
 
+use super::extension::Encryption;
 use super::header::incompatible;
 use super::restart::RESTART_RECORDS;
-use super::{Header, Parts, Qcow2};
+use super::{Crypt, Header, Parts, Qcow2};
 use crate::backing::{Chain, Named};
 use crate::{
     Boxed, CacheMode, Container, Image, OpenError, OpenOptions, RestartLog, SectorCipher, luks,
@@ -16,8 +18,6 @@ use crate::{
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
 const SMALLEST_DIRECT: u64 = 4096;
-/// The most bytes of a LUKS header with its key material.
-const MOST_KEYS: u64 = 64 << 20;
 
 /// Open an image and what it names, each in its turn; `chain` knows those opened above it.
 pub(crate) fn open_chain<'a>(
@@ -53,7 +53,12 @@ pub(crate) fn open_chain<'a>(
             }
             _ => None,
         };
-        let key = unlock(io, &container, &header, &options).await?;
+        let key = match header.encryption() {
+            Some(place) if header.crypt == Crypt::Luks => {
+                Some(unlock(io, &container, place, &options).await?)
+            }
+            _ => None,
+        };
         let restart = (!options.read_only).then(|| restart_log(&container)).flatten();
         let table_memory = options.table_memory;
         let parts = Parts { data, restart, base, key, table_memory, ..Parts::default() };
@@ -61,31 +66,17 @@ pub(crate) fn open_chain<'a>(
     })
 }
 
-/// The cipher of an encrypted image, where the secret for it is there.
+/// The cipher behind the LUKS header at that place, which counts sectors from the file's beginning.
 async fn unlock(
     io: &Io,
     container: &Container,
-    header: &Header,
+    place: Encryption,
     options: &OpenOptions,
-) -> Result<Option<Box<dyn SectorCipher>>, OpenError> {
-    let (Some(place), Some(secret)) = (header.encryption(), &options.secret) else {
-        return Ok(None);
-    };
-    let path = || container.path().to_owned();
-    let why = "its LUKS header would lie past the end of the file, or is larger than 64 MiB";
-    let end = place.offset.checked_add(place.len).filter(|end| *end <= container.len());
-    if end.is_none() || place.len > MOST_KEYS {
-        return Err(OpenError::Refused { path: path(), why });
-    }
-    let mut bytes = vec![0; place.len as usize];
-    container.read(io, place.offset, &mut bytes).await.map_err(|error| OpenError::Os {
-        what: "read the LUKS header of",
-        path: path(),
-        source: std::io::Error::from_raw_os_error(error.errno()),
-    })?;
-    let key = luks::unlock_header(&bytes, secret)
-        .map_err(|source| OpenError::Luks { path: path(), source })?;
-    Ok(Some(Box::new(key)))
+) -> Result<Arc<dyn SectorCipher>, OpenError> {
+    let failed = |source| OpenError::Luks { path: container.path().to_owned(), source };
+    let secret = options.secret.as_ref().ok_or(luks::Error::NoSecret).map_err(failed)?;
+    let header = luks::read_header_at(io, container, place.offset, place.len).await;
+    luks::unlock_header(&header.map_err(failed)?, secret).map_err(failed)
 }
 
 /// The log beside which the image is served; without one a killed server loses what was not flushed.

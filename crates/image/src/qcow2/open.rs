@@ -33,7 +33,7 @@ pub struct Parts {
     /// The backing file, opened read-only, for an image that has one.
     pub base: Option<Box<dyn Image>>,
     /// The cipher of an encrypted image, with its key.
-    pub key: Option<Box<dyn SectorCipher>>,
+    pub key: Option<Arc<dyn SectorCipher>>,
     /// The most bytes of L2 tables to keep in memory; 64 MiB unless told otherwise.
     pub table_memory: Option<u64>,
     /// Where changes are kept over a killed server; what is in it already is taken up.
@@ -193,7 +193,8 @@ fn info_of(geometry: &Geometry, container: &Container, parts: &Parts) -> Info {
     let request = request.max(data.map_or(1, |traits| traits.request_alignment));
     let memory = below.map_or(1, |info| info.memory_alignment);
     let memory = memory.max(data.map_or(1, |traits| traits.memory_alignment));
-    let request_alignment = request.max(own.request_alignment);
+    let sector = parts.key.as_ref().map_or(1, |key| key.sector_size());
+    let request_alignment = request.max(own.request_alignment).max(sector);
     Info {
         format: "qcow2",
         size: geometry.size,

@@ -213,9 +213,9 @@ impl Shared {
         } else if self.container.len() < end << bits {
             return Err(Error::Full);
         }
-        let made = self.refcounts().cover_from(&(first..end), place).ok_or(Error::Full)?;
-        let table = self.refcounts().take_next_table().unwrap_or(0..0);
-        for cluster in made.taken.into_iter().chain(table) {
+        self.refcounts().cover_from(&(first..end), place).ok_or(Error::Full)?;
+        let uncounted = self.refcounts().take_uncounted();
+        for cluster in uncounted {
             let block = self.refcounts().block_of(cluster);
             self.load_refcounts(io, block).await?;
             self.refcounts().change(cluster, 1).map_err(|_| Error::Corrupt)?;

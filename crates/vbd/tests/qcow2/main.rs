@@ -2,9 +2,9 @@
 //! `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod bench;
-mod kill;
 mod faults;
 mod grace;
+mod kill;
 mod large;
 mod oracle;
 mod power_cut;
