@@ -82,6 +82,11 @@ fn by_qemu(path: &Path, steps: &[Step]) {
 
 /// Carry the steps out, read all, and close in good order.
 fn by_us(path: &Path, cache: CacheMode, steps: Vec<Step>) -> Vec<u8> {
+    by_us_until(path, cache, steps, true)
+}
+
+/// As [`by_us`]; without `close` the image stays as a killed server leaves it.
+fn by_us_until(path: &Path, cache: CacheMode, steps: Vec<Step>, close: bool) -> Vec<u8> {
     let owned = path.to_owned();
     let all = on_a_ring(path, |io| async move {
         let vbd = Vbd::new(open_on(&io, &owned, &options(cache, false)).await?, cache);
@@ -103,7 +108,9 @@ fn by_us(path: &Path, cache: CacheMode, steps: Vec<Step>) -> Vec<u8> {
                 Step::Flush => ask(Kind::Flush, 0, 0, ringtap_io::Mem::EMPTY).await,
             }
         }
-        vbd.close(&io).await.expect("closed");
+        if close {
+            vbd.close(&io).await.expect("closed");
+        }
         let buffer = io.buffer(vbd.size() as usize).expect("memory");
         ask(Kind::Read, 0, vbd.size(), buffer.mem()).await;
         Ok::<_, OpenError>(buffer.bytes().to_vec())
@@ -296,4 +303,100 @@ fn one_footer_is_enough() {
     file.write_all_at(&[0; 512], 0).expect("written");
     file.write_all_at(&[0; 512], file.metadata().expect("facts").len() - 512).expect("written");
     assert!(ringtap_image::open(&path, &options(CacheMode::Writeback, true)).is_err());
+}
+
+/// What was flushed, QEMU finds in an image whose server was killed.
+#[test]
+fn qemu_reads_what_a_killed_server_flushed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for seed in 0..6 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let path = folder.path().join(format!("{seed}.vhd"));
+        create(&path, CacheMode::Writeback, VhdKind::Dynamic, 24 << 20, true, None);
+        let cache = usable(&path, CacheMode::None);
+        let mut model = vec![0; 24 << 20];
+        for _ in 0..2 {
+            let mut some = steps(&mut rng, 24 << 20, 15);
+            some.push(Step::Flush);
+            apply(&mut model, &some);
+            assert!(by_us_until(&path, cache, some, false) == model);
+            compare(&path, &model);
+        }
+        assert!(by_us(&path, cache, vec![Step::Write(0, 512, 1)]).starts_with(&[1; 512]));
+        model[..512].fill(1);
+        let some = steps(&mut rng, 24 << 20, 15);
+        apply(&mut model, &some);
+        by_qemu(&path, &some);
+        compare(&path, &model);
+        assert!(by_us(&path, cache, vec![]) == model, "seed {seed}");
+        check(&path);
+    }
+}
+
+/// Two queue threads, each with many requests under way, allocate in the same blocks.
+#[test]
+fn queue_threads_share_an_image() {
+    const SIZE: u64 = 24 << 20;
+    const PIECE: u64 = 3072;
+    let folder = tempfile::tempdir().expect("a folder");
+    let base = folder.path().join("base.vhd");
+    create(&base, CacheMode::Writeback, VhdKind::Dynamic, SIZE, true, None);
+    let below = by_us(&base, CacheMode::Writeback, vec![Step::Write(0, SIZE, 200)]);
+    assert!(below.iter().all(|byte| *byte == 200));
+    for (name, parent, rest) in [("alone.vhd", None, 0), ("child.vhd", Some(&*base), 200)] {
+        let path = folder.path().join(name);
+        let kind = if parent.is_some() { VhdKind::Differencing } else { VhdKind::Dynamic };
+        create(&path, CacheMode::Writeback, kind, SIZE, true, parent);
+        let cache = usable(&path, CacheMode::None);
+        let owned = path.clone();
+        let image =
+            on_a_ring(
+                &path,
+                |io| async move { open_on(&io, &owned, &options(cache, false)).await },
+            );
+        let vbd = Vbd::new(image.expect("a ring").expect("opened"), cache);
+        let threads: Vec<_> = (0..2u64)
+            .map(|thread| {
+                let vbd = std::sync::Arc::new(vbd.fork());
+                std::thread::spawn(move || {
+                    let ring = ringtap_io::Ring::new().expect("a ring");
+                    let mut tasks = ringtap_io::Tasks::new(Box::new(ring));
+                    for slot in 0..16u64 {
+                        let (io, vbd) = (tasks.io().clone(), vbd.clone());
+                        tasks.spawn(async move {
+                            // Every other piece is another thread's, and every 32nd this slot's.
+                            for round in 0..40 {
+                                let number = (round * 67 % 240) * 32 + slot * 2 + thread;
+                                let (kind, mut buffer) =
+                                    (Kind::Write, io.buffer(PIECE as usize).expect("memory"));
+                                buffer.bytes_mut().fill((number % 199 + 1) as u8);
+                                let (offset, mem) = (number * PIECE, buffer.mem());
+                                let fua = round % 16 == 0;
+                                let request = Request { kind, offset, len: PIECE, mem, fua };
+                                vbd.serve(&io, request).await.expect("written");
+                            }
+                        });
+                    }
+                    tasks.run().expect("runs");
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("a thread");
+        }
+        on_a_ring(&path, |io| async move { vbd.close(&io).await })
+            .expect("a ring")
+            .expect("closed");
+        let mut model = vec![rest; SIZE as usize];
+        for number in (0..40).flat_map(|round| (0..32).map(move |at| (round * 67 % 240) * 32 + at))
+        {
+            let at = (number * PIECE) as usize;
+            model[at..at + PIECE as usize].fill((number % 199 + 1) as u8);
+        }
+        check(&path);
+        assert!(by_us(&path, cache, vec![]) == model, "{name}");
+        if parent.is_none() {
+            compare(&path, &model);
+        }
+    }
 }

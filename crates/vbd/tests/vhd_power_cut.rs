@@ -477,3 +477,36 @@ fn a_clean_close_leaves_a_footer_at_the_very_end() {
         assert_eq!(left.read_all(), bench.read_all(), "seed {seed}");
     }
 }
+
+/// Writes to a fresh image cost one operation each, but for the file's growth: metadata waits for a
+/// flush, which writes it once.
+#[test]
+fn a_fresh_write_is_one_operation() {
+    for case in [Case::Dynamic, Case::Differencing] {
+        let (mut bench, _) = Bench::new(4, case);
+        bench.align = 512;
+        let vbd = Rc::new(bench.vbd(false));
+        let ask = |kind, sector: u64, sectors: u64| {
+            let (vbd, before) = (vbd.clone(), bench.disk.operations());
+            run(&bench.disk, move |io| async move {
+                let buffer = io.buffer(sectors as usize * SECTOR).expect("memory");
+                let (offset, len) = (sector * SECTOR as u64, sectors * SECTOR as u64);
+                let request = Request { kind, offset, len, mem: buffer.mem(), fua: false };
+                vbd.serve(&io, request).await.expect("served");
+            });
+            bench.disk.operations() - before
+        };
+        ask(Kind::Write, 0, 1);
+        ask(Kind::Write, 88, 8);
+        // Now and then room is reserved and the footer moved, in ever larger steps, or the parent's bitmap
+        // is read.
+        let costs: Vec<u64> = (0..12).map(|number| ask(Kind::Write, number * 8, 8)).collect();
+        let cheap = costs.iter().filter(|cost| **cost == 1).count();
+        assert!(cheap >= 6, "{case:?}: {costs:?}");
+        let again: Vec<u64> = (0..12).map(|number| ask(Kind::Write, number * 8, 8)).collect();
+        assert_eq!(again, [1; 12], "{case:?}");
+        // Twelve bitmaps at most, the table's sector read and written, two syncs.
+        assert!(ask(Kind::Flush, 0, 0) <= 12 + 2 + 2, "{case:?}");
+        assert_eq!(ask(Kind::Flush, 0, 0), 1, "{case:?}: nothing is left to write");
+    }
+}

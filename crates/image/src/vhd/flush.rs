@@ -1,8 +1,10 @@
 //! Making stable what was written: in an order that leaves a whole image whenever the power goes.
 
 use std::collections::{BTreeMap, HashSet};
+use std::future::poll_fn;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::{MutexGuard, PoisonError};
+use std::task::Poll;
 
 use ringtap_io::Io;
 
@@ -10,10 +12,12 @@ use super::BLOCK_ALIGN;
 use super::dynamic::Shared;
 use super::footer::SECTOR;
 use super::sabotage::Sabotage;
-use crate::Error;
+use crate::{Boxed, Container, Error};
 
 /// How long to wait before looking again whether another task's flush has ended.
 const PAUSE: u64 = 50_000;
+/// Bitmaps that are written side by side.
+const BESIDE: usize = 32;
 
 /// Flushes one after the other: whoever asks while one is under way waits for the next, which
 /// serves all that wait.
@@ -127,28 +131,18 @@ impl Shared {
 
     async fn write_batch(&self, io: &Io, batch: &Batch, stage: &mut Stage) -> Result<(), Error> {
         let container = &self.container;
-        for (place, bytes) in &batch.new_bitmaps {
-            // Nothing else is in the page before a new block's bytes: it need not be read.
-            let gap = (place % BLOCK_ALIGN) as usize;
-            let mut page = vec![0; gap];
-            page.extend_from_slice(bytes);
-            container.write(io, place - gap as u64, &page).await?;
-        }
+        write_beside(io, container, &batch.new_bitmaps, true).await?;
         let pointing = !batch.changed_bitmaps.is_empty() || !batch.table.is_empty();
         if self.sabotaged(Sabotage::BitsFirst) {
-            for (place, bytes) in &batch.changed_bitmaps {
-                container.write(io, *place, bytes).await?;
-            }
+            write_beside(io, container, &batch.changed_bitmaps, false).await?;
         }
         if !(pointing && self.sabotaged(Sabotage::NoBarrier)) {
             container.sync(io).await?;
         }
         *stage = Stage::Pointing;
-        for (place, bytes) in &batch.changed_bitmaps {
-            container.write(io, *place, bytes).await?;
-        }
-        for (at, bytes) in &batch.table {
-            container.write(io, *at, bytes).await?;
+        write_beside(io, container, &batch.changed_bitmaps, false).await?;
+        for (at, bytes) in joined(&batch.table) {
+            container.write(io, at, &bytes).await?;
         }
         if pointing {
             container.sync(io).await?;
@@ -177,4 +171,56 @@ impl Shared {
             self.dirty.store(false, SeqCst);
         }
     }
+}
+
+/// Sectors that follow one another as one write: two writes to one page must not be under way at once.
+fn joined(sectors: &BTreeMap<u64, Vec<u8>>) -> Vec<(u64, Vec<u8>)> {
+    let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+    for (at, bytes) in sectors {
+        match runs.last_mut() {
+            Some((start, run)) if *start + run.len() as u64 == *at => run.extend_from_slice(bytes),
+            _ => runs.push((*at, bytes.clone())),
+        }
+    }
+    runs
+}
+
+/// Write bitmaps, several at a time: no two are in one page. With `whole_pages`, each from the
+/// beginning of its page on, where nothing is before a new block's bitmap: so it need not be read.
+async fn write_beside(
+    io: &Io,
+    container: &Container,
+    bitmaps: &[(u64, Vec<u8>)],
+    whole_pages: bool,
+) -> Result<(), Error> {
+    for some in bitmaps.chunks(BESIDE) {
+        let mut writes: Vec<Option<Boxed<'_, Result<(), Error>>>> = Vec::new();
+        for (place, bytes) in some {
+            let gap = if whole_pages { place % BLOCK_ALIGN } else { 0 };
+            writes.push(Some(Box::pin(async move {
+                let mut page = vec![0; gap as usize];
+                page.extend_from_slice(bytes);
+                container.write(io, place - gap, &page).await
+            })));
+        }
+        // All must come to their end, whatever becomes of one.
+        let mut end = Ok(());
+        poll_fn(|context| {
+            let mut pending = false;
+            for write in &mut writes {
+                let Some(running) = write else { continue };
+                match running.as_mut().poll(context) {
+                    Poll::Pending => pending = true,
+                    Poll::Ready(result) => {
+                        *write = None;
+                        end = end.and(result);
+                    }
+                }
+            }
+            if pending { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        end?;
+    }
+    Ok(())
 }

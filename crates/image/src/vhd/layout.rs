@@ -188,8 +188,6 @@ impl Sparse {
         let mut found = Vec::new();
         let block_len = self.block_len();
         let areas = self.fixed_areas(header_at);
-        // Sorted by place; the block's number goes along.
-        let mut places: Vec<u64> = Vec::new();
         for (block, entry) in self.table.iter().enumerate().filter(|(_, entry)| **entry != UNUSED) {
             let at = u64::from(*entry) * SECTOR;
             let hit = areas.iter().find(|(from, to, _)| *from < at + block_len && at < *to);
@@ -206,12 +204,14 @@ impl Sparse {
             if found.len() >= most {
                 return found;
             }
-            places.push(at);
         }
+        let mut places: Vec<u32> =
+            self.table.iter().copied().filter(|entry| *entry != UNUSED).collect();
         places.sort_unstable();
         for pair in places.windows(2) {
             if let [first, second] = pair {
-                if second - first < block_len {
+                if u64::from(second - first) * SECTOR < block_len {
+                    let [first, second] = [first, second].map(|place| u64::from(*place) * SECTOR);
                     let found_here = format!("blocks at {first} and {second} overlap");
                     found.push(Problem { at: self.header.table_at, found: found_here });
                     if found.len() >= most {
