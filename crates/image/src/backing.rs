@@ -7,10 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use ringtap_io::Io;
-
-use crate::open::open_in_chain;
-use crate::{Boxed, Format, Image, OpenError, OpenOptions, qcow2};
+use crate::{Format, OpenError, OpenOptions, qcow2};
 
 /// The most images above each other.
 const DEEPEST: usize = 200;
@@ -58,7 +55,7 @@ impl Named<'_> {
     }
 
     /// The format that is recorded, else what the file's first bytes say: enough to read it.
-    fn find_format(&self, path: &Path) -> Result<Format, OpenError> {
+    pub(crate) fn find_format(&self, path: &Path) -> Result<Format, OpenError> {
         match self.format {
             Some(b"raw" | b"file" | b"host_device") => Ok(Format::Raw),
             Some(b"qcow2") => Ok(Format::Qcow2),
@@ -101,20 +98,5 @@ impl Chain {
         }
         self.above.push(place);
         Ok(self)
-    }
-
-    /// Open a backing file, to be read only.
-    pub(crate) fn open_backing<'a>(
-        &'a self,
-        io: &'a Io,
-        named: Named<'a>,
-        options: &'a OpenOptions,
-    ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
-        Box::pin(async move {
-            let path = named.find(options)?;
-            let format = Some(named.find_format(&path)?);
-            let options = OpenOptions { format, read_only: true, ..options.clone() };
-            open_in_chain(io, &path, &options, self.clone()).await
-        })
     }
 }

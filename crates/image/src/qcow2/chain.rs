@@ -9,47 +9,79 @@ use ringtap_io::Io;
 use super::header::incompatible;
 use super::{Header, Parts, Qcow2};
 use crate::backing::{Chain, Named};
-use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions};
+use crate::open::open_in_chain;
+use crate::{Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions};
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
 const SMALLEST_DIRECT: u64 = 4096;
 
-/// Open an image and what it names, each in its turn; `chain` knows those opened above it.
+/// An image of which the files are open and nothing has been read but the header.
+struct Layer {
+    container: Container,
+    header: Header,
+    data: Option<Container>,
+}
+
+/// Open an image and what it names; `chain` knows the images above it and itself. Layer by layer, not
+/// one within the other: a stack holds no 200 of them.
 pub(crate) fn open_chain<'a>(
     io: &'a Io,
     path: &'a Path,
     options: &'a OpenOptions,
-    chain: Chain,
+    mut chain: Chain,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
-        let mut options = options.clone();
-        let mut container = Container::open(path, &options)?;
-        let header = Header::read(io, &container).await?;
-        let cluster = header.cluster_size();
-        let too_small = cluster < SMALLEST_DIRECT.max(container.traits().request_alignment);
-        if options.cache.direct() && too_small {
-            options.cache = match options.cache {
-                CacheMode::DirectSync => CacheMode::Writethrough,
-                _ => CacheMode::Writeback,
-            };
-            drop(container);
-            container = Container::open(path, &options)?;
-        }
-        let data = match header.has(incompatible::DATA_FILE) {
-            true => Some(open_data(path, &header, &options)?),
-            false => None,
-        };
-        let base = match &header.backing_file {
-            Some(name) => {
-                let name = OsStr::from_bytes(name);
-                let named = Named { by: path, name, format: header.backing_format() };
-                Some(chain.open_backing(io, named, &options).await?)
+        let (mut path, mut options) = (path.to_owned(), options.clone());
+        let mut layers = Vec::new();
+        let mut base = None;
+        loop {
+            let layer = open_layer(io, &path, &mut options).await?;
+            let name = layer.header.backing_file.clone();
+            let format = layer.header.backing_format().map(<[u8]>::to_vec);
+            layers.push(layer);
+            let Some(name) = name else { break };
+            let name = OsStr::from_bytes(&name);
+            let named = Named { by: &path, name, format: format.as_deref() };
+            let below = named.find(&options)?;
+            options.format = Some(named.find_format(&below)?);
+            options.read_only = true;
+            if options.format != Some(Format::Qcow2) {
+                base = Some(open_in_chain(io, &below, &options, chain).await?);
+                break;
             }
-            None => None,
-        };
-        let parts = Parts { data, base, table_memory: options.table_memory, ..Parts::default() };
-        Ok(Box::new(Qcow2::open(io, container, header, parts).await?) as Box<dyn Image>)
+            chain = chain.with(&below)?;
+            path = below;
+        }
+        let table_memory = options.table_memory;
+        while let Some(Layer { container, header, data }) = layers.pop() {
+            let parts = Parts { data, base, table_memory, ..Parts::default() };
+            let image = Qcow2::open(io, container, header, parts).await?;
+            base = Some(Box::new(image) as Box<dyn Image>);
+        }
+        let why = "there is nothing to open";
+        base.ok_or(OpenError::Refused { path, why })
     })
+}
+
+/// Open the files of one image; from here on down the chain `options` are those it turns out to need.
+async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<Layer, OpenError> {
+    let mut container = Container::open(path, options)?;
+    let header = Header::read(io, &container).await?;
+    let cluster = header.cluster_size();
+    let too_small = cluster < SMALLEST_DIRECT.max(container.traits().request_alignment);
+    if options.cache.direct() && too_small {
+        options.cache = match options.cache {
+            CacheMode::DirectSync => CacheMode::Writethrough,
+            _ => CacheMode::Writeback,
+        };
+        drop(container);
+        container = Container::open(path, options)?;
+    }
+    let data = match header.has(incompatible::DATA_FILE) {
+        true => Some(open_data(path, &header, options)?),
+        false => None,
+    };
+    Ok(Layer { container, header, data })
 }
 
 fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Container, OpenError> {
