@@ -10,12 +10,14 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use ringtap_io::Io;
 
 use super::counts::{Counts, refcount};
-use super::header::{COMPRESSED, COPIED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, incompatible};
+use super::header::{
+    COMPRESSED, COPIED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, autoclear, incompatible,
+};
 use super::offline::Offline;
 use super::rewrite::{Free, Rewrite};
 use super::tool::ToolError;
 use super::walk::{Problems, Tables};
-use super::{Header, HeaderError};
+use super::{Header, HeaderError, extension};
 use crate::{Container, OpenError};
 
 /// Bytes of memory for counting references.
@@ -379,6 +381,13 @@ impl Round<'_, '_> {
             let at = rewrite.put(super::bytes::table(&l1)).await?;
             rewrite.image.header.l1_offset = at;
         }
+        // What is written to must not be said to be what others keep up to date.
+        let header = &mut rewrite.image.header;
+        header.autoclear &= autoclear::KNOWN;
+        if header.bitmaps().is_none() {
+            header.autoclear &= !autoclear::BITMAPS;
+            header.set_extension(extension::BITMAPS, None);
+        }
         rewrite.commit().await?;
         self.tables.l1 = l1;
         Ok(())
@@ -416,3 +425,7 @@ async fn look_at_data(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

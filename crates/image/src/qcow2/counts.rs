@@ -40,6 +40,8 @@ pub(super) struct Counts {
     /// The first cluster not counted any more.
     end: u64,
     most_pages: usize,
+    /// The clusters past every one that was asked to be counted, in the range or not.
+    past: u64,
     pages: BTreeMap<u64, Box<[i64]>>,
 }
 
@@ -47,7 +49,7 @@ impl Counts {
     /// Nothing counted yet, from cluster `start` (a multiple of 1024) on, in so many bytes at most.
     pub(super) fn new(start: u64, memory: usize) -> Counts {
         let most_pages = (memory / (PAGE as usize * 8)).max(1);
-        Counts { start, end: u64::MAX, most_pages, pages: BTreeMap::new() }
+        Counts { start, end: u64::MAX, most_pages, past: 0, pages: BTreeMap::new() }
     }
 
     /// The clusters that were counted. Further ones take another round from its end on.
@@ -57,6 +59,7 @@ impl Counts {
 
     /// Count `clusters` from `first` on `times` more (or less).
     pub(super) fn add(&mut self, first: u64, clusters: u64, times: i64) {
+        self.past = self.past.max(first.saturating_add(clusters));
         let from = first.max(self.start);
         let to = first.saturating_add(clusters).min(self.end);
         let mut at = from;
@@ -82,6 +85,11 @@ impl Counts {
                 }
             }
         }
+    }
+
+    /// Whether nothing refers to a cluster; false where that is not known.
+    pub(super) fn is_unreferenced(&self, cluster: u64) -> bool {
+        cluster >= self.past || (self.range().contains(&cluster) && self.get(cluster) == 0)
     }
 
     /// How often a cluster within the range was counted.

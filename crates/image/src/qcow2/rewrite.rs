@@ -161,9 +161,9 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
             return Ok(false);
         }
         match self.free {
-            Free::Unreferenced(counts, dangling) => Ok(counts.range().contains(&cluster)
-                && counts.get(cluster) == 0
-                && !dangling.contains(&cluster)),
+            Free::Unreferenced(counts, dangling) => {
+                Ok(counts.is_unreferenced(cluster) && !dangling.contains(&cluster))
+            }
             // What is being freed by this very change is in use until the header is switched.
             Free::Refcounts => {
                 let (number, index) = self.place(cluster);

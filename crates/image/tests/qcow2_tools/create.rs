@@ -1,4 +1,4 @@
-use ringtap_image::qcow2::{CreateOptions, create};
+use ringtap_image::qcow2::{CreateOptions, Repair, create};
 use serde_json::Value;
 
 use crate::oracle::{Folder, open, with};
@@ -167,5 +167,20 @@ fn what_cannot_be_is_refused() {
     {
         let message = options.set(name, value).expect_err("refused");
         assert!(message.contains(name), "{message}");
+    }
+}
+
+/// Room for a LUKS header of any length, found again and known to be in use.
+#[test]
+fn an_encryption_header_has_its_place() {
+    let folder = Folder::new();
+    for len in [512, 65536, 200_000] {
+        let header = vec![0x4c; len];
+        let options = CreateOptions { luks: Some(header.clone()), ..options("", 1 << 20) };
+        make(&folder, "image", &options).expect("made");
+        let image = std::fs::read(folder.path("image")).expect("read");
+        let found = crate::guest::header(&image).encryption().expect("it says where");
+        assert_eq!(image[found.offset as usize..][..found.len as usize], header);
+        assert!(crate::check::run(&folder, "image", Repair::Nothing).is_clean());
     }
 }

@@ -8,7 +8,7 @@ use ringtap_image::qcow2::{
 };
 use ringtap_image::{Container, Traits};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Chances, Disk, Sim};
+use ringtap_sim::{Chances, Disk, Fault, Lie, Sim};
 
 use crate::guest::{content, header, snapshots};
 use crate::oracle::Folder;
@@ -208,4 +208,110 @@ fn a_new_image_is_whole_or_none() {
         assert!(seen.get().0 > 8 && seen.get().1 > 0, "{seen:?}");
         assert!(bench.check(Repair::Nothing).is_clean());
     }
+}
+
+/// Whatever operation fails, the image is as it was or as it is to be, and the tool says so.
+#[test]
+fn a_failed_operation_leaves_the_image() {
+    let folder = Folder::new();
+    let image = small(&folder, "cluster_size=1k");
+    let before = said(&image);
+    for errno in [libc::EIO, libc::ENOSPC] {
+        for number in 1.. {
+            let bench = Bench::new(&image);
+            bench.disk.fail_operations(number..number + 1, Fault::Errno(errno));
+            let done = bench.run(
+                |sim| sim.chances(Chances::NEVER),
+                |io, container| async move {
+                    create_snapshot(&io, &container, "one", (1, 2)).await.is_ok()
+                },
+            );
+            let begun = bench.disk.operations();
+            bench.disk.heal();
+            assert_eq!(bench.check(Repair::Nothing).corruptions, 0, "operation {number}");
+            let after = said(&bench.bytes());
+            assert_eq!(after.1, before.1, "operation {number}");
+            assert!(!done || after.2.len() == 1, "operation {number}: said to be done");
+            if begun < number {
+                assert!(done && number > 10);
+                break;
+            }
+        }
+    }
+}
+
+/// The tests above would notice a sync that does nothing.
+#[test]
+fn a_sync_that_does_nothing_is_noticed() {
+    let folder = Folder::new();
+    let image = small(&folder, "cluster_size=512");
+    let (before, bench) = (said(&image), Bench::new(&image));
+    let file = bench.file;
+    let wrong = Rc::new(Cell::new(0));
+    let count = wrong.clone();
+    let watch = move |cut: &Disk| {
+        for seed in 0..8 {
+            let left = Bench { disk: cut.after_power_cut(seed), file };
+            let sound = std::panic::catch_unwind(|| {
+                let report = left.check(Repair::Nothing);
+                let says = said(&left.bytes());
+                report.corruptions == 0 && says.1 == before.1
+            });
+            count.set(count.get() + u32::from(!sound.unwrap_or(false)));
+        }
+    };
+    let deed = |io: Io, container: Container| async move {
+        create_snapshot(&io, &container, "one", (1, 2)).await.expect("made");
+    };
+    bench.run(|sim| sim.lie(Lie::SyncDoesNothing).at_every_turn(watch), deed);
+    assert!(wrong.get() > 0);
+}
+
+/// A device does not grow: an image on it takes what room there is, and says where there is none.
+#[test]
+fn images_lie_on_devices() {
+    let disk = Disk::new(512);
+    let file = disk.add_device(1 << 20, 512);
+    disk.poke(file, 0, &vec![0xa5; 1 << 20]);
+    let traits = Traits {
+        regular: false,
+        read_only: false,
+        request_alignment: 512,
+        memory_alignment: 512,
+        logical_block_size: 512,
+        physical_block_size: 512,
+    };
+    let device = Container::simulated(file, 1 << 20, traits);
+    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 3)));
+    let io = tasks.io().clone();
+    let deeds = async move {
+        let mut options = CreateOptions { size: 600 << 10, ..CreateOptions::default() };
+        options.set("cluster_size", "4K").expect("set");
+        options.set("preallocation", "metadata").expect("set");
+        create(&io, &device, None, &options).await.expect("made");
+        assert!(check(&io, &device, Repair::Nothing).await.expect("checked").is_clean());
+        let (mut made, mut error) = (0, String::new());
+        while error.is_empty() {
+            match create_snapshot(&io, &device, &format!("s{made}"), (0, 0)).await {
+                Ok(_) => made += 1,
+                Err(why) => error = why.to_string(),
+            }
+            let report = check(&io, &device, Repair::Nothing).await.expect("checked");
+            assert!(report.is_clean(), "{report:?}");
+        }
+        assert!(made > 20 && error.contains("no room is left on the device"), "{made}: {error}");
+        for number in 0..made {
+            delete_snapshot(&io, &device, &format!("s{number}")).await.expect("deleted");
+        }
+        let report = check(&io, &device, Repair::Nothing).await.expect("checked");
+        assert!(report.is_clean(), "{report:?}");
+        options.size = 4 << 20;
+        let error = create(&io, &device, None, &options).await.expect_err("too large");
+        assert!(error.to_string().contains("the device has 1048576"), "{error}");
+    };
+    tasks.block_on(deeds).expect("the simulation runs");
+    // Preallocated clusters hold zeros, not what was on the device before.
+    let mut bytes = vec![0; 1 << 20];
+    disk.peek(file, 0, &mut bytes);
+    assert!(content(&bytes).iter().all(|byte| *byte == 0));
 }
