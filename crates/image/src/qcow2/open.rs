@@ -15,7 +15,7 @@ use super::header::{COPIED, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
 use super::space::Space;
 use super::table::{Cache, Tables};
-use super::{Crypt, Header, Qcow2, Shared, State, bytes};
+use super::{Crypt, Header, Qcow2, Repair, Shared, State, bytes, check};
 use crate::{Container, Error, Grace, Image, Info, OpenError, RestartLog, SectorCipher};
 
 /// Memory for L2 tables, unless told otherwise.
@@ -83,11 +83,17 @@ impl Qcow2 {
                 "it is marked corrupt: repair it with check --repair all, or open it read-only",
             ));
         }
+        let mut header = header;
         if !read_only && header.has(incompatible::DIRTY) {
-            return Err(refused(
-                "its refcounts were not written when it was last used: repair it with check \
-                 --repair all, or open it read-only",
-            ));
+            // Its last user left refcounts to be found out again.
+            let report = check(io, &container, Repair::All).await;
+            if !report.is_ok_and(|report| report.corruptions == 0) {
+                return Err(refused(
+                    "its refcounts were not written when it was last used and cannot be repaired: \
+                     look at it with check, or open it read-only",
+                ));
+            }
+            header = Header::read(io, &container).await?;
         }
         match (header.crypt, &parts.key) {
             (Crypt::Aes, _) => {
