@@ -58,7 +58,7 @@ install: $(RINGTAP)
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1
-	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,info,list,compare,report,completions,man}.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,create,info,list,map,convert,check,resize,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish

@@ -6,10 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use ringtap_io::Io;
-
-use crate::open::open_in_chain;
-use crate::{Boxed, Format, Image, OpenError, OpenOptions, probe};
+use crate::{Format, OpenError, OpenOptions, probe};
 
 /// The most images above each other.
 const DEEPEST: usize = 200;
@@ -58,7 +55,7 @@ impl Named<'_> {
 
     /// The format that the image names, else what Ringtap wrote down. What bears no mark is raw; a mark
     /// alone is not believed, for the guest of a raw disk may have written it.
-    fn find_format(&self, path: &Path) -> Result<Format, OpenError> {
+    pub(crate) fn find_format(&self, path: &Path) -> Result<Format, OpenError> {
         if let Some(name) = self.format {
             let unknown = "it is said to be of a format that is not known here";
             return match std::str::from_utf8(name) {
@@ -106,20 +103,5 @@ impl Chain {
         }
         self.above.push(place);
         Ok(self)
-    }
-
-    /// Open a backing file, to be read only.
-    pub(crate) fn open_backing<'a>(
-        &'a self,
-        io: &'a Io,
-        named: Named<'a>,
-        options: &'a OpenOptions,
-    ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
-        Box::pin(async move {
-            let path = named.find(options)?;
-            let format = Some(named.find_format(&path)?);
-            let options = OpenOptions { format, read_only: true, ..options.clone() };
-            open_in_chain(io, &path, &options, self.clone()).await
-        })
     }
 }

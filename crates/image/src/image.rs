@@ -129,20 +129,6 @@ pub trait SectorCipher: Send + Sync {
     fn decrypt(&self, offset: u64, bytes: &mut [u8]);
 }
 
-impl SectorCipher for Arc<dyn SectorCipher> {
-    fn sector_size(&self) -> u64 {
-        (**self).sector_size()
-    }
-
-    fn encrypt(&self, offset: u64, bytes: &mut [u8]) {
-        (**self).encrypt(offset, bytes);
-    }
-
-    fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
-        (**self).decrypt(offset, bytes);
-    }
-}
-
 /// Room for a write, made by [`Image::allocate`] and invisible before [`Image::commit`].
 ///
 /// The old content of `head` bytes before the write and of `tail` bytes after it must be written

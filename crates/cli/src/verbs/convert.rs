@@ -192,8 +192,11 @@ pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
 fn open_target(args: &ConvertArgs, target: &Path, format: Format) -> anyhow::Result<Vbd> {
     let format = if args.no_create {
         // What is there already may be of another format than is to be written.
-        let named = args.output_format;
-        format_to_write(target, named)?
+        let format = format_to_write(target, args.output_format)?;
+        if probe::recorded(target).is_some_and(|recorded| recorded != format) {
+            probe::forget(target);
+        }
+        format
     } else {
         format
     };

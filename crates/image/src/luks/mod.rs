@@ -24,7 +24,7 @@ pub use hash::Hash;
 pub use header::{Header, KeyDigest, Keyslot};
 pub use image::Luks;
 pub use kdf::{Argon2Kind, Effort, Kdf};
-pub use unlock::{parse, read_header, unlock_header};
+pub use unlock::{parse, read_header, read_header_at, unlock_header};
 pub use xts::{Encryption, Xts};
 
 const MAGIC: &[u8; 6] = b"LUKS\xba\xbe";

@@ -9,6 +9,9 @@ use super::v2::{Copy, Whole};
 use super::{Error, Header, MAGIC, first_bytes, v1, v2};
 use crate::{Container, Error as IoError, Secret, SectorCipher};
 
+/// The longest header with its key material, as cryptsetup makes them.
+const LONGEST: u64 = 16 << 20;
+
 /// Parse the header that `bytes` begin with, of either version; its key material is not looked at.
 pub fn parse(bytes: &[u8]) -> Result<Header, Error> {
     match version(bytes) {
@@ -125,6 +128,25 @@ pub(crate) async fn volume_key(
         }
     }
     Err(header.refused(secret))
+}
+
+/// Read a header that lies elsewhere, with its key material, for [`unlock_header`].
+pub async fn read_header_at(
+    io: &Io,
+    container: &Container,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<u8>, Error> {
+    let end = offset.checked_add(len).filter(|_| len <= LONGEST).ok_or(Error::Field {
+        what: "length with its key material",
+        found: len,
+        wanted: "at most 16 MiB",
+    })?;
+    let have = container.len();
+    if end > have {
+        return Err(Error::Short { what: "the LUKS header", need: end, have });
+    }
+    read(io, container, offset, len as usize).await
 }
 
 /// Open a header that is not at the beginning of its payload's file, as inside qcow2: `bytes` is all

@@ -3,89 +3,114 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use ringtap_io::Io;
 
+use super::extension::Encryption;
 use super::header::incompatible;
 use super::restart::RESTART_RECORDS;
-use super::{Header, Parts, Qcow2};
+use super::{Crypt, Header, Parts, Qcow2};
 use crate::backing::{Chain, Named};
+use crate::open::open_in_chain;
 use crate::{
-    Boxed, CacheMode, Container, Image, OpenError, OpenOptions, RestartLog, SectorCipher, luks,
+    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, RestartLog, SectorCipher,
+    luks,
 };
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
 const SMALLEST_DIRECT: u64 = 4096;
-/// The most bytes of a LUKS header with its key material.
-const MOST_KEYS: u64 = 64 << 20;
 
-/// Open an image and what it names, each in its turn; `chain` knows those opened above it.
+/// An image of which the files are open and nothing has been read but the header.
+struct Layer {
+    container: Container,
+    header: Header,
+    data: Option<Container>,
+    key: Option<Arc<dyn SectorCipher>>,
+    restart: Option<RestartLog>,
+}
+
+/// Open an image and what it names; `chain` knows the images above it and itself. Layer by layer, not
+/// one within the other: a stack holds no 200 of them.
 pub(crate) fn open_chain<'a>(
     io: &'a Io,
     path: &'a Path,
     options: &'a OpenOptions,
-    chain: Chain,
+    mut chain: Chain,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
-        let mut options = options.clone();
-        let mut container = Container::open(path, &options)?;
-        let header = Header::read(io, &container).await?;
-        let cluster = header.cluster_size();
-        let too_small = cluster < SMALLEST_DIRECT.max(container.traits().request_alignment);
-        if options.cache.direct() && too_small {
-            options.cache = match options.cache {
-                CacheMode::DirectSync => CacheMode::Writethrough,
-                _ => CacheMode::Writeback,
-            };
-            drop(container);
-            container = Container::open(path, &options)?;
-        }
-        let data = match header.has(incompatible::DATA_FILE) {
-            true => Some(open_data(path, &header, &options)?),
-            false => None,
-        };
-        options.layers = options.layers.map(|layers| layers.saturating_sub(1));
-        let base = match &header.backing_file {
-            Some(name) if options.layers != Some(0) => {
-                let name = OsStr::from_bytes(name);
-                let named = Named { by: path, name, format: header.backing_format() };
-                Some(chain.open_backing(io, named, &options).await?)
+        let (mut path, mut options) = (path.to_owned(), options.clone());
+        let mut layers = Vec::new();
+        let mut base = None;
+        loop {
+            let layer = open_layer(io, &path, &mut options).await?;
+            let name = layer.header.backing_file.clone();
+            let format = layer.header.backing_format().map(<[u8]>::to_vec);
+            layers.push(layer);
+            options.layers = options.layers.map(|left| left.saturating_sub(1));
+            let Some(name) = name.filter(|_| options.layers != Some(0)) else { break };
+            let name = OsStr::from_bytes(&name);
+            let named = Named { by: &path, name, format: format.as_deref() };
+            let below = named.find(&options)?;
+            options.format = Some(named.find_format(&below)?);
+            options.read_only = true;
+            if options.format != Some(Format::Qcow2) {
+                base = Some(open_in_chain(io, &below, &options, chain).await?);
+                break;
             }
-            _ => None,
-        };
-        let key = unlock(io, &container, &header, &options).await?;
-        let restart = RestartLog::beside(&container, RESTART_RECORDS);
+            chain = chain.with(&below)?;
+            path = below;
+        }
         let table_memory = options.table_memory;
-        let parts = Parts { data, restart, base, key, table_memory, ..Parts::default() };
-        Ok(Box::new(Qcow2::open(io, container, header, parts).await?) as Box<dyn Image>)
+        while let Some(Layer { container, header, data, key, restart }) = layers.pop() {
+            let parts = Parts { data, restart, base, key, table_memory, ..Parts::default() };
+            let image = Qcow2::open(io, container, header, parts).await?;
+            base = Some(Box::new(image) as Box<dyn Image>);
+        }
+        let why = "there is nothing to open";
+        base.ok_or(OpenError::Refused { path, why })
     })
 }
 
-/// The cipher of an encrypted image, where the secret for it is there.
+/// Open the files of one image; from here on down the chain `options` are those it turns out to need.
+async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<Layer, OpenError> {
+    let mut container = Container::open(path, options)?;
+    let header = Header::read(io, &container).await?;
+    let cluster = header.cluster_size();
+    let too_small = cluster < SMALLEST_DIRECT.max(container.traits().request_alignment);
+    if options.cache.direct() && too_small {
+        options.cache = match options.cache {
+            CacheMode::DirectSync => CacheMode::Writethrough,
+            _ => CacheMode::Writeback,
+        };
+        drop(container);
+        container = Container::open(path, options)?;
+    }
+    let data = match header.has(incompatible::DATA_FILE) {
+        true => Some(open_data(path, &header, options)?),
+        false => None,
+    };
+    let key = match header.encryption() {
+        Some(place) if header.crypt == Crypt::Luks => {
+            Some(unlock(io, &container, place, options).await?)
+        }
+        _ => None,
+    };
+    let restart = RestartLog::beside(&container, RESTART_RECORDS);
+    Ok(Layer { container, header, data, key, restart })
+}
+
+/// The cipher behind the LUKS header at that place, which counts sectors from the file's beginning.
 async fn unlock(
     io: &Io,
     container: &Container,
-    header: &Header,
+    place: Encryption,
     options: &OpenOptions,
-) -> Result<Option<Box<dyn SectorCipher>>, OpenError> {
-    let (Some(place), Some(secret)) = (header.encryption(), &options.secret) else {
-        return Ok(None);
-    };
-    let path = || container.path().to_owned();
-    let why = "its LUKS header would lie past the end of the file, or is larger than 64 MiB";
-    let end = place.offset.checked_add(place.len).filter(|end| *end <= container.len());
-    if end.is_none() || place.len > MOST_KEYS {
-        return Err(OpenError::Refused { path: path(), why });
-    }
-    let mut bytes = vec![0; place.len as usize];
-    container.read(io, place.offset, &mut bytes).await.map_err(|error| OpenError::Os {
-        what: "read the LUKS header of",
-        path: path(),
-        source: std::io::Error::from_raw_os_error(error.errno()),
-    })?;
-    let key = luks::unlock_header(&bytes, secret)
-        .map_err(|source| OpenError::Luks { path: path(), source })?;
-    Ok(Some(Box::new(key)))
+) -> Result<Arc<dyn SectorCipher>, OpenError> {
+    let failed = |source| OpenError::Luks { path: container.path().to_owned(), source };
+    let secret = options.secret.as_ref().ok_or(luks::Error::NoSecret).map_err(failed)?;
+    let header = luks::read_header_at(io, container, place.offset, place.len).await;
+    luks::unlock_header(&header.map_err(failed)?, secret).map_err(failed)
 }
 
 fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Container, OpenError> {

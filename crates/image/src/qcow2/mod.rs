@@ -93,7 +93,7 @@ struct Shared {
     /// The file that guest clusters lie in.
     guest_file: File,
     base: Option<Box<dyn Image>>,
-    key: Option<Box<dyn SectorCipher>>,
+    key: Option<Arc<dyn SectorCipher>>,
     tables: Tables,
     state: Mutex<State>,
     /// Taken after `state` where both are.

@@ -15,7 +15,7 @@ use super::header::{COPIED, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
 use super::space::Space;
 use super::table::{Cache, Tables};
-use super::{Crypt, Header, Qcow2, Shared, State, bytes};
+use super::{Crypt, Header, Qcow2, Repair, Shared, State, bytes, check};
 use crate::{Container, Error, Grace, Image, Info, OpenError, RestartLog, SectorCipher};
 
 /// Memory for L2 tables, unless told otherwise.
@@ -33,7 +33,7 @@ pub struct Parts {
     /// The backing file, opened read-only, for an image that has one.
     pub base: Option<Box<dyn Image>>,
     /// The cipher of an encrypted image, with its key.
-    pub key: Option<Box<dyn SectorCipher>>,
+    pub key: Option<Arc<dyn SectorCipher>>,
     /// The most bytes of L2 tables to keep in memory; 64 MiB unless told otherwise.
     pub table_memory: Option<u64>,
     /// Where changes are kept over a killed server; what is in it already is taken up.
@@ -83,11 +83,17 @@ impl Qcow2 {
                 "it is marked corrupt: repair it with check --repair all, or open it read-only",
             ));
         }
+        let mut header = header;
         if !read_only && header.has(incompatible::DIRTY) {
-            return Err(refused(
-                "its refcounts were not written when it was last used: repair it with check \
-                 --repair all, or open it read-only",
-            ));
+            // Its last user left refcounts to be found out again.
+            let report = check(io, &container, Repair::All).await;
+            if !report.is_ok_and(|report| report.corruptions == 0) {
+                return Err(refused(
+                    "its refcounts were not written when it was last used and cannot be repaired: \
+                     look at it with check, or open it read-only",
+                ));
+            }
+            header = Header::read(io, &container).await?;
         }
         match (header.crypt, &parts.key) {
             (Crypt::Aes, _) => {
@@ -193,7 +199,8 @@ fn info_of(geometry: &Geometry, container: &Container, parts: &Parts) -> Info {
     let request = request.max(data.map_or(1, |traits| traits.request_alignment));
     let memory = below.map_or(1, |info| info.memory_alignment);
     let memory = memory.max(data.map_or(1, |traits| traits.memory_alignment));
-    let request_alignment = request.max(own.request_alignment);
+    let sector = parts.key.as_ref().map_or(1, |key| key.sector_size());
+    let request_alignment = request.max(own.request_alignment).max(sector);
     Info {
         format: "qcow2",
         size: geometry.size,

@@ -38,7 +38,7 @@ impl Shared {
                 Ok(Status { depth: status.depth + 1, ..status })
             }
             // Past the end of the backing file the zeros are the image's own, says QEMU.
-            None => Ok(Status::hole(len)),
+            None => Ok(Status { present: false, ..Status::hole(len) }),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! LUKS containers of cryptsetup and QEMU in Ringtap, and Ringtap's in theirs. None of it takes
 //! device-mapper: cryptsetup formats, dumps, tests passphrases and enciphers plain files by itself.
 
+mod qcow2;
 mod tools;
 
 use std::fs;
@@ -180,7 +181,7 @@ fn luks_of_qemu() {
         let bench = Bench::new();
         let mut create = limited("qemu-img");
         create.args(["create", "-q", "-f", "luks", "--object"]).arg(bench.qemu_secret());
-        let cipher = format!("key-secret=s,iter-time=10,cipher-alg={bits},hash-alg={hash}");
+        let cipher = format!("key-secret=s,iter-time=1,cipher-alg={bits},hash-alg={hash}");
         create.args(["-o", &cipher]).arg(&bench.disk).arg("1M");
         good(&create.output().expect("qemu-img runs"), "qemu-img create");
         bench.qemu_io("write -P 0x5a 4k 100k");

@@ -182,6 +182,13 @@ impl Opened {
         self.serve(kind, offset, &mut [], len)
     }
 
+    /// Leave the image as other programs expect it.
+    pub fn close(self) {
+        let (vbd, path) = (self.vbd, self.path);
+        let closed = on_a_ring(&path, |io| async move { vbd.close(&io).await });
+        closed.expect("a ring").expect("closed");
+    }
+
     pub fn read_all(&self) -> Vec<u8> {
         self.read(0, self.vbd.size() as usize)
     }

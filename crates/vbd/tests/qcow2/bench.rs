@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check, create};
+use ringtap_image::qcow2::{
+    CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check, create, create_snapshot,
+};
 use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog, Traits};
 use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{
@@ -157,6 +159,21 @@ impl Bench {
             create(&io, &container, outer.as_ref(), &options).await.expect("an image");
         });
         self.layers.push(layer);
+    }
+
+    /// Take an internal snapshot of the topmost image, where it has room for one: every cluster is
+    /// shared then.
+    pub fn take_snapshot(&self, rng: &mut fastrand::Rng) {
+        let Some(layer) = self.layers.last().filter(|layer| layer.options.is_some()) else {
+            return;
+        };
+        let container = self.container(layer, false);
+        let name = format!("{}", rng.u64(..));
+        // Narrow refcounts and external data files refuse; the image is as it was then.
+        let _may_refuse: Result<(), String> = self.alone(rng.u64(..), async move |io| {
+            let taken = create_snapshot(&io, &container, &name, (0, 0)).await;
+            taken.map(|_| ()).map_err(|error| error.to_string())
+        });
     }
 
     /// Run one task on the disk as it is, with nothing failing.

@@ -37,6 +37,9 @@ pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
         bench.disk.cut_power_at_turn(u64::MAX);
         bench = bench.after_power_cut(rng.u64(..));
         guest = bench.look(&guest).map_err(|wrong| format!("after the cut: {wrong}"))?;
+        if rng.bool() {
+            bench.take_snapshot(&mut rng);
+        }
         if rng.u8(0..3) == 0 {
             let found = bench.read_all()?;
             bench.size += rng.u64(0..3) * 8 * SECTOR as u64;

@@ -1,0 +1,123 @@
+//! Which qcow2 images open, and which are refused and why.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ringtap_image::qcow2::{CreateOptions, create};
+use ringtap_image::{CacheMode, Container, Extent, Format, Image, OpenOptions, on_a_ring, open};
+
+fn options(read_only: bool) -> OpenOptions {
+    let (format, cache) = (Some(Format::Qcow2), CacheMode::Writeback);
+    OpenOptions { format, cache, read_only, ..OpenOptions::default() }
+}
+
+fn make(path: &Path, backing: Option<(&str, Option<&str>)>) {
+    fs::write(path, "").expect("a file");
+    let text = |name: &str| name.to_owned();
+    let wanted = CreateOptions {
+        size: 1 << 20,
+        backing_file: backing.map(|(name, _)| text(name)),
+        backing_format: backing.and_then(|(_, format)| format.map(text)),
+        ..CreateOptions::default()
+    };
+    let container = Container::open(path, &options(false)).expect("opened");
+    let made = on_a_ring(path, |io| async move { create(&io, &container, None, &wanted).await });
+    made.expect("a ring").expect("created");
+}
+
+fn refusal(path: &Path, options: &OpenOptions) -> String {
+    open(path, options).err().expect("refused").to_string()
+}
+
+fn patch(path: &Path, at: usize, byte: u8) {
+    let mut bytes = fs::read(path).expect("a file");
+    bytes[at] = byte;
+    fs::write(path, bytes).expect("a file");
+}
+
+#[test]
+fn a_chain_opens_in_its_own_folder_only() {
+    let (dir, other) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("one"));
+    let below = other.path().join("below");
+    fs::write(&below, vec![7; 1 << 20]).expect("a file");
+    let image = dir.path().join("image");
+    make(&image, Some((&below.display().to_string(), Some("raw"))));
+    let message = refusal(&image, &options(false));
+    assert!(message.contains("--allow-backing"), "{message}");
+    let mut allowed = options(false);
+    allowed.allow_backing = vec![other.path().to_owned()];
+    open(&image, &allowed).expect("opened");
+    // A link is not a way out of the folder.
+    std::os::unix::fs::symlink(&below, dir.path().join("link")).expect("a link");
+    make(&image, Some(("link", Some("raw"))));
+    assert!(refusal(&image, &options(false)).contains("--allow-backing"));
+    fs::copy(&below, dir.path().join("here")).expect("copied");
+    for format in [Some("raw"), None] {
+        make(&image, Some(("here", format)));
+        open(&image, &options(false)).expect("opened");
+    }
+    for name in ["nbd://host/disk", "json:{\"driver\":\"raw\"}"] {
+        make(&image, Some((name, Some("raw"))));
+        assert!(refusal(&image, &options(false)).contains("only a file's path"));
+    }
+    make(&image, Some(("here", Some("vmdk"))));
+    assert!(refusal(&image, &options(false)).contains("format that is not known"));
+}
+
+#[test]
+fn circles_and_towers_are_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| -> PathBuf { dir.path().join(name) };
+    make(&path("a"), Some(("b", Some("qcow2"))));
+    make(&path("b"), Some(("a", None)));
+    let message = refusal(&path("a"), &options(true));
+    assert!(message.contains("its own backing file"), "{message}");
+    for number in 0..202 {
+        let below = format!("{}", number + 1);
+        make(&path(&number.to_string()), Some((&below, Some("qcow2"))));
+    }
+    make(&path("202"), None);
+    let message = refusal(&path("0"), &options(true));
+    assert!(message.contains("more than 200"), "{message}");
+    // The deepest that opens is served, too, on a thread's ordinary stack.
+    let image = open(&path("3"), &options(true)).expect("opened");
+    assert!(matches!(image.map(0, 512), Extent::Zero { len: 512, .. }));
+    let status = on_a_ring(&path("3"), |io| async move {
+        image.load(&io, 0).await?;
+        image.status(&io, 0, 512).await
+    });
+    let status = status.expect("a ring").expect("a status");
+    assert_eq!((status.depth, status.present), (200, false));
+}
+
+#[test]
+fn images_marked_dirty_or_corrupt() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let image = dir.path().join("image");
+    make(&image, None);
+    // The last byte of the incompatible features.
+    patch(&image, 79, 2);
+    assert!(refusal(&image, &options(false)).contains("marked corrupt"));
+    open(&image, &options(true)).expect("opened");
+    patch(&image, 79, 1);
+    open(&image, &options(true)).expect("opened");
+    assert_eq!(fs::read(&image).expect("a file")[79], 1);
+    open(&image, &options(false)).expect("repaired and opened");
+    assert_eq!(fs::read(&image).expect("a file")[79], 0);
+    patch(&image, 78, 0x80);
+    assert!(refusal(&image, &options(true)).contains("bit 15"));
+}
+
+#[test]
+fn autoclear_features_are_cleared_by_writers_only() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let image = dir.path().join("image");
+    make(&image, None);
+    patch(&image, 95, 0x80);
+    let open_as =
+        |read_only| -> Box<dyn Image> { open(&image, &options(read_only)).expect("opened") };
+    drop(open_as(true));
+    assert_eq!(fs::read(&image).expect("a file")[95], 0x80);
+    drop(open_as(false));
+    assert_eq!(fs::read(&image).expect("a file")[95], 0);
+}
