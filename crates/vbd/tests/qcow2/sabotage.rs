@@ -28,7 +28,6 @@ fn broken_images_are_caught() {
         (Sabotage::L1First, 8),
         (Sabotage::RefcountsLate, 8),
         (Sabotage::EarlyReuse, 2),
-        (Sabotage::StaleIsFresh, 8),
     ] {
         let caught = caught(every, |bench| bench.sabotage = Some(sabotage));
         println!("{sabotage:?}: {caught} of {TRIALS}");
