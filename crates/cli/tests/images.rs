@@ -109,6 +109,10 @@ fn map(text: &str) -> Vec<Value> {
         if stretch["present"] == false {
             stretch.remove("offset");
         }
+        // Data that lies in a hole of the file: QEMU may look, and say that it reads as zeros.
+        if stretch["data"] == true {
+            stretch.insert("zero".into(), false.into());
+        }
     }
     let mut joined: Vec<Value> = vec![];
     for stretch in stretches {
@@ -123,11 +127,15 @@ fn map(text: &str) -> Vec<Value> {
     joined
 }
 
-/// Whether two stretches are of the same kind and lie nowhere.
+/// Whether two stretches are of the same kind, and lie nowhere or one behind the other.
 fn goes_on(one: &Value, next: &Value) -> bool {
     let same = |field| one[field] == next[field];
-    let nowhere = |it: &Value| it["offset"] == Value::Null;
-    nowhere(one) && nowhere(next) && ["depth", "present", "zero", "data"].into_iter().all(same)
+    let behind = match (one["offset"].as_u64(), next["offset"].as_u64()) {
+        (Some(at), Some(next)) => one["length"].as_u64() == next.checked_sub(at),
+        (None, None) => true,
+        _ => false,
+    };
+    behind && ["depth", "present", "zero", "data"].into_iter().all(same)
 }
 
 const ODD: [&str; 8] = [

@@ -43,7 +43,7 @@ fn run_with_fault(seed: u64, n: u64, fault: Fault) -> bool {
 
 #[test]
 fn every_operation_may_fail_once() {
-    for seed in seeds(10) {
+    for seed in seeds(4) {
         let faults = [
             Fault::Errno(libc::EIO),
             Fault::Errno(libc::ENOSPC),

@@ -22,9 +22,8 @@ async fn serve(vbd: &Vbd, io: &Io, kind: Kind, cluster: u64, value: u8) -> Resul
     Ok(buffer.bytes().to_vec())
 }
 
-/// Let a read begin, discard what it reads, flush as often as it takes, write elsewhere; then let the
-/// read go on. Gives what it read.
-fn read_over_a_discard(sabotage: Option<Sabotage>) -> Vec<u8> {
+/// An image whose first cluster was written with ones, and flushed.
+fn written(sabotage: Option<Sabotage>, hold: &Rc<Cell<bool>>) -> (Tasks, Rc<Vbd>) {
     let disk = Disk::new(512);
     let file = disk.add_file(0, 1);
     let traits = Traits {
@@ -35,8 +34,7 @@ fn read_over_a_discard(sabotage: Option<Sabotage>) -> Vec<u8> {
         logical_block_size: 512,
         physical_block_size: 4096,
     };
-    let hold = Rc::new(Cell::new(false));
-    let mut tasks = Tasks::new(Box::new(Held::new(Sim::new(&disk, 1), &hold)));
+    let mut tasks = Tasks::new(Box::new(Held::new(Sim::new(&disk, 1), hold)));
     let io = tasks.io().clone();
     let vbd = tasks.block_on(async move {
         let container = Container::simulated(file, 0, traits);
@@ -51,7 +49,14 @@ fn read_over_a_discard(sabotage: Option<Sabotage>) -> Vec<u8> {
         serve(&vbd, &io, Kind::Flush, 0, 0).await.expect("flushed");
         Rc::new(vbd)
     });
-    let vbd = vbd.expect("the simulation runs");
+    (tasks, vbd.expect("the simulation runs"))
+}
+
+/// Let a read begin, discard what it reads, flush as often as it takes, write elsewhere; then let the
+/// read go on. Gives what it read.
+fn read_over_a_discard(sabotage: Option<Sabotage>) -> Vec<u8> {
+    let hold = Rc::new(Cell::new(false));
+    let (mut tasks, vbd) = written(sabotage, &hold);
     hold.set(true);
     let read = Rc::new(RefCell::new(Vec::new()));
     let (into, reader, io) = (read.clone(), vbd.clone(), tasks.io().clone());
@@ -81,4 +86,30 @@ fn a_read_under_way_keeps_its_cluster() {
     assert_eq!(read_over_a_discard(None), vec![1; CLUSTER as usize]);
     // Were it otherwise, the read would give what was written elsewhere.
     assert_eq!(read_over_a_discard(Some(Sabotage::NoGrace)), vec![2; CLUSTER as usize]);
+}
+
+/// Discard a cluster, and write a part of another when the first may be used again; gives the rest.
+fn rest_of_a_recycled_cluster(sabotage: Option<Sabotage>) -> Vec<u8> {
+    let (mut tasks, vbd) = written(sabotage, &Rc::default());
+    let io = tasks.io().clone();
+    let read = tasks.block_on(async move {
+        serve(&vbd, &io, Kind::Discard, 0, 0).await?;
+        for _ in 0..3 {
+            serve(&vbd, &io, Kind::Flush, 0, 0).await?;
+        }
+        let mut buffer = io.buffer(512).map_err(Error::Os)?;
+        buffer.bytes_mut().fill(2);
+        let (offset, len, mem) = (CLUSTER, 512, buffer.mem());
+        vbd.serve(&io, Request { kind: Kind::Write, offset, len, mem, fua: false }).await?;
+        serve(&vbd, &io, Kind::Read, 1, 0xee).await
+    });
+    read.expect("the simulation runs").expect("served").split_off(512)
+}
+
+#[test]
+fn recycled_room_shows_nothing_of_its_past() {
+    assert_eq!(rest_of_a_recycled_cluster(None), vec![0; CLUSTER as usize - 512]);
+    // Were it taken for zeros unpunched, it would.
+    let past = rest_of_a_recycled_cluster(Some(Sabotage::StaleIsFresh));
+    assert_eq!(past, vec![1; CLUSTER as usize - 512]);
 }
