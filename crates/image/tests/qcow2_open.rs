@@ -60,7 +60,7 @@ fn a_chain_opens_in_its_own_folder_only() {
         make(&image, Some((name, Some("raw"))));
         assert!(refusal(&image, &options(false)).contains("only a file's path"));
     }
-    make(&image, Some(("here", Some("vmdk"))));
+    make(&image, Some(("here", Some("qed"))));
     assert!(refusal(&image, &options(false)).contains("format that is not known"));
 }
 
@@ -69,7 +69,10 @@ fn circles_and_towers_are_refused() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| -> PathBuf { dir.path().join(name) };
     make(&path("a"), Some(("b", Some("qcow2"))));
+    // A mark alone is not believed: the guest of a raw disk may have written it.
     make(&path("b"), Some(("a", None)));
+    assert!(refusal(&path("a"), &options(true)).contains("does not say of which format"));
+    make(&path("b"), Some(("a", Some("qcow2"))));
     let message = refusal(&path("a"), &options(true));
     assert!(message.contains("its own backing file"), "{message}");
     for number in 0..202 {
