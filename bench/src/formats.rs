@@ -187,7 +187,7 @@ impl Formats<'_> {
                 image.display()
             );
             // All of the L2 tables, as Ringtap has them.
-            let cache = if driver == "qcow2" { ",l2-cache-size=64M" } else { "" };
+            let cache = if driver == "qcow2" { ",l2-cache-size=67108864" } else { "" };
             let node =
                 format!("driver={driver},node-name=disk,file=file{cache},cache.direct={direct}");
             let export = format!(

@@ -25,6 +25,8 @@ pub struct Container {
     open: Option<Arc<lock::Locked>>,
     path: Arc<Path>,
     traits: Traits,
+    /// It lies on tmpfs.
+    in_memory: bool,
     state: Arc<State>,
 }
 
@@ -110,14 +112,14 @@ impl Container {
         };
         let handle = file.handle();
         let container = Container::simulated(handle, len, traits);
-        Ok(Container { open: Some(Arc::new(file)), path: path.into(), ..container })
+        Ok(Container { open: Some(Arc::new(file)), path: path.into(), in_memory, ..container })
     }
 
     /// A container that only the reactor knows, `len` bytes long.
     pub fn simulated(file: File, len: u64, traits: Traits) -> Container {
         let state = Arc::new(State { len: AtomicU64::new(len), ..State::default() });
         let path = Path::new("simulated").into();
-        Container { file, open: None, path, traits, state }
+        Container { file, open: None, path, traits, in_memory: false, state }
     }
 
     /// The handle that operations take.
@@ -245,6 +247,12 @@ impl Container {
     pub async fn allocate(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
         let op = Op::Allocate { file: self.file, offset, len };
         self.try_op(io, op, &self.state.no_allocate).await
+    }
+
+    /// As [`Container::allocate`], for room that may never be written to. On tmpfs nothing is reserved:
+    /// there a write finds its room as fast without, and what is reserved is filled with zeros at once.
+    pub async fn reserve(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
+        if self.in_memory { Ok(()) } else { self.allocate(io, offset, len).await }
     }
 
     /// Whether the file system reserves space, as far as is known.

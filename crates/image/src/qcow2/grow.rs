@@ -143,7 +143,7 @@ impl Shared {
         if container.len() > start << bits {
             container.set_len(io, start << bits).await?;
         }
-        match container.allocate(io, start << bits, (end - start) << bits).await {
+        match container.reserve(io, start << bits, (end - start) << bits).await {
             Ok(()) | Err(Error::Unsupported) => {}
             Err(error) => return Err(error),
         }

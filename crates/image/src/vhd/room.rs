@@ -256,10 +256,10 @@ impl Shared {
         }
         let pitch = self.pitch();
         let mut step = next.clamp(pitch, STEP.max(pitch)).next_multiple_of(pitch);
-        let mut reserved = container.allocate(io, end, step + BLOCK_ALIGN).await;
+        let mut reserved = container.reserve(io, end, step + BLOCK_ALIGN).await;
         if reserved == Err(Error::Full) && step > pitch {
             step = pitch;
-            reserved = container.allocate(io, end, step + BLOCK_ALIGN).await;
+            reserved = container.reserve(io, end, step + BLOCK_ALIGN).await;
         }
         match reserved {
             Ok(()) | Err(Error::Unsupported) => {}
