@@ -174,7 +174,8 @@ pub struct Status {
     /// Whether it reads as zeros.
     pub zero: bool,
     /// How many layers below the image the content comes from: 0 is the image itself. Where no layer
-    /// has it, one more than the deepest of them for a format with backing files, else 0.
+    /// has it, one more than the deepest of them for a format with backing files (but 0 past the end of
+    /// a shorter one), else 0.
     pub depth: u32,
     /// Whether a layer says what it holds, as against nobody having written it.
     pub present: bool,

@@ -255,21 +255,8 @@ impl Shared {
             room.tail = false;
         }
         let pitch = self.pitch();
-        let mut step = next.clamp(pitch, STEP.max(pitch)).next_multiple_of(pitch);
-        let mut reserved = container.reserve(io, end, step + BLOCK_ALIGN).await;
-        if reserved == Err(Error::Full) && step > pitch {
-            step = pitch;
-            reserved = container.reserve(io, end, step + BLOCK_ALIGN).await;
-        }
-        match reserved {
-            Ok(()) | Err(Error::Unsupported) => {}
-            Err(error) => {
-                // Space that was reserved behind the file's end goes with this.
-                let len = container.len();
-                container.set_len(io, len).await?;
-                return Err(error);
-            }
-        }
+        // Nothing is reserved: a block that holds little would take as much space as a full one.
+        let step = next.clamp(pitch, STEP.max(pitch)).next_multiple_of(pitch);
         container.set_len(io, end + step + BLOCK_ALIGN).await?;
         self.write_footer(io, end + step).await?;
         let mut room = self.room();

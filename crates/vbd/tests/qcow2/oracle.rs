@@ -241,7 +241,7 @@ impl Case {
         for (at, status) in ours {
             let data = status.allocated && !status.zero;
             // Where no layer has it, QEMU names the last that was asked.
-            let depth = status.depth - u32::from(!status.present);
+            let depth = status.depth.saturating_sub(u32::from(!status.present));
             for sector in 0..status.len / 512 {
                 let offset = status.at.filter(|_| data).map(|from| from + 512 * sector);
                 sectors.push((at + 512 * sector, u64::from(depth), data, offset));
