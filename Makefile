@@ -38,6 +38,8 @@ bench:
 	scripts/setup.sh bench
 	$(CARGO) build --release --locked -p ringtap -p ringtap-bench
 	$(TARGET)/release/vhost_user
+	$(TARGET)/release/formats
+	$(TARGET)/release/luks
 	$(TARGET)/release/nbd
 	$(TARGET)/release/idle
 
