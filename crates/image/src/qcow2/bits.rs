@@ -40,7 +40,7 @@ impl Chunk {
 
 impl Bits {
     /// Clear bits for a disk of `size` bytes, each for 2^`granularity_bits` of them. None where that
-    /// is more than [`MAX_BITS`].
+    /// is more than `MAX_BITS`.
     pub fn new(size: u64, granularity_bits: u8) -> Option<Bits> {
         let granularity_bits = u32::from(granularity_bits);
         let granule = 1u64.checked_shl(granularity_bits)?;
