@@ -2,6 +2,8 @@
 //! flushed is there, each sector is one that was written or whole as it was, and the header still
 //! opens. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
+mod common;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
@@ -9,11 +11,13 @@ use std::rc::Rc;
 
 use ringtap_image::luks::{CreateOptions, Derivation, Effort, Version, create};
 use ringtap_image::{CacheMode, Container, Luks, Secret, Traits};
-use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_io::{File, Mem, Tasks};
 use ringtap_sim::{
-    Ask, Device, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
+    Ask, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
 };
 use ringtap_vbd::{Error, Kind, Request, Vbd};
+
+use common::Served;
 
 const SLOTS: usize = 5;
 const ASKS: usize = 40;
@@ -29,31 +33,6 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 enum Sabotage {
     Disk(Lie),
     FlushDropped,
-}
-
-struct Served {
-    vbd: Vbd,
-    sabotage: Option<Sabotage>,
-}
-
-impl Device for Served {
-    type Error = Error;
-
-    async fn serve(&self, io: &Io, ask: &Ask, mem: Mem) -> Result<(), Error> {
-        let (kind, range, fua) = match ask {
-            Ask::Read(range) => (Kind::Read, range.clone(), false),
-            Ask::Write { range, durable } => (Kind::Write, range.clone(), *durable),
-            Ask::Zero { range, unmap, durable } => {
-                (Kind::WriteZeroes { unmap: *unmap, fast: false }, range.clone(), *durable)
-            }
-            Ask::Discard(range) => (Kind::Discard, range.clone(), false),
-            Ask::Flush if self.sabotage == Some(Sabotage::FlushDropped) => return Ok(()),
-            Ask::Flush => (Kind::Flush, 0..0, false),
-        };
-        let bytes = |sectors: u64| sectors * SECTOR as u64;
-        let (offset, len) = (bytes(range.start), bytes(range.end - range.start));
-        self.vbd.serve(io, Request { kind, offset, len, mem, fua }).await
-    }
 }
 
 /// A disk with one container on it.
@@ -164,7 +143,10 @@ impl Bench {
         let slots = SLOTS / all.len();
         let mut asks = Some(asks);
         for tasks in &mut all {
-            let served = Rc::new(Served { vbd: vbd.fork(), sabotage: self.sabotage });
+            let served = Rc::new(Served {
+                drops_flushes: self.sabotage == Some(Sabotage::FlushDropped),
+                ..Served::new(vbd.fork())
+            });
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
         while all.iter().any(|tasks| tasks.count() > 0) && !self.disk.is_cut() {

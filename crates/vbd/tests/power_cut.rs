@@ -1,17 +1,21 @@
 //! Power cuts and failing disks under a VBD on a raw image, in every cache mode, on the simulated
 //! disk. `RINGTAP_SEEDS` sets how many seeds each mode is tried with; a failure names its seed.
 
+mod common;
+
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 
 use ringtap_image::{CacheMode, Container, Raw, Traits};
-use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_io::{File, Tasks};
 use ringtap_sim::{
-    Ask, Device, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong,
-    is_power_cut, random_asks,
+    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, is_power_cut,
+    random_asks,
 };
 use ringtap_vbd::{Error, Kind, Request, Vbd};
+
+use common::Served;
 
 const MODES: [CacheMode; 5] = [
     CacheMode::None,
@@ -38,33 +42,6 @@ enum Sabotage {
     FlushDropped,
     /// The VBD forgets that a request had FUA.
     FuaDropped,
-}
-
-/// A VBD as a guest sees it.
-struct Served {
-    vbd: Vbd,
-    sabotage: Option<Sabotage>,
-}
-
-impl Device for Served {
-    type Error = Error;
-
-    async fn serve(&self, io: &Io, ask: &Ask, mem: Mem) -> Result<(), Error> {
-        let (kind, range, fua) = match ask {
-            Ask::Read(range) => (Kind::Read, range.clone(), false),
-            Ask::Write { range, durable } => (Kind::Write, range.clone(), *durable),
-            Ask::Zero { range, unmap, durable } => {
-                (Kind::WriteZeroes { unmap: *unmap, fast: false }, range.clone(), *durable)
-            }
-            Ask::Discard(range) => (Kind::Discard, range.clone(), false),
-            Ask::Flush if self.sabotage == Some(Sabotage::FlushDropped) => return Ok(()),
-            Ask::Flush => (Kind::Flush, 0..0, false),
-        };
-        let bytes = |sectors: u64| sectors * SECTOR as u64;
-        let (offset, len) = (bytes(range.start), bytes(range.end - range.start));
-        let fua = fua && self.sabotage != Some(Sabotage::FuaDropped);
-        self.vbd.serve(io, Request { kind, offset, len, mem, fua }).await
-    }
 }
 
 /// A disk with one raw image on it, and how the image is to be served.
@@ -173,7 +150,11 @@ impl Bench {
         let slots = SLOTS / all.len();
         let mut asks = Some(asks);
         for tasks in &mut all {
-            let served = Rc::new(Served { vbd: vbd.fork(), sabotage: self.sabotage });
+            let served = Rc::new(Served {
+                drops_flushes: self.sabotage == Some(Sabotage::FlushDropped),
+                drops_fua: self.sabotage == Some(Sabotage::FuaDropped),
+                ..Served::new(vbd.fork())
+            });
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
         while all.iter().any(|tasks| tasks.count() > 0) {

@@ -2,6 +2,8 @@
 //! the image that a cut would leave opens, checks clean and holds what it may hold.
 //! `RINGTAP_SEEDS` sets how many seeds each kind is tried with; a failure names its seed.
 
+mod common;
+
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,11 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent, Sabotage};
 use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog, Traits};
-use ringtap_io::{File, Io, Mem, Tasks};
+use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
-    Ask, Chances, Device, Disk, Fault, Guest, Promise, SECTOR, Sim, is_power_cut, random_asks,
+    Ask, Chances, Disk, Fault, Guest, Promise, SECTOR, Sim, is_power_cut, random_asks,
 };
-use ringtap_vbd::{Error, Kind, Request, Vbd};
+use ringtap_vbd::{Kind, Request, Vbd};
+
+use common::Served;
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
@@ -40,27 +44,6 @@ enum Case {
 
 const CASES: [Case; 5] =
     [Case::Fixed, Case::Dynamic, Case::DynamicOnDevice, Case::Differencing, Case::Deep];
-
-struct Served(Vbd);
-
-impl Device for Served {
-    type Error = Error;
-
-    async fn serve(&self, io: &Io, ask: &Ask, mem: Mem) -> Result<(), Error> {
-        let (kind, range, fua) = match ask {
-            Ask::Read(range) => (Kind::Read, range.clone(), false),
-            Ask::Write { range, durable } => (Kind::Write, range.clone(), *durable),
-            Ask::Zero { range, unmap, durable } => {
-                (Kind::WriteZeroes { unmap: *unmap, fast: false }, range.clone(), *durable)
-            }
-            Ask::Discard(range) => (Kind::Discard, range.clone(), false),
-            Ask::Flush => (Kind::Flush, 0..0, false),
-        };
-        let bytes = |sectors: u64| sectors * SECTOR as u64;
-        let (offset, len) = (bytes(range.start), bytes(range.end - range.start));
-        self.0.serve(io, Request { kind, offset, len, mem, fua }).await
-    }
-}
 
 /// A disk with a chain of images on it, the last of which is served.
 #[derive(Clone)]
@@ -281,7 +264,7 @@ impl Bench {
         let mut asks = Some(asks);
         let slots = SLOTS / all.len();
         for tasks in &mut all {
-            let served = Rc::new(Served(vbd.fork()));
+            let served = Rc::new(Served::new(vbd.fork()));
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
         while all.iter().any(|tasks| tasks.count() > 0) && !self.disk.is_cut() {
@@ -521,12 +504,12 @@ fn a_clean_close_leaves_a_footer_at_the_very_end() {
         let (bench, guest) = Bench::new(seed, Case::Dynamic);
         let vbd_bench = bench.clone();
         let asks = random_asks(&mut rng, SECTORS, 20);
-        let (guest_too, served) = (guest.clone(), Rc::new(Served(bench.vbd(false))));
+        let (guest_too, served) = (guest.clone(), Rc::new(Served::new(bench.vbd(false))));
         let mut tasks = Tasks::new(Box::new(Sim::new(&bench.disk, seed)));
         guest_too.spawn(&mut tasks, &served, SLOTS, asks);
         tasks.run().expect("runs");
         run(&bench.disk, move |io| async move {
-            served.0.close(&io).await.expect("closed");
+            served.vbd.close(&io).await.expect("closed");
             let file = *vbd_bench.chain.last().expect("an image");
             let report = vhd::check(&io, &vbd_bench.container(file, true), false).await;
             let report = report.expect("a report");

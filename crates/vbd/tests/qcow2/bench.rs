@@ -11,13 +11,13 @@ use ringtap_image::qcow2::{
     CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check, create, create_snapshot,
 };
 use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog, Traits};
-use ringtap_io::{File, Io, Mem, Tasks};
-use ringtap_sim::{
-    Ask, Device, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut,
-};
+use ringtap_io::{File, Io, Tasks};
+use ringtap_sim::{Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use crate::slow::Slow;
+
+use crate::common::Served;
 
 /// Requests that a guest has under way at once.
 pub const SLOTS: usize = 6;
@@ -28,28 +28,6 @@ pub fn seeds(default: u64) -> Range<u64> {
     match number("RINGTAP_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..number("RINGTAP_SEEDS").unwrap_or(default),
-    }
-}
-
-/// A VBD as a guest sees it.
-pub struct Served(pub Vbd);
-
-impl Device for Served {
-    type Error = Error;
-
-    async fn serve(&self, io: &Io, ask: &Ask, mem: Mem) -> Result<(), Error> {
-        let (kind, range, fua) = match ask {
-            Ask::Read(range) => (Kind::Read, range.clone(), false),
-            Ask::Write { range, durable } => (Kind::Write, range.clone(), *durable),
-            Ask::Zero { range, unmap, durable } => {
-                (Kind::WriteZeroes { unmap: *unmap, fast: false }, range.clone(), *durable)
-            }
-            Ask::Discard(range) => (Kind::Discard, range.clone(), false),
-            Ask::Flush => (Kind::Flush, 0..0, false),
-        };
-        let bytes = |sectors: u64| sectors * SECTOR as u64;
-        let (offset, len) = (bytes(range.start), bytes(range.end - range.start));
-        self.0.serve(io, Request { kind, offset, len, mem, fua }).await
     }
 }
 
@@ -285,7 +263,7 @@ impl Bench {
         let slots = SLOTS / all.len();
         let mut asks = Some(asks);
         for tasks in &mut all {
-            let served = Rc::new(Served(vbd.fork()));
+            let served = Rc::new(Served::new(vbd.fork()));
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
         self.turn_all(&mut all);
@@ -309,7 +287,7 @@ impl Bench {
     pub fn session(&self) -> Option<(Tasks, Rc<Served>)> {
         let mut tasks = Tasks::new(Box::new(self.queue(self.seed)));
         let vbd = self.open(&mut tasks).expect("the power stays").ok()?;
-        Some((tasks, Rc::new(Served(vbd))))
+        Some((tasks, Rc::new(Served::new(vbd))))
     }
 
     /// Through the page cache a failed flush cannot be made good: those after it fail too.
