@@ -34,12 +34,12 @@ pub enum Output {
         3 a part was done: interrupted, or some samples failed (the report says which)."
 )]
 pub struct CompareArgs {
-    /// A plan that the lab knows: quick, published.
-    #[arg(value_name = "PLAN")]
+    /// A plan that the lab knows: quick, published. The binary takes it as its only word.
+    #[arg(skip)]
     pub known: Option<String>,
 
     /// Measure what is known beforehand, and say whether the lab finds it.
-    #[arg(long, conflicts_with_all = ["known", "plan", "quick", "list"])]
+    #[arg(long, conflicts_with_all = ["plan", "quick", "list"])]
     pub self_test: bool,
 
     /// 6 short rounds of the few workloads that matter.

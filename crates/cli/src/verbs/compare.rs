@@ -20,8 +20,9 @@ const OF_IMAGES: &str = "Two images";
 /// What `ringtap compare` is told.
 #[derive(Debug, Args)]
 pub(crate) struct CompareVerb {
-    /// Two images whose content is compared; without them ways of serving a disk are measured
-    #[arg(value_name = "IMAGE", num_args = 2, help_heading = OF_IMAGES)]
+    /// Two images whose content is compared; without them ways of serving a disk are measured, by the
+    /// plan named here (quick, published) or as the options below say
+    #[arg(value_name = "IMAGE", num_args = 0..=2, help_heading = OF_IMAGES)]
     images: Vec<PathBuf>,
 
     /// Format of the first image [default: as written down, else by its mark]
@@ -76,7 +77,11 @@ pub(crate) struct CompareVerb {
 pub(crate) fn run(args: &CompareVerb) -> anyhow::Result<ExitCode> {
     match &args.images[..] {
         [one, other] => Ok(images(args, one, other)),
-        _ => ringtap_lab::compare(&args.lab, std::env::current_exe()?),
+        words => {
+            let known = words.first().map(|name| name.display().to_string());
+            let lab = CompareArgs { known, ..args.lab.clone() };
+            ringtap_lab::compare(&lab, std::env::current_exe()?)
+        }
     }
 }
 
