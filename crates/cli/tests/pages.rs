@@ -32,6 +32,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-convert",
         "-create",
         "-info",
+        "-list",
         "-man",
         "-map",
         "-rebase",
