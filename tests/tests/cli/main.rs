@@ -271,7 +271,7 @@ fn wrong_command_lines_say_what_to_write() {
     for (words, said) in [
         ("", "Usage"),
         ("serve", "DISK"),
-        ("serve a.raw", "--nbd unix:PATH or --vhost-user PATH"),
+        ("serve a.raw", "--nbd unix:PATH, --vhost-user PATH"),
         ("serve a.raw --nbd unix:a.sock", "-f raw"),
         ("serve a.raw -f raw --nbd a.sock", "unix:PATH"),
         ("serve a.raw -f raw --nbd unix:a.sock --cache none --cache unsafe", "given twice"),
@@ -318,7 +318,7 @@ fn info_tells_the_facts() {
     create.current_dir(dir.path()).args(["create", "-q", "-f", "qcow2", "b.qcow2", "1M"]);
     Running::start(create).wait().ok();
     let text = run(dir.path(), "info b.qcow2").ok();
-    assert!(text.contains("mark of qcow2"), "{text}");
+    assert!(text.contains("file format: qcow2"), "{text}");
     let text = run(dir.path(), "info null:10G").ok();
     assert!(text.contains("10 GiB (10737418240 bytes)"), "{text}");
 }
