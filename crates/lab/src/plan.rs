@@ -319,9 +319,11 @@ mod tests {
     }
 
     fn plan(words: &str) -> Result<Plan> {
-        Plan::from_args(
-            &Cli::parse_from(std::iter::once("compare").chain(words.split_whitespace())).args,
-        )
+        // The binary takes a plan's name before the flags.
+        let mut words = words.split_whitespace().peekable();
+        let known = words.next_if(|word| !word.starts_with('-')).map(str::to_owned);
+        let args = Cli::parse_from(std::iter::once("compare").chain(words)).args;
+        Plan::from_args(&CompareArgs { known, ..args })
     }
 
     #[test]
