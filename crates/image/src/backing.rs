@@ -1,11 +1,12 @@
 //! Files that an image names: where they may lie, and chains of them.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
+use crate::beside::Folders;
 use crate::{Format, OpenError, OpenOptions, probe};
 
 /// The most images above each other.
@@ -36,16 +37,11 @@ impl Named<'_> {
         if protocol.is_some_and(|at| !bytes.get(..at).unwrap_or_default().contains(&b'/')) {
             return Err(self.refused("only a file's path is understood"));
         }
-        let real = |path: &Path| {
-            let failed =
-                |source: io::Error| OpenError::Os { what: "find", path: path.to_owned(), source };
-            fs::canonicalize(path).map_err(failed)
-        };
-        let image = real(self.by)?;
-        let own = image.parent().unwrap_or(Path::new("/"));
-        let found = real(&own.join(OsStr::from_bytes(bytes)))?;
-        let mut allowed = options.allow_backing.iter().filter_map(|dir| fs::canonicalize(dir).ok());
-        if !found.starts_with(own) && !allowed.any(|dir| found.starts_with(dir)) {
+        let folders = Folders::of(self.by, &options.allow_backing)?;
+        let path = folders.own.join(OsStr::from_bytes(bytes));
+        let failed = |source| OpenError::Os { what: "find", path: path.clone(), source };
+        let found = fs::canonicalize(&path).map_err(failed)?;
+        if !folders.hold(&found) {
             return Err(self.refused(
                 "that is outside the image's own folder: allow it with --allow-backing DIR",
             ));

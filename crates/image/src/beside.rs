@@ -15,6 +15,32 @@ pub(crate) struct Sought<'a> {
     pub(crate) image: &'a Path,
 }
 
+/// The folders in which files may lie that an image names.
+pub(crate) struct Folders {
+    /// The image's own.
+    pub(crate) own: PathBuf,
+    allowed: Vec<PathBuf>,
+}
+
+impl Folders {
+    /// The folder of `image`, and those of `allow`; one that is not there allows nothing.
+    pub(crate) fn of(image: &Path, allow: &[PathBuf]) -> Result<Folders, OpenError> {
+        let whole = fs::canonicalize(image).map_err(|source| OpenError::Os {
+            what: "find the folder of",
+            path: image.to_owned(),
+            source,
+        })?;
+        let own = whole.parent().unwrap_or(Path::new("/")).to_owned();
+        let allowed = allow.iter().filter_map(|dir| fs::canonicalize(dir).ok()).collect();
+        Ok(Folders { own, allowed })
+    }
+
+    /// Whether a file, by its name without links, lies in one of them or below.
+    pub(crate) fn hold(&self, file: &Path) -> bool {
+        file.starts_with(&self.own) || self.allowed.iter().any(|dir| file.starts_with(dir))
+    }
+}
+
 /// The file that the first good one of `names` means: inside the image's own folder, or in one that
 /// `allow` names. Of a name that leads nowhere the last part may still be right.
 pub(crate) fn find(
@@ -23,21 +49,15 @@ pub(crate) fn find(
     allow: &[PathBuf],
 ) -> Result<PathBuf, OpenError> {
     let Sought { format, what, image } = *sought;
-    let whole = fs::canonicalize(image).map_err(|source| OpenError::Os {
-        what: "find the folder of",
-        path: image.to_owned(),
-        source,
-    })?;
-    let own = whole.parent().unwrap_or(Path::new("/")).to_owned();
-    let allowed: Vec<PathBuf> = allow.iter().filter_map(|dir| fs::canonicalize(dir).ok()).collect();
+    let folders = Folders::of(image, allow)?;
     let mut outside = None;
     for name in names {
         let last =
             name.components().next_back().filter(|part| matches!(part, Component::Normal(_)));
-        let beside = last.map(|part| own.join(part));
-        for candidate in [Some(own.join(name)), beside].into_iter().flatten() {
+        let beside = last.map(|part| folders.own.join(part));
+        for candidate in [Some(folders.own.join(name)), beside].into_iter().flatten() {
             let Ok(candidate) = fs::canonicalize(candidate) else { continue };
-            if candidate.starts_with(&own) || allowed.iter().any(|dir| candidate.starts_with(dir)) {
+            if folders.hold(&candidate) {
                 return Ok(candidate);
             }
             outside.get_or_insert(candidate);
