@@ -183,7 +183,9 @@ pub enum OpenError {
 
 fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
-        Some(libc::ENOENT) => "; create it first, for example with: truncate -s 10G FILE",
+        Some(libc::ENOENT) => {
+            "; create it first, for example with: ringtap create -f FORMAT FILE 10G"
+        }
         Some(libc::EACCES | libc::EPERM) => "; run as a user who may, or add --read-only",
         Some(libc::EROFS) => "; add --read-only",
         Some(libc::EINVAL) => "; this file system may not do O_DIRECT: try --cache writeback",

@@ -77,7 +77,7 @@ impl RestartLog {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let path = folder.join(format!("{:x}-{:x}.restart", image.st_dev, image.st_ino));
+        let path = folder.join(name_of(&image));
         let file = fs::File::options()
             .read(true)
             .write(true)
@@ -113,6 +113,15 @@ impl RestartLog {
                 None
             }
         }
+    }
+
+    /// What a killed server left for an image that is only read, and so does not take it up.
+    pub fn left_for(container: &Container, capacity: u64) -> Option<Left> {
+        let open = container.open_file()?;
+        let folder = RestartLog::usual_folder();
+        let there = folder.join(name_of(&rustix::fs::fstat(open).ok()?)).exists();
+        let log = there.then(|| RestartLog::open(&folder, open, capacity).ok())??;
+        log.left().filter(|left| !left.records.is_empty())
     }
 
     /// The folder for logs: of the system for root, else of the user.
@@ -255,6 +264,10 @@ impl RestartLog {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+fn name_of(image: &rustix::fs::Stat) -> String {
+    format!("{:x}-{:x}.restart", image.st_dev, image.st_ino)
 }
 
 fn on_tmpfs(folder: &Path) -> bool {

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ringtap_image::qcow2::{CreateOptions, create};
-use ringtap_image::{CacheMode, Container, Extent, Format, Image, OpenOptions, on_a_ring, open};
+use ringtap_image::{
+    CacheMode, Container, Extent, Format, Image, OpenOptions, RestartLog, on_a_ring, open,
+};
 
 fn options(read_only: bool) -> OpenOptions {
     let (format, cache) = (Some(Format::Qcow2), CacheMode::Writeback);
@@ -123,4 +125,34 @@ fn autoclear_features_are_cleared_by_writers_only() {
     assert_eq!(fs::read(&image).expect("a file")[95], 0x80);
     drop(open_as(false));
     assert_eq!(fs::read(&image).expect("a file")[95], 0);
+}
+
+/// Whoever only reads an image does not see what a killed server left, and can find out that there is
+/// something.
+#[test]
+fn what_a_killed_server_left_is_found_by_who_only_reads() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("image");
+    make(&path, None);
+    let left = || {
+        let container = Container::open(&path, &options(true)).expect("opened");
+        RestartLog::left_for(&container, 1 << 16).map(|left| left.records.len())
+    };
+    assert_eq!(left(), None);
+    let image = open(&path, &options(false)).expect("opened");
+    let written = on_a_ring(&path, |io| async move {
+        let room = image.allocate(&io, 0, 65536).await.expect("allocated").expect("room");
+        image.commit(room, true);
+        // Dropped as by a kill: not closed.
+    });
+    written.expect("a ring");
+    assert_eq!(left(), Some(1));
+    let image = open(&path, &options(true)).expect("opened");
+    assert!(matches!(image.map(0, 1), Extent::NotLoaded | Extent::Zero { .. }));
+    drop(image);
+    let image = open(&path, &options(false)).expect("opened");
+    assert!(matches!(image.map(0, 1), Extent::Data { .. }));
+    let closed = on_a_ring(&path, |io| async move { image.close(&io).await });
+    closed.expect("a ring").expect("closed");
+    assert_eq!(left(), None);
 }

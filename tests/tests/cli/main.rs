@@ -289,12 +289,14 @@ fn wrong_command_lines_say_what_to_write() {
         assert!(!said_.starts_with("error:"), "{said_}");
     }
     for (words, said) in [
-        ("serve b.raw -f raw --nbd unix:a.sock", "truncate -s"),
+        ("serve b.raw -f raw --nbd unix:a.sock", "ringtap create -f"),
         ("serve . -f raw --nbd unix:a.sock", "is a directory"),
         ("serve a.raw -f raw --nbd unix:no/a.sock", "create its folder"),
         ("serve null:1M --nbd tcp:192.0.2.1:1", "no interface"),
         ("serve null:1M --nbd systemd", "nothing at all"),
         ("info b.raw", "No such file"),
+        ("create -f qcow2 no/b.qcow2 1M", "cannot create no/b.qcow2"),
+        ("convert -f raw a.raw -O qcow2 no/b.qcow2", "cannot create no/b.qcow2"),
     ] {
         let lines = run(dir.path(), words).failed(1);
         let reason = lines.lines().find(|line| line.starts_with("ringtap: "));

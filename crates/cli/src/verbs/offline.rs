@@ -35,7 +35,10 @@ pub(crate) fn container(path: &Path, change: bool, share: bool) -> Result<Contai
 /// restart log: those notes would not fit the changed image.
 pub(crate) fn settled(path: &Path) -> anyhow::Result<Container> {
     let own = chain::layer(path, Some(Format::Qcow2), true)?;
-    let noted = own.header.is_some_and(|header| header.autoclear & autoclear::RESTART_LOG != 0);
+    // An image of version 2 cannot say so.
+    let noted = own.header.is_some_and(|header| {
+        header.version == 2 || header.autoclear & autoclear::RESTART_LOG != 0
+    });
     if noted && own.in_use.is_none() {
         let options = OpenOptions {
             format: Some(Format::Qcow2),

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -192,7 +193,13 @@ impl Recipe {
     /// Make the image; what was there is lost. Its size must be known. A file that did not exist is
     /// removed again where this fails.
     pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<()> {
-        let made = fs::File::create_new(path).is_ok();
+        let made = match fs::File::create_new(path) {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot create {}", path.display()));
+            }
+        };
         let end = self.write(path, secret);
         if end.is_err() && made {
             let _ = fs::remove_file(path);

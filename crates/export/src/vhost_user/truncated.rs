@@ -62,7 +62,9 @@ impl Drop for Guard {
 fn guarded(address: usize) -> Option<(usize, usize)> {
     MAPPINGS.iter().find_map(|place| {
         let (start, end) = (place.start.load(Acquire), place.end.load(Acquire));
-        (start != 0 && start != TAKEN && address >= start && address < end).then_some((start, end))
+        // Where the place was given away meanwhile, they are not of one mapping.
+        let same = place.start.load(Acquire) == start && start != 0 && start != TAKEN;
+        (same && address >= start && address < end).then_some((start, end))
     })
 }
 

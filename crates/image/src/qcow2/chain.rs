@@ -9,7 +9,7 @@ use ringtap_io::Io;
 
 use super::extension::Encryption;
 use super::header::incompatible;
-use super::restart::RESTART_RECORDS;
+use super::restart::{RESTART_RECORDS, names_log};
 use super::{Crypt, Header, Parts, Qcow2};
 use crate::backing::{Chain, Named};
 use crate::open::open_in_chain;
@@ -97,7 +97,22 @@ async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<L
         _ => None,
     };
     let restart = RestartLog::beside(&container, RESTART_RECORDS);
+    // Of one that is being served, under --force-share, that says nothing.
+    if let Some(count) = left_unread(&container, &header).filter(|_| !options.force_share) {
+        tracing::warn!(
+            "{}: a killed server left {count} changes that are not in the image yet, and are not \
+             seen here: open it for writing once, as serve and check --repair leaks do",
+            path.display()
+        );
+    }
     Ok(Layer { container, header, data, key, restart })
+}
+
+/// How many changes a killed server left that whoever only reads does not see.
+fn left_unread(container: &Container, header: &Header) -> Option<usize> {
+    let left = RestartLog::left_for(container, RESTART_RECORDS);
+    let left = left.filter(|left| container.traits().read_only && names_log(header, left.stamp));
+    left.map(|left| left.records.len())
 }
 
 /// The cipher behind the LUKS header at that place, which counts sectors from the file's beginning.

@@ -240,7 +240,7 @@ async fn clear_features(
     header: &Header,
     log: bool,
 ) -> Result<(), Error> {
-    let log = if log { autoclear::RESTART_LOG } else { 0 };
+    let log = if log { autoclear::RESTART_LOG | autoclear::RESTART_STAMP } else { 0 };
     let keep = autoclear::KNOWN & !autoclear::BITMAPS | log;
     if header.version > 2 && header.autoclear & !keep != 0 {
         patch(io, container, 88, &(header.autoclear & keep).to_be_bytes()).await?;

@@ -3,27 +3,41 @@
 //! The rest of what is in memory only follows from it. A record is the cluster, its new entry, and the
 //! bitmap of an extended entry or what a standard one said before.
 //!
-//! In a version 3 image an autoclear bit says that the log belongs to it: whoever else wrote to the
-//! image has cleared that. Standard entries show by what they said before whether anybody has.
+//! In a version 3 image autoclear bits say which log belongs to it: another program that wrote to the
+//! image has cleared them, another server has set others. Version 2 has no such bits: there the log is
+//! believed where nothing else in the file lies in the clusters that it names. Standard entries show by
+//! what they said before whether anybody has changed them.
 
 use std::collections::HashMap;
 
 use ringtap_io::Io;
 
+use super::counts::Counts;
 use super::entry::{Entry, Kind};
 use super::header::{OFFSET_MASK, autoclear};
+use super::offline::Offline;
 use super::table::Lookup;
-use super::{Sabotage, Shared, State};
+use super::tool::ToolError;
+use super::walk::{self, Problems};
+use super::{Header, Sabotage, Shared, State};
 use crate::{Error, Left, RestartLog};
 
 /// Changes that a log has room for between two flushes: 2 MiB of memory, twice.
 pub(super) const RESTART_RECORDS: u64 = 1 << 16;
+
+/// Whether the image names the log of that stamp as its own, or cannot name any.
+pub(super) fn names_log(header: &Header, stamp: u128) -> bool {
+    let said = header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP);
+    header.version < 3 || u128::from(said) == u128::from(autoclear::RESTART_LOG) | stamp
+}
 
 /// What the log says of one cluster.
 struct Change {
     entry: Entry,
     /// What its standard entry may say in the file: what it was at any time since the last flush.
     may_be: Vec<u64>,
+    /// What it does say there.
+    found: Entry,
 }
 
 impl Shared {
@@ -51,8 +65,8 @@ impl Shared {
 
     /// Take up what a killed server left, make it stable, and begin a log of our own.
     pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), Error> {
-        let named = self.header.version < 3 || self.header.autoclear & autoclear::RESTART_LOG != 0;
-        let left = log.left().filter(|left| named && !left.records.is_empty());
+        let left = log.left().filter(|left| names_log(&self.header, left.stamp));
+        let left = left.filter(|left| !left.records.is_empty());
         if let Some(left) = left.filter(|_| !self.does(Sabotage::RestartLogIgnored)) {
             let path = self.container.path().display();
             let count = left.records.len();
@@ -68,11 +82,13 @@ impl Shared {
                 ),
             }
         }
-        if self.header.version > 2 && self.header.autoclear & autoclear::RESTART_LOG == 0 {
-            let bits = self.kept_autoclear() | autoclear::RESTART_LOG;
+        let stamp = getrandom::u64().map_err(|_| Error::Os(libc::EIO))? & autoclear::RESTART_STAMP;
+        // First, so that the image never names a log with anything in it that is stable already.
+        log.start(stamp.into());
+        if self.header.version > 2 {
+            let bits = self.kept_autoclear() | autoclear::RESTART_LOG | stamp;
             self.patch_header(io, 88, &bits.to_be_bytes()).await?;
         }
-        log.start(0);
         let _first = self.restart.set(log);
         Ok(())
     }
@@ -106,19 +122,42 @@ impl Shared {
             if cluster >= geometry.clusters() || wrong {
                 return Ok(None);
             }
-            let change = changes.entry(cluster).or_insert(Change { entry, may_be: Vec::new() });
+            let new = Change { entry, may_be: Vec::new(), found: Entry::default() };
+            let change = changes.entry(cluster).or_insert(new);
             change.entry = entry;
             change.may_be.extend([word, second]);
         }
         if !geometry.extended() {
-            for (cluster, change) in &changes {
-                let found = self.load_entry(io, *cluster).await?.unwrap_or_default();
-                if !change.may_be.contains(&found.word) {
+            for (cluster, change) in &mut changes {
+                change.found = self.load_entry(io, *cluster).await?.unwrap_or_default();
+                if !change.may_be.contains(&change.found.word) {
                     return Ok(None);
                 }
             }
         }
-        Ok(Some(changes))
+        let fits = self.header.version > 2 || self.are_free(io, &changes).await?;
+        Ok(Some(changes).filter(|_| fits))
+    }
+
+    /// Whether nothing lies in the clusters that the log names but what it says.
+    async fn are_free(&self, io: &Io, changes: &HashMap<u64, Change>) -> Result<bool, Error> {
+        let image = Offline { io, container: &self.container, header: self.header.clone() };
+        let mut counts = Counts::new(0, usize::MAX);
+        let counted = async {
+            let tables = walk::Tables::read(&image, &mut Problems::default()).await?;
+            tables.count(&image, &mut counts, None).await
+        };
+        match counted.await {
+            Ok(()) => {}
+            Err(ToolError::Io { source, .. }) => return Err(source),
+            Err(_) => return Ok(false),
+        }
+        let geometry = &self.tables.geometry;
+        Ok(changes.values().all(|Change { entry, found, .. }| {
+            let Some(host) = entry.host(geometry) else { return true };
+            let own = found.host(geometry) == Some(host);
+            counts.get(host >> geometry.cluster_bits) <= i64::from(own)
+        }))
     }
 
     async fn replay(&self, io: &Io, changes: HashMap<u64, Change>) -> Result<(), Error> {

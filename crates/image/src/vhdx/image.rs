@@ -25,7 +25,7 @@ struct Shared {
     container: Container,
     info: Info,
     layout: Layout,
-    /// The table, as far as it was needed.
+    /// The table, as far as it was needed; a page is empty where all of it is 0.
     pages: Box<[OnceLock<Box<[u64]>>]>,
 }
 
@@ -61,9 +61,8 @@ impl Shared {
     fn find(&self, offset: u64, len: u64) -> Extent<'_> {
         let (page, index) = self.entry_of(offset);
         let known = self.pages.get(page as usize).and_then(OnceLock::get);
-        let Some(entry) = known.and_then(|entries| entries.get(index)) else {
-            return Extent::NotLoaded;
-        };
+        let Some(entries) = known else { return Extent::NotLoaded };
+        let entry = entries.get(index).copied().unwrap_or(0);
         let inside = offset % self.layout.block_size;
         let len = len.min(self.layout.block_size - inside);
         if entry & STATE != FULLY_PRESENT {
@@ -89,7 +88,8 @@ impl Shared {
             }
         }
         if let Some(place) = self.pages.get(page as usize) {
-            place.get_or_init(|| entries);
+            let empty = entries.iter().all(|entry| *entry == 0);
+            place.get_or_init(|| if empty { Box::default() } else { entries });
         }
         Ok(())
     }

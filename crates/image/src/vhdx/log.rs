@@ -13,6 +13,8 @@ use crate::{Container, Error, OpenError};
 const SECTOR: usize = 4096;
 /// The largest log that is read.
 const MOST: u32 = 32 << 20;
+/// The most changes that are kept: each is looked at for every piece of metadata that is read.
+const MOST_CHANGES: usize = 1 << 14;
 const DAMAGED: &str = "let the program that wrote it open it once";
 
 /// Changes that belong over what the file holds, in their order.
@@ -139,11 +141,11 @@ pub(super) async fn replay(
 
 type Entries = BTreeMap<u32, (u64, Entry)>;
 
-/// Every entry of this log, by its place, with its number. None where they take far more room than
-/// the log has.
+/// Every entry of this log, by its place, with its number. None where those that are whole take more
+/// room than the log has, or all that begin somewhere far more.
 fn find_entries(log: &[u8], id: &[u8; 16]) -> Option<Entries> {
     let mut entries = BTreeMap::new();
-    let mut budget = 4 * log.len();
+    let (mut budget, mut room) = (4 * log.len(), log.len());
     for place in (0..log.len()).step_by(SECTOR) {
         let Some(head) = log.get(place..place + 64) else { break };
         if head.get(..4) != Some(b"loge".as_slice()) || get::<16>(head, 32) != *id {
@@ -164,6 +166,7 @@ fn find_entries(log: &[u8], id: &[u8; 16]) -> Option<Entries> {
         if crc32c::crc32c(&bytes) != word(4) {
             continue;
         }
+        room = room.checked_sub(size)?;
         let number = u64::from_le_bytes(get(head, 16));
         let flushed = u64::from_le_bytes(get(head, 48));
         entries.insert(place as u32, (number, Entry { len, tail, flushed, bytes, descriptors }));
@@ -206,6 +209,9 @@ fn read_entry(number: u64, entry: &Entry, changes: &mut Vec<Change>) -> Option<(
         if u64::from_le_bytes(get(&descriptor, 24)) != number || at % SECTOR as u64 != 0 {
             return None;
         }
+        if changes.len() >= MOST_CHANGES {
+            return None;
+        }
         match &get::<4>(&descriptor, 0) {
             b"zero" => {
                 let len = u64::from_le_bytes(get(&descriptor, 8));
@@ -229,4 +235,47 @@ fn read_entry(number: u64, entry: &Entry, changes: &mut Vec<Change>) -> Option<(
         }
     }
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An entry that zeroes so many ranges.
+    fn zeroes(count: usize) -> Entry {
+        let mut bytes = vec![0; (64 + 32 * count).next_multiple_of(SECTOR)];
+        for index in 0..count {
+            put(&mut bytes, 64 + 32 * index, b"zero");
+            put(&mut bytes, 64 + 32 * index + 24, &7u64.to_le_bytes());
+        }
+        let (len, descriptors) = (bytes.len() as u32, count as u32);
+        Entry { len, tail: 0, flushed: 0, bytes, descriptors }
+    }
+
+    #[test]
+    fn no_log_makes_every_read_look_at_a_million_changes() {
+        let mut changes = Vec::new();
+        assert!(read_entry(7, &zeroes(1000), &mut changes).is_some());
+        assert_eq!(changes.len(), 1000);
+        assert!(read_entry(7, &zeroes(1 << 20), &mut changes).is_none());
+    }
+
+    #[test]
+    fn entries_that_share_their_bytes_are_refused() {
+        // Each is whole: the later ones lie in what the first says are its own.
+        let mut log = vec![0; 8 * SECTOR];
+        for place in (0..4).rev() {
+            let at = place * SECTOR;
+            let size = 4 * SECTOR;
+            put(&mut log, at, b"loge");
+            put(&mut log, at + 8, &(size as u32).to_le_bytes());
+            put(&mut log, at + 32, &[1; 16]);
+            let mut whole = log[at..at + size].to_vec();
+            put(&mut whole, 4, &[0; 4]);
+            put(&mut log, at + 4, &crc32c::crc32c(&whole).to_le_bytes());
+        }
+        assert!(find_entries(&log, &[1; 16]).is_none());
+        log[..2 * SECTOR].fill(0);
+        assert_eq!(find_entries(&log, &[1; 16]).expect("two").len(), 2);
+    }
 }

@@ -20,6 +20,8 @@ use sparse::Sparse;
 const SECTOR: u64 = 512;
 /// The longest descriptor that is read.
 const DESCRIPTOR: u64 = 1 << 20;
+/// The most grain tables of an image: 16 TiB of 64 KiB grains.
+const MOST_TABLES: usize = 1 << 19;
 /// The largest disk: 62 TiB.
 const MOST: u64 = 62 << 40;
 
@@ -77,13 +79,19 @@ async fn open_with(
         return Err(bad(&container, 0, "it names other files", "open it by its path"));
     };
     let mut pieces = Vec::new();
-    let mut start: u64 = 0;
+    let (mut start, mut tables): (u64, usize) = (0, 0);
     for part in &descriptor.parts {
         let kind = open_part(io, path, options, part).await?;
         if let Kind::Sparse(sparse) = &kind {
             if sparse.size < part.len {
                 let found = format!("{} holds {} bytes of {}", part.name, sparse.size, part.len);
                 return Err(bad(&container, 0, found, "an extent is of another image"));
+            }
+            // Each takes memory, though an extent be named again and again.
+            tables = tables.saturating_add(sparse.tables());
+            if tables > MOST_TABLES {
+                let found = format!("extents with more than {MOST_TABLES} grain tables in all");
+                return Err(bad(&container, 0, found, "is it damaged?"));
             }
         }
         pieces.push(Piece { start, len: part.len, kind });
@@ -156,5 +164,43 @@ fn os(container: &Container, what: &'static str, error: Error) -> OpenError {
         what,
         path: container.path().to_owned(),
         source: std::io::Error::from_raw_os_error(error.errno()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The directory of a sparse extent may be a hole: a small file, named often, must not take much.
+    #[test]
+    fn an_extent_that_is_named_often_is_refused() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let tables = 1u64 << 17;
+        let mut header = [0; 512];
+        crate::bytes::put(&mut header, 0, b"KDMV\x01");
+        crate::bytes::put(&mut header, 12, &(tables * 512 * 8).to_le_bytes());
+        crate::bytes::put(&mut header, 20, &[8]);
+        crate::bytes::put(&mut header, 44, &512u32.to_le_bytes());
+        crate::bytes::put(&mut header, 56, &[1]);
+        let extent = dir.path().join("e.vmdk");
+        std::fs::write(&extent, header).expect("written");
+        let file = std::fs::File::options().write(true).open(&extent).expect("opened");
+        file.set_len(512 + 4 * tables).expect("a hole");
+        let open_with = |times: usize| {
+            let path = dir.path().join("d.vmdk");
+            let lines = "RW 8 SPARSE \"e.vmdk\"\n".repeat(times);
+            std::fs::write(&path, format!("# Disk DescriptorFile\n{lines}")).expect("written");
+            let options = OpenOptions {
+                cache: crate::CacheMode::Writeback,
+                read_only: true,
+                ..OpenOptions::default()
+            };
+            let named = path.clone();
+            crate::on_a_ring(&path, |io| async move { open(&io, &named, &options).await.map(drop) })
+                .expect("a ring")
+        };
+        open_with(4).expect("as many as there may be");
+        let refused = open_with(5).expect_err("more").to_string();
+        assert!(refused.contains("grain tables in all"), "{refused}");
     }
 }

@@ -1,12 +1,13 @@
 //! A sparse extent: grains found through a directory of tables (Virtual Disk Format 5.0, "Hosted Sparse
 //! Extents" and "Stream-Optimized Compressed Sparse Extents").
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ringtap_io::{Io, Mem};
 
-use super::{MOST, SECTOR, bad, os};
+use super::{MOST, MOST_TABLES, SECTOR, bad, os};
 use crate::bytes::get;
 use crate::{Container, Error, Extent, OpenError};
 
@@ -15,8 +16,6 @@ const ZEROED_GRAINS: u32 = 1 << 2;
 const COMPRESSED: u32 = 1 << 16;
 /// The directory is in a footer at the file's end.
 const AT_END: u64 = u64::MAX;
-/// The most tables: 16 TiB of 64 KiB grains.
-const MOST_TABLES: u64 = 1 << 19;
 const DAMAGED: &str = "the image is damaged, or no VMDK";
 
 /// A sparse extent.
@@ -32,10 +31,15 @@ pub(super) struct Sparse {
     compressed: bool,
     /// Where each table lies, in sectors; 0: nowhere.
     directory: Box<[u32]>,
-    tables: Box<[OnceLock<Box<[u32]>>]>,
+    tables: Box<[OnceLock<Table>]>,
+    /// Tables by their sectors: a directory may name one as often as it has entries.
+    read: Mutex<HashMap<u32, Table>>,
     /// The grain that was decompressed last: its sector in the file, and its bytes.
     last: Mutex<Option<(u32, Arc<[u8]>)>>,
 }
+
+/// The sectors of grains; empty where all are 0.
+type Table = Arc<[u32]>;
 
 struct Header {
     flags: u32,
@@ -94,7 +98,7 @@ impl Sparse {
         let tables = capacity.div_ceil(grain * per_table);
         let at = directory.saturating_mul(SECTOR);
         let fits = at.checked_add(tables * 4).is_some_and(|end| end <= container.len());
-        if tables > MOST_TABLES || directory == 0 || !fits {
+        if tables > MOST_TABLES as u64 || directory == 0 || !fits {
             return wrong(56, format!("a directory of {tables} tables at {at}"));
         }
         let descriptor = match descriptor {
@@ -119,9 +123,15 @@ impl Sparse {
             compressed,
             directory: words(&bytes),
             tables: (0..tables).map(|_| OnceLock::new()).collect(),
+            read: Mutex::default(),
             last: Mutex::default(),
             container,
         })
+    }
+
+    /// How many grain tables it may have.
+    pub(super) fn tables(&self) -> usize {
+        self.tables.len()
     }
 
     fn place_of(&self, offset: u64) -> (usize, usize) {
@@ -135,9 +145,9 @@ impl Sparse {
         if self.directory.get(table) == Some(&0) {
             return Some(0);
         }
-        let sector = self.tables.get(table)?.get()?.get(index)?;
-        let zeroed = *sector == 1 && self.zeroed_grains;
-        Some(if zeroed { 0 } else { *sector })
+        let sector = self.tables.get(table)?.get()?.get(index).copied().unwrap_or(0);
+        let zeroed = sector == 1 && self.zeroed_grains;
+        Some(if zeroed { 0 } else { sector })
     }
 
     pub(super) fn map(&self, offset: u64, len: u64) -> Extent<'_> {
@@ -170,7 +180,24 @@ impl Sparse {
 
     pub(super) async fn load(&self, io: &Io, offset: u64) -> Result<(), Error> {
         let (table, _) = self.place_of(offset);
-        let at = self.directory.get(table).map_or(0, |sector| u64::from(*sector) * SECTOR);
+        let sector = self.directory.get(table).copied().unwrap_or(0);
+        let known = self.known().get(&sector).cloned();
+        let entries = match known {
+            Some(entries) => entries,
+            None => self.read_table(io, u64::from(sector) * SECTOR).await?,
+        };
+        self.known().insert(sector, entries.clone());
+        if let Some(place) = self.tables.get(table) {
+            place.get_or_init(|| entries);
+        }
+        Ok(())
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Table>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn read_table(&self, io: &Io, at: u64) -> Result<Table, Error> {
         let len = self.per_table * 4;
         if at < SECTOR || at + len > self.container.len() {
             return Err(Error::Corrupt);
@@ -182,10 +209,7 @@ impl Sparse {
         if entries.iter().any(|sector| u64::from(*sector) > ends) {
             return Err(Error::Corrupt);
         }
-        if let Some(place) = self.tables.get(table) {
-            place.get_or_init(|| entries);
-        }
-        Ok(())
+        Ok(if entries.iter().all(|sector| *sector == 0) { Arc::default() } else { entries.into() })
     }
 
     pub(super) async fn decompress(&self, io: &Io, offset: u64, mem: Mem) -> Result<usize, Error> {
@@ -236,4 +260,59 @@ impl Sparse {
 
 fn words(bytes: &[u8]) -> Box<[u32]> {
     bytes.chunks_exact(4).map(|word| u32::from_le_bytes(get(word, 0))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Traits;
+    use ringtap_io::Tasks;
+    use ringtap_sim::{Chances, Disk, Sim};
+
+    #[test]
+    fn a_table_named_often_is_kept_once() {
+        let mut image = vec![0; 64 << 10];
+        let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, b"KDMV");
+        put(4, &1u32.to_le_bytes());
+        // Four tables of 512 grains of 8 sectors.
+        put(12, &(4u64 * 512 * 8).to_le_bytes());
+        put(20, &8u64.to_le_bytes());
+        put(44, &512u32.to_le_bytes());
+        put(56, &1u64.to_le_bytes());
+        for (entry, sector) in [8u32, 8, 16, 8].into_iter().enumerate() {
+            put(512 + 4 * entry, &sector.to_le_bytes());
+        }
+        put(8 * 512, &100u32.to_le_bytes());
+        let disk = Disk::new(512);
+        let file = disk.add_file(0, 1);
+        disk.poke(file, 0, &image);
+        let traits = Traits {
+            regular: true,
+            read_only: true,
+            request_alignment: 1,
+            memory_alignment: 1,
+            logical_block_size: 512,
+            physical_block_size: 4096,
+        };
+        let container = Container::simulated(file, disk.size(file), traits);
+        let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 1).chances(Chances::NEVER)));
+        let io = tasks.io().clone();
+        let loaded = tasks.block_on(async move {
+            let sparse = Sparse::read(&io, container).await.expect("an extent");
+            for table in 0..4 {
+                sparse.load(&io, table * 512 * 4096).await.expect("a table");
+            }
+            sparse
+        });
+        let sparse = loaded.expect("the simulation runs");
+        let tables: Vec<&Table> = sparse.tables.iter().filter_map(OnceLock::get).collect();
+        assert_eq!(tables.len(), 4);
+        assert!(Arc::ptr_eq(tables[0], tables[1]) && Arc::ptr_eq(tables[0], tables[3]));
+        assert!(tables[2].is_empty(), "nothing but zeros");
+        assert_eq!(
+            [0, 1, 2].map(|table| sparse.sector_of(table * 512 * 4096)),
+            [Some(100), Some(100), Some(0)]
+        );
+    }
 }

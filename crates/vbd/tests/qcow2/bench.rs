@@ -336,6 +336,11 @@ impl Bench {
         Bench { disk: self.disk.after_kill(seed), words, ..self.clone() }
     }
 
+    /// The same disk, served by whoever finds another log.
+    pub fn with_log_of(&self, other: &Bench) -> Bench {
+        Bench { words: other.words.clone(), ..self.clone() }
+    }
+
     /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
     pub fn look_alive(&self, guest: &Guest) -> Result<(), String> {
         let found = self.read_all()?;

@@ -53,3 +53,26 @@ fn losing_the_log_is_noticed() {
         assert!(caught > 5, "{sabotage:?} is hidden in all but {caught} of 30 seeds");
     }
 }
+
+/// Two servers that do not see each other's logs (of two users, or in two containers): what the first
+/// left is void once the second has written.
+#[test]
+fn a_log_that_another_server_passed_by_is_void() {
+    for seed in seeds(60) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let first = Bench::new(seed);
+        let mut asks = || random_asks(&mut rng, first.sectors(), ASKS);
+        let guest = first.guest();
+        first.run(&guest, asks(), false, None).expect("served");
+        let first = first.after_kill(seed);
+        let second = first.with_log_of(&Bench::new(seed));
+        let guest = second.look(&guest).expect("as after a power cut");
+        second.run(&guest, asks(), false, None).expect("served");
+        // Takes up its own log, makes that stable, and is killed.
+        let holds = second.read_all().expect("read");
+        let third = second.with_log_of(&first);
+        let found = third.read_all().expect("read");
+        assert!(found == holds, "seed {seed}: a stale log changed the disk");
+        third.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
