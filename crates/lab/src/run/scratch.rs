@@ -128,8 +128,10 @@ pub fn sweep(parent: &Path, grace: Duration) {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
+        // A file system on a loop device, the device, and the FUSE mount that it may lie on.
         unmount_below(&folder);
         detach_below(&folder);
+        unmount_below(&folder);
         if fs::remove_dir_all(&folder).is_ok() {
             eprintln!("removed what a killed lab had left: {}", folder.display());
         }
