@@ -240,6 +240,7 @@ fn published() -> PlanFile {
             "xen-blkback",
         ]),
         workloads: names(&[
+            "read-1m-qd8",
             "bonnie-direct",
             "dd-throughput",
             "dd-latency-direct",
@@ -253,6 +254,7 @@ fn published() -> PlanFile {
         ]),
         only: Some(BTreeMap::from([
             only("bonnie-direct", &bonnie),
+            only("read-1m-qd8", &disks),
             only("dd-throughput", &disks),
             only("dd-latency-direct", &disks),
             only("dd-latency-dsync", &disks),

@@ -419,8 +419,9 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     );
     assert!(file.conditions.contains("6 rounds") && file.conditions.contains("256 MiB"));
     let fresh = find("A fresh snapshot");
-    let told = fresh.lines.iter().find(|line| line.contains("writes, fresh snapshot ")).unwrap();
-    assert!(told.contains("writes, settled ") && told.contains("95 %"), "{told}");
+    let told = &fresh.tables[0];
+    assert_eq!(told.heads, ["backend", "writes, fresh snapshot", "writes, settled"]);
+    assert!(told.rows[0][1].contains("MB/s (") && told.rows[0][1].contains(" to "), "{told:?}");
     assert!(analysis.findings.iter().all(|finding| finding.question != "Two guests on one disk"));
 
     let column = |metric| {

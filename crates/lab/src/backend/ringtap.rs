@@ -7,8 +7,9 @@ use std::time::Duration;
 use super::loopdev::LoopDevice;
 use super::{Access, Backend, Context, Image, Mount, Reach, Served};
 use crate::env::{Env, Missing};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::process::Server;
+use crate::run::scratch;
 
 /// How long a server may take until it answers.
 pub(crate) const READY: Duration = Duration::from_secs(10);
@@ -95,6 +96,10 @@ impl Backend for FuseLoop {
         let mount = Mount::expected(&file);
         server.wait_until(&file, READY, context.stop, || mount.there())?;
         let device = LoopDevice::attach(&file, true)?;
+        // Should the lab be killed, the server unmounts, and the device no longer says what it lies on.
+        let note = file.with_extension(scratch::LOOP_NOTE);
+        std::fs::write(&note, device.path().as_os_str().as_encoded_bytes())
+            .map_err(Error::file("write", &note))?;
         let access = Access::Block(device.path().to_owned());
         Ok(Served { access, device: Some(device), server: Some(server), mount: Some(mount) })
     }

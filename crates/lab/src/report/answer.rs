@@ -21,6 +21,13 @@ pub fn findings(analysis: &Analysis) -> Markup {
                 p { b { "Published: " } (finding.published) "." }
                 p { b { "Here: " } (finding.sum) }
                 ul { @for line in &finding.lines { li { (line) } } }
+                @for told in &finding.tables {
+                    p.soft.small { (told.title) "; medians (95 %)" }
+                    div.scroll { table.sort {
+                        thead { tr { @for head in &told.heads { th { (head) } } } }
+                        tbody { @for row in &told.rows { tr { @for cell in row { td { (cell) } } } } }
+                    } }
+                }
                 p.soft.small { "Conditions: " (finding.conditions) "." }
             } }
         }

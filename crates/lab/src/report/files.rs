@@ -41,6 +41,16 @@ pub fn markdown(analysis: &Analysis) -> String {
             finding.question, finding.published, finding.sum
         );
         finding.lines.iter().for_each(|line| text += &format!("- {line}\n"));
+        for told in &finding.tables {
+            let _ = writeln!(
+                text,
+                "\n{}; medians (95 %):\n\n| {} |",
+                told.title,
+                told.heads.join(" | ")
+            );
+            let _ = writeln!(text, "|{}", "---|".repeat(told.heads.len()));
+            told.rows.iter().for_each(|row| text += &format!("| {} |\n", row.join(" | ")));
+        }
         let _ = writeln!(text, "\nConditions: {}.\n", finding.conditions);
     }
     if !analysis.columns.is_empty() {

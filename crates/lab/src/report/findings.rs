@@ -17,12 +17,25 @@ pub struct Finding {
     pub question: &'static str,
     /// What was published.
     pub published: &'static str,
-    /// What this run shows, a sentence each.
+    /// What the backends did by themselves.
+    pub tables: Vec<Table>,
+    /// What comparing them shows, a sentence each.
     pub lines: Vec<String>,
     /// All in one sentence.
     pub sum: String,
     /// Under which conditions.
     pub conditions: String,
+}
+
+/// Medians with their 95 % intervals, a row for each backend.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Table {
+    /// The workload and the stage.
+    pub title: String,
+    /// Heads of the columns.
+    pub heads: Vec<&'static str>,
+    /// Rows: the backend, then its values.
+    pub rows: Vec<Vec<String>>,
 }
 
 /// A bonnie++ column: the best backend of all, Ringtap, and why the one is not the other.
@@ -68,6 +81,8 @@ struct Question {
     question: &'static str,
     published: &'static str,
     told: &'static [Told],
+    /// Arms of which it was published that two loads get less each than one alone.
+    shared: &'static [(Stage, &'static str)],
     claims: &'static [Claim],
 }
 
@@ -92,9 +107,11 @@ const QUESTIONS: &[Question] = &[
         published: "a file (loop) writes blocks at 18–23 MB/s where LVM writes 107–120, reads at 122–154 where LVM reads 150–159, \
                     and swings more",
         told: &[],
+        shared: &[],
         claims: &[
             claim("loop", "lvm", &[Metric::PutBlock], true, "0.17–0.19"),
             claim("loop", "lvm", &[Metric::GetBlock], true, "0.81–0.97"),
+            dd("loop", "lvm", "read-1m-qd8", Metric::Bandwidth, true),
             claim("loop", "lvm", &[Metric::Seeks], true, "0.79–0.91"),
             claim("ringtap-vhost", "lvm", BLOCKS, false, "not published"),
         ],
@@ -104,10 +121,12 @@ const QUESTIONS: &[Question] = &[
         published: "loop reads from the host's cache (938 MB/s against 132) at a high cost of CPU and writes blocks at a fifth of \
                     the tap's rate; the tap is balanced",
         told: &[],
+        shared: &[],
         claims: &[
             claim("ringtap-vhost", "loop", &[Metric::PutBlock], false, "5.2"),
             claim("ringtap-vhost", "loop", &[Metric::Rewrite], true, "0.19"),
             claim("ringtap-vhost", "loop", &[Metric::GetBlock], true, "0.14"),
+            dd("ringtap-vhost", "loop", "read-1m-qd8", Metric::Bandwidth, true),
             claim("ringtap-vhost", "loop", &[Metric::Seeks], true, "≤ 0.016"),
         ],
     },
@@ -120,6 +139,7 @@ const QUESTIONS: &[Question] = &[
             workload: "snapshot-life",
             metrics: &[Metric::FreshWrite, Metric::SettledWrite, Metric::FirstWriteCost],
         }],
+        shared: &[],
         claims: &[
             claim("lvm-snapshot", "lvm", &[Metric::PutBlock], true, "0.11–0.15"),
             Claim {
@@ -153,6 +173,7 @@ const QUESTIONS: &[Question] = &[
                 metrics: &[Metric::AloneIops, Metric::Keeps, Metric::P99Factor],
             },
         ],
+        shared: &[(Stage::TwoGuests, "loop"), (Stage::Two, "loop")],
         claims: &[
             pair(Stage::TwoGuests, "ringtap-vhost", "loop", "two-write", Metric::SumIops),
             pair(Stage::TwoGuests, "ringtap-vhost", "lvm", "two-write", Metric::SumIops),
@@ -166,6 +187,7 @@ const QUESTIONS: &[Question] = &[
         question: "Emulation against paravirtual disks",
         published: "an IDE disk by full emulation is far behind virtio; Xen's paravirtual disk the best of the three",
         told: &[],
+        shared: &[],
         claims: &[
             dd("ide", "virtio-raw", "dd-throughput", Metric::Bandwidth, true),
             dd("ide", "virtio-raw", "dd-latency-direct", Metric::TimePerOp, true),
@@ -177,6 +199,7 @@ const QUESTIONS: &[Question] = &[
         question: "Archiving a tree",
         published: "find | cpio over 24,000 files takes 7 % longer on a paravirtual disk than natively",
         told: &[],
+        shared: &[],
         claims: &[
             dd("ringtap-vhost", "virtio-raw", "archive", Metric::Elapsed, true),
             dd("loop", "lvm", "archive", Metric::Elapsed, true),
@@ -219,17 +242,27 @@ pub fn findings(analysis: &Analysis) -> Vec<Finding> {
 }
 
 fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
-    let mut lines = Vec::new();
+    let (mut lines, mut tables) = (Vec::new(), Vec::new());
     let mut stages: Vec<Stage> = Vec::new();
+    let (mut held, mut turned, mut open) = (0, 0, 0);
     for told in question.told {
         for &stage in told.stages {
-            for line in tell(analysis, stage, told) {
+            if let Some(table) = tell(analysis, stage, told) {
                 note(&mut stages, stage);
-                lines.push(line);
+                tables.push(table);
             }
         }
     }
-    let (mut held, mut turned, mut open) = (0, 0, 0);
+    for (stage, arm) in question.shared {
+        let Some((line, outcome)) = share(analysis, *stage, arm) else { continue };
+        match outcome {
+            Some(true) => held += 1,
+            Some(false) => turned += 1,
+            None => open += 1,
+        }
+        note(&mut stages, *stage);
+        lines.push(line);
+    }
     for claim in question.claims {
         for &stage in claim.stages {
             for &metric in claim.metrics {
@@ -248,10 +281,13 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
             }
         }
     }
-    if lines.is_empty() {
+    if lines.is_empty() && tables.is_empty() {
         return None;
     }
     let sum = match (held, turned, open) {
+        (0, 0, _) if analysis.only_points() => {
+            format!("Under {FEWEST_ROUNDS} rounds there are points and no answer.")
+        }
         (0, 0, 0) => "No published direction to hold against it.".into(),
         (held, 0, 0) => format!("As published in all {held} comparisons."),
         (0, turned, 0) => format!("The other way round in all {turned} comparisons."),
@@ -263,14 +299,14 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
     let stages: Vec<String> =
         stages.iter().map(|stage| format!("{stage}: {}", words::stage(analysis, *stage))).collect();
     let conditions = format!(
-        "{} rounds, disks of {} MiB on {}; {}",
-        plan.rounds,
+        "{}, disks of {} MiB on {}; {}",
+        rounds(plan.rounds as usize),
         plan.size >> 20,
         analysis.run.host.file_system,
         stages.join("; ")
     );
     let Question { question, published, .. } = *question;
-    Some(Finding { question, published, lines, sum, conditions })
+    Some(Finding { question, published, tables, lines, sum, conditions })
 }
 
 fn note(stages: &mut Vec<Stage>, stage: Stage) {
@@ -279,27 +315,86 @@ fn note(stages: &mut Vec<Stage>, stage: Stage) {
     }
 }
 
+fn rounds(count: usize) -> String {
+    if count == 1 { "1 round".into() } else { format!("{count} rounds") }
+}
+
 /// What each arm of a stage did by itself, with the interval of its median.
-fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Vec<String> {
+fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
+    let ran = |metric: &&Metric| {
+        let of = |s: &super::analysis::Series| {
+            s.stage == stage && s.workload == told.workload && s.metric == **metric
+        };
+        analysis.series.iter().any(of)
+    };
+    let metrics: Vec<Metric> = told.metrics.iter().filter(ran).copied().collect();
     let arms = analysis.run.arms.iter().filter(|arm| arm.stage == stage && !ranking::is_twin(arm));
-    arms.filter_map(|arm| {
-        let parts: Vec<String> = told
-            .metrics
-            .iter()
-            .filter_map(|&metric| {
-                let series = analysis.find(stage, &arm.name, told.workload, metric)?;
-                let median = format::value(series.median?, metric.unit());
-                let ends = series.interval.map_or_else(String::new, |(low, high)| {
-                    let end = |value| format::number(value, metric.unit());
-                    format!(" (95 %: {} to {})", end(low), end(high))
-                });
-                Some(format!("{} {median}{ends}", metric.title()))
-            })
-            .collect();
-        let title = workload::find(told.workload).map_or(told.workload, |workload| workload.title);
-        (!parts.is_empty()).then(|| format!("{stage} {}, {title}: {}.", arm.name, parts.join(", ")))
+    let rows: Vec<Vec<String>> = arms
+        .filter(|arm| {
+            let has =
+                |metric: &Metric| analysis.find(stage, &arm.name, told.workload, *metric).is_some();
+            metrics.iter().any(has)
+        })
+        .map(|arm| {
+            let cell =
+                |metric: &Metric| with_ends(analysis, stage, &arm.name, told.workload, *metric);
+            let values = metrics.iter().map(|metric| cell(metric).unwrap_or_else(|| "–".into()));
+            std::iter::once(name(analysis, stage, &arm.name)).chain(values).collect()
+        })
+        .collect();
+    let title = workload::find(told.workload).map_or(told.workload, |workload| workload.title);
+    let quiet = told.workload.starts_with("quiet");
+    let head = |metric: &Metric| match metric {
+        Metric::Keeps if !quiet => "the first keeps of what it has alone",
+        metric => metric.title(),
+    };
+    (!rows.is_empty()).then(|| Table {
+        title: format!("{stage}: {title}"),
+        heads: std::iter::once("backend").chain(metrics.iter().map(head)).collect(),
+        rows,
     })
-    .collect()
+}
+
+/// A median with its 95 % interval.
+fn with_ends(
+    analysis: &Analysis,
+    stage: Stage,
+    arm: &str,
+    workload: &str,
+    metric: Metric,
+) -> Option<String> {
+    let series = analysis.find(stage, arm, workload, metric)?;
+    let median = format::value(series.median?, metric.unit());
+    let ends = series.interval.map_or_else(String::new, |(low, high)| {
+        let end = |value| format::number(value, metric.unit());
+        format!(" ({} to {})", end(low), end(high))
+    });
+    Some(median + &ends)
+}
+
+/// What the first of two equal loads keeps of what it has alone: published were 42 % to 50 %.
+fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Option<bool>)> {
+    const WORKLOAD: &str = "two-write";
+    let series = analysis.find(stage, arm, WORKLOAD, Metric::Keeps)?;
+    let outcome = match series.interval {
+        Some((_, high)) if high < 1.0 => Some(true),
+        Some((low, _)) if low > 1.0 => Some(false),
+        _ => None,
+    };
+    let keeps = with_ends(analysis, stage, arm, WORKLOAD, Metric::Keeps)?;
+    let words = match outcome {
+        Some(true) => "the same way round",
+        Some(false) => "the other way round",
+        None => "here not told apart from all of it",
+    };
+    let arm = name(analysis, stage, arm);
+    let count = rounds(series.values.len());
+    Some((
+        format!(
+            "Two loads on {arm} ({stage}): one keeps {keeps} of the writes that it has alone, {count}; published: 42–50 %: {words}."
+        ),
+        outcome,
+    ))
 }
 
 /// A claim in a sentence, and whether it holds; `None` for what cannot be told.
@@ -336,15 +431,15 @@ fn compare(
     };
     let ends = match paired.interval {
         Some(i) => format!(
-            "95 %: {}–{}, {} rounds",
+            "95 %: {}–{}, {}",
             format::digits(i.low),
             format::digits(i.high),
-            paired.rounds
+            rounds(paired.rounds)
         ),
         None if paired.rounds < FEWEST_ROUNDS => {
-            format!("{} rounds: too few for an interval", paired.rounds)
+            format!("{}: too few for an interval", rounds(paired.rounds))
         }
-        None => format!("a bound: bonnie++ did not print the number; {} rounds", paired.rounds),
+        None => format!("a bound: bonnie++ did not print the number; {}", rounds(paired.rounds)),
     };
     let before = match (claim.figures, outcome) {
         ("not published", None) => "; not told apart".into(),
@@ -424,7 +519,7 @@ fn column(analysis: &Analysis, stage: Stage, workload: &'static str, metric: Met
         (Some((name, _)), _) => {
             let name = name.clone();
             match pair_of(analysis, stage, workload, metric, &name) {
-                None => "bounds on both sides: bonnie++ printed +++++".into(),
+                None => "bounds on both sides: bonnie++ prints +++++ where a phase takes under half a second".into(),
                 Some((ratio, ends)) => {
                     column.ratio = Some((ratio, ends));
                     judge(analysis, stage, workload, metric, &name, ratio, ends)

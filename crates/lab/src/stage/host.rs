@@ -34,11 +34,11 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
         }
         (_, Reach::Nbd) => Some(Missing::new(
             if Path::new("/sys/module/nbd").exists() {
-                "the lab does not attach NBD exports to the kernel's NBD client yet"
+                "a file or block device is needed, and the lab attaches exports to an NBD client only inside guests"
             } else {
                 "a file or block device is needed, and this kernel has no NBD client to make one of an export"
             },
-            "a kernel with nbd, and a lab that attaches to it (planned); the guest stage runs it on a block device",
+            "ringtap-fuse runs it on a block device of the host, and guest-nbd (stage vm) on the guest's NBD client",
         )),
         (_, Reach::VhostUser) => Some(Missing::new(
             "a file or block device is needed, and a vhost-user disk is one only inside a guest",
