@@ -45,15 +45,20 @@ if [ "$purpose" != build ]; then
     need qemu-img qemu-utils
     need qemu-nbd qemu-utils
     need qemu-storage-daemon "$storage_daemon"
+    need cpio cpio
+    need dmsetup dmsetup
+    need fusermount3 fuse3
 fi
 if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
     need nbdinfo libnbd-bin
-    need fusermount3 fuse3
     need nbdkit nbdkit
+    need nbd-client nbd-client
     need nbd-server nbd-server
 fi
-if [ "$purpose" = test ]; then
+if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
     need qemu-system-x86_64 qemu-system-x86
+fi
+if [ "$purpose" = test ]; then
     need nbdsh python3-libnbd
     need cryptsetup cryptsetup-bin
     /usr/bin/python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)

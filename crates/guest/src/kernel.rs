@@ -116,10 +116,15 @@ impl Kernel {
         let lock = fs::File::create(store.join("lock")).map_err(io("make", store.join("lock")))?;
         flock(&lock, FlockOperation::LockExclusive)
             .map_err(|e| io("lock", store.join("lock"))(e.into()))?;
-        if let Some(found) = newest_of_packages(&store) {
+        let kept = newest_of_packages(&store);
+        if let Some(found) = kept.clone().filter(has_network) {
             return Ok(found);
         }
-        fetch(&store, &apt(&store)?)?;
+        match (apt(&store).and_then(|apt| fetch(&store, &apt)), kept) {
+            // Unpacked without a network card's driver, by an earlier version: better than none.
+            (Err(_), Some(kept)) => return Ok(kept),
+            (fetched, _) => fetched?,
+        }
         newest_of_packages(&store).ok_or_else(|| Error::Unusable {
             path: store,
             found: "without a kernel although one was just unpacked".into(),
@@ -150,7 +155,15 @@ fn newest(root: &Path) -> Option<Kernel> {
 
 fn newest_of_packages(store: &Path) -> Option<Kernel> {
     let roots = fs::read_dir(store).ok()?.flatten().map(|e| e.path()).filter(|p| p.is_dir());
-    roots.filter_map(|root| newest(&root)).max_by_key(|kernel| version_key(&kernel.release))
+    roots
+        .filter_map(|root| newest(&root))
+        .max_by_key(|kernel| (has_network(kernel), version_key(&kernel.release)))
+}
+
+/// Whether a kernel has the driver of a virtual PC's network card.
+fn has_network(kernel: &Kernel) -> bool {
+    let wanted = ["virtio_net".to_owned()];
+    Tree::open(&kernel.modules).is_ok_and(|tree| tree.load_order(&wanted).is_ok())
 }
 
 /// Numbers compare as numbers: 6.12 is newer than 6.1.
@@ -183,7 +196,7 @@ fn fetch(store: &Path, apt: &[String]) -> Result<()> {
             remedy: "`apt-get update`, then try again".into(),
         })?;
     unpack(&deb, &work.path().join("root"))?;
-    let place = store.join(&package);
+    let place = store.join(format!("{package}+net"));
     fs::rename(work.path().join("root"), &place).map_err(io("move the kernel to", &place))
 }
 
@@ -197,10 +210,11 @@ fn unpack(deb: &Path, to: &Path) -> Result<()> {
     let mut stream = stream.spawn().map_err(io("start", &dpkg))?;
     let mut tar = Command::new(find_program("tar", "tar")?);
     tar.arg("-x").arg("-C").arg(to);
-    for unwanted in ["gpu", "media", "net", "infiniband", "usb", "staging", "iio", "hwmon", "input"]
-    {
+    for unwanted in ["gpu", "media", "infiniband", "usb", "staging", "iio", "hwmon", "input"] {
         tar.arg(format!("--exclude=*/kernel/drivers/{unwanted}"));
     }
+    // Of the network cards only those without a folder of their own: virtio's is among them.
+    tar.arg("--exclude=*/kernel/drivers/net/*/*");
     tar.args(["--exclude=*/kernel/sound", "--exclude=./usr/share/*"]);
     tar.args(["--exclude=./boot/System.map*"]);
     let stdout = stream.stdout.take().map_or_else(Stdio::null, Stdio::from);

@@ -90,5 +90,5 @@ pub use appliance::{Appliance, Builder, Root};
 pub use error::{Error, Result};
 pub use guest::{Guest, Job, Output};
 pub use kernel::{Kernel, Machine};
-pub use qemu::{Aio, Cache, Drive, Qemu};
+pub use qemu::{Aio, Cache, Drive, FORWARD_HOST, FORWARD_PORT, Qemu};
 pub use uml::Uml;

@@ -113,10 +113,16 @@ pub struct Qemu {
     memory: u64,
     cpus: u16,
     disks: Vec<Disk>,
+    forwards: Vec<PathBuf>,
     shares: Vec<Share>,
     timeout: Duration,
     accelerator: Option<&'static str>,
 }
+
+/// Where [`Qemu::forward`]ed sockets are for the guest: at this address, from this port on.
+pub const FORWARD_HOST: &str = "10.0.2.100";
+/// Port of the first forwarded socket.
+pub const FORWARD_PORT: u16 = 10809;
 
 impl Qemu {
     /// A guest with 1 GiB, two processors and no disks.
@@ -126,6 +132,7 @@ impl Qemu {
             memory: 1 << 30,
             cpus: 2,
             disks: Vec::new(),
+            forwards: Vec::new(),
             shares: Vec::new(),
             timeout: Duration::from_secs(180),
             accelerator: None,
@@ -181,6 +188,15 @@ impl Qemu {
     #[must_use]
     pub fn vhost_user(mut self, socket: impl Into<PathBuf>, queues: u16) -> Self {
         self.disks.push(Disk::VhostUser { socket: socket.into(), queues });
+        self
+    }
+
+    /// Leads one connection of the guest to the nth port from [`FORWARD_PORT`] on of [`FORWARD_HOST`] to the nth of these
+    /// UNIX sockets. The guest gets a network card for it, reaches nothing else by it, and sets its address itself
+    /// (10.0.2.15/24 on `eth0`). The appliance must load the module `virtio_net`.
+    #[must_use]
+    pub fn forward(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.forwards.push(socket.into());
         self
     }
 
@@ -251,6 +267,7 @@ impl Qemu {
         command.args(["-chardev", "socket,id=agent,fd=0", "-device", "virtio-serial-pci"]);
         command.args(["-device", "virtserialport,chardev=agent,name=ringtap.agent"]);
         let disks = self.add_disks(&program, dir, &mut command)?;
+        self.add_forwards(dir, &mut command)?;
         let set_up = self.add_shares(dir, &mut command)?;
         Launch {
             machine: "QEMU (qemu-system-x86_64)",
@@ -322,6 +339,22 @@ impl Qemu {
             nodes.push(format!("/dev/{node}"));
         }
         Ok(nodes)
+    }
+
+    fn add_forwards(&self, dir: &Path, command: &mut Command) -> Result<()> {
+        if self.forwards.is_empty() {
+            return Ok(());
+        }
+        let mut network = "user,id=net,restrict=on".to_owned();
+        for (n, socket) in self.forwards.iter().enumerate() {
+            let id = format!("forward{n}");
+            let link = link(dir, &id, socket)?;
+            command.args(["-chardev", &format!("socket,id={id},path={link}")]);
+            let port = usize::from(FORWARD_PORT) + n;
+            network.push_str(&format!(",guestfwd=tcp:{FORWARD_HOST}:{port}-chardev:{id}"));
+        }
+        command.args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile="]);
+        Ok(())
     }
 
     /// Shares directories over 9p; returns the guest's set-up script.

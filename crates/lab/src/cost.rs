@@ -75,6 +75,39 @@ pub fn thread_seconds(pid: u32) -> HashMap<u32, f64> {
         .collect()
 }
 
+/// CPU seconds so far of each kernel thread, by process id: what loop devices, file systems and block layers do for
+/// others. (io_uring's workers belong to their process.)
+pub fn kernel_thread_seconds() -> HashMap<u32, f64> {
+    let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let stat = Stat::parse(&fs::read_to_string(entry.path().join("stat")).ok()?)?;
+            // All are children of kthreadd, which is process 2 (in a PID namespace of one's own there are none).
+            if stat.parent != 2 {
+                return None;
+            }
+            let text = fs::read_to_string(entry.path().join("schedstat")).ok()?;
+            let nanoseconds: u64 = text.split_whitespace().next()?.parse().ok()?;
+            Some((pid, nanoseconds as f64 * 1e-9))
+        })
+        .collect()
+}
+
+/// Seconds so far in which some task of this machine waited for memory (pressure stall information); `None` where the
+/// kernel does not count it.
+pub fn memory_stall_seconds() -> Option<f64> {
+    memory_stall(&fs::read_to_string("/proc/pressure/memory").ok()?)
+}
+
+/// Of `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`.
+fn memory_stall(text: &str) -> Option<f64> {
+    let some = text.lines().find(|line| line.starts_with("some "))?;
+    let total: u64 = some.split("total=").nth(1)?.trim().parse().ok()?;
+    Some(total as f64 * 1e-6)
+}
+
 /// user, nice, system, irq and softirq of the first line of /proc/stat. (Guest time is within user; steal is not ours.)
 fn busy_ticks(text: &str) -> Option<u64> {
     let fields: Vec<u64> = text
@@ -138,6 +171,27 @@ mod tests {
         assert_eq!(
             busy_ticks("cpu  1 10 100 5000 700 1000 10000 9 0 0\ncpu0 1 1 1 1"),
             Some(11111)
+        );
+    }
+
+    #[test]
+    fn memory_pressure_as_the_kernel_prints_it() {
+        let text = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n";
+        assert_eq!(memory_stall(text), Some(1.5));
+        assert_eq!(memory_stall(""), None);
+    }
+
+    #[test]
+    fn kernel_threads_are_no_process_of_ours() {
+        let threads = kernel_thread_seconds();
+        assert!(!threads.contains_key(&std::process::id()));
+        let kernel =
+            |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.is_empty());
+        assert!(
+            threads
+                .keys()
+                .filter(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists())
+                .all(|pid| kernel(*pid))
         );
     }
 

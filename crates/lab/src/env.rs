@@ -1,13 +1,15 @@
 //! What this machine offers the lab: programs, devices, rights.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use ringtap_guest::{Appliance, Machine};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
 use crate::process;
 use crate::stop::Stop;
 
@@ -27,6 +29,9 @@ impl Missing {
     }
 }
 
+/// What a guest needs to reach an NBD server.
+const NETWORK: [&str; 2] = ["virtio_net", "nbd"];
+
 /// The machine, as far as availability is asked.
 #[derive(Debug)]
 pub struct Env {
@@ -34,9 +39,9 @@ pub struct Env {
     pub ringtap: PathBuf,
     serve: OnceLock<Option<Missing>>,
     load: OnceLock<Option<Missing>>,
-    formats: OnceLock<String>,
+    formats: Mutex<HashMap<String, bool>>,
     guest: OnceLock<Result<Appliance, Missing>>,
-    pc: OnceLock<Result<Appliance, Missing>>,
+    pc: OnceLock<Result<(Appliance, Option<Missing>), Missing>>,
 }
 
 impl Env {
@@ -46,7 +51,7 @@ impl Env {
             ringtap,
             serve: OnceLock::new(),
             load: OnceLock::new(),
-            formats: OnceLock::new(),
+            formats: Mutex::default(),
             guest: OnceLock::new(),
             pc: OnceLock::new(),
         }
@@ -91,15 +96,18 @@ impl Env {
         })
     }
 
-    /// Whether `ringtap serve` knows an image format.
+    /// Whether `ringtap serve` knows an image format: it refuses an unknown one as bad usage (exit code 2) before it looks
+    /// for the disk.
     pub fn ringtap_format(&self, format: &str) -> Option<Missing> {
-        let help = self.formats.get_or_init(|| {
+        let mut formats = self.formats.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let known = *formats.entry(format.to_owned()).or_insert_with(|| {
             let mut command = Command::new(&self.ringtap);
-            command.args(["serve", "--help"]);
+            command.args(["serve", "/nonexistent/disk", "-f", format]);
+            command.args(["--vhost-user", "/nonexistent/socket"]);
             let answer = process::run(command, Duration::from_secs(10), &Stop::default());
-            answer.map(|output| output.stdout).unwrap_or_default()
+            !matches!(answer, Err(Error::Program { what, .. }) if what.contains("exit status: 2"))
         });
-        (!knows_format(help, format)).then(|| {
+        (!known).then(|| {
             Missing::new(
                 format!("this `ringtap serve` knows no format {format}"),
                 format!("a Ringtap that serves {format}"),
@@ -116,7 +124,7 @@ impl Env {
     /// The guest's root is the host's, read-only below a tmpfs: its fio, dd and bonnie++ are the host's.
     pub fn appliance(&self) -> Result<Appliance, Missing> {
         let build = || {
-            let builder = Appliance::builder(Machine::Uml);
+            let builder = self.with_tool(Appliance::builder(Machine::Uml));
             built(builder.modules(["dm_mod", "dm_snapshot", "dm_thin_pool"]))
         };
         self.guest.get_or_init(build).clone()
@@ -124,6 +132,16 @@ impl Env {
 
     /// The same for a virtual PC, with those of the programs that there are.
     pub fn pc(&self) -> Result<Appliance, Missing> {
+        self.pc_and_network().map(|(appliance, _)| appliance)
+    }
+
+    /// Why that guest has no NBD client.
+    pub fn pc_network(&self) -> Option<Missing> {
+        let program = self.program("nbd-client", "nbd-client");
+        program.or_else(|| self.pc_and_network().ok().and_then(|(_, missing)| missing))
+    }
+
+    fn pc_and_network(&self) -> Result<(Appliance, Option<Missing>), Missing> {
         let build = || {
             let wanted = [
                 "fio",
@@ -138,6 +156,7 @@ impl Env {
                 "cpio",
                 "tail",
                 "sync",
+                "nbd-client",
             ];
             let own = self.ringtap.to_string_lossy().into_owned();
             let programs = wanted
@@ -146,9 +165,27 @@ impl Env {
                 .map(|name| (*name).to_owned());
             let own = self.ringtap.is_file().then_some(own);
             let modules = ["ahci", "nvme", "dm_mod", "dm_snapshot", "dm_thin_pool"];
-            built(Appliance::builder(Machine::Pc).modules(modules).programs(programs.chain(own)))
+            let builder = self.with_tool(Appliance::builder(Machine::Pc));
+            let builder = builder.modules(modules).programs(programs.chain(own));
+            // A kernel may have no network card's driver: then only the NBD rows are lost.
+            match built(builder.clone().modules(NETWORK)) {
+                Ok(appliance) => Ok((appliance, None)),
+                Err(missing) => built(builder).map(|appliance| (appliance, Some(missing))),
+            }
         };
         self.pc.get_or_init(build).clone()
+    }
+
+    /// Where the lab's tools are in a guest: the binary's own path, unless a guest mounts something of its own over it.
+    pub fn guest_tool(&self) -> PathBuf {
+        let hidden = ["/tmp", "/run", "/mnt"].iter().any(|dir| self.ringtap.starts_with(dir));
+        if hidden { PathBuf::from("/opt/ringtap-lab") } else { self.ringtap.clone() }
+    }
+
+    fn with_tool(&self, builder: ringtap_guest::Builder) -> ringtap_guest::Builder {
+        let tool = self.guest_tool();
+        let moved = tool != self.ringtap && self.ringtap.is_file();
+        if moved { builder.file(&self.ringtap, tool) } else { builder }
     }
 
     /// Whether loop devices can be made.
@@ -158,20 +195,6 @@ impl Env {
         }
         self.root("making a loop device").or_else(|| self.program("losetup", "mount"))
     }
-}
-
-/// Whether clap's help lists a value of `--format`.
-fn knows_format(help: &str, format: &str) -> bool {
-    let Some(from) = help.find("--format") else { return false };
-    let section: Vec<&str> = help[from..]
-        .lines()
-        .enumerate()
-        .take_while(|(at, line)| {
-            *at == 0 || !line.trim_start().starts_with('-') || line.trim_start().starts_with("- ")
-        })
-        .map(|(_, line)| line)
-        .collect();
-    section.join(" ").split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == format)
 }
 
 fn built(builder: ringtap_guest::Builder) -> Result<Appliance, Missing> {
@@ -185,18 +208,19 @@ fn built(builder: ringtap_guest::Builder) -> Result<Appliance, Missing> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
-    fn formats_are_read_from_the_help() {
-        let short = "  -f, --format <FORMAT>\n          Format of the image [possible values: raw, qcow2]\n      --cache <MODE>\n    vhd";
-        assert!(
-            knows_format(short, "raw")
-                && knows_format(short, "qcow2")
-                && !knows_format(short, "vhd")
-        );
-        let long = "  -f, --format <FORMAT>\n          Format\n\n          Possible values:\n          - raw: The disk's bytes\n          - qcow2: QEMU's\n\n      --cache <MODE>\n          luks";
-        assert!(knows_format(long, "qcow2") && !knows_format(long, "luks"));
-        assert!(!knows_format("", "raw"));
+    fn a_format_is_known_unless_it_is_bad_usage() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("ringtap");
+        let text = "#!/bin/sh\ncase \"$4\" in raw) exit 1;; esac\necho \"invalid value '$4'\" >&2\nexit 2\n";
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let env = Env::new(script);
+        assert_eq!(env.ringtap_format("raw"), None);
+        assert!(env.ringtap_format("qcow9").unwrap().reason.contains("qcow9"));
     }
 }

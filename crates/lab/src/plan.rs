@@ -1,5 +1,6 @@
 //! The plan of a run: from a TOML file, from flags, and checked before anything starts.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub struct PlanFile {
     pub seed: Option<u64>,
     /// Where the disks are made.
     pub dir: Option<PathBuf>,
+    /// Workloads that run on some backends only: `only = { archive = ["loop", "lvm"] }`.
+    pub only: Option<BTreeMap<String, Vec<String>>>,
 }
 
 /// What is run.
@@ -61,22 +64,33 @@ pub struct Plan {
     pub seed: u64,
     /// Where the disks are made.
     pub dir: PathBuf,
+    /// Workloads that run on some backends only.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub only: BTreeMap<String, Vec<String>>,
 }
 
 impl Plan {
-    /// The plan that these flags (and the file they name) ask for.
+    /// The plan that these flags (and the file they name) ask for. What is wrong in the file is named with its line.
     pub fn from_args(args: &CompareArgs) -> Result<Plan> {
-        let file = match (&args.plan, args.known.as_deref()) {
+        let (path, known) = (args.plan.as_deref(), args.known.as_deref());
+        let (text, file) = match (path, known) {
             (Some(_), Some(name)) => {
                 return Err(Error::Plan(format!(
                     "--plan and the plan {name:?} are two plans: give one"
                 )));
             }
             (Some(path), None) => read(path)?,
-            (None, Some("quick") | None) => PlanFile::default(),
-            (None, Some("published")) => published(),
+            (None, Some("quick") | None) => (String::new(), PlanFile::default()),
+            (None, Some("published")) => (String::new(), published()),
             (None, Some(name)) => return Err(unknown("plan", name, &["quick", "published"])),
         };
+        Plan::of(args, file).map_err(|error| match (error, path) {
+            (Error::Plan(what), Some(path)) => Error::Plan(placed(path, &text, &what)),
+            (error, _) => error,
+        })
+    }
+
+    fn of(args: &CompareArgs, file: PlanFile) -> Result<Plan> {
         let quick = args.quick || args.known.as_deref() == Some("quick");
         let stages = stages(args.stages.as_ref().or(file.stages.as_ref()))?;
         let backends = backends(&stages, args.backends.as_ref().or(file.backends.as_ref()))?;
@@ -100,6 +114,10 @@ impl Plan {
             .seed
             .or(file.seed)
             .unwrap_or_else(|| jiff::Timestamp::now().as_millisecond().unsigned_abs());
+        // Flags win over the file: who names backends or workloads wants all of them together.
+        let named = args.backends.is_some() || args.workloads.is_some();
+        let only = file.only.filter(|_| !named).unwrap_or_default();
+        check_only(&only)?;
         let plan = Plan {
             stages,
             backends,
@@ -110,6 +128,7 @@ impl Plan {
             ramp: args.ramp.or(file.ramp).unwrap_or(usual.2),
             seed,
             dir: args.dir.clone().or(file.dir).unwrap_or_else(usual_dir),
+            only,
         };
         plan.check()?;
         Ok(plan)
@@ -174,6 +193,11 @@ impl Plan {
         self.workloads.iter().filter_map(|name| workload::find(name)).collect()
     }
 
+    /// Whether the plan runs a workload on a backend.
+    pub fn runs(&self, workload: &str, backend: &str) -> bool {
+        self.only.get(workload).is_none_or(|some| some.iter().any(|name| name == backend))
+    }
+
     /// What the workloads of one round share.
     pub fn settings(&self, round: u32) -> workload::Settings {
         workload::Settings {
@@ -181,16 +205,42 @@ impl Plan {
             run: Duration::from_secs_f64(self.seconds),
             ramp: Duration::from_secs_f64(self.ramp),
             seed: self.seed.wrapping_add(u64::from(round)) & 0x7fff_ffff,
+            capacity: None,
         }
     }
 }
 
-/// The published comparisons, anew: hypervisors' disks, file against LVM, loop against tap, a fresh snapshot, two guests.
+/// The published comparisons, anew: hypervisors' disks, file against LVM, loop against tap, a fresh snapshot, two guests,
+/// cached copies, archiving. Six rounds: the fewest for an interval.
 fn published() -> PlanFile {
-    let names = |list: &[&str]| Some(list.iter().map(|name| (*name).to_owned()).collect());
+    let list = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let names = |names: &[&str]| Some(list(names));
+    // Each question on the backends that it is about. What cached copies and a tree of files show is the guest's kernel: a
+    // few disks below it will do.
+    let few = ["virtio-raw", "ringtap-vhost", "loop"];
+    let disks = ["virtio-raw", "ide", "qsd-vhost", "ringtap-vhost", "loop", "lvm", "xen-blkback"];
+    let bonnie = [&disks[..], &["lvm-snapshot", "ringtap-overlay"]].concat();
+    let pairs = ["native", "loop", "ringtap-nbd", "qemu-nbd", "ringtap-vhost", "lvm"];
+    let only = |workload: &str, backends: &[&str]| (workload.to_owned(), list(backends));
     PlanFile {
         stages: names(&["vm", "two", "two-guests"]),
+        backends: names(&[
+            "virtio-raw",
+            "virtio-overlay",
+            "ide",
+            "qsd-vhost",
+            "ringtap-vhost",
+            "ringtap-overlay",
+            "loop",
+            "lvm",
+            "lvm-snapshot",
+            "native",
+            "ringtap-nbd",
+            "qemu-nbd",
+            "xen-blkback",
+        ]),
         workloads: names(&[
+            "read-1m-qd8",
             "bonnie-direct",
             "dd-throughput",
             "dd-latency-direct",
@@ -199,19 +249,63 @@ fn published() -> PlanFile {
             "archive",
             "snapshot-life",
             "durability",
-            "contention",
+            "two-write",
+            "quiet-read",
         ]),
+        only: Some(BTreeMap::from([
+            only("bonnie-direct", &bonnie),
+            only("read-1m-qd8", &disks),
+            only("dd-throughput", &disks),
+            only("dd-latency-direct", &disks),
+            only("dd-latency-dsync", &disks),
+            only("filecopy", &few),
+            only("archive", &few),
+            only("two-write", &pairs),
+            only("quiet-read", &pairs),
+        ])),
         rounds: Some(6),
-        size: Some("128M".into()),
+        size: Some("96M".into()),
         seconds: Some(0.4),
         ramp: Some(0.1),
         ..PlanFile::default()
     }
 }
 
-fn read(path: &Path) -> Result<PlanFile> {
+fn read(path: &Path) -> Result<(String, PlanFile)> {
     let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
-    toml::from_str(&text).map_err(|e| Error::Plan(format!("plan {}: {e}", path.display())))
+    let file =
+        toml::from_str(&text).map_err(|e| Error::Plan(format!("plan {}: {e}", path.display())))?;
+    Ok((text, file))
+}
+
+/// An error about what a plan's file says, with the line that says it: the one with what the message quotes, else with
+/// the key that it names.
+fn placed(path: &Path, text: &str, what: &str) -> String {
+    let quoted = what.split('"').nth(1).filter(|word| !word.is_empty());
+    let key = ["rounds", "seconds", "ramp", "size", "dir", "stage", "backends"];
+    let key = key
+        .into_iter()
+        .find(|key| what.contains(key) || (*key == "size" && what.contains("a disk of")));
+    let line = |sign: &str| text.lines().position(|line| line.contains(sign));
+    let at = quoted
+        .and_then(|word| line(&format!("\"{word}\"")).or_else(|| line(&format!("'{word}'"))))
+        .or_else(|| key.and_then(|key| text.lines().position(|l| l.trim_start().starts_with(key))));
+    match at {
+        Some(at) => format!("plan {} line {}: {what}", path.display(), at + 1),
+        None => format!("plan {}: {what}", path.display()),
+    }
+}
+
+/// Names in `only` are those of workloads and backends.
+fn check_only(only: &BTreeMap<String, Vec<String>>) -> Result<()> {
+    for (workload, backends) in only {
+        if workload::find(workload).is_none() {
+            let known: Vec<&str> = workload::CATALOGUE.iter().map(|w| w.name).collect();
+            return Err(unknown("workload", workload, &known));
+        }
+        check_backends(backends)?;
+    }
+    Ok(())
 }
 
 /// TMPDIR when it is set, else /var/tmp: /tmp may be memory.
@@ -244,13 +338,18 @@ fn backends(stages: &[Stage], names: Option<&Vec<String>>) -> Result<Vec<(Stage,
     let Some(names) = names else {
         return Ok(entries.filter(|entry| entry.usual).map(of).collect());
     };
+    check_backends(names)?;
+    Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
+}
+
+fn check_backends(names: &[String]) -> Result<()> {
     let mut known: Vec<&str> = backend::CATALOGUE.iter().map(|entry| entry.name).collect();
     known.sort_unstable();
     known.dedup();
-    if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {
-        return Err(unknown("backend", name, &known));
+    match names.iter().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => Err(unknown("backend", name, &known)),
+        None => Ok(()),
     }
-    Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
 }
 
 fn workloads(stages: &[Stage], names: Option<&Vec<String>>, quick: bool) -> Result<Vec<String>> {
@@ -390,8 +489,12 @@ mod tests {
     fn the_published_plan_is_one_word() {
         let plan = plan("published --dir /tmp --rounds 7").unwrap();
         assert_eq!(plan.stages, [Stage::Vm, Stage::Two, Stage::TwoGuests]);
-        assert_eq!((plan.rounds, plan.size), (7, 128 << 20));
+        assert_eq!((plan.rounds, plan.size), (7, 96 << 20));
         assert!(plan.workloads.iter().any(|name| name == "snapshot-life"));
+        assert!(plan.runs("archive", "loop") && !plan.runs("archive", "virtio-overlay"));
+        assert!(plan.runs("snapshot-life", "virtio-overlay"));
+        let names: Vec<&str> = plan.entries(Stage::TwoGuests).iter().map(|e| e.name).collect();
+        assert_eq!(names, ["ringtap-vhost", "qsd-vhost", "loop", "lvm"]);
     }
 
     #[test]
@@ -419,5 +522,24 @@ mod tests {
         std::fs::write(&path, "round = 7\n").unwrap();
         let error = super::read(&path).unwrap_err().to_string();
         assert!(error.contains("unknown field"), "{error}");
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_named_with_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("plan.toml");
+        for (text, line, why) in [
+            ("dir = \"/tmp\"\nrounds = = 2\n", "line 2", ""),
+            ("dir = \"/tmp\"\n\nbackends = [\"qemunbd\"]\n", "line 3", "did you mean qemu-nbd"),
+            ("dir = \"/tmp\"\nstages = [\"hos\"]\n", "line 2", "did you mean host"),
+            ("dir = \"/tmp\"\nsize = \"much\"\n", "line 2", "write 256M"),
+            ("dir = \"/tmp\"\nsize = \"5\"\n", "line 2", "at least 32 MiB"),
+            ("rounds = 0\ndir = \"/tmp\"\n", "line 1", "give 1 to 1000"),
+            ("dir = \"/tmp\"\n[only]\narchve = [\"loop\"]\n", "plan.toml", "did you mean archive"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = plan(&format!("--plan {}", path.display())).unwrap_err().to_string();
+            assert!(error.contains(line) && error.contains(why), "{text}: {error}");
+        }
     }
 }

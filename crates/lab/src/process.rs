@@ -145,7 +145,8 @@ impl Server {
         self.wait_until(path, limit, stop, || listens(path))
     }
 
-    fn wait_until(
+    /// Waits until `ready` says so; `path` is what the server opens, for the message.
+    pub fn wait_until(
         &mut self,
         path: &Path,
         limit: Duration,

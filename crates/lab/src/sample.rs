@@ -129,12 +129,24 @@ metrics! {
     ClientCpu: "client CPU", CpuPerMillion, Lower;
     /// CPU seconds of the whole machine per million I/Os: kernel threads, and everything else that ran.
     MachineCpu: "machine CPU", CpuPerMillion, Lower;
+    /// CPU seconds of the machine's kernel threads per million I/Os: loop devices, journals, io_uring's pollers.
+    KernelCpu: "kernel threads' CPU", CpuPerMillion, Lower;
+    /// CPU seconds of client or guest, server and kernel threads together per million I/Os.
+    PathCpu: "whole path's CPU", CpuPerMillion, Lower;
+    /// CPU seconds that the machine's own hypervisor took away per million I/Os.
+    StealCpu: "stolen CPU", CpuPerMillion, Lower;
     /// CPU seconds of the server per GiB.
     ServerCpuGib: "server CPU", CpuPerGib, Lower;
     /// CPU seconds of the load generator per GiB.
     ClientCpuGib: "client CPU", CpuPerGib, Lower;
     /// CPU seconds of the whole machine per GiB.
     MachineCpuGib: "machine CPU", CpuPerGib, Lower;
+    /// CPU seconds of the machine's kernel threads per GiB.
+    KernelCpuGib: "kernel threads' CPU", CpuPerGib, Lower;
+    /// CPU seconds of client or guest, server and kernel threads together per GiB.
+    PathCpuGib: "whole path's CPU", CpuPerGib, Lower;
+    /// CPU seconds that the machine's own hypervisor took away per GiB.
+    StealCpuGib: "stolen CPU", CpuPerGib, Lower;
     /// bonnie++: characters (bytes, since 1.92) written one at a time.
     PutChar: "per-char write", BytesPerSecond, Higher;
     /// bonnie++: block writes.
@@ -195,6 +207,8 @@ metrics! {
     ScheduleP99: "p99 from schedule", Nanoseconds, Lower;
     /// p99.9 against that schedule.
     ScheduleP999: "p99.9 from schedule", Nanoseconds, Lower;
+    /// The longest time in which not one request was answered.
+    LongestGap: "longest gap", Nanoseconds, Lower;
 }
 
 /// A number, or a bound where the tool refused to print the number.
@@ -274,6 +288,9 @@ pub struct Ledger {
     /// Share of the machine's time that its hypervisor took away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steal: Option<f64>,
+    /// Share of the time in which some task waited for memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<f64>,
 }
 
 /// Traffic of one block device.

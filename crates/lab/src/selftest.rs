@@ -142,6 +142,7 @@ pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
         run: Duration::from_secs_f64(plan.seconds.clamp(0.3, 2.0)),
         ramp: Duration::from_millis(300),
         seed: plan.seed & 0x7fff_ffff,
+        capacity: None,
     };
     for (round, order) in (0..).zip(&orders) {
         eprintln!("self-test: round {} of {rounds}", round + 1);
@@ -220,7 +221,7 @@ fn measure(arm: &Arm, scratch: &Scratch, settings: &Settings, stop: &Stop) -> Re
     }
     let mut server = Server::start(command, &scratch.disks().join("self-test.log"))?;
     server.wait_for_socket(&socket, READY, stop)?;
-    let Access::Nbd { uri } = nbd_access(&socket) else {
+    let Access::Nbd { uri, .. } = nbd_access(&socket) else {
         return Err(Error::Plan("an NBD export has no address".into()));
     };
     let mut command = Command::new("fio");
@@ -258,7 +259,7 @@ fn flushes(env: &Env, scratch: &Scratch, stop: &Stop) -> Result<Result<(f64, f64
         command.arg(format!("--socket={}", socket.display())).arg(device.path());
         let mut server = Server::start(command, &scratch.disks().join("self-test.log"))?;
         server.wait_for_socket(&socket, READY, stop)?;
-        let Access::Nbd { uri } = nbd_access(&socket) else {
+        let Access::Nbd { uri, .. } = nbd_access(&socket) else {
             return Err(Error::Plan("an NBD export has no address".into()));
         };
         let before = count()?;

@@ -277,7 +277,7 @@ fn files_are_copied_and_archived_and_flushes_counted_on_the_host() {
     let env = Env::new(lab());
     let plan = bench.plan(
         "--stages host --rounds 1 --seconds 0.1 --backends native,loop,qemu-nbd,qemu-nbd-unsafe \
-         --workloads filecopy,filecopy-durable,archive,durability,rated-2k,dd-throughput-dsync",
+         --workloads filecopy,filecopy-durable,archive,durability,rated-50,dd-throughput-dsync",
     );
     let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
     bench.assert_clean();
@@ -292,7 +292,7 @@ fn files_are_copied_and_archived_and_flushes_counted_on_the_host() {
     assert!(copy.metrics[&Metric::CopyIndex].value > 0.0);
     assert!(copy.note.as_ref().unwrap().contains("cached copy"));
     assert!(of("native", "archive").unwrap().metrics[&Metric::Files].value > 0.0);
-    assert!(of("qemu-nbd", "rated-2k").unwrap().metrics[&Metric::Iops].value > 0.0);
+    assert!(of("qemu-nbd", "rated-50").unwrap().metrics[&Metric::Iops].value > 0.0);
     // A disk of the host's own has a ledger: what the program wrote is what its disk took.
     let dd = of("native", "dd-throughput-dsync").unwrap().ledger.as_ref().unwrap();
     assert_eq!(dd.program, Some(f64::from(32 << 20)));

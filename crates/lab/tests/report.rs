@@ -46,6 +46,7 @@ fn record(rounds: u32, state: State) -> Record {
             ramp: 0.0,
             seed: 3,
             dir: "/var/tmp".into(),
+            only: Default::default(),
         },
         host: Host { cpu: "CPU <1>".into(), ..Host::default() },
         guest: None,
@@ -343,6 +344,115 @@ fn before_and_after_see_a_change_and_not_a_faster_machine() {
     assert!(text.contains("| better |"), "{text}");
     let few = Analysis::new(record(5, State::Complete), &samples(5));
     assert!(across::changes(&few, &new).iter().all(|change| change.interval.is_none()));
+}
+
+/// A run in a guest as `ringtap compare published` makes it: (arm, block writes, block reads; MB/s).
+fn published(rounds: u32) -> (Record, Vec<Sample>) {
+    const GUESTS: &[(&str, f64, f64)] = &[
+        ("virtio-raw", 100.0, 200.0),
+        ("virtio-raw#2", 100.0, 200.0),
+        ("ringtap-vhost", 90.0, 205.0),
+        ("qsd-vhost", 91.0, 190.0),
+        ("loop", 30.0, 600.0),
+        ("lvm", 99.0, 199.0),
+        ("lvm-snapshot", 12.0, 198.0),
+    ];
+    let mut record = record(rounds, State::Complete);
+    let arms = GUESTS.iter().map(|(name, ..)| Arm {
+        stage: Stage::Vm,
+        name: (*name).into(),
+        backend: name.trim_end_matches("#2").into(),
+        cached: *name == "loop",
+        ..record.arms[0].clone()
+    });
+    record.arms = arms.collect();
+    record.plan.stages = vec![Stage::Vm];
+    record.plan.workloads = vec!["bonnie-direct".into(), "snapshot-life".into()];
+    let mut list = Vec::new();
+    for round in 0..rounds {
+        for (position, (arm, write, read)) in (0..).zip(GUESTS) {
+            let noise = 1.0 + 0.003 * f64::from((round * 5 + position * 3) % 7) - 0.009;
+            let rate = |mega: f64| Value::from(mega * 1e6 * noise);
+            let bound = Value { value: 2048.0, at_least: true };
+            let bonnie = [
+                (Metric::PutBlock, rate(*write)),
+                (Metric::GetBlock, rate(*read)),
+                (Metric::SeqCreate, bound),
+            ];
+            let life = [(Metric::FreshWrite, rate(10.0)), (Metric::SettledWrite, rate(80.0))];
+            let mut add = |workload: &str, metrics: &[(Metric, Value)]| {
+                list.push(Sample {
+                    stage: Stage::Vm,
+                    arm: (*arm).into(),
+                    workload: workload.into(),
+                    round,
+                    position,
+                    metrics: metrics.iter().copied().collect(),
+                    ..samples(1)[0].clone()
+                });
+            };
+            add("bonnie-direct", &bonnie);
+            if *arm == "lvm-snapshot" {
+                add("snapshot-life", &life);
+            }
+        }
+    }
+    (record, list)
+}
+
+#[test]
+fn published_findings_are_asked_again_and_losses_are_said() {
+    let (record, list) = published(6);
+    let analysis = Analysis::new(record, &list);
+    let find = |question: &str| {
+        let found = analysis.findings.iter().find(|finding| finding.question == question);
+        found.unwrap_or_else(|| panic!("{question}: {:?}", analysis.findings))
+    };
+    let file = find("A file against LVM");
+    // Slower writes as published; reads are the other way round here.
+    assert!(file.sum.contains("in 1 comparisons, the other way round in 1"), "{}", file.sum);
+    let writes = file.lines.iter().find(|line| line.contains("block write")).unwrap();
+    assert!(
+        writes.contains("loop (through a page cache) 30")
+            && writes.contains("0.30 times as good (95 %: 0."),
+        "{writes}"
+    );
+    assert!(file.conditions.contains("6 rounds") && file.conditions.contains("256 MiB"));
+    let fresh = find("A fresh snapshot");
+    let told = &fresh.tables[0];
+    assert_eq!(told.heads, ["backend", "writes, fresh snapshot", "writes, settled"]);
+    assert!(told.rows[0][1].contains("MB/s (") && told.rows[0][1].contains(" to "), "{told:?}");
+    assert!(analysis.findings.iter().all(|finding| finding.question != "Two guests on one disk"));
+
+    let column = |metric| {
+        let of =
+            |c: &&report::findings::Column| c.metric == metric && c.workload == "bonnie-direct";
+        analysis.columns.iter().find(of).unwrap_or_else(|| panic!("{metric:?}"))
+    };
+    let write = column(Metric::PutBlock);
+    assert_eq!(write.best.as_ref().unwrap().0, "virtio-raw");
+    assert!(
+        write.words.contains("behind: ") && write.words.contains("qsd-vhost over the same wire"),
+        "{}",
+        write.words
+    );
+    let read = column(Metric::GetBlock);
+    assert!(read.words.contains("loop goes through a page cache"), "{}", read.words);
+    assert!(column(Metric::SeqCreate).words.contains("bounds on both sides"));
+    assert!(column(Metric::PutChar).words.contains("not run (-f)"));
+    let few = Analysis::new(published(3).0, &published(3).1);
+    let words = |analysis: &Analysis| -> String {
+        analysis.findings.iter().flat_map(|f| f.lines.clone()).collect()
+    };
+    assert!(words(&few).contains("too few for an interval"));
+    assert!(few.findings.iter().all(|f| !f.sum.contains("As published in")), "no verdict");
+    let page = html::render(&analysis);
+    assert!(page.contains("A fresh snapshot") && page.contains("column by column"));
+    let markdown = report::files::markdown(&analysis);
+    assert!(
+        markdown.contains("## Published findings, asked again")
+            && markdown.contains("Conditions: ")
+    );
 }
 
 /// In a real browser, without a window: no complaint of the console, and tables that a keyboard sorts.

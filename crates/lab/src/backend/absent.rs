@@ -47,23 +47,9 @@ pub const UBLK: Absent = Absent {
     remedy: "a kernel with ublk_drv (Linux 6.0); compare ringtap-vhost meanwhile",
 };
 
-/// Ringtap under the guest kernel's own NBD client.
-pub const GUEST_NBD: Absent = Absent {
-    needs: None,
-    reason: "the guests of the lab have no network to an NBD server",
-    remedy: "stage host compares NBD servers; a guest with a network device is planned",
-};
-
 /// Xen's blkback.
 pub const XEN: Absent = Absent {
     needs: Some(("/dev/xen/evtchn", "this machine does not run under Xen")),
     reason: "the lab has no Xen stage yet",
     remedy: "a Xen dom0; the published Xen results stand at the end of the report",
-};
-
-/// Ringtap with an encrypted disk.
-pub const LUKS: Absent = Absent {
-    needs: None,
-    reason: "the lab does not make LUKS disks yet",
-    remedy: "planned, with Ringtap's LUKS format",
 };

@@ -11,6 +11,12 @@ pub const CATALOGUE: &[Entry] = &[
     host("loop", "loop device on the file, through the page cache", true, &LOOP),
     host("loop-direct", "loop device on the file, direct-io=on", true, &LOOP_DIRECT),
     host("ringtap-nbd", "ringtap serve --nbd, cache=none", true, &RINGTAP_NBD),
+    host(
+        "ringtap-fuse",
+        "ringtap serve --fuse, cache=none, with a direct-io loop device on top",
+        true,
+        &ringtap::FuseLoop,
+    ),
     host("qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", true, &QEMU_NBD),
     host("qemu-nbd-threads", "qemu-nbd, cache=none, aio=threads", false, &qemu::Nbd::by("threads")),
     host("qemu-nbd-native", "qemu-nbd, cache=none, aio=native", false, &qemu::Nbd::by("native")),
@@ -38,6 +44,7 @@ pub const CATALOGUE: &[Entry] = &[
         false,
         &RINGTAP_OVERLAY,
     ),
+    guest("ringtap-luks", "the same, LUKS1 with aes-256-xts", false, &RINGTAP_LUKS),
     guest("qsd-vhost", QSD_URING, true, &QSD),
     guest("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
     guest("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
@@ -68,7 +75,7 @@ pub const CATALOGUE: &[Entry] = &[
     vm("ringtap-vhost", "ringtap serve --vhost-user, raw, cache=none", true, &RINGTAP),
     vm("ringtap-qcow2", "the same, qcow2", true, &RINGTAP_QCOW2),
     vm("ringtap-overlay", "the same, a qcow2 overlay made anew each round", true, &RINGTAP_OVERLAY),
-    vm("ringtap-luks", "ringtap serve, LUKS", true, &absent::LUKS),
+    vm("ringtap-luks", "the same, LUKS1 with aes-256-xts", true, &RINGTAP_LUKS),
     vm("qsd-vhost", QSD_URING, true, &QSD),
     vm("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
     vm("loop-direct", "the same, direct-io=on", true, &VM_LOOP_DIRECT),
@@ -80,23 +87,36 @@ pub const CATALOGUE: &[Entry] = &[
         &VM_SNAPSHOT,
     ),
     vm("lvm-thin", "dm-thin volume, provisioned, on virtio-raw", true, &VM_THIN),
-    vm("guest-nbd", "ringtap over NBD under the guest's own client", true, &absent::GUEST_NBD),
+    vm("guest-nbd", "ringtap serve --nbd under the guest's own client", true, &RINGTAP_NBD),
     vm("xen-blkback", "Xen's blkback", true, &absent::XEN),
     two("native", "the file itself, O_DIRECT", true, &native::Native),
     two("loop", "loop device on the file, through the page cache", true, &LOOP),
     two("loop-direct", "loop device on the file, direct-io=on", true, &LOOP_DIRECT),
     two("ringtap-nbd", "ringtap serve --nbd, cache=none", true, &RINGTAP_NBD),
+    two(
+        "ringtap-fuse",
+        "ringtap serve --fuse, cache=none, with a direct-io loop device on top",
+        false,
+        &ringtap::FuseLoop,
+    ),
     two("qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", true, &QEMU_NBD),
     guests("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
     guests("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     guests("qsd-vhost", QSD_URING, true, &QSD),
     guests("loop", "loop device inside the guest, on a ubd disk", true, &LOOP_ON_UBD),
+    guests(
+        "lvm",
+        "dm-linear in the guest (an LVM linear volume), on a disk of qsd-vhost",
+        false,
+        &QSD_LVM,
+    ),
 ];
 
 const LOOP: loopdev::Loop = loopdev::Loop { direct: false };
 const LOOP_DIRECT: loopdev::Loop = loopdev::Loop { direct: true };
 const RINGTAP: ringtap::VhostUser = ringtap::VhostUser { image: Image::Raw };
 const RINGTAP_QCOW2: ringtap::VhostUser = ringtap::VhostUser { image: Image::Qcow2 };
+const RINGTAP_LUKS: ringtap::VhostUser = ringtap::VhostUser { image: Image::Luks };
 const RINGTAP_OVERLAY: ringtap::VhostUser = ringtap::VhostUser { image: Image::Overlay };
 const RINGTAP_NBD: ringtap::Nbd = ringtap::Nbd;
 const QEMU_NBD: qemu::Nbd = qemu::Nbd::by("io_uring");
@@ -162,8 +182,6 @@ const fn guests(n: &'static str, t: &'static str, usual: bool, b: &'static dyn B
     entry(Stage::TwoGuests, n, t, usual, b)
 }
 
-const QSDS: &[&str] = &["qsd-vhost", "qsd-vhost-threads", "qsd-vhost-native"];
-
 /// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same wire, and the questions
 /// that the published comparisons asked.
 pub const PEERS: &[(Stage, &str, &[&str])] = &[
@@ -186,8 +204,10 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     ),
     (Stage::Vm, "ringtap-qcow2", &["virtio-qcow2"]),
     (Stage::Vm, "ringtap-overlay", &["virtio-overlay", "lvm-snapshot", "lvm-thin"]),
+    (Stage::Vm, "ringtap-luks", &["ringtap-vhost"]),
     (Stage::Vm, "lvm-snapshot", &["lvm"]),
     (Stage::Vm, "loop", &["lvm"]),
+    (Stage::Host, "ringtap-fuse", &["loop-direct"]),
     (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
-    (Stage::TwoGuests, "ringtap-vhost", QSDS),
+    (Stage::TwoGuests, "ringtap-vhost", &["qsd-vhost", "loop", "lvm"]),
 ];

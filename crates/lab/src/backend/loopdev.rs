@@ -40,7 +40,7 @@ impl Backend for Loop {
                 said: String::new(),
             });
         }
-        Ok(Served { access: Access::Block(path), server: None, device: Some(device) })
+        Ok(Served { access: Access::Block(path), device: Some(device), server: None, mount: None })
     }
 
     fn cached(&self) -> bool {

@@ -33,6 +33,8 @@ pub enum Access {
     Nbd {
         /// `nbd+unix:///?socket=…`
         uri: String,
+        /// The socket.
+        socket: PathBuf,
     },
     /// A vhost-user-blk server that listens on a socket.
     VhostUser {
@@ -61,7 +63,12 @@ pub enum Image {
     Qcow2,
     /// A qcow2 overlay on a raw disk, made anew in each round: a fresh snapshot.
     Overlay,
+    /// A LUKS1 container, aes-256-xts, all of it written; its secret is in [`SECRET`] beside it.
+    Luks,
 }
+
+/// The file with the secret of the encrypted disks beside it.
+pub const SECRET: &str = "luks.secret";
 
 impl Image {
     /// QEMU's and Ringtap's word.
@@ -69,6 +76,7 @@ impl Image {
         match self {
             Image::Raw => "raw",
             Image::Qcow2 | Image::Overlay => "qcow2",
+            Image::Luks => "luks",
         }
     }
 }
@@ -128,26 +136,54 @@ pub struct Context<'a> {
 pub struct Served {
     /// How the disk is reached.
     pub access: Access,
+    /// The loop device, where there is one: it goes before what it lies on.
+    pub device: Option<loopdev::LoopDevice>,
     /// The server, where there is one.
     pub server: Option<Server>,
-    /// The loop device, where there is one.
-    pub device: Option<loopdev::LoopDevice>,
+    /// What the server mounted: it unmounts it itself, unless it was killed.
+    pub mount: Option<Mount>,
 }
 
 impl Served {
     fn reached(access: Access) -> Served {
-        Served { access, server: None, device: None }
+        Served { access, device: None, server: None, mount: None }
     }
 
     fn by(server: Server, access: Access) -> Served {
-        Served { access, server: Some(server), device: None }
+        Served { access, device: None, server: Some(server), mount: None }
     }
 
     /// Ends the serving and reports what went wrong with it.
     pub fn end(self) -> Result<()> {
-        let Served { server, device, .. } = self;
+        let Served { server, device, mount: _mount, .. } = self;
         device.map_or(Ok(()), loopdev::LoopDevice::detach)?;
         server.map_or(Ok(()), Server::stop)
+    }
+}
+
+/// A file that a server mounts by FUSE; unmounted when this is dropped and the server has not done it.
+#[derive(Debug)]
+pub struct Mount(PathBuf);
+
+impl Mount {
+    /// A mount that a server is about to make at `path`.
+    pub fn expected(path: &Path) -> Mount {
+        Mount(path.to_owned())
+    }
+
+    /// Whether something is mounted there.
+    pub fn there(&self) -> bool {
+        let at = self.0.display().to_string().replace(' ', "\\040");
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        mounts.lines().any(|line| line.split(' ').nth(1) == Some(at.as_str()))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.there() {
+            let _ = crate::process::run_short("umount", [&self.0], &Stop::default());
+        }
     }
 }
 

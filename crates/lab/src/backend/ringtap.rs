@@ -1,12 +1,15 @@
 //! Ringtap, as `ringtap serve`.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Access, Backend, Context, Image, Reach, Served};
+use super::loopdev::LoopDevice;
+use super::{Access, Backend, Context, Image, Mount, Reach, Served};
 use crate::env::{Env, Missing};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::process::Server;
+use crate::run::scratch;
 
 /// How long a server may take until it answers.
 pub(crate) const READY: Duration = Duration::from_secs(10);
@@ -47,7 +50,11 @@ impl Backend for VhostUser {
     }
 
     fn missing(&self, env: &Env) -> Option<Missing> {
-        env.ringtap_serve().or_else(|| env.ringtap_format(self.image.format()))
+        let missing = env.ringtap_serve().or_else(|| env.ringtap_format(self.image.format()));
+        missing.or_else(|| match self.image {
+            Image::Raw => None,
+            Image::Qcow2 | Image::Overlay | Image::Luks => env.program("qemu-img", "qemu-utils"),
+        })
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
@@ -64,13 +71,55 @@ impl Backend for VhostUser {
     }
 }
 
+/// As a file by FUSE, with a loop device on top: a block device of this machine without a driver of its own.
+#[derive(Debug)]
+pub struct FuseLoop;
+
+impl Backend for FuseLoop {
+    fn reach(&self) -> Reach {
+        Reach::Block
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        let fuse = (!Path::new("/dev/fuse").exists())
+            .then(|| Missing::new("this kernel has no FUSE", "modprobe fuse"));
+        fuse.or_else(|| env.program("fusermount3", "fuse3"))
+            .or_else(|| env.loop_devices())
+            .or_else(|| env.ringtap_serve())
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        let file = context.sockets.join("ringtap.fuse");
+        let mut command = serve(context, Image::Raw);
+        command.arg("--fuse").arg(&file);
+        let mut server = Server::start(command, &context.log)?;
+        let mount = Mount::expected(&file);
+        server.wait_until(&file, READY, context.stop, || mount.there())?;
+        let device = LoopDevice::attach(&file, true)?;
+        // Should the lab be killed, the server unmounts, and the device no longer says what it lies on.
+        let note = file.with_extension(scratch::LOOP_NOTE);
+        std::fs::write(&note, device.path().as_os_str().as_encoded_bytes())
+            .map_err(Error::file("write", &note))?;
+        let access = Access::Block(device.path().to_owned());
+        Ok(Served { access, device: Some(device), server: Some(server), mount: Some(mount) })
+    }
+
+    fn remark(&self) -> Option<&'static str> {
+        Some("two more kernel layers, loop and FUSE, above the server: machine CPU has them")
+    }
+}
+
 fn serve(context: &Context<'_>, image: Image) -> Command {
     let mut command = Command::new(&context.env.ringtap);
     command.arg("serve").arg(context.disk).args(["-f", image.format(), "--cache", "none"]);
+    if image == Image::Luks {
+        let secret = context.disk.with_file_name(super::SECRET);
+        command.arg("--secret").arg(format!("file:{}", secret.display()));
+    }
     command
 }
 
-pub(crate) fn nbd_access(socket: &std::path::Path) -> Access {
+pub(crate) fn nbd_access(socket: &Path) -> Access {
     let path: String = socket
         .as_os_str()
         .as_encoded_bytes()
@@ -82,7 +131,7 @@ pub(crate) fn nbd_access(socket: &std::path::Path) -> Access {
             other => format!("%{other:02X}"),
         })
         .collect();
-    Access::Nbd { uri: format!("nbd+unix:///?socket={path}") }
+    Access::Nbd { uri: format!("nbd+unix:///?socket={path}"), socket: socket.to_owned() }
 }
 
 #[cfg(test)]
@@ -92,6 +141,7 @@ mod tests {
     #[test]
     fn odd_paths_survive_in_a_uri() {
         let access = nbd_access(std::path::Path::new("/tmp/a b#2/x.sock"));
-        assert_eq!(access, Access::Nbd { uri: "nbd+unix:///?socket=/tmp/a%20b%232/x.sock".into() });
+        let Access::Nbd { uri, .. } = access else { panic!("{access:?}") };
+        assert_eq!(uri, "nbd+unix:///?socket=/tmp/a%20b%232/x.sock");
     }
 }

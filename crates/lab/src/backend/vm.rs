@@ -36,7 +36,7 @@ impl Backend for InQemu {
     fn missing(&self, env: &Env) -> Option<Missing> {
         env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| match self.image {
             Image::Raw => None,
-            Image::Qcow2 | Image::Overlay => env.program("qemu-img", "qemu-utils"),
+            Image::Qcow2 | Image::Overlay | Image::Luks => env.program("qemu-img", "qemu-utils"),
         })
     }
 

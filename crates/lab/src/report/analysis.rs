@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::ledger;
 use super::ranking::{self, Durability};
+use super::{findings, ledger};
 use crate::backend;
 use crate::run::folder::{Arm, Record};
 use crate::sample::{Metric, Sample, Stage, Value, twin};
@@ -116,6 +116,10 @@ pub struct Analysis {
     pub ledger: Vec<ledger::Row>,
     /// Curves: the median over the rounds at each point.
     pub curves: Vec<Curve>,
+    /// What others have published, asked again.
+    pub findings: Vec<findings::Finding>,
+    /// bonnie++'s columns, Ringtap beside the best.
+    pub columns: Vec<findings::Column>,
     /// All samples, in the order in which they were taken. `samples.jsonl` has them as well.
     #[serde(skip)]
     pub samples: Vec<Sample>,
@@ -147,6 +151,8 @@ impl Analysis {
             durability: ranking::durability(&series, samples),
             ledger: ledger::rows(&run, samples),
             curves: curves(&run, samples),
+            findings: Vec::new(),
+            columns: Vec::new(),
             samples: samples.to_vec(),
             series,
             run,
@@ -180,6 +186,8 @@ impl Analysis {
             }
         }
         analysis.decide(&pairs, &logs);
+        analysis.findings = findings::findings(&analysis);
+        analysis.columns = findings::columns(&analysis);
         analysis
     }
 

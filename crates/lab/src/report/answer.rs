@@ -10,6 +10,60 @@ use crate::sample::{Metric, Stage};
 use crate::stats::FEWEST_ROUNDS;
 use crate::workload::Workload;
 
+/// What others have published, asked again.
+pub fn findings(analysis: &Analysis) -> Markup {
+    let findings = &analysis.findings;
+    html! {
+        @if !findings.is_empty() {
+            h2 { "Published findings, asked again" }
+            @for finding in findings { section.card {
+                h3 { (finding.question) }
+                p { b { "Published: " } (finding.published) "." }
+                p { b { "Here: " } (finding.sum) }
+                ul { @for line in &finding.lines { li { (line) } } }
+                @for told in &finding.tables {
+                    p.soft.small { (told.title) "; medians (95 %)" }
+                    div.scroll { table.sort {
+                        thead { tr { @for head in &told.heads { th { (head) } } } }
+                        tbody { @for row in &told.rows { tr { @for cell in row { td { (cell) } } } } }
+                    } }
+                }
+                p.soft.small { "Conditions: " (finding.conditions) "." }
+            } }
+        }
+        (columns(analysis))
+    }
+}
+
+/// bonnie++'s columns, Ringtap beside the best of all.
+fn columns(analysis: &Analysis) -> Markup {
+    html! {
+        @if !analysis.columns.is_empty() {
+            section.card {
+                h3 { "bonnie++ column by column: Ringtap beside the best of all, cached ones too" }
+                div.scroll { table.sort {
+                    thead { tr {
+                        th { "stage" } th { "workload" } th { "column" } th { "best" } th.n { "its median" }
+                        th.n { "ringtap-vhost" } th.n { "by the best" } th.n { "95 %" } th { "that means" }
+                    } }
+                    tbody { @for column in &analysis.columns { tr {
+                        @let unit = column.metric.unit();
+                        td { (column.stage.name()) } td.name { (column.workload) } td.name { (column.metric.title()) }
+                        @match &column.best {
+                            Some((name, value)) => { td.name { (name) } td.n data-v=(value.value) { (format::value(*value, unit)) } }
+                            None => { td {} td.n data-v="" { "–" } }
+                        }
+                        td.n data-v=(column.ours.map_or_else(String::new, |v| v.value.to_string())) { (column.ours.map_or_else(|| "–".into(), |v| format::value(v, unit))) }
+                        td.n data-v=(column.ratio.map_or_else(String::new, |r| r.0.to_string())) { (column.ratio.map_or_else(|| "–".into(), |r| format::digits(r.0))) }
+                        td.n { (format::interval(column.ratio.and_then(|r| r.1))) }
+                        td { (column.words) }
+                    } } }
+                } }
+            }
+        }
+    }
+}
+
 /// Answers in words.
 pub fn answers(analysis: &Analysis) -> Markup {
     let answers = ranking::answers(analysis);

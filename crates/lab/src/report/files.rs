@@ -31,6 +31,51 @@ pub fn markdown(analysis: &Analysis) -> String {
         state_in_words(analysis),
         run.plan.seed
     );
+    if !analysis.findings.is_empty() {
+        text += "## Published findings, asked again\n\n";
+    }
+    for finding in &analysis.findings {
+        let _ = writeln!(
+            text,
+            "### {}\n\nPublished: {}.\n\n**Here: {}**\n",
+            finding.question, finding.published, finding.sum
+        );
+        finding.lines.iter().for_each(|line| text += &format!("- {line}\n"));
+        for told in &finding.tables {
+            let _ = writeln!(
+                text,
+                "\n{}; medians (95 %):\n\n| {} |",
+                told.title,
+                told.heads.join(" | ")
+            );
+            let _ = writeln!(text, "|{}", "---|".repeat(told.heads.len()));
+            told.rows.iter().for_each(|row| text += &format!("| {} |\n", row.join(" | ")));
+        }
+        let _ = writeln!(text, "\nConditions: {}.\n", finding.conditions);
+    }
+    if !analysis.columns.is_empty() {
+        text += "### bonnie++ column by column\n\n| stage | workload | column | best | its median | ringtap-vhost | by the best | 95 % | that means |\n|---|---|---|---|---|---|---|---|---|\n";
+    }
+    for column in &analysis.columns {
+        let unit = column.metric.unit();
+        let value = |value| format::value(value, unit);
+        let (best, median) =
+            column.best.clone().map_or_else(Default::default, |(n, v)| (n, value(v)));
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {best} | {median} | {} | {} | {} | {} |",
+            column.stage,
+            column.workload,
+            column.metric.title(),
+            column.ours.map_or_else(String::new, value),
+            column.ratio.map_or_else(String::new, |r| format::digits(r.0)),
+            format::interval(column.ratio.and_then(|r| r.1)),
+            column.words
+        );
+    }
+    if !analysis.columns.is_empty() {
+        text.push('\n');
+    }
     for (stage, lines) in ranking::answers(analysis) {
         let _ = writeln!(
             text,

@@ -35,6 +35,7 @@ pub fn render(analysis: &Analysis) -> String {
                     } @else {
                         p.banner { (state_in_words(analysis)) }
                     }
+                    (answer::findings(analysis))
                     (answer::answers(analysis))
                     (answer::heat(analysis))
                     (answer::durability(analysis))
@@ -167,7 +168,7 @@ fn workload_card(
                     figure {
                         figcaption {
                             "CPU seconds per " (per) ": "
-                            span.key.server {} " server " span.key.client {} " client"
+                            span.key.server {} " server " span.key.client {} " client or guest " span.key.kernel {} " kernel threads"
                         }
                         (svg::cost("CPU time", &cost))
                     }
@@ -281,7 +282,7 @@ fn cost<'a>(
     arms: &[&'a Arm],
     workload: &Workload,
 ) -> (Vec<svg::Cost<'a>>, &'static str) {
-    let of = |server: Metric, client: Metric| -> Vec<svg::Cost<'a>> {
+    let of = |server: Metric, client: Metric, kernel: Metric| -> Vec<svg::Cost<'a>> {
         arms.iter()
             .map(|arm| {
                 let value = |metric| {
@@ -289,7 +290,11 @@ fn cost<'a>(
                         .median(stage, &arm.name, workload.name, metric)
                         .map(|value| value.value)
                 };
-                let parts = [("server", value(server)), ("client", value(client))];
+                let parts = [
+                    ("server", value(server)),
+                    ("client", value(client)),
+                    ("kernel", value(kernel)),
+                ];
                 let parts =
                     parts.into_iter().filter_map(|(class, value)| Some((class, value?))).collect();
                 svg::Cost { label: &arm.name, parts }
@@ -297,9 +302,9 @@ fn cost<'a>(
             .filter(|arm| !arm.parts.is_empty())
             .collect()
     };
-    let by_io = of(Metric::ServerCpu, Metric::ClientCpu);
+    let by_io = of(Metric::ServerCpu, Metric::ClientCpu, Metric::KernelCpu);
     if by_io.is_empty() {
-        (of(Metric::ServerCpuGib, Metric::ClientCpuGib), "GiB")
+        (of(Metric::ServerCpuGib, Metric::ClientCpuGib, Metric::KernelCpuGib), "GiB")
     } else {
         (by_io, "million I/Os")
     }

@@ -8,6 +8,8 @@ use crate::stats::median;
 
 /// A share above which a resource counts as used up.
 const FULL: f64 = 0.85;
+/// Waiting for memory hurts long before it takes all the time.
+const SCARCE: f64 = 0.1;
 
 /// One arm's ledger of one workload: medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -59,6 +61,7 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Row> {
                 server_thread: middle(&|l| l.server_thread),
                 machine: middle(&|l| l.machine),
                 steal: middle(&|l| l.steal),
+                memory: middle(&|l| l.memory),
             };
             let rates: Vec<f64> = of
                 .iter()
@@ -103,6 +106,12 @@ fn limiter(stage: Stage, ledger: &Ledger, client: Option<f64>) -> String {
     if let Some(share) = ledger.machine.filter(|share| *share >= FULL) {
         full.push(format!("this machine's processors ({})", percent(share)));
     }
+    if let Some(share) = ledger.memory.filter(|share| *share >= SCARCE) {
+        full.push(format!(
+            "this machine's memory (tasks waited for it {} of the time)",
+            percent(share)
+        ));
+    }
     if full.is_empty() {
         "nothing is used up: waiting for each other".into()
     } else {
@@ -130,6 +139,8 @@ mod tests {
             limiter(Stage::Guest, &Ledger::default(), Some(0.99)).contains("guest's processor")
         );
         assert!(limiter(Stage::Host, &Ledger::default(), None).contains("nothing"));
+        let scarce = Ledger { memory: Some(0.3), ..Ledger::default() };
+        assert!(limiter(Stage::Host, &scarce, None).contains("memory (tasks waited for it 30 %"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod analysis;
 mod answer;
 mod facts;
 pub mod files;
+pub mod findings;
 pub mod format;
 pub mod html;
 pub mod ledger;

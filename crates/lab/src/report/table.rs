@@ -22,6 +22,9 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
         run.host.cpu, run.host.kernel, run.host.file_system
     );
     let _ = writeln!(text, "{}", state_in_words(analysis));
+    for finding in &analysis.findings {
+        let _ = writeln!(text, "\n{}: {}", finding.question, finding.sum);
+    }
     for (stage, arms) in analysis.stages() {
         let reference = reference(run, stage).unwrap_or_default();
         for (workload, metric) in analysis.headlines(stage) {
@@ -107,9 +110,13 @@ pub fn columns(
         ("p99.9", Metric::P999),
         ("server CPU/M", Metric::ServerCpu),
         ("client CPU/M", Metric::ClientCpu),
+        ("kernel CPU/M", Metric::KernelCpu),
+        ("path CPU/M", Metric::PathCpu),
         ("machine CPU/M", Metric::MachineCpu),
         ("server CPU/GiB", Metric::ServerCpuGib),
         ("client CPU/GiB", Metric::ClientCpuGib),
+        ("kernel CPU/GiB", Metric::KernelCpuGib),
+        ("path CPU/GiB", Metric::PathCpuGib),
         ("machine CPU/GiB", Metric::MachineCpuGib),
     ]
     .into_iter()

@@ -22,6 +22,8 @@ pub struct Meter {
     reaped: f64,
     machine: f64,
     steal: f64,
+    kernel: HashMap<u32, f64>,
+    memory: Option<f64>,
     device: Option<(Layer, f64)>,
 }
 
@@ -34,6 +36,8 @@ pub struct Spent {
     reaped: f64,
     machine: f64,
     steal: f64,
+    kernel: f64,
+    memory: Option<f64>,
     device: Option<(Layer, f64)>,
     seconds: f64,
 }
@@ -48,6 +52,8 @@ impl Meter {
             reaped: cost::reaped_seconds(),
             machine: cost::machine_cpu_seconds(),
             steal: cost::steal_seconds(),
+            kernel: cost::kernel_thread_seconds(),
+            memory: cost::memory_stall_seconds(),
             device: device.and_then(layer_of_file),
         }
     }
@@ -69,6 +75,13 @@ impl Meter {
             reaped: self.reaped - before.reaped,
             machine: self.machine - before.machine,
             steal: self.steal - before.steal,
+            // One that is new came within the time; one that has gone takes its last moments with it.
+            kernel: self
+                .kernel
+                .iter()
+                .map(|(id, now)| (now - before.kernel.get(id).copied().unwrap_or(0.0)).max(0.0))
+                .sum(),
+            memory: less(self.memory, before.memory),
             device: self
                 .device
                 .zip(before.device)
@@ -92,13 +105,25 @@ impl Spent {
             put(Metric::ServerCpu, self.server, ios / 1e6);
             put(Metric::ClientCpu, self.client, ios / 1e6);
             put(Metric::MachineCpu, machine, ios / 1e6);
+            put(Metric::KernelCpu, long.then_some(self.kernel), ios / 1e6);
+            put(Metric::StealCpu, long.then_some(self.steal), ios / 1e6);
+            // The tool's own account where the client is no process that the lab sees.
+            let own = measured.metrics.get(&Metric::ClientCpu).map(|cpu| cpu.value * ios / 1e6);
+            let path = |client: f64| client + self.server.unwrap_or(0.0) + self.kernel;
+            let client = self.client.or(own).filter(|_| long);
+            put(Metric::PathCpu, client.map(path), ios / 1e6);
         }
         if let Some(bytes) = measured.bytes.filter(|bytes| *bytes > 0.0) {
             let gib = bytes / (1u64 << 30) as f64;
             put(Metric::ServerCpuGib, self.server, gib);
             // dd does not say what it used; the lab waits for nothing else meanwhile.
-            put(Metric::ClientCpuGib, self.client.or(long.then_some(self.reaped)), gib);
+            let client = self.client.or(long.then_some(self.reaped));
+            put(Metric::ClientCpuGib, client, gib);
             put(Metric::MachineCpuGib, machine, gib);
+            put(Metric::KernelCpuGib, long.then_some(self.kernel), gib);
+            put(Metric::StealCpuGib, long.then_some(self.steal), gib);
+            let path = |client: f64| client + self.server.unwrap_or(0.0) + self.kernel;
+            put(Metric::PathCpuGib, client.filter(|_| long).map(path), gib);
         }
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let all = self.seconds * processors as f64;
@@ -110,6 +135,7 @@ impl Spent {
             server_thread: self.thread.filter(|_| long).map(|cpu| cpu / self.seconds),
             machine: long.then_some((self.machine / all).clamp(0.0, 1.0)),
             steal: long.then_some((self.steal / all).clamp(0.0, 1.0)),
+            memory: self.memory.filter(|_| long).map(|s| (s / self.seconds).clamp(0.0, 1.0)),
         });
     }
 }

@@ -1,5 +1,6 @@
 //! The runner: rounds of blocks, one block for each arm, in balanced order.
 
+mod expect;
 pub mod folder;
 pub mod meter;
 pub mod order;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{Context, Entry, Served};
-use crate::env::Env;
+use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::plan::Plan;
@@ -18,7 +19,9 @@ use crate::process::Server;
 use crate::sample::{Metric, Sample, Stage, twin};
 use crate::stage::{self, durable, guest, host, two, two_guests};
 use crate::stop::Stop;
-use crate::workload::{Kind, Measured, Workload};
+use crate::workload::{Kind, Measured, Settings, Workload};
+use expect::seconds;
+pub use expect::{expected, in_words};
 use folder::{Arm, Folder, Record, Skip, State};
 use meter::Meter;
 use progress::Progress;
@@ -39,6 +42,11 @@ impl Running {
     /// The workloads of each round; the durability check is made once, before.
     pub fn rounds(&self) -> impl Iterator<Item = &'static Workload> + '_ {
         self.workloads.iter().copied().filter(|workload| workload.kind != Kind::Durability)
+    }
+
+    /// Whether it gets a rated load, whose rate depends on what all carry.
+    pub fn is_rated(&self) -> bool {
+        self.workloads.iter().any(|workload| matches!(workload.kind, Kind::Rated(_)))
     }
 }
 
@@ -75,6 +83,8 @@ pub struct Runner<'a> {
     pub failures: usize,
     /// Statistics of the device that holds the disks.
     pub device: Option<PathBuf>,
+    /// Random writes a second that the slowest backend of a stage carries.
+    capacity: Vec<(Stage, f64)>,
     /// Errors that were printed.
     said: Vec<String>,
 }
@@ -115,7 +125,9 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         skipped,
     };
     folder.write_record(&record)?;
-    let progress = Progress::new(expected(plan, &arms));
+    let seconds = expected(plan, &arms);
+    let progress = Progress::new(seconds);
+    progress.note(&in_words(plan, &arms, seconds));
     let mut runner = Runner {
         plan,
         env,
@@ -128,6 +140,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         samples: 0,
         failures: 0,
         device: meter::device_below(&plan.dir),
+        capacity: Vec::new(),
         said: Vec::new(),
     };
     let result = runner.rounds();
@@ -169,6 +182,13 @@ pub fn matrix(plan: &Plan, env: &Env) -> (Vec<(Stage, Vec<Running>)>, Vec<Skip>)
                 if !workload.kind.runs_on(stage) {
                     continue;
                 }
+                if !plan.runs(workload.name, entry.name) {
+                    let some = plan.only.get(workload.name).map(|some| some.join(", "));
+                    let reason = format!("the plan runs it on {} only", some.unwrap_or_default());
+                    let remedy = format!("--workloads {}, or a plan without `only`", workload.name);
+                    skipped.push(skip(Some(workload.name), Missing::new(reason, remedy)));
+                    continue;
+                }
                 match stage::missing_workload(stage, entry, workload, env) {
                     Some(missing) => skipped.push(skip(Some(workload.name), missing)),
                     None => workloads.push(workload),
@@ -201,30 +221,6 @@ fn describe(stage: Stage, arm: &Running) -> Arm {
     }
 }
 
-/// Seconds that a workload is expected to take.
-pub fn expected_seconds(plan: &Plan, workload: &Workload) -> f64 {
-    match workload.kind {
-        Kind::Fio(_) => plan.seconds + plan.ramp + 0.3,
-        Kind::FioFile(_) => 10.0,
-        Kind::Rated => plan.seconds + 0.5,
-        Kind::DdThroughput(_) => 0.1 + plan.size.min(1 << 30) as f64 / 1e9,
-        Kind::DdLatency(crate::workload::dd::Flag::Direct) => 0.1,
-        Kind::DdLatency(crate::workload::dd::Flag::Dsync) => 2.0,
-        Kind::Bonnie { .. } => 8.0,
-        Kind::FileCopy { .. } => 3.0 * (plan.seconds + 2.0 * plan.seconds.min(2.0)),
-        Kind::Archive => 8.0,
-        Kind::Durability => 1.0,
-        Kind::SnapshotLife => 5.0,
-        Kind::Two(_) => 2.0 * (plan.seconds + plan.ramp + 0.5),
-    }
-}
-
-fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
-    let work = |arm: &Running| arm.workloads.iter().map(|w| expected_seconds(plan, w)).sum::<f64>();
-    let rounds = f64::from(plan.rounds);
-    arms.iter().flat_map(|(_, arms)| arms).map(|arm| work(arm) * rounds).sum()
-}
-
 impl Runner<'_> {
     fn rounds(&mut self) -> Result<()> {
         let stages: Vec<(Stage, Vec<Running>)> = self.arms.clone();
@@ -243,7 +239,7 @@ impl Runner<'_> {
                 continue;
             }
             running.push(Some(match stage {
-                Stage::Host => Prepared::Host(host::Host::prepare(self)?),
+                Stage::Host => Prepared::Host(host::Host::prepare(self, arms)?),
                 Stage::Guest | Stage::Vm => {
                     Prepared::Guest(guest::Guest::prepare(self, *stage, arms)?)
                 }
@@ -267,6 +263,21 @@ impl Runner<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What the workloads of one round share.
+    pub fn settings(&self, stage: Stage, round: u32) -> Settings {
+        let capacity = self.capacity.iter().find(|(of, _)| *of == stage).map(|(_, rate)| *rate);
+        Settings { capacity, ..self.plan.settings(round) }
+    }
+
+    /// Takes what a backend carries into account: the slowest one counts.
+    pub fn remember_capacity(&mut self, stage: Stage, measured: &Measured) {
+        let Some(rate) = measured.metrics.get(&Metric::Iops).map(|iops| iops.value) else { return };
+        match self.capacity.iter_mut().find(|(of, _)| *of == stage) {
+            Some((_, slowest)) => *slowest = slowest.min(rate),
+            None => self.capacity.push((stage, rate)),
+        }
     }
 
     /// Takes one sample: runs `work`, adds what it cost, appends it. An error of the work is a sample without numbers;
@@ -339,7 +350,7 @@ impl Runner<'_> {
             None => self.samples += 1,
         }
         self.folder.append(sample)?;
-        self.progress.advance(expected_seconds(self.plan, workload));
+        self.progress.advance(seconds(self.plan, sample.stage, workload));
         Ok(())
     }
 

@@ -25,6 +25,8 @@ const LONGEST_SOCKET: usize = 107;
 const PREFIX: &str = "ringtap-lab-";
 /// The file in a scratch folder that its lab keeps locked as long as it lives.
 const OWNER: &str = "owner";
+/// How the name of a file ends that holds the node of a loop device, one that may not say itself what it lies on.
+pub const LOOP_NOTE: &str = "loop";
 /// A folder younger than this may belong to a lab that has not locked it yet.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -128,8 +130,14 @@ pub fn sweep(parent: &Path, grace: Duration) {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
+        // A file system on a loop device, the device, and the FUSE mount that it may lie on.
         unmount_below(&folder);
         detach_below(&folder);
+        noted_loops(&folder)
+            .iter()
+            .filter(|node| lies_on_nothing(node))
+            .for_each(|node| detach(node));
+        unmount_below(&folder);
         if fs::remove_dir_all(&folder).is_ok() {
             eprintln!("removed what a killed lab had left: {}", folder.display());
         }
@@ -155,10 +163,32 @@ fn detach_below(folder: &Path) {
         let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
         if Path::new(file.trim()).starts_with(folder) {
             let node = Path::new("/dev").join(entry.file_name());
-            let _ =
-                crate::process::run_short("losetup", [Path::new("-d"), &node], &Stop::default());
+            detach(&node);
         }
     }
+}
+
+fn detach(node: &Path) {
+    let _ = crate::process::run_short("losetup", [Path::new("-d"), node], &Stop::default());
+}
+
+/// The loop devices that notes in the folders of a lab's sockets name.
+fn noted_loops(folder: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(folder).into_iter().flatten().flatten();
+    folders
+        .flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten().flatten())
+        .filter(|file| file.path().extension().is_some_and(|end| end == LOOP_NOTE))
+        .filter_map(|file| fs::read_to_string(file.path()).ok())
+        .map(|node| PathBuf::from(node.trim()))
+        .filter(|node| node.starts_with("/dev"))
+        .collect()
+}
+
+/// Whether a loop device's file is on a file system that is mounted nowhere: its path is then the root of nothing.
+fn lies_on_nothing(node: &Path) -> bool {
+    let name = node.file_name().unwrap_or_default();
+    let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+    fs::read_to_string(file).is_ok_and(|path| path.trim() == "/")
 }
 
 /// Waits until nobody holds a lock on `path`, for a few seconds at most. A server's file lives on for a moment after the

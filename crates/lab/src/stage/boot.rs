@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ringtap_guest::{Aio, Cache, Drive, Guest as Machine, Qemu, Uml};
+use ringtap_guest::{Aio, Cache, Drive, FORWARD_HOST, FORWARD_PORT, Guest as Machine, Qemu, Uml};
 
 use super::inside::Shell;
 use crate::backend::vm::Attach;
@@ -88,7 +88,24 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
         _ => uml(runner, attached)?,
     };
     let kinds = attached_kinds(attached);
-    for (one, disk) in attached.iter_mut().zip(order(&machine, kinds)) {
+    let disks = order(&machine, kinds);
+    let shell = Shell { machine: &machine, stop: runner.stop };
+    let mut clients = 0;
+    for (one, disk) in attached.iter_mut().zip(disks) {
+        let disk = match (&one.served.access, stage) {
+            (Access::Nbd { .. }, Stage::Vm) => {
+                clients += 1;
+                match nbd_client(&shell, clients - 1) {
+                    Ok(device) => Some(device),
+                    Err(Error::Interrupted) => return Err(Error::Interrupted),
+                    Err(error) => {
+                        one.device = Err(error.to_string());
+                        continue;
+                    }
+                }
+            }
+            _ => disk,
+        };
         match disk {
             Some(disk) => {
                 one.base.clone_from(&disk);
@@ -97,7 +114,6 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
             None => one.device = Err("this way of reaching a disk is none of a guest's".into()),
         }
     }
-    let shell = Shell { machine: &machine, stop: runner.stop };
     // The first program of a kind is read from the host's disk: not at the cost of the first arm.
     shell.run("fio --version; dd --version; true", Duration::from_secs(60))?;
     for one in attached.iter_mut() {
@@ -131,6 +147,7 @@ fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
     for one in attached {
         match &one.served.access {
             Access::VhostUser { socket } => qemu = qemu.vhost_user(socket, QUEUES),
+            Access::Nbd { socket, .. } => qemu = qemu.forward(socket),
             Access::Qemu { attach, path, format } => {
                 let drive = Drive::raw(path).format(*format).cache(Cache::None).aio(Aio::Native);
                 qemu = match attach {
@@ -144,6 +161,19 @@ fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
         }
     }
     qemu.boot().map_err(|error| Error::Guest(error.to_string()))
+}
+
+/// Has the guest's kernel attach the nth NBD export, over the guest's network card and QEMU's TCP.
+fn nbd_client(shell: &Shell<'_>, nth: u16) -> Result<String> {
+    let (port, device) = (FORWARD_PORT + nth, format!("/dev/nbd{nth}"));
+    let script = format!(
+        "set -e\n[ {nth} -gt 0 ] || {{ ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; }}\n\
+         nbd-client {FORWARD_HOST} {port} {device} >&2\n\
+         n=0; while [ \"$(cat /sys/block/nbd{nth}/size)\" = 0 ]; do\n\
+         n=$((n + 1)); [ $n -lt 100 ] || {{ echo '{device} did not come up' >&2; exit 1; }}; sleep 0.1; done"
+    );
+    shell.run(&script, Duration::from_secs(120))?;
+    Ok(device)
 }
 
 /// Whether each arm's disk was attached: those that were are in the guest's list, in their order.

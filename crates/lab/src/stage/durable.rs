@@ -111,6 +111,7 @@ fn disk(runner: &Runner<'_>, probe: &Probe, arm: &Running, at: usize) -> Result<
     match backend.image() {
         Image::Raw => return Ok(path),
         Image::Qcow2 => qemu_img(&["convert", "-q", "-f", "raw", "-O", "qcow2"], &path, &image)?,
+        Image::Luks => return guest::encrypt(runner, &path),
         Image::Overlay => {
             qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b"], &path, &image)?;
         }
@@ -150,7 +151,7 @@ fn host(
                     let text = run(command, stop)?;
                     workload::load::parse(&text)?.ios.unwrap_or(0.0)
                 }
-                Access::Nbd { uri } => writes(&Target::Nbd(uri.clone()), stop)?,
+                Access::Nbd { uri, .. } => writes(&Target::Nbd(uri.clone()), stop)?,
                 Access::File(path) | Access::Block(path) | Access::Native(path) => {
                     writes(&Target::Path(path.display().to_string()), stop)?
                 }

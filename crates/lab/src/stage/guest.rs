@@ -12,14 +12,14 @@ use ringtap_guest::Guest as Machine;
 
 use super::boot::{self, Attached, OVERHEAD, PC_MEMORY, UML_MEMORY, disk_bytes};
 use super::inside::{self, Shell};
-use crate::backend::{Image, Inner};
+use crate::backend::{Image, Inner, SECRET};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
-use crate::workload::{Kind, Workload};
+use crate::workload::{Kind, Workload, fio, rated};
 
 /// How long a guest may take to write back and switch off.
 const OFF: Duration = Duration::from_secs(30);
@@ -32,14 +32,14 @@ pub fn room(size: u64, arm: &Running) -> u64 {
         (Inner::Loop { .. }, _) => 2 * bytes + OVERHEAD,
         (_, Image::Raw) => bytes,
         // qcow2 is made from a copy; an overlay may grow to the size of what is below.
-        (_, Image::Qcow2 | Image::Overlay) => 2 * bytes + OVERHEAD,
+        (_, Image::Qcow2 | Image::Overlay | Image::Luks) => 2 * bytes + OVERHEAD,
     }
 }
 
 /// Why a workload cannot run in the guest.
 pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
     match workload.kind {
-        Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated => env.program("fio", "fio"),
+        Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated(_) => env.program("fio", "fio"),
         Kind::DdThroughput(_) | Kind::DdLatency(_) => env.program("dd", "coreutils"),
         Kind::Bonnie { .. } => {
             env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
@@ -89,8 +89,11 @@ impl Guest {
             return Ok(());
         };
         remember_accelerator(runner, stage, &machine)?;
-        let settings = runner.plan.settings(round);
-        let tool = runner.env.ringtap.clone();
+        if round == 0 {
+            find_capacity(runner, stage, &machine, &attached)?;
+        }
+        let settings = runner.settings(stage, round);
+        let tool = runner.env.guest_tool();
         let memory = memory(stage);
         for one in &mut attached {
             let device = match &one.device {
@@ -142,6 +145,31 @@ impl Guest {
     }
 }
 
+/// What the slowest backend of the stage carries, for the rated loads.
+fn find_capacity(
+    runner: &mut Runner<'_>,
+    stage: Stage,
+    machine: &Machine,
+    attached: &[Attached<'_>],
+) -> Result<()> {
+    let settings = rated::capacity_settings(&runner.plan.settings(0));
+    let shell = Shell { machine, stop: runner.stop };
+    for one in attached.iter().filter(|one| one.arm.is_rated()) {
+        let Ok(device) = &one.device else { continue };
+        runner.progress.say(&format!("{stage}  {}  what it carries", one.arm.name));
+        one.refresh(&shell)?;
+        let words = fio::args(rated::JOB, &fio::Target::Path(device.clone()), &settings);
+        let output = shell.run(&inside::line("fio", &words), Duration::from_secs(120));
+        // What fails here fails in its rounds again, and says so.
+        let measured = output.and_then(|text| fio::parse(&text.stdout, rated::JOB, &settings));
+        if let Ok(measured) = measured {
+            runner.remember_capacity(stage, &measured);
+        }
+        runner.stop.check()?;
+    }
+    Ok(())
+}
+
 /// Memory of a stage's guest in bytes.
 pub fn memory(stage: Stage) -> u64 {
     if stage == Stage::Vm { PC_MEMORY } else { UML_MEMORY }
@@ -164,7 +192,26 @@ pub fn make_disk(runner: &Runner<'_>, arm: &Running, name: &str, size: u64) -> R
         settle(&image)?;
         return Ok(image);
     }
+    if backend.image() == Image::Luks {
+        return encrypt(runner, &disk);
+    }
     Ok(disk)
+}
+
+/// Makes a LUKS container of a raw disk, and removes that. Its secret is not much of one, and its key is found quickly:
+/// opening is no part of what is measured.
+pub fn encrypt(runner: &Runner<'_>, disk: &Path) -> Result<PathBuf> {
+    let secret = disk.with_file_name(SECRET);
+    std::fs::write(&secret, "the lab's own").map_err(Error::file("write", &secret))?;
+    let image = disk.with_extension("luks");
+    let mut command = Command::new("qemu-img");
+    command.args(["convert", "-q", "-f", "raw", "-O", "luks", "-o", "key-secret=lab,iter-time=10"]);
+    command.arg("--object").arg(format!("secret,id=lab,file={}", secret.display()));
+    command.arg(disk).arg(&image);
+    process::run(command, Duration::from_secs(600), runner.stop)?;
+    std::fs::remove_file(disk).map_err(Error::file("remove", disk))?;
+    settle(&image)?;
+    Ok(image)
 }
 
 /// Starts an arm's server on its disk (an overlay is made anew first). `None` when that failed, which is recorded.

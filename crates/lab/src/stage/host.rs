@@ -29,22 +29,22 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
             "ringtap load speaks no such workload",
             "the row native runs it on the same file",
         )),
-        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated, Reach::Nbd) => {
+        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated(_), Reach::Nbd) => {
             env.program("fio", "fio").or_else(|| fio_engine("nbd"))
         }
         (_, Reach::Nbd) => Some(Missing::new(
             if Path::new("/sys/module/nbd").exists() {
-                "the lab does not attach NBD exports to the kernel's NBD client yet"
+                "a file or block device is needed, and the lab attaches exports to an NBD client only inside guests"
             } else {
                 "a file or block device is needed, and this kernel has no NBD client to make one of an export"
             },
-            "a kernel with nbd, and a lab that attaches to it (planned); the guest stage runs it on a block device",
+            "ringtap-fuse runs it on a block device of the host, and guest-nbd (stage vm) on the guest's NBD client",
         )),
         (_, Reach::VhostUser) => Some(Missing::new(
             "a file or block device is needed, and a vhost-user disk is one only inside a guest",
             "the guest stage runs it there",
         )),
-        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated, _) => {
+        (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated(_), _) => {
             env.program("fio", "fio").or_else(|| fio_engine("io_uring"))
         }
         (Kind::DdThroughput(_) | Kind::DdLatency(_), _) => env.program("dd", "coreutils"),
@@ -89,8 +89,40 @@ pub struct Host {
 
 impl Host {
     /// Writes the disk.
-    pub fn prepare(runner: &mut Runner<'_>) -> Result<Host> {
-        Ok(Host { disk: runner.disk("host.raw")? })
+    pub fn prepare(runner: &mut Runner<'_>, arms: &[Running]) -> Result<Host> {
+        let host = Host { disk: runner.disk("host.raw")? };
+        host.find_capacity(runner, arms)?;
+        Ok(host)
+    }
+
+    /// What the slowest backend carries, for the rated loads. One that fails here fails in its rounds again, and says so.
+    fn find_capacity(&self, runner: &mut Runner<'_>, arms: &[Running]) -> Result<()> {
+        let (stop, settings) = (runner.stop, rated::capacity_settings(&runner.plan.settings(0)));
+        for arm in arms.iter().filter(|arm| arm.is_rated() && arm.name == arm.entry.name) {
+            runner.progress.say(&format!("host  {}  what it carries", arm.name));
+            let served = match runner.start(Stage::Host, arm, &self.disk) {
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(_) => continue,
+                Ok(served) => served,
+            };
+            let target = match &served.access {
+                Access::Nbd { uri, .. } => Target::Nbd(uri.clone()),
+                Access::File(path) | Access::Block(path) => {
+                    Target::Path(path.display().to_string())
+                }
+                _ => continue,
+            };
+            let limit = Duration::from_secs(60);
+            if let Ok(measured) = run_fio(rated::JOB, &target, &settings, limit, stop) {
+                runner.remember_capacity(Stage::Host, &measured);
+            }
+            stop.check()?;
+            if let Err(error) = served.end() {
+                runner.trouble(Stage::Host, &arm.name, &error);
+            }
+            settle(&self.disk)?;
+        }
+        Ok(())
     }
 
     /// One round: a block for each arm.
@@ -111,7 +143,7 @@ impl Host {
                 let command = server.command_line.clone();
                 runner.remember_command(Stage::Host, &arm.name, &command)?;
             }
-            let settings = runner.plan.settings(round);
+            let settings = runner.settings(Stage::Host, round);
             for workload in arm.rounds() {
                 let access = served.access.clone();
                 let (env, stop, scratch) =
@@ -147,7 +179,7 @@ fn measure(
         _ => String::new(),
     };
     let target = match access {
-        Access::Nbd { uri } => Target::Nbd(uri.clone()),
+        Access::Nbd { uri, .. } => Target::Nbd(uri.clone()),
         _ => Target::Path(path.clone()),
     };
     match (workload.kind, access) {
@@ -169,14 +201,14 @@ fn measure(
             command.arg("--output-format=json").arg(&file);
             fiofile::parse(&process::run(command, Duration::from_secs(3600), stop)?.stdout)
         }
-        (Kind::Rated, _) => {
+        (Kind::Rated(percent), _) => {
             let log = scratch.join("rated").display().to_string();
             let mut command = Command::new("fio");
-            command.args(rated::args(&target, &log, settings));
+            command.args(rated::args(&target, &log, percent, settings));
             let json = process::run(command, limit, stop)?.stdout;
             let file = std::path::PathBuf::from(rated::log_file(&log));
             let text = std::fs::read_to_string(&file).map_err(Error::file("read", &file))?;
-            rated::parse(&json, &text)
+            rated::parse(&json, &text, percent, settings)
         }
         (Kind::DdThroughput(flag), _) => {
             let (block, count, note) =

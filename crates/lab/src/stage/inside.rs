@@ -100,8 +100,8 @@ fn run(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Me
             );
             fiofile::parse(&shell.run(&script, Duration::from_secs(3600))?.stdout)
         }
-        Kind::Rated => {
-            let words = rated::args(&target, "/tmp/rated", settings);
+        Kind::Rated(percent) => {
+            let words = rated::args(&target, "/tmp/rated", percent, settings);
             let log = rated::log_file("/tmp/rated");
             let script = format!(
                 "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
@@ -112,7 +112,7 @@ fn run(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Me
                 what: "fio's log",
                 found: "nothing behind its JSON".into(),
             })?;
-            rated::parse(json, log)
+            rated::parse(json, log, percent, settings)
         }
         Kind::DdThroughput(flag) => {
             let (block, count, note) = dd::throughput_shape(settings.size, place.memory / 4);

@@ -8,7 +8,7 @@ mod inside;
 pub mod two;
 pub mod two_guests;
 
-use crate::backend::{Entry, Inner};
+use crate::backend::{Entry, Inner, Reach};
 use crate::env::{Env, Missing};
 use crate::plan::Plan;
 use crate::run::Running;
@@ -40,7 +40,10 @@ pub fn missing(stage: Stage, entry: &Entry, env: &Env) -> Option<Missing> {
         Stage::Host | Stage::Two => None,
         Stage::Guest | Stage::TwoGuests => env.appliance().err(),
         Stage::Vm => {
-            env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| env.pc().err())
+            let nbd = entry.backend.reach() == Reach::Nbd;
+            env.program("qemu-system-x86_64", "qemu-system-x86")
+                .or_else(|| env.pc().err())
+                .or_else(|| nbd.then(|| env.pc_network()).flatten())
         }
     }
     .or_else(|| {

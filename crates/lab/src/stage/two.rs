@@ -121,7 +121,7 @@ fn job(access: &Access, depth: u32) -> Result<Vec<String>> {
             format!("--filename={}", escape(&path.display().to_string())),
             "--ioengine=io_uring".into(),
         ],
-        Access::Nbd { uri } => vec!["--ioengine=nbd".into(), format!("--uri={uri}")],
+        Access::Nbd { uri, .. } => vec!["--ioengine=nbd".into(), format!("--uri={uri}")],
         other => return Err(Error::Plan(format!("fio on the host does not reach {other:?}"))),
     };
     args.push(format!("--iodepth={depth}"));

@@ -20,9 +20,9 @@ use crate::workload::{Kind, Measured, Settings};
 
 const STAGE: Stage = Stage::TwoGuests;
 /// How long before the common start the commands are sent.
-const NOTICE: Duration = Duration::from_millis(1500);
+const NOTICE: Duration = Duration::from_millis(1000);
 /// The two do not begin at the same moment, however they are told: so much longer each runs than the plan says.
-const LONGER: Duration = Duration::from_millis(1500);
+const LONGER: Duration = Duration::from_millis(1000);
 
 /// A load under way, and when it must have ended.
 type Sent<'a> = (ringtap_guest::Job<'a>, Instant);

@@ -168,6 +168,7 @@ mod tests {
             run: Duration::from_millis(500),
             ramp: Duration::from_millis(ramp),
             seed: 7,
+            capacity: None,
         }
     }
 

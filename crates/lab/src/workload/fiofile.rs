@@ -119,7 +119,8 @@ mod tests {
     const FILE: &str = "[global]\nbs=4k\ndirect=1\nioengine=libaio\nruntime=1\n[a]\nrw=randread\nfilename=/etc/passwd\n[b]\nrw=randwrite\ntime_based\n";
 
     fn settings() -> Settings {
-        Settings { size: 1 << 20, run: Duration::from_secs(1), ramp: Duration::ZERO, seed: 1 }
+        let run = Duration::from_secs(1);
+        Settings { size: 1 << 20, run, ramp: Duration::ZERO, seed: 1, capacity: None }
     }
 
     #[test]

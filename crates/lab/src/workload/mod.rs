@@ -26,8 +26,8 @@ pub enum Kind {
     Fio(fio::Job),
     /// A job file of the user's: its path.
     FioFile(&'static str),
-    /// fio on a schedule.
-    Rated,
+    /// fio on a schedule: so many percent of what the slowest backend carries.
+    Rated(u32),
     /// dd with large writes.
     DdThroughput(dd::Flag),
     /// dd with 1000 writes of 512 bytes.
@@ -98,6 +98,11 @@ const fn sequential(name: &'static str, title: &'static str, write: bool) -> Wor
     Workload { name, title, kind, headline: BANDWIDTH, quick: false }
 }
 
+const fn rated(name: &'static str, title: &'static str, percent: u32) -> Workload {
+    let headline = &[Metric::ScheduleP99];
+    Workload { name, title, kind: Kind::Rated(percent), headline, quick: false }
+}
+
 const fn two(
     name: &'static str,
     title: &'static str,
@@ -126,13 +131,8 @@ pub const CATALOGUE: &[Workload] = &[
     random("randwrite-4k-qd32", "random write, 4 KiB, depth 32", true, 32, true),
     sequential("read-1m-qd8", "sequential read, 1 MiB, depth 8", false),
     sequential("write-1m-qd8", "sequential write, 1 MiB, depth 8", true),
-    Workload {
-        name: "rated-2k",
-        title: "random write, 4 KiB, 2000 a second by schedule",
-        kind: Kind::Rated,
-        headline: &[Metric::ScheduleP99],
-        quick: false,
-    },
+    rated("rated-50", "random write, 4 KiB, by schedule at 50 % of the slowest one's capacity", 50),
+    rated("rated-80", "random write, 4 KiB, by schedule at 80 % of the slowest one's capacity", 80),
     Workload {
         name: "dd-throughput",
         title: "dd, one large direct write",
@@ -218,6 +218,7 @@ pub const GROUPS: &[(&str, &[&str])] = &[
         ],
     ),
     ("dd", &["dd-throughput", "dd-throughput-dsync", "dd-latency-direct", "dd-latency-dsync"]),
+    ("rated", &["rated-50", "rated-80"]),
     ("unixbench", &["filecopy", "filecopy-durable"]),
     ("contention", &["two-read", "two-write", "quiet-read", "quiet-write"]),
 ];
@@ -269,6 +270,8 @@ pub struct Settings {
     pub ramp: Duration,
     /// Seed of the random blocks.
     pub seed: u64,
+    /// Random writes of 4 KiB a second that the slowest backend of the stage carries, where a rated load asks for it.
+    pub capacity: Option<f64>,
 }
 
 /// What one run measured.

@@ -2,17 +2,39 @@
 //! last one is back. fio starts its clock when it sends a request, and sends late when it was held up; here latency is
 //! counted from when the request was due.
 
-use super::fio::{BEYOND, Target, escape};
+use std::time::Duration;
+
+use super::fio::{BEYOND, Job, Target, escape};
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
 use crate::workload::two;
 
-/// Requests a second.
-pub const RATE: f64 = 2000.0;
+/// What is written, and how much of it may be in flight: random 4 KiB. The same measures what a backend carries.
+pub const JOB: Job = Job { random: true, write: true, block: 4096, depth: 32 };
+/// How long that is measured.
+pub const CAPACITY_TIME: Duration = Duration::from_millis(500);
+/// Where nothing is known of the backends' capacity.
+const USUAL: f64 = 2000.0;
+/// Fewer requests a second than this are no load.
+const LEAST: f64 = 20.0;
+/// Between two answers so much time is a stall.
+pub const STALL: f64 = 100e6;
+
+/// Requests a second that are due: a share of what the slowest backend of the stage carries, so that all get the same.
+pub fn rate(percent: u32, settings: &Settings) -> f64 {
+    let capacity = settings.capacity.unwrap_or(USUAL);
+    (capacity * f64::from(percent) / 100.0).floor().max(LEAST)
+}
+
+/// The load that finds out what a backend carries.
+pub fn capacity_settings(settings: &Settings) -> Settings {
+    Settings { run: CAPACITY_TIME, ramp: Duration::from_millis(100), ..settings.clone() }
+}
 
 /// fio's arguments; its log of latencies goes to `log` (fio puts `_lat.1.log` behind it).
-pub fn args(target: &Target, log: &str, settings: &Settings) -> Vec<String> {
+pub fn args(target: &Target, log: &str, percent: u32, settings: &Settings) -> Vec<String> {
+    let rate = rate(percent, settings);
     let mut args = vec!["--name=rated".to_owned(), "--thread".into(), "--time_based".into()];
     match target {
         Target::Path(path) => args.extend([
@@ -26,7 +48,7 @@ pub fn args(target: &Target, log: &str, settings: &Settings) -> Vec<String> {
         "--rw=randwrite".into(),
         "--bs=4096".into(),
         "--iodepth=32".into(),
-        format!("--rate_iops={RATE}"),
+        format!("--rate_iops={rate}"),
         format!("--size={}", settings.size),
         format!("--runtime={}ms", settings.run.as_millis()),
         "--norandommap".into(),
@@ -46,7 +68,8 @@ pub fn log_file(log: &str) -> String {
 
 /// fio's own percentiles from its JSON, and those against the schedule from its log (`ms, ns, …` a line, in the order of
 /// completion).
-pub fn parse(json: &str, log: &str) -> Result<Measured> {
+pub fn parse(json: &str, log: &str, percent: u32, settings: &Settings) -> Result<Measured> {
+    let rate = rate(percent, settings);
     let jobs = two::jobs(json)?;
     let job =
         jobs.first().ok_or_else(|| Error::Output { what: "fio's JSON", found: "no job".into() })?;
@@ -65,7 +88,8 @@ pub fn parse(json: &str, log: &str) -> Result<Measured> {
             measured.metrics.insert(metric, value.into());
         }
     }
-    let mut late = from_schedule(&log, RATE);
+    measured.metrics.insert(Metric::LongestGap, longest_gap(&log).into());
+    let mut late = from_schedule(&log, rate);
     late.sort_by(f64::total_cmp);
     for (metric, quantile) in [(Metric::ScheduleP99, 0.99), (Metric::ScheduleP999, 0.999)] {
         let beyond = late.len() as f64 * (1.0 - quantile);
@@ -76,10 +100,21 @@ pub fn parse(json: &str, log: &str) -> Result<Measured> {
             }
         }
     }
+    let of = settings.capacity.map_or_else(
+        || "the slowest backend's capacity is not known".to_owned(),
+        |capacity| format!("{percent} % of what the slowest backend carries ({capacity:.0})"),
+    );
     measured.note = Some(format!(
-        "{RATE} writes a second were due; latency from the schedule has steps of 1 ms"
+        "{rate} writes a second were due: {of}; latency from the schedule has steps of 1 ms"
     ));
     Ok(measured)
+}
+
+/// The longest time without an answer, in nanoseconds.
+fn longest_gap(log: &two::Log) -> f64 {
+    let mut back: Vec<f64> = log.iter().map(|(back_ms, _)| *back_ms).collect();
+    back.sort_by(f64::total_cmp);
+    back.windows(2).map(|pair| (pair[1] - pair[0]) * 1e6).fold(0.0, f64::max)
 }
 
 /// For each request the time from when it was due until it was back, in nanoseconds. The schedule begins with the
@@ -105,6 +140,30 @@ fn from_schedule(log: &two::Log, rate: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const RATE: f64 = 2000.0;
+
+    #[test]
+    fn the_rate_is_a_share_of_the_slowest_ones_capacity() {
+        let settings = |capacity| Settings {
+            size: 1 << 30,
+            run: Duration::from_secs(1),
+            ramp: Duration::ZERO,
+            seed: 1,
+            capacity,
+        };
+        assert_eq!(rate(80, &settings(Some(1000.5))), 800.0);
+        assert_eq!(rate(50, &settings(Some(3.0))), LEAST);
+        let words = args(&Target::Path("/x".into()), "/log", 50, &settings(Some(5000.0)));
+        assert!(words.contains(&"--rate_iops=2500".to_owned()), "{words:?}");
+    }
+
+    #[test]
+    fn a_stall_is_the_longest_time_without_an_answer() {
+        let log: two::Log = [0.0, 1.0, 250.0, 3.0].iter().map(|ms| (*ms, 1e5)).collect();
+        assert_eq!(longest_gap(&log), 247e6);
+        assert!(longest_gap(&log) > STALL && longest_gap(&Vec::new()) == 0.0);
+    }
 
     #[test]
     fn a_stall_is_seen_from_the_schedule_and_not_by_the_sender() {

@@ -1,0 +1,600 @@
+//! What others have published, asked again of this run: each claim with what was measured here, its interval and its
+//! conditions, whichever way it came out.
+
+use serde::Serialize;
+
+use super::analysis::Analysis;
+use super::ranking::{self, Group};
+use super::{format, words};
+use crate::sample::{Metric, Stage, Value};
+use crate::stats::{FEWEST_ROUNDS, Paired, Ratio};
+use crate::workload::{self, Kind, bonnie};
+
+/// A published finding and what this run says of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// The question.
+    pub question: &'static str,
+    /// What was published.
+    pub published: &'static str,
+    /// What the backends did by themselves.
+    pub tables: Vec<Table>,
+    /// What comparing them shows, a sentence each.
+    pub lines: Vec<String>,
+    /// All in one sentence.
+    pub sum: String,
+    /// Under which conditions.
+    pub conditions: String,
+}
+
+/// Medians with their 95 % intervals, a row for each backend.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Table {
+    /// The workload and the stage.
+    pub title: String,
+    /// Heads of the columns.
+    pub heads: Vec<&'static str>,
+    /// Rows: the backend, then its values.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// A bonnie++ column: the best backend of all, Ringtap, and why the one is not the other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Column {
+    /// Where.
+    pub stage: Stage,
+    /// Which way bonnie++ ran.
+    pub workload: &'static str,
+    /// The column.
+    pub metric: Metric,
+    /// The best backend and its median, cached ones too.
+    pub best: Option<(String, Value)>,
+    /// Ringtap's median.
+    pub ours: Option<Value>,
+    /// Ringtap by the best, with its 95 % interval.
+    pub ratio: Option<(f64, Option<(f64, f64)>)>,
+    /// The answer in words.
+    pub words: String,
+}
+
+/// A published claim: `arm` beside `against` is better or worse.
+struct Claim {
+    stages: &'static [Stage],
+    arm: &'static str,
+    against: &'static str,
+    workload: &'static str,
+    metrics: &'static [Metric],
+    /// What was published: worse (or better).
+    worse: bool,
+    /// Its figures.
+    figures: &'static str,
+}
+
+/// What is told of an arm by itself.
+struct Told {
+    stages: &'static [Stage],
+    workload: &'static str,
+    metrics: &'static [Metric],
+}
+
+struct Question {
+    question: &'static str,
+    published: &'static str,
+    told: &'static [Told],
+    /// Arms of which it was published that two loads get less each than one alone.
+    shared: &'static [(Stage, &'static str)],
+    claims: &'static [Claim],
+}
+
+const BONNIE: &str = "bonnie-direct";
+const VM: &[Stage] = &[Stage::Vm, Stage::Guest];
+const PAIRS: &[Stage] = &[Stage::TwoGuests, Stage::Two];
+const BLOCKS: &[Metric] = &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks];
+
+const fn claim(
+    arm: &'static str,
+    against: &'static str,
+    metrics: &'static [Metric],
+    worse: bool,
+    figures: &'static str,
+) -> Claim {
+    Claim { stages: VM, arm, against, workload: BONNIE, metrics, worse, figures }
+}
+
+const QUESTIONS: &[Question] = &[
+    Question {
+        question: "A file against LVM",
+        published: "a file (loop) writes blocks at 18–23 MB/s where LVM writes 107–120, reads at 122–154 where LVM reads 150–159, \
+                    and swings more",
+        told: &[],
+        shared: &[],
+        claims: &[
+            claim("loop", "lvm", &[Metric::PutBlock], true, "0.17–0.19"),
+            claim("loop", "lvm", &[Metric::GetBlock], true, "0.81–0.97"),
+            dd("loop", "lvm", "read-1m-qd8", Metric::Bandwidth, true),
+            claim("loop", "lvm", &[Metric::Seeks], true, "0.79–0.91"),
+            claim("ringtap-vhost", "lvm", BLOCKS, false, "not published"),
+        ],
+    },
+    Question {
+        question: "Loop against the tap",
+        published: "loop reads from the host's cache (938 MB/s against 132) at a high cost of CPU and writes blocks at a fifth of \
+                    the tap's rate; the tap is balanced",
+        told: &[],
+        shared: &[],
+        claims: &[
+            claim("ringtap-vhost", "loop", &[Metric::PutBlock], false, "5.2"),
+            claim("ringtap-vhost", "loop", &[Metric::Rewrite], true, "0.19"),
+            claim("ringtap-vhost", "loop", &[Metric::GetBlock], true, "0.14"),
+            dd("ringtap-vhost", "loop", "read-1m-qd8", Metric::Bandwidth, true),
+            claim("ringtap-vhost", "loop", &[Metric::Seeks], true, "≤ 0.016"),
+        ],
+    },
+    Question {
+        question: "A fresh snapshot",
+        published: "a volume with a fresh LVM snapshot writes blocks at 12–18 MB/s instead of 107–120, and at 57–65 once what is \
+                    written has been copied",
+        told: &[Told {
+            stages: VM,
+            workload: "snapshot-life",
+            metrics: &[Metric::FreshWrite, Metric::SettledWrite, Metric::FirstWriteCost],
+        }],
+        shared: &[],
+        claims: &[
+            claim("lvm-snapshot", "lvm", &[Metric::PutBlock], true, "0.11–0.15"),
+            Claim {
+                stages: VM,
+                arm: "ringtap-overlay",
+                against: "lvm-snapshot",
+                workload: "snapshot-life",
+                metrics: &[Metric::FreshWrite, Metric::SettledWrite],
+                worse: false,
+                figures: "not published",
+            },
+        ],
+    },
+    Question {
+        question: "Two guests on one disk",
+        published: "on files both got 8–11 MB/s of block writes instead of 18–23 alone, and one of them 15–30 % less than the other",
+        told: &[
+            Told {
+                stages: PAIRS,
+                workload: "two-write",
+                metrics: &[Metric::SumIops, Metric::Keeps, Metric::FirstShare, Metric::Jain],
+            },
+            Told {
+                stages: PAIRS,
+                workload: "two-read",
+                metrics: &[Metric::SumIops, Metric::Keeps, Metric::FirstShare, Metric::Jain],
+            },
+            Told {
+                stages: PAIRS,
+                workload: "quiet-read",
+                metrics: &[Metric::AloneIops, Metric::Keeps, Metric::P99Factor],
+            },
+        ],
+        shared: &[(Stage::TwoGuests, "loop"), (Stage::Two, "loop")],
+        claims: &[
+            pair(Stage::TwoGuests, "ringtap-vhost", "loop", "two-write", Metric::SumIops),
+            pair(Stage::TwoGuests, "ringtap-vhost", "lvm", "two-write", Metric::SumIops),
+            pair(Stage::TwoGuests, "ringtap-vhost", "loop", "quiet-read", Metric::Keeps),
+            pair(Stage::TwoGuests, "ringtap-vhost", "lvm", "quiet-read", Metric::Keeps),
+            pair(Stage::Two, "ringtap-nbd", "loop", "two-write", Metric::SumIops),
+            pair(Stage::Two, "ringtap-nbd", "loop", "quiet-read", Metric::Keeps),
+        ],
+    },
+    Question {
+        question: "Emulation against paravirtual disks",
+        published: "an IDE disk by full emulation is far behind virtio; Xen's paravirtual disk the best of the three",
+        told: &[],
+        shared: &[],
+        claims: &[
+            dd("ide", "virtio-raw", "dd-throughput", Metric::Bandwidth, true),
+            dd("ide", "virtio-raw", "dd-latency-direct", Metric::TimePerOp, true),
+            dd("ringtap-vhost", "virtio-raw", "dd-throughput", Metric::Bandwidth, false),
+            dd("ringtap-vhost", "virtio-raw", "dd-latency-direct", Metric::TimePerOp, false),
+        ],
+    },
+    Question {
+        question: "Archiving a tree",
+        published: "find | cpio over 24,000 files takes 7 % longer on a paravirtual disk than natively",
+        told: &[],
+        shared: &[],
+        claims: &[
+            dd("ringtap-vhost", "virtio-raw", "archive", Metric::Elapsed, true),
+            dd("loop", "lvm", "archive", Metric::Elapsed, true),
+        ],
+    },
+];
+
+const fn pair(
+    stage: Stage,
+    arm: &'static str,
+    against: &'static str,
+    workload: &'static str,
+    metric: Metric,
+) -> Claim {
+    let stages: &[Stage] =
+        if matches!(stage, Stage::Two) { &[Stage::Two] } else { &[Stage::TwoGuests] };
+    let metrics: &[Metric] =
+        if matches!(metric, Metric::Keeps) { &[Metric::Keeps] } else { &[Metric::SumIops] };
+    Claim { stages, arm, against, workload, metrics, worse: false, figures: "not published" }
+}
+
+const fn dd(
+    arm: &'static str,
+    against: &'static str,
+    workload: &'static str,
+    metric: Metric,
+    worse: bool,
+) -> Claim {
+    let metrics: &[Metric] = match metric {
+        Metric::Bandwidth => &[Metric::Bandwidth],
+        Metric::Elapsed => &[Metric::Elapsed],
+        _ => &[Metric::TimePerOp],
+    };
+    Claim { stages: VM, arm, against, workload, metrics, worse, figures: "charts only" }
+}
+
+/// The published findings that this run has something to say about.
+pub fn findings(analysis: &Analysis) -> Vec<Finding> {
+    QUESTIONS.iter().filter_map(|question| answer(analysis, question)).collect()
+}
+
+fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
+    let (mut lines, mut tables) = (Vec::new(), Vec::new());
+    let mut stages: Vec<Stage> = Vec::new();
+    let (mut held, mut turned, mut open) = (0, 0, 0);
+    for told in question.told {
+        for &stage in told.stages {
+            if let Some(table) = tell(analysis, stage, told) {
+                note(&mut stages, stage);
+                tables.push(table);
+            }
+        }
+    }
+    for (stage, arm) in question.shared {
+        let Some((line, outcome)) = share(analysis, *stage, arm) else { continue };
+        match outcome {
+            Some(true) => held += 1,
+            Some(false) => turned += 1,
+            None => open += 1,
+        }
+        note(&mut stages, *stage);
+        lines.push(line);
+    }
+    for claim in question.claims {
+        for &stage in claim.stages {
+            for &metric in claim.metrics {
+                let Some((line, outcome)) = compare(analysis, stage, claim, metric) else {
+                    continue;
+                };
+                // What nobody published can neither hold nor not.
+                match outcome.filter(|_| claim.figures != "not published") {
+                    Some(true) => held += 1,
+                    Some(false) => turned += 1,
+                    None if claim.figures == "not published" => {}
+                    None => open += 1,
+                }
+                note(&mut stages, stage);
+                lines.push(line);
+            }
+        }
+    }
+    if lines.is_empty() && tables.is_empty() {
+        return None;
+    }
+    let sum = match (held, turned, open) {
+        (0, 0, _) if analysis.only_points() => {
+            format!("Under {FEWEST_ROUNDS} rounds there are points and no answer.")
+        }
+        (0, 0, 0) => "No published direction to hold against it.".into(),
+        (held, 0, 0) => format!("As published in all {held} comparisons."),
+        (0, turned, 0) => format!("The other way round in all {turned} comparisons."),
+        (held, turned, open) => format!(
+            "As published in {held} comparisons, the other way round in {turned}, not told apart in {open}."
+        ),
+    };
+    let plan = &analysis.run.plan;
+    let stages: Vec<String> =
+        stages.iter().map(|stage| format!("{stage}: {}", words::stage(analysis, *stage))).collect();
+    let conditions = format!(
+        "{}, disks of {} MiB on {}; {}",
+        rounds(plan.rounds as usize),
+        plan.size >> 20,
+        analysis.run.host.file_system,
+        stages.join("; ")
+    );
+    let Question { question, published, .. } = *question;
+    Some(Finding { question, published, tables, lines, sum, conditions })
+}
+
+fn note(stages: &mut Vec<Stage>, stage: Stage) {
+    if !stages.contains(&stage) {
+        stages.push(stage);
+    }
+}
+
+fn rounds(count: usize) -> String {
+    if count == 1 { "1 round".into() } else { format!("{count} rounds") }
+}
+
+/// What each arm of a stage did by itself, with the interval of its median.
+fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
+    let ran = |metric: &&Metric| {
+        let of = |s: &super::analysis::Series| {
+            s.stage == stage && s.workload == told.workload && s.metric == **metric
+        };
+        analysis.series.iter().any(of)
+    };
+    let metrics: Vec<Metric> = told.metrics.iter().filter(ran).copied().collect();
+    let arms = analysis.run.arms.iter().filter(|arm| arm.stage == stage && !ranking::is_twin(arm));
+    let rows: Vec<Vec<String>> = arms
+        .filter(|arm| {
+            let has =
+                |metric: &Metric| analysis.find(stage, &arm.name, told.workload, *metric).is_some();
+            metrics.iter().any(has)
+        })
+        .map(|arm| {
+            let cell =
+                |metric: &Metric| with_ends(analysis, stage, &arm.name, told.workload, *metric);
+            let values = metrics.iter().map(|metric| cell(metric).unwrap_or_else(|| "–".into()));
+            std::iter::once(name(analysis, stage, &arm.name)).chain(values).collect()
+        })
+        .collect();
+    let title = workload::find(told.workload).map_or(told.workload, |workload| workload.title);
+    let quiet = told.workload.starts_with("quiet");
+    let head = |metric: &Metric| match metric {
+        Metric::Keeps if !quiet => "the first keeps of what it has alone",
+        metric => metric.title(),
+    };
+    (!rows.is_empty()).then(|| Table {
+        title: format!("{stage}: {title}"),
+        heads: std::iter::once("backend").chain(metrics.iter().map(head)).collect(),
+        rows,
+    })
+}
+
+/// A median with its 95 % interval.
+fn with_ends(
+    analysis: &Analysis,
+    stage: Stage,
+    arm: &str,
+    workload: &str,
+    metric: Metric,
+) -> Option<String> {
+    let series = analysis.find(stage, arm, workload, metric)?;
+    let median = format::value(series.median?, metric.unit());
+    let ends = series.interval.map_or_else(String::new, |(low, high)| {
+        let end = |value| format::number(value, metric.unit());
+        format!(" ({} to {})", end(low), end(high))
+    });
+    Some(median + &ends)
+}
+
+/// What the first of two equal loads keeps of what it has alone: published were 42 % to 50 %.
+fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Option<bool>)> {
+    const WORKLOAD: &str = "two-write";
+    let series = analysis.find(stage, arm, WORKLOAD, Metric::Keeps)?;
+    let outcome = match series.interval {
+        Some((_, high)) if high < 1.0 => Some(true),
+        Some((low, _)) if low > 1.0 => Some(false),
+        _ => None,
+    };
+    let keeps = with_ends(analysis, stage, arm, WORKLOAD, Metric::Keeps)?;
+    let words = match outcome {
+        Some(true) => "the same way round",
+        Some(false) => "the other way round",
+        None => "here not told apart from all of it",
+    };
+    let arm = name(analysis, stage, arm);
+    let count = rounds(series.values.len());
+    Some((
+        format!(
+            "Two loads on {arm} ({stage}): one keeps {keeps} of the writes that it has alone, {count}; published: 42–50 %: {words}."
+        ),
+        outcome,
+    ))
+}
+
+/// A claim in a sentence, and whether it holds; `None` for what cannot be told.
+fn compare(
+    analysis: &Analysis,
+    stage: Stage,
+    claim: &Claim,
+    metric: Metric,
+) -> Option<(String, Option<bool>)> {
+    let ours = analysis.find(stage, claim.arm, claim.workload, metric)?;
+    let theirs = analysis.find(stage, claim.against, claim.workload, metric)?;
+    let paired = Paired::new(&ours.values, &theirs.values, metric.better(), analysis.run.plan.seed);
+    let title = workload::find(claim.workload).map_or(claim.workload, |workload| workload.title);
+    let what = format!("{title}, {} ({stage})", metric.title());
+    let value = |value: Option<Value>| {
+        value.map_or_else(|| "?".into(), |value| format::value(value, metric.unit()))
+    };
+    let bound = match paired.ratio? {
+        Ratio::Is(_) => "",
+        Ratio::AtLeast(_) => "at least ",
+        Ratio::AtMost(_) => "at most ",
+    };
+    let ratio = format!("{bound}{} times as good", format::digits(paired.ratio?.number()));
+    let outcome = match (paired.interval, paired.ratio?) {
+        (Some(ends), _) if ends.high < 1.0 => Some(claim.worse),
+        (Some(ends), _) if ends.low > 1.0 => Some(!claim.worse),
+        (None, Ratio::AtLeast(bound)) if bound > 1.0 && paired.rounds >= FEWEST_ROUNDS => {
+            Some(!claim.worse)
+        }
+        (None, Ratio::AtMost(bound)) if bound < 1.0 && paired.rounds >= FEWEST_ROUNDS => {
+            Some(claim.worse)
+        }
+        _ => None,
+    };
+    let ends = match paired.interval {
+        Some(i) => format!(
+            "95 %: {}–{}, {}",
+            format::digits(i.low),
+            format::digits(i.high),
+            rounds(paired.rounds)
+        ),
+        None if paired.rounds < FEWEST_ROUNDS => {
+            format!("{}: too few for an interval", rounds(paired.rounds))
+        }
+        None => format!("a bound: bonnie++ did not print the number; {}", rounds(paired.rounds)),
+    };
+    let before = match (claim.figures, outcome) {
+        ("not published", None) => "; not told apart".into(),
+        ("not published", Some(_)) => String::new(),
+        (figures, outcome) => format!(
+            "; published: {figures}: {}",
+            match outcome {
+                Some(true) => "the same way round",
+                Some(false) => "the other way round",
+                None => "here not told apart",
+            }
+        ),
+    };
+    let line = format!(
+        "{what}: {} {} against {} {}: {ratio} ({ends}){before}.",
+        name(analysis, stage, claim.arm),
+        value(ours.median),
+        name(analysis, stage, claim.against),
+        value(theirs.median)
+    );
+    Some((line, outcome))
+}
+
+/// An arm's name, with why it is ranked with no other.
+fn name(analysis: &Analysis, stage: Stage, arm: &str) -> String {
+    let known = analysis.run.arms.iter().find(|a| a.stage == stage && a.name == arm);
+    match known.map(|arm| ranking::group(analysis, arm)) {
+        Some(Group::Cached) => format!("{arm} (through a page cache)"),
+        Some(Group::Lies) => format!("{arm} (which does not flush)"),
+        _ => arm.to_owned(),
+    }
+}
+
+const OURS: &str = "ringtap-vhost";
+const SAME_WIRE: &str = "qsd-vhost";
+
+/// bonnie++'s columns on each stage inside a guest, with Ringtap beside the best of all.
+pub fn columns(analysis: &Analysis) -> Vec<Column> {
+    let mut list = Vec::new();
+    for &stage in VM {
+        for workload in workload::CATALOGUE.iter().filter(|w| matches!(w.kind, Kind::Bonnie { .. }))
+        {
+            let ran =
+                |metric: &Metric| analysis.find(stage, OURS, workload.name, *metric).is_some();
+            if !bonnie::PHASES.iter().any(ran) {
+                continue;
+            }
+            list.extend(
+                bonnie::PHASES.iter().map(|&metric| column(analysis, stage, workload.name, metric)),
+            );
+        }
+    }
+    list
+}
+
+fn column(analysis: &Analysis, stage: Stage, workload: &'static str, metric: Metric) -> Column {
+    let best = analysis
+        .run
+        .arms
+        .iter()
+        .filter(|arm| arm.stage == stage && !ranking::is_twin(arm))
+        .filter_map(|arm| {
+            Some((arm.name.clone(), analysis.median(stage, &arm.name, workload, metric)?))
+        })
+        .reduce(|a, b| if b.1.value > a.1.value { b } else { a });
+    let ours = analysis.median(stage, OURS, workload, metric);
+    let mut column =
+        Column { stage, workload, metric, best, ours, ratio: None, words: String::new() };
+    column.words = match (&column.best, column.ours) {
+        (None, _) | (_, None) => match metric {
+            Metric::PutChar | Metric::GetChar => {
+                "not run (-f): since bonnie++ 1.92 it is one system call for each byte and measures the guest's processor".into()
+            }
+            _ => "not measured".into(),
+        },
+        (Some((name, _)), _) if name == OURS => "Ringtap is the best".into(),
+        (Some((name, _)), _) => {
+            let name = name.clone();
+            match pair_of(analysis, stage, workload, metric, &name) {
+                None => "bounds on both sides: bonnie++ prints +++++ where a phase takes under half a second".into(),
+                Some((ratio, ends)) => {
+                    column.ratio = Some((ratio, ends));
+                    judge(analysis, stage, workload, metric, &name, ratio, ends)
+                }
+            }
+        }
+    };
+    column
+}
+
+/// Ringtap by another arm: the ratio of medians and its interval.
+fn pair_of(
+    analysis: &Analysis,
+    stage: Stage,
+    workload: &str,
+    metric: Metric,
+    against: &str,
+) -> Option<(f64, Option<(f64, f64)>)> {
+    let ours = analysis.find(stage, OURS, workload, metric)?;
+    let theirs = analysis.find(stage, against, workload, metric)?;
+    let paired = Paired::new(&ours.values, &theirs.values, metric.better(), analysis.run.plan.seed);
+    let Ratio::Is(ratio) = paired.ratio? else { return None };
+    Some((ratio, paired.interval.map(|i| (i.low, i.high))))
+}
+
+fn judge(
+    analysis: &Analysis,
+    stage: Stage,
+    workload: &str,
+    metric: Metric,
+    best: &str,
+    ratio: f64,
+    ends: Option<(f64, f64)>,
+) -> String {
+    let Some((_, high)) = ends else {
+        return "too few rounds to tell it from the best".into();
+    };
+    let floor = analysis.floor(stage, workload, metric).map_or(0.0, |floor| floor.floor);
+    if high >= 1.0 {
+        return "within noise of the best".into();
+    }
+    if high >= 1.0 - floor {
+        return format!(
+            "within the noise floor (±{} %) of the best",
+            format::digits(floor * 100.0)
+        );
+    }
+    let mut reasons = Vec::new();
+    let arm = analysis.run.arms.iter().find(|arm| arm.stage == stage && arm.name == best);
+    match arm.map(|arm| ranking::group(analysis, arm)) {
+        Some(Group::Cached) => reasons.push(format!("{best} goes through a page cache")),
+        Some(Group::Lies) => reasons.push(format!("{best} does not flush")),
+        _ => {}
+    }
+    match pair_of(analysis, stage, workload, metric, SAME_WIRE) {
+        Some((by, Some((low, high)))) if best != SAME_WIRE && high >= 1.0 => reasons.push(format!(
+            "the wire: {SAME_WIRE} over the same wire is no faster (Ringtap has {} of it, 95 %: {}–{})",
+            format::digits(by),
+            format::digits(low),
+            format::digits(high)
+        )),
+        Some((by, Some((low, high)))) => reasons.push(format!(
+            "Ringtap itself: it has {} of {SAME_WIRE} over the same wire (95 %: {}–{})",
+            format::digits(by),
+            format::digits(low),
+            format::digits(high)
+        )),
+        _ => {}
+    }
+    let ledger = analysis
+        .ledger
+        .iter()
+        .find(|row| row.stage == stage && row.arm == OURS && row.workload == workload);
+    if let Some(row) = ledger {
+        reasons.push(format!("used up in Ringtap's row: {}", row.limiter));
+    }
+    format!("{} % behind: {}", format::digits((1.0 - ratio) * 100.0), reasons.join("; "))
+}
