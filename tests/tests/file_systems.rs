@@ -225,3 +225,40 @@ fn a_block_device() {
         }
     }
 }
+
+/// What an NBD client is told of a disk that seeks.
+fn told_rotational(disk: &Path, dir: &Path) -> serde_json::Value {
+    let socket = dir.join("nbd.sock");
+    let address = format!("unix:{}", plain(&socket));
+    let server = Server::start([plain(disk), "-f", "raw", "--nbd", &address]);
+    let uri = format!("nbd+unix:///?socket={}", plain(&socket));
+    let told = ok("nbdinfo", "libnbd-bin", &["--json", &uri]);
+    server.stop();
+    let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+    told["exports"][0]["is_rotational"].clone()
+}
+
+#[test]
+fn nbd_clients_are_told_whether_the_disk_seeks() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let file = dir.path().join("device");
+    File::create(&file).expect("a file").set_len(32 * MIB).expect("its size");
+    let device = ok("losetup", "mount", &["-f", "--show", plain(&file)]).trim().to_owned();
+    let attached = SetUp { dir, mounted: None, device: Some(device.clone()) };
+    let mount = attached.dir.path().join("mnt");
+    fs::create_dir(&mount).expect("a folder");
+    let device = Path::new(&device);
+    let name = device.file_name().expect("a name").to_str().expect("a plain name");
+    let queue = format!("/sys/block/{name}/queue/rotational");
+    for (word, seeks) in [("1", true), ("0", false)] {
+        fs::write(&queue, word).expect("root may say how a loop device is to be taken");
+        assert_eq!(told_rotational(device, attached.dir.path()), seeks);
+        ok("mke2fs", "e2fsprogs", &["-q", "-F", "-t", "ext4", plain(device)]);
+        ok("mount", "mount", &[plain(device), plain(&mount)]);
+        let mounted = tempfile::tempdir().expect("a folder");
+        let mounted = SetUp { dir: mounted, mounted: Some(mount.clone()), device: None };
+        let disk = mount.join("disk");
+        File::create(&disk).expect("a file").set_len(MIB).expect("its size");
+        assert_eq!(told_rotational(&disk, mounted.dir.path()), seeks, "a file on it");
+    }
+}

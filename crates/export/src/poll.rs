@@ -32,10 +32,20 @@ const PART: usize = 4;
 /// How long to wait for several, at most.
 pub(crate) const GATHER: Time = 60_000;
 
+/// So many answers, and the guest is told at once.
+const UNTOLD: u16 = 16;
+
+/// Whether the guest may be told of `untold` answers a little later: where nothing waits for the disk
+/// and more is to be done, that takes microseconds, and waking the guest costs as much as a request.
+#[inline]
+pub(crate) fn tell_later(untold: u16, on_disk: usize, more: bool) -> bool {
+    untold < UNTOLD && on_disk == 0 && more
+}
+
 /// How many requests to take from the guest and hand on in one go.
 #[inline]
 pub(crate) fn batch(under_way: usize) -> usize {
-    if under_way > FEW { 4 } else { 8 }
+    if under_way > FEW { 8 } else { 16 }
 }
 
 /// Decides whether to sleep until several requests have ended rather than one.
@@ -155,6 +165,14 @@ mod tests {
         gatherer.woken(2 * GATHER, false);
         assert_eq!(gatherer.wait_for(2 * GATHER + 1, 32), None, "it is slow");
         assert_eq!(gatherer.wait_for(2 * GATHER + REST, 32), Some(8), "it may be quick again");
+    }
+
+    #[test]
+    fn a_guest_waits_for_no_disk_to_be_told() {
+        assert!(tell_later(UNTOLD - 1, 0, true));
+        assert!(!tell_later(UNTOLD, 0, true), "enough to wake it for");
+        assert!(!tell_later(1, 1, true), "who knows when that ends");
+        assert!(!tell_later(1, 0, false), "nothing else would remind us");
     }
 
     #[test]

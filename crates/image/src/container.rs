@@ -27,6 +27,7 @@ pub struct Container {
     traits: Traits,
     /// It lies on tmpfs.
     in_memory: bool,
+    rotational: bool,
     state: Arc<State>,
 }
 
@@ -110,16 +111,19 @@ impl Container {
             logical_block_size: logical,
             physical_block_size: physical.max(logical),
         };
+        let rotational = on_rotating_medium(&file).map_err(failed("look at the device of"))?;
         let handle = file.handle();
         let container = Container::simulated(handle, len, traits);
-        Ok(Container { open: Some(Arc::new(file)), path: path.into(), in_memory, ..container })
+        let (open, path) = (Some(Arc::new(file)), path.into());
+        Ok(Container { open, path, in_memory, rotational, ..container })
     }
 
     /// A container that only the reactor knows, `len` bytes long.
     pub fn simulated(file: File, len: u64, traits: Traits) -> Container {
         let state = Arc::new(State { len: AtomicU64::new(len), ..State::default() });
         let path = Path::new("simulated").into();
-        Container { file, open: None, path, traits, in_memory: false, state }
+        let (in_memory, rotational) = (false, false);
+        Container { file, open: None, path, traits, in_memory, rotational, state }
     }
 
     /// The handle that operations take.
@@ -132,6 +136,11 @@ impl Container {
     #[inline]
     pub fn traits(&self) -> &Traits {
         &self.traits
+    }
+
+    /// Whether the kernel takes the disk below for one that seeks.
+    pub fn is_rotational(&self) -> bool {
+        self.rotational
     }
 
     /// Its name, for messages.
@@ -283,6 +292,20 @@ fn work_in_memory_inline(file: &fs::File) -> io::Result<bool> {
         rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK)?;
     }
     Ok(in_memory)
+}
+
+/// What the kernel says of the disk that it is or lies on; false where there is no one disk (tmpfs,
+/// btrfs, a network).
+fn on_rotating_medium(file: &OpenFile) -> io::Result<bool> {
+    let facts = rustix::fs::fstat(file)?;
+    let is_device = rustix::fs::FileType::from_raw_mode(facts.st_mode).is_block_device();
+    let device = if is_device { facts.st_rdev } else { facts.st_dev };
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    // A partition has no queue of its own: its disk has, one folder up.
+    let told = ["queue", "../queue"].iter().find_map(|queue| {
+        fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{queue}/rotational")).ok()
+    });
+    Ok(told.is_some_and(|told| told.trim() == "1"))
 }
 
 fn len_of(file: impl AsFd) -> io::Result<u64> {

@@ -67,6 +67,8 @@ pub struct Info {
     pub discard: bool,
     /// Whether zeros can be written without writing them.
     pub fast_zero: bool,
+    /// Whether the disk below seeks.
+    pub rotational: bool,
 }
 
 /// Where the bytes at an offset are. Lengths count from that offset, are never 0, and reach no

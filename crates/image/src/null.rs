@@ -25,6 +25,7 @@ impl Null {
                 physical_block_size: 4096,
                 discard: true,
                 fast_zero: true,
+                rotational: false,
             },
         }
     }

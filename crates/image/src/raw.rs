@@ -40,6 +40,7 @@ impl Raw {
             physical_block_size,
             discard: true,
             fast_zero: true,
+            rotational: container.is_rotational(),
         };
         Raw { container, info }
     }

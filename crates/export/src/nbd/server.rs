@@ -274,6 +274,7 @@ pub(super) fn facts(export: &NamedExport) -> Facts {
     let info = export.vbd.info();
     // A flush is carried out on the image's file, so it covers what other connections wrote.
     let mut flags = can::FLUSH | can::FUA | can::CACHE | can::MULTI_CONN;
+    flags |= if info.rotational { can::ROTATIONAL } else { 0 };
     if info.read_only {
         flags |= can::READ_ONLY;
     } else {

@@ -138,19 +138,30 @@ impl VirtioQueue {
         Ok(true)
     }
 
-    /// Show the guest what was answered; whether it wants to be told.
+    /// Show the guest what was answered.
     #[inline]
-    pub(crate) fn publish(&self) -> bool {
+    pub(crate) fn publish(&self) {
         let state = &mut *self.state.borrow_mut();
         if state.answered.is_empty() {
-            return false;
+            return;
         }
         state.ring.publish(state.answered.len() as u16);
         if let Some(inflight) = &state.inflight {
             inflight.answered(state.answered.iter().copied(), state.ring.next_used());
         }
         state.answered.clear();
-        state.ring.must_notify()
+    }
+
+    /// Answers published that the guest has not been told of, nor declined to be.
+    #[inline]
+    pub(crate) fn untold(&self) -> u16 {
+        self.state.borrow().ring.untold()
+    }
+
+    /// Whether the guest wants to be told of them.
+    #[inline]
+    pub(crate) fn must_notify(&self) -> bool {
+        self.state.borrow_mut().ring.must_notify()
     }
 
     /// Whether the guest has made something available that a slot could take.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
@@ -19,10 +20,12 @@ const USER: [u64; 2] = [0x7000_0000_0000, 0x7f00_0000_0000];
 /// The rings lie at the end of the first region, the descriptor table at its beginning.
 const AVAILABLE: u64 = 17 << 10;
 const USED: u64 = 20 << 10;
+const ADDRESSES: Addresses =
+    Addresses { descriptors: USER[0], available: USER[0] + AVAILABLE, used: USER[0] + USED };
 
 /// A ring in memory filled by the caller.
 pub struct GuestRing {
-    memory: Memory,
+    memory: Arc<Memory>,
     ring: Virtqueue,
     bases: [u64; 2],
     file: File,
@@ -66,13 +69,8 @@ impl GuestRing {
         let memory = Memory::new(regions);
         let bases =
             USER.map(|user| memory.at_user_address(user, REGION).map_or(0, |base| base as u64));
-        let addresses = Addresses {
-            descriptors: USER[0],
-            available: USER[0] + AVAILABLE,
-            used: USER[0] + USED,
-        };
-        let ring = Virtqueue::new(&memory, addresses, size, false, 0).expect("the ring");
-        GuestRing { memory, ring, bases, file }
+        let ring = Virtqueue::new(&memory, ADDRESSES, size, false, 0).expect("the ring");
+        GuestRing { memory: Arc::new(memory), ring, bases, file }
     }
 
     /// Fetch and parse the next chain, check that everything it names is guest memory, answer it.
@@ -114,6 +112,12 @@ impl GuestRing {
         outcome
     }
 
+    /// The used index, as the guest sees it.
+    #[cfg(test)]
+    fn ring_used(&self) -> u16 {
+        u16::from_le_bytes(self.read(GUEST + USED + 2, 2).try_into().expect("two bytes"))
+    }
+
     /// Bytes of guest memory.
     ///
     /// # Panics
@@ -128,8 +132,69 @@ impl GuestRing {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use ringtap_image::{CacheMode, Null};
+    use ringtap_io::OpenFile;
+    use ringtap_vbd::Vbd;
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+    use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_T_FLUSH;
 
+    use super::super::request::ID_BYTES;
+    use super::super::thread::{QueueThread, Start};
     use super::*;
+
+    fn event() -> Arc<OpenFile> {
+        Arc::new(OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")))
+    }
+
+    /// A thread that serves a ring from an image of nothing, and signals `call`.
+    fn serve(guest: &GuestRing, call: &Arc<OpenFile>) -> QueueThread {
+        let ring = Virtqueue::new(&guest.memory, ADDRESSES, guest.ring.size(), false, 0);
+        let start = Start {
+            index: 0,
+            vbd: Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None),
+            ring: ring.expect("the ring"),
+            addresses: ADDRESSES,
+            event_idx: false,
+            memory: guest.memory.clone(),
+            inflight: None,
+            kick: event(),
+            call: Some(call.clone()),
+            error: None,
+            identity: [0; ID_BYTES],
+        };
+        QueueThread::start(start).expect("a thread")
+    }
+
+    fn wait_for(call: &OpenFile) -> u64 {
+        let most = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(call, PollFlags::IN)], Some(&most)).expect("poll");
+        assert_eq!(ready, 1, "the guest is not told");
+        let mut count = [0; 8];
+        rustix::io::read(call, &mut count).expect("the count");
+        u64::from_ne_bytes(count)
+    }
+
+    #[test]
+    fn a_guest_is_told_of_what_a_killed_server_answered_last() {
+        let (guest, call) = (GuestRing::new(&[], 16, &[]), event());
+        let thread = serve(&guest, &call);
+        wait_for(&call);
+        assert_eq!(thread.stop().expect("it ends"), 0);
+    }
+
+    #[test]
+    fn many_quick_answers_are_told_together() {
+        let chain = [Entry(HEADER, 16, NEXT, 1), Entry(STATUS, 1, WRITE, 0)];
+        let flush = with_header(&chain, VIRTIO_BLK_T_FLUSH);
+        let (guest, call) = (GuestRing::new(&flush, 256, &[0; 200]), event());
+        let thread = serve(&guest, &call);
+        let mut told = 0;
+        while guest.ring_used() < 200 {
+            told += wait_for(&call);
+        }
+        assert_eq!(thread.stop().expect("it ends"), 200);
+        assert!(told <= 1 + 200_u64.div_ceil(16), "{told} signals");
+    }
 
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;

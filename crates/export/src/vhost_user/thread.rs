@@ -16,7 +16,7 @@ use super::memory::Memory;
 use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
 use super::virtqueue::{Addresses, Virtqueue};
-use crate::poll::{GATHER, Gatherer, Poller, Wait, batch};
+use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, tell_later};
 use crate::queue::run_slot;
 
 const STACK: usize = 256 << 10;
@@ -183,6 +183,8 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     tasks.spawn(drain_bell(io.clone(), mailbox.clone()));
     let thread =
         Thread { io: io.clone(), queue, vbd: Rc::new(vbd), call: caller, broken: Cell::new(false) };
+    // A killed server may have published answers and not told of them.
+    thread.call.call(&io);
     let mut poller = Poller::default();
     let mut gatherer = Gatherer::default();
     let mut accounted = 0;
@@ -242,20 +244,35 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
 }
 
 impl Thread {
-    /// Fetch, run what can run, publish.
+    /// Answer what has ended, fetch, run what can run, publish.
+    ///
+    /// Answers come first: what has ended is under way no more, and its slot, still in the cache, is
+    /// the first to be used again.
     fn turn(&self, tasks: &mut Tasks) -> Result<(), super::virtqueue::RingError> {
+        tasks.run_ready();
+        let on_disk = self.queue.under_way();
         let mut new = Vec::new();
-        let most = batch(self.queue.under_way());
+        let most = batch(on_disk);
         let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new, most) };
         for tag in new {
             tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
         }
         tasks.run_ready();
-        if self.queue.publish() {
+        self.queue.publish();
+        let untold = self.queue.untold();
+        let goes_on = fetched.is_ok() && self.may_fetch();
+        if untold > 0 && !tell_later(untold, on_disk, goes_on) {
+            self.tell(tasks);
+        }
+        fetched
+    }
+
+    /// Signal the guest if it wants to be told of what was published.
+    fn tell(&self, tasks: &mut Tasks) {
+        if self.queue.must_notify() {
             self.call.call(&self.io);
             tasks.run_ready();
         }
-        fetched
     }
 
     fn waits_for(&self) -> Wait {
@@ -278,10 +295,8 @@ impl Thread {
     fn drain(&self, tasks: &mut Tasks) -> io::Result<()> {
         loop {
             tasks.run_ready();
-            if self.queue.publish() {
-                self.call.call(&self.io);
-                continue;
-            }
+            self.queue.publish();
+            self.tell(tasks);
             if self.queue.is_drained() {
                 return Ok(());
             }

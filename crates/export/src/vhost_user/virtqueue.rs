@@ -244,6 +244,12 @@ impl Virtqueue {
         self.used(1).store(self.next_used, Release);
     }
 
+    /// Answers published since the last [`Virtqueue::must_notify`].
+    #[inline]
+    pub(crate) fn untold(&self) -> u16 {
+        self.next_used.wrapping_sub(self.told)
+    }
+
     /// Whether the guest wants an interrupt for what was published since the last time.
     #[inline]
     pub(crate) fn must_notify(&mut self) -> bool {

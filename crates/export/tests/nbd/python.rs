@@ -114,6 +114,7 @@ fn special(path: &str, write: bool) -> Served {
         physical_block_size: 4096,
         discard: true,
         fast_zero: false,
+        rotational: false,
     };
     let file = Arc::new(OpenFile::new(OwnedFd::from(file)));
     image(Box::new(Special { file, info }), How::default())

@@ -86,6 +86,7 @@ impl Luks {
             physical_block_size: traits.physical_block_size.max(logical_block_size),
             discard: discard || header.allow_discards,
             fast_zero: false,
+            rotational: container.is_rotational(),
         };
         Ok(Luks { container, cipher, offset, len, info })
     }

@@ -199,6 +199,8 @@ fn info_of(geometry: &Geometry, container: &Container, parts: &Parts) -> Info {
     let request = request.max(data.map_or(1, |traits| traits.request_alignment));
     let memory = below.map_or(1, |info| info.memory_alignment);
     let memory = memory.max(data.map_or(1, |traits| traits.memory_alignment));
+    let rotational = parts.data.as_ref().unwrap_or(container).is_rotational()
+        || below.is_some_and(|info| info.rotational);
     let sector = parts.key.as_ref().map_or(1, |key| key.sector_size());
     let request_alignment = request.max(own.request_alignment).max(sector);
     Info {
@@ -212,6 +214,7 @@ fn info_of(geometry: &Geometry, container: &Container, parts: &Parts) -> Info {
         physical_block_size: own.physical_block_size.max(request_alignment as u32),
         discard: geometry.zero_flag || parts.base.is_none(),
         fast_zero: geometry.zero_flag || parts.base.is_none(),
+        rotational,
     }
 }
 

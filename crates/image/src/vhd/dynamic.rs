@@ -66,6 +66,7 @@ impl Dynamic {
             physical_block_size: traits.physical_block_size,
             discard: true,
             fast_zero: false,
+            rotational: container.is_rotational() || below.is_some_and(|info| info.rotational),
         };
         let Sparse { header, table, data_end, .. } = sparse;
         let room = Room::new(&container, data_end, layout.tail);

@@ -43,6 +43,7 @@ impl Vhdx {
             physical_block_size: layout.physical_sector,
             discard: false,
             fast_zero: false,
+            rotational: container.is_rotational(),
         };
         let entries = layout.blocks + layout.blocks / layout.chunk_ratio;
         let pages = (0..entries / PAGE + 1).map(|_| OnceLock::new()).collect();

@@ -35,13 +35,14 @@ struct Shared {
 impl Vmdk {
     /// Of pieces that follow one another.
     pub(super) fn new(pieces: Vec<Piece>) -> Vmdk {
-        let traits = || {
+        let containers = || {
             pieces.iter().filter_map(|piece| match &piece.kind {
-                Kind::Flat { container, .. } => Some(*container.traits()),
-                Kind::Sparse(sparse) => Some(*sparse.container.traits()),
+                Kind::Flat { container, .. } => Some(container),
+                Kind::Sparse(sparse) => Some(&sparse.container),
                 Kind::Zero => None,
             })
         };
+        let traits = || containers().map(|container| container.traits());
         let request_alignment = traits().map(|traits| traits.request_alignment).max().unwrap_or(1);
         let info = Info {
             format: "vmdk",
@@ -54,6 +55,7 @@ impl Vmdk {
             physical_block_size: 4096,
             discard: false,
             fast_zero: false,
+            rotational: containers().any(|container| container.is_rotational()),
         };
         Vmdk { shared: Arc::new(Shared { info, pieces }) }
     }
