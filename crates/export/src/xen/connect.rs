@@ -1,5 +1,6 @@
 //! From what a frontend writes into xenstore to threads that serve its rings.
 
+use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -121,7 +122,12 @@ impl Connection {
         }
         let persistent = number_or(store, front, "feature-persistent", 0)? == 1;
         let vm = store.read(&format!("/local/domain/{domain}/vm"))?.unwrap_or_default();
-        let identity = format!("{domain} {vm} {front} {rings:?}");
+        let mut identity = format!("{domain} {vm} {front}");
+        for RingNodes { grants, port } in &rings {
+            // Another version of this program must find the same. Writing to a String cannot fail.
+            let _ = write!(identity, " {port}");
+            grants.iter().for_each(|grant| _ = write!(identity, ",{grant}"));
+        }
         Ok(Connection { domain, abi, persistent, rings, identity })
     }
 
