@@ -57,10 +57,11 @@ install: $(RINGTAP)
 	$(RINGTAP) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
 	$(RINGTAP) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/systemd contrib/systemd/*
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/xen contrib/xen/*
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1
-	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,create,info,list,map,convert,check,resize,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,xen,create,info,list,map,convert,check,resize,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish

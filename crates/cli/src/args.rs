@@ -19,6 +19,7 @@ use crate::verbs::map::MapArgs;
 use crate::verbs::rebase::RebaseArgs;
 use crate::verbs::resize::ResizeArgs;
 use crate::verbs::snapshot::SnapshotArgs;
+use crate::xen::XenArgs;
 
 /// Virtual disks served to virtual machines as fast as the bare block device
 ///
@@ -40,6 +41,12 @@ pub(crate) enum Command {
     /// Runs in the foreground. Each DISK is followed by its own options; options before the first
     /// DISK belong to the first. Once every socket listens it prints `ready`.
     Serve(ServeArgs),
+    /// Serve disks to the guests of this Xen host
+    ///
+    /// Runs in the foreground, in dom0. Serves every disk of a guest's configuration with
+    /// script=block-ringtap, as its target= says: /PATH is a raw image, FORMAT:/PATH one of another
+    /// format. Guests stay connected while it is stopped, and wait for the next.
+    Xen(XenArgs),
     /// Make an image
     Create(CreateArgs),
     /// Say what an image is: format, sizes, what lies below it, who uses it

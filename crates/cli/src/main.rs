@@ -8,6 +8,7 @@ mod outcome;
 mod secret;
 mod serve;
 mod verbs;
+mod xen;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
 fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => serve::run(args, matches),
+        Command::Xen(args) => xen::run(args),
         Command::Create(args) => verbs::create::run(&args),
         Command::Info(args) => verbs::info::run(&args),
         Command::Map(args) => verbs::map::run(&args),

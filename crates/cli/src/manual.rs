@@ -87,6 +87,36 @@ fn sections(command: &str) -> &'static [Section] {
             SIGNALS,
             EXIT,
         ],
+        "xen" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap xen", "serve what guests' configurations leave to it, such as:"),
+                    (
+                        "disk = [ 'format=raw,vdev=xvda,access=w,script=block-ringtap,\
+                         target=qcow2:/srv/vm.qcow2' ]",
+                        "in a guest's configuration for xl, where tap:qcow2:/srv/vm.qcow2,xvda,w was",
+                    ),
+                    (
+                        "ringtap xen --cache writeback --allow-backing /srv/templates",
+                        "by the host's page cache, with overlays on images in another folder",
+                    ),
+                ],
+            ),
+            (
+                "Signals",
+                &[
+                    (
+                        "SIGTERM, SIGINT",
+                        "take no more requests, end those under way, flush, exit 0; guests wait for \
+                         the next server; the second time exit at once with 130",
+                    ),
+                    ("SIGHUP", "look again how large the images are and tell the guests"),
+                    ("SIGUSR1", "print the statistics of every disk as one line of JSON on stderr"),
+                ],
+            ),
+            EXIT,
+        ],
         "create" => &[
             (
                 "Examples",

@@ -165,7 +165,8 @@ pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-fn start_log(filter: Option<&str>) -> anyhow::Result<()> {
+/// Begin to log to stderr.
+pub(crate) fn start_log(filter: Option<&str>) -> anyhow::Result<()> {
     let from_env = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
     let text = filter.map(str::to_owned).or(from_env).unwrap_or_else(|| "info".into());
     let filter = EnvFilter::try_new(&text).map_err(|error| {

@@ -40,6 +40,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-resize",
         "-serve",
         "-snapshot",
+        "-xen",
         "",
     ];
     let expected: Vec<_> = commands.iter().map(|command| format!("ringtap{command}.1")).collect();

@@ -46,6 +46,15 @@ pub enum Error {
     /// A block device could not be made.
     #[error(transparent)]
     Ublk(#[from] ringtap_export::ublk::Error),
+    /// Xen's guests cannot be served.
+    #[error(transparent)]
+    Xen(#[from] ringtap_export::xen::Error),
+    /// Another serves them.
+    #[error("another ringtap xen runs on this host{}: stop it first", process.as_ref().map(|id| format!(", process {id}")).unwrap_or_default())]
+    XenServed {
+        /// Its process.
+        process: Option<String>,
+    },
     /// The sockets handed over are not those asked for.
     #[error("{0}")]
     Handed(String),

@@ -1,12 +1,13 @@
 //! What is told about the disks: where they are served, and what they have served.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 
 use ringtap_image::CacheMode;
 use ringtap_vbd::{Stats, Vbd};
 use serde::Serialize;
 
-use crate::{Address, Config, Disk};
+use crate::{Address, Announce, Config, Disk};
 
 /// One disk as it is served.
 #[derive(Clone, Debug, Serialize)]
@@ -111,15 +112,41 @@ impl<'a> Ready<'a> {
     }
 }
 
+/// Print the word that everything is served, for whoever waits for it.
+pub(crate) fn say_ready(announce: Announce, disks: &[DiskFacts]) {
+    let line = match announce {
+        Announce::Text => "ready".to_owned(),
+        Announce::Json => serde_json::to_string(&Ready::new(disks)).unwrap_or_default(),
+    };
+    let mut out = std::io::stdout().lock();
+    // Nobody reads our stdout: then nobody waits for the word.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
 impl AllStats {
     pub(crate) fn of<'a>(config: &Config, vbds: impl Iterator<Item = &'a Vbd>) -> AllStats {
-        let of_one = |(disk, vbd): (&Disk, &Vbd)| DiskStats {
-            disk: disk.path.display().to_string(),
-            name: disk.name.clone(),
+        let named = |disk: &Disk| (disk.path.display().to_string(), disk.name.clone());
+        AllStats::named(config.disks.iter().map(named).zip(vbds))
+    }
+
+    /// Of disks by what is served and its name.
+    pub(crate) fn named<V: std::ops::Deref<Target = Vbd>>(
+        disks: impl Iterator<Item = ((String, String), V)>,
+    ) -> AllStats {
+        let of_one = |((disk, name), vbd): ((String, String), V)| DiskStats {
+            disk,
+            name,
             size: vbd.size(),
             stats: vbd.stats(),
         };
-        AllStats { stats: config.disks.iter().zip(vbds).map(of_one).collect() }
+        AllStats { stats: disks.map(of_one).collect() }
+    }
+
+    /// Print them as one line on stderr.
+    pub(crate) fn print(&self) {
+        if let Ok(line) = serde_json::to_string(self) {
+            eprintln!("{line}");
+        }
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! [`serve`] opens the images of a [`Config`], binds their sockets, starts one server thread a
 //! socket group and then waits for signals: SIGTERM and SIGINT end it in order, SIGHUP looks again
-//! how large the images are, SIGUSR1 prints statistics.
+//! how large the images are, SIGUSR1 prints statistics. [`serve_xen`] does so with the disks that
+//! Xen's toolstack names.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod address;
 mod config;
 mod error;
+mod events;
 mod facts;
 mod handed;
 mod pid_file;
@@ -15,9 +17,13 @@ mod plan;
 mod process;
 mod serve;
 mod socket;
+mod target;
+mod xen;
 
 pub use address::Address;
 pub use config::{Announce, Config, Disk};
 pub use error::Error;
 pub use ringtap_export::ublk;
 pub use serve::serve;
+pub use target::{Target, TargetError};
+pub use xen::{XenConfig, serve_xen};

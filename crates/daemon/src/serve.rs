@@ -1,35 +1,22 @@
 //! From the configuration to the last flush.
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
 use ringtap_image::open;
 use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
-use signal_hook::low_level;
+use signal_hook::consts::{SIGHUP, SIGUSR1};
 
-use crate::facts::{AllStats, DiskFacts, Ready};
+use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
+use crate::facts::{AllStats, DiskFacts, say_ready};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
-use crate::{Announce, Config, Error, process};
-
-/// Our threads wait and log; they need no more.
-const STACK: usize = 256 << 10;
-/// What a second SIGINT or SIGTERM ends with: 128 + SIGINT, as shells count.
-const AT_ONCE: i32 = 130;
-
-enum Event {
-    Signal(i32),
-    Ended { server: String, result: Result<(), Box<dyn std::error::Error + Send + Sync>> },
-}
+use crate::{Config, Error, process};
 
 /// A disk being served.
 struct Served {
@@ -81,49 +68,6 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let flushed = flush(&config, &disks);
     drop(plan);
     outcome.and(late.map_or(Ok(()), Err)).and(flushed)
-}
-
-impl Event {
-    fn failure(self) -> Option<Error> {
-        match self {
-            Event::Ended { server, result: Err(source) } => Some(Error::Server { server, source }),
-            _ => None,
-        }
-    }
-}
-
-fn listen_for_signals(events: Sender<Event>) -> Result<(), Error> {
-    let failed = |source| Error::Process { tried: "set up signals", source };
-    let asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        let asked = asked.clone();
-        // The first sets the flag, the second finds it set, also where two threads take one each at
-        // the same moment.
-        let action = move || {
-            if asked.swap(true, SeqCst) {
-                low_level::exit(AT_ONCE);
-            }
-        };
-        // SAFETY: an atomic swap and `_exit` are all it does: both may be done in a signal handler.
-        unsafe { low_level::register(signal, action) }.map_err(failed)?;
-    }
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(failed)?;
-    spawn("signals", move || {
-        for signal in signals.forever() {
-            if events.send(Event::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    })?;
-    Ok(())
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
-    thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(STACK)
-        .spawn(run)
-        .map_err(|source| Error::Process { tried: "start a thread", source })
 }
 
 /// Start a thread for each server of the plan.
@@ -206,21 +150,9 @@ fn announce(config: &Config, disks: &[Served]) {
     for disk in &facts {
         tracing::info!("serving {}", disk.line());
     }
-    let line = match config.announce {
-        Announce::Text => "ready".to_owned(),
-        Announce::Json => serde_json::to_string(&Ready::new(&facts)).unwrap_or_default(),
-    };
-    let mut out = std::io::stdout().lock();
-    // Nobody reads our stdout: then nobody waits for the word.
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    say_ready(config.announce, &facts);
     let status = format!("serving {} disk(s)", facts.len());
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
-}
-
-fn notify(states: &[NotifyState]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!("cannot tell the service manager: {error}");
-    }
 }
 
 /// Do what signals ask, until one asks to stop or a server ends by itself.
@@ -229,10 +161,7 @@ fn attend(config: &Config, disks: &[Served], inbox: &Receiver<Event>) -> Result<
         match event {
             Event::Signal(SIGHUP) => reload(config, disks),
             Event::Signal(SIGUSR1) => {
-                let all = AllStats::of(config, disks.iter().map(|disk| &*disk.vbd));
-                if let Ok(line) = serde_json::to_string(&all) {
-                    eprintln!("{line}");
-                }
+                AllStats::of(config, disks.iter().map(|disk| &*disk.vbd)).print();
             }
             Event::Signal(_) => return Ok(()),
             Event::Ended { server, result } => {
@@ -246,10 +175,7 @@ fn attend(config: &Config, disks: &[Served], inbox: &Receiver<Event>) -> Result<
 
 /// Look again how large the images are, and tell the guests.
 fn reload(config: &Config, disks: &[Served]) {
-    match NotifyState::monotonic_usec_now() {
-        Ok(now) => notify(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::warn!("cannot read the clock: {error}"),
-    }
+    notify_reloading();
     for (disk, served) in config.disks.iter().zip(disks) {
         let path = disk.path.display();
         match served.vbd.reload_size() {

@@ -1,5 +1,5 @@
-//! The wires a virtual block device is served over: NBD, vhost-user-blk, a file by FUSE, and a block
-//! device of the host by ublk.
+//! The wires a virtual block device is served over: NBD, vhost-user-blk, a file by FUSE, a block device
+//! of the host by ublk, and Xen's block protocol.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod arena;
@@ -11,5 +11,6 @@ mod reclaim;
 mod stop;
 pub mod ublk;
 pub mod vhost_user;
+pub mod xen;
 
 pub use stop::Stop;

@@ -15,8 +15,12 @@ use crate::error::{Error, Result, io};
 use crate::kernel::{Kernel, Machine, NEEDED_IN_PC};
 use crate::modules::Tree;
 use crate::process::{find_program, package_of};
+use crate::xen::packages::Hypervisor;
 
 const INIT: &str = include_str!("init.sh");
+
+/// What Xen's own hotplug scripts run that busybox does not replace.
+const HOTPLUG: [&str; 4] = ["/bin/bash", "flock", "stat", "losetup"];
 
 /// What the guest's root directory is made of. Either way a tmpfs lies over it, so a guest may
 /// write anywhere and changes nothing on the host.
@@ -35,6 +39,7 @@ pub struct Appliance {
     pub(crate) kernel: Kernel,
     pub(crate) initrd: PathBuf,
     pub(crate) root: Root,
+    pub(crate) hypervisor: Option<Hypervisor>,
 }
 
 /// Collects what goes into an [`Appliance`].
@@ -46,21 +51,23 @@ pub struct Builder {
     programs: Vec<String>,
     files: Vec<(PathBuf, PathBuf)>,
     modules: Vec<String>,
+    spare_modules: Vec<String>,
 }
 
 impl Appliance {
-    /// An appliance for [`crate::Uml`] or [`crate::Qemu`].
+    /// An appliance for [`crate::Uml`], [`crate::Qemu`], [`crate::Xen`] or a [`crate::Domain`].
     pub fn builder(machine: Machine) -> Builder {
         Builder {
             machine,
             kernel: None,
             root: match machine {
                 Machine::Uml => Root::Host,
-                Machine::Pc => Root::Packed,
+                Machine::Pc | Machine::Xen | Machine::Domain => Root::Packed,
             },
             programs: Vec::new(),
             files: Vec::new(),
             modules: Vec::new(),
+            spare_modules: Vec::new(),
         }
     }
 
@@ -103,16 +110,24 @@ impl Builder {
         self
     }
 
-    /// Kernel modules to load at boot beside those every guest gets (virtio, loop, overlay).
+    /// Kernel modules to load at boot beside those every guest gets (virtio, loop, overlay; in a
+    /// domain of Xen other than the first xen-blkfront alone).
     #[must_use]
     pub fn modules<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.modules.extend(names.into_iter().map(Into::into));
         self
     }
 
+    /// Kernel modules that are packed for `modprobe` and not loaded; with [`Root::Packed`] only.
+    #[must_use]
+    pub fn spare_modules<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.spare_modules.extend(names.into_iter().map(Into::into));
+        self
+    }
+
     /// What the guest's root is made of. Unless told otherwise the host's own in User-Mode Linux,
     /// where it costs nothing, and packed for a PC: under TCG the first start of fio over 9p takes
-    /// some eight seconds, packed half a second.
+    /// some eight seconds, packed half a second. Domains of Xen have it packed always.
     #[must_use]
     pub fn root(mut self, root: Root) -> Self {
         self.root = root;
@@ -130,15 +145,26 @@ impl Builder {
     ///
     /// # Errors
     /// When a program, library, module or kernel is missing; the message names the package.
-    pub fn build(self, cache: &Path) -> Result<Appliance> {
+    pub fn build(mut self, cache: &Path) -> Result<Appliance> {
         fs::create_dir_all(cache).map_err(io("make", cache))?;
         let kernel = match (self.kernel.clone(), self.machine) {
             (Some(kernel), _) => kernel,
             (None, Machine::Uml) => Kernel::uml()?,
             (None, Machine::Pc) => Kernel::pc(cache)?,
+            (None, Machine::Xen | Machine::Domain) => Kernel::xen(cache, self.machine)?,
         };
+        let hypervisor = match self.machine {
+            Machine::Xen => Some(Hypervisor::find(cache)?),
+            _ => None,
+        };
+        if !self.machine.has_overlay() {
+            self.root = Root::Packed;
+        }
+        if let Some(xen) = &hypervisor {
+            self.files.splice(..0, xen.settings()?);
+        }
         let busybox = find_program("busybox", "busybox-static")?;
-        let closure = self.closure()?;
+        let closure = self.closure(hypervisor.as_ref())?;
         let modules = self.wanted_modules();
         let name = self.fingerprint(&kernel, &busybox, &closure, &modules)?;
         let initrd = cache.join(format!("{name}.cpio"));
@@ -150,13 +176,17 @@ impl Builder {
             file.flush().map_err(io("write", &initrd))?;
             file.persist(&initrd).map_err(|e| io("write", &initrd)(e.error))?;
         }
-        Ok(Appliance { kernel, initrd, root: self.root })
+        Ok(Appliance { kernel, initrd, root: self.root, hypervisor })
     }
 
-    fn closure(&self) -> Result<Closure> {
-        let mut resolver = Resolver::new();
-        let shell = ["/bin/sh".to_owned()];
-        for name in shell.iter().chain(&self.programs) {
+    fn closure(&self, hypervisor: Option<&Hypervisor>) -> Result<Closure> {
+        let mut resolver = hypervisor.map_or_else(Resolver::new, Hypervisor::resolver);
+        if let Some(xen) = hypervisor {
+            xen.tools(&mut resolver)?;
+        }
+        let scripts: &[&str] = if hypervisor.is_some() { &HOTPLUG } else { &[] };
+        let always = ["/bin/sh"].iter().chain(scripts).copied();
+        for name in always.chain(self.programs.iter().map(String::as_str)) {
             let path = find_program(name, package_of(name))?;
             if self.root == Root::Packed {
                 resolver.add(&path, &path)?;
@@ -169,6 +199,8 @@ impl Builder {
         let base: &[&str] = match self.machine {
             Machine::Uml => &["overlay", "virtio_blk", "loop"],
             Machine::Pc => &["ata_piix", "ext4", "loop"],
+            Machine::Xen => &["virtio_blk", "xenfs", "xen_evtchn", "xen_gntdev", "loop"],
+            Machine::Domain => &["xen_blkfront"],
         };
         let needed = NEEDED_IN_PC.iter().filter(|_| self.machine == Machine::Pc);
         let mut seen = BTreeSet::new();
@@ -191,7 +223,7 @@ impl Builder {
         let mut hash = Sha256::new();
         hash.update(env!("CARGO_PKG_VERSION"));
         hash.update(INIT);
-        hash.update(format!("{:?}{:?}{modules:?}", self.root, kernel));
+        hash.update(format!("{:?}{kernel:?}{modules:?}{:?}", self.root, self.spare_modules));
         let files = closure.iter().chain(self.files.iter().map(|(from, to)| (to, from)));
         let fixed = [busybox, &kernel.image, &kernel.modules].map(|p| (p, p));
         for (to, from) in fixed.into_iter().chain(files.map(|(t, f)| (t.as_path(), f.as_path()))) {
@@ -223,7 +255,9 @@ impl Builder {
             put(&mut archive, "", &from, &to)?;
         }
         archive.symlink("bin/sh", "busybox");
-        let loaded = Tree::open(&kernel.modules)?.load_order(modules)?;
+        let tree = Tree::open(&kernel.modules)?;
+        self.pack_spare_modules(&mut archive, &tree, kernel, modules)?;
+        let loaded = tree.load_order(modules)?;
         let order: Vec<&str> = loaded.iter().map(|module| module.name.as_str()).collect();
         let mut order = order.join("\n");
         order.push('\n');
@@ -237,10 +271,38 @@ impl Builder {
         if self.root == Root::Packed {
             pack_surroundings(&mut archive)?;
         }
+        // Where no overlay lies over the packed root, a copy would take memory once more.
+        let place = if self.machine.has_overlay() { "files" } else { "packed" };
         for (from, to) in &self.files {
-            put(&mut archive, "files", from, to)?;
+            put(&mut archive, place, from, to)?;
         }
         Ok(archive)
+    }
+
+    /// Packs them with the list in which `modprobe` looks up what they need.
+    fn pack_spare_modules(
+        &self,
+        archive: &mut Archive,
+        tree: &Tree,
+        kernel: &Kernel,
+        loaded: &[String],
+    ) -> Result<()> {
+        let dir = format!("packed/lib/modules/{}", kernel.release);
+        let mut needs = String::new();
+        for name in &self.spare_modules {
+            let mut order = tree.load_order(std::slice::from_ref(name))?;
+            let names: Vec<String> = order.iter().rev().map(|m| format!("{}.ko", m.name)).collect();
+            if let Some((module, others)) = names.split_first() {
+                needs.push_str(&format!("{module}: {}\n", others.join(" ")));
+            }
+            order.retain(|module| !loaded.contains(&module.name));
+            for module in order {
+                let path = format!("{dir}/{}.ko", module.name);
+                archive.file(&path, 0o644, module.data);
+            }
+        }
+        archive.file(&format!("{dir}/modules.dep"), 0o644, needs.into());
+        Ok(())
     }
 }
 

@@ -205,6 +205,7 @@ fn take_line(line: &str, state: &mut State) {
     match verb {
         "hello" => state.greeted = true,
         "got" => state.unread = state.unread.saturating_sub(1),
+        "bye" => state.closed = true,
         _ => {}
     }
     let Some(id) = words.next().and_then(|id| id.parse::<u64>().ok()) else { return };

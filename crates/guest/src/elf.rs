@@ -25,6 +25,7 @@ pub(crate) type Closure = BTreeMap<PathBuf, PathBuf>;
 pub(crate) struct Resolver {
     directories: Vec<PathBuf>,
     closure: Closure,
+    root: Option<PathBuf>,
 }
 
 impl Resolver {
@@ -33,7 +34,17 @@ impl Resolver {
         let mut directories = Vec::new();
         read_conf(Path::new("/etc/ld.so.conf"), &mut directories, 0);
         directories.extend(STANDARD.map(PathBuf::from));
-        Self { directories, closure: Closure::new() }
+        Self { directories, closure: Closure::new(), root: None }
+    }
+
+    /// Looks below `root` first, where packages are unpacked that are not installed; what is found
+    /// there gets the path that it has in them.
+    pub(crate) fn below(root: &Path) -> Self {
+        let mut resolver = Self::new();
+        let inside = STANDARD.map(|dir| root.join(dir.trim_start_matches('/')));
+        resolver.directories.splice(..0, inside);
+        resolver.root = Some(root.to_path_buf());
+        resolver
     }
 
     /// Adds one program (a script counts too) and everything it needs, at `to` in the guest.
@@ -59,21 +70,35 @@ impl Resolver {
         }
         let own = search_path(from, elf.runpaths.iter().chain(&elf.rpaths));
         for library in &elf.libraries {
-            let found = own
-                .iter()
-                .chain(&self.directories)
-                .map(|dir| dir.join(library))
-                .find(|path| path.is_file());
-            let Some(path) = found else {
-                return Err(Error::Missing {
-                    what: format!("the library {library} that {} needs", from.display()),
-                    looked: "the directories of /etc/ld.so.conf".into(),
-                    remedy: format!("`apt-get install -f`, or `dpkg -S {library}` elsewhere"),
-                });
-            };
-            self.add(&path, &path)?;
+            let in_own = own.iter().map(|dir| dir.join(library)).find(|path| path.is_file());
+            match in_own {
+                Some(path) => self.add_library(&path)?,
+                None => self.library(library, from)?,
+            }
         }
         Ok(())
+    }
+
+    /// Adds the library of this name for `user`.
+    ///
+    /// # Errors
+    /// As [`Resolver::add`].
+    pub(crate) fn library(&mut self, name: &str, user: &Path) -> Result<()> {
+        let mut candidates = self.directories.iter().map(|dir| dir.join(name));
+        match candidates.find(|path| path.is_file()) {
+            Some(path) => self.add_library(&path),
+            None => Err(Error::Missing {
+                what: format!("the library {name} that {} needs", user.display()),
+                looked: "the directories of /etc/ld.so.conf".into(),
+                remedy: format!("`apt-get install -f`, or `dpkg -S {name}` elsewhere"),
+            }),
+        }
+    }
+
+    fn add_library(&mut self, from: &Path) -> Result<()> {
+        let inside = self.root.as_deref().and_then(|root| from.strip_prefix(root).ok());
+        let to = inside.map(|path| Path::new("/").join(path));
+        self.add(from, to.as_deref().unwrap_or(from))
     }
 
     fn add_interpreter(&mut self, script: &Path, data: &[u8]) -> Result<()> {

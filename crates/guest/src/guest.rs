@@ -47,14 +47,52 @@ impl Output {
 
 /// A booted guest. Dropping it kills it at once and leaves no process and no file.
 pub struct Guest {
-    // Fields drop in this order: the processes go before the files they use.
-    process: Mutex<Group>,
+    body: Mutex<Box<dyn Body>>,
     channel: Channel,
-    console: PathBuf,
-    _files: RunDir,
     boot_time: Duration,
     disks: Vec<String>,
     accelerator: &'static str,
+}
+
+/// What a guest runs in; it ends when this is dropped.
+pub(crate) trait Body: Send {
+    /// Waits for the guest to end by itself; says how it did.
+    fn wait(&mut self, timeout: Duration) -> Option<String>;
+
+    /// All it has printed on its console, the last 256 KiB.
+    fn console(&self) -> String;
+
+    /// The process of this host, and process group, that it is part of.
+    fn pid(&self) -> u32;
+
+    /// User and system time of that process group.
+    fn cpu_time(&self) -> Duration;
+}
+
+/// A monitor with one guest.
+struct Monitor {
+    // Fields drop in this order: the processes go before the files they use.
+    process: Group,
+    console: PathBuf,
+    _files: RunDir,
+}
+
+impl Body for Monitor {
+    fn wait(&mut self, timeout: Duration) -> Option<String> {
+        self.process.wait(timeout).map(|status| format!("with {status}"))
+    }
+
+    fn console(&self) -> String {
+        read_tail(&self.console)
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn cpu_time(&self) -> Duration {
+        self.process.cpu_time()
+    }
 }
 
 /// A command that runs in a guest in the background.
@@ -87,64 +125,95 @@ impl Launch {
     /// Boots the guest and has its root, shares and disks ready.
     pub(crate) fn start(mut self) -> Result<Guest> {
         let started = Instant::now();
-        let end = started + self.timeout;
         let console = self.files.path().join("console");
         let log = File::create(&console).map_err(io("make", &console))?;
         let log_too = log.try_clone().map_err(io("write", &console))?;
         let (host, guest) = UnixStream::pair().map_err(io("make a socket for", &console))?;
         self.command.stdin(Stdio::from(std::os::fd::OwnedFd::from(guest)));
         self.command.stdout(log).stderr(log_too);
-        let mut process = Group::spawn(&mut self.command)?;
+        let process = Group::spawn(&mut self.command)?;
         // The command still owns the guest's end, and while it does no end of file can be seen.
         let Launch { machine, files, set_up, disks, advise, command, timeout, accelerator } = self;
         drop(command);
         let channel = Channel::new(host).map_err(io("read from the guest at", &console))?;
-        let fail = |process: &mut Group, why: String| {
-            process.kill();
-            let text = read_tail(&console);
+        let body = Monitor { process, console, _files: files };
+        Arrival { body: Box::new(body), channel, started, timeout }.ready(
+            machine,
+            accelerator,
+            &set_up,
+            disks,
+            advise,
+        )
+    }
+}
+
+/// A guest that has been started and has not said anything yet.
+pub(crate) struct Arrival {
+    pub(crate) body: Box<dyn Body>,
+    pub(crate) channel: Channel,
+    pub(crate) started: Instant,
+    /// Counted from then.
+    pub(crate) timeout: Duration,
+}
+
+impl Arrival {
+    /// Waits for the agent's greeting and has it run `set_up`.
+    pub(crate) fn ready(
+        mut self,
+        machine: &str,
+        accelerator: &'static str,
+        set_up: &str,
+        disks: Vec<String>,
+        advise: fn(&str) -> Option<String>,
+    ) -> Result<Guest> {
+        if let Err(why) = self.greet(set_up, &disks) {
+            // Its console is complete once it has ended, or will say no more.
+            self.body.wait(Duration::from_secs(1));
+            let text = self.body.console();
             let remedy = advise(&text).unwrap_or_else(|| {
                 "Its console's last lines may tell why; a slow machine may need a longer \
                  boot_timeout"
                     .into()
             });
-            Error::Boot { machine: machine.into(), why, remedy, console: tail(&text, 25) }
-        };
-        let gone = |gone: Gone, process: &mut Group, step: &str| match gone {
-            Gone::TimedOut => format!("{step} did not come within {} s", timeout.as_secs_f32()),
-            Gone::Closed => match process.wait(Duration::from_secs(1)) {
-                Some(status) => format!("it ended with {status} before {step}"),
-                None => format!("it closed its agent's line before {step}"),
-            },
-        };
-        if let Err(why) = channel.wait_hello(end) {
-            let why = gone(why, &mut process, "the agent's greeting");
-            return Err(fail(&mut process, why));
-        }
-        let mut script = format!("set -e\n{set_up}\n");
-        for disk in &disks {
-            script.push_str(&format!("[ -b {disk} ] || {{ echo no {disk} >&2; exit 1; }}\n"));
-        }
-        let done = channel.start(&script, "init").and_then(|id| channel.wait_done(id, end));
-        match done {
-            Err(why) => {
-                let why = gone(why, &mut process, "the end of its set-up");
-                return Err(fail(&mut process, why));
-            }
-            Ok(done) if done.status != 0 => {
-                let stderr = String::from_utf8_lossy(&done.stderr).trim().to_owned();
-                return Err(fail(&mut process, format!("its set-up failed: {stderr}")));
-            }
-            Ok(_) => {}
+            let console = tail(&text, 25);
+            return Err(Error::Boot { machine: machine.into(), why, remedy, console });
         }
         Ok(Guest {
-            process: Mutex::new(process),
-            channel,
-            console,
-            _files: files,
-            boot_time: started.elapsed(),
+            body: Mutex::new(self.body),
+            channel: self.channel,
+            boot_time: self.started.elapsed(),
             disks,
             accelerator,
         })
+    }
+
+    fn greet(&mut self, set_up: &str, disks: &[String]) -> std::result::Result<(), String> {
+        let end = self.started + self.timeout;
+        let hello = self.channel.wait_hello(end);
+        hello.map_err(|why| self.gone(&why, "the agent's greeting"))?;
+        let mut script = format!("set -e\n{set_up}\n");
+        for disk in disks {
+            script.push_str(&format!("[ -b {disk} ] || {{ echo no {disk} >&2; exit 1; }}\n"));
+        }
+        let id = self.channel.start(&script, "init");
+        let done = id.and_then(|id| self.channel.wait_done(id, end));
+        let done = done.map_err(|why| self.gone(&why, "the end of its set-up"))?;
+        if done.status == 0 {
+            return Ok(());
+        }
+        Err(format!("its set-up failed: {}", String::from_utf8_lossy(&done.stderr).trim()))
+    }
+
+    fn gone(&mut self, gone: &Gone, step: &str) -> String {
+        match gone {
+            Gone::TimedOut => {
+                format!("{step} did not come within {} s", self.timeout.as_secs_f32())
+            }
+            Gone::Closed => match self.body.wait(Duration::from_secs(1)) {
+                Some(how) => format!("it ended {how} before {step}"),
+                None => format!("it closed its agent's line before {step}"),
+            },
+        }
     }
 }
 
@@ -189,17 +258,17 @@ impl Guest {
 
     /// All the guest has printed on its console, the last 256 KiB.
     pub fn console(&self) -> String {
-        read_tail(&self.console)
+        self.body().console()
     }
 
-    /// The process id of the monitor, and of its process group.
+    /// The process id of the monitor, and of its process group. All domains of one Xen have one.
     pub fn pid(&self) -> u32 {
-        self.process().id()
+        self.body().pid()
     }
 
     /// User and system time on the host of the monitor and all its processes so far.
     pub fn cpu_time(&self) -> Duration {
-        self.process().cpu_time()
+        self.body().cpu_time()
     }
 
     /// Kills the guest as a power cut would; nothing is left of it.
@@ -214,24 +283,20 @@ impl Guest {
     pub fn shutdown(self, timeout: Duration) -> Result<()> {
         // A guest that is gone already has nothing left to write back.
         let _ = self.channel.off();
-        let ended = self.process().wait(timeout);
-        match ended {
-            Some(_) => Ok(()),
-            None => Err(Error::Timeout {
-                command: "poweroff".into(),
-                given: timeout,
-                console: tail(&self.console(), 15),
-            }),
+        if self.body().wait(timeout).is_some() {
+            return Ok(());
         }
+        let console = tail(&self.console(), 15);
+        Err(Error::Timeout { command: "poweroff".into(), given: timeout, console })
     }
 
-    fn process(&self) -> std::sync::MutexGuard<'_, Group> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    fn body(&self) -> std::sync::MutexGuard<'_, Box<dyn Body>> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ended(&self, command: String) -> Error {
         // The last words of a dying kernel come a moment after its line closes.
-        self.process().wait(Duration::from_millis(500));
+        self.body().wait(Duration::from_millis(500));
         Error::Ended { command, console: tail(&self.console(), 25) }
     }
 }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The first program of every guest: mounts what a kernel offers, loads the modules packed beside
-# it, and then obeys the host over one byte stream (a UML console line or a virtio port).
+# it, and then obeys the host over one byte stream (a UML console line, a virtio port, or the console
+# of a Xen domain).
 #
 # From the host, a line each:   add ID BASE64 | run ID PLACE | kill ID | off
 # To the host:                  hello | got (for every line read) | begin ID | end ID STATUS |
@@ -34,7 +35,7 @@ mkdir $jobs
 # Jobs share the stream without a lock: every line is one write, and a terminal as well as a virtio
 # port takes a write as a whole.
 lines() {
-	base64 -w 1200 <$2 | awk -v head="$1 " '{ print head $0; fflush() }' >&3
+	[ -s $2 ] && base64 -w 1200 <$2 | awk -v head="$1 " '{ print head $0; fflush() }' >&3
 }
 
 job() {
@@ -64,7 +65,8 @@ end_job() {
 
 agent() {
 	: >$jobs/none
-	echo hello >&3
+	# Behind whatever half a line stands there.
+	printf '\nhello\n' >&3
 	while read -r verb id rest <&3; do
 		echo got >&3
 		case $verb in
@@ -77,9 +79,11 @@ agent() {
 }
 
 case $ringtap_port in
-tty*)
+tty* | hvc*)
 	exec 3<>/dev/$ringtap_port
 	stty raw -echo <&3
+	# The kernel's messages go to the same console in a Xen domain; those that end it still come.
+	[ $ringtap_port != hvc0 ] || dmesg -n 1
 	;;
 *)
 	while ! grep -lx "$ringtap_port" /sys/class/virtio-ports/*/name >/run/port 2>/dev/null; do

@@ -72,6 +72,7 @@
 //! none, and fio at depth 1 hung after such a kill) or done twice.
 
 mod appliance;
+mod apt;
 mod channel;
 mod cpio;
 mod elf;
@@ -85,6 +86,7 @@ mod rundir;
 mod setup;
 mod uml;
 pub mod verify;
+mod xen;
 
 pub use appliance::{Appliance, Builder, Root};
 pub use error::{Error, Result};
@@ -92,3 +94,4 @@ pub use guest::{Guest, Job, Output};
 pub use kernel::{Kernel, Machine};
 pub use qemu::{Aio, Cache, Drive, FORWARD_HOST, FORWARD_PORT, Qemu};
 pub use uml::Uml;
+pub use xen::{Domain, Host, Xen};

@@ -162,11 +162,14 @@ pub(crate) fn package_of(program: &str) -> &str {
         "mke2fs" | "mkfs.ext4" | "e2fsck" | "resize2fs" => "e2fsprogs",
         "mkfs.xfs" | "xfs_repair" | "xfs_io" => "xfsprogs",
         "mkfs.btrfs" | "btrfs" => "btrfs-progs",
-        "losetup" | "blkdiscard" | "blockdev" | "lsblk" | "mount" | "umount" => "util-linux",
+        "flock" | "losetup" | "blkdiscard" | "blockdev" | "lsblk" | "mount" | "umount" => {
+            "util-linux"
+        }
         "dd" | "sha256sum" | "sync" | "cp" | "stat" | "truncate" => "coreutils",
         "nbd-client" => "nbd-client",
         "dmsetup" => "dmsetup",
         "lvm" => "lvm2",
+        "/bin/bash" => "bash",
         other => other,
     }
 }

@@ -15,8 +15,8 @@ use crate::rundir::RunDir;
 use crate::setup::{Share, root_script, share_script};
 use crate::uml::letter;
 
-const PROGRAM: &str = "qemu-system-x86_64";
-const PACKAGE: &str = "qemu-system-x86";
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+pub(crate) const PACKAGE: &str = "qemu-system-x86";
 
 /// QEMU's meanings of `cache=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -47,7 +47,7 @@ pub enum Aio {
 /// An image that QEMU itself serves to its guest.
 #[derive(Debug, Clone)]
 pub struct Drive {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     format: String,
     cache: Cache,
     aio: Aio,
@@ -80,7 +80,7 @@ impl Drive {
         self
     }
 
-    fn argument(&self, id: &str, link: &str) -> String {
+    pub(crate) fn argument(&self, id: &str, link: &str) -> String {
         let cache = match self.cache {
             Cache::None => "none",
             Cache::Writeback => "writeback",
@@ -419,7 +419,7 @@ fn probe_kvm(kernel: &Path, memo: &Path) -> Result<bool> {
 }
 
 /// What is known about the ways in which QEMU fails to start.
-fn advise(console: &str) -> Option<String> {
+pub(crate) fn advise(console: &str) -> Option<String> {
     let known = [
         ("Failed to get \"write\" lock", "Another process has the image open: end it"),
         ("cannot set up guest memory", "Give the guest less memory"),

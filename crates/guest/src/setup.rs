@@ -19,25 +19,39 @@ pub(crate) fn root_script(root: Root, mount_host: &str) -> String {
     };
     let busybox = match root {
         Root::Host => "",
-        Root::Packed => {
-            "cp /bin/busybox /root/busybox/busybox\n\
-             chroot /root /busybox/busybox --install -s /busybox\n"
-        }
+        Root::Packed => INSTALL_BUSYBOX,
     };
     format!(
         "{mount}
 mount -t tmpfs -o mode=755 tmpfs /upper
 mkdir /upper/top /upper/work
 mount -t overlay -o lowerdir={lower},upperdir=/upper/top,workdir=/upper/work root /root
-for dir in dev proc sys; do mkdir -p /root/$dir; mount -o bind /$dir /root/$dir; done
-mount -o bind /dev/pts /root/dev/pts
-mount -o bind /dev/shm /root/dev/shm
-for dir in tmp run mnt; do mkdir -p /root/$dir; mount -t tmpfs -o mode=1777 tmpfs /root/$dir; done
-{busybox}cp -a /files/. /root/
+{SURROUNDINGS}{busybox}cp -a /files/. /root/
 mkdir -p /root/run/lock
 "
     )
 }
+
+/// Makes the packed root the guest's as it is; whatever is written goes to the initramfs.
+pub(crate) fn packed_root_script() -> String {
+    format!(
+        "mount -o bind /packed /root
+{SURROUNDINGS}{INSTALL_BUSYBOX}mkdir -p /root/run/lock
+"
+    )
+}
+
+const SURROUNDINGS: &str = "\
+for dir in dev proc sys; do mkdir -p /root/$dir; mount -o bind /$dir /root/$dir; done
+mount -o bind /dev/pts /root/dev/pts
+mount -o bind /dev/shm /root/dev/shm
+for dir in tmp run mnt; do mkdir -p /root/$dir; mount -t tmpfs -o mode=1777 tmpfs /root/$dir; done
+";
+
+const INSTALL_BUSYBOX: &str = "\
+cp /bin/busybox /root/busybox/busybox
+chroot /root /busybox/busybox --install -s /busybox
+";
 
 /// Mounts one share; `mount` is the mount command without its directory.
 pub(crate) fn share_script(share: &Share, mount: &str) -> String {

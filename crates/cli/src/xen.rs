@@ -1,0 +1,67 @@
+//! `ringtap xen`: the command line turned into a configuration.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use ringtap_daemon::{Announce, XenConfig, serve_xen};
+use ringtap_image::OpenOptions;
+
+use crate::args::Output;
+use crate::names::CacheName;
+use crate::serve::start_log;
+
+/// What `ringtap xen` is told.
+#[derive(Debug, Args)]
+pub(crate) struct XenArgs {
+    /// How host caching is used, where a disk's target does not say it
+    #[arg(long, value_enum, value_name = "MODE", default_value = "none")]
+    cache: CacheName,
+
+    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
+    #[arg(long, value_name = "DIR")]
+    allow_backing: Vec<PathBuf>,
+
+    /// The most rings of a disk, each a thread once used; never more than there are processors
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    queues: u16,
+
+    /// Keep pages mapped that a guest uses again and again: the hypervisor has less to do, and the
+    /// guest copies instead
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    persistent_grants: bool,
+
+    /// Keep the process id in this file while serving
+    #[arg(long, value_name = "FILE")]
+    pid_file: Option<PathBuf>,
+
+    /// What to log to stderr: off, error, warn, info, debug, trace, or per part, such as
+    /// ringtap_export=debug [default: $RUST_LOG, else info]
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+
+    /// What to print on stdout once disks are waited for: the word ready, or one line of JSON
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    output: Output,
+}
+
+/// Serve until a signal ends it.
+pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
+    start_log(args.log.as_deref())?;
+    let options = OpenOptions {
+        cache: args.cache.into(),
+        allow_backing: args.allow_backing,
+        ..OpenOptions::default()
+    };
+    serve_xen(XenConfig {
+        options,
+        queues: args.queues,
+        persistent: args.persistent_grants,
+        pid_file: args.pid_file,
+        announce: match args.output {
+            Output::Text => Announce::Text,
+            Output::Json => Announce::Json,
+        },
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

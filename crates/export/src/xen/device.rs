@@ -1,0 +1,409 @@
+//! One disk of one guest: the states of its connection, from the toolstack's first word to its last.
+//!
+//! Source: Xen, public/io/xenbus.h and blkif.h, "State diagrams". The device has a thread and a
+//! connection to xenstored of its own, so that nobody waits for another's disk.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
+
+use ringtap_io::{Ring, Tasks};
+use ringtap_vbd::Vbd;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::connect::{self, ConnectError, Connection};
+use super::nodes::{self, Nodes, Wishes};
+use super::thread::QueueThread;
+use super::xenstore::{Store, StoreError};
+use super::{Disks, Options, Wanted};
+use crate::Stop;
+
+/// Whether the script `block-ringtap` may let the toolstack go on, or why not.
+const STATUS: &str = "ringtap-status";
+
+const INITIALISING: u32 = 1;
+const INIT_WAIT: u32 = 2;
+const INITIALISED: u32 = 3;
+const CONNECTED: u32 = 4;
+const CLOSING: u32 = 5;
+const CLOSED: u32 = 6;
+
+/// What is said to a device from outside.
+pub(crate) struct Bell {
+    pub(crate) file: OwnedFd,
+    /// Look again how large the image is.
+    pub(crate) reload: AtomicBool,
+}
+
+/// A disk of a guest.
+pub(crate) struct Device {
+    store: Store,
+    /// Its node below backend/vbd, and the frontend's.
+    back: String,
+    front: String,
+    domain: u16,
+    /// For threads, records and the log.
+    name: String,
+    wishes: Wishes,
+    options: Options,
+    vbd: Option<Arc<Vbd>>,
+    threads: Vec<QueueThread>,
+    /// What the threads serve.
+    connection: Option<Connection>,
+}
+
+/// How a look at xenstore ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    GoOn,
+    /// The toolstack has removed the device.
+    Gone,
+}
+
+/// Serve the device at `backend/vbd/DOMAIN/NUMBER` until it is removed or the stop is raised.
+pub(crate) fn run(
+    domain: u16,
+    number: u32,
+    options: &Options,
+    disks: &dyn Disks,
+    bell: &Bell,
+    stop: &Stop,
+) {
+    let name = format!("xen{domain}-{number}");
+    let device = Device::find(domain, number, &name, options);
+    let served = device.and_then(|device| match device {
+        Some(mut device) => device.serve(disks, bell, stop),
+        None => Ok(()),
+    });
+    if let Err(error) = served {
+        tracing::error!("{name}: {error}");
+    }
+}
+
+impl Device {
+    fn find(
+        domain: u16,
+        number: u32,
+        name: &str,
+        options: &Options,
+    ) -> Result<Option<Device>, StoreError> {
+        let back = format!("backend/vbd/{domain}/{number}");
+        let mut store = Store::open().map_err(StoreError::open)?;
+        let Some(front) = store.read(&format!("{back}/frontend"))? else { return Ok(None) };
+        let flag = |store: &mut Store, node: &str, or: u32| {
+            store.number(&format!("{back}/{node}")).map(|value| value.unwrap_or(or) != 0)
+        };
+        let wishes = Wishes {
+            cdrom: store.read(&format!("{back}/device-type"))?.as_deref() == Some("cdrom"),
+            removable: flag(&mut store, "removable", 0)?,
+            discard: flag(&mut store, "discard-enable", 1)?,
+        };
+        let (name, options) = (name.to_owned(), options.clone());
+        let (vbd, threads, connection) = (None, vec![], None);
+        Ok(Some(Device {
+            store,
+            back,
+            front,
+            domain,
+            name,
+            wishes,
+            options,
+            vbd,
+            threads,
+            connection,
+        }))
+    }
+
+    fn serve(&mut self, disks: &dyn Disks, bell: &Bell, stop: &Stop) -> Result<(), StoreError> {
+        // Before the first look, so that no change falls between.
+        self.store.watch(&format!("{}/state", self.front))?;
+        self.store.watch(&self.back.clone())?;
+        let opened = self.open(disks)?;
+        if opened {
+            self.begin()?;
+        }
+        let outcome = loop {
+            match if opened { self.look() } else { self.look_for_end() } {
+                Ok(Look::GoOn) => {}
+                Ok(Look::Gone) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+            if let Err(error) = self.wait(bell, stop) {
+                break Err(error);
+            }
+            if stop.is_raised() {
+                break Ok(());
+            }
+            if bell.reload.swap(false, AcqRel) {
+                self.resize()?;
+            }
+        };
+        // The guest stays connected when the server stops: its requests wait for the next one.
+        self.disconnect();
+        self.close(disks);
+        outcome
+    }
+
+    /// Open the image; whether that succeeded. Either way the toolstack is told.
+    fn open(&mut self, disks: &dyn Disks) -> Result<bool, StoreError> {
+        let params = self.read("params")?.unwrap_or_default();
+        let read_only = self.read("mode")?.is_some_and(|mode| !mode.starts_with('w'));
+        let driver = format!("/sys/bus/xen-backend/devices/vbd-{}/driver", &self.name[3..]);
+        let opened = match Path::new(&driver).exists() {
+            true => Err("the kernel's xen-blkback serves it already: \
+                         rmmod xen-blkback before disks are attached"
+                .to_owned()),
+            false => disks.open(&Wanted { name: &self.name, params: &params, read_only }),
+        };
+        match opened {
+            Ok(vbd) => {
+                tracing::info!("{}: {params}, for domain {}", self.name, self.domain);
+                self.vbd = Some(vbd);
+                self.write(STATUS, "ready")?;
+                Ok(true)
+            }
+            Err(why) => {
+                tracing::error!("{}: cannot serve {params:?}: {why}", self.name);
+                self.write(STATUS, &why)?;
+                // The toolstack runs its script only then, and hears by that what is wrong.
+                if self.state()? == Some(INITIALISING) {
+                    self.write_state(INIT_WAIT)?;
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// Offer the disk, or take up a connection that a server before this one had.
+    fn begin(&mut self) -> Result<(), StoreError> {
+        let frontend = self.frontend_state()?;
+        if self.state()? == Some(CONNECTED) {
+            if matches!(frontend, Some(CONNECTED | INITIALISED)) {
+                tracing::info!("{}: taking over from a server that is gone", self.name);
+                self.connect(true)?;
+                // Its size may have changed meanwhile.
+                return self.resize_to_now();
+            }
+            return Ok(());
+        }
+        if matches!(self.state()?, None | Some(0 | INITIALISING | INIT_WAIT)) {
+            self.offer()?;
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self) -> Result<(), StoreError> {
+        let Some(vbd) = &self.vbd else { return Ok(()) };
+        let Options { queues, persistent } = self.options;
+        let nodes = nodes::features(vbd, &self.wishes, queues, persistent);
+        self.publish(nodes, INIT_WAIT)
+    }
+
+    /// Write nodes, and with them the state.
+    fn publish(&mut self, nodes: Nodes, state: u32) -> Result<(), StoreError> {
+        let back = self.back.clone();
+        self.store.transaction(&back, |store| {
+            // Removed by the toolstack: writing would make it anew.
+            if store.read(&format!("{back}/state"))?.is_none() {
+                return Ok(());
+            }
+            for (node, value) in &nodes {
+                store.write(&format!("{back}/{node}"), value)?;
+            }
+            store.write(&format!("{back}/state"), &state.to_string())
+        })
+    }
+
+    /// See what both sides want, and do it.
+    fn look(&mut self) -> Result<Look, StoreError> {
+        if self.read("frontend")?.is_none() {
+            return Ok(Look::Gone);
+        }
+        let (state, frontend) = (self.state()?, self.frontend_state()?);
+        let online = self.store.number(&format!("{}/online", self.back))? == Some(1);
+        let connected = self.connection.is_some();
+        match frontend {
+            Some(INITIALISED | CONNECTED) if matches!(state, Some(INIT_WAIT | INITIALISED)) => {
+                self.disconnect();
+                self.connect(false)?;
+            }
+            // A guest that was suspended and goes on makes new rings.
+            Some(INITIALISED) if connected && state == Some(CONNECTED) => {
+                let now = self.wanted();
+                if now.is_ok_and(|now| self.connection.as_ref() != Some(&now)) {
+                    self.disconnect();
+                    self.connect(false)?;
+                }
+            }
+            Some(INITIALISING) if state == Some(CLOSED) && online && self.vbd.is_some() => {
+                self.offer()?;
+            }
+            Some(CLOSING) => {
+                self.disconnect();
+                if !matches!(state, Some(CLOSING | CLOSED)) {
+                    self.write_state(CLOSING)?;
+                }
+            }
+            None | Some(CLOSED) => self.closed(state, online && frontend.is_some())?,
+            _ if state == Some(CLOSING) && !connected && !online => self.closed(state, false)?,
+            _ => {}
+        }
+        Ok(Look::GoOn)
+    }
+
+    /// The frontend is done. Where the device is not to come back, the image is closed before the
+    /// toolstack hears of it: somebody else may want it next.
+    fn closed(&mut self, state: Option<u32>, comes_back: bool) -> Result<(), StoreError> {
+        self.disconnect();
+        if !comes_back {
+            self.close_image();
+            connect::forget(&self.name, self.options.queues);
+        }
+        if !matches!(state, None | Some(CLOSED)) {
+            self.write_state(CLOSED)?;
+        }
+        Ok(())
+    }
+
+    /// There is no image to serve: only to see the toolstack give up.
+    fn look_for_end(&mut self) -> Result<Look, StoreError> {
+        if self.read("frontend")?.is_none() {
+            return Ok(Look::Gone);
+        }
+        if self.state()? == Some(CLOSING) {
+            self.write_state(CLOSED)?;
+        }
+        Ok(Look::GoOn)
+    }
+
+    fn wanted(&mut self) -> Result<Connection, ConnectError> {
+        let (front, domain, queues) = (self.front.clone(), self.domain, self.options.queues);
+        Connection::read(&mut self.store, &front, domain, queues)
+    }
+
+    fn connect(&mut self, take_over: bool) -> Result<(), StoreError> {
+        let Some(vbd) = self.vbd.clone() else { return Ok(()) };
+        let served = self.wanted().and_then(|wanted| {
+            let persistent = self.options.persistent;
+            let threads = wanted.serve(&self.name, &vbd, persistent, take_over)?;
+            Ok((wanted, threads))
+        });
+        match served {
+            Ok((connection, threads)) => {
+                tracing::info!("{}: connected, {}", self.name, connection.line());
+                (self.connection, self.threads) = (Some(connection), threads);
+                if take_over {
+                    return Ok(());
+                }
+                self.publish(nodes::properties(&vbd, &self.wishes), CONNECTED)
+            }
+            Err(error) => {
+                tracing::error!("{}: {error}", self.name);
+                match error.ends_connection() {
+                    true => self.write_state(CLOSING),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// End the threads: what they fetched is answered.
+    fn disconnect(&mut self) {
+        self.connection = None;
+        self.threads.iter().for_each(QueueThread::stop);
+        for thread in self.threads.drain(..) {
+            if let Err(error) = thread.join() {
+                tracing::error!("{}: a queue ended badly: {error}", self.name);
+            }
+        }
+    }
+
+    fn close_image(&mut self) {
+        let Some(vbd) = self.vbd.take() else { return };
+        let closed = Ring::new().and_then(|ring| {
+            let mut tasks = Tasks::new(Box::new(ring));
+            let io = tasks.io().clone();
+            tasks.block_on(async move { vbd.close(&io).await })
+        });
+        match closed {
+            Ok(Ok(())) => tracing::info!("{}: closed", self.name),
+            Ok(Err(error)) => tracing::error!(
+                "{}: cannot flush: {error}; writes that were not flushed before may be lost",
+                self.name
+            ),
+            Err(error) => tracing::error!("{}: cannot flush: {error}", self.name),
+        }
+    }
+
+    fn close(&mut self, disks: &dyn Disks) {
+        self.close_image();
+        disks.closed(&self.name);
+    }
+
+    fn resize(&mut self) -> Result<(), StoreError> {
+        let Some(vbd) = &self.vbd else { return Ok(()) };
+        match vbd.reload_size() {
+            Ok(true) => {
+                tracing::info!("{}: now {} bytes", self.name, vbd.size());
+                self.resize_to_now()
+            }
+            Ok(false) => Ok(()),
+            Err(error) => {
+                tracing::error!("{}: cannot find the image's size: {error}", self.name);
+                Ok(())
+            }
+        }
+    }
+
+    /// A frontend looks at the size again when the state is written, though it stays the same.
+    fn resize_to_now(&mut self) -> Result<(), StoreError> {
+        let Some(vbd) = &self.vbd else { return Ok(()) };
+        let sectors = nodes::sectors(vbd);
+        if self.connection.is_none() || self.read(sectors.0)?.as_ref() == Some(&sectors.1) {
+            return Ok(());
+        }
+        self.publish(vec![sectors], CONNECTED)
+    }
+
+    fn read(&mut self, node: &str) -> Result<Option<String>, StoreError> {
+        self.store.read(&format!("{}/{node}", self.back))
+    }
+
+    fn write(&mut self, node: &str, value: &str) -> Result<(), StoreError> {
+        self.store.write(&format!("{}/{node}", self.back), value)
+    }
+
+    fn state(&mut self) -> Result<Option<u32>, StoreError> {
+        self.store.number(&format!("{}/state", self.back))
+    }
+
+    fn frontend_state(&mut self) -> Result<Option<u32>, StoreError> {
+        self.store.number(&format!("{}/state", self.front))
+    }
+
+    fn write_state(&mut self, state: u32) -> Result<(), StoreError> {
+        self.publish(vec![], state)
+    }
+
+    /// Until something has changed.
+    fn wait(&mut self, bell: &Bell, stop: &Stop) -> Result<(), StoreError> {
+        if !self.store.has_event() {
+            let mut fds = [
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(&bell.file, PollFlags::IN),
+                PollFd::new(&self.store, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(StoreError::wait(error.into())),
+            }
+            if !fds[1].revents().is_empty() {
+                // Another took the ring: then there is nothing left to take.
+                let _ = rustix::io::read(&bell.file, &mut [0; 8]);
+            }
+        }
+        while self.store.event()?.is_some() {}
+        Ok(())
+    }
+}

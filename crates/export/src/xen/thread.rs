@@ -1,0 +1,231 @@
+//! The thread of one ring: fetch, serve, publish, and sleep when there is nothing to do.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use ringtap_io::{Io, Op, OpenFile, Ring, Tasks, Time};
+use ringtap_vbd::Vbd;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::evtchn::Port;
+use super::gntdev::Gntdev;
+use super::kept::Kept;
+use super::queue::XenQueue;
+use super::record::{Left, Record};
+use super::ring::{BackRing, RingError};
+use crate::poll::{GATHER, Gatherer, Poller, Wait, batch};
+use crate::queue::run_slot;
+use crate::reclaim::become_io_flusher;
+
+const STACK: usize = 256 << 10;
+const ACCOUNT_EVERY: Time = 100_000_000;
+
+/// What a queue thread starts from.
+pub(crate) struct Start {
+    pub(crate) name: String,
+    pub(crate) vbd: Vbd,
+    pub(crate) ring: BackRing,
+    pub(crate) port: Port,
+    pub(crate) gntdev: Gntdev,
+    /// Pages that may stay mapped; none where the frontend does not use the same again.
+    pub(crate) kept: usize,
+    pub(crate) record: Option<Record>,
+    pub(crate) left: Vec<Left>,
+    /// A server before this one served the ring.
+    pub(crate) take_over: bool,
+}
+
+/// A queue thread that runs.
+pub(crate) struct QueueThread {
+    bell: Arc<OpenFile>,
+    handle: JoinHandle<io::Result<()>>,
+}
+
+impl QueueThread {
+    pub(crate) fn start(start: Start) -> io::Result<QueueThread> {
+        let bell = Arc::new(OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC)?));
+        let theirs = bell.clone();
+        let name = start.name.clone();
+        let handle =
+            std::thread::Builder::new().name(name.clone()).stack_size(STACK).spawn(move || {
+                run(start, &theirs).inspect_err(|error| {
+                    tracing::error!("{name} stops, its io_uring failed: {error}");
+                })
+            })?;
+        Ok(QueueThread { bell, handle })
+    }
+
+    /// Ask it to take no more, to end what is under way, and to end itself.
+    pub(crate) fn stop(&self) {
+        // It fails only where the count is full, and then the thread wakes anyway.
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Wait for its end.
+    pub(crate) fn join(self) -> io::Result<()> {
+        self.handle.join().unwrap_or_else(|_| Err(io::Error::other("the queue thread panicked")))
+    }
+}
+
+/// What the tasks of one queue thread share.
+struct Thread {
+    name: String,
+    io: Io,
+    queue: Rc<XenQueue<Gntdev>>,
+    vbd: Rc<Vbd>,
+    port: Rc<Port>,
+    /// The frontend's ring is beyond serving: nothing more is taken from it.
+    broken: std::cell::Cell<bool>,
+    stopping: Rc<std::cell::Cell<bool>>,
+    accounted: std::cell::Cell<Time>,
+}
+
+/// Take the frontend's calls until the file is cancelled.
+async fn take_calls(io: Io, port: Rc<Port>) {
+    while io.run(Op::PollIn { file: port.file.handle() }).await >= 0 {
+        port.take();
+    }
+}
+
+fn run(start: Start, bell: &Arc<OpenFile>) -> io::Result<()> {
+    become_io_flusher();
+    let reactor = Box::new(Ring::new()?);
+    // Declared before the tasks, so dropped after them: they use its memory.
+    let thread;
+    let mut tasks = Tasks::new(reactor);
+    let io = tasks.io().clone();
+    let Start { name, vbd, ring, port, gntdev, kept, record, left, take_over } = start;
+    let kept = (kept > 0).then(|| Kept::new(kept));
+    let queue = Rc::new(XenQueue::new(io.clone(), ring, gntdev, kept, record, left));
+    thread = Thread {
+        name,
+        io: io.clone(),
+        queue,
+        vbd: Rc::new(vbd),
+        port: Rc::new(port),
+        broken: false.into(),
+        stopping: Rc::default(),
+        accounted: 0.into(),
+    };
+    for tag in 0..thread.queue.slots() {
+        thread.spawn_slot(&mut tasks, tag);
+    }
+    tasks.spawn(take_calls(io.clone(), thread.port.clone()));
+    let (stopping, bell) = (thread.stopping.clone(), bell.clone());
+    let theirs = io.clone();
+    tasks.spawn(async move {
+        theirs.run(Op::ReadEvent { file: bell.handle() }).await;
+        stopping.set(true);
+    });
+    if take_over {
+        // The last server may have ended between an answer and its call.
+        thread.call();
+    }
+    thread.serve(&mut tasks)?;
+    thread.end(&mut tasks)
+}
+
+impl Thread {
+    fn spawn_slot(&self, tasks: &mut Tasks, tag: u16) {
+        tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
+    }
+
+    /// Until it is asked to stop.
+    fn serve(&self, tasks: &mut Tasks) -> io::Result<()> {
+        let (mut poller, mut gatherer) = (Poller::default(), Gatherer::default());
+        while !self.stopping.get() {
+            if let Err(problem) = self.turn(tasks) {
+                tracing::error!("{} stops, the guest's ring is broken: {problem}", self.name);
+                self.broken.set(true);
+            }
+            let may_gather = !tasks.has_ready() && !self.may_fetch();
+            let under_way = self.queue.under_way();
+            if let Some(events) = gatherer.wait_for(self.io.now(), under_way).filter(|_| may_gather)
+            {
+                self.account();
+                tasks.turn_for(events, GATHER)?;
+                gatherer.woken(self.io.now(), tasks.has_ready());
+            } else if tasks.has_work() || self.may_fetch() {
+                tasks.turn(false)?;
+                poller.event(self.io.now());
+            } else if poller.spin(self.io.now(), Wait::of(under_way)) {
+                tasks.turn(false)?;
+                if tasks.has_work() {
+                    poller.event(self.io.now());
+                }
+                std::hint::spin_loop();
+            } else {
+                if !self.broken.get() && self.queue.enable_calls() {
+                    continue;
+                }
+                if let Err(error) = self.port.listen() {
+                    tracing::error!("{} cannot hear its guest: {error}", self.name);
+                }
+                self.account();
+                tasks.turn(true)?;
+                poller.event(self.io.now());
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetch, run what can run, publish.
+    fn turn(&self, tasks: &mut Tasks) -> Result<(), RingError> {
+        let mut new = Vec::new();
+        let most = batch(self.queue.under_way());
+        let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new, most) };
+        for tag in new {
+            self.spawn_slot(tasks, tag);
+        }
+        tasks.run_ready();
+        self.publish(tasks);
+        fetched
+    }
+
+    fn publish(&self, tasks: &mut Tasks) {
+        if self.queue.publish() {
+            self.call();
+        }
+        tasks.run_ready();
+    }
+
+    fn call(&self) {
+        if let Err(error) = self.port.notify() {
+            tracing::warn!("{} cannot call its guest: {error}", self.name);
+        }
+    }
+
+    fn may_fetch(&self) -> bool {
+        !self.broken.get() && self.queue.has_requests()
+    }
+
+    /// Reading the clock of the thread's CPU time is a system call: not at every rest.
+    fn account(&self) {
+        if self.io.now().saturating_sub(self.accounted.get()) > ACCOUNT_EVERY {
+            self.accounted.set(self.io.now());
+            self.vbd.account_cpu_time();
+        }
+    }
+
+    /// End what was fetched; fetch no more.
+    fn end(&self, tasks: &mut Tasks) -> io::Result<()> {
+        while !self.queue.is_drained() {
+            tasks.run_ready();
+            self.publish(tasks);
+            if !self.queue.is_drained() && !tasks.has_work() {
+                tasks.turn(true)?;
+            } else {
+                tasks.turn(false)?;
+            }
+        }
+        self.vbd.account_cpu_time();
+        self.queue.stop();
+        let (io, port) = (self.io.clone(), self.port.clone());
+        tasks.block_on(async move {
+            io.run(Op::Cancel { file: port.file.handle() }).await;
+        })?;
+        tasks.run()
+    }
+}

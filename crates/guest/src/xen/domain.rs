@@ -1,0 +1,155 @@
+//! A domain made by `xl create`, as a guest of its own.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{LINES, Line, Lines};
+use crate::channel::Channel;
+use crate::error::{Error, Result, io};
+use crate::guest::{Arrival, Body, Guest, quote};
+use crate::setup::packed_root_script;
+
+const LINE: &str = include_str!("line.sh");
+
+/// Time for a command of Xen's tools, which a busy machine needs.
+const TOOL_TIME: Duration = Duration::from_secs(200);
+
+/// A domain about to be made.
+#[derive(Debug, Clone)]
+pub struct Domain {
+    name: String,
+    memory: u64,
+    cpus: u16,
+    disks: Vec<String>,
+    timeout: Duration,
+}
+
+impl Domain {
+    /// A PV domain with 384 MiB, one processor and no disks. The name is for `xl` and should be
+    /// a plain word.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            memory: 384 << 20,
+            cpus: 1,
+            disks: Vec::new(),
+            timeout: Duration::from_secs(300),
+        }
+    }
+
+    /// Its memory in bytes; the programs packed for it are in there.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// How many processors it has.
+    #[must_use]
+    pub fn cpus(mut self, cpus: u16) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Adds a disk, in the words of xl-disk-configuration(5), such as `phy:/dev/vda,xvda,w`.
+    #[must_use]
+    pub fn disk(mut self, specification: impl Into<String>) -> Self {
+        self.disks.push(specification.into());
+        self
+    }
+
+    /// How long it may take from `xl create` to its first command; five minutes unless told
+    /// otherwise, for busy machines.
+    #[must_use]
+    pub fn boot_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    pub(super) fn create(&self, dom0: &Arc<Guest>, lines: &Arc<Lines>) -> Result<Guest> {
+        let started = Instant::now();
+        let line = lines.take().ok_or_else(|| Error::Unusable {
+            path: lines.sockets.clone(),
+            found: format!("already in use by {LINES} domains"),
+            remedy: "drop one of them".into(),
+        })?;
+        let script = format!(
+            "set -e\ncat >/run/xen/{name}.cfg <<'END OF DOMAIN'\n{}END OF DOMAIN\n\
+             xl create /run/xen/{name}.cfg >/dev/null || {{ cat /var/log/xen/xen-hotplug.log >&2; exit 1; }}\n\
+             xl domid {name}\n",
+            self.configuration(),
+            name = self.name,
+        );
+        let said = dom0.exec(&script, TOOL_TIME)?.success()?.stdout;
+        let running = Running { dom0: dom0.clone(), name: self.name.clone(), line };
+        let id: u32 = said.trim().parse().map_err(|_| Error::Output {
+            program: "xl domid",
+            found: "no number".into(),
+            output: said.clone(),
+        })?;
+        let socket = running.line.socket();
+        let stream = UnixStream::connect(&socket).map_err(io("connect to", &socket))?;
+        dom0.start(&format!("id={id} line={}\n{LINE}", running.line.name()))?;
+        let channel = Channel::new(stream).map_err(io("read from the guest at", &socket))?;
+        let arrival = Arrival { body: Box::new(running), channel, started, timeout: self.timeout };
+        arrival
+            .ready("A domain of Xen", dom0.accelerator(), &packed_root_script(), vec![], |_| None)
+    }
+
+    fn configuration(&self) -> String {
+        let disks: Vec<String> = self.disks.iter().map(|disk| format!("{disk:?}")).collect();
+        format!(
+            "name=\"{}\"\ntype=\"pv\"\nkernel=\"/boot/kernel\"\nramdisk=\"/boot/initrd\"\n\
+             memory={}\nvcpus={}\nextra=\"console=hvc0 quiet loglevel=5 panic=1 ringtap_port=hvc0\"\n\
+             on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\ndisk=[{}]\n",
+            self.name,
+            self.memory >> 20,
+            self.cpus,
+            disks.join(", ")
+        )
+    }
+}
+
+/// A domain that is there; destroyed when dropped.
+struct Running {
+    dom0: Arc<Guest>,
+    name: String,
+    line: Line,
+}
+
+impl Body for Running {
+    fn wait(&mut self, timeout: Duration) -> Option<String> {
+        let name = quote(&self.name);
+        let rounds = timeout.as_millis().div_ceil(100);
+        let script = format!(
+            "for i in $(seq {rounds}); do xl domid {name} >/dev/null 2>&1 || exit 0; sleep 0.1; done; exit 1"
+        );
+        // What became of it cannot be known where the first domain is gone.
+        let gone = self.dom0.exec(&script, timeout + TOOL_TIME).is_ok_and(|out| out.status == 0);
+        gone.then(|| "by itself".into())
+    }
+
+    fn console(&self) -> String {
+        let script = format!("tail -c 256k /var/log/xen/console/guest-{}.log", quote(&self.name));
+        match self.dom0.exec(&script, TOOL_TIME) {
+            Ok(output) => output.stdout,
+            Err(_) => self.dom0.console(),
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.dom0.pid()
+    }
+
+    fn cpu_time(&self) -> Duration {
+        self.dom0.cpu_time()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended by itself is no longer known to `xl`.
+        let _ = self.dom0.exec(&format!("xl destroy {}", quote(&self.name)), TOOL_TIME);
+    }
+}

@@ -1,0 +1,13 @@
+# Joins the console of domain $id with the host's line $line for as long as both are there, and says
+# `bye` to the host when the domain is gone.
+for name in /sys/class/virtio-ports/*/name; do
+	[ "$(cat $name)" = ringtap.$line ] && port=${name%/name}
+done
+port=/dev/${port##*/}
+# The line's last user may not have let go of it.
+until (exec 3<>$port) 2>/dev/null; do sleep 0.1; done
+exec 3<>$port 4<>$(xenstore-read /local/domain/$id/console/tty)
+cat <&3 >&4 &
+cat <&4 >&3 2>/dev/null
+printf '\nbye\n' >&3
+kill $!
