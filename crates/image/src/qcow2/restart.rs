@@ -69,7 +69,7 @@ impl Shared {
             }
         }
         if self.header.version > 2 && self.header.autoclear & autoclear::RESTART_LOG == 0 {
-            let bits = self.kept_autoclear() | autoclear::RESTART_LOG;
+            let bits = self.header.known_autoclear() | autoclear::RESTART_LOG;
             self.patch_header(io, 88, &bits.to_be_bytes()).await?;
         }
         log.start(0);
@@ -77,16 +77,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Autoclear bits that are set in the file while it is written to.
-    fn kept_autoclear(&self) -> u64 {
-        self.header.autoclear & autoclear::KNOWN & !autoclear::BITMAPS
-    }
-
     /// The image is closed in good order: there is nothing to be taken up.
     pub(super) async fn close_log(&self, io: &Io) -> Result<(), Error> {
         let Some(log) = self.restart.get() else { return Ok(()) };
         if self.header.version > 2 {
-            self.patch_header(io, 88, &self.kept_autoclear().to_be_bytes()).await?;
+            self.patch_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
         }
         log.close();
         Ok(())
