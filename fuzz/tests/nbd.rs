@@ -28,6 +28,7 @@ fn exports() -> Vec<Facts> {
         size: 1 << 30,
         flags: can::FLUSH,
         preferred_block: 4096,
+        contexts: vec!["base:allocation".into(), format!("qemu:dirty-bitmap:{name}")],
     };
     vec![export("disk"), export("other")]
 }
@@ -60,9 +61,10 @@ fn check_handshake(input: &[u8]) {
     let piece = 1 + input.len() / 4096;
     assert_eq!(whole, shake(input, piece), "it depends on how the bytes arrive");
     let (output, end, used) = whole;
-    if let Some(Step::Transmission(Choice { export, structured, allocation })) = end {
+    if let Some(Step::Transmission(Choice { export, structured, contexts })) = end {
         assert!(export < 2);
-        assert!(structured || !allocation);
+        assert!(structured || contexts.is_empty());
+        assert!(contexts.numbers().all(|number| number < 2));
         return;
     }
     // 16 bytes of an option bring no more than the list of both exports.
@@ -116,6 +118,8 @@ enum Name {
     Disk,
     Base,
     Allocation,
+    Dirty,
+    Qemu,
     Other(Vec<u8>),
     /// A name of another length than it says.
     Lie(#[generator(0..5000)] u16, Vec<u8>),
@@ -133,6 +137,8 @@ impl Name {
             Name::Disk => b"disk",
             Name::Base => b"base:",
             Name::Allocation => b"base:allocation",
+            Name::Dirty => b"qemu:dirty-bitmap:disk",
+            Name::Qemu => b"qemu:",
             Name::Other(bytes) => bytes,
         };
         data.extend((bytes.len() as u32).to_be_bytes());
@@ -204,7 +210,7 @@ fn check_request(header: &Header, rules: &Rules) {
                 Command::Write => {
                     assert!(header.len <= MAX_PAYLOAD && header.payload() == header.len);
                 }
-                Command::BlockStatus { .. } => assert!(rules.allocation && header.len > 0),
+                Command::BlockStatus { .. } => assert!(rules.status && header.len > 0),
                 _ => {}
             }
             let writes =
@@ -229,7 +235,7 @@ fn requests_of_bytes() {
                 size: 1 << 30,
                 read_only,
                 structured: choice.is_none_or(|choice| choice.structured),
-                allocation: choice.is_none_or(|choice| choice.allocation),
+                status: choice.is_none_or(|choice| !choice.contexts.is_empty()),
             };
             while let Some(parsed) = Header::parse(rest) {
                 let Ok(header) = parsed else { break };
@@ -273,12 +279,12 @@ impl Ask {
 #[test]
 fn requests_by_their_fields() {
     check!().with_type::<(Ask, bool, bool, bool, u64)>().for_each(
-        |(ask, read_only, structured, allocation, size)| {
+        |(ask, read_only, structured, status, size)| {
             let rules = Rules {
                 size: *size,
                 read_only: *read_only,
                 structured: *structured,
-                allocation: *allocation,
+                status: *status,
             };
             check_request(&ask.header(*size), &rules);
         },
@@ -375,12 +381,8 @@ fn a_server_of_requests() {
             Say::Context { set: true, name: Name::Disk, queries }.write(&mut bytes);
         }
         Say::Info { go: true, name: Name::Disk, wishes: vec![] }.write(&mut bytes);
-        let rules = Rules {
-            size: 1 << 30,
-            read_only: false,
-            structured: *structured,
-            allocation: *structured,
-        };
+        let rules =
+            Rules { size: 1 << 30, read_only: false, structured: *structured, status: *structured };
         let mut answers = 0;
         for ask in asks {
             let header = ask.header(rules.size);

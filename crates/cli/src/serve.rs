@@ -86,6 +86,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "EXPORT", help_heading = OF_DISK)]
     name: Vec<String>,
 
+    /// Show this dirty bitmap of a qcow2 image to NBD clients, as qemu:dirty-bitmap:NAME; repeatable
+    #[arg(long, value_name = "NAME", help_heading = OF_DISK)]
+    bitmap: Vec<String>,
+
     /// Serve vhost-user-blk at a UNIX socket, or one handed over: systemd, systemd:NAME; repeatable
     #[arg(long, value_name = "PATH", value_parser = Address::vhost_user, help_heading = OF_DISK)]
     vhost_user: Vec<Address>,
@@ -201,6 +205,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut vhost_user = bound.all("vhost_user", args.vhost_user);
     let mut allow_backing = bound.all("allow_backing", args.allow_backing);
     let mut fuse = bound.all("fuse", args.fuse);
+    let mut bitmaps = bound.all("bitmap", args.bitmap);
     let mut ublk = bound.single("ublk", args.ublk)?;
 
     let mut disks = vec![];
@@ -224,6 +229,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
                 read_only: read_only[i].take().unwrap_or(false),
                 allow_backing: std::mem::take(&mut allow_backing[i]),
+                bitmaps: std::mem::take(&mut bitmaps[i]),
                 secret: secret[i].take().map(|source| read_secret(path, &source)).transpose()?,
                 allow_discards: allow_discards[i].take().unwrap_or(false),
                 ..OpenOptions::default()
@@ -307,13 +313,14 @@ mod tests {
     #[test]
     fn options_bind_to_the_disk_before_them() {
         let config = parse(
-            "--cache writeback a.raw -f raw --nbd unix:a --nbd tcp:h:1 --name x \
+            "--cache writeback a.raw -f raw --nbd unix:a --nbd tcp:h:1 --name x --bitmap m --bitmap n \
              b.raw --read-only -f raw --vhost-user b --queues 3 c.raw --nbd unix:c --read-only=false",
         )
         .expect("three disks");
         let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
         assert_eq!((a.path.to_str(), a.options.cache), (Some("a.raw"), CacheMode::Writeback));
         assert_eq!((a.nbd.len(), a.name.as_str(), a.options.read_only), (2, "x", false));
+        assert_eq!((a.options.bitmaps.join(","), b.options.bitmaps.len()), ("m,n".to_owned(), 0));
         assert_eq!((b.path.to_str(), b.options.cache), (Some("b.raw"), CacheMode::None));
         assert_eq!((b.queues, b.options.read_only, b.vhost_user.len()), (3, true, 1));
         assert_eq!((c.options.format, c.options.read_only), (None, false));

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
+use ringtap_export::nbd::MAX_BITMAPS;
 use ringtap_image::OpenOptions;
 
 use crate::{Address, Error};
@@ -146,6 +147,7 @@ impl Config {
                     ));
                 }
             }
+            check_bitmaps(disk)?;
             for path in &disk.fuse {
                 if !files.insert(path) {
                     return refuse(format!(
@@ -168,6 +170,22 @@ impl Config {
             Some(address) => refuse(format!("NBD and vhost-user cannot share {address}")),
             None => Ok(()),
         }
+    }
+}
+
+/// Bitmaps are shown over NBD and nowhere else.
+fn check_bitmaps(disk: &Disk) -> Result<(), Error> {
+    let names = &disk.options.bitmaps;
+    let twice = (1..).zip(names).find(|(next, name)| names.iter().skip(*next).any(|n| n == *name));
+    let shown = disk.path.display();
+    if let Some((_, name)) = twice {
+        Err(Error::Usage(format!("{shown}: --bitmap {name} is given twice")))
+    } else if !names.is_empty() && disk.nbd.is_empty() {
+        Err(Error::Usage(format!("{shown}: --bitmap is for NBD: add --nbd unix:PATH")))
+    } else if names.len() > MAX_BITMAPS {
+        Err(Error::Usage(format!("{shown}: at most {MAX_BITMAPS} bitmaps can be shown")))
+    } else {
+        Ok(())
     }
 }
 
@@ -208,9 +226,17 @@ mod tests {
         assert!(check(vec![disk(&["unix:a"], &["b"])]).is_ok());
         let both = vec![disk(&["unix:a"], &[]), named("b", disk(&["unix:a"], &[]))];
         assert!(check(both).is_ok());
+        let showing = |bitmaps: &[&str], nbd: &[&str]| {
+            let bitmaps = bitmaps.iter().map(|name| (*name).to_owned()).collect();
+            Disk { options: OpenOptions { bitmaps, ..Default::default() }, ..disk(nbd, &["b"]) }
+        };
+        assert!(check(vec![showing(&["x", "y"], &["unix:a"])]).is_ok());
         for (wrong, said) in [
             (vec![], "no disk"),
             (vec![disk(&[], &[])], "served nowhere"),
+            (vec![showing(&["x"], &[])], "--bitmap is for NBD"),
+            (vec![showing(&["x", "y", "x"], &["unix:a"])], "--bitmap x is given twice"),
+            (vec![showing(&["x"; 64], &["unix:a"])], "twice"),
             (vec![disk(&["unix:a"], &[]), disk(&["unix:a"], &[])], "its own --name"),
             (vec![disk(&[], &["a"]), disk(&[], &["a"])], "vhost-user socket unix:a"),
             (vec![disk(&["unix:a"], &["a"])], "cannot share"),

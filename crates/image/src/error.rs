@@ -138,6 +138,12 @@ pub enum OpenError {
         /// Why not, and what to do.
         why: &'static str,
     },
+    /// The image's bitmaps cannot be kept or shown.
+    #[error("cannot use the bitmaps of {source}")]
+    Bitmaps {
+        /// On which image, and why.
+        source: Box<crate::qcow2::ToolError>,
+    },
     /// A file that an image names cannot be used.
     #[error("{} names the file {name:?}: {why}", image.display())]
     Backing {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ringtap_io::{File, Io, Mem};
 
+use crate::qcow2::BitmapSet;
 use crate::{Error, Grace};
 
 /// A future of an image's slow path.
@@ -256,6 +257,11 @@ pub trait Image: Send + Sync {
 
     /// Who keeps freed room from being used again while requests are under way that may use it.
     fn grace(&self) -> Option<&Arc<Grace>> {
+        None
+    }
+
+    /// The bitmaps that every change is to be noted in before it is made, and those to show.
+    fn bitmaps(&self) -> Option<&Arc<BitmapSet>> {
         None
     }
 

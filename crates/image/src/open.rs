@@ -30,6 +30,8 @@ pub struct OpenOptions {
     pub table_memory: Option<u64>,
     /// What opens an encrypted image.
     pub secret: Option<Secret>,
+    /// Names of the image's dirty bitmaps to show.
+    pub bitmaps: Vec<String>,
     /// Pass the guest's discards on through encryption, which shows which parts are in use.
     pub allow_discards: bool,
 }
@@ -38,14 +40,24 @@ pub struct OpenOptions {
 pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenError> {
     if let Some(text) = disk.to_str().and_then(|text| text.strip_prefix("null:")) {
         let size = parse_size(text).ok_or_else(|| OpenError::NullSize { text: text.to_owned() })?;
+        without_bitmaps(disk, options)?;
         return Ok(Box::new(Null::new(size, options.read_only)));
     }
     let options = &settled(disk, options)?;
+    if options.format.is_some_and(|format| format != Format::Qcow2) {
+        without_bitmaps(disk, options)?;
+    }
     if options.format == Some(Format::Raw) {
         return Ok(Box::new(Raw::open(disk, options)?));
     }
     let (path, options) = (disk.to_owned(), options.clone());
     on_a_ring(disk, |io| async move { open_on(&io, &path, &options).await })?
+}
+
+fn without_bitmaps(disk: &Path, options: &OpenOptions) -> Result<(), OpenError> {
+    let why = "bitmaps are to be shown, and only qcow2 images have any";
+    let refused = OpenError::Refused { path: disk.to_owned(), why };
+    if options.bitmaps.is_empty() { Ok(()) } else { Err(refused) }
 }
 
 /// The options with the format found where it is not named. What was written down is no longer so

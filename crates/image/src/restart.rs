@@ -17,6 +17,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_io::SharedWords;
@@ -29,6 +30,8 @@ const TURN: [usize; 2] = [7, 9];
 const COUNT: [usize; 2] = [8, 10];
 const FIRST: usize = 16;
 const RECORD: usize = 4;
+/// How the name of the memory beside a log ends.
+const MEMORY: &str = "memory";
 
 /// One change: three words whose meaning is the format's.
 pub type Record = [u64; 3];
@@ -60,6 +63,8 @@ pub struct RestartLog {
     words: Words,
     /// Where the file lies, to be removed at a clean end.
     path: Option<PathBuf>,
+    /// More memory that is kept as the log is, where a simulation provides it.
+    beside: Option<Arc<[AtomicU64]>>,
     capacity: u64,
     identity: Identity,
 }
@@ -78,21 +83,7 @@ impl RestartLog {
             _ => {}
         }
         let path = folder.join(name_of(&image));
-        let file = fs::File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(&path)?;
-        let uid = rustix::process::geteuid().as_raw();
-        if fs::metadata(folder)?.uid() != uid || file.metadata()?.uid() != uid {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!("{} belongs to another user", path.display()),
-            ));
-        }
+        let file = open_ours(folder, &path, true)?;
         let words = SharedWords::map(&file, FIRST + 2 * RECORD * capacity as usize)?;
         let log = RestartLog::with(Box::new(words), identity, capacity);
         Ok(RestartLog { path: Some(path), ..log })
@@ -141,7 +132,34 @@ impl RestartLog {
     /// A log in the memory of a simulation, which keeps a copy of it over a kill.
     pub fn with(words: Words, identity: Identity, capacity: u64) -> RestartLog {
         let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);
-        RestartLog { words, path: None, capacity: capacity.min(fits as u64), identity }
+        let capacity = capacity.min(fits as u64);
+        RestartLog { words, path: None, beside: None, capacity, identity }
+    }
+
+    /// The same, with the memory of [`RestartLog::memory`] in a simulation.
+    pub fn with_memory(self, words: Arc<[AtomicU64]>) -> RestartLog {
+        RestartLog { beside: Some(words), ..self }
+    }
+
+    /// Memory beside the log for what changes often: it stays where a killed server leaves it, as the
+    /// log does. `count` words, or as many as there are already.
+    pub fn memory(&self, count: Option<usize>) -> io::Result<Words> {
+        let Some(path) = &self.path else {
+            let words = self.beside.clone().ok_or(io::ErrorKind::NotFound)?;
+            let enough = count.is_none_or(|count| count <= words.len());
+            return if enough {
+                Ok(Box::new(words))
+            } else {
+                Err(io::ErrorKind::OutOfMemory.into())
+            };
+        };
+        let folder = path.parent().ok_or(io::ErrorKind::NotFound)?;
+        let file = open_ours(folder, &path.with_extension(MEMORY), count.is_some())?;
+        let count = match count {
+            Some(count) => count,
+            None => usize::try_from(file.metadata()?.len() / 8).unwrap_or(0),
+        };
+        Ok(Box::new(SharedWords::map(&file, count)?))
     }
 
     /// Words that a log of that capacity takes.
@@ -159,7 +177,8 @@ impl RestartLog {
         }
     }
 
-    fn identity_words(&self) -> [u64; 5] {
+    /// What memory begins with that belongs to this image, on this boot.
+    pub(crate) fn identity_words(&self) -> [u64; 5] {
         let Identity { boot, file } = self.identity;
         [MAGIC, (boot >> 64) as u64, boot as u64, file.0, file.1]
     }
@@ -262,12 +281,33 @@ impl RestartLog {
         if let Some(path) = &self.path {
             // A log that stays is empty.
             let _ = fs::remove_file(path);
+            let _ = fs::remove_file(path.with_extension(MEMORY));
         }
     }
 }
 
 fn name_of(image: &rustix::fs::Stat) -> String {
     format!("{:x}-{:x}.restart", image.st_dev, image.st_ino)
+}
+
+/// Open a file that belongs to this user, in a folder that does.
+fn open_ours(folder: &Path, path: &Path, create: bool) -> io::Result<fs::File> {
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(path)?;
+    let uid = rustix::process::geteuid().as_raw();
+    if fs::metadata(folder)?.uid() != uid || file.metadata()?.uid() != uid {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{} belongs to another user", path.display()),
+        ));
+    }
+    Ok(file)
 }
 
 fn on_tmpfs(folder: &Path) -> bool {

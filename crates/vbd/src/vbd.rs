@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringtap_image::qcow2::BitmapSet;
 use ringtap_image::{CacheMode, Discard, Error, Image, Info, Status, UnderWay};
 use ringtap_io::{Io, Mem};
 
@@ -60,6 +61,7 @@ pub struct Vbd {
     pub(crate) shared: Arc<Shared>,
     pub(crate) writers: Arc<Writers>,
     under_way: Option<Arc<UnderWay>>,
+    bitmaps: Option<Arc<BitmapSet>>,
     stats: Arc<QueueStats>,
 }
 
@@ -84,7 +86,8 @@ impl Vbd {
     fn with(image: Box<dyn Image>, shared: Arc<Shared>) -> Vbd {
         let (writers, stats) = (shared.gate.add_writers(), shared.add_stats());
         let under_way = image.grace().map(|grace| grace.add_thread());
-        Vbd { image, shared, writers, under_way, stats }
+        let bitmaps = image.bitmaps().cloned();
+        Vbd { image, shared, writers, under_way, bitmaps, stats }
     }
 
     /// The facts of the image. Its `size` is that at opening; see [`Vbd::size`].
@@ -101,6 +104,11 @@ impl Vbd {
     pub fn reload_size(&self) -> Result<bool, Error> {
         let size = self.image.current_size()?;
         Ok(self.shared.size.swap(size, Relaxed) != size)
+    }
+
+    /// The image's dirty bitmaps.
+    pub fn bitmaps(&self) -> Option<&Arc<BitmapSet>> {
+        self.bitmaps.as_ref()
     }
 
     /// Host caching, as the operator chose.
@@ -150,13 +158,27 @@ impl Vbd {
             Kind::Read => self.read(io, offset, mem).await,
             Kind::Flush => self.flush(io).await,
             _ if self.info().read_only => Err(Error::ReadOnly),
-            Kind::Write => self.write(io, offset, mem, self.durable(request)).await,
+            Kind::Write => {
+                self.note(request);
+                self.write(io, offset, mem, self.durable(request)).await
+            }
             Kind::Discard => {
+                self.note(request);
                 self.discard(io, offset, len, Discard::Free, self.durable(request)).await
             }
             Kind::WriteZeroes { unmap, fast } => {
+                self.note(request);
                 self.write_zeroes(io, offset, len, unmap, fast, self.durable(request)).await
             }
+        }
+    }
+
+    /// Note in bitmaps what is about to change: before anything does, for the server may be killed in
+    /// the middle of it.
+    #[inline]
+    fn note(&self, request: &Request) {
+        if let Some(bitmaps) = &self.bitmaps {
+            bitmaps.note(request.offset, request.len);
         }
     }
 

@@ -3,6 +3,7 @@
 //! Every program that a test runs has a time to end in and dies with the test; where one is missing
 //! the test fails with the name of the package that brings it.
 
+mod bitmaps;
 mod luks;
 mod program;
 mod served;
@@ -281,6 +282,7 @@ fn wrong_command_lines_say_what_to_write() {
         ("serve null:1M --nbd unix:a null:2M --nbd unix:a", "its own --name"),
         ("serve null:1M --vhost-user v --serial 123456789012345678901", "at most 20"),
         ("serve null:1M --nbd unix:a.sock --queues 2", "--vhost-user"),
+        ("serve null:1M --vhost-user v --bitmap b", "--bitmap is for NBD"),
         ("info", "DISK"),
         ("compare --rounds none", "--rounds"),
     ] {

@@ -1,16 +1,15 @@
 //! What a slot does with a request.
 
-use ringtap_io::{Buffer, PAGE};
+use ringtap_io::Buffer;
 use ringtap_vbd::{Error, Kind, Request};
 
 use super::connection::Connection;
 use super::read::Parts;
 use super::request::{Command, Header, error_of};
 use super::slot::Job;
-use super::wire::{errno, state};
+use super::status;
+use super::wire::errno;
 
-/// Extents of one block status; the client asks on from there.
-const MAX_EXTENTS: usize = 1024;
 /// Bytes one cache request brings in at most, and in one piece.
 const MAX_CACHED: u64 = 32 << 20;
 const CACHE_PIECE: usize = 256 << 10;
@@ -25,17 +24,16 @@ pub(super) enum Reply {
     Parts(Buffer, Parts),
     /// So many zeros and no data.
     Hole(usize),
-    /// Block status: so many bytes of descriptors.
+    /// Block status: so many bytes, heads and all.
     Status(Buffer, usize),
 }
 
-/// Bytes of memory that a command needs before it can begin.
-pub(super) fn memory_for(command: Command, len: u32) -> usize {
+/// Bytes of memory that a command needs before it can begin, with so many contexts selected.
+pub(super) fn memory_for(command: Command, len: u32, contexts: usize) -> usize {
     match command {
         Command::Read { .. } | Command::Write => len as usize,
         Command::Cache => (len as usize).min(CACHE_PIECE),
-        Command::BlockStatus { one: true } => PAGE,
-        Command::BlockStatus { one: false } => MAX_EXTENTS * 8,
+        Command::BlockStatus { one } => status::memory_for(contexts, one),
         _ => 0,
     }
 }
@@ -120,48 +118,6 @@ impl Connection {
             done += part;
         }
         Ok(())
-    }
-
-    async fn block_status(
-        &self,
-        header: &Header,
-        one: bool,
-        mut buffer: Buffer,
-    ) -> Result<Reply, Error> {
-        let most = if one { 1 } else { MAX_EXTENTS };
-        let (mut at, end) = (header.offset, header.offset + u64::from(header.len));
-        let mut extents = 0;
-        let mut last: Option<(u32, u32)> = None;
-        while at < end {
-            let status = match self.vbd.status(&self.io, at, end - at).await {
-                Ok(status) => status,
-                // What is known already is a valid answer.
-                Err(_) if extents > 0 => break,
-                Err(error) => {
-                    self.memory.give_back(buffer);
-                    return Err(error);
-                }
-            };
-            let len = status.len.clamp(1, end - at);
-            let hole = if status.allocated { 0 } else { state::HOLE };
-            let bits = hole | if status.zero { state::ZERO } else { 0 };
-            let len32 = len as u32; // no longer than the request's own 32-bit length
-            match last {
-                Some((before, same)) if same == bits => last = Some((before + len32, bits)),
-                _ if extents == most => break,
-                _ => {
-                    extents += 1;
-                    last = Some((len32, bits));
-                }
-            }
-            at += len;
-            if let Some((len, bits)) = last {
-                let descriptor = &mut buffer.bytes_mut()[(extents - 1) * 8..extents * 8];
-                descriptor[..4].copy_from_slice(&len.to_be_bytes());
-                descriptor[4..].copy_from_slice(&bits.to_be_bytes());
-            }
-        }
-        Ok(Reply::Status(buffer, extents * 8))
     }
 }
 

@@ -14,7 +14,8 @@ use rustix::net::{Shutdown, shutdown};
 use super::alarm::Alarm;
 use super::batch::Batch;
 use super::carry_out::{Reply, memory_for};
-use super::handshake::{ALLOCATION_ID, Choice, Facts, Handshake, Refusal, Step};
+use super::context::Contexts;
+use super::handshake::{Choice, Facts, Handshake, Refusal, Step};
 use super::input::{Gone, Input};
 use super::memory::Memory;
 use super::reply::Head;
@@ -35,7 +36,7 @@ pub(super) struct Connection {
     pub(super) structured: bool,
     /// Whether the last large read ended in zeros.
     pub(super) zeros_expected: Cell<bool>,
-    allocation: bool,
+    pub(super) contexts: Contexts,
     socket: Arc<OpenFile>,
     alarm: Arc<Alarm>,
     limits: Limits,
@@ -244,7 +245,7 @@ impl Connection {
             slots: Slots::new(io.clone(), limits.requests),
             vbd,
             structured: choice.structured,
-            allocation: choice.allocation,
+            contexts: choice.contexts,
             zeros_expected: Cell::new(false),
             socket,
             alarm,
@@ -303,7 +304,8 @@ impl Connection {
             if self.stopping.get().is_some() {
                 command = Err(errno::ESHUTDOWN);
             }
-            let needed = command.map_or(0, |command| memory_for(command, header.len));
+            let needed =
+                command.map_or(0, |command| memory_for(command, header.len, self.contexts.len()));
             let mut buffer = None;
             if needed > 0 {
                 match self.memory.take(needed).await {
@@ -332,7 +334,7 @@ impl Connection {
             size: self.vbd.size(),
             read_only: self.vbd.info().read_only,
             structured: self.structured,
-            allocation: self.allocation,
+            status: !self.contexts.is_empty(),
         }
     }
 
@@ -374,7 +376,6 @@ impl Connection {
                 batch.buffers.push(parts.heads);
             }
             Reply::Status(buffer, len) => {
-                batch.head(&Head::block_status(cookie, ALLOCATION_ID, len as u32));
                 batch.data(&buffer, 0..len);
                 batch.buffers.push(buffer);
             }

@@ -2,14 +2,11 @@
 //!
 //! A state machine over bytes: it takes what the client sent and appends what to answer.
 
+use super::context::{self, Contexts};
 use super::options::{ContextWish, Fields, InfoWish};
 use super::wire::{
     IHAVEOPT, MAX_PAYLOAD, MAX_STRING, NBDMAGIC, OPTION_REPLY_MAGIC, can, handshake, info, opt, rep,
 };
-
-/// The one metadata context we have, and the number it goes by.
-const ALLOCATION: &[u8] = b"base:allocation";
-pub(super) const ALLOCATION_ID: u32 = 1;
 
 /// The longest option data that is looked at.
 const MAX_OPTION: usize = 64 << 10;
@@ -31,6 +28,8 @@ pub struct Facts {
     pub flags: u16,
     /// The size to prefer for requests, a power of two.
     pub preferred_block: u32,
+    /// The names of its metadata contexts, by number.
+    pub contexts: Vec<String>,
 }
 
 /// Why nobody may choose an export just now.
@@ -49,8 +48,8 @@ pub struct Choice {
     pub export: usize,
     /// Whether replies are structured.
     pub structured: bool,
-    /// Whether the client may ask for block status.
-    pub allocation: bool,
+    /// What the client may ask for the block status of.
+    pub contexts: Contexts,
 }
 
 /// How it goes on.
@@ -73,8 +72,8 @@ pub struct Handshake {
     /// The client's flags, once they are there.
     flags: Option<u16>,
     structured: bool,
-    /// The export for which the client selected base:allocation.
-    allocation: Option<usize>,
+    /// The export for which the client selected contexts, and which.
+    selected: Option<(usize, Contexts)>,
     options: u32,
     /// Bytes of an option too long to look at that are still to come.
     skip: usize,
@@ -88,7 +87,7 @@ impl Handshake {
             refusal,
             flags: None,
             structured: false,
-            allocation: None,
+            selected: None,
             options: 0,
             skip: 0,
         }
@@ -239,7 +238,7 @@ impl Handshake {
     fn context(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Step {
         let set = option == opt::SET_META_CONTEXT;
         if set {
-            self.allocation = None;
+            self.selected = None;
         }
         if !self.structured {
             let why = "ask for structured replies first";
@@ -252,14 +251,18 @@ impl Handshake {
             let why = "there is no export of that name";
             return self.error(output, option, rep::ERR_UNKNOWN, why);
         };
-        let matches =
-            |query: &&[u8]| *query == ALLOCATION || (!set && matches!(*query, b"" | b"base:"));
-        if wish.queries.iter().any(matches) || (!set && wish.queries.is_empty()) {
-            let id = if set { ALLOCATION_ID } else { 0 };
-            reply(output, option, rep::META_CONTEXT, &[&id.to_be_bytes(), ALLOCATION]);
-            if set {
-                self.allocation = Some(export);
+        let mut selected = Contexts::default();
+        for (number, name) in self.exports[export].contexts.iter().enumerate() {
+            let all = !set && wish.queries.is_empty();
+            if all || wish.queries.iter().any(|query| context::is_about(query, name, !set)) {
+                let id = if set { context::id(number) } else { 0 };
+                let parts: [&[u8]; 2] = [&id.to_be_bytes(), name.as_bytes()];
+                reply(output, option, rep::META_CONTEXT, &parts);
+                selected.add(number);
             }
+        }
+        if set {
+            self.selected = Some((export, selected));
         }
         ack(output, option)
     }
@@ -283,7 +286,9 @@ impl Handshake {
     }
 
     fn choice(&self, export: usize) -> Choice {
-        Choice { export, structured: self.structured, allocation: self.allocation == Some(export) }
+        let selected = self.selected.filter(|(of, _)| *of == export);
+        let contexts = selected.map(|(_, contexts)| contexts).unwrap_or_default();
+        Choice { export, structured: self.structured, contexts }
     }
 }
 
@@ -312,6 +317,7 @@ mod tests {
             size,
             flags: can::FLUSH,
             preferred_block: 4096,
+            contexts: context::names([name].into_iter()),
         }
     }
 
@@ -391,7 +397,9 @@ mod tests {
         assert_eq!(told[1].2, b"\0\x01b");
         assert_eq!(told[2].2, b"\0\x02about it");
         assert_eq!(told[3].2, b"\0\x03\0\0\0\x01\0\0\x10\0\x02\0\0\0");
-        let choice = Choice { export: 1, structured: true, allocation: true };
+        let mut contexts = Contexts::default();
+        contexts.add(0);
+        let choice = Choice { export: 1, structured: true, contexts };
         assert_eq!(step, Step::Transmission(choice));
     }
 
@@ -405,19 +413,31 @@ mod tests {
         let (_, step) = ask(&mut shake, opt::GO, &go("a", &[]));
         assert_eq!(
             step,
-            Step::Transmission(Choice { export: 0, structured: true, allocation: false })
+            Step::Transmission(Choice {
+                export: 0,
+                structured: true,
+                contexts: Contexts::default()
+            })
         );
         let count = |shake: &mut Handshake, option, queries: &[&str]| {
             ask(shake, option, &context("", queries)).0.len() - 1
         };
-        assert_eq!(count(&mut shake, opt::LIST_META_CONTEXT, &[]), 1);
+        assert_eq!(count(&mut shake, opt::LIST_META_CONTEXT, &[]), 2);
         assert_eq!(count(&mut shake, opt::LIST_META_CONTEXT, &["base:"]), 1);
         assert_eq!(count(&mut shake, opt::LIST_META_CONTEXT, &["base:x", "q:y"]), 0);
         assert_eq!(count(&mut shake, opt::SET_META_CONTEXT, &["base:allocation"]), 1);
         for none in [&[][..], &["base:"], &[""], &["other:allocation"]] {
             assert_eq!(count(&mut shake, opt::SET_META_CONTEXT, none), 0);
-            assert_eq!(shake.allocation, None);
+            assert!(shake.selected.is_some_and(|(_, contexts)| contexts.is_empty()));
         }
+        let both = ["qemu:dirty-bitmap:a", "base:allocation", "qemu:dirty-bitmap:b"];
+        assert_eq!(count(&mut shake, opt::SET_META_CONTEXT, &both), 2);
+        let (told, _) = ask(&mut shake, opt::SET_META_CONTEXT, &context("a", &both));
+        assert_eq!(told[0].2, b"\0\0\0\x01base:allocation");
+        assert_eq!(told[1].2, b"\0\0\0\x02qemu:dirty-bitmap:a");
+        let (_, step) = ask(&mut shake, opt::GO, &go("a", &[]));
+        let Step::Transmission(choice) = step else { panic!("{step:?}") };
+        assert_eq!(choice.contexts.numbers().collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

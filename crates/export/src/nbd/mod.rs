@@ -11,6 +11,7 @@ mod alarm;
 mod batch;
 mod carry_out;
 mod connection;
+mod context;
 mod handshake;
 mod input;
 mod memory;
@@ -21,8 +22,10 @@ mod reply;
 mod request;
 mod server;
 mod slot;
+mod status;
 pub mod wire;
 
+pub use context::{Contexts, MAX_BITMAPS};
 pub use handshake::{Choice, Facts, Handshake, Refusal, Step};
 pub use request::{BadMagic, Command, Header, Rules};
 pub use server::{Error, Limits, Listener, NamedExport, Server};

@@ -63,8 +63,8 @@ impl Head {
     }
 
     /// The extents of one metadata context; `len` bytes of descriptors follow.
-    pub(super) fn block_status(cookie: u64, context: u32, len: u32) -> Head {
-        Head::structured(cookie, true, chunk::BLOCK_STATUS, len + 4).put(&context.to_be_bytes())
+    pub(super) fn block_status(cookie: u64, done: bool, context: u32, len: u32) -> Head {
+        Head::structured(cookie, done, chunk::BLOCK_STATUS, len + 4).put(&context.to_be_bytes())
     }
 
     /// An error with a few words about it.
@@ -91,7 +91,7 @@ mod tests {
             (Head::none(1), 0),
             (Head::data(1, true, 0, 4096), 4096),
             (Head::hole(1, false, 0, 4096), 0),
-            (Head::block_status(1, 1, 24), 24),
+            (Head::block_status(1, true, 1, 24), 24),
             (Head::error(1, 5, "no"), 0),
             (Head::error(1, 5, &"x".repeat(1000)), 0),
         ] {

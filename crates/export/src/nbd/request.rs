@@ -33,8 +33,8 @@ pub struct Rules {
     pub read_only: bool,
     /// Whether structured replies were agreed on.
     pub structured: bool,
-    /// Whether block status of `base:allocation` was agreed on.
-    pub allocation: bool,
+    /// Whether block status of any context was agreed on.
+    pub status: bool,
 }
 
 /// What a valid request asks for; its range lies within the export.
@@ -62,7 +62,7 @@ pub enum Command {
         /// Whether to fail rather than be slow.
         fast: bool,
     },
-    /// Tell what is allocated.
+    /// Tell what the contexts say.
     BlockStatus {
         /// Whether one extent is all the client wants.
         one: bool,
@@ -144,7 +144,7 @@ impl Header {
             }
             Command::Read { .. } | Command::Write if self.len > MAX_PAYLOAD => Err(errno::EINVAL),
             Command::Flush if (self.offset, self.len) != (0, 0) => Err(errno::EINVAL),
-            Command::BlockStatus { .. } if !rules.allocation || self.len == 0 => Err(errno::EINVAL),
+            Command::BlockStatus { .. } if !rules.status || self.len == 0 => Err(errno::EINVAL),
             Command::Flush => Ok(command),
             _ if within => Ok(command),
             Command::Write | Command::WriteZeroes { .. } => Err(errno::ENOSPC),
@@ -176,8 +176,7 @@ pub(super) fn error_of(command: Command, error: Error) -> u32 {
 mod tests {
     use super::*;
 
-    const RULES: Rules =
-        Rules { size: 1 << 30, read_only: false, structured: true, allocation: true };
+    const RULES: Rules = Rules { size: 1 << 30, read_only: false, structured: true, status: true };
 
     fn check(kind: u16, flags: u16, offset: u64, len: u32) -> Result<Command, u32> {
         Header { flags, kind, cookie: 0, offset, len }.check(&RULES)
@@ -248,7 +247,7 @@ mod tests {
         for kind in [cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES] {
             assert_eq!(header(kind, 0).check(&read_only), Err(errno::EPERM));
         }
-        let simple = Rules { structured: false, allocation: false, ..RULES };
+        let simple = Rules { structured: false, status: false, ..RULES };
         assert_eq!(header(cmd::READ, cmd_flag::DF).check(&simple), Err(errno::EINVAL));
         assert_eq!(header(cmd::BLOCK_STATUS, 0).check(&simple), Err(errno::EINVAL));
     }

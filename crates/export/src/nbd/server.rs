@@ -15,6 +15,7 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::alarm::Alarm;
 use super::connection;
+use super::context;
 use super::handshake::{Facts, Refusal};
 use super::wire::{MAX_PAYLOAD, can};
 use crate::Stop;
@@ -281,6 +282,7 @@ pub(super) fn facts(export: &NamedExport) -> Facts {
         flags |= can::WRITE_ZEROES | can::FAST_ZERO;
         flags |= if info.discard { can::TRIM } else { 0 };
     }
+    let shown = export.vbd.bitmaps().map_or(&[][..], |bitmaps| bitmaps.shown());
     let preferred = info.physical_block_size.max(4096).checked_next_power_of_two();
     Facts {
         name: export.name.clone(),
@@ -288,5 +290,6 @@ pub(super) fn facts(export: &NamedExport) -> Facts {
         size: export.vbd.size(),
         flags,
         preferred_block: preferred.unwrap_or(4096).min(MAX_PAYLOAD),
+        contexts: context::names(shown.iter().map(|(name, _)| name.as_str())),
     }
 }

@@ -106,6 +106,11 @@ pub mod state {
     pub const ZERO: u32 = 2;
 }
 
+/// Bits of a `qemu:dirty-bitmap` extent.
+pub mod dirty {
+    pub const DIRTY: u32 = 1;
+}
+
 /// Errors of requests.
 pub mod errno {
     pub const EPERM: u32 = 1;

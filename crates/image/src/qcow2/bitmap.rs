@@ -1,4 +1,4 @@
-//! Persistent dirty bitmaps: those of an image at rest, and those that writes are noted in.
+//! Persistent dirty bitmaps of an image at rest.
 
 use std::sync::Arc;
 
@@ -159,20 +159,42 @@ async fn carry_out(
     Ok(())
 }
 
-fn find(image: &Offline<'_>, entries: &[BitmapEntry], name: &str) -> Result<usize, ToolError> {
+pub(super) fn find(
+    image: &Offline<'_>,
+    entries: &[BitmapEntry],
+    name: &str,
+) -> Result<usize, ToolError> {
     entries.iter().position(|entry| entry.name == name).ok_or_else(|| {
         let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
         image.refused(format!("it has no bitmap {name:?}; those it has: {names:?}"))
     })
 }
 
-fn new_bits(image: &Offline<'_>, size: u64, granularity_bits: u8) -> Result<Bits, ToolError> {
+pub(super) fn new_bits(
+    image: &Offline<'_>,
+    size: u64,
+    granularity_bits: u8,
+) -> Result<Bits, ToolError> {
     let bits = Bits::new(size, granularity_bits);
     bits.ok_or_else(|| image.refused("so large a disk needs a bitmap of a coarser granularity"))
 }
 
-async fn load(image: &Offline<'_>, entry: &BitmapEntry, size: u64) -> Result<Bits, ToolError> {
+pub(super) async fn load(
+    image: &Offline<'_>,
+    entry: &BitmapEntry,
+    size: u64,
+) -> Result<Bits, ToolError> {
     let bits = new_bits(image, size, entry.granularity_bits)?;
+    load_into(image, entry, &bits).await?;
+    Ok(bits)
+}
+
+/// Set the bits that are set in the image.
+pub(super) async fn load_into(
+    image: &Offline<'_>,
+    entry: &BitmapEntry,
+    bits: &Bits,
+) -> Result<(), ToolError> {
     let per_cluster = image.cluster() * 8;
     if u64::from(entry.table_size) != bits.len().div_ceil(per_cluster) {
         return Err(image.corrupt(format!(
@@ -192,11 +214,11 @@ async fn load(image: &Offline<'_>, entry: &BitmapEntry, size: u64) -> Result<Bit
             offset => bits.add_bytes(first, &image.read(offset, image.cluster()).await?),
         }
     }
-    Ok(bits)
+    Ok(())
 }
 
 /// Write bits to new clusters, and let the entry tell of them.
-async fn put_bits(
+pub(super) async fn put_bits(
     rewrite: &mut Rewrite<'_, '_, '_>,
     entry: &mut BitmapEntry,
     bits: &Bits,
@@ -221,7 +243,7 @@ async fn put_bits(
 }
 
 /// Give the clusters of a bitmap back.
-async fn drop_bits(
+pub(super) async fn drop_bits(
     rewrite: &mut Rewrite<'_, '_, '_>,
     entry: &BitmapEntry,
 ) -> Result<(), ToolError> {
@@ -237,7 +259,7 @@ async fn drop_bits(
 }
 
 /// Put a new directory in the place of the old one.
-async fn put_directory(
+pub(super) async fn put_directory(
     rewrite: &mut Rewrite<'_, '_, '_>,
     entries: &[BitmapEntry],
 ) -> Result<(), ToolError> {
@@ -286,82 +308,4 @@ pub(super) async fn resize_bitmaps(
         put_bits(rewrite, entry, &new).await?;
     }
     put_directory(rewrite, &entries).await
-}
-
-/// The enabled bitmaps of an image that is in use, to note writes in. Queue threads share it.
-#[derive(Debug, Default)]
-pub struct BitmapSet {
-    bitmaps: Vec<(String, Arc<Bits>)>,
-}
-
-impl BitmapSet {
-    /// Load the enabled bitmaps, and mark them in the image as in use, so that nobody believes them
-    /// before [`BitmapSet::store`]. Before the first write.
-    pub async fn open(io: &Io, container: &Container) -> Result<BitmapSet, ToolError> {
-        let image = Offline::open(io, container).await?;
-        let mut entries = bitmap_directory::read(&image).await?;
-        let mut bitmaps = Vec::new();
-        for entry in entries.iter_mut().filter(|entry| is_enabled(entry)) {
-            let bits = load(&image, entry, image.header.size).await?;
-            bitmaps.push((entry.name.clone(), Arc::new(bits)));
-            entry.flags |= flag::IN_USE;
-        }
-        if !bitmaps.is_empty() {
-            write_flags(&image, &entries).await?;
-        }
-        Ok(BitmapSet { bitmaps })
-    }
-
-    /// Whether there is nothing to note.
-    pub fn is_empty(&self) -> bool {
-        self.bitmaps.is_empty()
-    }
-
-    /// Note a change of the disk. Any thread may, before the change is acknowledged.
-    #[inline]
-    pub fn note(&self, offset: u64, len: u64) {
-        self.bitmaps.iter().for_each(|(_, bits)| bits.set(offset, len));
-    }
-
-    /// The bits of a bitmap by its name.
-    pub fn get(&self, name: &str) -> Option<&Arc<Bits>> {
-        self.bitmaps.iter().find(|(other, _)| other == name).map(|(_, bits)| bits)
-    }
-
-    /// The names.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.bitmaps.iter().map(|(name, _)| name.as_str())
-    }
-
-    /// Write them to the image, to be believed from then on. The image is at rest and whole, but for
-    /// being about to be closed: everything else of it was flushed.
-    pub async fn store(&self, io: &Io, container: &Container) -> Result<(), ToolError> {
-        if self.is_empty() {
-            return Ok(());
-        }
-        let mut image = Offline::open_to_change(io, container).await?;
-        let mut entries = bitmap_directory::read(&image).await?;
-        let mut rewrite = Rewrite::of(&mut image).await?;
-        for entry in &mut entries {
-            let Some(bits) = self.get(&entry.name) else { continue };
-            entry.flags &= !flag::IN_USE;
-            drop_bits(&mut rewrite, entry).await?;
-            put_bits(&mut rewrite, entry, bits).await?;
-        }
-        put_directory(&mut rewrite, &entries).await?;
-        rewrite.commit().await
-    }
-}
-
-fn is_enabled(entry: &BitmapEntry) -> bool {
-    entry.is_usable() && entry.flags & flag::AUTO != 0
-}
-
-/// Write the directory in its place, where only flags have changed: each lies within a sector.
-async fn write_flags(image: &Offline<'_>, entries: &[BitmapEntry]) -> Result<(), ToolError> {
-    if let Some(extension) = image.header.bitmaps() {
-        image.write(extension.directory_offset, &to_bytes(entries)).await?;
-        image.sync().await?;
-    }
-    Ok(())
 }

@@ -76,11 +76,23 @@ impl BitmapEntry {
 
     /// Whether the bitmap's content may be believed and changed here.
     pub fn is_usable(&self) -> bool {
+        self.is_known() && !self.is_in_use()
+    }
+
+    /// Whether nothing about it is unknown here.
+    pub(super) fn is_known(&self) -> bool {
         let extra_known = self.extra.is_empty() || self.flags & flag::EXTRA_COMPATIBLE != 0;
-        self.kind == 1
-            && self.flags & flag::IN_USE == 0
-            && extra_known
-            && GRANULARITY_BITS.contains(&self.granularity_bits)
+        self.kind == 1 && extra_known && GRANULARITY_BITS.contains(&self.granularity_bits)
+    }
+
+    /// Whether it was not saved.
+    pub fn is_in_use(&self) -> bool {
+        self.flags & flag::IN_USE != 0
+    }
+
+    /// Whether every write must be noted in it.
+    pub fn is_enabled(&self) -> bool {
+        self.flags & flag::AUTO != 0
     }
 
     fn fault(&self) -> Option<&'static str> {
@@ -94,6 +106,18 @@ impl BitmapEntry {
             None
         }
     }
+}
+
+/// Write the directory in its place, where only flags have changed: each lies within a sector.
+pub(super) async fn write_flags(
+    image: &Offline<'_>,
+    entries: &[BitmapEntry],
+) -> Result<(), ToolError> {
+    if let Some(extension) = image.header.bitmaps() {
+        image.write(extension.directory_offset, &to_bytes(entries)).await?;
+        image.sync().await?;
+    }
+    Ok(())
 }
 
 /// The directory's bytes.

@@ -1,19 +1,29 @@
 //! The bits of a dirty bitmap in memory, set by several threads at once.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use crate::Words;
 
 /// Bits of a chunk: 32 KiB of them take memory only once one is set.
 const CHUNK: u64 = 1 << 18;
+const CHUNK_WORDS: u64 = CHUNK / 64;
 /// The most bits of a bitmap: 512 MiB of them.
 pub const MAX_BITS: u64 = 1 << 32;
 
 /// One bit for each granule of a disk, all clear at first.
-#[derive(Debug)]
 pub struct Bits {
     size: u64,
     granularity_bits: u32,
-    chunks: Vec<Chunk>,
+    store: Store,
+}
+
+/// Where the bits are.
+enum Store {
+    /// Here, as far as any was set.
+    Chunks(Vec<Chunk>),
+    /// In somebody's words, from one of them on. Setting a bit allocates nothing.
+    Words { words: Arc<Words>, first: usize },
 }
 
 #[derive(Debug, Default)]
@@ -25,7 +35,7 @@ struct Chunk {
 
 impl Chunk {
     fn words(&self) -> &[AtomicU64] {
-        self.words.get_or_init(|| (0..CHUNK / 64).map(|_| AtomicU64::new(0)).collect())
+        self.words.get_or_init(|| (0..CHUNK_WORDS).map(|_| AtomicU64::new(0)).collect())
     }
 
     /// The 64 bits of a word.
@@ -38,20 +48,47 @@ impl Chunk {
     }
 }
 
+/// Bits for a disk of `size` bytes, each for 2^`granularity_bits` of them. None where that is more
+/// than `MAX_BITS`.
+fn count(size: u64, granularity_bits: u8) -> Option<u64> {
+    let bits = size.div_ceil(1u64.checked_shl(u32::from(granularity_bits))?);
+    (bits <= MAX_BITS).then_some(bits)
+}
+
 impl Bits {
     /// Clear bits for a disk of `size` bytes, each for 2^`granularity_bits` of them. None where that
     /// is more than `MAX_BITS`.
     pub fn new(size: u64, granularity_bits: u8) -> Option<Bits> {
-        let granularity_bits = u32::from(granularity_bits);
-        let granule = 1u64.checked_shl(granularity_bits)?;
-        let bits = size.div_ceil(granule);
-        let chunks = (0..bits.div_ceil(CHUNK)).map(|_| Chunk::default());
-        (bits <= MAX_BITS).then(|| Bits { size, granularity_bits, chunks: chunks.collect() })
+        let chunks = count(size, granularity_bits)?.div_ceil(CHUNK);
+        let store = Store::Chunks((0..chunks).map(|_| Chunk::default()).collect());
+        Some(Bits { size, granularity_bits: granularity_bits.into(), store })
+    }
+
+    /// Words that such bits take.
+    pub(super) fn words_for(size: u64, granularity_bits: u8) -> Option<usize> {
+        usize::try_from(count(size, granularity_bits)?.div_ceil(64)).ok()
+    }
+
+    /// Such bits as they are in `words` from the `first` on. None where those are too few.
+    pub(super) fn in_words(
+        size: u64,
+        granularity_bits: u8,
+        words: Arc<Words>,
+        first: usize,
+    ) -> Option<Bits> {
+        let end = first.checked_add(Bits::words_for(size, granularity_bits)?)?;
+        let store = (end <= words.len()).then_some(Store::Words { words, first })?;
+        Some(Bits { size, granularity_bits: granularity_bits.into(), store })
     }
 
     /// Bytes of the disk.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// A bit stands for 2 to the power of this bytes of the disk.
+    pub fn granularity_bits(&self) -> u8 {
+        self.granularity_bits as u8
     }
 
     /// Bits.
@@ -65,6 +102,7 @@ impl Bits {
     }
 
     /// Set the bits of a range of the disk; what lies past its end is left out. Any thread may.
+    #[inline]
     pub fn set(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.size);
         if offset >= end {
@@ -73,31 +111,76 @@ impl Bits {
         let (first, last) = (offset >> self.granularity_bits, (end - 1) >> self.granularity_bits);
         let mut bit = first;
         while bit <= last {
-            let Some(chunk) = self.chunks.get((bit / CHUNK) as usize) else { return };
-            let whole = bit % CHUNK == 0 && last - bit >= CHUNK - 1;
-            if whole {
-                chunk.full.store(true, Relaxed);
+            if bit % CHUNK == 0 && last - bit >= CHUNK - 1 && self.fill(bit / CHUNK) {
                 bit += CHUNK;
                 continue;
             }
             let from = bit % 64;
             let count = (last - bit + 1).min(64 - from);
-            let mask = (u64::MAX >> (64 - count)) << from;
-            if let Some(word) = chunk.words().get((bit % CHUNK / 64) as usize) {
-                // Most writes find their bits set already: no need to own the cache line then.
-                if word.load(Relaxed) & mask != mask {
-                    word.fetch_or(mask, Relaxed);
-                }
-            }
+            self.add(bit / 64, (u64::MAX >> (64 - count)) << from);
             bit += count;
+        }
+    }
+
+    /// Set all bits of a chunk at a stroke, where there are chunks.
+    fn fill(&self, chunk: u64) -> bool {
+        let Store::Chunks(chunks) = &self.store else { return false };
+        let chunk = chunks.get(chunk as usize);
+        chunk.inspect(|chunk| chunk.full.store(true, Relaxed)).is_some()
+    }
+
+    /// Set bits of a word.
+    #[inline]
+    fn add(&self, index: u64, mask: u64) {
+        let word = match &self.store {
+            Store::Words { words, first } => words.get(first + index as usize),
+            Store::Chunks(chunks) => {
+                let chunk = chunks.get((index / CHUNK_WORDS) as usize);
+                chunk.and_then(|chunk| chunk.words().get((index % CHUNK_WORDS) as usize))
+            }
+        };
+        // Most writes find their bits set already: no need to own the cache line then.
+        if let Some(word) = word.filter(|word| word.load(Relaxed) & mask != mask) {
+            word.fetch_or(mask, Relaxed);
+        }
+    }
+
+    /// The 64 bits of a word.
+    fn word(&self, index: u64) -> u64 {
+        match &self.store {
+            Store::Words { words, first } => {
+                words.get(first + index as usize).map_or(0, |word| word.load(Relaxed))
+            }
+            Store::Chunks(chunks) => {
+                let chunk = chunks.get((index / CHUNK_WORDS) as usize);
+                chunk.map_or(0, |chunk| chunk.word(index % CHUNK_WORDS))
+            }
         }
     }
 
     /// Clear all bits. Nobody may set one meanwhile.
     pub fn clear(&self) {
-        for chunk in &self.chunks {
-            chunk.words.get().into_iter().flatten().for_each(|word| word.store(0, Relaxed));
-            chunk.full.store(false, Relaxed);
+        match &self.store {
+            Store::Words { words, first } => {
+                let ours = words.iter().skip(*first).take(self.len().div_ceil(64) as usize);
+                ours.for_each(|word| word.store(0, Relaxed));
+            }
+            Store::Chunks(chunks) => {
+                for chunk in chunks {
+                    chunk.words.get().into_iter().flatten().for_each(|word| word.store(0, Relaxed));
+                    chunk.full.store(false, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// What all bits of a chunk are known to be without looking at them.
+    fn plain(&self, chunk: u64) -> Option<bool> {
+        let Store::Chunks(chunks) = &self.store else { return None };
+        let chunk = chunks.get(chunk as usize)?;
+        match chunk.full.load(Relaxed) {
+            true => Some(true),
+            false => chunk.words.get().is_none().then_some(false),
         }
     }
 
@@ -106,16 +189,14 @@ impl Bits {
     pub fn run(&self, offset: u64, most: u64) -> (bool, u64) {
         let end = offset.saturating_add(most).min(self.size);
         let mut bit = offset >> self.granularity_bits;
-        let is_set = self.bit(bit);
+        let is_set = self.word(bit / 64) >> (bit % 64) & 1 == 1;
         let skip = if is_set { u64::MAX } else { 0 };
         while bit << self.granularity_bits < end {
-            let Some(chunk) = self.chunks.get((bit / CHUNK) as usize) else { break };
-            let plain = if is_set { chunk.full.load(Relaxed) } else { chunk.words.get().is_none() };
-            if bit % CHUNK == 0 && plain && chunk.full.load(Relaxed) == is_set {
+            if bit % CHUNK == 0 && self.plain(bit / CHUNK) == Some(is_set) {
                 bit += CHUNK;
                 continue;
             }
-            let word = chunk.word(bit % CHUNK / 64) ^ skip;
+            let word = self.word(bit / 64) ^ skip;
             let ahead = u64::from((word >> (bit % 64)).trailing_zeros()).min(64 - bit % 64);
             bit += ahead;
             if ahead == 0 || bit % 64 != 0 {
@@ -123,11 +204,6 @@ impl Bits {
             }
         }
         (is_set, (bit << self.granularity_bits).min(end).saturating_sub(offset))
-    }
-
-    fn bit(&self, bit: u64) -> bool {
-        let chunk = self.chunks.get((bit / CHUNK) as usize);
-        chunk.is_some_and(|chunk| chunk.word(bit % CHUNK / 64) >> (bit % 64) & 1 == 1)
     }
 
     /// Bytes of the disk whose bit is set.
@@ -156,42 +232,55 @@ impl Bits {
         other.runs().for_each(|(offset, len)| self.set(offset, len));
     }
 
+    /// The bits of a word that stand for bytes of the disk.
+    fn valid(&self, index: u64) -> u64 {
+        match self.len().saturating_sub(index * 64) {
+            left @ 0..64 => (1 << left) - 1,
+            _ => u64::MAX,
+        }
+    }
+
     /// The bits from `first` (a multiple of 64) on as they lie in a file; zeros past the last.
     pub fn to_bytes(&self, first: u64, bytes: &mut [u8]) {
-        let words = (first / 64)..;
-        for (to, word) in bytes.chunks_mut(8).zip(words) {
-            let bit = word * 64;
-            let chunk = self.chunks.get((bit / CHUNK) as usize);
-            let mut word = chunk.map_or(0, |chunk| chunk.word(bit % CHUNK / 64));
-            let valid = self.len().saturating_sub(bit);
-            if valid < 64 {
-                word &= (1 << valid) - 1;
-            }
+        for (to, index) in bytes.chunks_mut(8).zip((first / 64)..) {
+            let word = self.word(index) & self.valid(index);
             to.iter_mut().zip(word.to_le_bytes()).for_each(|(to, from)| *to = from);
         }
     }
 
     /// Set the bits from `first` (a multiple of 64) on that are set in a file's bytes.
     pub fn add_bytes(&self, first: u64, bytes: &[u8]) {
-        for (from, word) in bytes.chunks(8).zip((first / 64)..) {
-            let bit = word * 64;
+        for (from, index) in bytes.chunks(8).zip((first / 64)..) {
             let mut le = [0; 8];
             le.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
-            let valid = self.len().saturating_sub(bit);
-            let mask = if valid < 64 { (1 << valid) - 1 } else { u64::MAX };
-            let new = u64::from_le_bytes(le) & mask;
-            let chunk = self.chunks.get((bit / CHUNK) as usize).filter(|_| new != 0);
-            let word = chunk.and_then(|chunk| chunk.words().get((bit % CHUNK / 64) as usize));
-            if let Some(word) = word {
-                word.fetch_or(new, Relaxed);
+            match u64::from_le_bytes(le) & self.valid(index) {
+                0 => {}
+                new => self.add(index, new),
             }
         }
+    }
+}
+
+impl std::fmt::Debug for Bits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let granularity = 1u64 << self.granularity_bits;
+        let Bits { size, .. } = self;
+        f.debug_struct("Bits").field("size", size).field("granularity", &granularity).finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bits among words of others, which stay as they are.
+    fn in_words(size: u64, granularity: u8) -> Bits {
+        let count = Bits::words_for(size, granularity).expect("few enough");
+        let words: Arc<[AtomicU64]> = (0..count + 2).map(|_| AtomicU64::new(0)).collect();
+        let words: Arc<Words> = Arc::new(Box::new(words));
+        assert!(Bits::in_words(size, granularity, words.clone(), 3).is_none());
+        Bits::in_words(size, granularity, words, 1).expect("room")
+    }
 
     /// Random changes, beside one bool for each granule.
     #[test]
@@ -201,7 +290,10 @@ mod tests {
             let granularity = 9 + rng.u8(0..4);
             let granule = 1u64 << granularity;
             let size = rng.u64(1..3 * CHUNK) * granule - rng.u64(0..granule / 512) * 512;
-            let bits = Bits::new(size, granularity).expect("few enough");
+            let bits = match seed % 2 {
+                0 => Bits::new(size, granularity).expect("few enough"),
+                _ => in_words(size, granularity),
+            };
             let mut plain = vec![false; bits.len() as usize];
             for _ in 0..rng.usize(1..30) {
                 let offset = rng.u64(0..size);
@@ -230,6 +322,10 @@ mod tests {
                 at += len;
             }
             assert_eq!(bits.count(), count);
+            if let Store::Words { words, .. } = &bits.store {
+                let beside = [words.first(), words.last()].map(|word| word.expect("a word"));
+                assert!(beside.iter().all(|word| word.load(Relaxed) == 0), "seed {seed}");
+            }
             let mut bytes = vec![0xee; plain.len().div_ceil(8)];
             bits.to_bytes(0, &mut bytes);
             for (index, bit) in plain.iter().enumerate() {

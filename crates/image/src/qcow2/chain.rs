@@ -62,8 +62,12 @@ pub(crate) fn open_chain<'a>(
             path = below;
         }
         let table_memory = options.table_memory;
+        // Only those of the topmost image tell of the whole disk.
         while let Some(Layer { container, header, data, key, restart }) = layers.pop() {
-            let parts = Parts { data, restart, base, key, table_memory, ..Parts::default() };
+            let top = layers.is_empty();
+            let bitmaps = if top { options.bitmaps.clone() } else { Vec::new() };
+            let parts =
+                Parts { data, restart, base, key, table_memory, bitmaps, ..Parts::default() };
             let image = Qcow2::open(io, container, header, parts).await?;
             base = Some(Box::new(image) as Box<dyn Image>);
         }

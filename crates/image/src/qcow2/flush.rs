@@ -4,6 +4,8 @@
 //! tables, then L1. What is not pointed to any more is counted less only by a later flush than the one
 //! that made the pointer's end stable.
 
+use std::cell::Cell;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -12,7 +14,7 @@ use ringtap_io::Io;
 use super::refcount::Writes;
 use super::table::L1_BLOCK;
 use super::together::together;
-use super::{PAUSE, Released, Sabotage, Shared};
+use super::{PAUSE, Released, Sabotage, Shared, ToolError};
 use crate::{Container, Error};
 
 /// Neighbouring slices are written together up to so many bytes.
@@ -332,20 +334,25 @@ impl Shared {
         clusters.sort_unstable();
         clusters.dedup();
         let bits = self.header.cluster_bits;
-        let mut at = 0;
-        while let Some(first) = clusters.get(at).copied() {
-            let rest = clusters.get(at..).unwrap_or_default();
-            let same = rest.iter().zip(first..).take_while(|(one, other)| **one == *other);
-            let run = first..first + same.count() as u64;
-            at += (run.end - run.start) as usize;
+        let same = |one: &u64, next: &u64| one + 1 == *next;
+        let runs = clusters.chunk_by(same).filter_map(|run| {
+            let first = *run.first()?;
+            Some((first..first + run.len() as u64, Cell::new(false)))
+        });
+        let runs: Vec<(Range<u64>, Cell<bool>)> = runs.collect();
+        let punches = runs.iter().map(|(run, emptied)| async move {
             let (offset, len) = (run.start << bits, (run.end - run.start) << bits);
-            let emptied = self.does(Sabotage::StaleIsFresh)
-                || self.container.punch(io, offset, len).await.is_ok();
-            let mut state = self.state();
+            let stale = self.does(Sabotage::StaleIsFresh);
+            emptied.set(stale || self.container.punch(io, offset, len).await.is_ok());
+            Ok::<(), Infallible>(())
+        });
+        let Ok(()) = together(punches).await;
+        let mut state = self.state();
+        for (run, emptied) in runs {
             for cluster in run.clone() {
                 state.structures.remove(&cluster);
             }
-            state.space.give_back(run, emptied);
+            state.space.give_back(run, emptied.get());
         }
     }
 
@@ -368,18 +375,32 @@ impl Shared {
                 break;
             }
         }
-        self.close_log(io).await?;
         let end = {
             let mut state = self.state();
-            if !state.space.known {
-                return Ok(());
-            }
-            state.space.trim() << self.header.cluster_bits
+            state.space.known.then(|| state.space.trim() << self.header.cluster_bits)
         };
-        if self.container.traits().regular && end < self.container.len() {
-            self.container.set_len(io, end).await?;
+        if let Some(end) = end.filter(|end| *end < self.container.len()) {
+            if self.container.traits().regular {
+                self.container.set_len(io, end).await?;
+            }
         }
-        Ok(())
+        self.store_bitmaps(io).await?;
+        self.close_log(io).await
+    }
+
+    /// Where that fails, log and bits stay for the next server.
+    async fn store_bitmaps(&self, io: &Io) -> Result<(), Error> {
+        if self.is_corrupt() {
+            return Ok(());
+        }
+        self.bitmaps.store(io, &self.container).await.map_err(|error| {
+            tracing::error!("bitmaps were not saved: {error}");
+            match error {
+                ToolError::Io { source, .. } => source,
+                ToolError::Refused { .. } => Error::Full,
+                _ => Error::Corrupt,
+            }
+        })
     }
 }
 

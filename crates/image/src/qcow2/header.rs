@@ -515,6 +515,12 @@ impl Header {
         Bitmaps::parse(self.extension(extension::BITMAPS)?).filter(|_| consistent)
     }
 
+    /// Those autoclear features that are QEMU's and that go on being true while the image is written to.
+    pub(super) fn known_autoclear(&self) -> u64 {
+        let bitmaps = if self.bitmaps().is_some() { 0 } else { autoclear::BITMAPS };
+        self.autoclear & autoclear::KNOWN & !bitmaps
+    }
+
     /// The data of the first extension of this type.
     pub fn extension(&self, kind: u32) -> Option<&[u8]> {
         let found = self.extensions.iter().find(|extension| extension.kind == kind);

@@ -19,6 +19,7 @@ use crate::{
 mod allocate;
 mod bitmap;
 pub mod bitmap_directory;
+mod bitmap_set;
 mod bits;
 pub mod bytes;
 mod chain;
@@ -33,6 +34,7 @@ pub mod extension;
 mod flush;
 mod grow;
 pub mod header;
+mod kept_bits;
 mod load;
 mod offline;
 mod open;
@@ -50,8 +52,9 @@ mod together;
 mod tool;
 mod walk;
 
-pub use bitmap::{BitmapChange, BitmapSet, change_bitmaps, list_bitmaps, load_bitmap};
+pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
+pub use bitmap_set::BitmapSet;
 pub use bits::Bits;
 pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
@@ -106,6 +109,7 @@ struct Shared {
     header_busy: AtomicBool,
     /// Where changes of entries are kept over a killed server.
     restart: OnceLock<RestartLog>,
+    bitmaps: Arc<BitmapSet>,
     decoder: Decoder,
     sabotage: Option<Sabotage>,
     grace: Arc<Grace>,
@@ -271,6 +275,10 @@ impl Image for Qcow2 {
 
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
         Box::pin(self.shared.status(io, offset, len))
+    }
+
+    fn bitmaps(&self) -> Option<&Arc<BitmapSet>> {
+        Some(&self.shared.bitmaps)
     }
 
     fn current_size(&self) -> Result<u64, Error> {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ringtap_io::Io;
 
+use super::bitmap_set::{self, BitmapSet, Loading};
 use super::decoder::Decoder;
 use super::entry::Geometry;
 use super::flush::{Flushing, patch};
@@ -38,6 +39,8 @@ pub struct Parts {
     pub table_memory: Option<u64>,
     /// Where changes are kept over a killed server; what is in it already is taken up.
     pub restart: Option<RestartLog>,
+    /// Names of bitmaps to show.
+    pub bitmaps: Vec<String>,
     /// What to do wrong.
     #[doc(hidden)]
     pub sabotage: Option<Sabotage>,
@@ -63,6 +66,12 @@ pub enum Sabotage {
     RestartLogIgnored,
     /// A flush drops what was noted while it was under way, too.
     RestartLogDropped,
+    /// Bitmaps in use are not marked in the image as such.
+    BitmapsNotMarked,
+    /// Writes are not noted in bitmaps.
+    BitmapsNotNoted,
+    /// The bits that a killed server left are not taken up.
+    BitmapsForgotten,
 }
 
 impl Qcow2 {
@@ -136,6 +145,12 @@ impl Qcow2 {
                 .await
                 .map_err(failed("clear the autoclear features of"))?;
         }
+        let mut bitmaps = BitmapSet::default();
+        if !read_only || !parts.bitmaps.is_empty() {
+            let (shown, log, sabotage) = (&*parts.bitmaps, parts.restart.as_ref(), parts.sabotage);
+            let loading = Loading { shown, log, sabotage };
+            bitmaps = BitmapSet::load(io, &container, loading).await.map_err(bitmap_set::failed)?;
+        }
         let info = info_of(&geometry, &container, &parts);
         let sabotage = parts.sabotage;
         // A simulation's time stands still while another thread works.
@@ -165,12 +180,17 @@ impl Qcow2 {
             corrupt: AtomicBool::new(false),
             header_busy: AtomicBool::new(false),
             restart: OnceLock::new(),
+            bitmaps: Arc::new(bitmaps),
             decoder,
             sabotage,
             grace: Arc::new(Grace::default()),
         };
         if let Some(log) = parts.restart.filter(|_| !read_only) {
             shared.take_up(io, log).await.map_err(failed("take up the restart log of"))?;
+        }
+        // The log is named in the image by now: who finds the marks finds the bits, too.
+        if !read_only && sabotage != Some(Sabotage::BitmapsNotMarked) {
+            bitmap_set::mark(io, &shared.container).await.map_err(bitmap_set::failed)?;
         }
         Ok(Qcow2 { shared: Arc::new(shared) })
     }
@@ -235,8 +255,7 @@ async fn read_table(
     Ok(table)
 }
 
-/// Features that ask for it are cleared before the first write, and so is that of bitmaps that will
-/// not be kept up to date.
+/// Features that ask for it are cleared before the first write.
 async fn clear_features(
     io: &Io,
     container: &Container,
@@ -244,7 +263,7 @@ async fn clear_features(
     log: bool,
 ) -> Result<(), Error> {
     let log = if log { autoclear::RESTART_LOG | autoclear::RESTART_STAMP } else { 0 };
-    let keep = autoclear::KNOWN & !autoclear::BITMAPS | log;
+    let keep = header.known_autoclear() | log;
     if header.version > 2 && header.autoclear & !keep != 0 {
         patch(io, container, 88, &(header.autoclear & keep).to_be_bytes()).await?;
     }

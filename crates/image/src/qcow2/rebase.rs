@@ -3,13 +3,11 @@
 use ringtap_io::Io;
 
 use super::bytes::table;
-use super::counts::Counts;
 use super::extension::BACKING_FORMAT;
 use super::header::{MAX_NAME, autoclear, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
 use super::tool::ToolError;
-use super::walk::count_tree;
 use crate::{Container, Format};
 
 /// Let the image name another backing file, or none. Nothing else changes: that what it reads as
@@ -44,11 +42,9 @@ pub async fn make_empty(io: &Io, container: &Container) -> Result<(), ToolError>
     }
     let (offset, size) = (image.header.l1_offset, image.header.l1_size);
     let old = image.read_table(offset, u64::from(size)).await?;
-    let mut counts = Counts::new(0, usize::MAX);
-    count_tree(&image, &old, -1, &mut counts).await?;
 
     let mut rewrite = Rewrite::of(&mut image).await?;
-    rewrite.add_counts(&counts).await?;
+    rewrite.add_trees(&[(&old, -1)]).await?;
     rewrite.add(offset, u64::from(size) * 8, -1).await?;
     let empty = rewrite.put(table(&vec![0; size as usize])).await?;
     rewrite.image.header.l1_offset = empty;

@@ -8,12 +8,10 @@ use ringtap_io::Io;
 use super::bitmap::resize_bitmaps;
 use super::bytes::table;
 use super::compressed;
-use super::counts::Counts;
 use super::header::{COMPRESSED, COPIED, MAX_L1_BYTES, OFFSET_MASK, ZERO, autoclear, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
 use super::tool::{ToolError, failed};
-use super::walk::count_tree;
 use super::{Crypt, snapshot_table};
 use crate::Container;
 
@@ -62,15 +60,12 @@ pub async fn resize(
     if let Some(data) = data_file.filter(|data| data.len() < new && raw) {
         data.set_len(io, new).await.map_err(failed(data, "extend", new))?;
     }
-    let mut counts = Counts::new(0, usize::MAX);
-    if new < old {
-        let keep = image.header.l1_entries_for(new) as usize;
-        count_tree(&image, l1.get(keep..).unwrap_or_default(), -1, &mut counts).await?;
-    }
-
     let mut rewrite = Rewrite::of(&mut image).await?;
     resize_bitmaps(&mut rewrite, new).await?;
-    rewrite.add_counts(&counts).await?;
+    if new < old {
+        let keep = rewrite.image.header.l1_entries_for(new) as usize;
+        rewrite.add_trees(&[(l1.get(keep..).unwrap_or_default(), -1)]).await?;
+    }
     let entries = rewrite.image.header.l1_entries_for(new).max(1) as usize;
     if new < old {
         l1.truncate(entries);

@@ -86,23 +86,18 @@ impl Shared {
         // First, so that the image never names a log with anything in it that is stable already.
         log.start(stamp.into());
         if self.header.version > 2 {
-            let bits = self.kept_autoclear() | autoclear::RESTART_LOG | stamp;
+            let bits = self.header.known_autoclear() | autoclear::RESTART_LOG | stamp;
             self.patch_header(io, 88, &bits.to_be_bytes()).await?;
         }
         let _first = self.restart.set(log);
         Ok(())
     }
 
-    /// Autoclear bits that are set in the file while it is written to.
-    fn kept_autoclear(&self) -> u64 {
-        self.header.autoclear & autoclear::KNOWN & !autoclear::BITMAPS
-    }
-
     /// The image is closed in good order: there is nothing to be taken up.
     pub(super) async fn close_log(&self, io: &Io) -> Result<(), Error> {
         let Some(log) = self.restart.get() else { return Ok(()) };
         if self.header.version > 2 {
-            self.patch_header(io, 88, &self.kept_autoclear().to_be_bytes()).await?;
+            self.patch_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
         }
         log.close();
         Ok(())

@@ -11,7 +11,12 @@ use super::header::{
     COMPRESSED, COPIED, MAX_REFCOUNT_TABLE_BYTES, OFFSET_MASK, REFCOUNT_OFFSET_MASK, incompatible,
 };
 use super::offline::Offline;
+use super::together::together;
 use super::tool::ToolError;
+use super::walk::count_tree;
+
+/// Bytes of memory for counting references.
+const COUNTS: usize = 32 << 20;
 
 /// Where new clusters may be.
 pub(super) enum Free<'c> {
@@ -148,10 +153,19 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
         self.set(cluster, count).await
     }
 
-    /// Add counted changes to the refcounts.
-    pub(super) async fn add_counts(&mut self, counts: &Counts) -> Result<(), ToolError> {
-        for (cluster, more) in counts.iter() {
-            self.add_to(cluster, more).await?;
+    /// Count the references of these L1 tables to L2 tables and data, those of each so many times more,
+    /// in as many rounds as a bounded memory asks for.
+    pub(super) async fn add_trees(&mut self, trees: &[(&[u64], i64)]) -> Result<(), ToolError> {
+        let mut start = 0;
+        while start < u64::MAX {
+            let mut counts = Counts::new(start, COUNTS);
+            for (l1, times) in trees {
+                count_tree(self.image, l1, *times, &mut counts).await?;
+            }
+            for (cluster, more) in counts.iter() {
+                self.add_to(cluster, more).await?;
+            }
+            start = counts.range().end;
         }
         Ok(())
     }
@@ -351,10 +365,7 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
                 }
             }
         }
-        for run in runs {
-            self.image.punch(run).await?;
-        }
-        Ok(())
+        together(runs.into_iter().map(|run| self.image.punch(run))).await
     }
 
     /// One reference less to a cluster of the refcount structure, which may not have been counted.

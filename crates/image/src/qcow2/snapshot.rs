@@ -5,13 +5,11 @@
 use ringtap_io::Io;
 
 use super::bytes::table;
-use super::counts::Counts;
 use super::header::{MAX_L1_BYTES, MAX_SNAPSHOTS, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
 use super::snapshot_table::{self, Snapshot};
 use super::tool::ToolError;
-use super::walk::count_tree;
 use super::{bitmap_directory, bitmap_directory::flag};
 use crate::Container;
 
@@ -53,12 +51,10 @@ pub async fn create_snapshot(
         extra: Vec::new(),
     };
     let mut l1 = read_l1(&image, snapshot.l1_offset, snapshot.l1_size).await?;
-    let mut counts = Counts::new(0, usize::MAX);
-    count_tree(&image, &l1, 1, &mut counts).await?;
     snapshots.push(snapshot.clone());
 
     let mut rewrite = Rewrite::of(&mut image).await?;
-    rewrite.add_counts(&counts).await?;
+    rewrite.add_trees(&[(&l1, 1)]).await?;
     rewrite.set_flags(&mut l1).await?;
     // The table that was active is the snapshot's from now on.
     rewrite.image.header.l1_offset = rewrite.put(table(&l1)).await?;
@@ -93,12 +89,9 @@ pub async fn apply_snapshot(io: &Io, container: &Container, name: &str) -> Resul
     }
     let entries = image.header.l1_entries_for(size).max(1) as usize;
     l1.resize(entries.max(l1.len()), 0);
-    let mut counts = Counts::new(0, usize::MAX);
-    count_tree(&image, &old, -1, &mut counts).await?;
-    count_tree(&image, &l1, 1, &mut counts).await?;
 
     let mut rewrite = Rewrite::of(&mut image).await?;
-    rewrite.add_counts(&counts).await?;
+    rewrite.add_trees(&[(&old, -1), (&l1, 1)]).await?;
     rewrite.add(l1_offset, u64::from(l1_size) * 8, -1).await?;
     rewrite.set_flags(&mut l1).await?;
     let header = rewrite.put(table(&l1)).await?;
@@ -117,11 +110,9 @@ pub async fn delete_snapshot(io: &Io, container: &Container, name: &str) -> Resu
     let (l1_offset, l1_size) = (image.header.l1_offset, image.header.l1_size);
     let active = read_l1(&image, l1_offset, l1_size).await?;
     let theirs = read_l1(&image, snapshot.l1_offset, snapshot.l1_size).await?;
-    let mut counts = Counts::new(0, usize::MAX);
-    count_tree(&image, &theirs, -1, &mut counts).await?;
 
     let mut rewrite = Rewrite::of(&mut image).await?;
-    rewrite.add_counts(&counts).await?;
+    rewrite.add_trees(&[(&theirs, -1)]).await?;
     rewrite.add(snapshot.l1_offset, u64::from(snapshot.l1_size) * 8, -1).await?;
     let mut l1 = active.clone();
     rewrite.set_flags(&mut l1).await?;

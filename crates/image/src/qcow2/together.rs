@@ -4,16 +4,14 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-use crate::Error;
-
 /// How many are under way at once.
 const MOST: usize = 32;
 
 /// Run all futures to their ends, some of them side by side; the first error is given when those
 /// begun have ended, and the rest are not begun.
-pub(super) async fn together<F: Future<Output = Result<(), Error>>>(
+pub(super) async fn together<E, F: Future<Output = Result<(), E>>>(
     futures: impl IntoIterator<Item = F>,
-) -> Result<(), Error> {
+) -> Result<(), E> {
     let mut futures = futures.into_iter();
     let mut under_way: Vec<Pin<Box<F>>> = Vec::new();
     let mut end = Ok(());
@@ -21,7 +19,9 @@ pub(super) async fn together<F: Future<Output = Result<(), Error>>>(
         loop {
             under_way.retain_mut(|future| match future.as_mut().poll(context) {
                 Poll::Ready(result) => {
-                    end = end.and(result);
+                    if end.is_ok() {
+                        end = result;
+                    }
                     false
                 }
                 Poll::Pending => true,
@@ -36,7 +36,10 @@ pub(super) async fn together<F: Future<Output = Result<(), Error>>>(
                 break;
             }
         }
-        if under_way.is_empty() { Poll::Ready(end) } else { Poll::Pending }
+        match under_way.is_empty() {
+            true => Poll::Ready(std::mem::replace(&mut end, Ok(()))),
+            false => Poll::Pending,
+        }
     })
     .await
 }

@@ -135,6 +135,29 @@ fn a_set_in_use_is_not_believed_before_it_is_stored() {
     folder.assert_clean("image");
 }
 
+/// Memory is bounded, whatever the image says; what is disabled takes none.
+#[test]
+fn more_than_fits_in_memory_is_refused() {
+    let folder = Folder::new();
+    folder.img(&["create", "-q", "-f", "qcow2", "image", "256G"]);
+    let open = || {
+        with(&folder.path("image"), |io, container| async move {
+            BitmapSet::open(&io, &container).await.map_err(|error| error.to_string())
+        })
+    };
+    change(&folder, vec![add("fine", Some(512))]).expect("added");
+    let error = open().expect_err("too much");
+    assert!(error.contains("65 MiB") && error.contains("--disable"), "{error}");
+    change(&folder, vec![BitmapChange::Disable("fine".into())]).expect("disabled");
+    assert!(open().expect("opened").is_empty());
+    let many = (0..65).map(|number| add(&number.to_string(), Some(1 << 30)));
+    change(&folder, many.collect()).expect("added");
+    let error = open().expect_err("too many");
+    assert!(error.contains("65 enabled bitmaps"), "{error}");
+    change(&folder, vec![BitmapChange::Disable("64".into())]).expect("disabled");
+    assert_eq!(open().expect("opened").names().count(), 64);
+}
+
 #[test]
 fn a_power_cut_leaves_all_bitmaps_or_none_of_the_change() {
     let folder = Folder::new();

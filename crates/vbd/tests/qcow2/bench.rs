@@ -55,6 +55,10 @@ pub struct Bench {
     table_memory: u64,
     /// The restart log's memory.
     words: Arc<[AtomicU64]>,
+    /// That beside it.
+    beside: Arc<[AtomicU64]>,
+    /// What the disk held when its bitmap was made, where it has one.
+    pub baseline: Option<Rc<[u8]>>,
 }
 
 impl Bench {
@@ -68,8 +72,20 @@ impl Bench {
         let size = sectors * SECTOR as u64;
         let (sabotage, lie) = (None, None);
         let words = blank(&mut rng);
-        let mut bench =
-            Bench { seed, disk, layers, size, align, sabotage, lie, table_memory, words };
+        let (beside, baseline) = (zeros(BESIDE), None);
+        let mut bench = Bench {
+            seed,
+            disk,
+            layers,
+            size,
+            align,
+            sabotage,
+            lie,
+            table_memory,
+            words,
+            beside,
+            baseline,
+        };
         match rng.u8(0..4) {
             0 => {
                 let (file, traits) = bench.add_file(&mut rng, bench.size, false);
@@ -169,7 +185,7 @@ impl Bench {
         Container::simulated(file, self.disk.size(file), Traits { read_only, ..traits })
     }
 
-    fn container(&self, layer: &Layer, read_only: bool) -> Container {
+    pub fn container(&self, layer: &Layer, read_only: bool) -> Container {
         self.contain(layer.file, layer.traits, read_only)
     }
 
@@ -191,7 +207,7 @@ impl Bench {
     pub fn open(&self, tasks: &mut Tasks) -> io::Result<Result<Vbd, String>> {
         let (parts, table_memory, sabotage) = (self.parts(), self.table_memory, self.sabotage);
         let io = tasks.io().clone();
-        let (top, words) = (parts.len() - 1, self.words.clone());
+        let (top, words, beside) = (parts.len() - 1, self.words.clone(), self.beside.clone());
         tasks.block_on(async move {
             let mut base: Option<Box<dyn Image>> = None;
             for (index, (container, data, raw)) in parts.into_iter().enumerate() {
@@ -201,9 +217,16 @@ impl Bench {
                         let header =
                             Header::read(&io, &container).await.map_err(|e| e.to_string())?;
                         let table_memory = Some(table_memory);
-                        let restart = (index == top).then(|| restart_log(words.clone()));
-                        let parts =
-                            Parts { data, base, key: None, table_memory, restart, sabotage };
+                        let log = || restart_log(words.clone(), beside.clone());
+                        let restart = (index == top).then(log);
+                        let parts = Parts {
+                            data,
+                            base,
+                            table_memory,
+                            restart,
+                            sabotage,
+                            ..Parts::default()
+                        };
                         let image = Qcow2::open(&io, container, header, parts).await;
                         Box::new(image.map_err(|e| e.to_string())?)
                     }
@@ -326,14 +349,17 @@ impl Bench {
 
     /// What a power cut now leaves.
     pub fn after_power_cut(&self, seed: u64) -> Bench {
-        let words = (0..self.words.len()).map(|_| AtomicU64::new(0)).collect();
-        Bench { disk: self.disk.after_power_cut(seed), words, ..self.clone() }
+        let (words, beside) = (zeros(self.words.len()), zeros(self.beside.len()));
+        Bench { disk: self.disk.after_power_cut(seed), words, beside, ..self.clone() }
     }
 
     /// What the server leaves if it is killed now.
     pub fn after_kill(&self, seed: u64) -> Bench {
-        let words = self.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
-        Bench { disk: self.disk.after_kill(seed), words, ..self.clone() }
+        let copy = |words: &[AtomicU64]| {
+            words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect()
+        };
+        let (words, beside) = (copy(&self.words), copy(&self.beside));
+        Bench { disk: self.disk.after_kill(seed), words, beside, ..self.clone() }
     }
 
     /// The same disk, served by whoever finds another log.
@@ -345,6 +371,9 @@ impl Bench {
     pub fn look_alive(&self, guest: &Guest) -> Result<(), String> {
         let found = self.read_all()?;
         self.check()?;
+        if self.baseline.is_some() {
+            self.check_bits(&*self.bits_in_use()?, &found)?;
+        }
         let values = ringtap_sim::stamps(&found, 0).map_err(|wrong| wrong.to_string())?;
         let model = guest.model();
         for (sector, value) in (0..).zip(values) {
@@ -409,18 +438,31 @@ impl Bench {
         if std::env::var_os("RINGTAP_QEMU_CHECK").is_some() {
             self.check_with_qemu()?;
         }
-        guest.after_power_cut(&self.read_all()?).map_err(|wrong| wrong.to_string())
+        let bits = if self.baseline.is_some() { self.bits_at_rest()? } else { None };
+        let found = self.read_all()?;
+        if let Some(bits) = bits {
+            self.check_bits(&bits, &found)?;
+        }
+        guest.after_power_cut(&found).map_err(|wrong| wrong.to_string())
     }
 }
 
 /// Memory for a log that has to be flushed often, or hardly ever.
 fn blank(rng: &mut fastrand::Rng) -> Arc<[AtomicU64]> {
     let records = [1100, 4000][rng.usize(0..2)];
-    (0..RestartLog::words_for(records)).map(|_| AtomicU64::new(0)).collect()
+    zeros(RestartLog::words_for(records))
 }
 
-fn restart_log(words: Arc<[AtomicU64]>) -> RestartLog {
-    RestartLog::with(Box::new(words), Identity { boot: 1, file: (2, 3) }, u64::MAX)
+/// Words of memory for bits of bitmaps.
+const BESIDE: usize = 1000;
+
+fn zeros(count: usize) -> Arc<[AtomicU64]> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn restart_log(words: Arc<[AtomicU64]>, beside: Arc<[AtomicU64]>) -> RestartLog {
+    let identity = Identity { boot: 1, file: (2, 3) };
+    RestartLog::with(Box::new(words), identity, u64::MAX).with_memory(beside)
 }
 
 /// Looks at what power cuts would leave.

@@ -2,6 +2,8 @@
 //! `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod bench;
+mod bitmap_oracle;
+mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;

@@ -351,3 +351,30 @@ fn overlays_of_odd_shapes() {
         Case::new(seed, options, Some(below)).play();
     }
 }
+
+/// QEMU that writes refcounts late and is killed leaves the image dirty: it can be read as it is, and
+/// is repaired before it is written to.
+#[test]
+fn what_qemu_left_dirty_is_repaired_before_it_is_written_to() {
+    let mut case = Case::new(40, "lazy_refcounts=on", None);
+    let orders = ["write -P 7 1M 1M", "flush", "abort"];
+    let mut killed = Command::new("timeout");
+    killed.args(["60", "qemu-io", "-f", "qcow2"]);
+    for order in orders {
+        killed.args(["-c", order]);
+    }
+    let end = killed.arg(case.path()).output().expect("timeout runs");
+    assert!(!end.status.success(), "it was to be killed");
+    case.holds[1 << 20..2 << 20].fill(7);
+    let is_dirty = |case: &Case| std::fs::read(&case.image).expect("the image")[79] & 1 == 1;
+    assert!(is_dirty(&case));
+    run("qemu-img", &["check", "-f", "qcow2", &case.path()]).expect_err("refcounts are wrong");
+    let vbd = case.open(true);
+    let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+    assert!(read_all(&vbd, &mut tasks) == case.holds);
+    drop(vbd);
+    assert!(is_dirty(&case));
+    case.write_with_ringtap();
+    assert!(!is_dirty(&case));
+    case.compare();
+}

@@ -1,0 +1,172 @@
+//! Dirty bitmaps under power cuts and killed servers: one that is shown as valid misses no change, one
+//! that was stored says no more than was asked for, and a killed server loses none.
+
+use std::sync::Arc;
+
+use ringtap_image::qcow2::{
+    BitmapChange, Bits, Sabotage, change_bitmaps, list_bitmaps, load_bitmap,
+};
+use ringtap_io::Tasks;
+use ringtap_sim::{Ask, SECTOR, Sim, random_asks};
+
+use crate::bench::{Bench, Watch, seeds};
+
+const ASKS: usize = 30;
+const NAME: &str = "noted";
+
+impl Bench {
+    /// Whether its topmost image can have bitmaps.
+    fn has_bitmaps(&self) -> bool {
+        let top = self.layers.last().and_then(|layer| layer.options.as_ref());
+        top.is_some_and(|options| options.version > 2)
+    }
+
+    /// Put a new bitmap in the place of the one there was, all clear; whether there is room for it.
+    fn renew_bitmap(&mut self, granularity: u64) -> Result<bool, String> {
+        self.baseline = None;
+        let found = self.read_all()?;
+        *self = self.after_power_cut(0);
+        let Some(layer) = self.layers.last() else { return Ok(false) };
+        let container = self.container(layer, false);
+        let made = self.alone(self.seed, async move |io| {
+            let there = list_bitmaps(&io, &container).await?;
+            let add = |name: &str| BitmapChange::Add {
+                name: name.to_owned(),
+                granularity: Some(granularity),
+            };
+            let remove = there.into_iter().map(|entry| BitmapChange::Remove(entry.name));
+            let add = [add("other"), add(NAME), BitmapChange::Disable("other".to_owned())];
+            change_bitmaps(&io, &container, &remove.chain(add).collect::<Vec<_>>()).await
+        });
+        self.baseline = made.is_ok().then(|| found.into());
+        Ok(made.is_ok())
+    }
+
+    /// The bitmap as the image at rest has it; none where it was not saved.
+    pub fn bits_at_rest(&self) -> Result<Option<Bits>, String> {
+        let layer = self.layers.last().ok_or("no image")?;
+        let container = self.container(layer, true);
+        let loaded = self.alone(self.seed, async move |io| {
+            let there = list_bitmaps(&io, &container).await?;
+            let usable = |name: &str| there.iter().any(|e| e.name == name && e.is_usable());
+            assert!(usable("other"), "a disabled one stays as it is");
+            if !usable(NAME) {
+                return Ok(None);
+            }
+            load_bitmap(&io, &container, NAME).await.map(Some)
+        });
+        loaded.map_err(|error: ringtap_image::qcow2::ToolError| error.to_string())
+    }
+
+    /// The bitmap as a server has it, the one after a killed one too.
+    pub fn bits_in_use(&self) -> Result<Arc<Bits>, String> {
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
+        let vbd = self.open(&mut tasks).expect("the power stays")?;
+        let bits = vbd.bitmaps().and_then(|bitmaps| bitmaps.get(NAME));
+        bits.cloned().ok_or_else(|| "a killed server's bitmap is lost".to_owned())
+    }
+
+    /// Whether every sector is noted that differs from what it was.
+    pub fn check_bits(&self, bits: &Bits, found: &[u8]) -> Result<(), String> {
+        let baseline = self.baseline.as_ref().ok_or("no bitmap was made")?;
+        let sectors = baseline.chunks(SECTOR).zip(found.chunks(SECTOR));
+        for (at, (old, new)) in (0..).step_by(SECTOR).zip(sectors) {
+            if old != new && !bits.run(at, 1).0 {
+                return Err(format!("the change at {at} is not noted in a valid bitmap"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every range that was asked to change, as a bitmap of the same kind.
+struct Asked(Bits);
+
+impl Asked {
+    fn new(bench: &Bench, granularity: u64) -> Asked {
+        Asked(Bits::new(bench.size, granularity.trailing_zeros() as u8).expect("few bits"))
+    }
+
+    fn add(&self, asks: &[Ask]) {
+        for ask in asks {
+            if let Ask::Write { range, .. } | Ask::Zero { range, .. } | Ask::Discard(range) = ask {
+                let sector = SECTOR as u64;
+                self.0.set(range.start * sector, (range.end - range.start) * sector);
+            }
+        }
+    }
+}
+
+/// Serve, look at cuts or kills at many turns, let one happen or close; go on.
+fn trial(mut bench: Bench) -> Result<(), String> {
+    let mut rng = fastrand::Rng::with_seed(bench.seed);
+    let granularity = 512 << rng.u32(0..4);
+    let mut guest = bench.guest();
+    if !bench.has_bitmaps() || !bench.renew_bitmap(granularity)? {
+        return Ok(());
+    }
+    let mut asked = Asked::new(&bench, granularity);
+    for _ in 0..4 {
+        let (kill, close) = (rng.bool(), rng.bool());
+        bench.disk.cut_power_at_turn(if close { u64::MAX } else { rng.u64(1..150) });
+        let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+        asked.add(&asks);
+        let watch = match kill {
+            true => Watch::of_kills(&bench, &guest, 10),
+            false => Watch::new(&bench, &guest, 10),
+        };
+        bench.run(&guest, asks, close, Some(watch.clone())).map_err(|wrong| wrong.to_string())?;
+        if let Some(wrong) = watch.wrong() {
+            return Err(format!("kill: {kill}: an end would leave: {wrong}"));
+        }
+        bench.disk.cut_power_at_turn(u64::MAX);
+        if close {
+            let bits =
+                bench.after_kill(0).bits_at_rest()?.ok_or("it was closed, and not stored")?;
+            // Of requests that an earlier end cut off, not all were begun.
+            if bits.runs().any(|(offset, len)| asked.0.run(offset, len) != (true, len)) {
+                return Err("more is noted than was asked for".to_owned());
+            }
+        }
+        if kill {
+            bench = bench.after_kill(rng.u64(..));
+            guest = guest.after_kill();
+            bench.after_kill(0).look_alive(&guest)?;
+            continue;
+        }
+        bench = bench.after_power_cut(rng.u64(..));
+        guest = bench.after_power_cut(0).look(&guest)?;
+        if bench.bits_at_rest()?.is_none() {
+            if !bench.renew_bitmap(granularity)? {
+                return Ok(());
+            }
+            asked = Asked::new(&bench, granularity);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn valid_bitmaps_miss_nothing() {
+    for seed in seeds(60) {
+        if let Err(wrong) = trial(Bench::new(seed)) {
+            panic!("seed {seed}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn bitmaps_that_lie_are_caught() {
+    for sabotage in
+        [Sabotage::BitmapsNotMarked, Sabotage::BitmapsNotNoted, Sabotage::BitmapsForgotten]
+    {
+        let caught = (0..24).filter(|seed| {
+            let mut bench = Bench::new(*seed);
+            bench.sabotage = Some(sabotage);
+            trial(bench).is_err()
+        });
+        let caught = caught.count();
+        println!("{sabotage:?}: {caught} of 24");
+        assert!(caught > 5, "{sabotage:?} is hidden in all but {caught} of 24 seeds");
+    }
+}
