@@ -159,6 +159,10 @@ fn sections(command: &str) -> &'static [Section] {
                 &[
                     ("ringtap convert vm.raw -O qcow2 vm.qcow2", "raw to qcow2"),
                     (
+                        "ringtap convert vm.raw -c -O qcow2 -o compression_type=zstd vm.qcow2",
+                        "compressed, on all cores",
+                    ),
+                    (
                         "ringtap convert -f qcow2 vm.qcow2 -O raw -n -t none /dev/vg/vm",
                         "qcow2 onto a logical volume that is there already",
                     ),

@@ -234,6 +234,18 @@ pub trait Image: Send + Sync {
         Box::pin(async { Err(Error::Corrupt) })
     }
 
+    /// Write whole clusters from `offset` on, compressed where that makes them smaller; the disk's last
+    /// cluster may end with the disk. For the tools: no other request may meet these clusters, and only
+    /// a flush keeps what was written. [`Error::Unsupported`] where the image cannot hold it.
+    fn compress<'a>(
+        &'a self,
+        _: &'a Io,
+        _offset: u64,
+        _bytes: &'a [u8],
+    ) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(async { Err(Error::Unsupported) })
+    }
+
     /// Find room for a write of `len` > 0 bytes at `offset`, where [`Image::map`] gave nothing that
     /// may be written to. `None` where it may look otherwise by now: map again. What it gives must
     /// come back by [`Image::commit`], in the same request.

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_image::{Boxed, Error, Status};
+use ringtap_image::{Error, Status};
 use ringtap_io::{Io, Mem};
 
 use crate::bytes::{is_zero, runs};
 use crate::crew::{self, Crew, Outcome, Progress};
-use crate::walk::{Piece, Walk};
+use crate::walk::Walk;
 use crate::{Kind, Request, Vbd};
 
 /// The most zeros made at once: one request, and progress goes on.
@@ -35,25 +35,10 @@ pub struct Copy {
     pub sparse: usize,
     /// Bytes read and written at once.
     pub piece: usize,
-    /// Who writes data instead of `to`, such as a compressor.
-    pub writer: Option<Arc<dyn Writer>>,
+    /// Data is to be compressed, in clusters of so many bytes; `piece` is a multiple of it.
+    pub compress: Option<usize>,
     /// How many work at once.
     pub crew: Crew,
-}
-
-/// Takes the data of a copy, piece by piece.
-pub trait Writer: Send + Sync {
-    /// Write `bytes` at `offset` of the disk. Pieces may come from several threads at once; each is
-    /// as long as the copy's `piece` and begins at a multiple of it, but the disk's last may be shorter.
-    fn write<'a>(
-        &'a self,
-        io: &'a Io,
-        offset: u64,
-        bytes: &'a [u8],
-    ) -> Boxed<'a, Result<(), Error>>;
-
-    /// So far the copy has come without data: nothing at `offset` for `len` bytes.
-    fn skip(&self, offset: u64, len: u64);
 }
 
 /// Why a copy stopped.
@@ -153,8 +138,12 @@ impl Hands {
         let most = |status: &Status| if unread(status) { ZEROS } else { copy.piece as u64 };
         let look = async |offset, len| {
             let status = self.from.status(io, offset, len).await;
-            let status = status.map_err(|error| CopyError::Status { offset, error })?;
-            Ok::<_, CopyError>((status, status.len))
+            let mut status = status.map_err(|error| CopyError::Status { offset, error })?;
+            let len = match copy.compress {
+                Some(cluster) => self.whole_clusters(cluster as u64, offset, &mut status, unread),
+                None => status.len,
+            };
+            Ok::<_, CopyError>((status, len))
         };
         while let Some(piece) = self.job.walk.next(most, look).await? {
             if self.job.outcome.failed() {
@@ -165,10 +154,9 @@ impl Hands {
             }
             let len = piece.len as usize;
             if !copy.layers.contains(&piece.what.depth) {
-                self.skip(&piece);
+                // What lies below shows through.
             } else if self.skips(&piece.what) {
                 self.zero(io, piece.offset, piece.len).await?;
-                self.skip(&piece);
             } else {
                 let at = piece.offset;
                 if piece.what.zero {
@@ -197,24 +185,35 @@ impl Hands {
         status.zero && self.job.copy.sparse > 0 && self.base.is_none()
     }
 
-    fn skip(&self, piece: &Piece<Status>) {
-        if let Some(writer) = &self.job.copy.writer {
-            writer.skip(piece.offset + self.job.copy.to_offset, piece.len);
+    /// How far a status goes in whole clusters of the target. One that is of several kinds is read.
+    fn whole_clusters(
+        &self,
+        cluster: u64,
+        offset: u64,
+        status: &mut Status,
+        unread: impl Fn(&Status) -> bool,
+    ) -> u64 {
+        let copy = &self.job.copy;
+        let (begin, end) = (offset + copy.to_offset, offset + status.len + copy.to_offset);
+        if end >= copy.range.end + copy.to_offset {
+            return status.len;
         }
+        let down = end - end % cluster;
+        if unread(status) && down > begin {
+            return down - begin;
+        }
+        if unread(status) {
+            // Read, whatever shows there.
+            *status = Status { depth: copy.layers.start, ..Status::data(status.len) };
+        }
+        end.next_multiple_of(cluster).min(copy.range.end + copy.to_offset) - begin
     }
 
     /// Write a piece's bytes, zeros left out.
     async fn data(&self, io: &Io, at: u64, bytes: &[u8], mem: Mem) -> Result<(), CopyError> {
         let sparse = self.job.copy.sparse;
-        if let Some(writer) = &self.job.copy.writer {
-            let offset = at + self.job.copy.to_offset;
-            if sparse > 0 && is_zero(bytes) {
-                writer.skip(offset, bytes.len() as u64);
-                return self.zero(io, at, bytes.len() as u64).await;
-            }
-            let end = writer.write(io, offset, bytes).await;
-            let len = bytes.len() as u64;
-            return end.map_err(|error| CopyError::Write { offset, len, error });
+        if let Some(cluster) = self.job.copy.compress {
+            return self.compress(io, at, bytes, mem, cluster).await;
         }
         if sparse == 0 {
             return self.write(io, at, mem.window(0, bytes.len())).await;
@@ -230,6 +229,46 @@ impl Hands {
         Ok(())
     }
 
+    /// Compress whole clusters, zeros left out; what shares its cluster with another source is written
+    /// as it is.
+    async fn compress(
+        &self,
+        io: &Io,
+        at: u64,
+        bytes: &[u8],
+        mem: Mem,
+        cluster: usize,
+    ) -> Result<(), CopyError> {
+        let copy = &self.job.copy;
+        let offset = at + copy.to_offset;
+        let head = offset.next_multiple_of(cluster as u64) - offset;
+        let head = (head as usize).min(bytes.len());
+        let tail = match offset + bytes.len() as u64 == self.to.size() {
+            true => 0,
+            false => (bytes.len() - head) % cluster,
+        };
+        let whole = bytes.len() - tail;
+        for part in [0..head, whole..bytes.len()] {
+            if !part.is_empty() {
+                let window = mem.window(part.start, part.len());
+                self.write(io, at + part.start as u64, window).await?;
+            }
+        }
+        let bytes = bytes.get(head..whole).unwrap_or_default();
+        let zero = |range: Range<usize>| copy.sparse > 0 && is_zero(&bytes[range]);
+        for run in runs(bytes.len(), cluster, zero) {
+            let (from, len) = ((head + run.from) as u64, (run.to - run.from) as u64);
+            if run.chosen {
+                self.zero(io, at + from, len).await?;
+                continue;
+            }
+            let (offset, part) = (offset + from, &bytes[run.from..run.to]);
+            let end = self.to.compress(io, offset, part).await;
+            end.map_err(|error| CopyError::Write { offset, len, error })?;
+        }
+        Ok(())
+    }
+
     /// Write what is not as it is in the base.
     async fn differences(
         &self,
@@ -239,10 +278,8 @@ impl Hands {
         mem: Mem,
         old: &[u8],
     ) -> Result<(), CopyError> {
-        let grain = match self.job.copy.writer {
-            Some(_) => self.job.copy.piece,
-            None => self.job.copy.sparse.clamp(512, 4096),
-        };
+        let grain = self.job.copy.sparse.clamp(512, 4096);
+        let grain = self.job.copy.compress.unwrap_or(grain);
         for run in runs(bytes.len(), grain, |range| bytes[range.clone()] == old[range]) {
             let (offset, len) = (at + run.from as u64, run.to - run.from);
             if !run.chosen {

@@ -23,6 +23,12 @@ impl Crew {
         let threads = processors.min(4).min(requests.max(1));
         Crew { threads, tasks: requests.max(1).div_ceil(threads) }
     }
+
+    /// A thread for each processor, with so many requests each, for work that keeps them busy.
+    pub fn of_all(tasks: usize) -> Crew {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        Crew { threads: processors, tasks }
+    }
 }
 
 /// How far the work is, for whoever shows it, and who wants it to end.

@@ -17,7 +17,7 @@ mod transfer;
 mod vbd;
 mod walk;
 
-pub use copy::{Copy, CopyError, Writer, copy};
+pub use copy::{Copy, CopyError, copy};
 pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
 pub use ringtap_image::Error;

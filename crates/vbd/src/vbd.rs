@@ -195,6 +195,16 @@ impl Vbd {
         Ok(())
     }
 
+    /// Write clusters compressed, as [`Image::compress`] says.
+    pub async fn compress(&self, io: &Io, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let end = offset.checked_add(bytes.len() as u64).ok_or(Error::Range)?;
+        if end > self.size() {
+            return Err(Error::Range);
+        }
+        let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
+        self.image.compress(io, offset, bytes).await
+    }
+
     /// What the range from `offset` holds, for block status.
     pub async fn status(&self, io: &Io, offset: u64, len: u64) -> Result<Status, Error> {
         let end = offset.checked_add(len).ok_or(Error::Range)?;

@@ -108,7 +108,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         zeroed: false,
         sparse: 4096,
         piece: 1 << 20,
-        writer: None,
+        compress: None,
         crew: Crew::of(8),
     };
     copy(job, &progress).with_context(|| {

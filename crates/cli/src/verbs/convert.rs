@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
+use ringtap_image::qcow2::Crypt;
 use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open_on, probe};
 use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
 
@@ -24,6 +25,8 @@ const PIECE_ON_DISK: usize = 1 << 20;
 /// Requests under way unless told otherwise. Writers to the page cache wait for one another.
 const CACHED: usize = 4;
 const DIRECT: usize = 16;
+/// While one piece is compressed, another is read or written.
+const PER_PROCESSOR: usize = 2;
 
 /// What `ringtap convert` is told.
 #[derive(Debug, Args)]
@@ -58,6 +61,10 @@ pub(crate) struct ConvertArgs {
     /// Make an overlay over this image, with only what differs from it. Relative to the target's folder
     #[arg(short = 'B', long, visible_short_alias = 'b', value_name = "FILE")]
     backing: Option<String>,
+
+    /// Compress what is written; qcow2 only, with -o compression_type=zlib|zstd
+    #[arg(short, long)]
+    compress: bool,
 
     /// Write to a target that is there already
     #[arg(short = 'n', long)]
@@ -107,6 +114,10 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     else {
         return Err(Fault::Usage("name the image to read and the image to write".into()).into());
     };
+    if args.compress && format != Format::Qcow2 {
+        let why = format!("{format} images cannot be compressed: use -O qcow2, or leave -c out");
+        return Err(Fault::Usage(why).into());
+    }
     if sources.iter().any(|source| same_file(source, target)) {
         let why = format!("{} would be read and overwritten at once", target.display());
         return Err(Fault::Usage(why).into());
@@ -120,6 +131,9 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
 
     let mut recipe = args.new.recipe(target, Some(format), args.backing.as_deref())?;
     let over = over_what(args, sources, &recipe)?;
+    if args.compress && !args.no_create {
+        recipe.can_be_compressed()?;
+    }
     if !args.no_create {
         recipe.size.get_or_insert(size);
         let wanted = recipe.settle_size(&args.sources, true)?;
@@ -144,12 +158,27 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         to.size()
     );
     let begun = Unfinished::begin(target);
-    write(args, from, &to, over, zeroed, in_memory(target))
+    let compress = if args.compress { Some(cluster_size(target)?) } else { None };
+    write(args, from, &to, over, zeroed, in_memory(target), compress)
         .with_context(|| format!("cannot convert to {}", target.display()))
         .with_context(|| begun.message())?;
     finish(to, target)?;
     begun.end()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes of a cluster of a qcow2 image, which must be one that can hold compressed ones.
+fn cluster_size(target: &Path) -> anyhow::Result<usize> {
+    let header = chain::layer(target, Some(Format::Qcow2), true)?.header;
+    let header = header.filter(|it| it.crypt == Crypt::None && it.data_file().is_none());
+    match header {
+        Some(header) => Ok(header.cluster_size() as usize),
+        None => {
+            let why = "images that are encrypted or have an external data file hold nothing \
+                       compressed: leave -c out";
+            Err(Fault::Usage(format!("{}: {why}", target.display())).into())
+        }
+    }
 }
 
 /// Whether a file's bytes are in memory (tmpfs).
@@ -219,6 +248,7 @@ fn write(
     over: Over,
     zeroed: bool,
     in_memory: bool,
+    compress: Option<usize>,
 ) -> anyhow::Result<()> {
     let progress = Arc::new(Progress::default());
     let _bar = Bar::show(args.talk, &progress, from.iter().map(Vbd::size).sum());
@@ -232,8 +262,12 @@ fn write(
     }
     let direct = CacheMode::from(args.cache).direct();
     let usual = if direct { DIRECT } else { CACHED };
-    let crew = Crew::of(args.parallel.map_or(usual, usize::from));
+    let crew = match (compress, args.parallel) {
+        (Some(_), None) => Crew::of_all(PER_PROCESSOR),
+        (_, requests) => Crew::of(requests.map_or(usual, usize::from)),
+    };
     let piece = if in_memory { PIECE_IN_MEMORY } else { PIECE_ON_DISK };
+    let piece = piece.max(compress.unwrap_or(0));
     let mut to_offset = 0;
     for from in from {
         let size = from.size();
@@ -247,7 +281,7 @@ fn write(
             zeroed,
             sparse: args.sparse as usize,
             piece,
-            writer: None,
+            compress,
             crew,
         };
         copy(job, &progress)?;

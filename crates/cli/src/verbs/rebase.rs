@@ -128,7 +128,7 @@ fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow
         unless_in: below,
         sparse: 4096,
         piece: 1 << 20,
-        writer: None,
+        compress: None,
         crew: Crew::of(8),
     };
     copy(job, &progress)?;

@@ -177,6 +177,19 @@ pub(crate) fn find_backing(
 }
 
 impl Recipe {
+    /// Refuse what does not go together with compressed clusters.
+    pub(crate) fn can_be_compressed(&self) -> anyhow::Result<()> {
+        let mut given = self.options.iter();
+        let against = given.find(|(key, value)| {
+            let key = key.as_str();
+            key == "data_file"
+                || ["encrypt.format", "preallocation"].contains(&key) && value != "off"
+        });
+        let Some((key, value)) = against else { return Ok(()) };
+        let why = format!("-c and {key}={value} do not go together: leave one of them out");
+        Err(Fault::Usage(why).into())
+    }
+
     /// The size, from the backing file where none is given.
     pub(crate) fn settle_size(&mut self, sources: &Sources, unsafely: bool) -> anyhow::Result<u64> {
         if let (Some(backing), false) = (&self.backing, unsafely && self.size.is_some()) {

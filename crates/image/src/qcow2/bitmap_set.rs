@@ -13,7 +13,7 @@ use super::Sabotage;
 use super::bitmap::{drop_bits, find, load, load_into, put_bits, put_directory};
 use super::bitmap_directory::{self, BitmapEntry, flag, read_table, write_flags};
 use super::bits::Bits;
-use super::header::{OFFSET_MASK, autoclear};
+use super::header::OFFSET_MASK;
 use super::kept_bits::{Kept, Layout};
 use super::offline::Offline;
 use super::restart::names_log;

@@ -65,11 +65,7 @@ impl Encoder {
     /// An encoder of this kind, with the level that QEMU uses.
     pub fn new(kind: Compression) -> Result<Encoder, Error> {
         Ok(Encoder(match kind {
-            Compression::Deflate => Kind::Deflate(Compress::new_with_window_bits(
-                flate2::Compression::default(),
-                false,
-                WINDOW_BITS,
-            )),
+            Compression::Deflate => Kind::Deflate(deflate()),
             Compression::Zstd => Kind::Zstd(CCtx::try_create().ok_or(Error::Os(libc::ENOMEM))?),
         }))
     }
@@ -83,11 +79,20 @@ impl Encoder {
             Kind::Deflate(compress) => {
                 compress.reset();
                 let end = compress.compress(cluster, out, FlushCompress::Finish);
-                matches!(end, Ok(Status::StreamEnd)).then(|| compress.total_out() as usize)
+                if matches!(end, Ok(Status::StreamEnd)) {
+                    return Some(compress.total_out() as usize);
+                }
+                // zlib-rs 0.6 panics later where a stream is reset that has not ended.
+                *compress = deflate();
+                None
             }
             Kind::Zstd(context) => context.compress(out, cluster, zstd_safe::CLEVEL_DEFAULT).ok(),
         }
     }
+}
+
+fn deflate() -> Compress {
+    Compress::new_with_window_bits(flate2::Compression::default(), false, WINDOW_BITS)
 }
 
 #[cfg(test)]
@@ -121,6 +126,9 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(3);
             let noise: Vec<u8> = (0..65536).map(|_| rng.u8(..)).collect();
             assert_eq!(encoder.encode(&noise, &mut vec![0; 65536]), None, "{kind:?}");
+            for len in [512; 200] {
+                assert_eq!(encoder.encode(&noise[..len], &mut vec![0; 512]), None, "{kind:?}");
+            }
             decode(kind, &noise, &mut vec![0; 65536]).expect_err("noise");
             decode(kind, &[], &mut vec![0; 512]).expect_err("nothing");
         }

@@ -46,6 +46,7 @@ struct Work {
     released: Vec<Released>,
     /// Not counted yet.
     referred: Vec<Range<u64>>,
+    shared: Vec<Range<u64>>,
 }
 
 impl Shared {
@@ -99,6 +100,7 @@ impl Shared {
             state.cache.dirty_l1.extend(work.l1.iter().map(|(block, _)| *block));
             state.released.append(&mut work.released);
             state.referred.append(&mut work.referred);
+            state.shared.append(&mut work.shared);
         } else {
             state.retired.append(&mut work.released);
             if let Some(log) = self.restart.get() {
@@ -112,6 +114,7 @@ impl Shared {
         let dirty = state.cache.is_dirty()
             || !state.released.is_empty()
             || !state.referred.is_empty()
+            || !state.shared.is_empty()
             || self.refcounts().is_dirty();
         self.dirty.store(dirty, SeqCst);
         end
@@ -135,6 +138,7 @@ impl Shared {
                 blocks.into_iter().map(|block| (block, self.tables.l1_block(block))).collect();
             // Whatever those tables refer to, and more.
             work.referred = std::mem::take(&mut state.referred);
+            work.shared = std::mem::take(&mut state.shared);
         }
         let mut freed = self.count(io, work).await?;
         if self.does(Sabotage::EarlyReuse) {
@@ -158,19 +162,8 @@ impl Shared {
     /// Count what is referred to, and what has been unreferred long enough; gives the clusters that
     /// nobody refers to any more.
     async fn count(&self, io: &Io, work: &mut Work) -> Result<Vec<u64>, Error> {
-        while let Some(run) = work.referred.last_mut() {
-            let Some(cluster) = run.end.checked_sub(1).filter(|_| run.start < run.end) else {
-                work.referred.pop();
-                continue;
-            };
-            let block = self.refcounts().block_of(cluster);
-            self.load_refcounts(io, block).await?;
-            run.end = cluster;
-            let counted = self.refcounts().change(cluster, 1);
-            if counted != Ok(1) {
-                return Err(self.mark_corrupt(io).await);
-            }
-        }
+        self.count_up(io, &mut work.referred, true).await?;
+        self.count_up(io, &mut work.shared, false).await?;
         let retired = std::mem::take(&mut self.state().retired);
         if retired.is_empty() {
             return Ok(Vec::new());
@@ -207,6 +200,29 @@ impl Shared {
             return Err(error);
         }
         Ok(freed)
+    }
+
+    /// Count clusters once more; what is counted leaves `runs`. `alone`: nobody referred to them before.
+    async fn count_up(
+        &self,
+        io: &Io,
+        runs: &mut Vec<Range<u64>>,
+        alone: bool,
+    ) -> Result<(), Error> {
+        while let Some(run) = runs.last_mut() {
+            let Some(cluster) = run.end.checked_sub(1).filter(|_| run.start < run.end) else {
+                runs.pop();
+                continue;
+            };
+            let block = self.refcounts().block_of(cluster);
+            self.load_refcounts(io, block).await?;
+            run.end = cluster;
+            let counted = self.refcounts().change(cluster, 1);
+            if counted.is_err() || alone && counted != Ok(1) {
+                return Err(self.mark_corrupt(io).await);
+            }
+        }
+        Ok(())
     }
 
     /// The refcounts to write, those of new blocks and of a new table among them.

@@ -70,7 +70,7 @@ pub mod autoclear {
 }
 
 /// How compressed clusters are compressed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
     /// Raw deflate (RFC 1951); QEMU calls it zlib.
     #[default]

@@ -24,6 +24,7 @@ mod bits;
 pub mod bytes;
 mod chain;
 mod check;
+mod compress;
 pub mod compressed;
 mod counts;
 mod create;
@@ -70,6 +71,7 @@ pub use tool::ToolError;
 pub(crate) use chain::open_chain;
 
 use allocate::Allocations;
+use compress::Packing;
 use entry::Kind;
 use flush::Flushing;
 use refcount::Refcounts;
@@ -122,6 +124,10 @@ struct State {
     space: Space,
     /// Clusters that are referred to since the last flush, each to be counted once.
     referred: Vec<Range<u64>>,
+    /// As `referred`, where others refer to the clusters too.
+    shared: Vec<Range<u64>>,
+    /// Where compressed clusters go.
+    packing: Packing,
     /// Clusters that one reference less points to, in memory.
     released: Vec<Released>,
     /// As `released`, on stable storage too.
@@ -164,6 +170,7 @@ impl Shared {
 
     /// Note that a cluster has one reference less.
     fn release(&self, state: &mut State, cluster: u64) {
+        state.packing.leave(cluster, self.header.cluster_bits);
         state.released.push(Released { cluster, epoch: self.grace.epoch() });
         self.dirty.store(true, SeqCst);
     }
@@ -236,6 +243,15 @@ impl Image for Qcow2 {
         mem: Mem,
     ) -> Boxed<'a, Result<usize, Error>> {
         Box::pin(self.shared.decompress(io, offset, mem))
+    }
+
+    fn compress<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        bytes: &'a [u8],
+    ) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(self.shared.compress(io, offset, bytes))
     }
 
     fn allocate<'a>(

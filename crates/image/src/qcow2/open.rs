@@ -203,6 +203,8 @@ impl State {
             allocations: Default::default(),
             space: Space::new(),
             referred: Vec::new(),
+            shared: Vec::new(),
+            packing: Default::default(),
             released: Vec::new(),
             retired: Vec::new(),
             structures: HashSet::new(),

@@ -2,100 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
-/// A folder with images, in which programs run.
-struct Bench {
-    dir: tempfile::TempDir,
-}
+mod bench;
+mod convert;
 
-impl Bench {
-    fn new() -> Bench {
-        Bench { dir: tempfile::tempdir().expect("a folder") }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Run a line of words; `ringtap` is the one under test.
-    fn run(&self, line: &str) -> Output {
-        let mut words = line.split_whitespace();
-        let name = words.next().expect("a program");
-        let program = if name == "ringtap" { env!("CARGO_BIN_EXE_ringtap") } else { name };
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(program).args(words).current_dir(self.dir.path());
-        let output = command.stdin(Stdio::null()).output().expect("timeout of coreutils");
-        assert_ne!(
-            output.status.code(),
-            Some(127),
-            "{name} is missing: apt-get install qemu-utils"
-        );
-        output
-    }
-
-    /// What it prints, once it has ended with 0.
-    fn ok(&self, line: &str) -> String {
-        self.ends(line, 0)
-    }
-
-    /// What it prints, once it has ended so.
-    fn ends(&self, line: &str, code: i32) -> String {
-        let output = self.run(line);
-        let [out, err] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
-        assert_eq!(output.status.code(), Some(code), "{line}\n{out}{err}");
-        format!("{out}{err}")
-    }
-
-    fn json(&self, line: &str) -> Value {
-        serde_json::from_slice(&self.run(line).stdout).expect("JSON")
-    }
-
-    /// Write to an image with qemu-io: all operations in one process.
-    fn qemu_io(&self, image: &str, operations: &[String]) {
-        let mut command = Command::new("timeout");
-        command.arg("60").arg("qemu-io").current_dir(self.dir.path());
-        for operation in operations {
-            command.arg("-c").arg(operation);
-        }
-        let output = command.args(image.split_whitespace()).output().expect("timeout");
-        assert!(output.status.success(), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(!said.contains("failed"), "{said}");
-    }
-
-    /// QEMU reads the same from both and finds nothing wrong with the second.
-    fn same(&self, one: &str, other: &str) {
-        self.ok(&format!("qemu-img compare {one} {other}"));
-        self.ok(&format!("ringtap compare -q {one} {other}"));
-        if other.ends_with(".qcow2") {
-            self.ok(&format!("qemu-img check -q {other}"));
-            self.ok(&format!("ringtap check -q {other}"));
-        }
-    }
-}
-
-/// Operations on `size` bytes, for qemu-io.
-fn operations(random: &mut fastrand::Rng, size: u64, count: usize) -> Vec<String> {
-    let mut sectors = |most: u64| {
-        let at = random.u64(0..size / 512);
-        (at, random.u64(1..=most.min(size / 512 - at)), random.u8(1..255), random.u32(0..10))
-    };
-    let operation = |_| {
-        let (at, len, pattern, kind) = sectors(300);
-        let (at, len) = (at * 512, len * 512);
-        match kind {
-            0..=6 => format!("write -q -P {pattern} {at} {len}"),
-            7 => format!("write -q -z {at} {len}"),
-            8 => format!("write -q -z -u {at} {len}"),
-            _ => format!("write -q -P 0 {at} {len}"),
-        }
-    };
-    (0..count).map(operation).collect()
-}
+use bench::{Bench, operations};
 
 /// What qemu-img and we have in common of a map.
 fn map(text: &str) -> Vec<Value> {
@@ -361,7 +276,7 @@ fn a_target_that_is_not_finished_is_refused() {
     let own = env!("CARGO_BIN_EXE_ringtap");
     let script = format!("trap '' XFSZ; ulimit -f 8192; exec {own} convert a.raw -O qcow2 b.qcow2");
     let mut shell = Command::new("timeout");
-    shell.args(["60", "bash", "-c", &script]).current_dir(bench.dir.path());
+    shell.args(["60", "bash", "-c", &script]).current_dir(bench.path(""));
     let output = shell.output().expect("bash");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");

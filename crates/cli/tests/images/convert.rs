@@ -1,0 +1,136 @@
+//! What convert does beyond copying: compression, snapshots, bitmaps.
+
+use std::fs;
+
+use super::bench::{Bench, operations};
+
+/// Text-like, noise, zeros and repetition, in stretches that no cluster size fits.
+fn content(len: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(23);
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        let stretch = random.usize(1..300_000);
+        let kind = random.u32(0..5);
+        let word = random.u64(..).to_le_bytes();
+        bytes.extend((0..stretch).map(|at| match kind {
+            0 => 0,
+            1 => random.u8(..),
+            2 => word[at % 8],
+            _ => b"what lies in a row"[random.usize(0..18)],
+        }));
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+#[test]
+fn compressed_images_are_read_by_qemu_and_by_us() {
+    let bench = Bench::new();
+    for options in [
+        "",
+        "-o compression_type=zstd",
+        "-o compression_type=zstd,extended_l2=on",
+        "-o cluster_size=512",
+        "-o cluster_size=2M,refcount_bits=64",
+        "-o compat=0.10,cluster_size=4k",
+        "-o refcount_bits=1",
+        "-o refcount_bits=2,cluster_size=128k",
+        "-t none",
+        "-S 0 -m 7",
+    ] {
+        let most = if options.contains("=512") { 200_000 } else { 2 << 20 };
+        let size = most / 512 * 512 + 37 * 512;
+        fs::write(bench.path("a.raw"), content(size)).expect("a disk");
+        bench.ok(&format!("ringtap convert -f raw a.raw -c -O qcow2 {options} b.qcow2"));
+        bench.same("a.raw", "b.qcow2");
+        let facts = bench.json("ringtap check --output json b.qcow2");
+        assert!(facts["compressed-clusters"].as_u64() > Some(0), "{options}: {facts}");
+        let blocks = |name: &str| {
+            let place = bench.path(name);
+            std::os::unix::fs::MetadataExt::blocks(&fs::metadata(place).expect("a file")) * 512
+        };
+        bench.ok(&format!("qemu-img convert -f raw a.raw -c -O qcow2 {} c.qcow2", theirs(options)));
+        let (ours, theirs) = (blocks("b.qcow2"), blocks("c.qcow2"));
+        // With few references to a cluster there are gaps, which theirs leaves as holes.
+        let more = theirs / 10 + if options.contains("2M") { 4 << 21 } else { 256 << 10 };
+        let packed = !options.contains("refcount_bits=1") && !options.contains("refcount_bits=2");
+        assert!(!packed || ours <= theirs + more, "{options}: {ours} bytes, {theirs} by qemu-img");
+        // Theirs is read by us, and ours is written over and freed as any other.
+        bench.same("a.raw", "c.qcow2");
+        bench.ok("ringtap convert b.qcow2 d.raw");
+        bench.ok("cmp a.raw d.raw");
+        let mut random = fastrand::Rng::with_seed(29);
+        let changes = operations(&mut random, size as u64, 15);
+        bench.qemu_io("-f qcow2 b.qcow2", &changes);
+        bench.qemu_io("-f raw d.raw", &changes);
+        bench.same("d.raw", "b.qcow2");
+    }
+}
+
+/// Options that qemu-img has in another form.
+fn theirs(options: &str) -> &str {
+    match options {
+        "-S 0 -m 7" => "-S 0",
+        other => other,
+    }
+}
+
+#[test]
+fn compressed_clusters_go_into_overlays_and_into_images_that_are_there() {
+    let bench = Bench::new();
+    let size = 6 << 20;
+    let mut bytes = content(size);
+    fs::write(bench.path("base.raw"), &bytes).expect("a disk");
+    for (number, byte) in bytes[1_000_000..1_100_000].iter_mut().enumerate() {
+        *byte = number as u8;
+    }
+    bytes[3_000_000..3_500_000].fill(0);
+    fs::write(bench.path("a.raw"), &bytes).expect("a disk");
+    for options in ["", "-o cluster_size=4k,extended_l2=off"] {
+        let over = "-B base.raw -F raw";
+        bench.ok(&format!("ringtap convert a.raw -c {over} {options} over.qcow2"));
+        bench.same("a.raw", "over.qcow2");
+        let len = fs::metadata(bench.path("over.qcow2")).expect("it").len();
+        assert!(len < 1 << 20, "{len} bytes for little that differs");
+        // A chain is kept as it is, but for the layers that are written anew.
+        bench.ok("ringtap create -q -b over.qcow2 top.qcow2");
+        bench.qemu_io("-f qcow2 top.qcow2", &["write -q -P 9 700k 300k".into()]);
+        bench.ok(&format!("ringtap convert top.qcow2 -c {over} thin.qcow2"));
+        bench.same("top.qcow2", "thin.qcow2");
+        // Into an image that holds something else, snapshots too.
+        bench.ok("qemu-img create -q -f qcow2 there.qcow2 6M");
+        bench.qemu_io("-f qcow2 there.qcow2", &["write -q -P 3 0 6M".into()]);
+        bench.ok("qemu-img snapshot -c was there.qcow2");
+        bench.ok("ringtap convert -n -c a.raw -O qcow2 there.qcow2");
+        bench.same("a.raw", "there.qcow2");
+        bench.ok("ringtap snapshot -a was -f qcow2 there.qcow2");
+        bench.qemu_io("-f qcow2 there.qcow2", &["read -q -P 3 0 6M".into()]);
+    }
+    // Sources that end within a cluster.
+    fs::write(bench.path("odd.raw"), &bytes[..1_000_960]).expect("a disk");
+    bench.ok("ringtap convert -f raw -c odd.raw a.raw odd.raw -O qcow2 all.qcow2");
+    bench.ok("qemu-img convert -f raw odd.raw a.raw odd.raw -O raw all.raw");
+    bench.same("all.raw", "all.qcow2");
+}
+
+#[test]
+fn what_cannot_be_compressed_is_refused_before_anything_is_made() {
+    let bench = Bench::new();
+    bench.ok("ringtap create -q a.raw 1M");
+    for (options, wanted) in [
+        ("-O raw", "raw images cannot be compressed"),
+        ("-O vpc", "cannot be compressed"),
+        ("-O qcow2 -o preallocation=full", "preallocation"),
+        ("-O qcow2 -o data_file=d.raw", "data_file"),
+        ("-O qcow2 -o compat=0.10,compression_type=zstd", "compression_type"),
+        ("-O qcow2 -o compression_type=lzma", "zlib or zstd"),
+    ] {
+        let output = bench.run(&format!("ringtap convert -c a.raw {options} b.img"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(wanted), "{options}: {said}");
+        assert!(!bench.path("b.img").exists(), "{options}");
+    }
+    bench.ok("qemu-img create -q -f qcow2 -o data_file=d.raw there.qcow2 1M");
+    let said = bench.ends("ringtap convert -n -c a.raw -O qcow2 there.qcow2", 2);
+    assert!(said.contains("external data file"), "{said}");
+}
