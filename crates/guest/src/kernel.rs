@@ -88,17 +88,20 @@ impl Kernel {
     }
 
     /// As [`Kernel::pc`], of version `least` (6.12: `[6, 12]`) or later: where the distribution's is
-    /// older, that of its backports.
+    /// older, that of its backports, or else of the backports of Debian's present release.
     ///
     /// # Errors
     /// As [`Kernel::pc`], and where the backports have none either.
     pub fn pc_since(cache: &Path, least: &[u64]) -> Result<Self> {
-        let usual = Self::pc(cache)?;
-        if version_key(&usual.release).as_slice() >= least {
-            return Ok(usual);
+        let mut found = Self::pc(cache)?;
+        let newer = |kernel: &Kernel| version_key(&kernel.release).as_slice() >= least;
+        for (store, release) in [("kernel-backports", None), ("kernel-stable", Some("stable"))] {
+            if newer(&found) {
+                break;
+            }
+            found = Self::kept(&cache.join(store), |store| backports(store, release))?;
         }
-        let found = Self::kept(&cache.join("kernel-backports"), backports)?;
-        if version_key(&found.release).as_slice() >= least {
+        if newer(&found) {
             return Ok(found);
         }
         Err(Error::Unusable {
@@ -130,22 +133,26 @@ impl Kernel {
 
 /// The newest kernel below a root directory that has both image and modules.
 fn newest(root: &Path) -> Option<Kernel> {
-    let mut found: Vec<Kernel> = fs::read_dir(root.join("boot"))
-        .ok()?
-        .flatten()
-        .filter_map(|entry| {
-            let image = entry.path();
-            let release = image.file_name()?.to_str()?.strip_prefix("vmlinuz-")?.to_owned();
-            let modules = ["lib/modules", "usr/lib/modules"]
-                .map(|dir| root.join(dir).join(&release))
-                .into_iter()
-                .find(|dir| dir.join("kernel").is_dir())?;
-            fs::File::open(&image).ok()?;
-            Some(Kernel { machine: Machine::Pc, image, modules, release })
-        })
-        .collect();
-    found.sort_by_key(|kernel| version_key(&kernel.release));
-    found.pop()
+    let names = |dir: &str| -> Vec<String> {
+        let entries = fs::read_dir(root.join(dir)).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let kernel = |image: PathBuf, release: &str| {
+        let modules = ["lib/modules", "usr/lib/modules"]
+            .map(|dir| root.join(dir).join(release))
+            .into_iter()
+            .find(|dir| dir.join("kernel").is_dir())?;
+        fs::File::open(&image).ok()?;
+        Some(Kernel { machine: Machine::Pc, image, modules, release: release.to_owned() })
+    };
+    let boot = names("boot")
+        .into_iter()
+        .filter_map(|name| kernel(root.join("boot").join(&name), name.strip_prefix("vmlinuz-")?));
+    // Debian's packages since Linux 7 have the image among the modules.
+    let beside = names("usr/lib/modules").into_iter().filter_map(|release| {
+        kernel(root.join("usr/lib/modules").join(&release).join("vmlinuz"), &release)
+    });
+    boot.chain(beside).max_by_key(|kernel| version_key(&kernel.release))
 }
 
 fn newest_of_packages(store: &Path) -> Option<Kernel> {
@@ -160,7 +167,7 @@ fn version_key(release: &str) -> Vec<u64> {
 
 /// Downloads the newest kernel package and unpacks what a guest may need of it.
 fn fetch(store: &Path, apt: &[String]) -> Result<()> {
-    let package = newest_package(apt)?;
+    let packages = newest_packages(apt)?;
     let work = tempfile::Builder::new()
         .prefix("unpack-")
         .tempdir_in(store)
@@ -168,22 +175,25 @@ fn fetch(store: &Path, apt: &[String]) -> Result<()> {
     run_tool(
         Command::new(find_program("apt-get", "apt")?)
             .args(apt)
-            .args(["download", &package])
+            .arg("download")
+            .args(&packages)
             .current_dir(work.path()),
         DOWNLOAD_TIME,
     )?;
-    let deb = fs::read_dir(work.path())
-        .map_err(io("list", work.path()))?
-        .flatten()
-        .map(|e| e.path())
-        .find(|p| p.extension().is_some_and(|e| e == "deb"))
-        .ok_or_else(|| Error::Unusable {
+    let files = fs::read_dir(work.path()).map_err(io("list", work.path()))?.flatten();
+    let debs: Vec<PathBuf> =
+        files.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "deb")).collect();
+    if debs.len() < packages.len() {
+        return Err(Error::Unusable {
             path: work.path().to_path_buf(),
-            found: format!("empty after `apt-get download {package}`"),
+            found: format!("incomplete after `apt-get download {}`", packages.join(" ")),
             remedy: "`apt-get update`, then try again".into(),
-        })?;
-    unpack(&deb, &work.path().join("root"))?;
-    let place = store.join(&package);
+        });
+    }
+    for deb in &debs {
+        unpack(deb, &work.path().join("root"))?;
+    }
+    let place = store.join(&packages[0]);
     fs::rename(work.path().join("root"), &place).map_err(io("move the kernel to", &place))
 }
 
@@ -221,13 +231,14 @@ fn unpack(deb: &Path, to: &Path) -> Result<()> {
     })
 }
 
-/// Has apt look at the backports of this Debian, in lists of their own below `store`; the options
-/// by which it finds them again.
-fn backports(store: &Path) -> Result<Vec<String>> {
+/// Has apt look at the backports of this Debian, or of the release named, in lists of their own
+/// below `store`; the options by which it finds them again.
+fn backports(store: &Path, release: Option<&str>) -> Result<Vec<String>> {
     let path = Path::new("/etc/os-release");
-    let release = fs::read_to_string(path).map_err(io("read", path))?;
-    let name = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    let name = name.filter(|_| release.contains("ID=debian")).ok_or_else(|| Error::Missing {
+    let here = fs::read_to_string(path).map_err(io("read", path))?;
+    let name = here.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    let name = release.or(name).filter(|_| here.contains("ID=debian"));
+    let name = name.ok_or_else(|| Error::Missing {
         what: "a newer kernel for a virtual PC".into(),
         looked: "backports, which only Debian has".into(),
         remedy: "install a newer kernel".into(),
@@ -254,8 +265,9 @@ fn backports(store: &Path) -> Result<Vec<String>> {
     Ok(options)
 }
 
-/// The package behind the newest `linux-image-amd64` that apt knows, by name.
-fn newest_package(apt: &[String]) -> Result<String> {
+/// The packages behind the newest `linux-image-amd64` that apt knows, by name: one, or the image,
+/// the modules, and the list of those built in.
+fn newest_packages(apt: &[String]) -> Result<Vec<String>> {
     let none = |why: &str| Error::Missing {
         what: "a kernel for a virtual PC".into(),
         looked: format!("/boot and apt's lists: {why}"),
@@ -272,13 +284,16 @@ fn newest_package(apt: &[String]) -> Result<String> {
         .filter_map(|line| line.split('|').nth(1).map(str::trim))
         .max_by_key(|version| version_key(version))
         .ok_or_else(|| none("linux-image-amd64 is unknown"))?;
-    let depends = run(&["depends", &format!("linux-image-amd64={version}")])?;
-    let package = depends
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: "))
-        .find(|name| name.starts_with("linux-image-"))
-        .ok_or_else(|| none("linux-image-amd64 names no image"))?;
-    Ok(package.to_owned())
+    let needs = |package: &str, prefixes: &[&str]| -> Result<Vec<String>> {
+        let depends = run(&["depends", package])?;
+        let names = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let fits = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        Ok(names.filter(fits).map(str::to_owned).collect())
+    };
+    let images = needs(&format!("linux-image-amd64={version}"), &["linux-image-"])?;
+    let image = images.first().ok_or_else(|| none("linux-image-amd64 names no image"))?;
+    let parts = needs(image, &["linux-binary-", "linux-modules-", "linux-base-"])?;
+    Ok(if parts.is_empty() { images } else { parts })
 }
 
 #[cfg(test)]
@@ -304,5 +319,9 @@ mod tests {
             }
         }
         assert_eq!(newest(root.path()).unwrap().release, "6.1.0-56");
+        let beside = root.path().join("usr/lib/modules/7.3.4");
+        fs::create_dir_all(beside.join("kernel")).unwrap();
+        fs::write(beside.join("vmlinuz"), b"").unwrap();
+        assert_eq!(newest(root.path()).unwrap().image, beside.join("vmlinuz"));
     }
 }
