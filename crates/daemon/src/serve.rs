@@ -19,7 +19,7 @@ use signal_hook::low_level;
 use crate::facts::{AllStats, DiskFacts, Ready};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
-use crate::{Announce, Config, Error, process};
+use crate::{Announce, Config, Disk, Error, process};
 
 /// Our threads wait and log; they need no more.
 const STACK: usize = 256 << 10;
@@ -46,6 +46,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let config = config.checked()?;
     process::abort_on_panic();
     process::raise_descriptor_limit();
+    leave_mount_namespace(&config);
     let (events, inbox) = channel();
     listen_for_signals(events.clone())?;
     // Asked for here so that a host without io_uring is told at the start, not to the first guest.
@@ -81,6 +82,18 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let flushed = flush(&config, &disks);
     drop(plan);
     outcome.and(late.map_or(Ok(()), Err)).and(flushed)
+}
+
+/// A server of block devices keeps out of the namespace in which they are mounted, unless it has to
+/// mount something there itself.
+fn leave_mount_namespace(config: &Config) {
+    let any = |has: fn(&Disk) -> bool| config.disks.iter().any(has);
+    if !any(|disk| disk.ublk.is_some()) || any(|disk| !disk.fuse.is_empty()) {
+        return;
+    }
+    if let Err(error) = ublk::leave_mount_namespace() {
+        tracing::debug!("cannot have a mount namespace of its own (CAP_SYS_ADMIN): {error}");
+    }
 }
 
 impl Event {
