@@ -60,12 +60,24 @@ struct Lab {
 }
 
 impl Lab {
-    /// A guest with the binary at /tmp/ringtap, a bare disk at /dev/vda and files at /mnt/files.
-    fn boot() -> Lab {
+    /// A guest with the binary at /tmp/ringtap, a bare disk at /dev/vda and files at /mnt/files, and a
+    /// kernel of that version or later.
+    fn boot(since: &[u64]) -> Lab {
         let cache = Appliance::default_cache();
-        let kernel = Kernel::pc_since(&cache, &[6, 5]).unwrap_or_else(|error| panic!("{error}"));
-        let programs =
-            ["fio", "dd", "mke2fs", "e2fsck", "blkdiscard", "blockdev", "cmp", "setpriv"];
+        let kernel = Kernel::pc_since(&cache, since).unwrap_or_else(|error| panic!("{error}"));
+        let programs = [
+            "bonnie++",
+            "fio",
+            "dd",
+            "mke2fs",
+            "e2fsck",
+            "mkswap",
+            "blkdiscard",
+            "blockdev",
+            "cmp",
+            "setpriv",
+            "unshare",
+        ];
         let appliance = Appliance::builder(Machine::Pc)
             .kernel(kernel)
             .programs(programs)
@@ -82,17 +94,19 @@ impl Lab {
         let to = at("share").join("ringtap");
         let copied = program("strip", "binutils", ["-o".into(), to, ringtap()]);
         assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        fs::write(at("share").join("library"), LIBRARY).expect("a file");
         let guest = Qemu::new(&appliance)
             .memory(1536 << 20)
             .virtio_blk(Drive::raw(at("bare")))
             .virtio_blk(Drive::raw(at("files")))
             .share(at("share"), "/mnt/share")
+            .boot_timeout(LONG)
             .boot()
             .unwrap_or_else(|error| panic!("{error}"));
         let lab = Lab { guest, _dir: dir };
         lab.run(
             "the set-up",
-            "cp /mnt/share/ringtap /tmp/ringtap
+            "cp /mnt/share/ringtap /mnt/share/library /tmp
              mkdir -p /mnt/files /mnt/disk
              mke2fs -q -t ext4 /dev/vdb
              mount -t ext4 /dev/vdb /mnt/files",
@@ -125,14 +139,29 @@ fn tail(text: &str) -> &str {
 
 #[test]
 fn a_disk_is_a_block_device_of_the_host() {
-    let lab = Lab::boot();
+    let lab = Lab::boot(&[6, 5]);
     carries_a_file_system(&lab);
     shows_the_disk_as_it_is(&lab);
     survives_its_server(&lab);
+    holds_while_memory_is_short(&lab);
+    outlives_its_mount_namespace(&lab);
+    keeps_its_size_or_says_so(&lab);
     is_refused_where_it_must_be(&lab);
     leaves_nothing_behind(&lab);
     is_for_ordinary_users_too(&lab);
     serves_many_at_once(&lab);
+    assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
+}
+
+/// Where the kernel has zero copy and resizing (Linux 6.16).
+#[test]
+fn a_newer_kernel_moves_bytes_uncopied() {
+    let lab = Lab::boot(&[6, 16]);
+    carries_a_file_system(&lab);
+    survives_its_server(&lab);
+    moves_bytes_uncopied(&lab);
+    has_holes_and_clusters(&lab);
+    keeps_its_size_or_says_so(&lab);
     assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
 }
 
@@ -145,6 +174,7 @@ fn carries_a_file_system(lab: &Lab) {
          fio --name=v --directory=/mnt/disk --size=12M --rw=randwrite --bsrange=4k-64k \
              --iodepth=16 --ioengine=libaio --direct=1 --fsync=64 --verify=crc32c \
              --verify_state_save=0 --output=/tmp/fio
+         bonnie++ -q -f -u 0 -d /mnt/disk -s 24M -r 12M -n 1 >/tmp/bonnie
          umount /mnt/disk
          e2fsck -fn /dev/ublkb0
          stop a
@@ -231,6 +261,131 @@ fn survives_its_server(lab: &Lab) {
     assert!(said.contains("/dev/ublkb0: live") && said.contains("taking over"), "{said}");
     assert!(!said.contains("/dev/ublkb1"), "{said}");
     assert!(!said.contains("ended early"), "the load was too short to be killed under: {said}");
+}
+
+/// Memory is written out to the very device that the server serves.
+fn holds_while_memory_is_short(lab: &Lab) {
+    let said = lab.run(
+        "swap",
+        "serve a /dev/vda -f raw --ublk
+         cat /proc/$(cat /tmp/a.pid)/oom_score_adj
+         mkswap /dev/ublkb0 >/dev/null
+         swapon /dev/ublkb0
+         mkdir -p /mnt/ballast /mnt/swapped
+         # A ramfs stays in memory, a tmpfs need not.
+         mount -t ramfs none /mnt/ballast
+         mount -t tmpfs -o size=80m none /mnt/swapped
+         free=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
+         dd if=/dev/zero of=/mnt/ballast/it bs=1M count=$((free - 48)) status=none
+         dd if=/dev/urandom of=/mnt/files/data bs=1M count=72 oflag=direct status=none
+         dd if=/mnt/files/data of=/mnt/swapped/data bs=1M iflag=direct status=none
+         awk '/^pswpout/ { print \"swapped\", ($2 > 2000) }' /proc/vmstat
+         cmp /mnt/files/data /mnt/swapped/data
+         umount /mnt/ballast /mnt/swapped
+         swapoff /dev/ublkb0
+         rm /mnt/files/data
+         stop a
+         none",
+    );
+    assert_eq!(said, "-1000\nswapped 1\n");
+}
+
+/// The last process of a mount namespace unmounts what is mounted there; the server is not the one.
+fn outlives_its_mount_namespace(lab: &Lab) {
+    lab.run(
+        "a mount namespace",
+        r#"echo '. /tmp/library
+            serve n /dev/vda -f raw --ublk
+            mke2fs -q -t ext4 -F /dev/ublkb0
+            mount -t ext4 /dev/ublkb0 /mnt/disk
+            dd if=/dev/urandom of=/mnt/disk/file bs=1M count=4 status=none' >/tmp/inside
+         unshare -m sh /tmp/inside
+         pid=$(cat /tmp/n.pid)
+         kill -KILL $pid
+         for i in $(seq 300); do
+             state=$(sed -n 's/^State:.//p' /proc/$pid/status 2>/dev/null) || state=gone
+             case $state in Z* | gone | '') state=gone; break ;; esac
+             sleep 0.1
+         done
+         [ "$state" = gone ] || { echo "the server waits for itself: $state" >&2; exit 1; }
+         serve n /dev/vda -f raw --ublk
+         e2fsck -fn /dev/ublkb0
+         stop n
+         none"#,
+    );
+}
+
+/// The image grows while it is served.
+fn keeps_its_size_or_says_so(lab: &Lab) {
+    let said = lab.run(
+        "a new size",
+        "truncate -s 16M /mnt/files/grows
+         serve a /mnt/files/grows -f raw --ublk
+         truncate -s 24M /mnt/files/grows
+         kill -HUP $(cat /tmp/a.pid)
+         for i in $(seq 120); do
+             [ $(cat /sys/block/ublkb0/size) = 49152 ] && break
+             grep -q 'keeps its size' /tmp/a.err && break
+             sleep 0.5
+         done
+         echo $(cat /sys/block/ublkb0/size) $(grep -c 'keeps its size' /tmp/a.err || true)
+         stop a
+         serve a /mnt/files/grows -f raw --ublk
+         echo $(cat /sys/block/ublkb0/size)
+         stop a
+         none",
+    );
+    let kernel = lab.guest.exec("uname -r", LONG).expect("its kernel").stdout;
+    let new = kernel.trim().split(['.', '-']).take(2).map(|part| part.parse().unwrap_or(0u32));
+    let expected = if new.ge([6, 16]) { "49152 0\n49152\n" } else { "32768 1\n49152\n" };
+    assert_eq!(said, expected);
+}
+
+/// The image's own bytes, uncopied, in requests of all sizes.
+fn moves_bytes_uncopied(lab: &Lab) {
+    let said = lab.run(
+        "zero copy",
+        "serve a /dev/vda -f raw --ublk
+         list
+         dd if=/dev/urandom of=/tmp/data bs=1M count=16 status=none
+         for size in 512 4096 12288 1048576; do
+             dd if=/dev/urandom of=/tmp/data bs=$size count=16 status=none
+             dd if=/tmp/data of=/dev/ublkb0 bs=$size seek=3 oflag=direct status=none
+             dd if=/dev/ublkb0 of=/tmp/back bs=$size skip=3 count=16 iflag=direct status=none
+             cmp /tmp/data /tmp/back
+         done
+         stop a
+         dd if=/dev/vda bs=1M skip=3 count=16 iflag=direct status=none | cmp - /tmp/data
+         none",
+    );
+    assert!(said.contains(", zero copy, process"), "{said}");
+}
+
+/// Where somebody must look at the bytes, they are copied all the same.
+fn has_holes_and_clusters(lab: &Lab) {
+    let said = lab.run(
+        "zero copy on qcow2",
+        "/tmp/ringtap create -f qcow2 /mnt/files/q.qcow2 64M >/dev/null
+         serve a /mnt/files/q.qcow2 -f qcow2 --ublk
+         list
+         dd if=/dev/ublkb0 bs=1M count=8 iflag=direct status=none | cmp -n 8388608 - /dev/zero
+         fio --name=v --filename=/dev/ublkb0 --size=24M --io_size=4M --rw=randrw --bsrange=4k-128k \
+             --iodepth=16 --ioengine=libaio --direct=1 --verify=crc32c \
+             --verify_state_save=0 --output=/tmp/fio
+         fio --name=w --filename=/dev/ublkb0 --size=24M --io_size=3M --rw=randwrite --bs=12k \
+             --iodepth=16 --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 \
+             --verify_state_save=0 --output=/tmp/fio
+         crash a
+         serve a /mnt/files/q.qcow2 -f qcow2 --ublk
+         dd if=/dev/ublkb0 of=/tmp/before bs=1M iflag=direct status=none
+         stop a
+         /tmp/ringtap check /mnt/files/q.qcow2 >/dev/null
+         serve a /mnt/files/q.qcow2 -f qcow2 --ublk --read-only
+         dd if=/dev/ublkb0 bs=1M iflag=direct status=none | cmp - /tmp/before
+         stop a
+         none",
+    );
+    assert!(said.contains(", zero copy, process"), "{said}");
 }
 
 fn is_refused_where_it_must_be(lab: &Lab) {

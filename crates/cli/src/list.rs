@@ -29,6 +29,7 @@ struct Device {
     pid: Option<u32>,
     size: u64,
     queues: u16,
+    zero_copy: bool,
     ringtap: bool,
     disk: Option<String>,
 }
@@ -45,6 +46,7 @@ impl From<Listed> for Device {
             pid: listed.pid,
             size: listed.size,
             queues: listed.queues,
+            zero_copy: listed.zero_copy,
             ringtap: listed.ours,
             disk: listed.image.map(|image| image.display().to_string()),
         }
@@ -64,11 +66,15 @@ pub(crate) fn run(args: &ListArgs) -> anyhow::Result<ExitCode> {
         Output::Json => writeln!(out, "{}", serde_json::to_string(&devices)?)?,
         Output::Text => {
             for device in devices {
-                let Device { device, state, pid, size, queues, ringtap, disk } = device;
+                let Device { device, state, pid, size, queues, zero_copy, ringtap, disk } = device;
+                let how = if zero_copy { ", zero copy" } else { "" };
                 let pid = pid.map_or("no server".into(), |pid| format!("process {pid}"));
                 let unknown = if ringtap { "a disk not noted" } else { "not Ringtap's" };
                 let disk = disk.unwrap_or_else(|| unknown.into());
-                writeln!(out, "{device}: {state}, {size} bytes, {queues} queue(s), {pid}, {disk}")?;
+                writeln!(
+                    out,
+                    "{device}: {state}, {size} bytes, {queues} queue(s){how}, {pid}, {disk}"
+                )?;
             }
         }
     }

@@ -79,6 +79,10 @@ fn sections(command: &str) -> &'static [Section] {
                         "an encrypted disk, opened with LoadCredential=vm:PATH of its systemd unit",
                     ),
                     (
+                        "ringtap serve data.qcow2 -f qcow2 --ublk=7",
+                        "make it a block device of this host, /dev/ublkb7",
+                    ),
+                    (
                         "ringtap serve null:10G --vhost-user /run/null.sock",
                         "a disk that holds nothing, to measure the wire alone",
                     ),

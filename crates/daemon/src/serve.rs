@@ -16,7 +16,7 @@ use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, DiskFacts, say_ready};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
-use crate::{Config, Error, process};
+use crate::{Config, Disk, Error, process};
 
 /// A disk being served.
 struct Served {
@@ -33,6 +33,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let config = config.checked()?;
     process::abort_on_panic();
     process::raise_descriptor_limit();
+    leave_mount_namespace(&config);
     let (events, inbox) = channel();
     listen_for_signals(events.clone())?;
     // Asked for here so that a host without io_uring is told at the start, not to the first guest.
@@ -68,6 +69,18 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let flushed = flush(&config, &disks);
     drop(plan);
     outcome.and(late.map_or(Ok(()), Err)).and(flushed)
+}
+
+/// A server of block devices keeps out of the namespace in which they are mounted, unless it has to
+/// mount something there itself.
+fn leave_mount_namespace(config: &Config) {
+    let any = |has: fn(&Disk) -> bool| config.disks.iter().any(has);
+    if !any(|disk| disk.ublk.is_some()) || any(|disk| !disk.fuse.is_empty()) {
+        return;
+    }
+    if let Err(error) = ublk::leave_mount_namespace() {
+        tracing::debug!("cannot have a mount namespace of its own (CAP_SYS_ADMIN): {error}");
+    }
 }
 
 /// Start a thread for each server of the plan.

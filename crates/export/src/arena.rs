@@ -1,7 +1,7 @@
 //! Memory for the data of a queue's slots: one mapping, cut into equal pieces.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
 use ringtap_io::Mem;
@@ -51,6 +51,34 @@ impl Arena {
         unsafe { Mem::from_raw(self.at(piece), len.min(self.each)) }
     }
 
+    /// Read all of `len` bytes at an offset of a file into a piece.
+    pub(crate) fn read_at(
+        &self,
+        piece: usize,
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<()> {
+        let (fd, at) = (file.as_fd().as_raw_fd(), self.at(piece).cast());
+        // SAFETY: the piece may be written for its length.
+        let read = unsafe { libc::pread(fd, at, len.min(self.each), offset as i64) };
+        whole(read, len)
+    }
+
+    /// Write the first `len` bytes of a piece at an offset of a file.
+    pub(crate) fn write_at(
+        &self,
+        piece: usize,
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<()> {
+        let (fd, at) = (file.as_fd().as_raw_fd(), self.at(piece).cast());
+        // SAFETY: the piece may be read for its length.
+        let written = unsafe { libc::pwrite(fd, at, len.min(self.each), offset as i64) };
+        whole(written, len)
+    }
+
     /// Read once from a file: the first bytes into `head`, the rest into a piece.
     pub(crate) fn read(
         &self,
@@ -82,6 +110,15 @@ impl Arena {
         // SAFETY: both iovecs name memory that may be read for their length.
         let written = unsafe { libc::writev(file.as_raw_fd(), iovecs.as_ptr(), 2) };
         usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// What a transfer that must be whole came to.
+fn whole(moved: isize, len: usize) -> io::Result<()> {
+    match usize::try_from(moved) {
+        Ok(moved) if moved == len => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::last_os_error()),
     }
 }
 

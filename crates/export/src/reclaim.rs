@@ -21,6 +21,13 @@ pub(crate) fn become_io_flusher() {
     }
 }
 
+/// Have another process killed where memory runs out: this one's disks are needed to make room.
+pub(crate) fn keep_alive() {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
+        tracing::debug!("cannot tell the kernel to kill others first: {error}");
+    }
+}
+
 /// Keep the whole process in memory: it must not be swapped out, perhaps to its own device.
 pub(crate) fn keep_in_memory() {
     if !geteuid().is_root() {

@@ -12,6 +12,9 @@ use goblin::elf::Elf;
 
 use crate::error::{Error, Result, io};
 
+/// Modules of older kernels whose work newer ones do without a module (crc32c: since Linux 6.16).
+const IN_THE_LIBRARY: [&str; 1] = ["crc32c_generic"];
+
 /// One module, decompressed.
 pub(crate) struct Module {
     /// Its name, with underscores.
@@ -69,6 +72,9 @@ impl Tree {
             return Ok(());
         }
         let Some(path) = self.files.get(name) else {
+            if IN_THE_LIBRARY.contains(&name) {
+                return Ok(());
+            }
             return Err(Error::Missing {
                 what: format!("the kernel module {name}"),
                 looked: self.root.display().to_string(),

@@ -2,18 +2,23 @@
 
 use std::ptr;
 
-/// A window of memory: `len` bytes, either contiguous or spread over iovecs.
+/// A window of memory: `len` bytes, either contiguous or spread over iovecs, or the kernel's own,
+/// which only reads and writes of the ring it is registered with can touch.
 ///
 /// It is `Copy` and narrows without touching the iovecs; the reactor trims them when it must.
 #[derive(Clone, Copy, Debug)]
 pub struct Mem {
-    /// The iovec array where `count` > 0, else the memory itself.
+    /// The iovec array where `count` > 0, the place in the kernel's buffer where it is `KERNEL`,
+    /// else the memory itself.
     base: *const u8,
     count: u32,
     /// Bytes of the first iovecs that lie before the window.
     skip: usize,
     len: usize,
 }
+
+/// What `count` is of a window over the kernel's memory; no request has so many iovecs.
+const KERNEL: u32 = u32::MAX;
 
 /// A piece of memory of a window.
 pub(crate) type Piece = (*mut u8, usize);
@@ -46,6 +51,25 @@ impl Mem {
         Mem { base, count: 0, skip: 0, len }
     }
 
+    /// A window over the first `len` bytes of a buffer that the kernel registers with a ring, at
+    /// `index`. Nobody can look at it: see [`Mem::is_kernels`].
+    pub fn of_kernel(index: u16, len: usize) -> Mem {
+        Mem { base: ptr::null(), count: KERNEL, skip: index.into(), len }
+    }
+
+    /// Whether it is the kernel's: its bytes can be read from files and written to them, not
+    /// copied, changed or zeroed here.
+    #[inline]
+    pub fn is_kernels(&self) -> bool {
+        self.count == KERNEL
+    }
+
+    /// The index of a kernel's buffer, and where in it the window begins.
+    #[inline]
+    pub(crate) fn registered(&self) -> Option<(u16, *mut u8)> {
+        self.is_kernels().then_some((self.skip as u16, self.base.cast_mut()))
+    }
+
     /// Bytes in the window.
     #[inline]
     pub fn len(&self) -> usize {
@@ -62,8 +86,8 @@ impl Mem {
     pub fn window(&self, offset: usize, len: usize) -> Mem {
         let offset = offset.min(self.len);
         let len = len.min(self.len - offset);
-        if self.count == 0 {
-            return Mem { base: self.base.wrapping_add(offset), count: 0, skip: 0, len };
+        if self.count == 0 || self.is_kernels() {
+            return Mem { base: self.base.wrapping_add(offset), len, ..*self };
         }
         Mem { skip: self.skip + offset, len, ..*self }
     }
@@ -76,13 +100,16 @@ impl Mem {
 
     /// The iovecs as they stand, where the window covers all of them.
     pub(crate) fn whole_iovecs(&self) -> Option<&[libc::iovec]> {
+        if self.is_kernels() {
+            return None;
+        }
         let all = self.iovecs();
         let total: usize = all.iter().map(|iov| iov.iov_len).sum();
         (self.count > 0 && self.skip == 0 && total == self.len).then_some(all)
     }
 
     fn iovecs(&self) -> &[libc::iovec] {
-        if self.count == 0 {
+        if self.count == 0 || self.is_kernels() {
             return &[];
         }
         // SAFETY: `base` and `count` are those of the array given to `from_iovecs`, which promised
@@ -119,6 +146,10 @@ impl Mem {
     #[inline]
     pub fn is_aligned(&self, align: usize) -> bool {
         let mask = align.wrapping_sub(1);
+        if self.is_kernels() {
+            // Its pages are laid as its driver was told; only the window's place in it is ours.
+            return (self.base as usize | self.len) & mask == 0;
+        }
         if self.count == 0 {
             return (self.base as usize | self.len) & mask == 0;
         }
@@ -196,6 +227,16 @@ mod tests {
         let mut out = [0; 9];
         mem.copy_to(&mut out);
         assert_eq!(&out, b"abXYZfg\0\0");
+    }
+
+    #[test]
+    fn nobody_reaches_into_the_kernels_memory() {
+        let mem = Mem::of_kernel(7, 4096).window(512, 1024);
+        assert_eq!(mem.registered().map(|(index, at)| (index, at as usize)), Some((7, 512)));
+        assert!(mem.is_kernels() && mem.is_aligned(512) && !mem.is_aligned(1024));
+        assert_eq!((mem.len(), mem.contiguous(), mem.copy_to(&mut [0; 8])), (1024, None, 0));
+        mem.zero();
+        assert!(mem.whole_iovecs().is_none());
     }
 
     #[test]

@@ -44,8 +44,9 @@ pub enum Op {
     Send { file: File, mem: Mem },
     /// Wait until the file can be read from, or is broken (POLLIN, POLLERR); poll's events.
     PollIn { file: File },
-    /// A command of the file's own driver (IORING_OP_URING_CMD); the result is the driver's.
-    Command { file: File, command: u32, payload: [u8; 16] },
+    /// A command of the file's own driver (IORING_OP_URING_CMD); the result is the driver's. `buffer`
+    /// tells the driver in its own terms where to register memory with the ring.
+    Command { file: File, command: u32, payload: [u8; 16], buffer: Option<u32> },
 }
 
 /// What carries operations out: io_uring, or a simulation.

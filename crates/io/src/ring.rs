@@ -152,6 +152,11 @@ impl Ring {
         builder.build(SUBMISSIONS)
     }
 
+    /// Make room for `count` buffers that a driver registers (Linux 6.15). Before the first turn.
+    pub fn register_buffers(&self, count: u16) -> io::Result<()> {
+        self.ring.submitter().register_buffers_sparse(count.into())
+    }
+
     fn scratch(&mut self, key: Key) -> &mut Scratch {
         let index = key as usize;
         while self.scratch.len() <= index {
@@ -199,6 +204,19 @@ impl Ring {
             };
         }
         let entry = match *op {
+            Op::Read { file, offset, mem } if mem.is_kernels() => {
+                let (index, at) = mem.registered()?;
+                with_file!(file, fd =>
+                    opcode::ReadFixed::new(fd, at, mem.len() as u32, index)
+                        .offset(offset).build())
+            }
+            Op::Write { file, offset, mem, durable } if mem.is_kernels() => {
+                let (index, at) = mem.registered()?;
+                let flags = if durable { RWF_DSYNC } else { 0 };
+                with_file!(file, fd =>
+                    opcode::WriteFixed::new(fd, at, mem.len() as u32, index)
+                        .offset(offset).rw_flags(flags).build())
+            }
             Op::Read { file, offset, mem } => match mem.contiguous() {
                 Some(base) => with_file!(file, fd =>
                     opcode::Read::new(fd, base, mem.len() as u32).offset(offset).build()),
@@ -273,8 +291,9 @@ impl Ring {
             },
             Op::PollIn { file } => with_file!(file, fd =>
                 opcode::PollAdd::new(fd, libc::POLLIN as u32).build()),
-            Op::Command { file, command, payload } => with_file!(file, fd =>
-                opcode::UringCmd16::new(fd, command).cmd(payload).build()),
+            Op::Command { file, command, payload, buffer } => with_file!(file, fd =>
+                opcode::UringCmd16::new(fd, command)
+                    .cmd(payload).addr(buffer.map(u64::from)).build()),
         };
         Some(entry.user_data(u64::from(key)))
     }
@@ -293,7 +312,7 @@ impl Ring {
     /// A small write into the page cache costs less than waking a worker for it: make it here.
     fn write_to_page_cache(&mut self, key: Key, op: &Op) -> Option<i32> {
         let Op::Write { file, offset, mem, durable: false } = op else { return None };
-        if mem.len() > SMALL {
+        if mem.len() > SMALL || mem.is_kernels() {
             return None;
         }
         let Known { fd, nature, .. } = self.files.find(&self.ring, *file)?;

@@ -5,7 +5,7 @@ use ringtap_image::Error;
 use ringtap_io::{Buffer, Io, Mem};
 
 use crate::Vbd;
-use crate::transfer::Place;
+use crate::transfer::{Place, touchable};
 
 /// The most that one bounce buffer holds.
 const BOUNCE: u64 = 1 << 20;
@@ -33,6 +33,7 @@ impl Vbd {
         place: Place<'_>,
         mem: Mem,
     ) -> Result<(), Error> {
+        touchable(&mem)?;
         let align = self.info().request_alignment;
         let (mut at, end) = (place.offset, place.offset + mem.len() as u64);
         while at < end {
@@ -81,6 +82,7 @@ impl Vbd {
         mem: Mem,
         durable: bool,
     ) -> Result<(), Error> {
+        touchable(&mem)?;
         let align = self.info().request_alignment;
         let (mut at, end) = (place.offset, place.offset + mem.len() as u64);
         while at < end {

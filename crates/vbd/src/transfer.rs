@@ -24,19 +24,24 @@ impl Vbd {
                     let place = Place { file, offset: at, cipher };
                     if self.direct(&place, &part) {
                         let read = self.read_whole(io, file, at, part).await?;
-                        // The file ends before the disk does: zeros follow.
-                        part.window(read, usize::MAX).zero();
+                        if read < part.len() {
+                            // The file ends before the disk does: zeros follow.
+                            touchable(&part)?;
+                            part.window(read, usize::MAX).zero();
+                        }
                     } else {
                         self.read_bounced(io, place, part).await?;
                     }
                     part.len()
                 }
                 Extent::Zero { len, .. } => {
+                    touchable(&mem)?;
                     let part = mem.window(0, clamp(len));
                     part.zero();
                     part.len()
                 }
                 Extent::Compressed { len } => {
+                    touchable(&mem)?;
                     self.image.decompress(io, offset, mem.window(0, clamp(len))).await?
                 }
                 Extent::NotLoaded => {
@@ -113,6 +118,7 @@ impl Vbd {
         if head == 0 && tail == 0 {
             return self.write_to(io, place, part, false).await;
         }
+        touchable(&part)?;
         let buffer = io.buffer(head + part.len() + tail).map_err(Error::Os)?;
         let all = buffer.mem();
         self.read(io, offset - room.head, all.window(0, head)).await?;
@@ -180,6 +186,11 @@ impl Vbd {
             && (info.memory_alignment == 1 || mem.is_aligned(info.memory_alignment))
             && place.cipher.is_none()
     }
+}
+
+/// Memory of the kernel's cannot be looked at: who gave it has to bring memory that can.
+pub(crate) fn touchable(mem: &Mem) -> Result<(), Error> {
+    if mem.is_kernels() { Err(Error::Unsupported) } else { Ok(()) }
 }
 
 fn clamp(len: u64) -> usize {

@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{CacheMode, Discard, Error, Image, Info, Status, UnderWay};
+use ringtap_image::{CacheMode, Discard, Error, Extent, Image, Info, Status, UnderWay};
 use ringtap_io::{Io, Mem};
 
 use crate::gate::{Gate, Writers};
 use crate::stats::{QueueStats, Stats};
+use crate::transfer::Place;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +181,27 @@ impl Vbd {
         if let Some(bitmaps) = &self.bitmaps {
             bitmaps.note(request.offset, request.len);
         }
+    }
+
+    /// Whether a read or write needs nobody to look at its bytes: they lie in one piece of a file as
+    /// they are, and the file takes them so. Only then, and only while nothing else changes where
+    /// they lie, can it be served with memory of the kernel's (`Mem::of_kernel`); otherwise that
+    /// fails with [`Error::Unsupported`] and nothing has been acknowledged.
+    #[inline]
+    pub fn moves_untouched(&self, kind: Kind, offset: u64, len: u64) -> bool {
+        let write = kind == Kind::Write;
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
+        if !inside || !(write || kind == Kind::Read) {
+            return false;
+        }
+        let Extent::Data { file, offset, len: there, writable, cipher } =
+            self.image.map(offset, len)
+        else {
+            return false;
+        };
+        let place = Place { file, offset, cipher };
+        let whole = there >= len && (writable || !write);
+        whole && self.direct(&place, &Mem::of_kernel(0, len as usize))
     }
 
     fn durable(&self, request: &Request) -> bool {

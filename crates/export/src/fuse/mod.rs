@@ -32,6 +32,7 @@ use rustix::process::{getegid, geteuid};
 
 pub use self::mount::Mount;
 use self::request::Facts;
+pub(crate) use self::table::{Entry as MountEntry, mounts};
 use self::thread::{End, QueueThread};
 use crate::Stop;
 

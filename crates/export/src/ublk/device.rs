@@ -17,6 +17,10 @@ use super::{Error, Options, record};
 const DEPTH: u16 = 128;
 /// Bytes of one request, at most.
 const MOST: u32 = 512 << 10;
+/// The same where no memory of the server's is filled by it.
+const MOST_UNCOPIED: u32 = 1 << 20;
+/// Formats whose images hold a disk's bytes as they are, for the most part.
+const AS_THEY_ARE: [&str; 3] = ["raw", "qcow2", "vpc"];
 /// The driver notices a server's death, and udev makes a device's file, in much less.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -170,12 +174,16 @@ fn add(
     let mut wanted = feature::RECOVERY | feature::IOCTL_ENCODE | feature::UPDATE_SIZE;
     if !geteuid().is_root() {
         wanted |= feature::UNPRIVILEGED;
+    } else if features & feature::ZERO_COPY == feature::ZERO_COPY
+        && AS_THEY_ARE.contains(&vbd.info().format)
+    {
+        wanted |= feature::ZERO_COPY;
     }
     let wanted = DeviceInfo {
         queues: options.queues.clamp(1, u16::try_from(cpus).unwrap_or(u16::MAX)),
         depth: DEPTH,
         state: State::Dead,
-        most_bytes: MOST,
+        most_bytes: if wanted & feature::ZERO_COPY == 0 { MOST } else { MOST_UNCOPIED },
         id: id.unwrap_or(u32::MAX),
         pid: std::process::id() as i32,
         features: wanted & features,
@@ -185,7 +193,7 @@ fn add(
     let mut device = Device { control, info, file: None, taken_over: false, fresh: true };
     // An ordinary user may say nothing more before the file is his.
     device.file = Some(open_file(info.id)?);
-    let mut params = params(vbd.info(), vbd.size(), vbd.write_cache(), info.most_bytes);
+    let mut params = params(vbd.info(), vbd.size(), vbd.write_cache(), &info);
     let target = device.target();
     let set = device.control.set_params(target, &mut params);
     set.map_err(|source| Error::Os { tried: "describe the disk to", path: device.path(), source })?;

@@ -22,6 +22,8 @@ pub struct Listed {
     pub size: u64,
     /// Queues.
     pub queues: u16,
+    /// Whether requests' pages go to the image uncopied.
+    pub zero_copy: bool,
     /// Whether Ringtap made it.
     pub ours: bool,
     /// The image it shows, where Ringtap made it and that was noted.
@@ -49,6 +51,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
             pid: u32::try_from(info.pid).ok().filter(|_| alive),
             size: sectors * 512,
             queues: info.queues,
+            zero_copy: info.is_zero_copy(),
             ours: record::is_ours(info.mark),
             image: record::read(id, info.mark),
         });

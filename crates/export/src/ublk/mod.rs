@@ -5,8 +5,11 @@
 //! `libublk` was weighed: it brings a ring, an executor and a buffer pool of its own for each queue,
 //! so that each request would have to change from its loop to ours and back.
 //!
-//! Bytes are copied once, by the driver, between a request's pages and the slot's memory. Zero copy
-//! (Linux 6.15) and user copy are not used.
+//! From Linux 6.16 on a request's own pages are registered with its queue's ring
+//! (UBLK_F_AUTO_BUF_REG) and go to the image and come from it uncopied, where the image holds the
+//! bytes as they are and the server is trusted (root); bytes that must be looked at are copied through
+//! the device's file (UBLK_F_USER_COPY). Else the driver copies them once, between a request's pages
+//! and the slot's memory; user copy there would be the same copy and a system call more.
 //!
 //! A device outlives its server: it waits for another one of the same image (UBLK_F_USER_RECOVERY),
 //! which is given again what the dead one had not answered.
@@ -17,6 +20,7 @@ mod control;
 mod descriptors;
 mod device;
 mod list;
+mod namespace;
 mod queue;
 mod record;
 mod thread;
@@ -35,10 +39,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 pub use self::device::Device;
 pub use self::list::{Listed, list, reap};
+pub use self::namespace::leave_mount_namespace;
 pub use self::wire::State;
 use self::wire::feature;
 use crate::Stop;
-use crate::reclaim::keep_in_memory;
+use crate::reclaim::{keep_alive, keep_in_memory};
 
 /// How a disk is shown as a block device.
 #[derive(Clone, Debug)]
@@ -171,6 +176,7 @@ impl Server {
         let path = device.path();
         let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
         keep_in_memory();
+        keep_alive();
         let signal = eventfd(0, EventfdFlags::CLOEXEC);
         let ended = signal.map_err(|error| failed("make an eventfd for", error.into()))?;
         let ended = Arc::new(OpenFile::new(ended));

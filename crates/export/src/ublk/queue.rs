@@ -1,22 +1,30 @@
 //! One queue of a ublk device as a [`Queue`]: a slot's answer and its next request are one command.
+//!
+//! Without zero copy the driver copies a request's bytes to and from the slot's memory. With it the
+//! request's own pages are registered with this thread's ring, at the slot's place; where somebody
+//! must look at the bytes after all (a hole, a cluster in part) they are copied here, through the
+//! device's file.
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_io::{Io, Op, OpenFile};
-use ringtap_vbd::{Error, Kind, Request};
+use ringtap_io::{Io, Mem, Op, OpenFile};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use super::descriptors::Descriptors;
-use super::wire::{COMMIT_AND_FETCH, FETCH, io_command};
+use super::wire::{COMMIT_AND_FETCH, DeviceInfo, FETCH, bytes_of, io_command, register_at};
 use crate::arena::Arena;
 use crate::queue::Queue;
 
 /// A queue being served. All of it belongs to one thread.
 pub(crate) struct UblkQueue {
     io: Io,
+    vbd: Rc<Vbd>,
     device: Arc<OpenFile>,
     index: u16,
+    zero_copy: bool,
     descriptors: Descriptors,
     arena: Arena,
     slots: RefCell<Vec<Slot>>,
@@ -30,18 +38,23 @@ struct Slot {
     moved: i32,
     /// The answer; none before the first request.
     answer: Option<i32>,
+    /// Whether the bytes that were read have still to be copied to the request's pages.
+    copies: bool,
 }
 
 impl UblkQueue {
     pub(crate) fn new(
         io: Io,
+        vbd: Rc<Vbd>,
         device: Arc<OpenFile>,
         index: u16,
-        depth: u16,
-        most_bytes: usize,
+        info: &DeviceInfo,
     ) -> io::Result<UblkQueue> {
+        let (depth, most_bytes) = (info.depth, info.most_bytes as usize);
         Ok(UblkQueue {
             io,
+            vbd,
+            zero_copy: info.is_zero_copy(),
             descriptors: Descriptors::map(&*device, index, depth)?,
             arena: Arena::new(depth.into(), most_bytes)?,
             device,
@@ -68,15 +81,64 @@ impl UblkQueue {
         let moves = matches!(asked.kind, Kind::Read | Kind::Write);
         let len = if moves { asked.len as usize } else { 0 };
         if let Some(slot) = self.slots.borrow_mut().get_mut(usize::from(tag)) {
-            slot.moved = len as i32;
+            (slot.moved, slot.copies) = (len as i32, false);
         }
-        Ok(Request {
+        let untouched = |vbd: &Vbd| vbd.moves_untouched(asked.kind, asked.offset, asked.len);
+        let request = Request {
             kind: asked.kind,
             offset: asked.offset,
             len: asked.len,
             mem: self.arena.mem(tag.into(), len),
             fua: asked.fua,
-        })
+        };
+        match self.zero_copy && moves {
+            true if asked.registered && untouched(&self.vbd) => {
+                Ok(Request { mem: Mem::of_kernel(tag, len), ..request })
+            }
+            true => self.copied(tag, request),
+            false => Ok(request),
+        }
+    }
+
+    /// The request with memory that can be looked at: a write's bytes are there, a read's are copied
+    /// with the answer.
+    fn copied(&self, tag: u16, request: Request) -> Result<Request, Error> {
+        let mem = self.arena.mem(tag.into(), request.len as usize);
+        if request.kind == Kind::Write {
+            let at = bytes_of(self.index, tag);
+            self.arena.read_at(tag.into(), &*self.device, at, mem.len()).map_err(os)?;
+        } else if let Some(slot) = self.slots.borrow_mut().get_mut(usize::from(tag)) {
+            slot.copies = true;
+        }
+        Ok(Request { mem, ..request })
+    }
+
+    /// Copy what was read to the request's pages, where that was left to us.
+    fn copy_back(&self, tag: u16, slot: &Slot) -> Result<(), Error> {
+        if !slot.copies {
+            return Ok(());
+        }
+        let at = bytes_of(self.index, tag);
+        self.arena.write_at(tag.into(), &*self.device, at, slot.moved as usize).map_err(os)
+    }
+}
+
+fn os(error: io::Error) -> Error {
+    Error::Os(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// One slot: take a request, serve it, answer it.
+pub(crate) async fn run_slot(queue: Rc<UblkQueue>, vbd: Rc<Vbd>, io: Io, tag: u16) {
+    while let Some(request) = queue.next(tag).await {
+        let mut end = vbd.serve(&io, request).await;
+        if end == Err(Error::Unsupported) && request.mem.is_kernels() {
+            // Where its bytes lie has changed since it was looked at.
+            end = match queue.copied(tag, request) {
+                Ok(request) => vbd.serve(&io, request).await,
+                Err(error) => Err(error),
+            };
+        }
+        queue.reply(tag, end);
     }
 }
 
@@ -88,10 +150,11 @@ impl Queue for UblkQueue {
                 None => (FETCH, 0),
                 Some(result) => (COMMIT_AND_FETCH, result),
             };
-            let address = self.arena.address(tag.into());
+            let address = if self.zero_copy { 0 } else { self.arena.address(tag.into()) };
             let payload = io_command(self.index, tag, result, address);
             let file = self.device.handle();
-            match self.io.run(Op::Command { file, command, payload }).await {
+            let buffer = self.zero_copy.then(|| register_at(tag));
+            match self.io.run(Op::Command { file, command, payload, buffer }).await {
                 0 => {}
                 end if -end == libc::ENODEV => return None,
                 end => {
@@ -115,6 +178,7 @@ impl Queue for UblkQueue {
     fn reply(&self, tag: u16, end: Result<(), Error>) {
         self.under_way.set(self.under_way.get() - 1);
         if let Some(slot) = self.slots.borrow_mut().get_mut(usize::from(tag)) {
+            let end = end.and_then(|()| self.copy_back(tag, slot));
             slot.answer = Some(end.map_or_else(|error| -error.errno(), |()| slot.moved));
         }
     }

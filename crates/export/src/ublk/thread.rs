@@ -8,10 +8,9 @@ use std::thread::JoinHandle;
 use ringtap_io::{OpenFile, Ring, Tasks, Time};
 use ringtap_vbd::Vbd;
 
-use super::queue::UblkQueue;
+use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
 use crate::poll::{Poller, Wait};
-use crate::queue::run_slot;
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
@@ -45,14 +44,16 @@ fn run(
 ) -> io::Result<()> {
     become_io_flusher();
     let reactor = Box::new(Ring::new()?);
+    if info.is_zero_copy() {
+        reactor.register_buffers(info.depth)?;
+    }
     let vbd = Rc::new(vbd);
     // Declared before the tasks, so dropped after them: they use its memory.
     let queue;
     let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
-    let (depth, most) = (info.depth, info.most_bytes as usize);
-    queue = Rc::new(UblkQueue::new(io.clone(), device, index, depth, most)?);
-    for tag in 0..depth {
+    queue = Rc::new(UblkQueue::new(io.clone(), vbd.clone(), device, index, &info)?);
+    for tag in 0..info.depth {
         tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
     }
     tasks.run_ready();

@@ -36,6 +36,9 @@ pub(crate) const FETCH: u32 = encode(READ_WRITE, 16, 0x20);
 pub(crate) const COMMIT_AND_FETCH: u32 = encode(READ_WRITE, 16, 0x21);
 
 pub(crate) mod feature {
+    /// Requests' pages are registered with a queue's ring (Linux 6.16), and their bytes can also be
+    /// read and written through the device's file. Not for ordinary users.
+    pub(crate) const ZERO_COPY: u64 = 1 << 0 | 1 << 7 | 1 << 11;
     /// Requests wait for the next server, and those under way are given to it again.
     pub(crate) const RECOVERY: u64 = 1 << 3 | 1 << 4;
     pub(crate) const UNPRIVILEGED: u64 = 1 << 5;
@@ -51,6 +54,7 @@ const OP_DISCARD: u32 = 3;
 const OP_WRITE_ZEROES: u32 = 5;
 const FLAG_FUA: u32 = 1 << 13;
 const FLAG_NO_UNMAP: u32 = 1 << 15;
+const FLAG_NOT_REGISTERED: u32 = 1 << 17;
 
 const SECTOR: u64 = 512;
 /// UBLK_MAX_QUEUE_DEPTH.
@@ -58,12 +62,27 @@ const MOST_DEPTH: usize = 4096;
 const PAGE: usize = 4096;
 /// `struct ublksrv_io_desc`.
 pub(crate) const DESCRIPTOR: usize = 24;
+/// UBLKSRV_IO_BUF_OFFSET: the requests' bytes lie from here on in the device's file.
+const BYTES: u64 = 1 << 31;
+/// UBLK_AUTO_BUF_REG_FALLBACK, where it lies in the address of a command.
+const REGISTER_OR_SAY: u32 = 1 << 16;
 
 /// Where the descriptors of a queue lie in the device's file, and how many bytes.
 pub(crate) fn descriptors_of(queue: u16, depth: u16) -> (u64, usize) {
     let most = (MOST_DEPTH * DESCRIPTOR).next_multiple_of(PAGE);
     let len = (usize::from(depth) * DESCRIPTOR).next_multiple_of(PAGE);
     (u64::from(queue) * most as u64, len)
+}
+
+/// Where the bytes of a slot's request lie in the device's file.
+pub(crate) fn bytes_of(queue: u16, tag: u16) -> u64 {
+    BYTES + (u64::from(queue) << 41 | u64::from(tag) << 25)
+}
+
+/// `struct ublk_auto_buf_reg`: register the next request's pages at this place, or say in its
+/// descriptor that this could not be done.
+pub(crate) fn register_at(index: u16) -> u32 {
+    u32::from(index) | REGISTER_OR_SAY
 }
 
 /// `struct ublksrv_io_cmd`.
@@ -123,6 +142,11 @@ pub(crate) struct DeviceInfo {
 impl DeviceInfo {
     pub(crate) const LEN: usize = 64;
 
+    /// Whether requests come with pages that are registered, not with copies.
+    pub(crate) fn is_zero_copy(&self) -> bool {
+        self.features & feature::ZERO_COPY == feature::ZERO_COPY
+    }
+
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[0..2].copy_from_slice(&self.queues.to_ne_bytes());
@@ -156,10 +180,20 @@ impl DeviceInfo {
     }
 }
 
-/// `struct ublk_params` with what a disk is: the parts "basic" and "discard".
-pub(crate) fn params(info: &Info, size: u64, write_cache: bool, most_bytes: u32) -> [u8; 60] {
+/// Bytes of [`params`].
+pub(crate) const PARAMS: usize = 116;
+
+/// `struct ublk_params` with what a disk is: the parts "basic" and "discard", and for requests whose
+/// pages go to the image as they are "dma_align".
+pub(crate) fn params(
+    info: &Info,
+    size: u64,
+    write_cache: bool,
+    device: &DeviceInfo,
+) -> [u8; PARAMS] {
     const BASIC: u32 = 1 << 0;
     const DISCARD: u32 = 1 << 1;
+    const DMA_ALIGN: u32 = 1 << 4;
     const READ_ONLY: u32 = 1 << 0;
     const VOLATILE_CACHE: u32 = 1 << 2;
     const FUA: u32 = 1 << 3;
@@ -169,15 +203,16 @@ pub(crate) fn params(info: &Info, size: u64, write_cache: bool, most_bytes: u32)
     if write_cache {
         attributes |= VOLATILE_CACHE | FUA;
     }
-    let mut out = [0; 60];
+    let mut out = [0; PARAMS];
+    let types = if device.is_zero_copy() { BASIC | DISCARD | DMA_ALIGN } else { BASIC | DISCARD };
     let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, &60u32.to_ne_bytes());
-    put(4, &(BASIC | DISCARD).to_ne_bytes());
+    put(0, &(PARAMS as u32).to_ne_bytes());
+    put(4, &types.to_ne_bytes());
     put(8, &attributes.to_ne_bytes());
     let shift = |size: u32| size.trailing_zeros() as u8;
     // Logical, physical, best and least sizes of a request.
     put(12, &[shift(logical), shift(physical), shift(physical), shift(physical)]);
-    put(16, &(most_bytes / 512).to_ne_bytes());
+    put(16, &(device.most_bytes / 512).to_ne_bytes());
     put(24, &(size / SECTOR).to_ne_bytes());
     let granularity = u32::try_from(info.discard_alignment).unwrap_or(1 << 30).max(logical);
     let most = u32::MAX / 512 / granularity * granularity;
@@ -189,6 +224,8 @@ pub(crate) fn params(info: &Info, size: u64, write_cache: bool, most_bytes: u32)
     put(48, &discard.to_ne_bytes());
     put(52, &zeroes.to_ne_bytes());
     put(56, &1u16.to_ne_bytes());
+    let memory = info.memory_alignment.next_power_of_two().clamp(512, PAGE / 2) as u32;
+    put(108, &(memory - 1).to_ne_bytes());
     out
 }
 
@@ -207,6 +244,8 @@ pub(crate) struct Asked {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) fua: bool,
+    /// Whether its pages are registered, where they should be.
+    pub(crate) registered: bool,
 }
 
 impl Descriptor {
@@ -222,14 +261,15 @@ impl Descriptor {
             _ => return Err(Error::Unsupported),
         };
         if kind == Kind::Flush {
-            return Ok(Asked { kind, offset: 0, len: 0, fua: false });
+            return Ok(Asked { kind, offset: 0, len: 0, fua: false, registered: false });
         }
         let offset = self.start.checked_mul(SECTOR).ok_or(Error::Range)?;
         let len = u64::from(self.sectors) * SECTOR;
         if matches!(kind, Kind::Read | Kind::Write) && len > most as u64 {
             return Err(Error::Range);
         }
-        Ok(Asked { kind, offset, len, fua: flag(FLAG_FUA) })
+        let registered = !flag(FLAG_NOT_REGISTERED);
+        Ok(Asked { kind, offset, len, fua: flag(FLAG_FUA), registered })
     }
 }
 
@@ -243,6 +283,8 @@ mod tests {
         assert_eq!(control::INFO, 0x8020_7512);
         assert_eq!(FETCH, 0xc010_7520);
         assert_eq!(descriptors_of(2, 128), (2 * 98_304, 4096));
+        assert_eq!(bytes_of(1, 3), 0x8000_0000 + (1 << 41) + (3 << 25));
+        assert_eq!(register_at(5), 0x1_0005);
     }
 
     #[test]
