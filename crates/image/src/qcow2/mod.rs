@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod allocate;
+mod at_snapshot;
 mod bitmap;
 pub mod bitmap_directory;
 mod bits;
@@ -51,6 +52,7 @@ mod together;
 mod tool;
 mod walk;
 
+pub use at_snapshot::SnapshotName;
 pub use bitmap::{BitmapChange, BitmapSet, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
 pub use bits::Bits;
