@@ -110,6 +110,14 @@ pub enum OpenError {
         /// The image.
         path: PathBuf,
     },
+    /// The image has no such snapshot.
+    #[error("{} has no snapshot {which}: snapshot -l lists those it has", path.display())]
+    NoSnapshot {
+        /// The image.
+        path: PathBuf,
+        /// What was asked for.
+        which: String,
+    },
     /// Something that was writing the image's content did not come to its end.
     #[error(
         "{} is not whole: ringtap {verb} writes to it, or stopped before its end; do that again, \

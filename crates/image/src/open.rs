@@ -26,6 +26,8 @@ pub struct OpenOptions {
     pub allow_backing: Vec<PathBuf>,
     /// Open no more than so many images of a chain, and let nothing lie below the last of them.
     pub layers: Option<u32>,
+    /// Show a qcow2 image as it was at this snapshot of it. Read-only.
+    pub snapshot: Option<qcow2::SnapshotName>,
     /// The most bytes of an image's tables to keep in memory.
     pub table_memory: Option<u64>,
     /// What opens an encrypted image.

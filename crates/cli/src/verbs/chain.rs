@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, bail};
 use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
-use ringtap_image::{CacheMode, Container, Format, OpenError, OpenOptions, on_a_ring};
+use ringtap_image::{CacheMode, Container, Format, OpenError, OpenOptions, luks, on_a_ring, vhd};
 
 use super::source::{How, format_of, is_null};
 
@@ -23,6 +23,12 @@ pub(crate) struct Layer {
     /// The header, if it is qcow2.
     pub(crate) header: Option<Header>,
     pub(crate) backing: Option<Backing>,
+    /// The header, if it is LUKS.
+    pub(crate) luks: Option<luks::Header>,
+    /// What it says of itself, if it is a VHD.
+    pub(crate) vhd: Option<vhd::Facts>,
+    /// Bytes of the file.
+    pub(crate) len: u64,
     /// The snapshots inside it.
     pub(crate) snapshots: Vec<Snapshot>,
     /// The bitmaps inside it.
@@ -50,6 +56,9 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
         how,
         header: None,
         backing: None,
+        luks: None,
+        vhd: None,
+        len: 0,
         snapshots: vec![],
         bitmaps: vec![],
         in_use: None,
@@ -72,6 +81,7 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
         }
         end => end?,
     };
+    layer.len = container.len();
     if format == Format::Qcow2 {
         let (header, snapshots, bitmaps) = on_a_ring(path, |io| async move {
             let header = Header::read(&io, &container).await?;
@@ -83,8 +93,29 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
         layer.bitmaps = bitmaps;
         layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
         layer.header = Some(header);
+    } else if format == Format::Vhd {
+        let facts = on_a_ring(path, |io| async move { vhd::facts(&io, &container).await })??;
+        layer.backing = parent(path, &facts);
+        layer.vhd = Some(facts);
+    } else if format == Format::Luks {
+        let header = on_a_ring(path, |io| async move { luks::read_header(&io, &container).await })?
+            .with_context(|| format!("cannot read the header of {}", path.display()))?;
+        layer.luks = Some(header);
     }
     Ok(layer)
+}
+
+/// The parent of a VHD: the first of its names that leads somewhere.
+fn parent(path: &Path, facts: &vhd::Facts) -> Option<Backing> {
+    let there = facts.parent.iter().find(|name| beside(path, name).exists());
+    let parts = there.or(facts.parent.first())?.components();
+    let name: PathBuf = parts.filter(|part| *part != Component::CurDir).collect();
+    let format = if facts.raw_parent { Format::Raw } else { Format::Vhd };
+    Some(Backing {
+        name: name.display().to_string(),
+        path: beside(path, &name),
+        format: Some(format.name().to_owned()),
+    })
 }
 
 fn backing(path: &Path, name: &[u8], header: &Header) -> Backing {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use ringtap_image::qcow2::{self, Repair, Report};
-use ringtap_image::{Format, on_a_ring};
+use ringtap_image::{Format, on_a_ring, vhd};
 use serde_json::json;
 
 use super::offline;
@@ -69,13 +69,14 @@ impl CheckArgs {
 pub(crate) fn run(args: &CheckArgs) -> ExitCode {
     let end = offline::format(&args.file, args.format, args.repair.is_some()).and_then(|format| {
         match format {
-            Format::Qcow2 => check_qcow2(args).map(Some),
+            Format::Qcow2 => check_qcow2(args).map(|report| Some((format, report))),
+            Format::Vhd => check_vhd(args).map(|report| Some((format, report))),
             _ => Ok(None),
         }
     });
     match end {
-        Ok(Some(report)) => {
-            print(args, &report);
+        Ok(Some((format, report))) => {
+            print(args, format, &report);
             match () {
                 () if report.corruptions > 0 => ExitCode::from(2),
                 () if report.leaks > 0 => ExitCode::from(3),
@@ -104,11 +105,49 @@ fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
     Ok(on_a_ring(&args.file, |io| async move { qcow2::check(&io, &container, repair).await })??)
 }
 
-fn print(args: &CheckArgs, report: &Report) {
+/// What a VHD's check finds, in the words of qcow2's.
+fn check_vhd(args: &CheckArgs) -> anyhow::Result<Report> {
+    let container = match args.repair {
+        Some(_) => offline::settled_vhd(&args.file)
+            .or_else(|_| Ok::<_, anyhow::Error>(offline::container(&args.file, true, false)?))?,
+        None => offline::container(&args.file, false, args.force_share)?,
+    };
+    let wanted = args.repair;
+    let image_end = container.len();
+    let found = on_a_ring(&args.file, |io| async move {
+        let found = vhd::check(&io, &container, false).await?;
+        match wanted {
+            Some(RepairName::Leaks) if !found.footers.is_empty() => Ok(found),
+            Some(_) => vhd::check(&io, &container, true).await,
+            None => Ok(found),
+        }
+    })??;
+    let (footers, leaks) = (found.footers.len() as u64, u64::from(found.leaked > 0));
+    let mended = found.repaired > 0;
+    let left = |count: u64| if mended { 0 } else { count };
+    let mut messages = found.corruptions.clone();
+    messages.extend(found.footers.iter().map(|footer| format!("footer: {footer}")));
+    if found.leaked > 0 {
+        messages.push(format!("{} bytes at the end of the file belong to nothing", found.leaked));
+    }
+    Ok(Report {
+        corruptions: found.corruptions.len() as u64 + left(footers),
+        leaks: left(leaks),
+        corruptions_fixed: footers - left(footers),
+        leaks_fixed: leaks - left(leaks),
+        messages,
+        image_end: image_end - if mended { found.leaked } else { 0 },
+        allocated_clusters: found.blocks.0,
+        total_clusters: found.blocks.1,
+        ..Report::default()
+    })
+}
+
+fn print(args: &CheckArgs, format: Format, report: &Report) {
     if args.output == Output::Json {
         let mut facts = json!({
             "filename": args.file.display().to_string(),
-            "format": "qcow2",
+            "format": format.name(),
             "check-errors": 0,
             "image-end-offset": report.image_end,
             "total-clusters": report.total_clusters,

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::qcow2::Crypt;
-use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open_on, probe};
+use ringtap_image::qcow2::bitmap_directory::flag;
+use ringtap_image::qcow2::{self, BitmapChange, BitmapEntry, Crypt, SnapshotName};
+use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, open, open_on, probe};
 use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
-use super::chain;
 use super::source::{Sources, format_of, format_to_write, open_source};
 use super::target::{NewImage, Recipe};
+use super::{chain, offline};
 use crate::names::{self, CacheName};
 
 /// Bytes read and written at once: what a processor's cache holds where all is in memory, else enough
@@ -65,6 +66,19 @@ pub(crate) struct ConvertArgs {
     /// Compress what is written; qcow2 only, with -o compression_type=zlib|zstd
     #[arg(short, long)]
     compress: bool,
+
+    /// Read the source as it was at this snapshot inside it: its name or ID, or
+    /// snapshot.name=NAME,snapshot.id=ID
+    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
+    snapshot: Option<SnapshotName>,
+
+    /// Copy the bitmaps inside the source too; those not saved are an error
+    #[arg(long, conflicts_with = "snapshot")]
+    bitmaps: bool,
+
+    /// With --bitmaps: leave out those that were not saved when the source was last used
+    #[arg(long, requires = "bitmaps")]
+    skip_broken_bitmaps: bool,
 
     /// Write to a target that is there already
     #[arg(short = 'n', long)]
@@ -122,11 +136,15 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         let why = format!("{} would be read and overwritten at once", target.display());
         return Err(Fault::Usage(why).into());
     }
+    let bitmaps = if args.bitmaps { bitmaps_of(args, sources, format)? } else { vec![] };
     let cache = CacheMode::from(args.source_cache);
-    let from: Vec<Vbd> = sources
-        .iter()
-        .map(|path| open_source(path, args.format, cache, &args.sources))
-        .collect::<anyhow::Result<_>>()?;
+    let from: Vec<Vbd> = match &args.snapshot {
+        Some(snapshot) => vec![open_snapshot(args, sources, snapshot)?],
+        None => sources
+            .iter()
+            .map(|path| open_source(path, args.format, cache, &args.sources))
+            .collect::<anyhow::Result<_>>()?,
+    };
     let size = from.iter().map(Vbd::size).sum::<u64>();
 
     let mut recipe = args.new.recipe(target, Some(format), args.backing.as_deref())?;
@@ -163,8 +181,90 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot convert to {}", target.display()))
         .with_context(|| begun.message())?;
     finish(to, target)?;
+    if !bitmaps.is_empty() {
+        copy_bitmaps(args, &sources[0], target, bitmaps)
+            .with_context(|| format!("cannot copy bitmaps to {}", target.display()))
+            .with_context(|| begun.message())?;
+    }
     begun.end()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The disk of the one source, as it was at a snapshot.
+fn open_snapshot(
+    args: &ConvertArgs,
+    sources: &[PathBuf],
+    snapshot: &SnapshotName,
+) -> anyhow::Result<Vbd> {
+    let [source] = sources else {
+        let why = "-l reads one source: convert several one by one";
+        return Err(Fault::Usage(why.into()).into());
+    };
+    let (format, _) = format_of(source, args.format)?;
+    if format != Format::Qcow2 {
+        return Err(offline::cannot(source, format, "have no snapshots: leave -l out"));
+    }
+    let cache = CacheMode::from(args.source_cache);
+    let options =
+        OpenOptions { snapshot: Some(snapshot.clone()), ..args.sources.options(format, cache)? };
+    Ok(Vbd::new(open(source, &options)?, cache))
+}
+
+/// The bitmaps of the one source that are to be copied.
+fn bitmaps_of(
+    args: &ConvertArgs,
+    sources: &[PathBuf],
+    target: Format,
+) -> anyhow::Result<Vec<BitmapEntry>> {
+    let [source] = sources else {
+        let why = "--bitmaps reads one source: convert several one by one";
+        return Err(Fault::Usage(why.into()).into());
+    };
+    let (format, _) = format_of(source, args.format)?;
+    for (path, format) in [(source.as_path(), format), (Path::new("the target"), target)] {
+        if format != Format::Qcow2 {
+            return Err(offline::cannot(path, format, "have no bitmaps: leave --bitmaps out"));
+        }
+    }
+    let (whole, broken): (Vec<_>, Vec<_>) =
+        chain::layer(source, Some(format), args.sources.force_share)?
+            .bitmaps
+            .into_iter()
+            .partition(BitmapEntry::is_usable);
+    if let (Some(bitmap), false) = (broken.first(), args.skip_broken_bitmaps) {
+        bail!(
+            "bitmap {:?} of {} was not saved when the image was last used: \
+             remove it with bitmap --remove, or add --skip-broken-bitmaps",
+            bitmap.name,
+            source.display()
+        );
+    }
+    Ok(whole)
+}
+
+/// Copy bitmaps into an image that is whole but for them, all at once.
+fn copy_bitmaps(
+    args: &ConvertArgs,
+    source: &Path,
+    target: &Path,
+    bitmaps: Vec<BitmapEntry>,
+) -> anyhow::Result<()> {
+    let from = offline::container(source, false, args.sources.force_share)?;
+    let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
+    let to = Container::open(target, &options)?;
+    Ok(on_a_ring(target, |io| async move {
+        let mut changes = vec![];
+        for bitmap in bitmaps {
+            let bits = qcow2::load_bitmap(&io, &from, &bitmap.name).await?;
+            let (name, granularity) = (bitmap.name, Some(1 << bitmap.granularity_bits));
+            changes.push(BitmapChange::Add { name: name.clone(), granularity });
+            changes.push(BitmapChange::Merge { into: name.clone(), from: Arc::new(bits) });
+            if bitmap.flags & flag::AUTO == 0 {
+                changes.push(BitmapChange::Disable(name));
+            }
+        }
+        qcow2::change_bitmaps(&io, &to, &changes).await
+    })??)
 }
 
 /// Bytes of a cluster of a qcow2 image, which must be one that can hold compressed ones.

@@ -13,7 +13,7 @@ use ringtap_image::qcow2::header::{
     Compression, Crypt, Header, autoclear, compatible, incompatible,
 };
 use ringtap_image::qcow2::{BitmapEntry, Snapshot};
-use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, open, probe};
+use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, luks, open, probe};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -170,7 +170,20 @@ fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
             facts.tell_of_qcow2(header, &layer.bitmaps);
             facts.snapshots = layer.snapshots.clone();
         }
-        None => facts.tell_of_any(layer, sources)?,
+        None => {
+            if let Some(header) = &layer.luks {
+                facts.tell_of_luks(header, layer.len);
+            }
+            if let Some(vhd) = &layer.vhd {
+                facts.virtual_size = vhd.size;
+                facts.cluster_size = vhd.block_size.map(u64::from);
+            }
+            // A container is opened only with its secret, an image only over what lies below it.
+            let closed = layer.luks.is_some() && sources.secret.is_none();
+            if !closed && layer.backing.is_none() {
+                facts.tell_of_any(layer, sources)?;
+            }
+        }
     }
     if is_null(path) {
         facts.format = "null";
@@ -224,6 +237,29 @@ impl Facts {
             memory: info.memory_alignment as u64,
         });
         Ok(())
+    }
+
+    fn tell_of_luks(&mut self, header: &luks::Header, len: u64) {
+        let payload = header.payload_len.unwrap_or(len.saturating_sub(header.payload_offset));
+        self.virtual_size = payload / 512 * 512;
+        self.encrypted = Some(true);
+        let bits = header.encryption.key_len() * 4;
+        let mode = header.encryption.name().trim_start_matches("aes-").split('-').next();
+        let slots: Vec<_> = header.keyslots.iter().map(keyslot).collect();
+        let mut data = json!({
+            "version": header.version,
+            "uuid": header.uuid,
+            "cipher-alg": format!("aes-{bits}"),
+            "cipher-mode": mode,
+            "ivgen-alg": header.encryption.name().rsplit('-').next(),
+            "sector-size": header.sector_size,
+            "payload-offset": header.payload_offset,
+            "slots": slots,
+        });
+        if !header.label.is_empty() {
+            data["label"] = header.label.clone().into();
+        }
+        self.format_specific = Some(json!({ "type": "luks", "data": data }));
     }
 
     fn tell_of_qcow2(&mut self, header: &Header, bitmaps: &[BitmapEntry]) {
@@ -333,6 +369,29 @@ impl Facts {
         }
         notes
     }
+}
+
+/// A keyslot with the fields of QEMU's QCryptoBlockInfoLUKSSlot, and its number.
+fn keyslot(slot: &luks::Keyslot) -> Value {
+    let mut facts = json!({
+        "slot": slot.index,
+        "active": true,
+        "key-offset": slot.offset,
+        "stripes": slot.stripes,
+        "hash-alg": slot.hash.name(),
+    });
+    match &slot.kdf {
+        luks::Kdf::Pbkdf2 { iterations, .. } => facts["iters"] = (*iterations).into(),
+        luks::Kdf::Argon2 { kind, time, memory, cpus, .. } => {
+            let name = match kind {
+                luks::Argon2Kind::I => "argon2i",
+                luks::Argon2Kind::Id => "argon2id",
+            };
+            facts["kdf"] =
+                json!({ "type": name, "time": time, "memory-kib": memory, "cpus": cpus });
+        }
+    }
+    facts
 }
 
 /// A bitmap with the fields of QEMU's Qcow2BitmapInfo.

@@ -6,7 +6,7 @@ use anyhow::Context;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::header::autoclear;
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, on_a_ring, open_on, probe,
+    CacheMode, Container, Format, OpenError, OpenOptions, on_a_ring, open_on, probe, vhd,
 };
 
 use super::chain;
@@ -55,6 +55,14 @@ pub(crate) fn settled(path: &Path) -> anyhow::Result<Container> {
         .with_context(|| format!("{}: what a killed server left", path.display()))?;
     }
     Ok(container(path, true, false)?)
+}
+
+/// As [`settled`], of a VHD.
+pub(crate) fn settled_vhd(path: &Path) -> anyhow::Result<Container> {
+    let container = container(path, true, false)?;
+    let own = container.clone();
+    on_a_ring(path, |io| async move { vhd::settle(&io, &own).await })??;
+    Ok(container)
 }
 
 /// That only some formats can do what was asked.

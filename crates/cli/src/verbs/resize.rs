@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, ResizeOptions};
-use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, open, parse_size};
+use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, open, parse_size, vhd};
 
 use super::chain;
 use super::info::human;
@@ -101,6 +101,7 @@ pub(crate) fn grow(
 fn to_change(path: &Path, format: Format) -> anyhow::Result<Container> {
     match format {
         Format::Qcow2 => offline::settled(path),
+        Format::Vhd => offline::settled_vhd(path),
         _ => Ok(offline::container(path, true, false)?),
     }
 }
@@ -114,6 +115,11 @@ fn size_of(path: &Path, format: Format, container: &Container) -> anyhow::Result
                 ringtap_image::qcow2::Header::read(&io, &container).await
             })??;
             Ok(header.size.next_multiple_of(512))
+        }
+        Format::Vhd => {
+            let container = container.clone();
+            let facts = on_a_ring(path, |io| async move { vhd::facts(&io, &container).await })??;
+            Ok(facts.size)
         }
         other => Err(offline::cannot(path, other, "cannot be resized here")),
     }
@@ -154,6 +160,9 @@ fn change(
             Ok(on_a_ring(path, |io| async move {
                 qcow2::resize(&io, &container, data.as_ref(), &options).await
             })??)
+        }
+        Format::Vhd => {
+            Ok(on_a_ring(path, |io| async move { vhd::resize(&io, &container, size).await })??)
         }
         other => Err(offline::cannot(path, other, "cannot be resized here")),
     }

@@ -14,8 +14,8 @@ use ringtap_image::{
     probe, vhd,
 };
 
-use super::chain;
 use super::source::{Sources, format_of, open_source, read_secret};
+use super::{chain, offline};
 use crate::{names, secret};
 
 /// Options of the verbs that make an image.
@@ -141,9 +141,20 @@ impl NewImage {
             Some(name) => Some(find_backing(path, name, backing_format)?),
             None => None,
         };
-        if backing.is_some() && format != Format::Qcow2 {
-            let why = format!("{format} images have no backing file here: use -f qcow2");
-            return Err(Fault::Usage(why).into());
+        if let Some(backing) = &backing {
+            let why = match format {
+                Format::Qcow2 => None,
+                Format::Vhd if backing.format == Format::Vhd => None,
+                Format::Vhd => Some(format!(
+                    "a VHD lies over another VHD only, and {} is {}: use -f qcow2",
+                    backing.path.display(),
+                    backing.format
+                )),
+                _ => Some(format!("{format} images have no backing file here: use -f qcow2")),
+            };
+            if let Some(why) = why {
+                return Err(Fault::Usage(why).into());
+            }
         }
         Ok(Recipe { format, size, backing, options })
     }
@@ -291,14 +302,22 @@ impl Recipe {
                 };
                 for (key, value) in &self.options {
                     match (key.as_str(), value.as_str()) {
-                        ("subformat", "fixed") => options.kind = vhd::Kind::Fixed,
-                        ("subformat", "dynamic") => options.kind = vhd::Kind::Dynamic,
+                        ("subformat", "fixed") if self.backing.is_none() => {
+                            options.kind = vhd::Kind::Fixed;
+                        }
+                        ("subformat", "dynamic") if self.backing.is_none() => {
+                            options.kind = vhd::Kind::Dynamic;
+                        }
                         ("force_size", text) => {
                             options.force_size =
                                 names::switch("force_size", text).map_err(Fault::Usage)?;
                         }
                         _ => none_left(&[(format!("{key}={value}"), String::new())])?,
                     }
+                }
+                if let Some(backing) = &self.backing {
+                    options.kind = vhd::Kind::Differencing;
+                    options.parent = Some(vhd_parent(&backing.path)?);
                 }
                 let file = container(path)?;
                 on_a_ring(path, |io| async move { vhd::create(&io, &file, &options).await })??;
@@ -324,6 +343,11 @@ impl Recipe {
         probe::record(path, self.format);
         Ok(())
     }
+}
+
+fn vhd_parent(path: &Path) -> anyhow::Result<vhd::Parent> {
+    let file = offline::container(path, false, false)?;
+    Ok(on_a_ring(path, |io| async move { vhd::Parent::read(&io, &file).await })??)
 }
 
 fn no_secret() -> anyhow::Error {

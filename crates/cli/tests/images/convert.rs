@@ -134,3 +134,57 @@ fn what_cannot_be_compressed_is_refused_before_anything_is_made() {
     let said = bench.ends("ringtap convert -n -c a.raw -O qcow2 there.qcow2", 2);
     assert!(said.contains("external data file"), "{said}");
 }
+
+#[test]
+fn snapshots_and_bitmaps_are_converted_as_qemu_does() {
+    let bench = Bench::new();
+    let mut random = fastrand::Rng::with_seed(31);
+    bench.ok("qemu-img create -q -f qcow2 a.qcow2 3M");
+    for name in ["first", "2"] {
+        bench.qemu_io("-f qcow2 a.qcow2", &operations(&mut random, 3 << 20, 30));
+        bench.ok(&format!("qemu-img snapshot -c {name} a.qcow2"));
+        bench.ok("qemu-img resize -q -f qcow2 a.qcow2 +512k");
+    }
+    bench.qemu_io("-f qcow2 a.qcow2", &operations(&mut random, 4 << 20, 30));
+    for which in ["first", "1", "2", "snapshot.name=first", "snapshot.id=2,snapshot.name=2"] {
+        bench.ok(&format!("ringtap convert -f qcow2 -l {which} a.qcow2 ours.raw"));
+        bench.ok(&format!("qemu-img convert -f qcow2 -l {which} -O raw a.qcow2 theirs.raw"));
+        // QEMU leaves it as large as the disk is by now, with zeros behind.
+        bench.ok("qemu-img compare -f raw -F raw ours.raw theirs.raw");
+        assert!(fs::metadata(bench.path("ours.raw")).expect("it").len() < 4 << 20);
+    }
+    let said = bench.ends("ringtap convert -f qcow2 -l third a.qcow2 none.raw", 1);
+    assert!(said.contains("no snapshot \"third\""), "{said}");
+    let said = bench.ends("ringtap convert -f raw -l 1 ours.raw none.raw", 2);
+    assert!(said.contains("no snapshots"), "{said}");
+    let said = bench.ends("ringtap convert -f qcow2 -l 1 a.qcow2 a.qcow2 none.raw", 2);
+    assert!(said.contains("one source"), "{said}");
+    assert!(!bench.path("none.raw").exists());
+
+    bench.ok("qemu-img create -q -f qcow2 b.qcow2 3M");
+    bench.ok("qemu-img bitmap --add -g 4k b.qcow2 on");
+    bench.ok("qemu-img bitmap --add b.qcow2 off");
+    bench.qemu_io("-f qcow2 b.qcow2", &operations(&mut random, 3 << 20, 30));
+    bench.ok("qemu-img bitmap --disable b.qcow2 off");
+    bench.ok("ringtap convert -f qcow2 --bitmaps b.qcow2 -c -O qcow2 ours.qcow2");
+    bench.ok("qemu-img convert -f qcow2 --bitmaps b.qcow2 -O qcow2 theirs.qcow2");
+    bench.same("b.qcow2", "ours.qcow2");
+    let of = |name: &str| {
+        let facts = bench.json(&format!("qemu-img info --output json {name}"));
+        facts["format-specific"]["data"]["bitmaps"].clone()
+    };
+    assert_eq!(of("ours.qcow2"), of("theirs.qcow2"));
+    // The bits: what is merged into a new bitmap from each is the same to the byte.
+    for name in ["on", "off"] {
+        for image in ["ours", "theirs"] {
+            bench.ok(&format!("qemu-img create -q -f qcow2 {image}.bits 3M"));
+            bench.ok(&format!("qemu-img bitmap --add -g 4k {image}.bits x"));
+            bench.ok(&format!(
+                "qemu-img bitmap --merge {name} -F qcow2 -b {image}.qcow2 {image}.bits x"
+            ));
+        }
+        bench.ok("cmp ours.bits theirs.bits");
+    }
+    let said = bench.ends("ringtap convert -f qcow2 --bitmaps b.qcow2 none.raw", 2);
+    assert!(said.contains("no bitmaps"), "{said}");
+}

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 mod bench;
 mod convert;
+mod vhd;
 
 use bench::{Bench, operations};
 

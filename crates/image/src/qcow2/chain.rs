@@ -10,7 +10,7 @@ use ringtap_io::Io;
 use super::extension::Encryption;
 use super::header::incompatible;
 use super::restart::{RESTART_RECORDS, names_log};
-use super::{Crypt, Header, Parts, Qcow2};
+use super::{Crypt, Header, Parts, Qcow2, at_snapshot};
 use crate::backing::{Chain, Named};
 use crate::open::open_in_chain;
 use crate::{
@@ -79,7 +79,10 @@ pub(crate) fn open_chain<'a>(
 /// Open the files of one image; from here on down the chain `options` are those it turns out to need.
 async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<Layer, OpenError> {
     let mut container = Container::open(path, options)?;
-    let header = Header::read(io, &container).await?;
+    let mut header = Header::read(io, &container).await?;
+    if let Some(which) = options.snapshot.take() {
+        at_snapshot::show(io, &container, &mut header, &which).await?;
+    }
     let cluster = header.cluster_size();
     let too_small = cluster < SMALLEST_DIRECT.max(container.traits().request_alignment);
     if options.cache.direct() && too_small {

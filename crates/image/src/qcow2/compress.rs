@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -107,10 +108,10 @@ impl Shared {
         let size = self.tables.geometry.cluster() as usize;
         let kind = self.header.compression;
         ENCODERS.with_borrow_mut(|encoders| {
-            if !encoders.contains_key(&kind) {
-                encoders.insert(kind, Encoder::new(kind)?);
-            }
-            let encoder = encoders.get_mut(&kind).ok_or(Error::Unsupported)?;
+            let encoder = match encoders.entry(kind) {
+                Occupied(entry) => entry.into_mut(),
+                Vacant(entry) => entry.insert(Encoder::new(kind)?),
+            };
             let mut batch = Batch::default();
             let mut last = Vec::new();
             for (number, cluster) in (first..).zip(bytes.chunks(size)) {
@@ -289,15 +290,7 @@ impl Shared {
                 }
             };
             let written = self.container.write(io, taken.start << bits, part).await;
-            let mut state = self.state();
-            if let Err(error) = written {
-                state.space.give_back(taken, false);
-                return Err(error);
-            }
-            // Counted at any rate: where an entry cannot be set, it is a leak.
-            state.refer(taken.clone());
-            self.dirty.store(true, SeqCst);
-            drop(state);
+            self.take_in(taken.clone(), written)?;
             for host in taken {
                 let entry = Entry { word: host << bits | COPIED, bitmap };
                 self.point(io, cluster, entry).await?;
@@ -305,6 +298,18 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Count clusters that were written; where an entry then cannot be set, that is a leak. Those that
+    /// could not be written are free again.
+    fn take_in(&self, clusters: Range<u64>, written: Result<(), Error>) -> Result<(), Error> {
+        let mut state = self.state();
+        match written {
+            Ok(()) => state.refer(clusters),
+            Err(_) => state.space.give_back(clusters, false),
+        }
+        self.dirty.store(true, SeqCst);
+        written
     }
 
     /// Set a cluster's entry, once no write to the cluster is under way.

@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod allocate;
+mod at_snapshot;
 mod bitmap;
 pub mod bitmap_directory;
 mod bitmap_set;
@@ -53,6 +54,7 @@ mod together;
 mod tool;
 mod walk;
 
+pub use at_snapshot::SnapshotName;
 pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
 pub use bitmap_set::BitmapSet;

@@ -141,6 +141,18 @@ impl Footer {
         Footer { kind, header_at, current_size: size, geometry, creator, timestamp, id, bytes }
     }
 
+    /// The same image's footer for a disk of `size` bytes, which all programs take for just that.
+    pub fn resized(&self, size: u64) -> Footer {
+        let mut bytes = self.bytes;
+        let geometry = MOST_GEOMETRY;
+        put(&mut bytes, 48, &size.to_be_bytes());
+        put(&mut bytes, 56, &geometry.0.to_be_bytes());
+        put(&mut bytes, 58, &[geometry.1, geometry.2]);
+        let sum = checksum(&bytes, CHECKSUM);
+        put(&mut bytes, CHECKSUM, &sum.to_be_bytes());
+        Footer { current_size: size, geometry, bytes, ..self.clone() }
+    }
+
     /// The footer as it is written.
     pub fn bytes(&self) -> &[u8; 512] {
         &self.bytes

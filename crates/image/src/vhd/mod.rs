@@ -28,6 +28,7 @@ mod header;
 mod layout;
 mod open;
 mod parent;
+mod resize;
 mod restart;
 mod room;
 mod sabotage;
@@ -42,7 +43,8 @@ pub use check::{Report, check};
 pub use create::{CreateOptions, Parent, create};
 pub use footer::{Footer, FooterError, Kind, MOST, geometry, size_and_geometry};
 pub use header::{Header, HeaderError, Locator};
-pub use open::{open, open_in, open_in_with};
+pub use open::{Facts, facts, open, open_in, open_in_with, settle};
+pub use resize::resize;
 #[cfg(feature = "sabotage")]
 pub use sabotage::{Sabotage, sabotage};
 

@@ -11,7 +11,7 @@ use super::layout::Layout;
 use super::restart::RESTART_RECORDS;
 use super::{bad, os, parent};
 use crate::beside::{self, Sought};
-use crate::{Boxed, CacheMode, Container, Image, OpenError, OpenOptions, Raw, RestartLog};
+use crate::{Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Raw, RestartLog};
 
 /// The longest chain of parents.
 const DEEPEST: usize = 32;
@@ -53,6 +53,58 @@ pub async fn open_in_with(
         return Err(bad(&container, 0, found, "open it through the page cache"));
     }
     assemble(io, container, layout, parent, restart).await
+}
+
+/// What a VHD says of itself.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Bytes of the disk.
+    pub size: u64,
+    /// The kind.
+    pub kind: Kind,
+    /// Bytes of a block; none of a fixed one.
+    pub block_size: Option<u32>,
+    /// Names of the parent, the best first.
+    pub parent: Vec<PathBuf>,
+    /// Whether the parent is a raw disk.
+    pub raw_parent: bool,
+}
+
+/// Read the facts of a VHD; its parent need not be there.
+pub async fn facts(io: &Io, container: &Container) -> Result<Facts, OpenError> {
+    let layout = Layout::read(io, container).await?;
+    let (kind, sparse) = (layout.footer.kind, layout.sparse.as_ref());
+    let parent = match sparse {
+        Some(sparse) if kind == Kind::Differencing => {
+            parent::names(io, container, &sparse.header).await?
+        }
+        _ => Vec::new(),
+    };
+    let header = sparse.map(|sparse| &sparse.header);
+    Ok(Facts {
+        size: layout.size,
+        kind,
+        block_size: header.map(|header| header.block_size),
+        raw_parent: header.is_some_and(|header| header.parent_id == [0; 16]),
+        parent,
+    })
+}
+
+/// Take up what a killed server left in the restart log of an image, in a container that is open for
+/// writing.
+pub async fn settle(io: &Io, container: &Container) -> Result<(), OpenError> {
+    let restart = RestartLog::beside(container, RESTART_RECORDS);
+    let left = restart.as_ref().and_then(RestartLog::left);
+    if left.is_none_or(|left| left.records.is_empty()) {
+        restart.iter().for_each(RestartLog::close);
+        return Ok(());
+    }
+    let layout = Layout::read(io, container).await?;
+    let below = layout.footer.kind == Kind::Differencing;
+    // What lies below is not looked at.
+    let below = below.then(|| Box::new(Null::new(layout.size, true)) as Box<dyn Image>);
+    let image = assemble(io, container.clone(), layout, below, restart).await?;
+    image.close(io).await.map_err(|error| os(container, "take up the restart log of", error))
 }
 
 async fn assemble(
