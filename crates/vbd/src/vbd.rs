@@ -48,6 +48,7 @@ pub struct Request {
 pub(crate) struct Shared {
     cache: CacheMode,
     size: AtomicU64,
+    growing: Mutex<()>,
     /// Whether the guest turned its write cache off.
     writethrough: AtomicBool,
     pub(crate) gate: Gate,
@@ -70,6 +71,7 @@ impl Vbd {
         let shared = Arc::new(Shared {
             cache,
             size: AtomicU64::new(image.info().size),
+            growing: Mutex::default(),
             writethrough: AtomicBool::new(cache.writethrough()),
             gate: Gate::default(),
             stats: Mutex::default(),
@@ -102,6 +104,18 @@ impl Vbd {
     pub fn reload_size(&self) -> Result<bool, Error> {
         let size = self.image.current_size()?;
         Ok(self.shared.size.swap(size, Relaxed) != size)
+    }
+
+    /// Make the disk large enough for `end` bytes, where its image can grow. Others learn of that when
+    /// they look.
+    pub fn grow(&self, end: u64) -> Result<(), Error> {
+        let end = end.checked_next_multiple_of(512).ok_or(Error::Range)?;
+        let _alone = self.shared.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if end >= self.size() {
+            self.image.grow(end)?;
+            self.shared.size.store(end, Relaxed);
+        }
+        Ok(())
     }
 
     /// Host caching, as the operator chose.
