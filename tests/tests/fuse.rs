@@ -245,6 +245,53 @@ fn it_behaves_as_a_file_of_a_fixed_size() {
 }
 
 #[test]
+fn it_grows_only_where_that_was_asked_for() {
+    let place = Place::new(MIB);
+    let server = place.serve(&["--growable"]);
+    let file = writable(&place.file());
+    let len = || fs::metadata(place.file()).expect("the file").len();
+    file.write_all_at(&[5; 8192], MIB - 4096).expect("a write across the end");
+    assert_eq!(len(), MIB + 4096);
+    file.write_all_at(b"far", 3 * MIB + 5).expect("a write past the end");
+    assert_eq!(len(), 3 * MIB + 512, "whole sectors");
+    file.set_len(4 * MIB).expect("a larger size");
+    assert_eq!(errno(file.set_len(MIB)), libc::EPERM);
+    fallocate(&file, FallocateFlags::ZERO_RANGE, 4 * MIB, MIB).expect("zeros past the end");
+    let farther = errno(file.write_at(b"x", 1 << 60));
+    assert!([libc::EFBIG, libc::EINVAL, libc::ENOSPC].contains(&farther), "{farther}");
+    assert_eq!(len(), 5 * MIB);
+    // Many at once, each a piece of its own, in no order: none is cut off by another.
+    let threads: Vec<_> = (0..8u64)
+        .map(|thread| {
+            let file = file.try_clone().expect("a descriptor");
+            std::thread::spawn(move || {
+                for n in 0..16 {
+                    let at = 5 * MIB + (n * 8 + thread) * 4096;
+                    file.write_all_at(&[thread as u8 + 1; 4096], at).expect("a write");
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("a thread"));
+    drop(file);
+    server.stop();
+    let all = fs::read(place.disk()).expect("the disk");
+    assert_eq!(all.len() as u64, 5 * MIB + 128 * 4096);
+    assert_eq!(&all[3 * MIB as usize + 5..][..3], b"far");
+    for (n, piece) in all[5 * MIB as usize..].chunks(4096).enumerate() {
+        assert!(piece.iter().all(|byte| *byte == (n % 8) as u8 + 1), "piece {n}");
+    }
+    // What cannot grow says so at the start.
+    let (disk, file) = (place.at("other.qcow2"), place.file());
+    ok(plain(&ringtap()), "ringtap", &["create", "-f", "qcow2", plain(&disk), "1M"]);
+    let args = ["serve", plain(&disk), "-f", "qcow2", "--fuse", plain(&file), "--growable"];
+    let output = program(plain(&ringtap()), "ringtap", args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--growable takes a raw image"), "{said}");
+}
+
+#[test]
 fn a_read_only_file_takes_no_writes() {
     let mut place = Place::new(4 * MIB);
     let server = place.serve(&["--read-only"]);

@@ -99,6 +99,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", help_heading = OF_DISK)]
     fuse: Vec<PathBuf>,
 
+    /// Let writes past the end of the file make it, and the raw image, larger
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        help_heading = OF_DISK
+    )]
+    growable: Vec<bool>,
+
     /// Make the disk a block device of this host, /dev/ublkbN, by ublk (Linux 6.5 or later); one
     /// that a killed server of the same disk left is taken over
     #[arg(
@@ -206,6 +218,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut allow_backing = bound.all("allow_backing", args.allow_backing);
     let mut fuse = bound.all("fuse", args.fuse);
     let mut bitmaps = bound.all("bitmap", args.bitmap);
+    let mut growable = bound.single("growable", args.growable)?;
     let mut ublk = bound.single("ublk", args.ublk)?;
 
     let mut disks = vec![];
@@ -237,6 +250,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
             nbd: std::mem::take(&mut nbd[i]),
             vhost_user,
             fuse,
+            growable: growable[i].take().unwrap_or(false),
             ublk,
             queues: queues[i].take().unwrap_or(QUEUES),
             serial: serial[i].take().or(short).unwrap_or_default(),

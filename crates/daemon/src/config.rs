@@ -38,6 +38,8 @@ pub struct Disk {
     pub vhost_user: Vec<Address>,
     /// Where it is shown as a file by FUSE: regular files to mount over, or paths where none is yet.
     pub fuse: Vec<PathBuf>,
+    /// Whether writes past the end of that file make the image larger.
+    pub growable: bool,
     /// Whether it is a block device of this host by ublk, and if so of which number, if it matters.
     pub ublk: Option<Option<u32>>,
     /// The most virtqueues a vhost-user client may use, and threads that serve a file or a device.
@@ -117,6 +119,12 @@ impl Config {
                 return refuse(format!(
                     "{shown} is served nowhere: add --nbd unix:PATH, --vhost-user PATH, \
                      --fuse PATH or --ublk after it"
+                ));
+            }
+            let others = disk.nbd.len() + disk.vhost_user.len() > 0 || disk.ublk.is_some();
+            if disk.growable && (others || disk.fuse.is_empty() || disk.options.read_only) {
+                return refuse(format!(
+                    "{shown}: --growable is for a disk that --fuse alone serves, for writing"
                 ));
             }
             if disk.queues == 0 {
@@ -204,6 +212,7 @@ mod tests {
                 .map(|text| Address::vhost_user(text).expect("an address"))
                 .collect(),
             fuse: vec![],
+            growable: false,
             ublk: None,
             queues: 1,
             serial: String::new(),

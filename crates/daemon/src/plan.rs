@@ -79,7 +79,8 @@ impl Plan {
         for (place, disk) in config.disks.iter().enumerate() {
             for path in &disk.fuse {
                 let (read_only, queues) = (disk.options.read_only, disk.queues);
-                let options = fuse::Options { read_only, mode: config.socket_mode, queues };
+                let (mode, growable) = (config.socket_mode, disk.growable);
+                let options = fuse::Options { read_only, growable, mode, queues };
                 let mount = fuse::Mount::new(path, &disk.path, &options)?;
                 plan.fuse.push(File { disk: place, mount, options });
             }
@@ -147,6 +148,7 @@ mod tests {
             nbd,
             vhost_user,
             fuse: vec![],
+            growable: false,
             ublk: None,
             queues: 1,
             serial: String::new(),

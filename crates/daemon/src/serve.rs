@@ -42,6 +42,12 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let mut disks = vec![];
     for disk in &config.disks {
         let vbd = Vbd::new(open(&disk.path, &disk.options)?, disk.options.cache);
+        if disk.growable && vbd.grow(vbd.size()).is_err() {
+            return Err(Error::Usage(format!(
+                "{}: --growable takes a raw image in a regular file",
+                disk.path.display()
+            )));
+        }
         let facts = DiskFacts::new(disk, &vbd);
         disks.push(Served {
             vbd: Arc::new(vbd),

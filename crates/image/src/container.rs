@@ -179,6 +179,18 @@ impl Container {
         Ok(())
     }
 
+    /// Make a regular file so long that it holds `len` bytes rounded to 512, where it is shorter.
+    pub fn lengthen(&self, len: u64) -> Result<(), Error> {
+        let file = self.open_file().filter(|_| self.traits.regular && !self.traits.read_only);
+        let file = file.ok_or(Error::Unsupported)?;
+        if len > self.present_len()?.next_multiple_of(512) {
+            rustix::fs::ftruncate(file, len)
+                .map_err(|error| Error::from_errno(error.raw_os_error()))?;
+            self.state.len.store(len, SeqCst);
+        }
+        Ok(())
+    }
+
     /// Read metadata: any offset and length; what lies past the end is zeros.
     pub async fn read(&self, io: &Io, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let align = self.traits.request_alignment;

@@ -297,6 +297,13 @@ pub trait Image: Send + Sync {
     /// The disk's size as it is now, where someone may have resized the image's file.
     fn current_size(&self) -> Result<u64, Error>;
 
+    /// Make the disk at least so large, a multiple of 512; what is new reads as zeros. Nobody else
+    /// does so at the same time. [`Error::Unsupported`] where the image does not grow while it is
+    /// used.
+    fn grow(&self, _size: u64) -> Result<(), Error> {
+        Err(Error::Unsupported)
+    }
+
     /// Write what is still in memory and leave the image as other programs expect it, before it is
     /// closed for good. No other request is under way.
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {

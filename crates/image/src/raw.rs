@@ -126,6 +126,10 @@ impl Image for Raw {
         Box::pin(async move { Ok(self.find_status(offset, len)) })
     }
 
+    fn grow(&self, size: u64) -> Result<(), Error> {
+        self.container.lengthen(size)
+    }
+
     fn current_size(&self) -> Result<u64, Error> {
         let size = self.container.present_len()?;
         // A write to an incomplete last block made the file longer, not the disk.

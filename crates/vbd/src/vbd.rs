@@ -49,6 +49,7 @@ pub struct Request {
 pub(crate) struct Shared {
     cache: CacheMode,
     size: AtomicU64,
+    growing: Mutex<()>,
     /// Whether the guest turned its write cache off.
     writethrough: AtomicBool,
     pub(crate) gate: Gate,
@@ -72,6 +73,7 @@ impl Vbd {
         let shared = Arc::new(Shared {
             cache,
             size: AtomicU64::new(image.info().size),
+            growing: Mutex::default(),
             writethrough: AtomicBool::new(cache.writethrough()),
             gate: Gate::default(),
             stats: Mutex::default(),
@@ -110,6 +112,18 @@ impl Vbd {
     /// The image's dirty bitmaps.
     pub fn bitmaps(&self) -> Option<&Arc<BitmapSet>> {
         self.bitmaps.as_ref()
+    }
+
+    /// Make the disk large enough for `end` bytes, where its image can grow. Others learn of that when
+    /// they look.
+    pub fn grow(&self, end: u64) -> Result<(), Error> {
+        let end = end.checked_next_multiple_of(512).ok_or(Error::Range)?;
+        let _alone = self.shared.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if end >= self.size() {
+            self.image.grow(end)?;
+            self.shared.size.store(end, Relaxed);
+        }
+        Ok(())
     }
 
     /// Host caching, as the operator chose.

@@ -50,6 +50,8 @@ pub struct Options {
     pub read_only: bool,
     /// The file's permissions.
     pub mode: u32,
+    /// Whether writing past its end makes the image larger.
+    pub growable: bool,
     /// The most threads that serve it.
     pub queues: u16,
 }
@@ -214,6 +216,7 @@ impl Server {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Facts {
             read_only,
+            growable: self.options.growable,
             mode: self.options.mode & may,
             uid: geteuid().as_raw(),
             gid: getegid().as_raw(),

@@ -40,6 +40,7 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) read_only: bool,
+    pub(crate) growable: bool,
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -108,15 +109,24 @@ impl Message<'_> {
         }
     }
 
-    /// Times may be set, and are not kept; a disk keeps its size, and its owner is the server's.
+    /// Times may be set, and are not kept; the owner is the server's. A disk keeps its size, or grows
+    /// where it may; it is never made smaller.
     fn set_attributes(&self) -> Option<Asked> {
         let wanted = u32_at(self.arguments, 0)?;
         if wanted & (set::MODE | set::UID | set::GID) != 0 {
             return Some(Asked::Failed(libc::EPERM));
         }
-        if wanted & set::SIZE != 0 && u64_at(self.arguments, 16)? != self.vbd.size() {
-            let errno = if self.facts.read_only { libc::EROFS } else { libc::EPERM };
-            return Some(Asked::Failed(errno));
+        let size = u64_at(self.arguments, 16)?;
+        if wanted & set::SIZE != 0 && size != self.vbd.size() {
+            if self.facts.read_only {
+                return Some(Asked::Failed(libc::EROFS));
+            }
+            if size < self.vbd.size() || !self.facts.growable {
+                return Some(Asked::Failed(libc::EPERM));
+            }
+            if let Err(failed) = self.reach(size) {
+                return Some(failed);
+            }
         }
         Some(Asked::Answer(self.attributes().answer()))
     }
@@ -146,12 +156,15 @@ impl Message<'_> {
         Some(device(Kind::Read, offset, len, mem, Answer::Data(len as usize)))
     }
 
-    /// As a block device does: what lies past the end is not written, and if that is all of it
-    /// there is no space.
+    /// As a block device does, unless it may grow: what lies past the end is not written, and if that
+    /// is all of it there is no space.
     fn write(&self, carried: usize, memory: impl Fn(usize) -> Mem) -> Option<Asked> {
         let (offset, wanted) = (u64_at(self.arguments, 8)?, u32_at(self.arguments, 16)? as usize);
         if wanted != carried || wanted > memory(wanted).len() {
             return Some(Asked::Failed(libc::EINVAL));
+        }
+        if let Err(failed) = self.reach(offset.saturating_add(wanted as u64)) {
+            return Some(failed);
         }
         let len = self.within(offset, wanted as u64);
         if len == 0 && wanted > 0 {
@@ -173,6 +186,11 @@ impl Message<'_> {
             _ if mode & !keep == zero => false,
             _ => return Some(Asked::Failed(libc::EOPNOTSUPP)),
         };
+        if mode & keep == 0 {
+            if let Err(failed) = self.reach(offset.saturating_add(len)) {
+                return Some(failed);
+            }
+        }
         let inside = self.within(offset, len);
         if inside < len && mode & keep == 0 {
             return Some(Asked::Failed(libc::ENOSPC));
@@ -192,6 +210,14 @@ impl Message<'_> {
             libc::SEEK_HOLE => Asked::Seek { offset, data: false },
             _ => Asked::Failed(libc::EINVAL),
         })
+    }
+
+    /// Have the disk reach to `end`, where it may grow.
+    fn reach(&self, end: u64) -> Result<(), Asked> {
+        if !self.facts.growable || end <= self.vbd.size() {
+            return Ok(());
+        }
+        self.vbd.grow(end).map_err(|error| Asked::Failed(error.errno()))
     }
 
     /// How many of `len` bytes from `offset` lie on the disk.
@@ -237,7 +263,8 @@ mod tests {
         let head = Head { len: 0, opcode, unique: 1, node };
         // SAFETY: the memory is only measured here, never touched.
         let memory = |len: usize| unsafe { Mem::from_raw(std::ptr::null_mut(), len.min(MOST)) };
-        let facts = Facts { read_only: false, mode: 0o600, uid: 0, gid: 0, time: 0 };
+        let facts =
+            Facts { read_only: false, growable: false, mode: 0o600, uid: 0, gid: 0, time: 0 };
         understand(head, arguments, carried, memory, &vbd(), &facts)
     }
 

@@ -40,13 +40,6 @@ pub const LVM: Absent = Absent {
     remedy: "the stages guest and vm run it on the guest's own device-mapper",
 };
 
-/// Ringtap as a ublk server.
-pub const UBLK: Absent = Absent {
-    needs: Some(("/dev/ublk-control", "this kernel has no ublk driver")),
-    reason: "this lab does not attach Ringtap to ublk yet",
-    remedy: "a kernel with ublk_drv (Linux 6.0); compare ringtap-vhost meanwhile",
-};
-
 /// Xen's blkback.
 pub const XEN: Absent = Absent {
     needs: Some(("/dev/xen/evtchn", "this machine does not run under Xen")),

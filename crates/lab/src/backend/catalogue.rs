@@ -1,7 +1,9 @@
 //! All backends by stage.
 
 use super::vm::{Attach, InQemu, Inside};
-use super::{Backend, Entry, Image, Inner, absent, loopdev, native, nbdkit, qemu, ringtap, ubd};
+use super::{
+    Backend, Entry, Image, Inner, absent, loopdev, native, nbdkit, qemu, ringtap, ubd, ublk,
+};
 use crate::sample::Stage;
 
 /// All backends, in the order of the report. The first of a stage is what the others are measured against, and runs
@@ -33,7 +35,7 @@ pub const CATALOGUE: &[Entry] = &[
     host("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
     host("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
     host("lvm", "an LVM linear volume", true, &absent::LVM),
-    host("ublk", "ringtap over ublk", true, &absent::UBLK),
+    host("ublk", "ringtap serve --ublk, cache=none", true, &ublk::Ublk),
     guest("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
     guest("loop", "loop device inside the guest, on a ubd disk", true, &LOOP_ON_UBD),
     guest("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),

@@ -8,6 +8,7 @@ pub mod nbdkit;
 pub mod qemu;
 pub mod ringtap;
 pub mod ubd;
+pub mod ublk;
 pub mod vm;
 
 pub use catalogue::{CATALOGUE, PEERS};
