@@ -186,9 +186,8 @@ async fn load_noted(
     loading: &Loading<'_>,
 ) -> Result<Vec<(String, Arc<Bits>)>, ToolError> {
     let size = image.header.size;
-    let named = |log: &&RestartLog| {
-        log.left().is_some_and(|left| names_log(&image.header, left.stamp))
-    };
+    let named =
+        |log: &&RestartLog| log.left().is_some_and(|left| names_log(&image.header, left.stamp));
     let kept = loading.log.filter(named).and_then(Kept::left);
     let is_kept = |entry: &BitmapEntry| {
         kept.as_ref().is_some_and(|kept| kept.has(&entry.name, size, entry.granularity_bits))
