@@ -27,8 +27,8 @@ pub(crate) struct XenArgs {
     queues: u16,
 
     /// Keep pages mapped that a guest uses again and again: the hypervisor has less to do, and the
-    /// guest copies instead
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    /// guest copies instead; a dom0 may suffer where such a server is killed
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = clap::ArgAction::Set)]
     persistent_grants: bool,
 
     /// Keep the process id in this file while serving
