@@ -19,13 +19,23 @@ serve() {
     rm -f /tmp/served.out
     setsid ringtap xen --allow-backing /srv >/tmp/served.out 2>>/tmp/served.err &
     echo $! >/tmp/served.pid
-    until grep -q ready /tmp/served.out; do
-        kill -0 $(cat /tmp/served.pid) || { cat /tmp/served.err >&2; exit 1; }
+    for i in $(seq 600); do
+        grep -q ready /tmp/served.out && return
+        kill -0 $(cat /tmp/served.pid) || break
         sleep 0.1
     done
+    echo 'the server is not ready' >&2
+    tail -30 /tmp/served.err >&2
+    exit 1
 }
 ended() {
-    while kill -0 $(cat /tmp/served.pid) 2>/dev/null; do sleep 0.1; done
+    for i in $(seq 600); do
+        kill -0 $(cat /tmp/served.pid) 2>/dev/null || return 0
+        sleep 0.1
+    done
+    echo 'the server does not end' >&2
+    cat /proc/$(cat /tmp/served.pid)/task/*/stack >&2 || true
+    exit 1
 }
 crash() {
     kill -KILL $(cat /tmp/served.pid)
@@ -110,7 +120,10 @@ impl Lab {
     }
 
     fn create(&self, domain: &Domain) -> Guest {
-        let guest = self.host.create(domain).unwrap_or_else(|error| panic!("{error}"));
+        let guest = self.host.create(domain).unwrap_or_else(|error| {
+            let served = self.host.dom0().exec("tail /tmp/served.err", LONG);
+            panic!("{error}\n{}", served.map_or_else(|error| error.to_string(), |o| o.stdout))
+        });
         eprintln!("a domain booted in {:?}", guest.boot_time());
         guest
     }
@@ -166,7 +179,7 @@ fn two_at_once_outlive_the_server(lab: &Lab, one: &Guest) -> Guest {
     lab.first(
         "three images",
         "truncate -s 48M /srv/raw
-         ringtap create -q /srv/vm.qcow2 48M
+         ringtap create -q -f qcow2 /srv/vm.qcow2 48M
          ringtap create -q -f vpc /srv/vm.vhd 48M
          serve
          xl block-attach one $(disk xvda w /srv/raw)

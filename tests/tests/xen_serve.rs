@@ -196,7 +196,8 @@ fn survive_their_server(lab: &Lab, one: &Guest, two: &Guest) {
     vhd.wait(LONG).unwrap_or_else(|error| panic!("{error}"));
     eprintln!("killed under {under_load} of 6 loads: {:?}", began.elapsed());
     assert!(under_load > 0, "the loads were too short to be killed under");
-    let said = lab.run("a stop and a start", "stop; serve --persistent-grants false; cat /run/xen.err");
+    let said =
+        lab.run("a stop and a start", "stop; serve --persistent-grants false; cat /run/xen.err");
     assert!(said.contains("taking over") && !said.contains(" ERROR "), "{said}");
     FioVerify::new("/dev/xvda")
         .size(4 * MIB)
