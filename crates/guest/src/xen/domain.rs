@@ -76,7 +76,7 @@ impl Domain {
         })?;
         let script = format!(
             "set -e\ncat >/run/xen/{name}.cfg <<'END OF DOMAIN'\n{}END OF DOMAIN\n\
-             xl create /run/xen/{name}.cfg >/dev/null || {{ cat /var/log/xen/xen-hotplug.log >&2; exit 1; }}\n\
+             xl create /run/xen/{name}.cfg >/dev/null\n\
              xl domid {name}\n",
             self.configuration(),
             name = self.name,

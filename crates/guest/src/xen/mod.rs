@@ -130,10 +130,10 @@ impl Xen {
         command.current_dir(&dir);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none"]);
         command.args(["-no-reboot", "-machine", "pc", "-smp", &self.cpus.to_string()]);
-        // With SMAP, TCG has a PV kernel fault at its first instructions.
+        // With SMAP, which `max` has, TCG has a PV kernel fault at its first instructions.
         command.args(match accelerator {
             "kvm" => ["-accel", "kvm", "-cpu", "host"],
-            _ => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max,-smap"],
+            _ => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "qemu64"],
         });
         let memory = (self.memory + self.domains_memory + XEN_MEMORY) >> 20;
         command.args(["-m", &format!("{memory}M")]);
