@@ -192,6 +192,11 @@ fn clients_come_go_and_come_again() {
         assert_eq!(outcome["errors"], 0, "{outcome}");
         assert!(outcome["ios"].as_u64() > Some(0), "{outcome}");
     }
+    // The longest queue, full of requests.
+    let most = ["--rw", "randrw", "--queue-size", "1024", "--depth", "340", "--seconds", "0.5"];
+    let outcome = load(&disk.socket(), &[&most[..], &["--verify"]].concat());
+    assert_eq!(outcome["errors"], 0, "{outcome}");
+    assert!(outcome["ios"].as_u64() > Some(0), "{outcome}");
     server.stop();
 }
 

@@ -190,7 +190,6 @@ impl SecretSource {
 mod tests {
     use super::*;
     use std::fs;
-    use std::io::Write;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
 
@@ -230,8 +229,8 @@ mod tests {
 
     #[test]
     fn a_descriptor_is_read_to_its_end() {
-        let (read, mut write) = io::pipe().expect("a pipe");
-        write.write_all(b"hunter2").expect("written");
+        let (read, write) = rustix::pipe::pipe().expect("a pipe");
+        rustix::io::write(&write, b"hunter2").expect("written");
         drop(write);
         let secret = SecretSource::Fd(read.as_raw_fd()).read().expect("a secret");
         assert_eq!(secret.bytes(), b"hunter2");

@@ -46,8 +46,9 @@ fn an_encrypted_disk_is_served_and_its_file_tells_nothing() {
     let read = qemu_io(dir.path(), &server.uri(0), "read -P 0x5a 0 256k").wait().ok();
     assert!(!read.contains("failed"), "{read}");
     server.stop().ok();
-    let (read, mut write) = std::io::pipe().expect("a pipe");
-    std::io::Write::write_all(&mut write, SECRET.as_bytes()).expect("written");
+    let flags = rustix::pipe::PipeFlags::CLOEXEC;
+    let (read, write) = rustix::pipe::pipe_with(flags).expect("a pipe");
+    rustix::io::write(&write, SECRET.as_bytes()).expect("written");
     drop(write);
     rustix::io::fcntl_setfd(&read, rustix::io::FdFlags::empty()).expect("to be inherited");
     let words = format!("disk -f luks --secret fd:{} --nbd unix:sock", read.as_raw_fd());
