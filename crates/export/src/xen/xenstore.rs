@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn payloads_are_strings_with_zero_bytes() {
-        assert_eq!(strings(b"1\02\0"), ["1", "2"]);
+        assert_eq!(strings(b"1\x002\0"), ["1", "2"]);
         assert_eq!(strings(b"ENOENT\0"), ["ENOENT"]);
         assert!(strings(b"").is_empty() && strings(b"\0").is_empty());
     }
