@@ -69,7 +69,6 @@ impl Ask {
 }
 
 #[test]
-#[ignore = "some input leaves a request waiting for ever"]
 fn xen_ring_of_requests() {
     check!().with_iterations(300).with_type::<(bool, Vec<Ask>, Vec<u8>)>().for_each(
         |(kept, asks, pages)| {

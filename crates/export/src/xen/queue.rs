@@ -191,6 +191,11 @@ impl<F: Foreign> XenQueue<F> {
         call
     }
 
+    /// Whether there are answers that the frontend has not been shown.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.state.borrow().ended.is_empty()
+    }
+
     /// Whether there is something that a slot could take.
     pub(crate) fn has_requests(&self) -> bool {
         let state = self.state.borrow();

@@ -213,9 +213,12 @@ impl Backend {
             self.tasks.spawn(run_slot(queue, vbd, io.clone(), tag));
         }
         self.tasks.run_ready();
-        if publish {
+        while publish {
             self.queue.publish();
             self.tasks.run_ready();
+            if !self.queue.has_answers() {
+                break;
+            }
         }
         polled
     }

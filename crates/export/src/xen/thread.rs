@@ -184,11 +184,17 @@ impl Thread {
         fetched
     }
 
+    /// Show the answers; and those of a barrier that had waited for them.
     fn publish(&self, tasks: &mut Tasks) {
-        if self.queue.publish() {
-            self.call();
+        loop {
+            if self.queue.publish() {
+                self.call();
+            }
+            tasks.run_ready();
+            if !self.queue.has_answers() {
+                return;
+            }
         }
-        tasks.run_ready();
     }
 
     fn call(&self) {
