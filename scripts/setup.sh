@@ -53,9 +53,8 @@ if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
     need nbdinfo libnbd-bin
     need nbdkit nbdkit
     need nbd-client nbd-client
+    need zstd zstd
     need nbd-server nbd-server
-fi
-if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
     need qemu-system-x86_64 qemu-system-x86
 fi
 if [ "$purpose" = test ]; then
@@ -78,6 +77,10 @@ if [ "$purpose" = test ]; then
     done
 fi
 
+as_root=()
+if [ "$(id -u)" -ne 0 ] && command -v sudo >/dev/null; then
+    as_root=(sudo)
+fi
 if [ ${#missing[@]} -gt 0 ]; then
     mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
     install="apt-get install -y --no-install-recommends --no-remove ${missing[*]}"
@@ -85,11 +88,7 @@ if [ ${#missing[@]} -gt 0 ]; then
         echo "setup: no apt-get here; install what these Debian packages bring: ${missing[*]}" >&2
         exit 1
     fi
-    if [ "$(id -u)" -eq 0 ]; then
-        as_root=()
-    elif command -v sudo >/dev/null; then
-        as_root=(sudo)
-    else
+    if [ "$(id -u)" -ne 0 ] && [ ${#as_root[@]} -eq 0 ]; then
         echo "setup: neither root nor sudo; as root run: apt-get update && $install" >&2
         exit 1
     fi
@@ -98,5 +97,9 @@ if [ ${#missing[@]} -gt 0 ]; then
     # shellcheck disable=SC2086 # one word a package
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive $install
     hash -r
+fi
+# FUSE is for every user; udev sees to that where it runs, and a container may have none.
+if [ "$purpose" = test ] && [ "$(stat -c %a /dev/fuse 2>/dev/null)" = 600 ]; then
+    "${as_root[@]}" chmod 666 /dev/fuse || echo "setup: /dev/fuse is closed to ordinary users" >&2
 fi
 echo "setup: $(scripts/cargo --version), nothing missing to $purpose"

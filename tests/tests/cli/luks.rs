@@ -66,7 +66,7 @@ fn a_secret_that_is_not_there_is_told() {
         ("--secret file:nothing", "nothing"),
         ("--secret credential:key", "CREDENTIALS_DIRECTORY"),
     ] {
-        let message = run(dir.path(), &format!("info disk -f luks {words}")).failed(1);
+        let message = run(dir.path(), &format!("map disk -f luks {words}")).failed(1);
         assert!(message.contains(said), "{words}: {message}");
     }
     let facts = run(dir.path(), "info disk -f luks --secret file:key").ok();
