@@ -12,8 +12,8 @@
 //! way is noted on tmpfs, so that a killed server's successor takes over the rings where they were:
 //! the guest stays connected and sees a pause.
 //!
-//! No crate is used for the devices: those there are bind Xen's C libraries, which are not needed
-//! for a dozen ioctls and one simple socket-like protocol, and would tie the binary to Xen's version.
+//! The devices are spoken to directly: a dozen ioctls and one simple protocol need none of Xen's C
+//! libraries, which would tie the binary to Xen's version.
 
 mod connect;
 mod copies;
