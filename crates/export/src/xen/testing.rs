@@ -213,12 +213,9 @@ impl Backend {
             self.tasks.spawn(run_slot(queue, vbd, io.clone(), tag));
         }
         self.tasks.run_ready();
-        while publish {
+        while publish && self.queue.has_answers() {
             self.queue.publish();
             self.tasks.run_ready();
-            if !self.queue.has_answers() {
-                break;
-            }
         }
         polled
     }
