@@ -139,7 +139,8 @@ impl Shared {
             return Step::Done;
         }
         let l1 = self.tables.l1(geometry.table_of(cluster));
-        if l1 & super::header::COPIED == 0 {
+        let has_frame = state.cache.has_frame(&self.tables, geometry.slice_of(cluster));
+        if l1 & super::header::COPIED == 0 || !has_frame {
             return Step::NeedsTable;
         }
         self.replace(&mut state, cluster, old, new);

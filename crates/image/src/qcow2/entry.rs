@@ -102,7 +102,12 @@ impl Geometry {
 
     /// The first word of a cluster's entry in its slice.
     pub(super) fn word_of(&self, cluster: u64) -> usize {
-        ((cluster & ((1 << self.slice_bits) - 1)) << self.word_bits) as usize
+        (self.index_of(cluster) << self.word_bits) as usize
+    }
+
+    /// The index of a cluster's entry in its slice.
+    pub(super) fn index_of(&self, cluster: u64) -> u64 {
+        cluster & ((1 << self.slice_bits) - 1)
     }
 
     /// The clusters of a slice, past the disk's end too.

@@ -134,7 +134,7 @@ impl Shared {
         state.cache.loading.remove(&slice);
         let words = bytes::entries(&read?);
         let installed = state.cache.install(&self.tables, slice, &words);
-        if installed && !self.info.read_only {
+        if installed && !self.info.read_only && state.cache.is_first(slice) {
             self.look_for_overlaps(&state, slice);
         }
         Ok(installed)
@@ -158,8 +158,8 @@ impl Shared {
         }
     }
 
-    /// See that a cluster has an L2 table that nobody else refers to, and its slice in memory; the
-    /// slice is pinned then. The image may be written to.
+    /// See that a cluster has an L2 table that nobody else refers to, and its slice in a frame; it is
+    /// pinned then. The image may be written to.
     pub(super) async fn own_table(&self, io: &Io, cluster: u64) -> Result<(), Error> {
         let geometry = &self.tables.geometry;
         let (table, slice) = (geometry.table_of(cluster), geometry.slice_of(cluster));
@@ -179,10 +179,17 @@ impl Shared {
                 continue;
             }
             self.load_entry(io, cluster).await?;
-            let mut state = self.state();
-            if state.cache.is_loaded(&self.tables, slice) {
-                state.cache.pin(&self.tables, slice);
-                return Ok(());
+            let is_loaded = {
+                let mut state = self.state();
+                if state.cache.pin_frame(&self.tables, slice) {
+                    return Ok(());
+                }
+                state.cache.is_loaded(&self.tables, slice)
+            };
+            if is_loaded {
+                // Every frame waits to be written.
+                self.flush(io).await?;
+                io.sleep(PAUSE).await;
             }
         }
     }

@@ -40,6 +40,7 @@ mod kept_bits;
 mod load;
 mod offline;
 mod open;
+mod pattern;
 mod rebase;
 mod refcount;
 mod resize;
@@ -177,7 +178,7 @@ impl Shared {
         self.dirty.store(true, SeqCst);
     }
 
-    /// Change a cluster's L2 entry, whose slice is in memory. Every change that only a flush makes
+    /// Change a cluster's L2 entry, whose slice has a frame. Every change that only a flush makes
     /// stable, guest data's place and zeros alike, passes here before it is acknowledged.
     fn set_entry(&self, state: &mut State, cluster: u64, entry: entry::Entry) {
         self.note(cluster, entry);

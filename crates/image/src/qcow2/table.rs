@@ -2,7 +2,8 @@
 //!
 //! An L2 table is cut into slices. A slot for each slice says which frame of memory holds it. Whoever
 //! reads an entry looks at the slot again afterwards: had the frame been given to another slice
-//! meanwhile, the slot would have changed first.
+//! meanwhile, the slot would have changed first. A slice that needs no frame is in the slot itself
+//! ([`Pattern`]); it gets a frame before it is changed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::OnceLock;
@@ -12,6 +13,7 @@ use std::sync::atomic::{
 
 use super::entry::{Entry, Geometry, Kind};
 use super::header::OFFSET_MASK;
+use super::pattern::Pattern;
 
 /// Slots of a chunk; chunks come to be when one of theirs is needed.
 const CHUNK: usize = 4096;
@@ -21,6 +23,11 @@ pub(super) const L1_BLOCK: usize = 64;
 const FEWEST_FRAMES: u64 = 64;
 /// How often an entry is read again that is being changed, before its lock is asked for.
 const TRIES: u32 = 64;
+
+/// In a slot: the index of the frame, from 1; above it, how often the frame was given away.
+const FRAME_BITS: u32 = 32;
+/// So much of that count is kept; the bit above marks patterns.
+const GENERATIONS: u64 = (1 << 31) - 1;
 
 /// Words behind a frame's entries: whether it was used lately, and a count that is odd while a
 /// two-word entry is being changed.
@@ -95,8 +102,7 @@ impl Tables {
     }
 
     fn frame(&self, slot: u64) -> Option<&[AtomicU64]> {
-        let index = (slot as u32 as usize).checked_sub(1)?;
-        self.frames.get(index)?.get().map(|frame| &**frame)
+        self.frames.get(frame_index(slot)?)?.get().map(|frame| &**frame)
     }
 
     /// The entry of a cluster. Locks nothing.
@@ -107,6 +113,10 @@ impl Tables {
         let at = self.geometry.word_of(cluster);
         for _ in 0..TRIES {
             let seen = slot.load(Acquire);
+            if let Some(pattern) = Pattern::in_slot(seen) {
+                let index = self.geometry.index_of(cluster);
+                return Lookup::Entry(pattern.entry(&self.geometry, index));
+            }
             let Some(frame) = self.frame(seen) else { return self.no_slice(slice) };
             let Some(word) = frame.get(at) else { return Lookup::NotLoaded };
             if self.scarce {
@@ -204,11 +214,17 @@ impl Tables {
     }
 }
 
+/// The frame that a slot names.
+#[inline]
+fn frame_index(slot: u64) -> Option<usize> {
+    if Pattern::in_slot(slot).is_some() { None } else { (slot as u32 as usize).checked_sub(1) }
+}
+
 /// What is known of a frame.
 #[derive(Default)]
 struct Frame {
     slice: u64,
-    generation: u32,
+    generation: u64,
     /// Allocations and writes under way that need it to stay.
     pins: u32,
     dirty: bool,
@@ -229,6 +245,8 @@ pub(super) struct Cache {
     /// Tables made here that read as zeros where they were not written, with the slices that were in
     /// memory once.
     blank: HashMap<u64, Vec<u64>>,
+    /// A bit for each slice that was in memory once.
+    known: Vec<u64>,
 }
 
 impl Cache {
@@ -238,7 +256,25 @@ impl Cache {
 
     fn frame_of(&mut self, tables: &Tables, slice: u64) -> Option<&mut Frame> {
         let slot = tables.slot(slice)?.load(Relaxed);
-        self.frames.get_mut((slot as u32 as usize).checked_sub(1)?)
+        self.frames.get_mut(frame_index(slot)?)
+    }
+
+    /// Whether a slice has a frame, so that it can be changed.
+    pub(super) fn has_frame(&self, tables: &Tables, slice: u64) -> bool {
+        tables.slot(slice).is_some_and(|slot| frame_index(slot.load(Relaxed)).is_some())
+    }
+
+    /// Give a slice that is in memory a frame and keep it there. False where no frame can be had
+    /// before a flush, or the slice is not in memory.
+    pub(super) fn pin_frame(&mut self, tables: &Tables, slice: u64) -> bool {
+        let slot = tables.slot(slice).map_or(0, |slot| slot.load(Relaxed));
+        if let Some(pattern) = Pattern::in_slot(slot) {
+            let geometry = &tables.geometry;
+            let words = (0..geometry.words_of_slice()).map(|at| pattern.word(geometry, at));
+            self.put_in_frame(tables, slice, words);
+        }
+        self.pin(tables, slice);
+        self.has_frame(tables, slice)
     }
 
     /// Keep a slice in memory; it is there.
@@ -265,6 +301,22 @@ impl Cache {
 
     /// Take a slice's words into memory. False where no frame can be had before a flush.
     pub(super) fn install(&mut self, tables: &Tables, slice: u64, words: &[u64]) -> bool {
+        let word = |at: usize| words.get(at).copied().unwrap_or(0);
+        match (Pattern::of(&tables.geometry, word), tables.slot_made(slice)) {
+            (Some(pattern), Some(slot)) => {
+                slot.store(pattern.slot(), Release);
+                true
+            }
+            _ => self.put_in_frame(tables, slice, words.iter().copied()),
+        }
+    }
+
+    fn put_in_frame(
+        &mut self,
+        tables: &Tables,
+        slice: u64,
+        words: impl Iterator<Item = u64>,
+    ) -> bool {
         let Some(index) = self.find_frame(tables) else { return false };
         self.note_seen(tables, slice);
         let (Some(place), Some(frame), Some(slot)) =
@@ -276,13 +328,13 @@ impl Cache {
         let memory = place.get_or_init(|| (0..count).map(|_| AtomicU64::new(0)).collect());
         // Whoever sees one of the new words sees that the old slot is empty, too.
         fence(Release);
-        let all = words.iter().copied().chain(std::iter::repeat(0));
+        let all = words.chain(std::iter::repeat(0));
         for (memory, word) in memory.iter().zip(all.take(tables.geometry.words_of_slice())) {
             memory.store(word, Relaxed);
         }
-        frame.generation = frame.generation.wrapping_add(1);
+        frame.generation = (frame.generation + 1) & GENERATIONS;
         (frame.slice, frame.pins, frame.dirty) = (slice, 0, false);
-        slot.store(u64::from(frame.generation) << 32 | (index as u64 + 1), Release);
+        slot.store(frame.generation << FRAME_BITS | (index as u64 + 1), Release);
         true
     }
 
@@ -304,14 +356,17 @@ impl Cache {
                 continue;
             }
             if let Some(slot) = tables.slot(frame.slice) {
-                slot.store(0, Relaxed);
+                let memory = tables.frames.get(index)?.get()?;
+                let word = |at: usize| memory.get(at).map_or(0, |word| word.load(Relaxed));
+                let pattern = Pattern::of(&tables.geometry, word);
+                slot.store(pattern.map_or(0, Pattern::slot), Relaxed);
             }
             return Some(index);
         }
         None
     }
 
-    /// Change a cluster's entry; its slice is in memory. All changes of L2 tables are made here.
+    /// Change a cluster's entry; its slice has a frame. All changes of L2 tables are made here.
     pub(super) fn set(&mut self, tables: &Tables, cluster: u64, entry: Entry) {
         let slice = tables.geometry.slice_of(cluster);
         let Some(slot) = tables.slot(slice).map(|slot| slot.load(Relaxed)) else { return };
@@ -346,6 +401,15 @@ impl Cache {
             place.store(entry, Release);
             self.dirty_l1.insert(table as usize / L1_BLOCK);
         }
+    }
+
+    /// Whether a slice came into memory for the first time, which is asked once.
+    pub(super) fn is_first(&mut self, slice: u64) -> bool {
+        let (at, bit) = (slice as usize / 64, 1 << (slice % 64));
+        if self.known.len() <= at {
+            self.known.resize(at + 1, 0);
+        }
+        self.known.get_mut(at).is_some_and(|word| std::mem::replace(word, *word | bit) & bit == 0)
     }
 
     /// A table that was made now, and is zeros where it lies.

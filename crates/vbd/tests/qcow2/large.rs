@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use ringtap_image::{CacheMode, Format, OpenOptions};
-use ringtap_io::{Io, Ring, Tasks};
+use ringtap_io::{Io, Mem, Ring, Tasks};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 const BLOCK: usize = 4096;
@@ -35,6 +35,11 @@ async fn write(vbd: &Vbd, io: &Io, block: u64) -> Result<(), Error> {
     vbd.serve(io, Request { kind: Kind::Write, offset, len, mem, fua: false }).await
 }
 
+async fn discard(vbd: &Vbd, io: &Io, block: u64) -> Result<(), Error> {
+    let (offset, len, mem) = (block * BLOCK as u64, BLOCK as u64, Mem::EMPTY);
+    vbd.serve(io, Request { kind: Kind::Discard, offset, len, mem, fua: false }).await
+}
+
 async fn holds(vbd: &Vbd, io: &Io, block: u64) -> Result<bool, Error> {
     let buffer = io.buffer(BLOCK).map_err(Error::Os)?;
     let (offset, len, mem) = (block * BLOCK as u64, BLOCK as u64, buffer.mem());
@@ -42,13 +47,14 @@ async fn holds(vbd: &Vbd, io: &Io, block: u64) -> Result<bool, Error> {
     Ok(buffer.bytes() == pattern(block))
 }
 
-/// Write these blocks, many at a time, with flushes and discards of others among them, and read them.
+/// Discard and write these blocks, many at a time, with flushes among them, and read them.
 fn work(vbd: &Vbd, blocks: &[u64]) {
     let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
     for part in blocks.chunks(blocks.len().div_ceil(16)) {
         let (vbd, io, part) = (vbd.fork(), tasks.io().clone(), part.to_vec());
         tasks.spawn(async move {
             for (count, block) in part.iter().enumerate() {
+                discard(&vbd, &io, *block).await.expect("discarded");
                 write(&vbd, &io, *block).await.expect("written");
                 if count % 32 == 31 {
                     vbd.flush(&io).await.expect("flushed");
@@ -113,4 +119,14 @@ fn tables_come_and_go() {
     let step = (1 << 40) / 600 / BLOCK as u64;
     try_image("cluster_size=64k", "1T", &shuffled(600, step), 2, Some(0));
     try_image("extended_l2=on", "1T", &shuffled(300, 2 * step), 2, Some(0));
+}
+
+/// All slices begin as patterns here, each gets a frame when it is changed, and 64 frames are too few.
+#[test]
+fn patterns_become_tables() {
+    let blocks = shuffled(1500, 173);
+    for options in ["cluster_size=4k", "cluster_size=16k,extended_l2=on"] {
+        let options = format!("{options},preallocation=metadata");
+        try_image(&options, "1G", &blocks, 2, Some(0));
+    }
 }
