@@ -11,6 +11,7 @@ mod config;
 mod error;
 mod events;
 mod facts;
+mod footprint;
 mod handed;
 mod pid_file;
 mod plan;

@@ -16,7 +16,7 @@ use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, DiskFacts, say_ready};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
-use crate::{Config, Disk, Error, process};
+use crate::{Config, Disk, Error, footprint, process};
 
 /// A disk being served.
 struct Served {
@@ -60,6 +60,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let mut plan = Plan::bind(&config)?;
     let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
     let stop = Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })?;
+    footprint::give_back_startup();
     let threads = start(&config, &mut plan, &mut disks, &stop, &events)?;
     announce(&config, &disks);
 
