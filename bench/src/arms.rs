@@ -39,6 +39,10 @@ pub struct Arm {
     pub socket: PathBuf,
     /// The image; none for a no-op device.
     pub image: Option<PathBuf>,
+    /// Queues that a load client over vhost-user uses, with a thread and the depth each.
+    pub queues: usize,
+    /// Seconds of load before the measurement, where it needs more than others.
+    pub ramp: Option<f64>,
     /// What makes its image anew before each measurement, in this order.
     pub prepare: Vec<Launch>,
     /// Why it cannot run here.
@@ -64,6 +68,8 @@ impl Arm {
             launch: Some(launch),
             socket: socket.into(),
             image: None,
+            queues: 1,
+            ramp: None,
             prepare: Vec::new(),
             missing,
         }
@@ -90,6 +96,8 @@ impl Arm {
             launch: None,
             socket: PathBuf::new(),
             image: Some(image.into()),
+            queues: 1,
+            ramp: None,
             prepare: Vec::new(),
             missing: None,
         }

@@ -105,14 +105,14 @@ fn finish(launch: &Launch, run: Run, seconds: f64) -> Result<String> {
 }
 
 fn load(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
-    let ramp = (run.seconds / 8.0).min(0.5);
+    let ramp = arm.ramp.unwrap_or((run.seconds / 8.0).min(0.5));
     let target = match (&arm.launch, &arm.image) {
         (None, Some(image)) => ["--native".into(), image.display().to_string()],
         _ => ["--socket".into(), arm.socket.display().to_string()],
     };
     let words = format!(
-        "{AS_CLIENT} --rw {} --bs {} --depth {} --seconds {} --ramp {ramp} --output json",
-        line.rw, line.bs, line.depth, run.seconds
+        "{AS_CLIENT} --rw {} --bs {} --depth {} --queues {} --seconds {} --ramp {ramp} --output json",
+        line.rw, line.bs, line.depth, arm.queues, run.seconds
     );
     let words = words.split(' ').map(String::from).chain(target);
     let launch = Launch::new(std::env::current_exe()?, words);

@@ -82,10 +82,11 @@ impl Experiment<'_> {
                 results.fail(arm, line, reason.clone());
             }
         }
-        let bar = progress((self.rounds * self.lines.len() * self.arms.len()) as u64);
+        let present: Vec<&Arm> = self.arms.iter().filter(|arm| arm.missing.is_none()).collect();
+        let bar = progress((self.rounds * self.lines.len() * present.len()) as u64);
         for round in 0..self.rounds {
             for line in self.lines {
-                for arm in order(self.arms.len(), round).map(|i| &self.arms[i]) {
+                for arm in order(present.len(), round).map(|i| present[i]) {
                     bar.set_message(format!(
                         "round {} of {}, {}, {}",
                         round + 1,
@@ -176,12 +177,14 @@ impl Results {
     }
 }
 
-/// The order of `count` arms in a round: each round begins with another arm, and goes forwards and
-/// backwards in turn, so that no arm always runs first or always after the same one.
+/// The order of `count` arms in a round: a row of a Williams square, mirrored in every other round,
+/// so that over the rounds no arm always comes first, or after the same other one, whose appetite it
+/// would feel where the host rations the disk.
 fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| {
-        let step = if round % 2 == 0 { i } else { count - i };
-        (round + step) % count
+        let place = if round % 2 == 0 { i } else { count - 1 - i };
+        let zigzag = if place % 2 == 0 { place / 2 } else { count - 1 - place / 2 };
+        (zigzag + round / 2) % count
     })
 }
 
@@ -197,18 +200,28 @@ fn progress(length: u64) -> ProgressBar {
 mod tests {
     use super::*;
     use crate::process::Launch;
+    use std::collections::HashMap;
 
     #[test]
-    fn orders_are_permutations_that_differ() {
-        let orders: Vec<Vec<usize>> = (0..6).map(|round| order(5, round).collect()).collect();
-        for (round, order) in orders.iter().enumerate() {
-            let mut sorted = order.clone();
-            sorted.sort();
-            assert_eq!(sorted, [0, 1, 2, 3, 4]);
-            assert!(!orders[..round].contains(order), "{orders:?}");
+    fn every_arm_runs_in_every_place_and_after_every_other() {
+        for count in 2..9 {
+            let orders: Vec<Vec<usize>> =
+                (0..2 * count).map(|r| order(count, r).collect()).collect();
+            let mut firsts = vec![0; count];
+            let mut pairs = HashMap::new();
+            for order in &orders {
+                let mut sorted = order.clone();
+                sorted.sort();
+                assert_eq!(sorted, (0..count).collect::<Vec<_>>());
+                firsts[order[0]] += 1;
+                for pair in order.windows(2) {
+                    *pairs.entry((pair[0], pair[1])).or_insert(0) += 1;
+                }
+            }
+            assert_eq!(firsts, vec![2; count], "{orders:?}");
+            assert_eq!(pairs.len(), count * (count - 1), "{orders:?}");
+            assert!(pairs.values().all(|times| *times == 2), "{pairs:?}");
         }
-        let first: std::collections::HashSet<usize> = orders.iter().map(|o| o[0]).collect();
-        assert!(first.len() == 5, "the same arms always run first: {orders:?}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::arms::{Arm, Kind, ringtap_program};
 use crate::image::{Fs, Images};
 use crate::options::Options;
 use crate::process::{Launch, Process};
+use crate::scatter::scatter;
 use crate::vhost_user::{RINGTAP, qemu_engines};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -24,10 +25,20 @@ pub enum Scenario {
     Vhd,
     /// A full disk, enciphered.
     Luks,
+    /// Every cluster of 1 TiB has its place: tables of 128 MiB, in memory or a quarter of them.
+    Wide,
+    /// Every cluster is there, and two queues are served, each by its thread.
+    Queues,
 }
 
 /// Virtual size of an image that begins empty: so much that writes at random seldom meet twice.
 const EMPTY: &str = "64G";
+/// The virtual size whose L2 tables take [`ALL_TABLES`].
+const WIDE: &str = "1T";
+/// Bytes of the L2 tables of [`WIDE`] with clusters of 64 KiB.
+const ALL_TABLES: u64 = 128 << 20;
+/// Seconds after which the tables that find room are in memory.
+const WARM: f64 = 4.0;
 const PASSPHRASE: &str = "ringtap bench";
 
 /// Makes the arms of one scenario.
@@ -59,7 +70,7 @@ impl Formats<'_> {
                 let empty = self.file("empty.qcow2");
                 let make = || vec![qemu_img(["create", "-f", "qcow2", &text(&empty), EMPTY])];
                 let ringtap = self.ringtap(RINGTAP, Kind::Ringtap, "qcow2", &empty).after(make());
-                let mut arms = vec![ringtap, self.sparse(EMPTY)];
+                let mut arms = vec![ringtap, self.sparse(EMPTY), self.sparse_served(EMPTY)];
                 for arm in self.qemu_both("qsd", "qcow2", &empty, Kind::Qemu, &[]) {
                     arms.push(arm.after(make()));
                 }
@@ -73,7 +84,45 @@ impl Formats<'_> {
                 Ok(vec![ringtap, self.sparse(EMPTY)])
             }
             Scenario::Luks => self.ciphers(),
+            Scenario::Wide => self.wide(),
+            Scenario::Queues => {
+                let full = self.file("full.qcow2");
+                self.now(&["convert", "-f", "raw", "-O", "qcow2", &text(raw), &text(&full)])?;
+                let mut two = self.ringtap(RINGTAP, Kind::Ringtap, "qcow2", &full);
+                two.queues = 2;
+                Ok(vec![two, self.ringtap("ringtap, one queue", Kind::Raw, "qcow2", &full)])
+            }
         }
+    }
+
+    /// The clusters have a place and no data: what the tables cost is all that is measured. They lie
+    /// out of order, but for one arm.
+    fn wide(&self) -> Result<Vec<Arm>> {
+        let (scattered, ordered) = (self.file("scattered.qcow2"), self.file("ordered.qcow2"));
+        for path in [&scattered, &ordered] {
+            let path = text(path);
+            self.now(&["create", "-f", "qcow2", "-o", "preallocation=metadata", &path, WIDE])?;
+        }
+        scatter(&scattered)?;
+        let with_tables = |name: &str, kind, image: &Path, bytes: u64| {
+            let mut arm = self.ringtap(name, kind, "qcow2", image);
+            if let Some(launch) = &mut arm.launch {
+                launch.args.extend(["--l2-cache-size".into(), bytes.to_string().into()]);
+            }
+            arm
+        };
+        let (all, quarter) = (ALL_TABLES, ALL_TABLES / 4);
+        let mut arms = vec![
+            with_tables(RINGTAP, Kind::Ringtap, &scattered, quarter),
+            with_tables("ringtap, all tables", Kind::Raw, &scattered, all),
+            with_tables("ringtap, in order", Kind::Other, &ordered, quarter),
+        ];
+        let driver = format!("qcow2,l2-cache-size={quarter}");
+        arms.extend(self.qemu_both("qsd", &driver, &scattered, Kind::Qemu, &[]));
+        for arm in &mut arms {
+            arm.ramp = Some(WARM);
+        }
+        Ok(arms)
     }
 
     fn overlays(&self) -> Result<Vec<Arm>> {
@@ -98,6 +147,7 @@ impl Formats<'_> {
                 .after(make(&usual, "")),
             self.raw(),
             self.sparse(&self.options.size.to_string()),
+            self.sparse_served(&self.options.size.to_string()),
         ];
         for arm in self.qemu_both("qsd", "qcow2", &usual, Kind::Qemu, &[]) {
             arms.push(arm.after(make(&usual, "")));
@@ -160,14 +210,16 @@ impl Formats<'_> {
     /// First writes to a sparse file, by nobody but io_uring: as fast as the file system allows.
     fn sparse(&self, size: &str) -> Arm {
         let path = self.file("sparse.raw");
-        let path_text = text(&path);
-        let make = vec![
-            Launch::new("rm", ["-f", &path_text]),
-            Launch::new("truncate", ["-s", size, &path_text]),
-        ];
-        let mut arm = Arm::native(RINGTAP, &path).after(make);
+        let mut arm = Arm::native(RINGTAP, &path).after(make_sparse(&path, size));
         arm.name = "sparse raw, native".into();
         arm
+    }
+
+    /// The same through our own server, which leaves one processor to its client.
+    fn sparse_served(&self, size: &str) -> Arm {
+        let path = self.file("served.raw");
+        let arm = self.ringtap("sparse raw, ringtap", Kind::Other, "raw", &path);
+        arm.after(make_sparse(&path, size))
     }
 
     fn qemu_both(
@@ -201,6 +253,11 @@ impl Formats<'_> {
         };
         qemu_engines(self.fs).iter().map(arm).collect()
     }
+}
+
+fn make_sparse(path: &Path, size: &str) -> Vec<Launch> {
+    let path = text(path);
+    vec![Launch::new("rm", ["-f", &path]), Launch::new("truncate", ["-s", size, &path])]
 }
 
 fn text(path: &Path) -> String {

@@ -119,6 +119,16 @@ pub fn luks(_: Fs, _: &Line) -> Vec<Goal> {
     vec![Goal::cpu(0.5, &[Kind::Qemu]), Goal::rate(1.0, &[Kind::Qemu])]
 }
 
+/// The goal of reads all over an image whose tables do not fit: half of what they make where they do.
+pub fn wide(_: Fs, _: &Line) -> Vec<Goal> {
+    vec![Goal::rate(0.5, &[Kind::Raw]), Goal::rate(1.0, &[Kind::Qemu])]
+}
+
+/// The goal of two queues, against one.
+pub fn queues(_: Fs, _: &Line) -> Vec<Goal> {
+    vec![Goal::rate(1.6, &[Kind::Raw])]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,6 +24,7 @@ pub mod options;
 pub mod process;
 pub mod qemu10;
 pub mod report;
+pub mod scatter;
 pub mod stats;
 pub mod suite;
 pub mod vhost_user;

@@ -42,6 +42,16 @@ pub fn usual() -> Vec<Line> {
     lines
 }
 
+/// 4 KiB at random at depth 32.
+pub fn random() -> Vec<Line> {
+    ["randread", "randwrite"].map(|rw| Line::new(rw, 4096, 32)).into()
+}
+
+/// The same, reads alone.
+pub fn random_reads() -> Vec<Line> {
+    vec![Line::new("randread", 4096, 32)]
+}
+
 /// What may be asked of an image whose every block is new: each is a first write, or nearly so.
 pub fn first_writes() -> Vec<Line> {
     vec![Line::new("randwrite", 4096, 32), Line::new("write", 1 << 20, 8)]

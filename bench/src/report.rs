@@ -242,7 +242,7 @@ impl fmt::Display for Verdict {
             (Some(false), true) => "short of the aim",
             (Some(false), false) => "NOT REACHED",
         };
-        write!(f, "{word}: {what} {sign} {} × ", self.goal.bound)?;
+        write!(f, "{word}: {what} {sign} {} × ", (self.goal.bound * 100.0).round() / 100.0)?;
         match (&self.peer, self.ratio) {
             (Some(peer), Some(ratio)) => write!(f, "{peer}: {}", show(ratio)),
             _ => write!(f, "the best of {:?}: nothing to compare", self.goal.against),

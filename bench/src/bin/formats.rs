@@ -21,7 +21,7 @@ struct Cli {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "allocated,fresh,overlay,vhd,luks"
+        default_value = "allocated,fresh,overlay,vhd,luks,wide,queues"
     )]
     scenario: Vec<Scenario>,
 }
@@ -42,6 +42,8 @@ fn main() -> Result<ExitCode> {
             Scenario::Overlay => ("fresh overlay", lines::overlay(), goals::overlay),
             Scenario::Vhd => ("empty dynamic VHD", lines::first_writes(), goals::vhd),
             Scenario::Luks => ("LUKS1", lines::usual(), goals::luks),
+            Scenario::Wide => ("qcow2 of 1 TiB", lines::random_reads(), goals::wide),
+            Scenario::Queues => ("two queues on one qcow2", lines::random(), goals::queues),
         };
         let suite = suite::Suite {
             wire,

@@ -66,6 +66,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SOURCE", value_parser = secret::source, help_heading = OF_DISK)]
     secret: Vec<SecretSource>,
 
+    /// The most memory that the L2 tables of a qcow2 image take, and of each image below it
+    /// [default: 64M, enough for 512G of clusters of 64k]
+    #[arg(long, value_name = "SIZE", value_parser = names::size, help_heading = OF_DISK)]
+    l2_cache_size: Vec<u64>,
+
     /// Pass discards on through encryption, which shows others which parts of the disk are in use
     #[arg(
         long,
@@ -209,6 +214,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut cache = bound.single("cache", args.cache)?;
     let mut read_only = bound.single("read_only", args.read_only)?;
     let mut secret = bound.single("secret", args.secret)?;
+    let mut l2_cache_size = bound.single("l2_cache_size", args.l2_cache_size)?;
     let mut allow_discards = bound.single("allow_discards", args.allow_discards)?;
     let mut name = bound.single("name", args.name)?;
     let mut queues = bound.single("queues", args.queues)?;
@@ -243,6 +249,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 read_only: read_only[i].take().unwrap_or(false),
                 allow_backing: std::mem::take(&mut allow_backing[i]),
                 bitmaps: std::mem::take(&mut bitmaps[i]),
+                table_memory: l2_cache_size[i].take(),
                 secret: secret[i].take().map(|source| read_secret(path, &source)).transpose()?,
                 allow_discards: allow_discards[i].take().unwrap_or(false),
                 ..OpenOptions::default()
@@ -328,7 +335,7 @@ mod tests {
     fn options_bind_to_the_disk_before_them() {
         let config = parse(
             "--cache writeback a.raw -f raw --nbd unix:a --nbd tcp:h:1 --name x --bitmap m --bitmap n \
-             b.raw --read-only -f raw --vhost-user b --queues 3 c.raw --nbd unix:c --read-only=false",
+             b.raw --read-only -f raw --vhost-user b --queues 3 --l2-cache-size 32M c.raw --nbd unix:c --read-only=false",
         )
         .expect("three disks");
         let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
@@ -336,6 +343,7 @@ mod tests {
         assert_eq!((a.nbd.len(), a.name.as_str(), a.options.read_only), (2, "x", false));
         assert_eq!((a.options.bitmaps.join(","), b.options.bitmaps.len()), ("m,n".to_owned(), 0));
         assert_eq!((b.path.to_str(), b.options.cache), (Some("b.raw"), CacheMode::None));
+        assert_eq!((b.options.table_memory, c.options.table_memory), (Some(32 << 20), None));
         assert_eq!((b.queues, b.options.read_only, b.vhost_user.len()), (3, true, 1));
         assert_eq!((c.options.format, c.options.read_only), (None, false));
         assert_eq!(c.nbd, [Address::Unix("c".into())]);
