@@ -157,6 +157,7 @@ impl Env {
                 "tail",
                 "sync",
                 "nbd-client",
+                "date",
             ];
             let own = self.ringtap.to_string_lossy().into_owned();
             let programs = wanted

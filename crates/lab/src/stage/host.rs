@@ -208,7 +208,7 @@ fn measure(
             let json = process::run(command, limit, stop)?.stdout;
             let file = std::path::PathBuf::from(rated::log_file(&log));
             let text = std::fs::read_to_string(&file).map_err(Error::file("read", &file))?;
-            rated::parse(&json, &text, percent, settings)
+            rated::parse(&json, &text, percent, settings, 0.0)
         }
         (Kind::DdThroughput(flag), _) => {
             let (block, count, note) =
