@@ -189,6 +189,16 @@ impl Env {
         if moved { builder.file(&self.ringtap, tool) } else { builder }
     }
 
+    /// Whether this kernel has a device-mapper that answers.
+    pub fn device_mapper(&self) -> Option<Missing> {
+        process::run_short("dmsetup", ["version"], &Stop::default()).err().map(|_| {
+            Missing::new(
+                "this kernel has no device-mapper",
+                "modprobe dm_mod; the stages guest and vm run it on the guest's own device-mapper",
+            )
+        })
+    }
+
     /// Whether loop devices can be made.
     pub fn loop_devices(&self) -> Option<Missing> {
         if !Path::new("/dev/loop-control").exists() {
