@@ -259,7 +259,7 @@ impl Qemu {
         command.args(["-kernel", &kernel, "-initrd", &initrd, "-append"]);
         command.arg("console=ttyS0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent");
         let disks = self.add_disks(&program, dir, &mut command)?;
-        self.add_forwards(dir, &mut command)?;
+        self.add_forwards(&program, dir, &mut command)?;
         let set_up = self.add_shares(dir, &mut command)?;
         Launch {
             machine: "QEMU (qemu-system-x86_64)",
@@ -333,15 +333,18 @@ impl Qemu {
         Ok(nodes)
     }
 
-    fn add_forwards(&self, dir: &Path, command: &mut Command) -> Result<()> {
+    /// QEMU connects when it starts, and a server may have lost its patience before the guest has booted: then QEMU
+    /// connects again.
+    fn add_forwards(&self, program: &Path, dir: &Path, command: &mut Command) -> Result<()> {
         if self.forwards.is_empty() {
             return Ok(());
         }
+        let reconnect = reconnect_option(program)?;
         let mut network = "user,id=net,restrict=on".to_owned();
         for (n, socket) in self.forwards.iter().enumerate() {
             let id = format!("forward{n}");
             let link = link(dir, &id, socket)?;
-            command.args(["-chardev", &format!("socket,id={id},path={link}")]);
+            command.args(["-chardev", &format!("socket,id={id},path={link},{reconnect}")]);
             let port = usize::from(FORWARD_PORT) + n;
             network.push_str(&format!(",guestfwd=tcp:{FORWARD_HOST}:{port}-chardev:{id}"));
         }
