@@ -56,7 +56,7 @@ fn columns(analysis: &Analysis) -> Markup {
                         td.n data-v=(column.ours.map_or_else(String::new, |v| v.value.to_string())) { (column.ours.map_or_else(|| "–".into(), |v| format::value(v, unit))) }
                         td.n data-v=(column.ratio.map_or_else(String::new, |r| r.0.to_string())) { (column.ratio.map_or_else(|| "–".into(), |r| format::digits(r.0))) }
                         td.n { (format::interval(column.ratio.and_then(|r| r.1))) }
-                        td { (column.words) }
+                        td.prose { (column.words) }
                     } } }
                 } }
             }
@@ -171,8 +171,8 @@ pub fn durability(analysis: &Analysis) -> Markup {
                     thead { tr { th { "stage" } th { "does not pass flushes on" } th.n { "flushes per fsync" } th { "counted" } th { "what that means" } } }
                     tbody { @for check in &lies { tr {
                         td { (check.stage.name()) } td.name { (check.arm) } td.n { (format::digits(check.flushes)) }
-                        td { (check.note) }
-                        td { "an fsync that has ended may still be lost in a power cut; not ranked with the others" }
+                        td.prose { (check.note) }
+                        td.prose { "an fsync that has ended may still be lost in a power cut; not ranked with the others" }
                     } } }
                 } } }
             }

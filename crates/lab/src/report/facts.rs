@@ -31,7 +31,7 @@ pub fn ledger(analysis: &Analysis) -> Markup {
                             td.n data-v=(reach.unwrap_or(-1.0)) { (reach.map_or_else(|| "–".into(), format::digits)) }
                             td.n data-v=(row.ledger.device_busy.unwrap_or(-1.0)) { (percent(row.ledger.device_busy)) }
                             td.n data-v=(row.ledger.steal.unwrap_or(-1.0)) { (percent(row.ledger.steal)) }
-                            td { (row.limiter) }
+                            td.prose { (row.limiter) }
                         }
                     } }
                 } } }
@@ -75,7 +75,7 @@ pub fn stalls(analysis: &Analysis) -> Markup {
                         td { (sample.stage.name()) } td.name { (sample.arm) } td.name { (sample.workload) } td.n data-v=(sample.round) { (sample.round + 1) }
                         td.n data-v=(stall.at) { (format::digits(stall.at)) " s" }
                         td.n data-v=(stall.seconds) { (format::number(stall.seconds * 1e9, Unit::Nanoseconds)) }
-                        td { (words::still(stall.layer)) }
+                        td.prose { (words::still(stall.layer)) }
                         @for share in [stall.device, stall.server, stall.server_waits, stall.client, stall.client_waits] {
                             td.n data-v=(share.unwrap_or(-1.0)) { (percent(share)) }
                         }
@@ -90,7 +90,7 @@ pub fn stalls(analysis: &Analysis) -> Markup {
 pub fn samples(analysis: &Analysis) -> Markup {
     html! {
         h2 { "Every sample" }
-        details {
+        details.raw {
             summary { (analysis.samples.len()) " samples in the order in which they were taken; samples.jsonl has them whole" }
             div.card { div.scroll { table.sort {
                 thead { tr {
@@ -100,7 +100,7 @@ pub fn samples(analysis: &Analysis) -> Markup {
                     td.n data-v=(sample.round) { (sample.round + 1) } td { (sample.stage.name()) } td.n data-v=(sample.position) { (sample.position + 1) }
                     td.name { (sample.arm) } td.name { (sample.workload) }
                     td.n data-v=(sample.seconds) { (format::digits(sample.seconds)) " s" }
-                    td.small {
+                    td.small.prose {
                         @for (metric, value) in &sample.metrics { (metric.title()) " " (format::value(*value, metric.unit())) "; " }
                         @if let Some(error) = &sample.error { span.slower { "failed: " (error) } }
                     }

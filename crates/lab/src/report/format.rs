@@ -2,7 +2,7 @@
 
 use super::analysis::Row;
 use crate::sample::{Unit, Value};
-use crate::stats::Verdict;
+use crate::stats::{FEWEST_ROUNDS, Verdict};
 
 /// A value with its unit: `179 k/s`, `1.2 GB/s`, `23.4 µs`, `≥ 524 MB/s`.
 pub fn value(value: Value, unit: Unit) -> String {
@@ -77,6 +77,9 @@ pub fn verdict(row: &Row) -> String {
         Verdict::Unresolved { more: Some(more) } => format!("unresolved ({more} more rounds)"),
         Verdict::Unresolved { more: None } => "unresolved (within the noise)".into(),
         Verdict::None if row.bound.is_some() => "bound only".into(),
+        Verdict::None if row.headline && row.interval.is_none() && row.rounds >= FEWEST_ROUNDS => {
+            "none: bounds in some rounds".into()
+        }
         Verdict::None => String::new(),
     }
 }

@@ -381,7 +381,7 @@ fn troubles(analysis: &Analysis) -> Markup {
             h2 { "What cannot run here" }
             div.card { div.scroll { table {
                 thead { tr { th { "what" } th { "why" } th { "what would help" } } }
-                tbody { @for (what, missing) in skipped { tr { td { (what) } td { (missing.reason) } td { (missing.remedy) } } } }
+                tbody { @for (what, missing) in skipped { tr { td.prose { (what) } td.prose { (missing.reason) } td.prose { (missing.remedy) } } } }
             } } }
         }
     }
@@ -392,7 +392,7 @@ fn all_comparisons(analysis: &Analysis) -> Markup {
     html! {
         @if !rows.is_empty() {
             h2 { "Every comparison" }
-            details {
+            details.raw {
                 summary { (rows.len()) " rows; metrics that are no headline have intervals of their own and no verdict" }
                 div.scroll { (comparison_table(&rows, true)) }
             }
@@ -435,7 +435,7 @@ fn method(analysis: &Analysis) -> Markup {
             li { "Claims hold for the whole table at once with 95 % (Westfall and Young's step-down, flipping whole rounds). Holm's p-values stand beside it; with few rounds Holm cannot decide anything in a table this wide." }
             li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
             li { "Percentiles are shown only where at least 100 I/Os of a run lie beyond them; runs are combined by the median." }
-            li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran. In the guest stage the client is the whole guest, seen from outside." }
+            li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran; the kernel counts it by ticks and without what a hypervisor stole, the others by clock. In the guest stage the client is the whole guest, seen from outside." }
             li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven by ringtap load, another client: compare them with each other first." }
             li { "A number is called disk speed by the ledger alone: where the device saw less than half of the bytes asked for, it is a cache's and not ranked." }
             li { "While a load by schedule runs, the lab looks every 10 ms who works and who waits; a gap over 100 ms is put down to the layer that took half of it." }
@@ -485,7 +485,7 @@ fn machine(analysis: &Analysis) -> Markup {
             thead { tr { th { "arm" } th { "what" } } }
             tbody { @for arm in &run.arms { tr {
                 td.name { (arm.stage.name()) " " (arm.name) }
-                td {
+                td.prose {
                     (arm.title)
                     @if let Some(remark) = &arm.remark { p.soft.small { (remark) } }
                     @if let Some(command) = &arm.command { pre { (command) } }
