@@ -64,6 +64,7 @@ if [ "$purpose" = test ]; then
     need mkfs.xfs xfsprogs
     need mkfs.btrfs btrfs-progs
     need systemd-socket-activate systemd
+    need chromium chromium
     # Only a Rust of the distribution has these as packages; rustup's are its components.
     cargo=$(scripts/cargo --find 2>/dev/null || echo /usr/bin/cargo)
     for tool in fmt clippy; do

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{ArgMatches, Args};
+use clap::{Arg, ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, Disk, Error};
 use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
 use tracing_subscriber::EnvFilter;
@@ -14,7 +14,6 @@ use crate::args::Output;
 use crate::names::{self, CacheName};
 use crate::secret;
 
-const OF_DISK: &str = "Options of the DISK before them";
 /// Queues offered unless told otherwise. One that no guest uses costs nothing, and QEMU refuses a
 /// server that offers fewer than its guest has CPUs.
 const QUEUES: u16 = 16;
@@ -28,115 +27,6 @@ pub(crate) struct ServeArgs {
     /// An image (a file or a block device), or null:SIZE for a disk that holds nothing
     #[arg(required = true, value_name = "DISK", num_args = 1..)]
     disk: Vec<PathBuf>,
-
-    /// Format of the image [default: as Ringtap wrote it down when it made the image]; never guessed,
-    /// for a guest can write any header into a raw disk
-    #[arg(
-        short,
-        long,
-        value_parser = names::format(),
-        value_name = "FORMAT",
-        hide_possible_values = true,
-        help_heading = OF_DISK
-    )]
-    format: Vec<Format>,
-
-    /// Folder in which backing files named inside the image may lie, beside the image's own; repeatable
-    #[arg(long, value_name = "DIR", help_heading = OF_DISK)]
-    allow_backing: Vec<PathBuf>,
-
-    /// How host caching is used, as in QEMU [default: none]
-    #[arg(long, value_enum, value_name = "MODE", help_heading = OF_DISK)]
-    cache: Vec<CacheName>,
-
-    /// Refuse writes
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        hide_possible_values = true,
-        help_heading = OF_DISK
-    )]
-    read_only: Vec<bool>,
-
-    /// Where the secret of an encrypted image is: file:PATH, fd:N (a descriptor inherited), or
-    /// credential:NAME (of systemd); all its bytes count, a newline at the end, too
-    #[arg(long, value_name = "SOURCE", value_parser = secret::source, help_heading = OF_DISK)]
-    secret: Vec<SecretSource>,
-
-    /// The most memory that the L2 tables of a qcow2 image take, and of each image below it
-    /// [default: 64M, enough for 512G of clusters of 64k]
-    #[arg(long, value_name = "SIZE", value_parser = names::size, help_heading = OF_DISK)]
-    l2_cache_size: Vec<u64>,
-
-    /// Pass discards on through encryption, which shows others which parts of the disk are in use
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        hide_possible_values = true,
-        help_heading = OF_DISK
-    )]
-    allow_discards: Vec<bool>,
-
-    /// Serve NBD at unix:PATH, tcp:HOST:PORT, or sockets handed over: systemd, systemd:NAME; repeatable
-    #[arg(long, value_name = "ADDRESS", value_parser = Address::nbd, help_heading = OF_DISK)]
-    nbd: Vec<Address>,
-
-    /// Name of the NBD export [default: the empty name, the default export]
-    #[arg(long, value_name = "EXPORT", help_heading = OF_DISK)]
-    name: Vec<String>,
-
-    /// Show this dirty bitmap of a qcow2 image to NBD clients, as qemu:dirty-bitmap:NAME; repeatable
-    #[arg(long, value_name = "NAME", help_heading = OF_DISK)]
-    bitmap: Vec<String>,
-
-    /// Serve vhost-user-blk at a UNIX socket, or one handed over: systemd, systemd:NAME; repeatable
-    #[arg(long, value_name = "PATH", value_parser = Address::vhost_user, help_heading = OF_DISK)]
-    vhost_user: Vec<Address>,
-
-    /// Show the disk as a file, by FUSE: mounted over a regular file, which is made if need be;
-    /// repeatable
-    #[arg(long, value_name = "PATH", help_heading = OF_DISK)]
-    fuse: Vec<PathBuf>,
-
-    /// Let writes past the end of the file make it, and the raw image, larger
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        hide_possible_values = true,
-        help_heading = OF_DISK
-    )]
-    growable: Vec<bool>,
-
-    /// Make the disk a block device of this host, /dev/ublkbN, by ublk (Linux 6.5 or later); one
-    /// that a killed server of the same disk left is taken over
-    #[arg(
-        long,
-        value_name = "N",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "any",
-        value_parser = DeviceNumber::parse,
-        help_heading = OF_DISK
-    )]
-    ublk: Vec<DeviceNumber>,
-
-    /// The most virtqueues a guest may use, each a thread once used; with --fuse and --ublk the most
-    /// threads that serve the file or device [default: 16]
-    #[arg(long, value_name = "N", help_heading = OF_DISK)]
-    queues: Vec<u16>,
-
-    /// Serial number that vhost-user guests see, at most 20 characters [default: the export's name]
-    #[arg(long, value_name = "TEXT", help_heading = OF_DISK)]
-    serial: Vec<String>,
 
     /// Permissions of the UNIX sockets, and of files by --fuse, in octal
     #[arg(long, value_name = "MODE", value_parser = octal, default_value = "600")]
@@ -154,6 +44,110 @@ pub(crate) struct ServeArgs {
     /// What to print on stdout once every socket listens: the word ready, or one line of JSON
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
+
+    // Last: the heading goes on to whatever follows.
+    #[command(flatten, next_help_heading = "Options of the DISK before them")]
+    of_disk: DiskArgs,
+}
+
+/// What a disk is told: each value belongs to the DISK before it.
+#[derive(Debug, Args)]
+#[command(mut_args = flag)]
+struct DiskArgs {
+    /// Format of the image [default: as Ringtap wrote it down when it made the image]; never guessed,
+    /// for a guest can write any header into a raw disk
+    #[arg(
+        short,
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    format: Vec<Format>,
+
+    /// Folder in which backing files named inside the image may lie, beside the image's own; repeatable
+    #[arg(long, value_name = "DIR")]
+    allow_backing: Vec<PathBuf>,
+
+    /// How host caching is used, as in QEMU [default: none]
+    #[arg(long, value_enum, value_name = "MODE")]
+    cache: Vec<CacheName>,
+
+    /// Refuse writes
+    #[arg(long)]
+    read_only: Vec<bool>,
+
+    /// Where the secret of an encrypted image is: file:PATH, fd:N (a descriptor inherited), or
+    /// credential:NAME (of systemd); all its bytes count, a newline at the end, too
+    #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
+    secret: Vec<SecretSource>,
+
+    /// The most memory that the L2 tables of a qcow2 image take, and of each image below it
+    /// [default: 64M, enough for 512G of clusters of 64k]
+    #[arg(long, value_name = "SIZE", value_parser = names::size)]
+    l2_cache_size: Vec<u64>,
+
+    /// Pass discards on through encryption, which shows others which parts of the disk are in use
+    #[arg(long)]
+    allow_discards: Vec<bool>,
+
+    /// Serve NBD at unix:PATH, tcp:HOST:PORT, or sockets handed over: systemd, systemd:NAME; repeatable
+    #[arg(long, value_name = "ADDRESS", value_parser = Address::nbd)]
+    nbd: Vec<Address>,
+
+    /// Name of the NBD export [default: the empty name, the default export]
+    #[arg(long, value_name = "EXPORT")]
+    name: Vec<String>,
+
+    /// Show this dirty bitmap of a qcow2 image to NBD clients, as qemu:dirty-bitmap:NAME; repeatable
+    #[arg(long, value_name = "NAME")]
+    bitmap: Vec<String>,
+
+    /// Serve vhost-user-blk at a UNIX socket, or one handed over: systemd, systemd:NAME; repeatable
+    #[arg(long, value_name = "PATH", value_parser = Address::vhost_user)]
+    vhost_user: Vec<Address>,
+
+    /// Show the disk as a file, by FUSE: mounted over a regular file, which is made if need be;
+    /// repeatable
+    #[arg(long, value_name = "PATH")]
+    fuse: Vec<PathBuf>,
+
+    /// Let writes past the end of the file make it, and the raw image, larger
+    #[arg(long)]
+    growable: Vec<bool>,
+
+    /// Make the disk a block device of this host, /dev/ublkbN, by ublk (Linux 6.5 or later); one
+    /// that a killed server of the same disk left is taken over
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "any",
+        value_parser = DeviceNumber::parse
+    )]
+    ublk: Vec<DeviceNumber>,
+
+    /// The most virtqueues a guest may use, each a thread once used; with --fuse and --ublk the most
+    /// threads that serve the file or device [default: 16]
+    #[arg(long, value_name = "N")]
+    queues: Vec<u16>,
+
+    /// Serial number that vhost-user guests see, at most 20 characters [default: the export's name]
+    #[arg(long, value_name = "TEXT")]
+    serial: Vec<String>,
+}
+
+/// `--read-only` is `--read-only=true`, and takes no other word after it: that would be the next DISK.
+fn flag(arg: Arg) -> Arg {
+    if !["read_only", "allow_discards", "growable"].contains(&arg.get_id().as_str()) {
+        return arg;
+    }
+    arg.value_name("BOOL")
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("true")
+        .hide_possible_values(true)
 }
 
 /// The N of /dev/ublkbN; none: the next that is free.
@@ -210,22 +204,23 @@ pub(crate) fn start_log(filter: Option<&str>) -> anyhow::Result<()> {
 fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let places: Vec<usize> = matches.indices_of("disk").into_iter().flatten().collect();
     let bound = Bound { matches, disks: &args.disk, places: &places };
-    let mut format = bound.single("format", args.format)?;
-    let mut cache = bound.single("cache", args.cache)?;
-    let mut read_only = bound.single("read_only", args.read_only)?;
-    let mut secret = bound.single("secret", args.secret)?;
-    let mut l2_cache_size = bound.single("l2_cache_size", args.l2_cache_size)?;
-    let mut allow_discards = bound.single("allow_discards", args.allow_discards)?;
-    let mut name = bound.single("name", args.name)?;
-    let mut queues = bound.single("queues", args.queues)?;
-    let mut serial = bound.single("serial", args.serial)?;
-    let mut nbd = bound.all("nbd", args.nbd);
-    let mut vhost_user = bound.all("vhost_user", args.vhost_user);
-    let mut allow_backing = bound.all("allow_backing", args.allow_backing);
-    let mut fuse = bound.all("fuse", args.fuse);
-    let mut bitmaps = bound.all("bitmap", args.bitmap);
-    let mut growable = bound.single("growable", args.growable)?;
-    let mut ublk = bound.single("ublk", args.ublk)?;
+    let of_disk = args.of_disk;
+    let mut format = bound.single("format", of_disk.format)?;
+    let mut cache = bound.single("cache", of_disk.cache)?;
+    let mut read_only = bound.single("read_only", of_disk.read_only)?;
+    let mut secret = bound.single("secret", of_disk.secret)?;
+    let mut l2_cache_size = bound.single("l2_cache_size", of_disk.l2_cache_size)?;
+    let mut allow_discards = bound.single("allow_discards", of_disk.allow_discards)?;
+    let mut name = bound.single("name", of_disk.name)?;
+    let mut queues = bound.single("queues", of_disk.queues)?;
+    let mut serial = bound.single("serial", of_disk.serial)?;
+    let mut nbd = bound.all("nbd", of_disk.nbd);
+    let mut vhost_user = bound.all("vhost_user", of_disk.vhost_user);
+    let mut allow_backing = bound.all("allow_backing", of_disk.allow_backing);
+    let mut fuse = bound.all("fuse", of_disk.fuse);
+    let mut bitmaps = bound.all("bitmap", of_disk.bitmap);
+    let mut growable = bound.single("growable", of_disk.growable)?;
+    let mut ublk = bound.single("ublk", of_disk.ublk)?;
 
     let mut disks = vec![];
     for (i, path) in args.disk.iter().enumerate() {

@@ -80,6 +80,7 @@ mod error;
 mod guest;
 mod kernel;
 mod modules;
+mod pc;
 mod process;
 mod qemu;
 mod rundir;

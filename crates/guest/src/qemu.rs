@@ -10,6 +10,7 @@ use crate::appliance::{Appliance, Root};
 use crate::error::{Error, Result, io};
 use crate::guest::{Guest, Launch, link};
 use crate::kernel::Machine;
+use crate::pc::{self, Pc};
 use crate::process::{Group, find_program, run_tool};
 use crate::rundir::RunDir;
 use crate::setup::{Share, root_script, share_script};
@@ -246,28 +247,19 @@ impl Qemu {
             });
         }
         let program = find_program(PROGRAM, PACKAGE)?;
-        let kvm = || if Self::kvm_works(&self.appliance) { "kvm" } else { "tcg" };
-        let accelerator = self.accelerator.unwrap_or_else(kvm);
+        let accelerator = self.accelerator.unwrap_or_else(|| pc::accelerator(&self.appliance));
         let files = RunDir::new()?;
         let dir = files.path();
-        let mut command = Command::new(&program);
-        command.current_dir(dir);
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none"]);
-        command.args(["-no-reboot", "-machine", "pc", "-smp", &self.cpus.to_string()]);
-        command.args(match accelerator {
-            "kvm" => ["-accel", "kvm", "-cpu", "host"],
-            _ => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max"],
-        });
-        command.args(["-m", &format!("{}M", self.memory >> 20)]);
+        let (cpus, memory) = (self.cpus, self.memory);
+        let pc =
+            Pc { program: &program, dir, cpus, memory, accelerator, translated: "max", virtio: "" };
+        let mut command = pc.command();
         let kernel = link(dir, "kernel", &self.appliance.kernel.image)?;
         let initrd = link(dir, "initrd", &self.appliance.initrd)?;
         command.args(["-kernel", &kernel, "-initrd", &initrd, "-append"]);
         command.arg("console=ttyS0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent");
-        command.args(["-chardev", "file,id=log,path=/dev/stdout", "-serial", "chardev:log"]);
-        command.args(["-chardev", "socket,id=agent,fd=0", "-device", "virtio-serial-pci"]);
-        command.args(["-device", "virtserialport,chardev=agent,name=ringtap.agent"]);
         let disks = self.add_disks(&program, dir, &mut command)?;
-        self.add_forwards(dir, &mut command)?;
+        self.add_forwards(&program, dir, &mut command)?;
         let set_up = self.add_shares(dir, &mut command)?;
         Launch {
             machine: "QEMU (qemu-system-x86_64)",
@@ -341,15 +333,18 @@ impl Qemu {
         Ok(nodes)
     }
 
-    fn add_forwards(&self, dir: &Path, command: &mut Command) -> Result<()> {
+    /// QEMU connects when it starts, and a server may have lost its patience before the guest has booted: then QEMU
+    /// connects again.
+    fn add_forwards(&self, program: &Path, dir: &Path, command: &mut Command) -> Result<()> {
         if self.forwards.is_empty() {
             return Ok(());
         }
+        let reconnect = reconnect_option(program)?;
         let mut network = "user,id=net,restrict=on".to_owned();
         for (n, socket) in self.forwards.iter().enumerate() {
             let id = format!("forward{n}");
             let link = link(dir, &id, socket)?;
-            command.args(["-chardev", &format!("socket,id={id},path={link}")]);
+            command.args(["-chardev", &format!("socket,id={id},path={link},{reconnect}")]);
             let port = usize::from(FORWARD_PORT) + n;
             network.push_str(&format!(",guestfwd=tcp:{FORWARD_HOST}:{port}-chardev:{id}"));
         }

@@ -3,11 +3,15 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use common::{LONG, SHORT, Server, appliance, empty_disk, members, random_disk, run_directory};
 use ringtap_guest::verify::{Filesystem, FioVerify, check_filesystem};
-use ringtap_guest::{Appliance, Drive, Machine, Qemu, Root};
+use ringtap_guest::{Appliance, Drive, FORWARD_HOST, FORWARD_PORT, Machine, Qemu, Root};
 
 const MIB: u64 = 1 << 20;
 
@@ -68,11 +72,42 @@ fn every_kind_of_disk_carries_data_and_the_server_may_come_back() {
     }
 }
 
+/// A server that greets whoever connects; the first two are sent away, as by one that has waited too long for a guest
+/// that boots.
+fn impatient(socket: &Path) -> JoinHandle<()> {
+    let server = UnixListener::bind(socket).unwrap();
+    thread::spawn(move || {
+        for (n, client) in server.incoming().enumerate() {
+            let mut client = client.unwrap();
+            if n >= 2 {
+                client.write_all(b"welcome\n").unwrap();
+                let mut said = [0; 4];
+                // The guest may be gone before it has said anything: the next connection is QEMU's own.
+                if client.read_exact(&mut said).is_ok() {
+                    assert_eq!(&said, b"bye\n");
+                    return;
+                }
+            }
+        }
+    })
+}
+
 #[test]
-fn the_hosts_programs_run_over_9p() {
-    let builder = Appliance::builder(Machine::Pc).root(Root::Host);
+fn the_hosts_programs_run_over_9p_and_a_socket_is_reached_however_late() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let server = impatient(&socket);
+    let builder = Appliance::builder(Machine::Pc).root(Root::Host).modules(["virtio_net"]);
     let appliance = builder.build(&Appliance::default_cache()).unwrap_or_else(|e| panic!("{e}"));
-    let guest = Qemu::new(&appliance).memory(512 << 20).boot().unwrap_or_else(|e| panic!("{e}"));
+    let guest = Qemu::new(&appliance).memory(512 << 20).forward(&socket).boot();
+    let guest = guest.unwrap_or_else(|e| panic!("{e}"));
+    let script = format!(
+        "set -e; busybox ip link set eth0 up; busybox ip addr add 10.0.2.15/24 dev eth0
+        bash -c 'exec 3<>/dev/tcp/{FORWARD_HOST}/{FORWARD_PORT}; read -r line <&3; echo $line; echo bye >&3'"
+    );
+    let out = guest.exec(&script, LONG).unwrap().success().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(out.stdout, "welcome\n");
+    server.join().unwrap();
     let script = "dd --version | head -1; touch /etc/only-in-the-guest && echo written";
     let out = guest.exec(script, LONG).unwrap().success().unwrap_or_else(|e| panic!("{e}"));
     assert!(out.stdout.contains("coreutils") && out.stdout.ends_with("written\n"), "{out:?}");

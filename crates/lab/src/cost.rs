@@ -75,6 +75,55 @@ pub fn thread_seconds(pid: u32) -> HashMap<u32, f64> {
         .collect()
 }
 
+/// What the scheduler has given to and kept from a process and its children, in seconds so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Schedule {
+    /// On a processor.
+    pub ran: f64,
+    /// Ready to run, without a processor.
+    pub waited: f64,
+}
+
+/// The schedule of all threads of a process and of its children.
+pub fn schedule(pid: u32) -> Schedule {
+    let mut sum = Schedule::default();
+    for pid in family(pid) {
+        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+        for entry in entries.flatten() {
+            let text = fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+            let mut fields = text.split_whitespace().map(|field| field.parse().unwrap_or(0u64));
+            sum.ran += fields.next().unwrap_or(0) as f64 * 1e-9;
+            sum.waited += fields.next().unwrap_or(0) as f64 * 1e-9;
+        }
+    }
+    sum
+}
+
+/// Bytes that a process and its children have had fetched from and sent to storage so far: page caches that answered
+/// are not in it. `None` where it may not be read.
+pub fn storage_bytes(pid: u32) -> Option<(f64, f64)> {
+    family(pid)
+        .into_iter()
+        .filter_map(|pid| storage(&fs::read_to_string(format!("/proc/{pid}/io")).ok()?))
+        .reduce(|a, b| (a.0 + b.0, a.1 + b.1))
+}
+
+/// Of /proc/PID/io: read_bytes and write_bytes.
+fn storage(text: &str) -> Option<(f64, f64)> {
+    let field = |name: &str| -> Option<f64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().parse().ok()
+    };
+    Some((field("read_bytes:")?, field("write_bytes:")?))
+}
+
+/// A process and its children, one generation.
+fn family(pid: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = text.split_whitespace().filter_map(|pid| pid.parse().ok());
+    std::iter::once(pid).chain(children).collect()
+}
+
 /// CPU seconds so far of each kernel thread, by process id: what loop devices, file systems and block layers do for
 /// others. (io_uring's workers belong to their process.)
 pub fn kernel_thread_seconds() -> HashMap<u32, f64> {
@@ -172,6 +221,16 @@ mod tests {
             busy_ticks("cpu  1 10 100 5000 700 1000 10000 9 0 0\ncpu0 1 1 1 1"),
             Some(11111)
         );
+    }
+
+    #[test]
+    fn what_went_to_storage_is_not_what_was_written_to_the_cache() {
+        let text = "rchar: 323934931\nwchar: 323929600\nsyscr: 632687\nsyscw: 632675\nread_bytes: 4096\nwrite_bytes: 323932160\ncancelled_write_bytes: 0\n";
+        assert_eq!(storage(text), Some((4096.0, 323_932_160.0)));
+        assert_eq!(storage("rchar: 1\n"), None);
+        assert!(storage_bytes(std::process::id()).is_some());
+        assert!(schedule(std::process::id()).ran > 0.0);
+        assert_eq!(schedule(u32::MAX), Schedule::default());
     }
 
     #[test]

@@ -157,6 +157,7 @@ impl Env {
                 "tail",
                 "sync",
                 "nbd-client",
+                "date",
             ];
             let own = self.ringtap.to_string_lossy().into_owned();
             let programs = wanted
@@ -186,6 +187,16 @@ impl Env {
         let tool = self.guest_tool();
         let moved = tool != self.ringtap && self.ringtap.is_file();
         if moved { builder.file(&self.ringtap, tool) } else { builder }
+    }
+
+    /// Whether this kernel has a device-mapper that answers.
+    pub fn device_mapper(&self) -> Option<Missing> {
+        process::run_short("dmsetup", ["version"], &Stop::default()).err().map(|_| {
+            Missing::new(
+                "this kernel has no device-mapper",
+                "modprobe dm_mod; the stages guest and vm run it on the guest's own device-mapper",
+            )
+        })
     }
 
     /// Whether loop devices can be made.

@@ -93,7 +93,8 @@ impl Plan {
     fn of(args: &CompareArgs, file: PlanFile) -> Result<Plan> {
         let quick = args.quick || args.known.as_deref() == Some("quick");
         let stages = stages(args.stages.as_ref().or(file.stages.as_ref()))?;
-        let backends = backends(&stages, args.backends.as_ref().or(file.backends.as_ref()))?;
+        let named = args.backends.as_ref().or(file.backends.as_ref());
+        let backends = backends(&stages, named, quick)?;
         let mut workloads = {
             let named = args.workloads.as_ref().or(file.workloads.as_ref());
             let jobs = !args.fio_job.is_empty() || file.fio_jobs.is_some();
@@ -332,11 +333,17 @@ fn stages(names: Option<&Vec<String>>) -> Result<Vec<Stage>> {
     Ok(in_order(Stage::ALL.iter().copied(), &stages))
 }
 
-fn backends(stages: &[Stage], names: Option<&Vec<String>>) -> Result<Vec<(Stage, String)>> {
+fn backends(
+    stages: &[Stage],
+    names: Option<&Vec<String>>,
+    quick: bool,
+) -> Result<Vec<(Stage, String)>> {
     let of = |entry: &Entry| (entry.stage, entry.name.to_owned());
     let entries = backend::CATALOGUE.iter().filter(|entry| stages.contains(&entry.stage));
     let Some(names) = names else {
-        return Ok(entries.filter(|entry| entry.usual).map(of).collect());
+        // Volumes take longer to make than a quick comparison has.
+        let left_out = |entry: &&Entry| quick && entry.backend.inner().is_volume();
+        return Ok(entries.filter(|e| e.usual && !left_out(e)).map(of).collect());
     };
     check_backends(names)?;
     Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
@@ -432,6 +439,8 @@ mod tests {
         let normal = plan("--dir /tmp").unwrap();
         assert_eq!((normal.rounds, normal.size), (10, 1 << 30));
         assert!(normal.workloads.len() > quick.workloads.len());
+        let has_lvm = |plan: &Plan| plan.backends.iter().any(|(_, name)| name == "lvm-thin");
+        assert!(has_lvm(&normal) && !has_lvm(&quick));
         assert_eq!(normal.stages, Stage::USUAL);
         assert_eq!(normal.entries(Stage::Host)[0].name, "native");
         assert_eq!(normal.entries(Stage::Guest)[0].name, "ubd");

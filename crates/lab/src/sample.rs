@@ -256,12 +256,62 @@ pub struct Sample {
     /// A curve, where the workload makes one: (share of the chunks copied, bytes a second).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curve: Vec<(f64, f64)>,
+    /// Gaps of a load by schedule that are worth telling, in the order of time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stalls: Vec<Stall>,
     /// What a reader must know about this run ("256 MiB instead of 1 GiB").
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Why there is no number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// A time without an answer, and what each layer did in it. Shares are seconds a second: several threads at work are
+/// more than 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stall {
+    /// Seconds from the beginning of the sample.
+    pub at: f64,
+    /// How long it lasted.
+    pub seconds: f64,
+    /// The layer that it was about.
+    pub layer: Still,
+    /// The device below had requests under way.
+    pub device: Option<f64>,
+    /// The server was on a processor.
+    pub server: Option<f64>,
+    /// The server was ready and had none.
+    pub server_waits: Option<f64>,
+    /// The client (in a guest: all of it) was on a processor.
+    pub client: Option<f64>,
+    /// The client was ready and had none.
+    pub client_waits: Option<f64>,
+}
+
+/// What stood still, or held up the rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Still {
+    /// Nobody looked.
+    #[default]
+    Unseen,
+    /// The hypervisor below this machine took its processors.
+    Hypervisor,
+    /// Tasks waited for memory.
+    Memory,
+    /// The device had requests all the time.
+    Device,
+    /// The server was ready and had no processor.
+    ServerWaits,
+    /// The server was at work.
+    Server,
+    /// The client or guest was ready and had no processor.
+    ClientWaits,
+    /// The client or guest was at work.
+    Client,
+    /// All slept: a timer, a lock, or a program that was stopped.
+    Nobody,
 }
 
 /// Bytes that passed each layer, and flushes, while a workload ran. A layer that cannot be seen is `None`.
@@ -273,6 +323,10 @@ pub struct Ledger {
     /// The block device that the program's disk is: in the guest, or a loop device of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Layer>,
+    /// What the process that serves the disk (its server, else the guest's own) had fetched from and sent to storage, by
+    /// the kernel's account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<Moved>,
     /// The device of this machine that holds the disk's file. Other programs' traffic is in it, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Layer>,
@@ -291,6 +345,15 @@ pub struct Ledger {
     /// Share of the time in which some task waited for memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<f64>,
+}
+
+/// Bytes that a process moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Bytes read.
+    pub read: f64,
+    /// Bytes written.
+    pub written: f64,
 }
 
 /// Traffic of one block device.

@@ -9,8 +9,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
 use crate::backend::ringtap::{READY, nbd_access};
@@ -22,7 +20,7 @@ use crate::process::{self, Server};
 use crate::report::format;
 use crate::run::{meter, order, scratch::Scratch};
 use crate::sample::{Metric, Unit, Value};
-use crate::stats::{FEWEST_ROUNDS, Paired, interval, median};
+use crate::stats::{FEWEST_ROUNDS, Paired, interval, median, rates};
 use crate::stop::Stop;
 use crate::workload::{Settings, durability, fio};
 
@@ -36,8 +34,6 @@ const FULL: f64 = 4000.0;
 const SLOWER: f64 = 0.95;
 /// How exactly a limit is kept by its server's timers.
 const EXACT: f64 = 0.01;
-/// Draws for the rates of error.
-const DRAWS: u32 = 2000;
 
 /// One thing that is known, and what was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -72,6 +68,8 @@ pub struct Outcome {
     pub false_positives: f64,
     /// How often a disk 5 % slower is told apart, by number of rounds.
     pub power: Vec<(usize, f64)>,
+    /// What verdicts do in whole tables with that noise.
+    pub tables: Vec<rates::Table>,
 }
 
 impl Outcome {
@@ -194,17 +192,19 @@ pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
         }
         Err(why) => skipped.push(why),
     }
-    let noise = deviation(&same.logs);
+    let noise = rates::deviation(&same.logs);
+    let shift = SLOWER.ln();
     Ok(Outcome {
         rounds,
         findings,
         skipped,
         noise,
-        false_positives: misses(noise, rounds as usize, 0.0, plan.seed),
+        false_positives: rates::apart(noise, rounds as usize, 0.0, plan.seed),
         power: [6, 10, 20]
             .into_iter()
-            .map(|n| (n, misses(noise, n, SLOWER.ln(), plan.seed)))
+            .map(|n| (n, rates::apart(noise, n, shift, plan.seed)))
             .collect(),
+        tables: [6, 10].map(|n| rates::table(noise, n, shift, plan.seed)).to_vec(),
     })
 }
 
@@ -324,27 +324,6 @@ fn oversleep() -> f64 {
     median(&late).unwrap_or(0.0)
 }
 
-fn deviation(logs: &[(u32, f64)]) -> f64 {
-    let count = logs.len() as f64;
-    let mean = logs.iter().map(|log| log.1).sum::<f64>() / count;
-    (logs.iter().map(|log| (log.1 - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0)).sqrt()
-}
-
-/// How often the deciding interval of `rounds` rounds leaves 1, when the true log ratio is `shift` and a round's log ratio
-/// deviates by `noise`.
-fn misses(noise: f64, rounds: usize, shift: f64, seed: u64) -> f64 {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    // Twelve uniform numbers less six are as good as normal here.
-    let mut normal = move || (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
-    let misses = (0..DRAWS)
-        .filter(|_| {
-            let logs: Vec<f64> = (0..rounds).map(|_| shift + noise * normal()).collect();
-            interval::decide(&logs).is_some_and(|i| i.low > 1.0 || i.high < 1.0)
-        })
-        .count();
-    misses as f64 / f64::from(DRAWS)
-}
-
 /// The outcome for people.
 pub fn text(outcome: &Outcome) -> String {
     use std::fmt::Write;
@@ -376,7 +355,7 @@ pub fn text(outcome: &Outcome) -> String {
          comparison at a time (5 % are allowed).",
         percent(outcome.noise),
         percent(outcome.false_positives),
-        DRAWS,
+        rates::DRAWS,
         outcome.rounds
     );
     let power: Vec<String> = outcome
@@ -385,22 +364,24 @@ pub fn text(outcome: &Outcome) -> String {
         .map(|(rounds, share)| format!("{} with {rounds} rounds", percent(*share)))
         .collect();
     let _ = writeln!(text, "A disk that is 5 % slower is told apart in {}.", power.join(", "));
+    for table in &outcome.tables {
+        let _ = writeln!(
+            text,
+            "Verdicts in a table of {} backends, {} rounds, {} draws: the one that is 5 % slower is called so in {}; an equal one \
+             is called faster or slower in {} of the tables (5 % are allowed).",
+            rates::WIDTH,
+            table.rounds,
+            rates::TABLES,
+            percent(table.power),
+            percent(table.false_claims)
+        );
+    }
     text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn error_rates_follow_the_noise() {
-        let quiet = misses(0.01, 10, SLOWER.ln(), 1);
-        let loud = misses(0.2, 10, SLOWER.ln(), 1);
-        assert!(quiet > 0.99 && loud < 0.3, "{quiet} {loud}");
-        for rounds in [6, 10, 20] {
-            assert!(misses(0.03, rounds, 0.0, 2) <= 0.065, "{rounds}");
-        }
-    }
 
     #[test]
     fn a_truth_outside_the_interval_is_missed() {

@@ -10,7 +10,7 @@ use ringtap_lab::env::Env;
 use ringtap_lab::plan::Plan;
 use ringtap_lab::report;
 use ringtap_lab::run::{self, folder::State};
-use ringtap_lab::sample::{Metric, Sample, Stage};
+use ringtap_lab::sample::{Metric, Sample, Stage, Stall};
 use ringtap_lab::stop::Stop;
 
 #[derive(Parser)]
@@ -82,7 +82,7 @@ fn samples(run: &Path) -> Vec<Sample> {
 fn small_disks_for_real() {
     let bench = Bench::new();
     let plan = bench.plan(
-        "--stages host --rounds 2 --seconds 0.3 --backends native,loop,loop-direct,qemu-nbd,ringtap-nbd,lvm \
+        "--stages host --rounds 2 --seconds 0.3 --backends native,loop,loop-direct,qemu-nbd,ringtap-nbd \
          --workloads randread-4k-qd32,write-1m-qd8,dd-throughput,dd-latency-direct",
     );
     let ended = run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
@@ -123,9 +123,7 @@ fn small_disks_for_real() {
     let dd = samples.iter().find(|s| s.workload == "dd-throughput").unwrap();
     assert!(dd.note.as_ref().unwrap().contains("32 MiB"), "{:?}", dd.note);
     // What cannot run is a row with its reason.
-    for (backend, workload) in
-        [("ringtap-nbd", None), ("lvm", None), ("qemu-nbd", Some("dd-throughput"))]
-    {
+    for (backend, workload) in [("ringtap-nbd", None), ("qemu-nbd", Some("dd-throughput"))] {
         let skip = analysis
             .run
             .skipped
@@ -138,12 +136,11 @@ fn small_disks_for_real() {
     // Two rounds are points.
     assert!(analysis.rows.iter().all(|row| row.interval.is_none()));
     let table = report::table::render(&analysis, false, Some(160));
-    // Why there is no LVM here depends on the host.
-    let lvm = analysis.run.skipped.iter().find(|skip| skip.backend == "lvm").unwrap();
+    let ringtap = analysis.run.skipped.iter().find(|skip| skip.backend == "ringtap-nbd").unwrap();
     assert!(
         table.contains("native#2")
             && table.contains("points only")
-            && table.contains(&lvm.missing.reason),
+            && table.contains(&ringtap.missing.reason),
         "{table}"
     );
     // The folder is not overwritten.
@@ -314,7 +311,7 @@ fn a_guest_builds_volumes_and_snapshots() {
         panic!("dmsetup is needed: apt-get install dmsetup");
     }
     let plan = bench.plan(
-        "--stages guest --rounds 1 --seconds 0.1 --backends ubd,lvm,lvm-snapshot,lvm-thin \
+        "--stages guest --rounds 1 --seconds 0.1 --backends ubd,lvm,lvm-snapshot,lvm-snapshot-itself,lvm-thin \
          --workloads randwrite-4k-qd1,snapshot-life,filecopy-durable",
     );
     let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
@@ -336,11 +333,99 @@ fn a_guest_builds_volumes_and_snapshots() {
             );
         }
     }
-    let life = samples.iter().find(|s| s.workload == "snapshot-life").unwrap();
-    assert_eq!((life.arm.as_str(), life.curve.len()), ("lvm-snapshot", 11));
+    for arm in ["lvm-snapshot", "lvm-snapshot-itself"] {
+        let life = samples.iter().find(|s| s.workload == "snapshot-life" && s.arm == arm);
+        assert_eq!(life.map(|life| life.curve.len()), Some(11), "{arm}");
+    }
     let analysis = report::load(&bench.out()).unwrap();
-    assert_eq!(analysis.curves.len(), 1);
+    assert_eq!(analysis.curves.len(), 2);
     assert!(report::html::render(&analysis).contains("The life of a snapshot"));
+}
+
+/// The lab itself runs in a guest, whose kernel has a device-mapper, root and all: its host stage makes volumes there.
+#[test]
+fn a_host_with_a_device_mapper_has_volumes() {
+    let bench = Bench::new();
+    if ringtap_lab::process::find("dmsetup").is_none() {
+        panic!("dmsetup is needed: apt-get install dmsetup");
+    }
+    let appliance = Env::new(lab()).appliance();
+    let appliance = appliance.unwrap_or_else(|e| panic!("{}: {}", e.reason, e.remedy));
+    let disk = bench.dir.path().join("run-disk");
+    std::fs::File::create(&disk).unwrap().set_len(1 << 30).unwrap();
+    let machine = ringtap_guest::Uml::new(&appliance).memory(512 << 20).ubd(&disk).boot().unwrap();
+    let script = format!(
+        "set -e\nmkfs.ext4 -q -F {}\nmkdir -p /mnt/lab\nmount -t ext4 {} /mnt/lab\ncd /mnt/lab\n\
+         '{}' compare --stages host --backends native,lvm,lvm-snapshot,lvm-thin --size 32M --rounds 1 --ramp 0 \
+         --seconds 0.2 --workloads randwrite-4k-qd1,snapshot-life --dir /mnt/lab --out /mnt/lab/run >&2\n\
+         dmsetup ls >&2\nlosetup -a >&2\nls /mnt/lab >&2\ncat run/samples.jsonl",
+        machine.disks()[0],
+        machine.disks()[0],
+        lab().display()
+    );
+    let output = machine.exec(&script, Duration::from_secs(300)).unwrap().success().unwrap();
+    let samples: Vec<Sample> =
+        output.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for arm in ["native", "lvm", "lvm-snapshot", "lvm-thin"] {
+        let sample = samples.iter().find(|s| s.arm == arm && s.workload == "randwrite-4k-qd1");
+        let sample = sample.unwrap_or_else(|| panic!("{arm}: {}", output.stderr));
+        assert!(sample.error.is_none() && sample.metrics[&Metric::Iops].value > 0.0, "{sample:?}");
+    }
+    let life = samples.iter().find(|s| s.workload == "snapshot-life").unwrap();
+    assert_eq!((life.arm.as_str(), life.curve.len()), ("lvm-snapshot", 11), "{life:?}");
+    let left = output.stderr.rsplit("report: ").next().unwrap();
+    assert!(!left.contains("ringtap-lab") && !left.contains("/dev/loop"), "{left}");
+}
+
+/// A server that is stopped in the middle of a load by schedule is a stall with its length and its layer.
+#[test]
+fn a_stall_is_told_with_its_layer() {
+    let bench = Bench::new();
+    let plan =
+        bench.plan("--stages host --rounds 1 --seconds 4 --backends qemu-nbd --workloads rated-50");
+    let ours = bench.dir.path().to_str().unwrap().to_owned();
+    let running = |sign: &[&str]| {
+        std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let all = sign.iter().all(|part| line.contains(part));
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            all.then(|| rustix::process::Pid::from_raw(pid)).flatten()
+        })
+    };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                // The load by schedule and not the one before, which finds out what the server carries.
+                let load = running(&["fio", "--name=rated", &ours]);
+                let server = running(&["qemu-nbd", &ours]).filter(|_| load.is_some());
+                if let Some(server) = server {
+                    std::thread::sleep(Duration::from_millis(1000));
+                    let signal = |signal| rustix::process::kill_process(server, signal);
+                    let stopped = signal(rustix::process::Signal::STOP);
+                    std::thread::sleep(Duration::from_millis(800));
+                    let _ = stopped.and_then(|()| signal(rustix::process::Signal::CONT));
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
+        over.store(true, Ordering::SeqCst);
+    });
+    bench.assert_clean();
+    let samples = samples(&bench.out());
+    let stalled: Vec<&Stall> = samples.iter().flat_map(|sample| &sample.stalls).collect();
+    let longest = stalled.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let longest = longest.unwrap_or_else(|| panic!("no stall: {samples:?}"));
+    assert!(longest.seconds > 0.7 && longest.at > 0.5, "{stalled:?}");
+    assert!(
+        longest.server.is_some_and(|ran| ran < 0.5),
+        "a stopped server does not run: {longest:?}"
+    );
+    let page = report::html::render(&report::load(&bench.out()).unwrap());
+    assert!(page.contains("Stalls: over 100 ms") && page.contains("what stood still"));
 }
 
 #[test]

@@ -98,6 +98,7 @@ fn samples(rounds: u32) -> Vec<Sample> {
                     metrics: metrics.into_iter().collect(),
                     ledger: None,
                     curve: Vec::new(),
+                    stalls: Vec::new(),
                     note: (workload == "bonnie").then(|| "a note <here>".into()),
                     error: None,
                 });
@@ -410,7 +411,11 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     };
     let file = find("A file against LVM");
     // Slower writes as published; reads are the other way round here.
-    assert!(file.sum.contains("in 1 comparisons, the other way round in 1"), "{}", file.sum);
+    assert!(
+        file.sum == "Of 2 comparisons: as published in 1, the other way round in 1.",
+        "{}",
+        file.sum
+    );
     let writes = file.lines.iter().find(|line| line.contains("block write")).unwrap();
     assert!(
         writes.contains("loop (through a page cache) 30")
@@ -425,8 +430,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     assert!(analysis.findings.iter().all(|finding| finding.question != "Two guests on one disk"));
 
     let column = |metric| {
-        let of =
-            |c: &&report::findings::Column| c.metric == metric && c.workload == "bonnie-direct";
+        let of = |c: &&report::columns::Column| c.metric == metric && c.workload == "bonnie-direct";
         analysis.columns.iter().find(of).unwrap_or_else(|| panic!("{metric:?}"))
     };
     let write = column(Metric::PutBlock);
@@ -445,7 +449,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
         analysis.findings.iter().flat_map(|f| f.lines.clone()).collect()
     };
     assert!(words(&few).contains("too few for an interval"));
-    assert!(few.findings.iter().all(|f| !f.sum.contains("As published in")), "no verdict");
+    assert!(few.findings.iter().all(|f| f.sum.contains("no answer")), "no verdict");
     let page = html::render(&analysis);
     assert!(page.contains("A fresh snapshot") && page.contains("column by column"));
     let markdown = report::files::markdown(&analysis);
@@ -460,8 +464,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
 fn a_browser_shows_it_and_a_keyboard_sorts_it() {
     let find = |name: &&&str| ringtap_lab::process::find(name).is_some();
     let Some(browser) = ["chromium", "chromium-browser", "google-chrome"].iter().find(find) else {
-        eprintln!("no browser here: apt-get install chromium");
-        return;
+        panic!("a browser is needed: apt-get install chromium");
     };
     let dir = tempfile::tempdir().unwrap();
     let analysis = Analysis::new(record(6, State::Complete), &samples(6));

@@ -6,7 +6,6 @@ pub(crate) mod vmlinux;
 mod domain;
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,8 +13,9 @@ use crate::appliance::Appliance;
 use crate::error::{Error, Result};
 use crate::guest::{Guest, Launch, link};
 use crate::kernel::Machine;
+use crate::pc::{self, Pc};
 use crate::process::find_program;
-use crate::qemu::{Drive, PACKAGE, PROGRAM, Qemu, advise};
+use crate::qemu::{Drive, PACKAGE, PROGRAM, advise};
 use crate::rundir::RunDir;
 use crate::setup::packed_root_script;
 use crate::uml::letter;
@@ -123,20 +123,20 @@ impl Xen {
             remedy: "build them with Machine::Xen and Machine::Domain".into(),
         })?;
         let program = find_program(PROGRAM, PACKAGE)?;
-        let accelerator = if Qemu::kvm_works(&self.first) { "kvm" } else { "tcg" };
+        let accelerator = pc::accelerator(&self.first);
         let files = RunDir::new()?;
         let dir = files.path().to_owned();
-        let mut command = Command::new(&program);
-        command.current_dir(&dir);
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none"]);
-        command.args(["-no-reboot", "-machine", "pc", "-smp", &self.cpus.to_string()]);
-        // With SMAP, which `max` has, TCG has a PV kernel fault at its first instructions.
-        command.args(match accelerator {
-            "kvm" => ["-accel", "kvm", "-cpu", "host"],
-            _ => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "qemu64"],
-        });
-        let memory = (self.memory + self.domains_memory + XEN_MEMORY) >> 20;
-        command.args(["-m", &format!("{memory}M")]);
+        let pc = Pc {
+            program: &program,
+            dir: &dir,
+            cpus: self.cpus,
+            memory: self.memory + self.domains_memory + XEN_MEMORY,
+            accelerator,
+            // With SMAP, which `max` has, TCG has a PV kernel fault at its first instructions.
+            translated: "qemu64",
+            virtio: &format!(",{VIRTIO}"),
+        };
+        let mut command = pc.command();
         let (own, cpus) = (self.memory >> 20, self.cpus);
         command.args(["-kernel", &link(&dir, "xen", &hypervisor.image)?, "-append"]);
         command.arg(format!(
@@ -147,10 +147,6 @@ impl Xen {
         let initrd = link(&dir, "initrd", &self.first.initrd)?;
         let options = "console=hvc0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent";
         command.args(["-initrd", &format!("{kernel} {options},{initrd}")]);
-        command.args(["-chardev", "file,id=log,path=/dev/stdout", "-serial", "chardev:log"]);
-        command.args(["-device", &format!("virtio-serial-pci,{VIRTIO}")]);
-        command.args(["-chardev", "socket,id=agent,fd=0"]);
-        command.args(["-device", "virtserialport,chardev=agent,name=ringtap.agent"]);
         for n in 0..LINES {
             let path = dir.join(line_name(n)).display().to_string();
             command

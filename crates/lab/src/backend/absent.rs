@@ -33,13 +33,6 @@ impl Backend for Absent {
     }
 }
 
-/// LVM on this machine's own device-mapper.
-pub const LVM: Absent = Absent {
-    needs: Some(("/dev/mapper/control", "this kernel has no device-mapper")),
-    reason: "the lab builds volumes only inside guests, where nothing of this machine can be harmed",
-    remedy: "the stages guest and vm run it on the guest's own device-mapper",
-};
-
 /// Xen's blkback.
 pub const XEN: Absent = Absent {
     needs: Some(("/dev/xen/evtchn", "this machine does not run under Xen")),

@@ -2,7 +2,7 @@
 
 use super::vm::{Attach, InQemu, Inside};
 use super::{
-    Backend, Entry, Image, Inner, absent, loopdev, native, nbdkit, qemu, ringtap, ubd, ublk,
+    Backend, Entry, Image, Inner, absent, loopdev, native, nbdkit, qemu, ringtap, ubd, ublk, volume,
 };
 use crate::sample::Stage;
 
@@ -34,7 +34,24 @@ pub const CATALOGUE: &[Entry] = &[
     host("qsd-vhost", QSD_URING, true, &QSD),
     host("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
     host("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
-    host("lvm", "an LVM linear volume", true, &absent::LVM),
+    host(
+        "lvm",
+        "dm-linear (an LVM linear volume) on loop-direct",
+        true,
+        &volume::Volume(Inner::Linear),
+    ),
+    host(
+        "lvm-snapshot",
+        "origin of a classic snapshot taken before each workload, on the same",
+        true,
+        &volume::Volume(Inner::ORIGIN),
+    ),
+    host(
+        "lvm-thin",
+        "dm-thin volume, provisioned, on the same",
+        true,
+        &volume::Volume(Inner::Thin),
+    ),
     host("ublk", "ringtap serve --ublk, cache=none", true, &ublk::Ublk),
     guest("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
     guest("loop", "loop device inside the guest, on a ubd disk", true, &LOOP_ON_UBD),
@@ -62,6 +79,18 @@ pub const CATALOGUE: &[Entry] = &[
         false,
         &QSD_SNAPSHOT,
     ),
+    guest(
+        "lvm-snapshot-64k",
+        "the same with chunks of 64 KiB instead of 4",
+        false,
+        &QSD_SNAPSHOT_64K,
+    ),
+    guest(
+        "lvm-snapshot-itself",
+        "a classic snapshot taken before each workload, written to itself, on the same",
+        false,
+        &QSD_SNAPSHOT_ITSELF,
+    ),
     guest("lvm-thin", "dm-thin volume, provisioned, on the same", false, &QSD_THIN),
     vm("virtio-raw", "virtio-blk in QEMU, raw, cache=none, aio=native", true, &VIRTIO),
     vm("virtio-qcow2", "virtio-blk in QEMU, qcow2, cache=none, aio=native", true, &VIRTIO_QCOW2),
@@ -87,6 +116,13 @@ pub const CATALOGUE: &[Entry] = &[
         "origin of a classic snapshot taken before each workload, on virtio-raw",
         true,
         &VM_SNAPSHOT,
+    ),
+    vm("lvm-snapshot-64k", "the same with chunks of 64 KiB instead of 4", false, &VM_SNAPSHOT_64K),
+    vm(
+        "lvm-snapshot-itself",
+        "a classic snapshot taken before each workload, written to itself, on virtio-raw",
+        false,
+        &VM_SNAPSHOT_ITSELF,
     ),
     vm("lvm-thin", "dm-thin volume, provisioned, on virtio-raw", true, &VM_THIN),
     vm("guest-nbd", "ringtap serve --nbd under the guest's own client", true, &RINGTAP_NBD),
@@ -132,12 +168,16 @@ const VIRTIO_QCOW2: InQemu = InQemu { attach: Attach::Virtio, image: Image::Qcow
 const VIRTIO_OVERLAY: InQemu = InQemu { attach: Attach::Virtio, image: Image::Overlay };
 const LOOP_ON_UBD: Inside = inside(&ubd::Ubd, Inner::Loop { direct: false });
 const QSD_LVM: Inside = inside(&QSD, Inner::Linear);
-const QSD_SNAPSHOT: Inside = inside(&QSD, Inner::Snapshot);
+const QSD_SNAPSHOT: Inside = inside(&QSD, Inner::ORIGIN);
+const QSD_SNAPSHOT_64K: Inside = inside(&QSD, Inner::Snapshot { chunk: 128, itself: false });
+const QSD_SNAPSHOT_ITSELF: Inside = inside(&QSD, Inner::Snapshot { chunk: 8, itself: true });
 const QSD_THIN: Inside = inside(&QSD, Inner::Thin);
 const VM_LOOP: Inside = inside(&VIRTIO, Inner::Loop { direct: false });
 const VM_LOOP_DIRECT: Inside = inside(&VIRTIO, Inner::Loop { direct: true });
 const VM_LVM: Inside = inside(&VIRTIO, Inner::Linear);
-const VM_SNAPSHOT: Inside = inside(&VIRTIO, Inner::Snapshot);
+const VM_SNAPSHOT: Inside = inside(&VIRTIO, Inner::ORIGIN);
+const VM_SNAPSHOT_64K: Inside = inside(&VIRTIO, Inner::Snapshot { chunk: 128, itself: false });
+const VM_SNAPSHOT_ITSELF: Inside = inside(&VIRTIO, Inner::Snapshot { chunk: 8, itself: true });
 const VM_THIN: Inside = inside(&VIRTIO, Inner::Thin);
 
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
@@ -209,6 +249,7 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Vm, "ringtap-luks", &["ringtap-vhost"]),
     (Stage::Vm, "lvm-snapshot", &["lvm"]),
     (Stage::Vm, "loop", &["lvm"]),
+    (Stage::Host, "lvm-snapshot", &["lvm"]),
     (Stage::Host, "ringtap-fuse", &["loop-direct"]),
     (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
     (Stage::TwoGuests, "ringtap-vhost", &["qsd-vhost", "loop", "lvm"]),

@@ -40,7 +40,7 @@ impl Backend for Loop {
                 said: String::new(),
             });
         }
-        Ok(Served { access: Access::Block(path), device: Some(device), server: None, mount: None })
+        Ok(Served { device: Some(device), ..Served::reached(Access::Block(path)) })
     }
 
     fn cached(&self) -> bool {

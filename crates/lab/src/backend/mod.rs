@@ -3,6 +3,7 @@
 pub mod absent;
 mod catalogue;
 pub mod loopdev;
+pub mod mapper;
 pub mod native;
 pub mod nbdkit;
 pub mod qemu;
@@ -10,6 +11,7 @@ pub mod ringtap;
 pub mod ubd;
 pub mod ublk;
 pub mod vm;
+pub mod volume;
 
 pub use catalogue::{CATALOGUE, PEERS};
 
@@ -94,10 +96,30 @@ pub enum Inner {
     },
     /// device-mapper's linear target: what an LVM linear volume is.
     Linear,
-    /// The origin of a classic snapshot that was taken just before each workload: chunks of 4 KiB, LVM's default.
-    Snapshot,
+    /// A volume with a classic snapshot that was taken just before each workload.
+    Snapshot {
+        /// Sectors of 512 bytes of a chunk; LVM's default is 8.
+        chunk: u64,
+        /// The workloads use the snapshot itself, and not its origin.
+        itself: bool,
+    },
     /// A thin volume, all of it written once: chunks of 64 KiB, LVM's default.
     Thin,
+}
+
+impl Inner {
+    /// The origin of a snapshot as LVM makes it unless told otherwise.
+    pub const ORIGIN: Inner = Inner::Snapshot { chunk: 8, itself: false };
+
+    /// Whether it is a snapshot or has one.
+    pub fn is_snapshot(self) -> bool {
+        matches!(self, Inner::Snapshot { .. })
+    }
+
+    /// Whether device-mapper makes it.
+    pub fn is_volume(self) -> bool {
+        !matches!(self, Inner::None | Inner::Loop { .. })
+    }
 }
 
 /// How a backend's disk will be reached, known before it is started.
@@ -137,6 +159,8 @@ pub struct Context<'a> {
 pub struct Served {
     /// How the disk is reached.
     pub access: Access,
+    /// The volume, where there is one: it goes before all others.
+    pub volume: Option<volume::Mapped>,
     /// The loop device, where there is one: it goes before what it lies on.
     pub device: Option<loopdev::LoopDevice>,
     /// The server, where there is one.
@@ -147,16 +171,17 @@ pub struct Served {
 
 impl Served {
     fn reached(access: Access) -> Served {
-        Served { access, device: None, server: None, mount: None }
+        Served { access, volume: None, device: None, server: None, mount: None }
     }
 
     fn by(server: Server, access: Access) -> Served {
-        Served { access, device: None, server: Some(server), mount: None }
+        Served { server: Some(server), ..Served::reached(access) }
     }
 
     /// Ends the serving and reports what went wrong with it.
     pub fn end(self) -> Result<()> {
-        let Served { server, device, mount: _mount, .. } = self;
+        let Served { server, volume, device, mount: _mount, .. } = self;
+        volume.map_or(Ok(()), volume::Mapped::remove)?;
         device.map_or(Ok(()), loopdev::LoopDevice::detach)?;
         server.map_or(Ok(()), Server::stop)
     }

@@ -101,7 +101,7 @@ impl Backend for FuseLoop {
         std::fs::write(&note, device.path().as_os_str().as_encoded_bytes())
             .map_err(Error::file("write", &note))?;
         let access = Access::Block(device.path().to_owned());
-        Ok(Served { access, device: Some(device), server: Some(server), mount: Some(mount) })
+        Ok(Served { device: Some(device), mount: Some(mount), ..Served::by(server, access) })
     }
 
     fn remark(&self) -> Option<&'static str> {

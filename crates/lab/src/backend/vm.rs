@@ -71,7 +71,9 @@ impl Backend for Inside {
 
     fn missing(&self, env: &Env) -> Option<Missing> {
         self.base.missing(env).or_else(|| match self.inner {
-            Inner::Linear | Inner::Snapshot | Inner::Thin => env.program("dmsetup", "dmsetup"),
+            Inner::Linear | Inner::Snapshot { .. } | Inner::Thin => {
+                env.program("dmsetup", "dmsetup")
+            }
             Inner::None | Inner::Loop { .. } => None,
         })
     }

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::ranking::{self, Durability};
-use super::{findings, ledger};
+use super::svg::Point;
+use super::{columns, findings, ledger};
 use crate::backend;
 use crate::run::folder::{Arm, Record};
 use crate::sample::{Metric, Sample, Stage, Value, twin};
@@ -119,13 +120,13 @@ pub struct Analysis {
     /// What others have published, asked again.
     pub findings: Vec<findings::Finding>,
     /// bonnie++'s columns, Ringtap beside the best.
-    pub columns: Vec<findings::Column>,
+    pub columns: Vec<columns::Column>,
     /// All samples, in the order in which they were taken. `samples.jsonl` has them as well.
     #[serde(skip)]
     pub samples: Vec<Sample>,
 }
 
-/// A snapshot's life: (share of the chunks copied, bytes a second).
+/// A snapshot's life: write rate by the share of the chunks that are copied.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve {
     /// Where.
@@ -135,7 +136,7 @@ pub struct Curve {
     /// Which workload.
     pub workload: String,
     /// Points.
-    pub points: Vec<(f64, f64)>,
+    pub points: Vec<Point>,
 }
 
 impl Analysis {
@@ -187,7 +188,7 @@ impl Analysis {
         }
         analysis.decide(&pairs, &logs);
         analysis.findings = findings::findings(&analysis);
-        analysis.columns = findings::columns(&analysis);
+        analysis.columns = columns::columns(&analysis);
         analysis
     }
 
@@ -487,10 +488,12 @@ fn curves(run: &Record, samples: &[Sample]) -> Vec<Curve> {
                 .curve
                 .iter()
                 .enumerate()
-                .filter_map(|(at, (x, _))| {
+                .filter_map(|(at, (share, _))| {
                     let values: Vec<f64> =
                         of.iter().filter_map(|s| s.curve.get(at).map(|point| point.1)).collect();
-                    Some((*x, stats::median(&values)?))
+                    let logs: Vec<f64> = values.iter().map(|value| value.ln()).collect();
+                    let interval = interval::sign(&logs).map(|i| (i.low, i.high));
+                    Some(Point { share: *share, rate: stats::median(&values)?, interval })
                 })
                 .collect();
             list.push(Curve {

@@ -56,7 +56,7 @@ fn columns(analysis: &Analysis) -> Markup {
                         td.n data-v=(column.ours.map_or_else(String::new, |v| v.value.to_string())) { (column.ours.map_or_else(|| "–".into(), |v| format::value(v, unit))) }
                         td.n data-v=(column.ratio.map_or_else(String::new, |r| r.0.to_string())) { (column.ratio.map_or_else(|| "–".into(), |r| format::digits(r.0))) }
                         td.n { (format::interval(column.ratio.and_then(|r| r.1))) }
-                        td { (column.words) }
+                        td.prose { (column.words) }
                     } } }
                 } }
             }
@@ -83,7 +83,7 @@ pub fn answers(analysis: &Analysis) -> Markup {
             ul { @for line in lines { li { (line) } } }
         }
         @if !answers.is_empty() {
-            p.soft.small { "Best means the best median among backends that go to the disk and flush when asked. \u{201c}Not told apart\u{201d} is one comparison at 95 %, not guarded for the whole table; the verdicts below are." }
+            p.soft.small { "Best means the best median among backends that go to the disk and flush when asked. \u{201c}Not told apart\u{201d} is one comparison at 95 %, or a difference within 3 %; it is not guarded for the whole table, as the verdicts below are." }
         }
     }
 }
@@ -92,7 +92,7 @@ pub fn answers(analysis: &Analysis) -> Markup {
 pub fn heat(analysis: &Analysis) -> Markup {
     html! {
         h2 { "Times the best" }
-        p.soft.small { "1 is the best of those ranked; 0.50 is half as good. Sort by a column with a click, or with Enter on its head." }
+        p.soft.small { "1 is the best of those ranked; 0.50 is half as good. In italics: not ranked, because the backend goes through a page cache or does not flush, or because the device saw less than half of the bytes that were asked for. Sort by a column with a click, or with Enter on its head." }
         @for (stage, arms) in analysis.stages() { (heat_of(analysis, stage, &arms)) }
     }
 }
@@ -126,7 +126,8 @@ fn heat_of(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
             tbody { @for (group, arm) in rows { tr {
                 td.name title=(arm.title) { (arm.name) }
                 @for ((workload, metric), best) in columns.iter().zip(&bests) {
-                    (heat_cell(ranking::cell(analysis, arm, workload, *metric, *best), *metric, group))
+                    @let cached = ranking::from_cache(analysis, arm, workload);
+                    (heat_cell(ranking::cell(analysis, arm, workload, *metric, *best), *metric, group, cached))
                 }
                 td.word { @match group {
                     Group::Durable => "yes",
@@ -138,7 +139,8 @@ fn heat_of(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
     }
 }
 
-fn heat_cell(cell: Option<Cell>, metric: Metric, group: Group) -> Markup {
+/// `cached`: so little of what was asked for reached the device that it was a cache.
+fn heat_cell(cell: Option<Cell>, metric: Metric, group: Group, cached: Option<f64>) -> Markup {
     let Some(cell) = cell else { return html! { td.n data-v="" { "–" } } };
     let value = format::value(cell.median, metric.unit());
     let Some(share) = cell.share else {
@@ -146,8 +148,12 @@ fn heat_cell(cell: Option<Cell>, metric: Metric, group: Group) -> Markup {
     };
     // Eleven steps from a tenth of the best to the best.
     let step = (share.clamp(0.1, 1.0).log10() * 10.0 + 10.0).round() as u32;
-    let class = if group == Group::Durable { format!("n heat{step}") } else { "n apart".into() };
-    html! { td class=(class) data-v=(format!("{share:.4}")) title=(value) { (format::digits(share)) } }
+    let ranked = group == Group::Durable && cached.is_none();
+    let class = if ranked { format!("n heat{step}") } else { "n apart".into() };
+    let why = cached.map_or_else(String::new, |share| {
+        format!("; a cache: the device saw {} % of the bytes", format::digits(share * 100.0))
+    });
+    html! { td class=(class) data-v=(format!("{share:.4}")) title=(format!("{value}{why}")) { (format::digits(share)) } }
 }
 
 /// What the flushes showed.
@@ -165,8 +171,8 @@ pub fn durability(analysis: &Analysis) -> Markup {
                     thead { tr { th { "stage" } th { "does not pass flushes on" } th.n { "flushes per fsync" } th { "counted" } th { "what that means" } } }
                     tbody { @for check in &lies { tr {
                         td { (check.stage.name()) } td.name { (check.arm) } td.n { (format::digits(check.flushes)) }
-                        td { (check.note) }
-                        td { "an fsync that has ended may still be lost in a power cut; not ranked with the others" }
+                        td.prose { (check.note) }
+                        td.prose { "an fsync that has ended may still be lost in a power cut; not ranked with the others" }
                     } } }
                 } } }
             }

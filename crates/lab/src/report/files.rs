@@ -7,6 +7,7 @@ use super::analysis::{Analysis, reference};
 use super::{format, ranking, state_in_words, words};
 use crate::error::{Error, Result};
 use crate::run::folder::replace;
+use crate::sample::Unit;
 
 /// Writes all of them.
 pub fn write(run: &Path, analysis: &Analysis) -> Result<()> {
@@ -131,6 +132,7 @@ pub fn markdown(analysis: &Analysis) -> String {
         }
         text.push('\n');
     }
+    stalls(&mut text, analysis);
     let skipped = words::skipped(&run.skipped);
     if !skipped.is_empty() {
         text += "## Not run here\n\n";
@@ -143,6 +145,29 @@ pub fn markdown(analysis: &Analysis) -> String {
         }
     }
     text
+}
+
+fn stalls(text: &mut String, analysis: &Analysis) {
+    let mut stalled = analysis.samples.iter().filter(|sample| !sample.stalls.is_empty()).peekable();
+    if stalled.peek().is_none() {
+        return;
+    }
+    *text += "## Stalls: over 100 ms without an answer\n\n| stage | backend | workload | round | at | lasted | what stood still |\n|---|---|---|---|---|---|---|\n";
+    for (sample, stall) in stalled.flat_map(|sample| sample.stalls.iter().map(move |s| (sample, s)))
+    {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} s | {} | {} |",
+            sample.stage,
+            sample.arm,
+            sample.workload,
+            sample.round + 1,
+            format::digits(stall.at),
+            format::number(stall.seconds * 1e9, Unit::Nanoseconds),
+            words::still(stall.layer)
+        );
+    }
+    text.push('\n');
 }
 
 /// Every number of every sample, a line each.

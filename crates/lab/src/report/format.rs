@@ -2,9 +2,9 @@
 
 use super::analysis::Row;
 use crate::sample::{Unit, Value};
-use crate::stats::Verdict;
+use crate::stats::{FEWEST_ROUNDS, Verdict};
 
-/// A value with its unit: `179 k`, `1.2 GB/s`, `23.4 µs`, `≥ 524 MB/s`.
+/// A value with its unit: `179 k/s`, `1.2 GB/s`, `23.4 µs`, `≥ 524 MB/s`.
 pub fn value(value: Value, unit: Unit) -> String {
     let bound = if value.at_least { "≥ " } else { "" };
     format!("{bound}{}", number(value.value, unit))
@@ -13,7 +13,7 @@ pub fn value(value: Value, unit: Unit) -> String {
 /// A number with its unit.
 pub fn number(number: f64, unit: Unit) -> String {
     match unit {
-        Unit::PerSecond => scaled(number, &[(1e6, " M"), (1e3, " k"), (1.0, "")]),
+        Unit::PerSecond => scaled(number, &[(1e6, " M/s"), (1e3, " k/s"), (1.0, "/s")]),
         Unit::BytesPerSecond => {
             scaled(number, &[(1e9, " GB/s"), (1e6, " MB/s"), (1e3, " kB/s"), (1.0, " B/s")])
         }
@@ -73,9 +73,13 @@ pub fn verdict(row: &Row) -> String {
         Verdict::Faster => "faster".into(),
         Verdict::Slower => "slower".into(),
         Verdict::Equivalent { margin } => format!("equivalent (±{} %)", digits(margin * 100.0)),
-        Verdict::Unresolved { more: Some(more) } => format!("unresolved (+{more} rounds)"),
+        Verdict::Unresolved { more: Some(1) } => "unresolved (1 more round)".into(),
+        Verdict::Unresolved { more: Some(more) } => format!("unresolved ({more} more rounds)"),
         Verdict::Unresolved { more: None } => "unresolved (within the noise)".into(),
         Verdict::None if row.bound.is_some() => "bound only".into(),
+        Verdict::None if row.headline && row.interval.is_none() && row.rounds >= FEWEST_ROUNDS => {
+            "none: bounds in some rounds".into()
+        }
         Verdict::None => String::new(),
     }
 }
@@ -101,8 +105,8 @@ mod tests {
 
     #[test]
     fn units() {
-        assert_eq!(number(179_512.0, Unit::PerSecond), "180 k");
-        assert_eq!(number(144.5, Unit::PerSecond), "144");
+        assert_eq!(number(179_512.0, Unit::PerSecond), "180 k/s");
+        assert_eq!(number(144.5, Unit::PerSecond), "144/s");
         assert_eq!(number(1.2e9, Unit::BytesPerSecond), "1.20 GB/s");
         assert_eq!(number(23_400.0, Unit::Nanoseconds), "23.4 µs");
         assert_eq!(

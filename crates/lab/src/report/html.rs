@@ -5,7 +5,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::analysis::{Analysis, Row, reference};
 use super::{answer, facts, format, published, state_in_words, svg, table, words};
 use crate::run::folder::{Arm, State};
-use crate::sample::{Better, Metric, Stage};
+use crate::sample::{Better, Metric, Stage, Unit};
 use crate::stats::{FEWEST_ROUNDS, Method, Verdict};
 use crate::workload::Workload;
 
@@ -43,6 +43,7 @@ pub fn render(analysis: &Analysis) -> String {
                     @for (stage, arms) in analysis.stages() { (stage_section(analysis, stage, &arms)) }
                     (peers(analysis))
                     (troubles(analysis))
+                    (facts::stalls(analysis))
                     (facts::ledger(analysis))
                     (all_comparisons(analysis))
                     (facts::samples(analysis))
@@ -101,8 +102,8 @@ fn curves(analysis: &Analysis, stage: Stage) -> Markup {
             section.card {
                 h3 { "The life of a snapshot: write rate by the share of chunks that are copied" }
                 figure {
-                    figcaption { "median of the rounds; the last point is the second pass, with nothing left to copy" }
-                    (svg::curves("snapshot life", &curves))
+                    figcaption { "median of the rounds with its 95 % interval; the last point is the second pass, with nothing left to copy" }
+                    (svg::curves("snapshot life", "share of the chunks that are copied", "writes, bytes a second", &curves))
                 }
             }
         }
@@ -156,27 +157,37 @@ fn workload_card(
             div.charts {
                 figure {
                     figcaption { "median of the rounds" (less) "; dots: rounds; whisker: 95 % interval" }
-                    (svg::bars(workload.title, metric.unit(), &bars))
+                    (svg::bars(workload.title, &axis(metric), metric.unit(), &bars))
                 }
                 @if !latency.is_empty() {
                     figure {
-                        figcaption { "latency: p50, p99, p99.9 (large to small dot), logarithmic" }
-                        (svg::latency("latency", &latency))
+                        figcaption { "latency: p50, p99, p99.9 (large to small dot), medians of the rounds; less is better" }
+                        (svg::latency("latency", "time of one I/O, logarithmic", &latency))
                     }
                 }
                 @if !cost.is_empty() {
                     figure {
                         figcaption {
-                            "CPU seconds per " (per) ": "
+                            "CPU time, less is better: "
                             span.key.server {} " server " span.key.client {} " client or guest " span.key.kernel {} " kernel threads"
                         }
-                        (svg::cost("CPU time", &cost))
+                        (svg::cost("CPU time", &format!("CPU seconds for a {per}"), &cost))
                     }
                 }
             }
             div.scroll { (workload_table(analysis, stage, arms, workload, metric, reference)) }
         }
     }
+}
+
+/// What a metric's axis measures.
+fn axis(metric: Metric) -> String {
+    let of = match metric.unit() {
+        Unit::CpuPerMillion => " (CPU seconds for a million I/Os)",
+        Unit::CpuPerGib => " (CPU seconds for a GiB)",
+        _ => "",
+    };
+    format!("{}{of}", metric.title())
 }
 
 fn workload_table(
@@ -196,7 +207,7 @@ fn workload_table(
                 th.n { "× " (reference) }
                 th.n title="the interval that decides" { "95 %" }
                 th { "verdict" }
-                @for (title, _) in &columns { th.n { (title) } }
+                @for (title, of) in &columns { th.n title=(axis(*of)) { (title) } }
                 th.n { "rounds" }
             } }
             tbody {
@@ -370,7 +381,7 @@ fn troubles(analysis: &Analysis) -> Markup {
             h2 { "What cannot run here" }
             div.card { div.scroll { table {
                 thead { tr { th { "what" } th { "why" } th { "what would help" } } }
-                tbody { @for (what, missing) in skipped { tr { td { (what) } td { (missing.reason) } td { (missing.remedy) } } } }
+                tbody { @for (what, missing) in skipped { tr { td.prose { (what) } td.prose { (missing.reason) } td.prose { (missing.remedy) } } } }
             } } }
         }
     }
@@ -381,7 +392,7 @@ fn all_comparisons(analysis: &Analysis) -> Markup {
     html! {
         @if !rows.is_empty() {
             h2 { "Every comparison" }
-            details {
+            details.raw {
                 summary { (rows.len()) " rows; metrics that are no headline have intervals of their own and no verdict" }
                 div.scroll { (comparison_table(&rows, true)) }
             }
@@ -424,9 +435,12 @@ fn method(analysis: &Analysis) -> Markup {
             li { "Claims hold for the whole table at once with 95 % (Westfall and Young's step-down, flipping whole rounds). Holm's p-values stand beside it; with few rounds Holm cannot decide anything in a table this wide." }
             li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
             li { "Percentiles are shown only where at least 100 I/Os of a run lie beyond them; runs are combined by the median." }
-            li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran. In the guest stage the client is the whole guest, seen from outside." }
+            li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran; the kernel counts it by ticks and without what a hypervisor stole, the others by clock. In the guest stage the client is the whole guest, seen from outside." }
             li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven by ringtap load, another client: compare them with each other first." }
+            li { "A number is called disk speed by the ledger alone: where the device saw less than half of the bytes asked for, it is a cache's and not ranked." }
+            li { "While a load by schedule runs, the lab looks every 10 ms who works and who waits; a gap over 100 ms is put down to the layer that took half of it." }
             li { "Writes are not flushed, except in the dsync test. dd's 1 GiB write includes the time to read 1 GiB of zeros." }
+            li { "Everything here is made of run.json and samples.jsonl; " code { "ringtap report FOLDER" } " makes it again, with every interval and verdict." }
         }
     }
 }
@@ -471,7 +485,7 @@ fn machine(analysis: &Analysis) -> Markup {
             thead { tr { th { "arm" } th { "what" } } }
             tbody { @for arm in &run.arms { tr {
                 td.name { (arm.stage.name()) " " (arm.name) }
-                td {
+                td.prose {
                     (arm.title)
                     @if let Some(remark) = &arm.remark { p.soft.small { (remark) } }
                     @if let Some(command) = &arm.command { pre { (command) } }

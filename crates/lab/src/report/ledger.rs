@@ -3,11 +3,13 @@
 use serde::Serialize;
 
 use crate::run::folder::Record;
-use crate::sample::{Layer, Ledger, Metric, Sample, Stage};
+use crate::sample::{Layer, Ledger, Metric, Moved, Sample, Stage};
 use crate::stats::median;
 
 /// A share above which a resource counts as used up.
 const FULL: f64 = 0.85;
+/// Where the device saw less than this share of what the program asked for, a cache was measured and not the disk.
+pub const CACHE: f64 = 0.5;
 /// Waiting for memory hurts long before it takes all the time.
 const SCARCE: f64 = 0.1;
 
@@ -53,9 +55,16 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Row> {
                     flushes: middle(&|l| get(l).map(|layer| layer.flushes))?,
                 })
             };
+            let moved = || {
+                Some(Moved {
+                    read: middle(&|l| l.server.map(|moved| moved.read))?,
+                    written: middle(&|l| l.server.map(|moved| moved.written))?,
+                })
+            };
             let ledger = Ledger {
                 program: middle(&|l| l.program),
                 disk: layer(&|l| l.disk),
+                server: moved(),
                 device: layer(&|l| l.device),
                 device_busy: middle(&|l| l.device_busy),
                 server_thread: middle(&|l| l.server_thread),

@@ -3,6 +3,7 @@
 pub mod across;
 pub mod analysis;
 mod answer;
+pub mod columns;
 mod facts;
 pub mod files;
 pub mod findings;

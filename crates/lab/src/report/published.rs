@@ -121,6 +121,6 @@ mod tests {
         assert_eq!((loops.len(), all[0].rows[2][2].as_str()), (13, "5.18"));
         assert_eq!(all[0].rows[2][6], "≤ 0.016");
         assert!(all[3].rows[0][2].contains("slowest 1.20 s"), "{:?}", all[3].rows[0]);
-        assert_eq!((loops[5].as_str(), loops[6].as_str()), ("960 MB/s (86 %)", "≥ 16.0 k"));
+        assert_eq!((loops[5].as_str(), loops[6].as_str()), ("960 MB/s (86 %)", "≥ 16.0 k/s"));
     }
 }

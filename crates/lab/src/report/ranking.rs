@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::analysis::{Analysis, Series, reference};
-use super::format;
+use super::{format, ledger};
 use crate::run::folder::Arm;
 use crate::sample::{Better, Metric, Sample, Stage, Value, twin};
-use crate::stats::{Paired, median};
+use crate::stats::{Paired, median, verdict};
 use crate::workload::durability::DURABLE;
 use crate::workload::{Kind, Workload};
 
@@ -72,6 +72,20 @@ pub fn group(analysis: &Analysis, arm: &Arm) -> Group {
     }
 }
 
+/// Whether an arm's number of a workload may be ranked: its group is durable, and the ledger does not show a cache.
+fn is_ranked(analysis: &Analysis, arm: &Arm, workload: &Workload) -> bool {
+    group(analysis, arm) == Group::Durable && from_cache(analysis, arm, workload).is_none()
+}
+
+/// The share of what the program asked for that the device saw, where that is so little that a cache was measured.
+pub fn from_cache(analysis: &Analysis, arm: &Arm, workload: &Workload) -> Option<f64> {
+    let of = |row: &&ledger::Row| {
+        row.stage == arm.stage && row.arm == arm.name && row.workload == workload.name
+    };
+    let row = analysis.ledger.iter().find(of)?;
+    ledger::reaches_disk(&row.ledger).filter(|share| *share < ledger::CACHE)
+}
+
 /// What an arm reached beside the best of those ranked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
@@ -92,8 +106,7 @@ pub fn best<'a>(
         .run
         .arms
         .iter()
-        .filter(|arm| arm.stage == stage && group(analysis, arm) == Group::Durable)
-        .filter(|arm| !is_twin(arm))
+        .filter(|arm| arm.stage == stage && !is_twin(arm) && is_ranked(analysis, arm, workload))
         .filter_map(|arm| Some((arm, analysis.median(stage, &arm.name, workload.name, metric)?)))
         .filter(|(_, value)| value.value > 0.0)
         .reduce(|a, b| {
@@ -163,7 +176,7 @@ fn answer(
     let mut ranked = 0;
     let mut next: Option<(&str, f64, (f64, f64))> = None;
     for arm in arms.iter().filter(|arm| arm.name != first.name && !is_twin(arm)) {
-        if group(analysis, arm) != Group::Durable {
+        if !is_ranked(analysis, arm, workload) {
             continue;
         }
         let Some(paired) = compared(arm) else { continue };
@@ -173,7 +186,8 @@ fn answer(
         if next.is_none_or(|(_, known, _)| ratio < known) {
             next = Some((arm.name.as_str(), ratio, (interval.low, interval.high)));
         }
-        if interval.low <= 1.0 {
+        // Neither told apart nor, where it is, by more than what counts as equal.
+        if interval.low <= 1.0 || interval.high <= 1.0 + verdict::SMALLEST_MARGIN {
             alike.push(arm.name.as_str());
         }
     }
@@ -213,7 +227,11 @@ fn answer(
     ))
 }
 
+/// A program's name stays as it is.
 fn capital(text: &str) -> String {
+    if ["dd", "bonnie++", "find", "fio"].iter().any(|name| text.starts_with(name)) {
+        return text.to_owned();
+    }
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }

@@ -1,6 +1,7 @@
 //! Charts as inline SVG. Colours are classes, so that the page's light and dark themes reach them.
 
 use maud::{Markup, html};
+use serde::Serialize;
 
 use super::format;
 use crate::sample::{Unit, Value};
@@ -9,7 +10,11 @@ const WIDTH: f64 = 500.0;
 const LABEL: f64 = 122.0;
 const ROOM: f64 = 74.0;
 const ROW: f64 = 26.0;
-const AXIS: f64 = 22.0;
+/// Labels of ticks, and the axis's title below them.
+const AXIS: f64 = 38.0;
+/// From a chart's lower edge to the labels of its ticks, and to the title.
+const TICKS: f64 = 22.0;
+const TITLE: f64 = 5.0;
 
 /// A bar: a median with the interval around it and the rounds behind it.
 #[derive(Clone, Debug)]
@@ -26,8 +31,8 @@ pub struct Bar<'a> {
     pub rounds: Vec<f64>,
 }
 
-/// Horizontal bars from zero.
-pub fn bars(title: &str, unit: Unit, bars: &[Bar<'_>]) -> Markup {
+/// Horizontal bars from zero; `axis` says what they measure.
+pub fn bars(title: &str, axis: &str, unit: Unit, bars: &[Bar<'_>]) -> Markup {
     let ends = bars.iter().flat_map(|bar| bar.rounds.iter().copied().chain([bar.median.value]));
     let largest = ends.fold(0.0, f64::max).max(f64::MIN_POSITIVE);
     let ticks = linear_ticks(largest);
@@ -38,8 +43,9 @@ pub fn bars(title: &str, unit: Unit, bars: &[Bar<'_>]) -> Markup {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             @for tick in &ticks {
                 line class="grid" x1=(n(x(*tick))) x2=(n(x(*tick))) y1="0" y2=(n(height - AXIS)) {}
-                text class="tick" x=(n(x(*tick))) y=(n(height - 6.0)) text-anchor="middle" { (tick_label(*tick, unit)) }
+                text class="tick" x=(n(x(*tick))) y=(n(height - TICKS)) text-anchor="middle" { (tick_label(*tick, unit)) }
             }
+            (axis_title(axis, height))
             @for (at, bar) in bars.iter().enumerate() {
                 @let top = ROW * at as f64;
                 @let middle = top + ROW / 2.0;
@@ -75,7 +81,7 @@ pub struct Latency<'a> {
 }
 
 /// Percentiles on a logarithmic axis.
-pub fn latency(title: &str, arms: &[Latency<'_>]) -> Markup {
+pub fn latency(title: &str, axis: &str, arms: &[Latency<'_>]) -> Markup {
     let values = || arms.iter().flat_map(|arm| arm.points.iter().map(|point| point.1));
     let low = values().fold(f64::INFINITY, f64::min).max(1.0).log10() - 0.08;
     let high = values().fold(1.0, f64::max).log10() + 0.08;
@@ -87,8 +93,9 @@ pub fn latency(title: &str, arms: &[Latency<'_>]) -> Markup {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             @for tick in log_ticks(low, high) {
                 line class="grid" x1=(n(x(tick))) x2=(n(x(tick))) y1="0" y2=(n(height - AXIS)) {}
-                text class="tick" x=(n(x(tick))) y=(n(height - 6.0)) text-anchor="middle" { (tick_label(tick, Unit::Nanoseconds)) }
+                text class="tick" x=(n(x(tick))) y=(n(height - TICKS)) text-anchor="middle" { (tick_label(tick, Unit::Nanoseconds)) }
             }
+            (axis_title(axis, height))
             @for (at, arm) in arms.iter().enumerate() {
                 @let middle = ROW * at as f64 + ROW / 2.0;
                 text class="label" x=(n(LABEL - 8.0)) y=(n(middle + 4.0)) text-anchor="end" { (arm.label) }
@@ -115,7 +122,7 @@ pub struct Cost<'a> {
 }
 
 /// Stacked bars.
-pub fn cost(title: &str, arms: &[Cost<'_>]) -> Markup {
+pub fn cost(title: &str, axis: &str, arms: &[Cost<'_>]) -> Markup {
     let sum = |arm: &Cost<'_>| arm.parts.iter().map(|part| part.1).sum::<f64>();
     let largest = arms.iter().map(sum).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
     let ticks = linear_ticks(largest);
@@ -126,8 +133,9 @@ pub fn cost(title: &str, arms: &[Cost<'_>]) -> Markup {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             @for tick in &ticks {
                 line class="grid" x1=(n(x(*tick))) x2=(n(x(*tick))) y1="0" y2=(n(height - AXIS)) {}
-                text class="tick" x=(n(x(*tick))) y=(n(height - 6.0)) text-anchor="middle" { (tick_label(*tick, Unit::CpuPerMillion)) }
+                text class="tick" x=(n(x(*tick))) y=(n(height - TICKS)) text-anchor="middle" { (tick_label(*tick, Unit::CpuPerMillion)) }
             }
+            (axis_title(axis, height))
             @for (at, arm) in arms.iter().enumerate() {
                 @let top = ROW * at as f64;
                 text class="label" x=(n(LABEL - 8.0)) y=(n(top + ROW / 2.0 + 4.0)) text-anchor="end" { (arm.label) }
@@ -145,25 +153,40 @@ pub fn cost(title: &str, arms: &[Cost<'_>]) -> Markup {
     }
 }
 
-/// A line through points: shares of 0 to 1, and bytes a second.
+/// A point of a curve: a median with its interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// A share, 0 to 1.
+    pub share: f64,
+    /// Bytes a second.
+    pub rate: f64,
+    /// 95 % interval of `rate`, from six rounds on.
+    pub interval: Option<(f64, f64)>,
+}
+
+/// A line through points.
 #[derive(Clone, Debug)]
 pub struct Curve<'a> {
     /// The arm.
     pub label: &'a str,
-    /// Points, in rising order of share.
-    pub points: &'a [(f64, f64)],
+    /// In rising order of share.
+    pub points: &'a [Point],
 }
 
 /// Lines over a share, from zero.
-pub fn curves(title: &str, curves: &[Curve<'_>]) -> Markup {
-    const HEIGHT: f64 = 240.0;
-    const LEFT: f64 = 70.0;
-    let largest = curves.iter().flat_map(|c| c.points.iter().map(|p| p.1)).fold(0.0, f64::max);
+pub fn curves(title: &str, across: &str, up: &str, curves: &[Curve<'_>]) -> Markup {
+    const HEIGHT: f64 = 260.0;
+    const LEFT: f64 = 82.0;
+    const TOP: f64 = 10.0;
+    let tops =
+        curves.iter().flat_map(|c| c.points.iter().map(|p| p.interval.map_or(p.rate, |i| i.1)));
+    let largest = tops.fold(0.0, f64::max);
     let ticks = linear_ticks(largest.max(f64::MIN_POSITIVE));
     let top = ticks.last().copied().unwrap_or(1.0).max(largest);
-    let x = |share: f64| LEFT + (WIDTH - LEFT - 20.0) * share;
-    let y = |value: f64| HEIGHT - AXIS - (HEIGHT - AXIS - 8.0) * value / top.max(f64::MIN_POSITIVE);
+    let x = |share: f64| LEFT + (WIDTH - LEFT - 24.0) * share;
+    let y = |value: f64| HEIGHT - AXIS - (HEIGHT - AXIS - TOP) * value / top.max(f64::MIN_POSITIVE);
     let height = HEIGHT + 18.0 * curves.len() as f64;
+    let middle = (HEIGHT - AXIS + TOP) / 2.0;
     html! {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             @for tick in &ticks {
@@ -171,14 +194,21 @@ pub fn curves(title: &str, curves: &[Curve<'_>]) -> Markup {
                 text class="tick" x=(n(LEFT - 6.0)) y=(n(y(*tick) + 4.0)) text-anchor="end" { (tick_label(*tick, Unit::BytesPerSecond)) }
             }
             @for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
-                text class="tick" x=(n(x(share))) y=(n(HEIGHT - 6.0)) text-anchor="middle" { (format!("{:.0} %", share * 100.0)) }
+                text class="tick" x=(n(x(share))) y=(n(HEIGHT - TICKS)) text-anchor="middle" { (format!("{:.0} %", share * 100.0)) }
             }
+            (axis_title(across, HEIGHT))
+            text class="tick" x="12" y=(n(middle)) text-anchor="middle" transform=(format!("rotate(-90 12 {})", n(middle))) { (up) }
             @for (at, curve) in curves.iter().enumerate() {
-                @let path: Vec<String> = curve.points.iter().map(|(share, value)| format!("{},{}", n(x(*share)), n(y(*value)))).collect();
+                @for point in curve.points {
+                    @if let Some((low, high)) = point.interval {
+                        line class=(format!("line thin c{}", at % 5)) x1=(n(x(point.share))) x2=(n(x(point.share))) y1=(n(y(low))) y2=(n(y(high))) {}
+                    }
+                }
+                @let path: Vec<String> = curve.points.iter().map(|p| format!("{},{}", n(x(p.share)), n(y(p.rate)))).collect();
                 polyline class=(format!("line c{}", at % 5)) points=(path.join(" ")) {}
-                @for (share, value) in curve.points {
-                    circle class=(format!("c{}d", at % 5)) cx=(n(x(*share))) cy=(n(y(*value))) r="3" {
-                        title { (curve.label) ": " (format::number(*value, Unit::BytesPerSecond)) " at " (format!("{:.0} %", share * 100.0)) }
+                @for point in curve.points {
+                    circle class=(format!("c{}d", at % 5)) cx=(n(x(point.share))) cy=(n(y(point.rate))) r="3" {
+                        title { (curve.label) ": " (format::number(point.rate, Unit::BytesPerSecond)) " at " (format!("{:.0} %", point.share * 100.0)) }
                     }
                 }
                 @let row = HEIGHT + 18.0 * at as f64 + 10.0;
@@ -186,6 +216,13 @@ pub fn curves(title: &str, curves: &[Curve<'_>]) -> Markup {
                 text class="label" x=(n(LEFT + 14.0)) y=(n(row)) { (curve.label) }
             }
         }
+    }
+}
+
+/// What an axis measures, below its ticks.
+fn axis_title(words: &str, height: f64) -> Markup {
+    html! {
+        text class="tick" x=(n((LABEL + WIDTH - ROOM) / 2.0)) y=(n(height - TITLE)) text-anchor="middle" { (words) }
     }
 }
 
@@ -201,7 +238,7 @@ fn linear_ticks(largest: f64) -> Vec<f64> {
     (0..=5).map(|i| step * f64::from(i)).take_while(|tick| *tick < largest + step * 0.999).collect()
 }
 
-/// Powers of ten between the two exponents, and their doubles and fives where there are few.
+/// Powers of ten between the two exponents, and steps between them where there are few.
 fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let within = |steps: &[f64]| -> Vec<f64> {
         (low.floor() as i32..=high.ceil() as i32)
@@ -210,7 +247,11 @@ fn log_ticks(low: f64, high: f64) -> Vec<f64> {
             .collect()
     };
     let tens = within(&[1.0]);
-    if tens.len() >= 4 { tens } else { within(&[1.0, 2.0, 5.0]) }
+    if tens.len() >= 4 {
+        return tens;
+    }
+    let some = within(&[1.0, 2.0, 5.0]);
+    if some.len() >= 3 { some } else { within(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) }
 }
 
 fn tick_label(value: f64, unit: Unit) -> String {
@@ -244,13 +285,14 @@ mod tests {
             assert!(*ticks.last().unwrap() >= largest * 0.999, "{largest}: {ticks:?}");
         }
         assert_eq!(log_ticks(1.9, 3.1), [100.0, 200.0, 500.0, 1000.0]);
+        assert_eq!(log_ticks(0.82, 1.01), [7.0, 8.0, 9.0, 10.0]);
         assert_eq!(log_ticks(1.0, 5.0), [10.0, 100.0, 1000.0, 10_000.0, 100_000.0]);
     }
 
     #[test]
     fn axis_labels_lose_their_zeros() {
         assert_eq!(tick_label(2e9, Unit::BytesPerSecond), "2 GB/s");
-        assert_eq!(tick_label(2.5e6, Unit::PerSecond), "2.5 M");
-        assert_eq!(tick_label(100.0, Unit::PerSecond), "100");
+        assert_eq!(tick_label(2.5e6, Unit::PerSecond), "2.5 M/s");
+        assert_eq!(tick_label(100.0, Unit::PerSecond), "100/s");
     }
 }

@@ -5,14 +5,15 @@ use super::format;
 use super::ranking::{self, Group};
 use crate::env::Missing;
 use crate::run::folder::Skip;
-use crate::sample::Stage;
+use crate::sample::{Stage, Still};
 use crate::stats::Verdict;
 use crate::workload;
 
 /// What a stage is.
 pub fn stage(analysis: &Analysis, stage: Stage) -> String {
     let run = &analysis.run;
-    let known = run.stages.iter().find(|(of, _)| *of == stage).map(|(_, words)| words.clone());
+    let known =
+        run.stages.iter().find(|(of, _)| *of == stage).map(|(_, words)| without_folders(words));
     known.unwrap_or_else(|| match stage {
         Stage::Host => "this machine as it is".into(),
         Stage::Two => {
@@ -25,6 +26,28 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
         }
         Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
     })
+}
+
+/// The folders of a path in brackets are no reader's business.
+fn without_folders(words: &str) -> String {
+    let Some((before, rest)) = words.split_once("(/") else { return words.to_owned() };
+    let Some((path, after)) = rest.split_once(')') else { return words.to_owned() };
+    format!("{before}({}){after}", path.rsplit('/').next().unwrap_or(path))
+}
+
+/// What a stall was about.
+pub fn still(layer: Still) -> &'static str {
+    match layer {
+        Still::Unseen => "nobody looked",
+        Still::Hypervisor => "the hypervisor below this machine took its processors",
+        Still::Memory => "this machine's memory: tasks waited for it",
+        Still::Device => "the device: it had requests all the time",
+        Still::ServerWaits => "the server was ready and had no processor",
+        Still::Server => "the server was at work",
+        Still::ClientWaits => "the client was ready and had no processor",
+        Still::Client => "the client was at work",
+        Still::Nobody => "all slept: a timer, a lock, or a program that was stopped",
+    }
 }
 
 /// What was left out, with equal reasons put together: ("host ringtap-nbd, qemu-nbd: dd-throughput, bonnie", why).
@@ -115,5 +138,17 @@ fn sentence(analysis: &Analysis, row: &Row) -> Option<String> {
             ))
         }
         Verdict::Unresolved { .. } | Verdict::None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_named_by_its_file() {
+        let words = without_folders("QEMU (/root/.cache/x/vmlinuz-6.1.0), two CPUs (slow)");
+        assert_eq!(words, "QEMU (vmlinuz-6.1.0), two CPUs (slow)");
+        assert_eq!(without_folders("no path"), "no path");
     }
 }

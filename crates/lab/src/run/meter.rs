@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cost;
 use crate::process::Server;
-use crate::sample::{Layer, Ledger, Metric, Sample};
+use crate::sample::{Layer, Ledger, Metric, Moved, Sample};
 use crate::workload::Measured;
 
 /// Below this the machine's clock of 10 ms is too coarse for a cost.
@@ -19,6 +19,7 @@ pub struct Meter {
     server: Option<f64>,
     threads: HashMap<u32, f64>,
     client: Option<f64>,
+    moved: Option<(f64, f64)>,
     reaped: f64,
     machine: f64,
     steal: f64,
@@ -33,6 +34,7 @@ pub struct Spent {
     server: Option<f64>,
     thread: Option<f64>,
     client: Option<f64>,
+    moved: Option<Moved>,
     reaped: f64,
     machine: f64,
     steal: f64,
@@ -49,6 +51,8 @@ impl Meter {
             server: server.map(Server::cpu_seconds),
             threads: server.map(|server| cost::thread_seconds(server.pid())).unwrap_or_default(),
             client: client.map(cost::tree_cpu_seconds),
+            // Where no server is, the guest's own process serves its disk.
+            moved: server.map(Server::pid).or(client).and_then(cost::storage_bytes),
             reaped: cost::reaped_seconds(),
             machine: cost::machine_cpu_seconds(),
             steal: cost::steal_seconds(),
@@ -72,6 +76,10 @@ impl Meter {
             server: less(self.server, before.server),
             thread: self.server.map(|_| busiest),
             client: less(self.client, before.client),
+            moved: self.moved.zip(before.moved).map(|(now, then)| Moved {
+                read: (now.0 - then.0).max(0.0),
+                written: (now.1 - then.1).max(0.0),
+            }),
             reaped: self.reaped - before.reaped,
             machine: self.machine - before.machine,
             steal: self.steal - before.steal,
@@ -130,6 +138,7 @@ impl Spent {
         sample.ledger = Some(Ledger {
             program: measured.asked,
             disk: measured.disk,
+            server: self.moved,
             device: self.device.map(|device| device.0),
             device_busy: self.device.filter(|_| long).map(|d| (d.1 / self.seconds).clamp(0.0, 1.0)),
             server_thread: self.thread.filter(|_| long).map(|cpu| cpu / self.seconds),

@@ -6,6 +6,7 @@ pub mod meter;
 pub mod order;
 pub mod progress;
 pub mod scratch;
+pub mod watch;
 
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -26,6 +27,7 @@ use folder::{Arm, Folder, Record, Skip, State};
 use meter::Meter;
 use progress::Progress;
 use scratch::Scratch;
+use watch::Watch;
 
 /// An arm that runs: a backend under a name.
 #[derive(Clone, Debug)]
@@ -301,9 +303,13 @@ impl Runner<'_> {
         let began_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
         let before = Meter::read(server, client, self.device.as_deref());
+        let watch = matches!(place.workload.kind, Kind::Rated(_))
+            .then(|| Watch::start(server.map(Server::pid), client, self.device.as_deref()));
         let clock = Instant::now();
         let result = work();
         let seconds = clock.elapsed().as_secs_f64();
+        let gaps = result.as_ref().map_or(&[][..], |measured| &measured.gaps);
+        let stalls = watch.map(|watch| watch.explain(gaps)).unwrap_or_default();
         let spent = Meter::read(server, client, self.device.as_deref()).since(&before, seconds);
         let mut sample = place.sample();
         sample.began_ms = u64::try_from(began_ms).unwrap_or(0);
@@ -319,6 +325,7 @@ impl Runner<'_> {
                 );
                 sample.note = measured.note;
                 sample.curve = measured.curve;
+                sample.stalls = stalls;
             }
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(error) => sample.error = Some(error.to_string()),
@@ -435,6 +442,7 @@ impl Place<'_> {
             metrics: Default::default(),
             ledger: None,
             curve: Vec::new(),
+            stalls: Vec::new(),
             note: None,
             error: None,
         }

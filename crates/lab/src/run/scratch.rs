@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rustix::fs::{Advice, FlockOperation, fadvise, flock, statvfs};
 use tempfile::TempDir;
 
+use crate::backend::volume;
 use crate::error::{Error, Result};
 use crate::stop::Stop;
 
@@ -116,7 +117,7 @@ fn own(folder: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Removes what labs left in `parent` that were killed before they could: mounts, loop devices and folders that nobody
+/// Removes what labs left in `parent` that were killed before they could: mounts, volumes, loop devices and folders that nobody
 /// owns any more. Says what it removed. What cannot be removed is another user's.
 pub fn sweep(parent: &Path, grace: Duration) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
@@ -157,12 +158,13 @@ fn unmount_below(folder: &Path) {
     }
 }
 
-/// Detaches loop devices on files below a folder.
+/// Detaches loop devices on files below a folder, volumes on them first.
 fn detach_below(folder: &Path) {
     for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
         let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
         if Path::new(file.trim()).starts_with(folder) {
             let node = Path::new("/dev").join(entry.file_name());
+            volume::remove_above(&node);
             detach(&node);
         }
     }

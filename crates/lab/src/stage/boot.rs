@@ -6,7 +6,9 @@ use std::time::Duration;
 use ringtap_guest::{Aio, Cache, Drive, FORWARD_HOST, FORWARD_PORT, Guest as Machine, Qemu, Uml};
 
 use super::inside::Shell;
+use crate::backend::mapper::Parts;
 use crate::backend::vm::Attach;
+use crate::backend::volume::BESIDE;
 use crate::backend::{Access, Inner, Served};
 use crate::error::{Error, Result};
 use crate::process;
@@ -19,14 +21,8 @@ pub const UML_MEMORY: u64 = 512 << 20;
 pub const PC_MEMORY: u64 = 1 << 30;
 /// Queues of a vhost-user disk in a virtual PC.
 const QUEUES: u16 = 1;
-/// Bytes beside a thin volume for its metadata, and beside a snapshot for its table.
-pub const BESIDE: u64 = 64 << 20;
 /// What an ext4 needs beside the disk file that lies on it.
 pub const OVERHEAD: u64 = 96 << 20;
-/// Sectors of 512 bytes of a chunk: LVM's defaults.
-const SNAPSHOT_CHUNK: u64 = 8;
-const THIN_CHUNK: u64 = 128;
-
 /// An arm in a guest.
 pub struct Attached<'a> {
     /// The arm.
@@ -54,19 +50,29 @@ impl<'a> Attached<'a> {
 
     /// Brings a snapshot back to its first moment.
     pub fn refresh(&self, shell: &Shell<'_>) -> Result<()> {
-        if self.arm.entry.backend.inner() != Inner::Snapshot || self.device.is_err() {
-            return Ok(());
+        let script = self.parts().refresh(self.arm.entry.backend.inner());
+        match script.filter(|_| self.device.is_ok()) {
+            Some(script) => shell.run(&script, Duration::from_secs(60)).map(drop),
+            None => Ok(()),
         }
-        let n = self.position;
-        let chunk = SNAPSHOT_CHUNK;
-        let sectors = self.size / 512;
-        // A cow device whose first bytes are zero is a new one.
-        let script = format!(
-            "set -e\nexport DM_DISABLE_UDEV=1\ndmsetup remove --noudevsync snap{n} 2>/dev/null || true\n\
-             dd if=/dev/zero of=/dev/mapper/cow{n} bs=64k count=16 oflag=direct 2>/dev/null\n\
-             dmsetup create --noudevsync snap{n} --table '0 {sectors} snapshot /dev/mapper/real{n} /dev/mapper/cow{n} P {chunk}'"
-        );
-        shell.run(&script, Duration::from_secs(60)).map(drop)
+    }
+
+    /// Where the parts of a volume lie on its disk: the metadata of a thin one before its content, a snapshot's copies
+    /// behind.
+    fn parts(&self) -> Parts {
+        let (sectors, base) = (self.size / 512, &self.base);
+        let thin = self.arm.entry.backend.inner() == Inner::Thin;
+        let (data, beside, left) = if thin {
+            (BESIDE / 512, 0, BESIDE / 512)
+        } else {
+            (0, sectors, disk_bytes(self.size, Inner::ORIGIN) / 512 - sectors)
+        };
+        Parts {
+            name: self.position.to_string(),
+            sectors,
+            data: (base.clone(), data),
+            beside: (base.clone(), beside, left),
+        }
     }
 }
 
@@ -75,7 +81,7 @@ pub fn disk_bytes(size: u64, inner: Inner) -> u64 {
     match inner {
         Inner::None | Inner::Loop { .. } | Inner::Linear => size,
         // All of the origin may be copied.
-        Inner::Snapshot => 2 * size + BESIDE,
+        Inner::Snapshot { .. } => 2 * size + BESIDE,
         Inner::Thin => size + BESIDE,
     }
 }
@@ -205,60 +211,18 @@ fn order(machine: &Machine, kinds: Vec<(bool, bool)>) -> Vec<Option<String>> {
 
 /// Makes what an arm puts on its disk, and returns the device that the workloads use.
 fn inner(one: &Attached<'_>, shell: &Shell<'_>) -> Result<String> {
-    let (n, base, sectors) = (one.position, &one.base, one.size / 512);
-    let limit = Duration::from_secs(120);
-    let head = "set -e\nexport DM_DISABLE_UDEV=1\n";
-    // Without udev nobody makes the nodes but dmsetup itself.
-    let make = |name: &str, table: &str| {
-        format!("dmsetup create --noudevsync {name}{n} --table '{table}'\n")
-    };
-    match one.arm.entry.backend.inner() {
-        Inner::None => Ok(base.clone()),
-        Inner::Loop { direct } => {
-            let how = if direct { "on" } else { "off" };
-            let script = format!(
-                "mkdir -p /mnt/{n} && mount -t ext4 {base} /mnt/{n} && losetup --direct-io={how} -f --show /mnt/{n}/disk"
-            );
-            Ok(shell.run(&script, limit)?.stdout.trim().to_owned())
-        }
-        Inner::Linear => {
-            let script = head.to_owned() + &make("lin", &format!("0 {sectors} linear {base} 0"));
-            shell.run(&script, limit)?;
-            Ok(format!("/dev/mapper/lin{n}"))
-        }
-        Inner::Snapshot => {
-            let rest = disk_bytes(one.size, Inner::Snapshot) / 512 - sectors;
-            let script = head.to_owned()
-                + &make("real", &format!("0 {sectors} linear {base} 0"))
-                + &make("cow", &format!("0 {rest} linear {base} {sectors}"))
-                + &make("origin", &format!("0 {sectors} snapshot-origin /dev/mapper/real{n}"));
-            shell.run(&script, limit)?;
-            Ok(format!("/dev/mapper/origin{n}"))
-        }
-        Inner::Thin => {
-            let beside = BESIDE / 512;
-            let chunk = THIN_CHUNK;
-            let pool = format!(
-                "0 {sectors} thin-pool /dev/mapper/meta{n} /dev/mapper/data{n} {chunk} 0 1 skip_block_zeroing"
-            );
-            // The pool's metadata begin where zeros say that there is none; then the volume is written once.
-            let script = head.to_owned()
-                + &make("meta", &format!("0 {beside} linear {base} 0"))
-                + &make("data", &format!("0 {sectors} linear {base} {beside}"))
-                + &format!(
-                    "dd if=/dev/zero of=/dev/mapper/meta{n} bs=4096 count=1 oflag=direct 2>/dev/null\n"
-                )
-                + &make("pool", &pool)
-                + &format!("dmsetup message /dev/mapper/pool{n} 0 'create_thin 0'\n")
-                + &make("thin", &format!("0 {sectors} thin /dev/mapper/pool{n} 0"))
-                + &format!(
-                    "dd if={base} of=/dev/mapper/thin{n} bs=1M count={} iflag=direct oflag=direct 2>/dev/null\n",
-                    one.size >> 20
-                );
-            shell.run(&script, Duration::from_secs(600))?;
-            Ok(format!("/dev/mapper/thin{n}"))
-        }
+    let (n, base, inner) = (one.position, &one.base, one.arm.entry.backend.inner());
+    if let Inner::Loop { direct } = inner {
+        let how = if direct { "on" } else { "off" };
+        let script = format!(
+            "mkdir -p /mnt/{n} && mount -t ext4 {base} /mnt/{n} && losetup --direct-io={how} -f --show /mnt/{n}/disk"
+        );
+        return Ok(shell.run(&script, Duration::from_secs(120))?.stdout.trim().to_owned());
     }
+    let Some((script, node)) = one.parts().make(inner) else { return Ok(base.clone()) };
+    // A thin volume is written once.
+    shell.run(&script, Duration::from_secs(600))?;
+    Ok(node)
 }
 
 /// Makes an ext4 image that holds `disk` as `/disk`, without root and without a mount, and removes the original.

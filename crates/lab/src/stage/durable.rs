@@ -10,6 +10,7 @@ use super::boot;
 use super::guest;
 use super::host::Mounted;
 use super::inside::{Shell, line};
+use crate::backend::volume::BESIDE;
 use crate::backend::{Access, Image, Inner};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
@@ -24,7 +25,7 @@ use crate::workload::{self, Kind, Measured, Workload, durability};
 /// Bytes of the ext4 for `arms` arms.
 pub fn room(arms: usize) -> u64 {
     // A loop device in a guest needs a copy and a file system around its disk.
-    (64 << 20) + arms as u64 * (2 * durability::BYTES + boot::OVERHEAD + boot::BESIDE)
+    (64 << 20) + arms as u64 * (2 * durability::BYTES + boot::OVERHEAD + BESIDE)
 }
 
 /// Why flushes cannot be counted here.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::backend::{Access, Entry, Reach};
+use crate::backend::{Access, Entry, Reach, volume};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
@@ -17,6 +17,7 @@ use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{
     Kind, Measured, Settings, Workload, archive, bonnie, dd, filecopy, fio, fiofile, load, rated,
+    snapshot,
 };
 
 /// Why a workload cannot run on a backend.
@@ -64,8 +65,10 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
                     _ => None,
                 })
         }
-        (Kind::SnapshotLife | Kind::Two(_), _) => {
-            Some(Missing::new("the host stage does not run it", "another stage does"))
+        // Who is a snapshot is asked before.
+        (Kind::SnapshotLife, _) => None,
+        (Kind::Two(_), _) => {
+            Some(Missing::new("the host stage does not run it", "the stage two does"))
         }
     }
 }
@@ -150,8 +153,10 @@ impl Host {
                     (runner.env, runner.stop, runner.scratch.disks().to_owned());
                 // A server that died before its turn would only show as a refused connection.
                 let alive = served.server.as_mut().map_or(Ok(()), crate::process::Server::check);
+                let ready = alive
+                    .and_then(|()| served.volume.as_ref().map_or(Ok(()), volume::Mapped::refresh));
                 runner.sample(place(workload), served.server.as_ref(), None, || {
-                    alive?;
+                    ready?;
                     measure(workload, &access, &settings, env, &scratch, stop)
                 })?;
             }
@@ -208,7 +213,7 @@ fn measure(
             let json = process::run(command, limit, stop)?.stdout;
             let file = std::path::PathBuf::from(rated::log_file(&log));
             let text = std::fs::read_to_string(&file).map_err(Error::file("read", &file))?;
-            rated::parse(&json, &text, percent, settings)
+            rated::parse(&json, &text, percent, settings, 0.0)
         }
         (Kind::DdThroughput(flag), _) => {
             let (block, count, note) =
@@ -233,7 +238,13 @@ fn measure(
                 .map_err(Error::file("make a folder in", scratch))?;
             on_file_system(workload, dir.path(), None, settings, env, stop)
         }
-        (Kind::Durability | Kind::SnapshotLife | Kind::Two(_), _) => {
+        (Kind::SnapshotLife, _) => {
+            let mut command = Command::new("sh");
+            command.args(["-c", &snapshot::script(&path, settings.size)]);
+            let output = process::run(command, Duration::from_secs(900), stop)?;
+            snapshot::parse(&output.stdout, settings.size)
+        }
+        (Kind::Durability | Kind::Two(_), _) => {
             Err(Error::Plan(format!("{} is none of the host's own workloads", workload.name)))
         }
     }

@@ -1,7 +1,7 @@
 //! Workloads inside a guest: scripts for its shell, and what they print.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ringtap_guest::Guest as Machine;
 
@@ -19,6 +19,9 @@ use crate::workload::{
 /// Where a file system is mounted in the guest.
 const PLACE: &str = "/mnt/disk";
 
+/// Tries to read the guest's clock.
+const CLOCK_TRIES: u32 = 3;
+
 /// Runs scripts in the guest and looks out for the wish to end.
 pub struct Shell<'a> {
     /// The guest.
@@ -35,6 +38,17 @@ impl Shell<'_> {
 
     /// The same, with the time that it took by this machine's clock.
     pub fn timed(&self, script: &str, limit: Duration) -> Result<(process::Output, Duration)> {
+        let (output, _) = self.finished(script, limit)?;
+        let elapsed = output.elapsed;
+        Ok((process::Output { stdout: output.stdout, stderr: output.stderr }, elapsed))
+    }
+
+    /// Runs a script that must succeed, and says when it was seen to have ended.
+    fn finished(
+        &self,
+        script: &str,
+        limit: Duration,
+    ) -> Result<(ringtap_guest::Output, SystemTime)> {
         let lost = |error: ringtap_guest::Error| Error::Guest(error.to_string());
         let job = self.machine.start(script).map_err(lost)?;
         let until = Instant::now() + limit;
@@ -42,11 +56,30 @@ impl Shell<'_> {
             self.stop.check()?;
             std::thread::sleep(Duration::from_millis(5));
         }
+        let end = SystemTime::now();
         // What a job printed comes a moment after its end.
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_secs(5);
         let output = job.wait(left).and_then(ringtap_guest::Output::success).map_err(lost)?;
-        let elapsed = output.elapsed;
-        Ok((process::Output { stdout: output.stdout, stderr: output.stderr }, elapsed))
+        Ok((output, end))
+    }
+
+    /// By how many milliseconds the guest's clock is ahead of this machine's: of a few tries that which took least.
+    fn clock_ahead(&self) -> Result<f64> {
+        let mut best: Option<(Duration, f64)> = None;
+        for _ in 0..CLOCK_TRIES {
+            let (output, end) = self.finished("exec date +%s%N", Duration::from_secs(60))?;
+            let (elapsed, end) =
+                (output.elapsed, end.duration_since(UNIX_EPOCH).unwrap_or_default());
+            let there: f64 = output.stdout.trim().parse().map_err(|_| Error::Output {
+                what: "the guest's clock",
+                found: format!("{:?}", output.stdout),
+            })?;
+            let here = end.as_secs_f64() * 1e3 - elapsed.as_secs_f64() * 500.0;
+            if best.is_none_or(|(least, _)| elapsed < least) {
+                best = Some((elapsed, there / 1e6 - here));
+            }
+        }
+        Ok(best.map_or(0.0, |(_, ahead)| ahead))
     }
 }
 
@@ -107,12 +140,13 @@ fn run(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Me
                 "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
                 line("fio", &words)
             );
+            let ahead = shell.clock_ahead()?;
             let output = shell.run(&script, limit)?.stdout;
             let (json, log) = output.split_once("\n====\n").ok_or_else(|| Error::Output {
                 what: "fio's log",
                 found: "nothing behind its JSON".into(),
             })?;
-            rated::parse(json, log, percent, settings)
+            rated::parse(json, log, percent, settings, ahead)
         }
         Kind::DdThroughput(flag) => {
             let (block, count, note) = dd::throughput_shape(settings.size, place.memory / 4);

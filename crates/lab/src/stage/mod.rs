@@ -8,6 +8,7 @@ mod inside;
 pub mod two;
 pub mod two_guests;
 
+use crate::backend::volume::BESIDE;
 use crate::backend::{Entry, Inner, Reach};
 use crate::env::{Env, Missing};
 use crate::plan::Plan;
@@ -25,7 +26,16 @@ pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
     let probe = if durable { durable::room(arms.len()) } else { 0 };
     probe
         + match stage {
-            Stage::Host => plan.size + if files { plan.size } else { 0 },
+            Stage::Host => {
+                let any =
+                    |of: fn(Inner) -> bool| arms.iter().any(|arm| of(arm.entry.backend.inner()));
+                let snapshot = any(Inner::is_snapshot);
+                let beside = snapshot || any(|inner| inner == Inner::Thin);
+                plan.size
+                    + if files { plan.size } else { 0 }
+                    + if snapshot { plan.size } else { 0 }
+                    + if beside { BESIDE } else { 0 }
+            }
             Stage::Guest | Stage::Vm => {
                 arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
             }
@@ -78,7 +88,7 @@ pub fn missing_workload(
 }
 
 fn snapshot(entry: &Entry) -> Option<Missing> {
-    let fresh = entry.backend.inner() == Inner::Snapshot
+    let fresh = entry.backend.inner().is_snapshot()
         || entry.backend.image() == crate::backend::Image::Overlay;
     (!fresh).then(|| {
         Missing::new("it is no snapshot", "lvm-snapshot, virtio-overlay and ringtap-overlay are")

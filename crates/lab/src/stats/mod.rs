@@ -7,6 +7,7 @@
 pub mod bootstrap;
 pub mod family;
 pub mod interval;
+pub mod rates;
 pub mod verdict;
 
 pub use interval::{Interval, Method};

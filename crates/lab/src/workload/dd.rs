@@ -141,6 +141,8 @@ mod tests {
         assert!(throughput(REAL, 1 << 30, None).is_err());
         assert!(parse("dd: error writing '/dev/vda': No space left on device").is_err());
         assert!(parse("0 bytes copied, 0.0 s, 0 B/s").is_err());
+        let german = "268435456 bytes (268 MB, 256 MiB) kopiert, 0,223113 s, 1,2 GB/s";
+        assert!(parse(german).is_err(), "the lab asks for LC_ALL=C, and guesses no other");
     }
 
     #[test]

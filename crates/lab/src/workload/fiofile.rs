@@ -158,6 +158,20 @@ mod tests {
     }
 
     #[test]
+    fn a_steady_state_that_was_not_reached_is_no_result() {
+        let text = |attained| {
+            format!(
+                r#"note of the engine {{"jobs": [{{"jobname": "a", "error": 0, "steadystate": {{"ss": "bw:10%", "attained": {attained}}},
+                "read": {{"iops": 10.5, "bw": 42, "bw_bytes": 43008, "total_ios": 50}}, "write": {{"iops": 0.0, "bw_bytes": 0, "total_ios": 0}}}}]}}"#
+            )
+        };
+        let measured = parse(&text(1)).unwrap();
+        assert_eq!(measured.metrics[&Metric::Bandwidth].value, 43_008.0, "bytes, not KiB");
+        assert!(!measured.metrics.contains_key(&Metric::P99), "fifty I/Os have no p99");
+        assert!(parse(&text(0)).unwrap_err().to_string().contains("steady state"));
+    }
+
+    #[test]
     fn a_file_without_jobs_or_with_commands_is_refused_with_its_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("job.fio");

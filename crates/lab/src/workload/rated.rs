@@ -56,6 +56,8 @@ pub fn args(target: &Target, log: &str, percent: u32, settings: &Settings) -> Ve
         "--lat_percentiles=1".into(),
         "--percentile_list=50:99:99.9".into(),
         format!("--write_lat_log={log}"),
+        // Times of this machine's or the guest's clock: what other layers did then can be found.
+        "--log_unix_epoch=1".into(),
         "--output-format=json".into(),
     ]);
     args
@@ -67,8 +69,14 @@ pub fn log_file(log: &str) -> String {
 }
 
 /// fio's own percentiles from its JSON, and those against the schedule from its log (`ms, ns, …` a line, in the order of
-/// completion).
-pub fn parse(json: &str, log: &str, percent: u32, settings: &Settings) -> Result<Measured> {
+/// completion). The clock of the log is `ahead_ms` ahead of this machine's.
+pub fn parse(
+    json: &str,
+    log: &str,
+    percent: u32,
+    settings: &Settings,
+    ahead_ms: f64,
+) -> Result<Measured> {
     let rate = rate(percent, settings);
     let jobs = two::jobs(json)?;
     let job =
@@ -88,7 +96,10 @@ pub fn parse(json: &str, log: &str, percent: u32, settings: &Settings) -> Result
             measured.metrics.insert(metric, value.into());
         }
     }
-    measured.metrics.insert(Metric::LongestGap, longest_gap(&log).into());
+    let mut back: Vec<f64> = log.iter().map(|(back_ms, _)| *back_ms).collect();
+    back.sort_by(f64::total_cmp);
+    measured.metrics.insert(Metric::LongestGap, longest_gap(&back).into());
+    measured.gaps = gaps(&back).map(|(from, to)| (from - ahead_ms, to - ahead_ms)).collect();
     let mut late = from_schedule(&log, rate);
     late.sort_by(f64::total_cmp);
     for (metric, quantile) in [(Metric::ScheduleP99, 0.99), (Metric::ScheduleP999, 0.999)] {
@@ -111,10 +122,14 @@ pub fn parse(json: &str, log: &str, percent: u32, settings: &Settings) -> Result
 }
 
 /// The longest time without an answer, in nanoseconds.
-fn longest_gap(log: &two::Log) -> f64 {
-    let mut back: Vec<f64> = log.iter().map(|(back_ms, _)| *back_ms).collect();
-    back.sort_by(f64::total_cmp);
+fn longest_gap(back: &[f64]) -> f64 {
     back.windows(2).map(|pair| (pair[1] - pair[0]) * 1e6).fold(0.0, f64::max)
+}
+
+/// Times without an answer that count as stalls: from, to.
+fn gaps(back: &[f64]) -> impl Iterator<Item = (f64, f64)> {
+    let stalled = |pair: &&[f64]| (pair[1] - pair[0]) * 1e6 > STALL;
+    back.windows(2).filter(stalled).map(|pair| (pair[0], pair[1]))
 }
 
 /// For each request the time from when it was due until it was back, in nanoseconds. The schedule begins with the
@@ -160,9 +175,9 @@ mod tests {
 
     #[test]
     fn a_stall_is_the_longest_time_without_an_answer() {
-        let log: two::Log = [0.0, 1.0, 250.0, 3.0].iter().map(|ms| (*ms, 1e5)).collect();
-        assert_eq!(longest_gap(&log), 247e6);
-        assert!(longest_gap(&log) > STALL && longest_gap(&Vec::new()) == 0.0);
+        let back = [0.0, 1.0, 3.0, 103.0, 250.0];
+        assert_eq!((longest_gap(&back), longest_gap(&[])), (147e6, 0.0));
+        assert_eq!(gaps(&back).collect::<Vec<_>>(), [(103.0, 250.0)], "100 ms are none yet");
     }
 
     #[test]
