@@ -8,7 +8,7 @@ use ringtap_lab::plan::Plan;
 use ringtap_lab::report::ranking::{self, Group};
 use ringtap_lab::report::{self, Analysis, across, html, table};
 use ringtap_lab::run::folder::{Arm, Folder, Record, Skip, State};
-use ringtap_lab::sample::{Metric, Sample, Stage, Value};
+use ringtap_lab::sample::{Layer, Ledger, Metric, Sample, Stage, Value};
 use ringtap_lab::stats::Verdict;
 use scraper::{Html, Selector};
 
@@ -276,6 +276,28 @@ fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
     assert!(rows[2].starts_with("loop") && rows[2].contains("page cache"), "{rows:?}");
     assert!(text.contains("Hosts lie"));
     assert!(table::render(&analysis, false, Some(160)).contains("HOSTS LIE"));
+}
+
+#[test]
+fn what_the_device_did_not_see_is_not_ranked() {
+    let read = "randread-4k-qd32";
+    let best = |seen: f64| {
+        let mut all = samples(6);
+        for sample in all.iter_mut().filter(|s| s.arm == "ringtap-nbd" && s.workload == read) {
+            let device = Some(Layer { read: seen, ..Layer::default() });
+            sample.ledger = Some(Ledger { program: Some(1e6), device, ..Ledger::default() });
+        }
+        let analysis = Analysis::new(record(6, State::Complete), &all);
+        let workload = ringtap_lab::workload::find(read).unwrap();
+        let best = ranking::best(&analysis, Stage::Host, workload, Metric::Iops).unwrap();
+        (best.0.name.clone(), html::render(&analysis))
+    };
+    let (from_disk, page) = best(0.9e6);
+    assert_eq!(from_disk, "ringtap-nbd");
+    assert!(!page.contains("a cache: the device saw"));
+    let (next, page) = best(0.1e6);
+    assert_ne!(next, "ringtap-nbd");
+    assert!(page.contains("a cache: the device saw 10.0 % of the bytes"));
 }
 
 #[test]
