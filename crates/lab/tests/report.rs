@@ -155,6 +155,29 @@ fn bounds_are_shown_as_bounds_and_decide_nothing() {
 }
 
 #[test]
+fn what_a_cpu_second_buys_has_a_table_of_its_own() {
+    let mut all = samples(6);
+    for sample in all.iter_mut().filter(|s| s.metrics.contains_key(&Metric::ServerCpu)) {
+        // The fastest costs four times as much for an I/O.
+        let cost = if sample.arm == "ringtap-nbd" { 40.0 } else { 10.0 };
+        sample.metrics.insert(Metric::PathCpu, cost.into());
+    }
+    let analysis = Analysis::new(record(6, State::Complete), &all);
+    let page = Html::parse_document(&html::render(&analysis));
+    let css = Selector::parse("table.heat").unwrap();
+    let tables: Vec<String> = page.select(&css).map(|t| t.text().collect()).collect();
+    assert_eq!(tables.len(), 2);
+    assert!(
+        tables[1].contains("ringtap-nbd0.25") && tables[1].contains("qemu-nbd1.00"),
+        "{tables:?}"
+    );
+    assert!(
+        !html::render(&Analysis::new(record(6, State::Complete), &samples(6)))
+            .contains("at equal CPU")
+    );
+}
+
+#[test]
 fn five_rounds_are_points() {
     let analysis = Analysis::new(record(5, State::Complete), &samples(5));
     assert!(analysis.rows.iter().all(|row| row.interval.is_none() && row.verdict == Verdict::None));
