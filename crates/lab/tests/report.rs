@@ -525,6 +525,8 @@ fn a_browser_shows_it_and_a_keyboard_sorts_it() {
       press(); seen.push(first(), head.getAttribute("aria-sort"));
       seen.push(document.querySelectorAll("svg rect").length > 4);
       seen.push(document.documentElement.scrollWidth <= window.innerWidth);
+      document.body.style.width = "400px";
+      seen.push(document.querySelector("main").scrollWidth <= 400);
       const p = document.createElement("p"); p.id = "seen"; p.textContent = seen.join("|"); document.body.append(p);
     </script></body>"#;
     let page = dir.path().join("report.html");
@@ -542,7 +544,7 @@ fn a_browser_shows_it_and_a_keyboard_sorts_it() {
     let seen = Selector::parse("#seen").unwrap();
     let seen: String =
         dom.select(&seen).next().expect("the page's end was reached").text().collect();
-    assert_eq!(seen, "true|ringtap-nbd|descending|loop|ascending|true|true");
+    assert_eq!(seen, "true|ringtap-nbd|descending|loop|ascending|true|true|true");
 }
 
 fn cut_last_line(run: &Path) {
