@@ -53,6 +53,14 @@ pub struct Finding {
     unit: Option<Unit>,
 }
 
+impl Finding {
+    /// Whether the interval of a ratio that is not 1 holds 1, too: a noisy machine found it, and could have found nothing.
+    fn is_vague(&self) -> bool {
+        let holds = |ends: (f64, f64)| ends.0 <= 1.0 && ends.1 >= 1.0;
+        self.unit.is_none() && !holds(self.truth) && self.interval.is_some_and(holds)
+    }
+}
+
 /// The self-test's outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
@@ -338,9 +346,10 @@ pub fn text(outcome: &Outcome) -> String {
         let interval = finding.interval.map_or_else(String::new, |(low, high)| {
             format!(", 95 %: {} to {}", number(low), number(high))
         });
+        let doubt = if finding.is_vague() { "; too wide to tell it from 1" } else { "" };
         let _ = writeln!(
             text,
-            "  {mark}  {}: measured {}{interval}",
+            "  {mark}  {}: measured {}{interval}{doubt}",
             finding.known,
             number(finding.measured)
         );
@@ -394,5 +403,19 @@ mod tests {
             "no interval, no finding"
         );
         assert!(!flush("x", 0.5, (0.9, f64::MAX)).found);
+    }
+
+    #[test]
+    fn what_a_noisy_machine_finds_is_marked() {
+        let paired = |spread: f64| {
+            let value = |at: f64| Value::from(0.95 * (1.0 + spread * (at - 2.5)));
+            let ours: Vec<(u32, Value)> = (0..6).map(|n| (n, value(f64::from(n)))).collect();
+            let theirs: Vec<(u32, Value)> = (0..6).map(|n| (n, 1.0.into())).collect();
+            Paired::new(&ours, &theirs, Metric::Iops.better(), 1)
+        };
+        let (quiet, loud) =
+            (ratio("x", &paired(0.001), (0.94, 0.96)), ratio("x", &paired(0.1), (0.94, 0.96)));
+        assert!(quiet.found && !quiet.is_vague());
+        assert!(loud.found && loud.is_vague());
     }
 }

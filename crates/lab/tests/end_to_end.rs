@@ -228,6 +228,40 @@ fn a_server_that_refuses_is_a_failed_row_that_quotes_it() {
 }
 
 #[test]
+fn a_disk_without_room_is_refused_before_anything_starts() {
+    let bench = Bench::new();
+    let mut plan = bench.plan("--stages host --backends native --workloads randread-4k-qd1");
+    plan.size = 1 << 60;
+    let error = run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("MiB free") && text.contains("--size"), "{text}");
+    assert!(!bench.out().exists());
+    bench.assert_clean();
+}
+
+#[test]
+fn a_server_that_dies_of_its_guest_is_alone_in_failing() {
+    let bench = Bench::new();
+    let script = bench.dir.path().join("run-ringtap");
+    let text = "#!/bin/sh\ncase \"$*\" in *--help*) exit 0;; esac\nfor word; do socket=$word; done\n\
+        exec python3 -c 'import socket, sys\nserver = socket.socket(socket.AF_UNIX)\nserver.bind(sys.argv[1])\n\
+        server.listen()\nserver.accept()\nsys.exit(\"no taste for guests\")' \"$socket\"\n";
+    std::fs::write(&script, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, mode).unwrap();
+    let plan = bench.plan(
+        "--stages guest --rounds 1 --seconds 0.1 --backends ubd,ringtap-vhost --workloads randread-4k-qd1",
+    );
+    let ended = run::run(&plan, &Env::new(script.clone()), &bench.out(), &Stop::default()).unwrap();
+    assert_eq!((ended.state, ended.samples), (State::Complete, 2));
+    let analysis = report::load(&bench.out()).unwrap();
+    let [failure] = &analysis.failures[..] else { panic!("{:?}", analysis.failures) };
+    assert_eq!((failure.arm.as_str(), failure.samples), ("ringtap-vhost", 1));
+    assert!(failure.error.contains("no taste for guests"), "{}", failure.error);
+    bench.assert_clean();
+}
+
+#[test]
 fn one_boot_of_a_real_guest() {
     let bench = Bench::new();
     if let Err(missing) = bench.env.appliance() {

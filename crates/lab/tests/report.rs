@@ -8,7 +8,7 @@ use ringtap_lab::plan::Plan;
 use ringtap_lab::report::ranking::{self, Group};
 use ringtap_lab::report::{self, Analysis, across, html, table};
 use ringtap_lab::run::folder::{Arm, Folder, Record, Skip, State};
-use ringtap_lab::sample::{Metric, Sample, Stage, Value};
+use ringtap_lab::sample::{Layer, Ledger, Metric, Sample, Stage, Value};
 use ringtap_lab::stats::Verdict;
 use scraper::{Html, Selector};
 
@@ -155,6 +155,29 @@ fn bounds_are_shown_as_bounds_and_decide_nothing() {
 }
 
 #[test]
+fn what_a_cpu_second_buys_has_a_table_of_its_own() {
+    let mut all = samples(6);
+    for sample in all.iter_mut().filter(|s| s.metrics.contains_key(&Metric::ServerCpu)) {
+        // The fastest costs four times as much for an I/O.
+        let cost = if sample.arm == "ringtap-nbd" { 40.0 } else { 10.0 };
+        sample.metrics.insert(Metric::PathCpu, cost.into());
+    }
+    let analysis = Analysis::new(record(6, State::Complete), &all);
+    let page = Html::parse_document(&html::render(&analysis));
+    let css = Selector::parse("table.heat").unwrap();
+    let tables: Vec<String> = page.select(&css).map(|t| t.text().collect()).collect();
+    assert_eq!(tables.len(), 2);
+    assert!(
+        tables[1].contains("ringtap-nbd0.25") && tables[1].contains("qemu-nbd1.00"),
+        "{tables:?}"
+    );
+    assert!(
+        !html::render(&Analysis::new(record(6, State::Complete), &samples(6)))
+            .contains("at equal CPU")
+    );
+}
+
+#[test]
 fn five_rounds_are_points() {
     let analysis = Analysis::new(record(5, State::Complete), &samples(5));
     assert!(analysis.rows.iter().all(|row| row.interval.is_none() && row.verdict == Verdict::None));
@@ -276,6 +299,28 @@ fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
     assert!(rows[2].starts_with("loop") && rows[2].contains("page cache"), "{rows:?}");
     assert!(text.contains("Hosts lie"));
     assert!(table::render(&analysis, false, Some(160)).contains("HOSTS LIE"));
+}
+
+#[test]
+fn what_the_device_did_not_see_is_not_ranked() {
+    let read = "randread-4k-qd32";
+    let best = |seen: f64| {
+        let mut all = samples(6);
+        for sample in all.iter_mut().filter(|s| s.arm == "ringtap-nbd" && s.workload == read) {
+            let device = Some(Layer { read: seen, ..Layer::default() });
+            sample.ledger = Some(Ledger { program: Some(1e6), device, ..Ledger::default() });
+        }
+        let analysis = Analysis::new(record(6, State::Complete), &all);
+        let workload = ringtap_lab::workload::find(read).unwrap();
+        let best = ranking::best(&analysis, Stage::Host, workload, Metric::Iops).unwrap();
+        (best.0.name.clone(), html::render(&analysis))
+    };
+    let (from_disk, page) = best(0.9e6);
+    assert_eq!(from_disk, "ringtap-nbd");
+    assert!(!page.contains("a cache: the device saw"));
+    let (next, page) = best(0.1e6);
+    assert_ne!(next, "ringtap-nbd");
+    assert!(page.contains("a cache: the device saw 10.0 % of the bytes"));
 }
 
 #[test]
@@ -480,6 +525,8 @@ fn a_browser_shows_it_and_a_keyboard_sorts_it() {
       press(); seen.push(first(), head.getAttribute("aria-sort"));
       seen.push(document.querySelectorAll("svg rect").length > 4);
       seen.push(document.documentElement.scrollWidth <= window.innerWidth);
+      document.body.style.width = "400px";
+      seen.push(document.querySelector("main").scrollWidth <= 400);
       const p = document.createElement("p"); p.id = "seen"; p.textContent = seen.join("|"); document.body.append(p);
     </script></body>"#;
     let page = dir.path().join("report.html");
@@ -497,7 +544,7 @@ fn a_browser_shows_it_and_a_keyboard_sorts_it() {
     let seen = Selector::parse("#seen").unwrap();
     let seen: String =
         dom.select(&seen).next().expect("the page's end was reached").text().collect();
-    assert_eq!(seen, "true|ringtap-nbd|descending|loop|ascending|true|true");
+    assert_eq!(seen, "true|ringtap-nbd|descending|loop|ascending|true|true|true");
 }
 
 fn cut_last_line(run: &Path) {

@@ -311,6 +311,22 @@ impl Analysis {
             .collect()
     }
 
+    /// A stage's workloads that have a cost of the whole path, with the metric that says it.
+    pub fn costs(&self, stage: Stage) -> Vec<(&'static Workload, Metric)> {
+        let has = |workload: &Workload, metric: Metric| {
+            self.series
+                .iter()
+                .any(|s| s.stage == stage && s.workload == workload.name && s.metric == metric)
+        };
+        workloads(&self.run)
+            .into_iter()
+            .filter_map(|workload| {
+                let metrics = [Metric::PathCpu, Metric::PathCpuGib];
+                Some((workload, metrics.into_iter().find(|metric| has(workload, *metric))?))
+            })
+            .collect()
+    }
+
     /// Whether there are no intervals at all: too few rounds.
     pub fn only_points(&self) -> bool {
         self.rows.iter().all(|row| row.interval.is_none())

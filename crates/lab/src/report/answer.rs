@@ -93,12 +93,36 @@ pub fn heat(analysis: &Analysis) -> Markup {
     html! {
         h2 { "Times the best" }
         p.soft.small { "1 is the best of those ranked; 0.50 is half as good. In italics: not ranked, because the backend goes through a page cache or does not flush, or because the device saw less than half of the bytes that were asked for. Sort by a column with a click, or with Enter on its head." }
-        @for (stage, arms) in analysis.stages() { (heat_of(analysis, stage, &arms)) }
+        @for (stage, arms) in analysis.stages() {
+            (heat_of(analysis, stage, &arms, &analysis.headlines(stage)))
+        }
+        (at_equal_cpu(analysis))
     }
 }
 
-fn heat_of(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
-    let columns: Vec<(&Workload, Metric)> = analysis.headlines(stage);
+/// The same for what a second of the whole path's CPU buys.
+fn at_equal_cpu(analysis: &Analysis) -> Markup {
+    let stages: Vec<_> = analysis
+        .stages()
+        .into_iter()
+        .map(|(stage, arms)| (stage, arms, analysis.costs(stage)))
+        .filter(|(_, _, columns)| !columns.is_empty())
+        .collect();
+    html! {
+        @if !stages.is_empty() {
+            h2 { "Times the best, at equal CPU" }
+            p.soft.small { "I/Os, or bytes, for a CPU second of the whole path: client or guest, server and kernel threads together. 1 is the cheapest of those ranked." }
+            @for (stage, arms, columns) in stages { (heat_of(analysis, stage, &arms, &columns)) }
+        }
+    }
+}
+
+fn heat_of(
+    analysis: &Analysis,
+    stage: Stage,
+    arms: &[&Arm],
+    columns: &[(&'static Workload, Metric)],
+) -> Markup {
     if columns.is_empty() {
         return html! {};
     }
@@ -116,9 +140,9 @@ fn heat_of(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
         div.card { h3 { (stage.name()) } div.scroll { table.heat.sort {
             thead { tr {
                 th { "backend" }
-                @for (workload, metric) in &columns {
+                @for (workload, metric) in columns {
                     th.n title=(format!("{}, {}", workload.title, metric.title())) {
-                        (workload.name) @if workload.headline.len() > 1 { br; (metric.title()) }
+                        (workload.name) @if workload.headline.len() > 1 && workload.headline.contains(metric) { br; (metric.title()) }
                     }
                 }
                 th { "ranked" }

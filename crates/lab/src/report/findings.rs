@@ -445,6 +445,9 @@ fn compare(
         None if paired.rounds < FEWEST_ROUNDS => {
             format!("{}: too few for an interval", rounds(paired.rounds))
         }
+        None if bound.is_empty() => {
+            format!("{}, no interval: some of them are bounds", rounds(paired.rounds))
+        }
         None => format!("a bound: bonnie++ did not print the number; {}", rounds(paired.rounds)),
     };
     let before = match (claim.figures, outcome) {
