@@ -234,3 +234,20 @@ fn options_typed_for_qemu_img_work_or_say_what_to_write() {
         assert!(said.contains(wanted), "{line}: {said}");
     }
 }
+
+#[test]
+fn what_is_compressed_is_noted_in_bitmaps() {
+    let bench = Bench::new();
+    fs::write(bench.path("a.raw"), content(3 << 20)).expect("a disk");
+    for (image, program) in [("ours", "ringtap"), ("theirs", "qemu-img")] {
+        for name in [image, "bits"] {
+            bench.ok(&format!("qemu-img create -q -f qcow2 {name}.qcow2 4M"));
+            bench.ok(&format!("qemu-img bitmap --add -g 64k {name}.qcow2 b"));
+        }
+        let options = "-q -n --target-is-zero -f raw -c a.raw -O qcow2";
+        bench.ok(&format!("{program} convert {options} {image}.qcow2"));
+        bench.ok(&format!("qemu-img bitmap --merge b -F qcow2 -b {image}.qcow2 bits.qcow2 b"));
+        fs::rename(bench.path("bits.qcow2"), bench.path(image)).expect("renamed");
+    }
+    bench.ok("cmp ours theirs");
+}

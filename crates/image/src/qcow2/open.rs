@@ -66,6 +66,10 @@ pub enum Sabotage {
     RestartLogIgnored,
     /// A flush drops what was noted while it was under way, too.
     RestartLogDropped,
+    /// Entries of compressed clusters are set before those are written.
+    PackedLate,
+    /// Compressed clusters in a host cluster that others are in are not counted.
+    SharedUncounted,
     /// Bitmaps in use are not marked in the image as such.
     BitmapsNotMarked,
     /// Writes are not noted in bitmaps.
