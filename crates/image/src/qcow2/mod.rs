@@ -22,7 +22,6 @@ mod bitmap;
 pub mod bitmap_directory;
 mod bitmap_set;
 mod bits;
-pub mod bytes;
 mod chain;
 mod check;
 mod compress;
