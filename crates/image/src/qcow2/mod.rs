@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod allocate;
+mod amend;
 mod at_snapshot;
 mod bitmap;
 pub mod bitmap_directory;
@@ -53,6 +54,7 @@ mod together;
 mod tool;
 mod walk;
 
+pub use amend::{Amendment, amend};
 pub use at_snapshot::SnapshotName;
 pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
