@@ -178,7 +178,7 @@ impl Results {
 
 /// The order of `count` arms in a round: each round begins with another arm, and goes forwards and
 /// backwards in turn, so that no arm always runs first or always after the same one.
-fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| {
         let step = if round % 2 == 0 { i } else { count - i };
         (round + step) % count
