@@ -144,7 +144,7 @@ pub fn wait_unlocked(path: &Path) -> Result<()> {
 }
 
 /// The type of the file system that `path` is on, by its device number in the mount table.
-fn file_system(path: &Path) -> Result<String> {
+pub(crate) fn file_system(path: &Path) -> Result<String> {
     let device = fs::metadata(path)?.dev();
     let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;

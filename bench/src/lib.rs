@@ -7,10 +7,12 @@
 //! - `vhost_user`: Ringtap, qemu-storage-daemon and ubiblk over vhost-user-blk, and io_uring alone;
 //! - `nbd`: Ringtap, QEMU, nbdkit and nbd-server over NBD, and io_uring alone;
 //! - `formats`: qcow2, overlays, VHD and LUKS, allocated and fresh, over vhost-user-blk;
+//! - `convert`: `ringtap convert`, `qemu-img convert` and nbdcopy, from format to format;
 //! - `idle`: what a server costs that nobody uses.
 
 pub mod arms;
 pub mod client;
+pub mod copies;
 pub mod cpu;
 pub mod experiment;
 pub mod formats;

@@ -250,7 +250,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-fn show(ratio: Ratio) -> String {
+pub(crate) fn show(ratio: Ratio) -> String {
     match ratio.interval {
         Some((low, high)) => format!("{:.2} [{low:.2}, {high:.2}]", ratio.value),
         None => format!("{:.2}", ratio.value),

@@ -8,6 +8,7 @@ use clap_complete::Shell;
 use crate::list::ListArgs;
 use crate::manual;
 use crate::serve::ServeArgs;
+use crate::verbs::amend::AmendArgs;
 use crate::verbs::bitmap::BitmapArgs;
 use crate::verbs::check::CheckArgs;
 use crate::verbs::commit::CommitArgs;
@@ -16,6 +17,7 @@ use crate::verbs::convert::ConvertArgs;
 use crate::verbs::create::CreateArgs;
 use crate::verbs::info::InfoArgs;
 use crate::verbs::map::MapArgs;
+use crate::verbs::measure::MeasureArgs;
 use crate::verbs::rebase::RebaseArgs;
 use crate::verbs::resize::ResizeArgs;
 use crate::verbs::snapshot::SnapshotArgs;
@@ -55,6 +57,11 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Say where the content of an image lies
     Map(MapArgs),
+    /// Say how much space an image would take
+    ///
+    /// Of a file that is not there yet: the bytes it needs for what FILE holds, and those it would have once
+    /// every byte of the disk is written.
+    Measure(MeasureArgs),
     /// Copy an image into another, of any format
     ///
     /// Holes stay holes, and zeros become holes. The sources are read under a lock that keeps writers
@@ -66,6 +73,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Make a disk larger or smaller
     Resize(ResizeArgs),
+    /// Change what an image says of itself: its version, lazy refcounts
+    Amend(AmendArgs),
     /// List, take, apply and delete the snapshots inside an image
     Snapshot(SnapshotArgs),
     /// Add, remove and change the dirty bitmaps inside an image

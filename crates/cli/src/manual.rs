@@ -157,6 +157,22 @@ fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
+        "measure" => &[
+            (
+                "Examples",
+                &[
+                    (
+                        "ringtap measure -O qcow2 vm.raw",
+                        "what `convert -O qcow2 vm.raw` would need",
+                    ),
+                    (
+                        "ringtap measure -O qcow2 --size 1T --output json",
+                        "an empty disk, and the same once it is full",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
         "convert" => &[
             (
                 "Examples",
@@ -211,6 +227,16 @@ fn sections(command: &str) -> &'static [Section] {
                         "ringtap resize --shrink vm.qcow2 8G",
                         "smaller: first let the guest shrink its file systems and partitions",
                     ),
+                ],
+            ),
+            EXIT,
+        ],
+        "amend" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap amend -o compat=1.1 old.qcow2", "version 2 becomes 3"),
+                    ("ringtap amend -o lazy_refcounts=off vm.qcow2", "exact refcounts again"),
                 ],
             ),
             EXIT,

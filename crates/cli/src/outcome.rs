@@ -3,6 +3,8 @@
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
+
 /// The command line was not understood, or only asked for help.
 pub(crate) fn refused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
@@ -14,9 +16,26 @@ pub(crate) fn refused(error: &clap::Error) -> ExitCode {
     let text =
         if io::stderr().is_terminal() { shown.ansi().to_string() } else { shown.to_string() };
     eprint!("{}", text.replacen("error:", "ringtap:", 1));
+    if let Some(hint) = error.get(ContextKind::InvalidArg).and_then(instead) {
+        eprintln!("{hint}");
+    }
     // To those who ask for a check, 2 says that the image is corrupt.
     let check = std::env::args().nth(1).is_some_and(|verb| verb == "check");
     ExitCode::from(if check { 1 } else { 2 })
+}
+
+/// What to write instead of an option that only QEMU's programs have.
+fn instead(option: &ContextValue) -> Option<&'static str> {
+    let ContextValue::String(option) = option else { return None };
+    Some(match option.split(['=', ' ']).next()? {
+        "--object" => {
+            "  secrets are named with --secret and --target-secret: file:PATH, fd:N or credential:NAME"
+        }
+        "--image-opts" | "--target-image-opts" => {
+            "  images are named by their path, with -f FORMAT (-O for a target); servers are not read from"
+        }
+        _ => return None,
+    })
 }
 
 /// The command failed: say why, with its causes, on one line.

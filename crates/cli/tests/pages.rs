@@ -24,6 +24,7 @@ fn every_command_has_a_page_with_its_sections() {
         .collect();
     names.sort();
     let commands = [
+        "-amend",
         "-bitmap",
         "-check",
         "-commit",
@@ -35,6 +36,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-list",
         "-man",
         "-map",
+        "-measure",
         "-rebase",
         "-report",
         "-resize",

@@ -1,5 +1,6 @@
 //! The file or block device that holds an image.
 
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -290,6 +291,32 @@ impl Container {
             lacks.store(true, Relaxed);
         }
         end
+    }
+}
+
+/// What was tried on a container and failed.
+pub(crate) fn os(container: &Container, what: &'static str, error: Error) -> OpenError {
+    OpenError::Os {
+        what,
+        path: container.path().to_owned(),
+        source: io::Error::from_raw_os_error(error.errno()),
+    }
+}
+
+/// What is wrong with a container's content, and what to do about it.
+pub(crate) fn malformed(
+    format: &'static str,
+    container: &Container,
+    at: u64,
+    found: impl Display,
+    advice: &'static str,
+) -> OpenError {
+    OpenError::Malformed {
+        format,
+        path: container.path().to_owned(),
+        offset: at,
+        found: found.to_string(),
+        advice,
     }
 }
 

@@ -67,6 +67,8 @@ pub struct RestartLog {
     beside: Option<Arc<[AtomicU64]>>,
     capacity: u64,
     identity: Identity,
+    /// The image, whose lock keeps others from this log.
+    image: Option<Container>,
 }
 
 impl RestartLog {
@@ -85,8 +87,9 @@ impl RestartLog {
         let path = folder.join(name_of(&image));
         let file = open_ours(folder, &path, true)?;
         let words = SharedWords::map(&file, FIRST + 2 * RECORD * capacity as usize)?;
-        let log = RestartLog::with(Box::new(words), identity, capacity);
-        Ok(RestartLog { path: Some(path), ..log })
+        let mut log = RestartLog::with(Box::new(words), identity, capacity);
+        log.path = Some(path);
+        Ok(log)
     }
 
     /// The log of the image that is about to be written to in a container; none, and a warning, where
@@ -94,7 +97,10 @@ impl RestartLog {
     pub fn beside(container: &Container, capacity: u64) -> Option<RestartLog> {
         let open = container.open_file().filter(|_| !container.traits().read_only)?;
         match RestartLog::open(&RestartLog::usual_folder(), open, capacity) {
-            Ok(log) => Some(log),
+            Ok(mut log) => {
+                log.image = Some(container.clone());
+                Some(log)
+            }
             Err(error) => {
                 let path = container.path().display();
                 tracing::warn!(
@@ -133,12 +139,13 @@ impl RestartLog {
     pub fn with(words: Words, identity: Identity, capacity: u64) -> RestartLog {
         let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);
         let capacity = capacity.min(fits as u64);
-        RestartLog { words, path: None, beside: None, capacity, identity }
+        RestartLog { words, path: None, beside: None, capacity, identity, image: None }
     }
 
     /// The same, with the memory of [`RestartLog::memory`] in a simulation.
-    pub fn with_memory(self, words: Arc<[AtomicU64]>) -> RestartLog {
-        RestartLog { beside: Some(words), ..self }
+    pub fn with_memory(mut self, words: Arc<[AtomicU64]>) -> RestartLog {
+        self.beside = Some(words);
+        self
     }
 
     /// Memory beside the log for what changes often: it stays where a killed server leaves it, as the
@@ -278,10 +285,24 @@ impl RestartLog {
     /// The image was closed in good order: nothing is left to be taken up.
     pub fn close(&self) {
         self.set(0, 0);
+        self.remove();
+    }
+
+    fn remove(&self) {
         if let Some(path) = &self.path {
             // A log that stays is empty.
             let _ = fs::remove_file(path);
             let _ = fs::remove_file(path.with_extension(MEMORY));
+        }
+    }
+}
+
+impl Drop for RestartLog {
+    /// Of an image that could not be opened nothing was noted. It is locked still: nobody else has
+    /// begun to use the log.
+    fn drop(&mut self) {
+        if self.image.is_some() && self.word(0) != MAGIC {
+            self.remove();
         }
     }
 }
@@ -353,6 +374,30 @@ mod tests {
             log.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
         let other = Identity { boot: 1, ..log.identity };
         assert_eq!(RestartLog::with(Box::new(words), other, 100).left(), None);
+    }
+
+    #[test]
+    fn a_log_that_was_never_begun_is_removed() {
+        let image = tempfile::NamedTempFile::new().expect("a file");
+        let options = crate::OpenOptions {
+            cache: crate::CacheMode::Writeback,
+            ..crate::OpenOptions::default()
+        };
+        let container = Container::open(image.path(), &options).expect("an image");
+        let open = || RestartLog::beside(&container, 10).expect("a log");
+        let log = open();
+        let path = log.path.clone().expect("a file");
+        assert!(path.exists());
+        drop(log);
+        assert!(!path.exists());
+        let log = open();
+        log.start(1);
+        drop(log);
+        // Somebody's notes stay, whoever else fails to open the image.
+        drop(open());
+        assert!(path.exists());
+        open().close();
+        assert!(!path.exists());
     }
 
     fn simulated(capacity: u64) -> RestartLog {

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use ringtap_image::{Error, Status};
 use ringtap_io::{Io, Mem};
@@ -37,8 +39,33 @@ pub struct Copy {
     pub piece: usize,
     /// Data is to be compressed, in clusters of so many bytes; `piece` is a multiple of it.
     pub compress: Option<usize>,
+    /// The most bytes to move in a second.
+    pub rate: Option<u64>,
+    /// What cannot be read is taken for zeros, and told of: where, how many bytes, and why.
+    pub salvage: Option<fn(u64, u64, Error)>,
     /// How many work at once.
     pub crew: Crew,
+}
+
+impl Copy {
+    /// All of one disk into another from its beginning, as the tools do it on images at rest.
+    pub fn new(from: Vbd, to: Vbd) -> Copy {
+        Copy {
+            range: 0..from.size(),
+            from,
+            to,
+            to_offset: 0,
+            layers: 0..u32::MAX,
+            unless_in: None,
+            zeroed: false,
+            sparse: 4096,
+            piece: 1 << 20,
+            compress: None,
+            rate: None,
+            salvage: None,
+            crew: Crew::of(8),
+        }
+    }
 }
 
 /// Why a copy stopped.
@@ -95,6 +122,9 @@ struct Job {
     walk: Walk<Status>,
     outcome: Arc<Outcome<CopyError>>,
     progress: Arc<Progress>,
+    began: Instant,
+    /// Bytes read so far.
+    moved: AtomicU64,
 }
 
 /// One thread's part: its own handles of the disks.
@@ -112,6 +142,8 @@ pub fn copy(copy: Copy, progress: &Arc<Progress>) -> Result<(), CopyError> {
         walk: Walk::new(copy.range.start, copy.range.end),
         outcome: outcome.clone(),
         progress: progress.clone(),
+        began: Instant::now(),
+        moved: AtomicU64::new(0),
         copy,
     });
     let tools = || Hands {
@@ -137,8 +169,11 @@ impl Hands {
         let unread = |status: &Status| !copy.layers.contains(&status.depth) || self.skips(status);
         let most = |status: &Status| if unread(status) { ZEROS } else { copy.piece as u64 };
         let look = async |offset, len| {
-            let status = self.from.status(io, offset, len).await;
-            let mut status = status.map_err(|error| CopyError::Status { offset, error })?;
+            let mut status = match self.from.status(io, offset, len).await {
+                // Reading will tell.
+                Err(_) if copy.salvage.is_some() => Status::data(len.min(copy.piece as u64)),
+                status => status.map_err(|error| CopyError::Status { offset, error })?,
+            };
             let len = match copy.compress {
                 Some(cluster) => self.whole_clusters(cluster as u64, offset, &mut status, unread),
                 None => status.len,
@@ -162,9 +197,8 @@ impl Hands {
                 if piece.what.zero {
                     data.bytes_mut()[..len].fill(0);
                 } else {
-                    let end =
-                        serve(&self.from, io, Kind::Read, at, data.mem().window(0, len)).await;
-                    end.map_err(|error| CopyError::Read { offset: at, len: piece.len, error })?;
+                    self.hold_back(io, piece.len).await;
+                    self.read(io, at, data.mem().window(0, len)).await?;
                 }
                 match &mut base {
                     Some(buffer) => {
@@ -176,6 +210,44 @@ impl Hands {
                 }
             }
             self.job.progress.add(piece.len);
+        }
+        Ok(())
+    }
+
+    /// Wait until so many more bytes may be moved.
+    async fn hold_back(&self, io: &Io, len: u64) {
+        let Some(rate) = self.job.copy.rate else { return };
+        let due = due(self.job.moved.fetch_add(len, Relaxed), rate);
+        let early = due.saturating_sub(self.job.began.elapsed());
+        if !early.is_zero() {
+            io.sleep(u64::try_from(early.as_nanos()).unwrap_or(u64::MAX)).await;
+        }
+    }
+
+    /// Read a piece; where that fails and what can be had is to be, sector by sector.
+    async fn read(&self, io: &Io, at: u64, mem: Mem) -> Result<(), CopyError> {
+        let end = serve(&self.from, io, Kind::Read, at, mem).await;
+        let (Err(error), Some(tell)) = (end, self.job.copy.salvage) else {
+            let len = mem.len() as u64;
+            return end.map_err(|error| CopyError::Read { offset: at, len, error });
+        };
+        let step = self.from.info().request_alignment.max(512) as usize;
+        let mut lost = (at, 0, error);
+        for from in (0..mem.len()).step_by(step) {
+            let part = mem.window(from, step.min(mem.len() - from));
+            let (offset, len) = (at + from as u64, part.len() as u64);
+            let Err(error) = serve(&self.from, io, Kind::Read, offset, part).await else {
+                continue;
+            };
+            part.zero();
+            if lost.0 + lost.1 != offset && lost.1 > 0 {
+                tell(lost.0, lost.1, lost.2);
+                lost.1 = 0;
+            }
+            lost = if lost.1 == 0 { (offset, len, error) } else { (lost.0, lost.1 + len, error) };
+        }
+        if lost.1 > 0 {
+            tell(lost.0, lost.1, lost.2);
         }
         Ok(())
     }
@@ -319,7 +391,26 @@ impl Hands {
     }
 }
 
+/// When the byte behind so many may be moved, at so many bytes in a second.
+fn due(moved: u64, rate: u64) -> Duration {
+    let nanos = u128::from(moved) * 1_000_000_000 / u128::from(rate.max(1));
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
 async fn serve(vbd: &Vbd, io: &Io, kind: Kind, offset: u64, mem: Mem) -> Result<(), Error> {
     let request = Request { kind, offset, len: mem.len() as u64, mem, fua: false };
     vbd.serve(io, request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_says_when_bytes_are_due() {
+        assert_eq!(due(0, 1), Duration::ZERO);
+        assert_eq!(due(3 << 20, 2 << 20), Duration::from_millis(1500));
+        assert_eq!(due(1000, 0), Duration::from_secs(1000));
+        assert_eq!(due(u64::MAX, 1), Duration::from_nanos(u64::MAX));
+    }
 }

@@ -174,15 +174,15 @@ impl Vbd {
             Kind::Flush => self.flush(io).await,
             _ if self.info().read_only => Err(Error::ReadOnly),
             Kind::Write => {
-                self.note(request);
+                self.note(offset, len);
                 self.write(io, offset, mem, self.durable(request)).await
             }
             Kind::Discard => {
-                self.note(request);
+                self.note(offset, len);
                 self.discard(io, offset, len, Discard::Free, self.durable(request)).await
             }
             Kind::WriteZeroes { unmap, fast } => {
-                self.note(request);
+                self.note(offset, len);
                 self.write_zeroes(io, offset, len, unmap, fast, self.durable(request)).await
             }
         }
@@ -191,9 +191,9 @@ impl Vbd {
     /// Note in bitmaps what is about to change: before anything does, for the server may be killed in
     /// the middle of it.
     #[inline]
-    fn note(&self, request: &Request) {
+    fn note(&self, offset: u64, len: u64) {
         if let Some(bitmaps) = &self.bitmaps {
-            bitmaps.note(request.offset, request.len);
+            bitmaps.note(offset, len);
         }
     }
 
@@ -238,6 +238,7 @@ impl Vbd {
             return Err(Error::Range);
         }
         let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
+        self.note(offset, bytes.len() as u64);
         self.image.compress(io, offset, bytes).await
     }
 

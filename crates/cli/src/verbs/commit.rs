@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, open_on, qcow2};
-use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
+use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
 use super::chain;
@@ -43,6 +43,10 @@ pub(crate) struct CommitArgs {
     /// Leave the overlay as it is, instead of emptying it
     #[arg(short = 'd', long)]
     keep: bool,
+
+    /// Read no more than so many bytes in a second
+    #[arg(short, long, value_name = "SIZE", value_parser = names::size)]
+    rate: Option<u64>,
 
     /// How host caching is used for the image written to
     #[arg(short = 't', long, value_enum, value_name = "MODE", default_value = "writeback")]
@@ -98,19 +102,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     let size = from.size();
     let progress = Arc::new(Progress::default());
     let bar = Bar::show(args.talk, &progress, size);
-    let job = Copy {
-        from,
-        to: to.fork(),
-        range: 0..size,
-        to_offset: 0,
-        layers: 0..depth as u32,
-        unless_in: None,
-        zeroed: false,
-        sparse: 4096,
-        piece: 1 << 20,
-        compress: None,
-        crew: Crew::of(8),
-    };
+    let job = Copy { layers: 0..depth as u32, rate: args.rate, ..Copy::new(from, to.fork()) };
     copy(job, &progress).with_context(|| {
         format!(
             "{} holds a part of the overlay, which is as it was: commit again",

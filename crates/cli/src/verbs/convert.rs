@@ -96,6 +96,18 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     parallel: Option<u16>,
 
+    /// Read no more than so many bytes in a second
+    #[arg(short, long, value_name = "SIZE", value_parser = names::size)]
+    rate: Option<u64>,
+
+    /// Go on where the source cannot be read, with zeros instead; what was lost is told
+    #[arg(long)]
+    salvage: bool,
+
+    /// Taken for the sake of qemu-img: how bytes are copied is for Ringtap to choose
+    #[arg(short = 'C', hide = true)]
+    copy_range: bool,
+
     /// Taken for the sake of qemu-img: writes go out of order anyway, within a few MiB
     #[arg(short = 'W', long)]
     out_of_order: bool,
@@ -372,9 +384,6 @@ fn write(
     for from in from {
         let size = from.size();
         let job = Copy {
-            from,
-            to: to.fork(),
-            range: 0..size,
             to_offset,
             layers: layers.clone(),
             unless_in: base.as_ref().map(Vbd::fork),
@@ -382,12 +391,23 @@ fn write(
             sparse: args.sparse as usize,
             piece,
             compress,
+            rate: args.rate,
+            salvage: args.salvage.then_some(if args.talk.quiet { |_, _, _| {} } else { lost }),
             crew,
+            ..Copy::new(from, to.fork())
         };
         copy(job, &progress)?;
         to_offset += size;
     }
     Ok(())
+}
+
+/// Tell of bytes that could not be read.
+fn lost(offset: u64, len: u64, error: ringtap_image::Error) {
+    eprintln!(
+        "ringtap: warning: {len} bytes at {offset} of the source could not be read, and are zeros \
+         now: {error}"
+    );
 }
 
 /// Flush and close a target that is whole now.

@@ -1,5 +1,6 @@
 //! The verbs that make, look at and change images, with the habits of qemu-img.
 
+pub(crate) mod amend;
 mod bar;
 pub(crate) mod bitmap;
 mod chain;
@@ -10,6 +11,7 @@ pub(crate) mod convert;
 pub(crate) mod create;
 pub(crate) mod info;
 pub(crate) mod map;
+pub(crate) mod measure;
 mod offline;
 pub(crate) mod rebase;
 pub(crate) mod resize;

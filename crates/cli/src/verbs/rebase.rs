@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, qcow2};
-use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
+use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
 use super::chain;
@@ -118,18 +118,11 @@ fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow
     let progress = Arc::new(Progress::default());
     let bar = Bar::show(args.talk, &progress, size);
     let job = Copy {
-        from: overlay.fork(),
-        to: overlay.fork(),
-        range: 0..size,
-        to_offset: 0,
         // The overlay's own content stays where it is.
         layers: 1..u32::MAX,
         zeroed: below.is_none(),
         unless_in: below,
-        sparse: 4096,
-        piece: 1 << 20,
-        compress: None,
-        crew: Crew::of(8),
+        ..Copy::new(overlay.fork(), overlay.fork())
     };
     copy(job, &progress)?;
     finish(overlay, file)?;

@@ -231,6 +231,46 @@ impl Recipe {
         end
     }
 
+    /// What a qcow2 image is to be. Its size must be known.
+    pub(crate) fn qcow2_options(&self, secret: Option<&Secret>) -> anyhow::Result<CreateOptions> {
+        let mut options = CreateOptions {
+            size: self.size.unwrap_or(0),
+            backing_file: self.backing.as_ref().map(|it| it.name.clone()),
+            backing_format: self.backing.as_ref().map(|it| it.format.name().to_owned()),
+            // A write to an overlay then copies nothing of the image below.
+            extended_l2: self.backing.is_some(),
+            ..CreateOptions::default()
+        };
+        let mut cipher = "off";
+        for (key, value) in &self.options {
+            match key.as_str() {
+                "encrypt.format" => cipher = value,
+                _ => options.set(key, value).map_err(Fault::Usage)?,
+            }
+        }
+        match (cipher, secret) {
+            ("off", _) => {}
+            ("luks", Some(secret)) => {
+                // LUKS1: QEMU reads nothing else inside qcow2.
+                let own = luks::CreateOptions {
+                    version: luks::Version::Luks1,
+                    ..luks::CreateOptions::default()
+                };
+                options.luks = Some(luks::create_header(&own, secret)?.0);
+            }
+            ("luks", None) => return Err(no_secret()),
+            (other, _) => {
+                let why = format!("encrypt.format={other}: only luks is possible");
+                return Err(Fault::Usage(why).into());
+            }
+        }
+        let own_choice = self.options.iter().any(|(key, _)| key == "extended_l2");
+        if !own_choice && (options.version == 2 || options.cluster_size < 16 << 10) {
+            options.extended_l2 = false;
+        }
+        Ok(options)
+    }
+
     fn write(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<()> {
         // Until it is whole again, what was written down is no longer so.
         if path.exists() {
@@ -254,42 +294,7 @@ impl Recipe {
                 make_raw(path, size, how)?;
             }
             Format::Qcow2 => {
-                let mut options = CreateOptions {
-                    size,
-                    backing_file: self.backing.as_ref().map(|it| it.name.clone()),
-                    backing_format: self.backing.as_ref().map(|it| it.format.name().to_owned()),
-                    // A write to an overlay then copies nothing of the image below.
-                    extended_l2: self.backing.is_some(),
-                    ..CreateOptions::default()
-                };
-                let mut cipher = "off";
-                for (key, value) in &self.options {
-                    match key.as_str() {
-                        "encrypt.format" => cipher = value,
-                        _ => options.set(key, value).map_err(Fault::Usage)?,
-                    }
-                }
-                match (cipher, secret) {
-                    ("off", _) => {}
-                    ("luks", Some(secret)) => {
-                        // LUKS1: QEMU reads nothing else inside qcow2.
-                        let own = luks::CreateOptions {
-                            version: luks::Version::Luks1,
-                            ..luks::CreateOptions::default()
-                        };
-                        options.luks = Some(luks::create_header(&own, secret)?.0);
-                    }
-                    ("luks", None) => return Err(no_secret()),
-                    (other, _) => {
-                        let why = format!("encrypt.format={other}: only luks is possible");
-                        return Err(Fault::Usage(why).into());
-                    }
-                }
-                let own_choice = self.options.iter().any(|(key, _)| key == "extended_l2");
-                if !own_choice && (options.version == 2 || options.cluster_size < 16 << 10) {
-                    options.extended_l2 = false;
-                }
-                make_qcow2(path, options)?;
+                make_qcow2(path, self.qcow2_options(secret)?)?;
             }
             Format::Vhd => {
                 let mut options = vhd::CreateOptions {

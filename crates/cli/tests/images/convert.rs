@@ -188,3 +188,66 @@ fn snapshots_and_bitmaps_are_converted_as_qemu_does() {
     let said = bench.ends("ringtap convert -f qcow2 --bitmaps b.qcow2 none.raw", 2);
     assert!(said.contains("no bitmaps"), "{said}");
 }
+
+#[test]
+fn what_can_be_read_is_saved_and_the_rest_told() {
+    let bench = Bench::new();
+    fs::write(bench.path("a.raw"), content(1 << 20)).expect("a disk");
+    bench.ok("qemu-img convert -f raw -c a.raw -O qcow2 a.qcow2");
+    let mut bytes = fs::read(bench.path("a.qcow2")).expect("an image");
+    let be64 = |at: u64| {
+        let at = at as usize;
+        u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    };
+    // A compressed cluster that is none.
+    let l2 = be64(be64(40)) & 0x00ff_ffff_ffff_fe00;
+    let entry = (0..16).map(|index| be64(l2 + index * 8)).find(|entry| entry >> 62 & 1 == 1);
+    let at = entry.expect("a compressed cluster") as usize & 0x003f_ffff_ffff_ffff;
+    bytes[at..at + 40].fill(0xff);
+    fs::write(bench.path("a.qcow2"), bytes).expect("damage");
+    let said = bench.ends("ringtap convert -f qcow2 a.qcow2 ours.raw", 1);
+    assert!(said.contains("source failed"), "{said}");
+    let said = bench.ok("ringtap convert -f qcow2 --salvage a.qcow2 ours.raw");
+    assert!(said.contains("65536 bytes at"), "{said}");
+    bench.ok("qemu-img convert -f qcow2 --salvage -q a.qcow2 -O raw theirs.raw");
+    bench.ok("cmp ours.raw theirs.raw");
+    assert_eq!(bench.ok("ringtap convert -f qcow2 --salvage -q a.qcow2 ours.raw"), "");
+}
+
+#[test]
+fn options_typed_for_qemu_img_work_or_say_what_to_write() {
+    let bench = Bench::new();
+    fs::write(bench.path("a.raw"), content(3 << 20)).expect("a disk");
+    bench.ok("ringtap convert -q -f raw -T none -t none -m 8 -W -C -S 64k a.raw -O qcow2 b.qcow2");
+    bench.same("a.raw", "b.qcow2");
+    let said = bench.ok("ringtap convert -p -U -f qcow2 b.qcow2 -O raw c.raw");
+    assert!(said.contains("(100.00/100%)"), "{said}");
+    bench.ok("cmp a.raw c.raw");
+    bench.ok("ringtap convert -f raw -r 8M -S 0 a.raw d.raw");
+    bench.ok("cmp a.raw d.raw");
+    for (line, wanted) in [
+        ("ringtap convert --object secret,id=s a.raw b.raw", "--secret"),
+        ("ringtap convert --image-opts driver=raw b.raw", "-f FORMAT"),
+        ("ringtap info --object secret,id=s a.raw", "--secret"),
+    ] {
+        let said = bench.ends(line, 2);
+        assert!(said.contains(wanted), "{line}: {said}");
+    }
+}
+
+#[test]
+fn what_is_compressed_is_noted_in_bitmaps() {
+    let bench = Bench::new();
+    fs::write(bench.path("a.raw"), content(3 << 20)).expect("a disk");
+    for (image, program) in [("ours", "ringtap"), ("theirs", "qemu-img")] {
+        for name in [image, "bits"] {
+            bench.ok(&format!("qemu-img create -q -f qcow2 {name}.qcow2 4M"));
+            bench.ok(&format!("qemu-img bitmap --add -g 64k {name}.qcow2 b"));
+        }
+        let options = "-q -n --target-is-zero -f raw -c a.raw -O qcow2";
+        bench.ok(&format!("{program} convert {options} {image}.qcow2"));
+        bench.ok(&format!("qemu-img bitmap --merge b -F qcow2 -b {image}.qcow2 bits.qcow2 b"));
+        fs::rename(bench.path("bits.qcow2"), bench.path(image)).expect("renamed");
+    }
+    bench.ok("cmp ours theirs");
+}

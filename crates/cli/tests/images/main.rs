@@ -9,6 +9,7 @@ use serde_json::Value;
 
 mod bench;
 mod convert;
+mod measure;
 mod vhd;
 
 use bench::{Bench, operations};

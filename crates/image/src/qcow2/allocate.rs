@@ -204,7 +204,7 @@ impl Shared {
     }
 
     /// Whether no cluster at all is to be had.
-    fn plan_is_hopeless(&self) -> bool {
+    pub(super) fn plan_is_hopeless(&self) -> bool {
         let mut state = self.state();
         match state.space.take_any(1) {
             Some(taken) => {

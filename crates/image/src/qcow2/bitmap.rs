@@ -166,7 +166,11 @@ pub(super) fn find(
 ) -> Result<usize, ToolError> {
     entries.iter().position(|entry| entry.name == name).ok_or_else(|| {
         let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-        image.refused(format!("it has no bitmap {name:?}; those it has: {names:?}"))
+        let there = match names.is_empty() {
+            true => "none; ringtap bitmap --add makes one".to_owned(),
+            false => format!("{names:?}"),
+        };
+        image.refused(format!("it has no bitmap {name:?}; those it has: {there}"))
     })
 }
 
@@ -237,7 +241,7 @@ pub(super) async fn put_bits(
     entry.table_size = table.len() as u32;
     entry.table_offset = match table.is_empty() {
         true => 0,
-        false => rewrite.put(super::bytes::table(&table)).await?,
+        false => rewrite.put(crate::bytes::table(&table)).await?,
     };
     Ok(())
 }

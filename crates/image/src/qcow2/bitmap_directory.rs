@@ -1,9 +1,9 @@
 //! The directory of persistent bitmaps (docs/interop/qcow2 of QEMU: "Bitmaps").
 
-use super::bytes::{be16, be32, be64};
 use super::header::{MAX_NAME, OFFSET_MASK};
 use super::offline::Offline;
 use super::tool::ToolError;
+use crate::bytes::{be16, be32, be64};
 
 /// The most bytes of a directory.
 const MAX_DIRECTORY: u64 = 64 << 20;

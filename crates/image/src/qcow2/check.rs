@@ -378,7 +378,7 @@ impl Round<'_, '_> {
         rewrite.set_flags(&mut l1).await?;
         if l1 != self.tables.l1 || l1_shared {
             rewrite.add(l1_offset, u64::from(l1_len) * 8, -1).await?;
-            let at = rewrite.put(super::bytes::table(&l1)).await?;
+            let at = rewrite.put(crate::bytes::table(&l1)).await?;
             rewrite.image.header.l1_offset = at;
         }
         // What is written to must not be said to be what others keep up to date.

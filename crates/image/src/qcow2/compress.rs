@@ -19,7 +19,7 @@ use super::entry::Entry;
 use super::header::COPIED;
 use super::space::Taken;
 use super::table::Lookup;
-use super::{Compression, PAUSE, Shared, State};
+use super::{Compression, PAUSE, Sabotage, Shared, State};
 use crate::Error;
 
 thread_local! {
@@ -142,7 +142,10 @@ impl Shared {
         let mut pointed = 0;
         let end = async {
             self.place_all(io, &batch.packed, &mut places).await?;
-            self.write_packed(io, &batch.bytes, &places).await?;
+            let late = self.does(Sabotage::PackedLate);
+            if !late {
+                self.write_packed(io, &batch.bytes, &places).await?;
+            }
             // What was decoded of a host cluster's former content is past.
             self.decoder.forget();
             for place in &places {
@@ -151,7 +154,7 @@ impl Shared {
                 self.point(io, place.cluster, Entry { word, bitmap: 0 }).await?;
                 pointed += 1;
             }
-            Ok(())
+            if late { self.write_packed(io, &batch.bytes, &places).await } else { Ok(()) }
         };
         let end = end.await;
         if end.is_err() {
@@ -177,6 +180,7 @@ impl Shared {
         while !self.place_some(pieces, places, full) {
             match self.grow(io).await {
                 Err(Error::Full) if !full => full = true,
+                Err(Error::Full) => self.reclaim(io).await?,
                 end => end?,
             }
         }
@@ -204,6 +208,18 @@ impl Shared {
             packing.references = 0;
         }
         places.len() == pieces.len()
+    }
+
+    /// Where there is no room: let flushes bring back what was released lately, or say that it is full.
+    async fn reclaim(&self, io: &Io) -> Result<(), Error> {
+        // The first makes it stable that nothing refers to it, the second counts that.
+        for _ in 0..2 {
+            self.flush(io).await?;
+            if !self.plan_is_hopeless() {
+                return Ok(());
+            }
+        }
+        Err(Error::Full)
     }
 
     fn sector(&self) -> u64 {
@@ -242,7 +258,9 @@ impl Shared {
         };
         for cluster in first..=last {
             if cluster == first && shared > 0 {
-                state.shared.push(cluster..cluster + 1);
+                if !self.does(Sabotage::SharedUncounted) {
+                    state.shared.push(cluster..cluster + 1);
+                }
             } else {
                 state.refer(cluster..cluster + 1);
             }
@@ -275,7 +293,13 @@ impl Shared {
         let mut rest = bytes;
         while !rest.is_empty() {
             let count = rest.len().div_ceil(1 << bits) as u64;
-            let taken = self.take_clusters(io, count).await?.clusters;
+            let taken = match self.take_clusters(io, count).await {
+                Err(Error::Full) => {
+                    self.reclaim(io).await?;
+                    continue;
+                }
+                taken => taken?.clusters,
+            };
             let len = (((taken.end - taken.start) << bits) as usize).min(rest.len());
             let (part, after) = rest.split_at(len);
             rest = after;

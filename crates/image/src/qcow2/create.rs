@@ -136,6 +136,15 @@ impl CreateOptions {
         Ok(())
     }
 
+    /// Bytes of the image's file once every cluster of its disk is written, data and tables. The error
+    /// says what would be right.
+    pub fn full_size(&self) -> Result<u64, &'static str> {
+        self.check()?;
+        let preallocation = Preallocation::Metadata;
+        let plan = plan(&CreateOptions { preallocation, ..self.clone() })?;
+        Ok(plan.end << plan.header.cluster_bits)
+    }
+
     /// What does not go together, or cannot be.
     fn check(&self) -> Result<(), &'static str> {
         let bits = self.cluster_size.trailing_zeros();

@@ -1,7 +1,7 @@
 //! Header extensions (docs/interop/qcow2 of QEMU: "Header extensions").
 
-use super::bytes::{be32, be64};
 use super::header::HeaderError;
+use crate::bytes::{be32, be64};
 
 /// The backing file's format, a string.
 pub const BACKING_FORMAT: u32 = 0xe279_2aca;

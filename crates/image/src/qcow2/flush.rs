@@ -307,7 +307,7 @@ impl Shared {
         let size = (L1_BLOCK * 8) as u64;
         for (block, entries) in &work.l1 {
             let at = self.header.l1_offset + *block as u64 * size;
-            self.container.write(io, at, &super::bytes::table(entries)).await?;
+            self.container.write(io, at, &crate::bytes::table(entries)).await?;
         }
         Ok(())
     }

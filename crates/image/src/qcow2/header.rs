@@ -2,8 +2,8 @@
 
 use ringtap_io::Io;
 
-use super::bytes::{be32, be64, take};
 use super::extension::{self, Bitmaps, Encryption, Extension};
+use crate::bytes::{be32, be64, take};
 use crate::{Container, Error, OpenError};
 
 /// `QFI\xfb`.

@@ -8,7 +8,7 @@ use ringtap_io::{Io, Mem};
 use super::entry::{Entry, Kind};
 use super::header::{COPIED, L1_RESERVED, incompatible};
 use super::table::Lookup;
-use super::{PAUSE, Shared, State, bytes};
+use super::{PAUSE, Shared, State};
 use crate::{Error, Extent};
 
 /// The most that is remembered of where the image's own structures lie.
@@ -132,7 +132,7 @@ impl Shared {
     fn end_loading(&self, slice: u64, read: Result<Vec<u8>, Error>) -> Result<bool, Error> {
         let mut state = self.state();
         state.cache.loading.remove(&slice);
-        let words = bytes::entries(&read?);
+        let words = crate::bytes::entries(&read?);
         let installed = state.cache.install(&self.tables, slice, &words);
         if installed && !self.info.read_only && state.cache.is_first(slice) {
             self.look_for_overlaps(&state, slice);

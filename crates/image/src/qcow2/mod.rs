@@ -17,12 +17,12 @@ use crate::{
 };
 
 mod allocate;
+mod amend;
 mod at_snapshot;
 mod bitmap;
 pub mod bitmap_directory;
 mod bitmap_set;
 mod bits;
-pub mod bytes;
 mod chain;
 mod check;
 mod compress;
@@ -55,6 +55,7 @@ mod together;
 mod tool;
 mod walk;
 
+pub use amend::{Amendment, amend};
 pub use at_snapshot::SnapshotName;
 pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;

@@ -2,10 +2,10 @@
 
 use ringtap_io::Io;
 
-use super::bytes::{entries, table};
 use super::header::{HeaderError, autoclear, incompatible};
 use super::tool::{ToolError, failed};
 use super::{Header, extension};
+use crate::bytes::{entries, table};
 use crate::{Container, Error, OpenError};
 
 /// What a disk writes whole or not at all.

@@ -16,7 +16,7 @@ use super::header::{COPIED, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
 use super::space::Space;
 use super::table::{Cache, Tables};
-use super::{Crypt, Header, Qcow2, Repair, Shared, State, bytes, check};
+use super::{Crypt, Header, Qcow2, Repair, Shared, State, check};
 use crate::{Container, Error, Grace, Image, Info, OpenError, RestartLog, SectorCipher};
 
 /// Memory for L2 tables, unless told otherwise.
@@ -66,6 +66,10 @@ pub enum Sabotage {
     RestartLogIgnored,
     /// A flush drops what was noted while it was under way, too.
     RestartLogDropped,
+    /// Entries of compressed clusters are set before those are written.
+    PackedLate,
+    /// Compressed clusters in a host cluster that others are in are not counted.
+    SharedUncounted,
     /// Bitmaps in use are not marked in the image as such.
     BitmapsNotMarked,
     /// Writes are not noted in bitmaps.
@@ -251,7 +255,7 @@ async fn read_table(
     while at < end {
         let mut piece = vec![0; PIECE.min(end - at) as usize];
         container.read(io, at, &mut piece).await?;
-        table.extend(bytes::entries(&piece));
+        table.extend(crate::bytes::entries(&piece));
         at += piece.len() as u64;
     }
     Ok(table)

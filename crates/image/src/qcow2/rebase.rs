@@ -2,12 +2,12 @@
 
 use ringtap_io::Io;
 
-use super::bytes::table;
 use super::extension::BACKING_FORMAT;
 use super::header::{MAX_NAME, autoclear, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
 use super::tool::ToolError;
+use crate::bytes::table;
 use crate::{Container, Format};
 
 /// Let the image name another backing file, or none. Nothing else changes: that what it reads as

@@ -6,7 +6,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use super::bytes;
 use super::header::{Header, MAX_REFCOUNT_TABLE_BYTES, REFCOUNT_OFFSET_MASK};
 
 /// Blocks that need not be written are kept in memory up to so many bytes.
@@ -244,7 +243,7 @@ impl Refcounts {
         }
         writes.blocks.sort_unstable_by_key(|(_, offset, _)| *offset);
         if let Some(place) = self.next_place {
-            writes.moved = Some((place, bytes::table(&self.table)));
+            writes.moved = Some((place, crate::bytes::table(&self.table)));
             self.dirty_table.clear();
             return writes;
         }

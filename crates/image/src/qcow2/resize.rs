@@ -6,7 +6,6 @@
 use ringtap_io::Io;
 
 use super::bitmap::resize_bitmaps;
-use super::bytes::table;
 use super::compressed;
 use super::header::{COMPRESSED, COPIED, MAX_L1_BYTES, OFFSET_MASK, ZERO, autoclear, incompatible};
 use super::offline::Offline;
@@ -14,6 +13,7 @@ use super::rewrite::Rewrite;
 use super::tool::{ToolError, failed};
 use super::{Crypt, snapshot_table};
 use crate::Container;
+use crate::bytes::table;
 
 /// How to change the size of a disk.
 #[derive(Clone, Copy, Debug, Default)]

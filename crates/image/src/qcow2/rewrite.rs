@@ -249,7 +249,7 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
             let mut table = self.image.read_l2(offset).await?;
             if self.set_l2_flags(&mut table).await? {
                 self.add(offset, 1, -1).await?;
-                *entry = self.put(super::bytes::table(&table)).await? | COPIED;
+                *entry = self.put(crate::bytes::table(&table)).await? | COPIED;
             } else {
                 let once = self.get(self.image.cluster_of(offset)).await? == 1;
                 *entry = offset | if once { COPIED } else { 0 };

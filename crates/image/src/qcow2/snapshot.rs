@@ -4,7 +4,6 @@
 
 use ringtap_io::Io;
 
-use super::bytes::table;
 use super::header::{MAX_L1_BYTES, MAX_SNAPSHOTS, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
@@ -12,6 +11,7 @@ use super::snapshot_table::{self, Snapshot};
 use super::tool::ToolError;
 use super::{bitmap_directory, bitmap_directory::flag};
 use crate::Container;
+use crate::bytes::table;
 
 /// The image's snapshots, oldest first.
 pub async fn list_snapshots(io: &Io, container: &Container) -> Result<Vec<Snapshot>, ToolError> {

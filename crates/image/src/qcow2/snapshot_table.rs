@@ -1,9 +1,9 @@
 //! The table of internal snapshots (docs/interop/qcow2 of QEMU: "Snapshots").
 
-use super::bytes::{be16, be32, be64};
 use super::header::MAX_L1_BYTES;
 use super::offline::Offline;
 use super::tool::ToolError;
+use crate::bytes::{be16, be32, be64};
 
 /// The most bytes of a snapshot table.
 const MAX_TABLE: u64 = 64 << 20;

@@ -37,6 +37,7 @@ use std::fmt::Display;
 
 use ringtap_io::Io;
 
+use crate::container::{malformed, os};
 use crate::{Container, Error, OpenError};
 
 pub use check::{Report, check};
@@ -66,19 +67,5 @@ async fn end_with_footer(
 }
 
 fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
-    OpenError::Malformed {
-        format: "VHD",
-        path: container.path().to_owned(),
-        offset: at,
-        found: found.to_string(),
-        advice,
-    }
-}
-
-fn os(container: &Container, what: &'static str, error: Error) -> OpenError {
-    OpenError::Os {
-        what,
-        path: container.path().to_owned(),
-        source: std::io::Error::from_raw_os_error(error.errno()),
-    }
+    malformed("VHD", container, at, found, advice)
 }

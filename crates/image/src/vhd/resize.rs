@@ -1,12 +1,16 @@
 //! Making a VHD larger; a fixed one smaller, too.
 //!
-//! Whenever the power is cut, one of the footers counts, and it tells the old size or the new one.
+//! Whenever the power is cut, one of the footers counts, and it tells the old size or the new one. The
+//! only footer of a fixed disk is at the file's end: there it is up to the file system that a file is
+//! never longer than what was written to it, as with ext4, XFS and btrfs; elsewhere the disk's bytes
+//! are left without a footer, and the image is refused.
 
 use ringtap_io::Io;
 
 use super::footer::{Footer, Kind, MOST, SECTOR};
 use super::header::LEN;
 use super::layout::Layout;
+use super::sabotage::{Sabotage, asked};
 use super::{BLOCK_ALIGN, bad, end_with_footer, os};
 use crate::{Container, Error, OpenError};
 
@@ -46,14 +50,17 @@ pub async fn resize(io: &Io, container: &Container, size: u64) -> Result<(), Ope
                 let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.to_be_bytes()).collect();
                 // The footer that this covers has its copy at byte 0.
                 head(io, container, &layout.footer).await.map_err(failed)?;
+                let whole: [u8; LEN] = header.to_bytes();
+                // All that changes lies in one sector.
+                let changed = whole.get(..SECTOR as usize).unwrap_or(&whole);
+                if asked(Sabotage::TableLate) {
+                    container.write(io, footer.header_at, changed).await.map_err(failed)?;
+                }
                 container.write(io, header.table_at, &bytes).await.map_err(failed)?;
                 // A map of full blocks must not be taken for one.
                 data_end = header.table_at + header.table_size();
                 end_with_footer(io, container, &layout.footer, data_end).await.map_err(failed)?;
-                // All that changes lies in one sector.
-                let bytes: [u8; LEN] = header.to_bytes();
-                let first = bytes.get(..SECTOR as usize).unwrap_or(&bytes);
-                container.write(io, footer.header_at, first).await.map_err(failed)?;
+                container.write(io, footer.header_at, changed).await.map_err(failed)?;
                 container.sync(io).await.map_err(failed)?;
             }
             head(io, container, &footer).await.map_err(failed)?;
@@ -78,8 +85,8 @@ async fn fixed(io: &Io, container: &Container, old: u64, footer: &Footer) -> Res
         // The old footer, as far as it is not the new one.
         let len = (size - old).min(SECTOR) as usize;
         container.write(io, old, &vec![0; len]).await?;
-    } else {
-        container.set_len(io, size + SECTOR).await?;
     }
+    // Whole blocks may have made it longer.
+    container.set_len(io, size + SECTOR).await?;
     container.sync(io).await
 }

@@ -11,6 +11,10 @@ pub enum Sabotage {
     BitsFirst,
     /// Room on a device is taken for zeros.
     RoomIsZeros,
+    /// A resize names its new table before that is stable.
+    TableLate,
+    /// A repair moves the footer at the end while the copy at the beginning may be bad.
+    CopyLate,
 }
 
 #[cfg(feature = "sabotage")]
@@ -18,15 +22,27 @@ thread_local! {
     static NEXT: std::cell::Cell<Option<Sabotage>> = const { std::cell::Cell::new(None) };
 }
 
-/// Images that this thread opens from now on are broken so.
+/// Images that this thread opens from now on are broken so, and the tools it uses. Gives how they
+/// were before.
 #[cfg(feature = "sabotage")]
-pub fn sabotage(how: Option<Sabotage>) {
-    NEXT.set(how);
+pub fn sabotage(how: Option<Sabotage>) -> Option<Sabotage> {
+    NEXT.replace(how)
 }
 
 #[cfg(feature = "sabotage")]
 pub(super) fn of_thread() -> Option<Sabotage> {
     NEXT.get()
+}
+
+/// Whether a tool that this thread uses is to be broken so.
+#[cfg(feature = "sabotage")]
+pub(super) fn asked(how: Sabotage) -> bool {
+    of_thread() == Some(how)
+}
+
+#[cfg(not(feature = "sabotage"))]
+pub(super) fn asked(_: Sabotage) -> bool {
+    false
 }
 
 impl Shared {

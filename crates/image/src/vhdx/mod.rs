@@ -11,7 +11,8 @@ use std::path::Path;
 
 use ringtap_io::Io;
 
-use crate::{Boxed, Container, Error, Image, OpenError, OpenOptions};
+use crate::container::{malformed, os};
+use crate::{Boxed, Container, Image, OpenError, OpenOptions};
 
 use image::Vhdx;
 
@@ -40,19 +41,5 @@ pub async fn open_in(io: &Io, container: Container) -> Result<Box<dyn Image>, Op
 }
 
 fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
-    OpenError::Malformed {
-        format: "VHDX",
-        path: container.path().to_owned(),
-        offset: at,
-        found: found.to_string(),
-        advice,
-    }
-}
-
-fn os(container: &Container, what: &'static str, error: Error) -> OpenError {
-    OpenError::Os {
-        what,
-        path: container.path().to_owned(),
-        source: std::io::Error::from_raw_os_error(error.errno()),
-    }
+    malformed("VHDX", container, at, found, advice)
 }

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use ringtap_io::Io;
 
 use crate::beside::{self, Sought};
-use crate::{Boxed, Container, Error, Image, OpenError, OpenOptions};
+use crate::container::{malformed, os};
+use crate::{Boxed, Container, Image, OpenError, OpenOptions};
 
 use descriptor::{Descriptor, Part};
 use image::{Kind, Piece, Vmdk};
@@ -150,21 +151,7 @@ async fn read_descriptor(
 }
 
 fn bad(container: &Container, at: u64, found: impl Display, advice: &'static str) -> OpenError {
-    OpenError::Malformed {
-        format: "VMDK",
-        path: container.path().to_owned(),
-        offset: at,
-        found: found.to_string(),
-        advice,
-    }
-}
-
-fn os(container: &Container, what: &'static str, error: Error) -> OpenError {
-    OpenError::Os {
-        what,
-        path: container.path().to_owned(),
-        source: std::io::Error::from_raw_os_error(error.errno()),
-    }
+    malformed("VMDK", container, at, found, advice)
 }
 
 #[cfg(test)]

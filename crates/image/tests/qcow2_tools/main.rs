@@ -1,5 +1,6 @@
 //! The tools for qcow2 images at rest, judged by qemu-img.
 
+mod amend;
 mod bitmap;
 mod check;
 mod create;

@@ -12,12 +12,14 @@ use ringtap_image::qcow2::{
 };
 use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog, Traits};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut};
+use ringtap_sim::{
+    Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
+};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
-use crate::slow::Slow;
-
 use crate::common::Served;
+use crate::packs::{self, Packs};
+use crate::slow::Slow;
 
 /// Requests that a guest has under way at once.
 pub const SLOTS: usize = 6;
@@ -52,6 +54,8 @@ pub struct Bench {
     align: u64,
     pub sabotage: Option<Sabotage>,
     pub lie: Option<Lie>,
+    /// Whole clusters are written compressed.
+    pub packs: bool,
     table_memory: u64,
     /// The restart log's memory.
     words: Arc<[AtomicU64]>,
@@ -81,6 +85,7 @@ impl Bench {
             align,
             sabotage,
             lie,
+            packs: false,
             table_memory,
             words,
             beside,
@@ -240,6 +245,21 @@ impl Bench {
         self.size / SECTOR as u64
     }
 
+    /// Sectors of the clusters that are written compressed.
+    fn packed(&self) -> Option<u64> {
+        let options = self.layers.last().filter(|_| self.packs)?.options.as_ref()?;
+        Some(options.cluster_size / SECTOR as u64)
+    }
+
+    /// So many requests at random.
+    pub fn asks(&self, rng: &mut fastrand::Rng, count: usize) -> Vec<Ask> {
+        let mut asks = random_asks(rng, self.sectors(), count);
+        if let Some(cluster) = self.packed() {
+            packs::whole_clusters(rng, &mut asks, cluster, self.sectors());
+        }
+        asks
+    }
+
     pub fn guest(&self) -> Guest {
         Guest::new(self.sectors(), Promise::Flush)
     }
@@ -286,7 +306,7 @@ impl Bench {
         let slots = SLOTS / all.len();
         let mut asks = Some(asks);
         for tasks in &mut all {
-            let served = Rc::new(Served::new(vbd.fork()));
+            let served = Rc::new(Packs::new(vbd.fork(), self.packed()));
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
         self.turn_all(&mut all);

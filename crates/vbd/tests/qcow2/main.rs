@@ -11,6 +11,7 @@ mod grace;
 mod kill;
 mod large;
 mod oracle;
+mod packs;
 mod power_cut;
 mod sabotage;
 mod slow;

@@ -1,6 +1,6 @@
 //! Power cuts at any turn, over chains of images of every kind.
 
-use ringtap_sim::{SECTOR, random_asks};
+use ringtap_sim::SECTOR;
 
 use crate::bench::{Bench, Watch, seeds};
 
@@ -18,14 +18,17 @@ pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
             bench.disk.cut_power_at_turn(rng.u64(1..150));
         }
         let watch = Watch::new(&bench, &guest, every);
-        let asks = random_asks(&mut rng, bench.sectors(), ASKS);
+        let asks = bench.asks(&mut rng, ASKS);
         let close = rng.bool();
         bench.run(&guest, asks, close, Some(watch.clone())).map_err(|w| w.to_string())?;
         if let Some(wrong) = watch.wrong() {
             return Err(format!("a power cut would leave: {wrong}"));
         }
         let failures = guest.failures();
-        assert!(!sound || failures.is_empty(), "seed {}: {failures:?}", bench.seed);
+        // What is compressed goes to new room each time: a small device may have none before a flush.
+        let may_fail = |error: &str| !sound || bench.packs && error == "Full";
+        let allowed = failures.iter().all(|failure| may_fail(&failure.error));
+        assert!(allowed, "seed {}: {failures:?}", bench.seed);
         if close && !bench.disk.is_cut() {
             bench.disk.cut_power_at_turn(u64::MAX);
             let leaks = bench.check()?;
@@ -54,6 +57,15 @@ pub fn trial(mut bench: Bench, every: u64) -> Result<(), String> {
 fn power_cuts_leave_what_was_promised() {
     for seed in seeds(60) {
         if let Err(wrong) = trial(Bench::new(seed), 8) {
+            panic!("seed {seed}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn power_cuts_leave_what_was_compressed() {
+    for seed in seeds(40) {
+        if let Err(wrong) = trial(Bench::packing(seed), 8) {
             panic!("seed {seed}: {wrong}");
         }
     }

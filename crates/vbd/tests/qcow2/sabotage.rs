@@ -10,10 +10,13 @@ const TRIALS: u64 = 24;
 /// How many of them have to fail at least.
 const FEWEST: usize = 3;
 
+/// Makes a bench of a seed.
+type Make = fn(u64) -> Bench;
+
 /// Try many seeds, looking at a power cut in every `every`th turn.
-fn caught(every: u64, make: impl Fn(&mut Bench)) -> usize {
+fn caught(every: u64, new: Make, make: impl Fn(&mut Bench)) -> usize {
     let failing = (0..TRIALS).filter(|seed| {
-        let mut bench = Bench::new(*seed);
+        let mut bench = new(*seed);
         make(&mut bench);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trial(bench, every)))
             .is_ok_and(|end| end.is_err())
@@ -23,13 +26,16 @@ fn caught(every: u64, make: impl Fn(&mut Bench)) -> usize {
 
 #[test]
 fn broken_images_are_caught() {
-    for (sabotage, every) in [
-        (Sabotage::TablesFirst, 8),
-        (Sabotage::L1First, 8),
-        (Sabotage::RefcountsLate, 8),
-        (Sabotage::EarlyReuse, 2),
+    let (plain, packing): (Make, Make) = (Bench::new, Bench::packing);
+    for (sabotage, every, new) in [
+        (Sabotage::TablesFirst, 8, plain),
+        (Sabotage::L1First, 8, plain),
+        (Sabotage::RefcountsLate, 8, plain),
+        (Sabotage::EarlyReuse, 2, plain),
+        (Sabotage::PackedLate, 2, packing),
+        (Sabotage::SharedUncounted, 8, packing),
     ] {
-        let caught = caught(every, |bench| bench.sabotage = Some(sabotage));
+        let caught = caught(every, new, |bench| bench.sabotage = Some(sabotage));
         println!("{sabotage:?}: {caught} of {TRIALS}");
         assert!(caught >= FEWEST, "{sabotage:?} is hidden in all but {caught} of {TRIALS}");
     }
@@ -38,7 +44,7 @@ fn broken_images_are_caught() {
 #[test]
 fn lying_disks_are_caught() {
     for lie in [Lie::SyncDoesNothing, Lie::EarlyWrites, Lie::ZeroDoesNothing] {
-        let caught = caught(8, |bench| bench.lie = Some(lie));
+        let caught = caught(8, Bench::new, |bench| bench.lie = Some(lie));
         println!("{lie:?}: {caught} of {TRIALS}");
         assert!(caught >= FEWEST, "{lie:?} is hidden in all but {caught} of {TRIALS}");
     }

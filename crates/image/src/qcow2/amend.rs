@@ -1,0 +1,65 @@
+//! What an image says of itself, changed by one write of its header.
+
+use ringtap_io::Io;
+
+use super::extension;
+use super::header::compatible;
+use super::offline::Offline;
+use super::snapshot_table;
+use super::tool::ToolError;
+use crate::Container;
+
+/// What to change; what is none stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Amendment {
+    /// The version: 3, or what it is already.
+    pub version: Option<u32>,
+    /// Whether refcounts may lag behind while the image is in use.
+    pub lazy_refcounts: Option<bool>,
+}
+
+/// Change what an image at rest says of itself. A power cut leaves it as it was or as it is to be.
+pub async fn amend(io: &Io, container: &Container, amendment: &Amendment) -> Result<(), ToolError> {
+    let mut image = Offline::open_to_change(io, container).await?;
+    match (image.header.version, amendment.version) {
+        (2, Some(3)) => upgrade(&mut image).await?,
+        (from, Some(to)) if from != to => {
+            let why = "an image of version 3 does not become one of version 2 where it is: convert \
+                       it with -o compat=0.10";
+            return Err(image.refused(why));
+        }
+        _ => {}
+    }
+    match amendment.lazy_refcounts {
+        Some(true) if image.header.version < 3 => {
+            return Err(image.refused("lazy_refcounts needs version 3: add compat=1.1"));
+        }
+        Some(true) if image.header.data_file().is_some() => {
+            return Err(image.refused("lazy_refcounts has no meaning with an external data file"));
+        }
+        Some(true) => image.header.compatible |= compatible::LAZY_REFCOUNTS,
+        Some(false) => image.header.compatible &= !compatible::LAZY_REFCOUNTS,
+        None => {}
+    }
+    image.write_header().await
+}
+
+/// Everything of version 2 means the same in version 3, but that its snapshots must tell how large the
+/// disk was.
+async fn upgrade(image: &mut Offline<'_>) -> Result<(), ToolError> {
+    let (snapshots, _) = snapshot_table::read(image).await?;
+    if let Some(snapshot) = snapshots.iter().find(|snapshot| snapshot.disk_size.is_none()) {
+        return Err(image.refused(format!(
+            "snapshot {:?} does not tell how large the disk was, as version 3 wants it: delete it, \
+             or convert the image",
+            snapshot.name
+        )));
+    }
+    image.header.version = 3;
+    image.header.extensions.push(extension::our_feature_names());
+    if image.header.to_bytes().is_err() {
+        // Small clusters: the table is only for other programs' messages.
+        image.header.extensions.pop();
+    }
+    Ok(())
+}
