@@ -41,6 +41,7 @@ bench:
 	$(TARGET)/release/formats
 	$(TARGET)/release/luks
 	$(TARGET)/release/nbd
+	$(TARGET)/release/ublk
 	$(TARGET)/release/idle
 
 # Built where it is missing only, so that `sudo make install` needs no Rust.

@@ -178,14 +178,15 @@ impl Results {
 
 /// The order of `count` arms in a round: each round begins with another arm, and goes forwards and
 /// backwards in turn, so that no arm always runs first or always after the same one.
-fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| {
         let step = if round % 2 == 0 { i } else { count - i };
         (round + step) % count
     })
 }
 
-fn progress(length: u64) -> ProgressBar {
+/// A bar of so many steps.
+pub fn progress(length: u64) -> ProgressBar {
     let bar = ProgressBar::new(length);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}") {
         bar.set_style(style);
