@@ -384,13 +384,21 @@ fn is_for_ordinary_users_too(lab: &Lab) {
          chown 1000 /mnt/files/own
          user='setpriv --reuid=1000 --regid=1000 --clear-groups'
          # Killed while it waits for the device's file to become its own: not a block device yet.
-         $user /tmp/ringtap serve /mnt/files/own -f raw --ublk >/dev/null 2>&1 &
-         echo $! >/tmp/u.pid
-         for i in $(seq 600); do [ -e /dev/ublkc0 ] && break; sleep 0.1; done
-         crash u
-         list
-         /tmp/ringtap list --reap 2>&1
-         none
+         # The next server removes what is left, and so does --reap.
+         for who in server reap; do
+             $user /tmp/ringtap serve /mnt/files/own -f raw --ublk >/dev/null 2>&1 &
+             echo $! >/tmp/u.pid
+             for i in $(seq 600); do [ -e /dev/ublkc0 ] && break; sleep 0.1; done
+             crash u
+             list
+             if [ $who = reap ]; then
+                 /tmp/ringtap list --reap 2>&1
+             else
+                 serve a /mnt/files/own -f raw --ublk
+                 stop a
+             fi
+             none
+         done
          # As udev's rules would, once a device appears.
          (for i in $(seq 900); do
              for f in /dev/ublkc* /dev/ublkb*; do [ ! -e $f ] || chown 1000 $f || true; done
