@@ -42,6 +42,7 @@ bench:
 	$(TARGET)/release/luks
 	$(TARGET)/release/nbd
 	$(TARGET)/release/convert
+	$(TARGET)/release/ublk
 	$(TARGET)/release/idle
 
 # Built where it is missing only, so that `sudo make install` needs no Rust.

@@ -150,7 +150,7 @@ fn fio(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
 }
 
 /// Reads fio's JSON, which other text may precede.
-fn read_fio(text: &str, writes: bool) -> Result<Measured> {
+pub(crate) fn read_fio(text: &str, writes: bool) -> Result<Measured> {
     let json = text.find('{').map(|at| &text[at..]).unwrap_or_default();
     let report: Value = serde_json::from_str(json).context("fio's report")?;
     let job = &report["jobs"][0];

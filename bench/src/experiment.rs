@@ -188,7 +188,8 @@ pub(crate) fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-fn progress(length: u64) -> ProgressBar {
+/// A bar of so many steps.
+pub fn progress(length: u64) -> ProgressBar {
     let bar = ProgressBar::new(length);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}") {
         bar.set_style(style);

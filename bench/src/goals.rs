@@ -78,6 +78,11 @@ pub fn nbd(fs: Fs, line: &Line) -> Vec<Goal> {
     }
 }
 
+/// The goal of a block device of this host: the best of its peers.
+pub fn devices(_: &Line) -> Vec<Goal> {
+    vec![Goal::rate(1.0, &[Kind::Direct])]
+}
+
 /// The goals of images that have all their clusters.
 pub fn allocated(fs: Fs, line: &Line) -> Vec<Goal> {
     let raw = Goal::rate(0.95, &[Kind::Raw]);

@@ -8,12 +8,14 @@
 //! - `nbd`: Ringtap, QEMU, nbdkit and nbd-server over NBD, and io_uring alone;
 //! - `formats`: qcow2, overlays, VHD and LUKS, allocated and fresh, over vhost-user-blk;
 //! - `convert`: `ringtap convert`, `qemu-img convert` and nbdcopy, from format to format;
+//! - `ublk`: block devices of one host, inside a guest: Ringtap, loop, rublk, the kernel's NBD client;
 //! - `idle`: what a server costs that nobody uses.
 
 pub mod arms;
 pub mod client;
 pub mod copies;
 pub mod cpu;
+pub mod devices;
 pub mod experiment;
 pub mod formats;
 pub mod goals;

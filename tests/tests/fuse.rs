@@ -309,12 +309,18 @@ fn a_read_only_file_takes_no_writes() {
 
 #[test]
 fn a_killed_servers_mount_is_cleaned_up_by_the_next() {
-    let place = Place::new(4 * MIB);
-    place.serve(&[]).kill();
+    let mut place = Place::new(4 * MIB);
+    let server = place.serve(&[]);
+    let device = File::open(place.loop_device(&[])).expect("a loop device");
+    server.kill();
     // Aborted while the kernel closes the server's files, not connected afterwards.
     let dead = errno(fs::metadata(place.file()));
     assert!([libc::ENOTCONN, libc::ECONNABORTED].contains(&dead), "{dead}");
     let server = place.serve(&[]);
+    // Who used the dead one gets errors as before, and can let go of it.
+    assert_eq!(errno(device.read_at(&mut [0; 512], MIB)), libc::EIO);
+    drop(device);
+    place.detach();
     let mut file = writable(&place.file());
     file.write_all(b"after").expect("a write");
     file.seek(SeekFrom::Start(0)).expect("a seek");
@@ -438,27 +444,31 @@ fn an_ordinary_user_may_serve_a_file() {
     // by, handed down to what another test starts, would make it "busy".
     let binary = place.at("ringtap");
     ok("cp", "coreutils", &[plain(&ringtap()), plain(&binary)]);
-    let child = Command::new("setpriv")
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-        .args([plain(&binary), "serve", plain(&disk), "-f", "raw", "--fuse", plain(&file)])
-        .stderr(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("setpriv of util-linux");
-    let Killed(child) = &mut Killed(child);
-    let mut first = [0; 5];
-    let ready = child.stdout.take().expect("its output").read_exact(&mut first);
-    let mut said = String::new();
-    if ready.is_err() {
-        child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
+    // The second finds what the first, killed, has left.
+    for end in [rustix::process::Signal::KILL, rustix::process::Signal::TERM] {
+        let child = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args([plain(&binary), "serve", plain(&disk), "-f", "raw", "--fuse", plain(&file)])
+            .stderr(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("setpriv of util-linux");
+        let Killed(child) = &mut Killed(child);
+        let mut first = [0; 5];
+        let ready = child.stdout.take().expect("its output").read_exact(&mut first);
+        let mut said = String::new();
+        if ready.is_err() {
+            child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
+        }
+        assert!(ready.is_ok() && &first == b"ready", "{said}");
+        let text = "printf hello | dd of=\"$0\" conv=notrunc status=none && head -c 5 \"$0\"";
+        let user =
+            ["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", text, plain(&file)];
+        assert_eq!(ok("setpriv", "util-linux", &user), "hello");
+        let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a process");
+        rustix::process::kill_process(pid, end).expect("it is there");
+        let _ = child.wait();
     }
-    assert!(ready.is_ok() && &first == b"ready", "{said}");
-    let text = "printf hello | dd of=\"$0\" conv=notrunc status=none && head -c 5 \"$0\"";
-    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", text, plain(&file)];
-    assert_eq!(ok("setpriv", "util-linux", &user), "hello");
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a process");
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
-    let _ = child.wait();
     let end = Instant::now() + patience();
     while is_mounted(&file) {
         assert!(Instant::now() < end, "it is not unmounted");

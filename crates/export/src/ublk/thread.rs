@@ -10,7 +10,7 @@ use ringtap_vbd::Vbd;
 
 use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
-use crate::poll::{Poller, Wait};
+use crate::poll::{GATHER, Gatherer, Poller, Wait};
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
@@ -62,28 +62,37 @@ fn run(
     // Nobody listens: then the device is being given up already.
     let _ = fetching.send(queue.failed());
     drop(fetching);
-    let (mut poller, mut accounted) = (Poller::default(), 0);
+    let (mut poller, mut gatherer) = (Poller::default(), Gatherer::default());
+    let mut accounted = 0;
     loop {
         tasks.run_ready();
         if tasks.count() == 0 {
             break;
         }
-        if tasks.has_work() {
+        // What was asked for is handed over by the very system call that waits.
+        let under_way = queue.under_way();
+        let several = gatherer.wait_for(io.now(), under_way);
+        if several.is_none() && poller.spin(io.now(), Wait::of(under_way)) {
             tasks.turn(false)?;
-            poller.event(io.now());
-        } else if poller.spin(io.now(), Wait::of(queue.under_way())) {
-            tasks.turn(false)?;
-            if tasks.has_work() {
+            if tasks.has_ready() {
                 poller.event(io.now());
             }
             std::hint::spin_loop();
-        } else {
-            if io.now().saturating_sub(accounted) > ACCOUNT_EVERY {
-                accounted = io.now();
-                vbd.account_cpu_time();
+            continue;
+        }
+        if io.now().saturating_sub(accounted) > ACCOUNT_EVERY {
+            accounted = io.now();
+            vbd.account_cpu_time();
+        }
+        match several {
+            Some(events) => {
+                tasks.turn_for(events, GATHER)?;
+                gatherer.woken(io.now(), tasks.has_ready());
             }
-            tasks.turn(true)?;
-            poller.event(io.now());
+            None => {
+                tasks.turn(true)?;
+                poller.event(io.now());
+            }
         }
     }
     vbd.account_cpu_time();

@@ -1,147 +1,20 @@
 //! ublk in a real guest: this host's kernel need not have it. One boot, many stories.
 
-use std::fs::{self, File};
-use std::path::Path;
-use std::time::{Duration, Instant};
+mod lab;
 
-use ringtap_guest::{Appliance, Drive, Guest, Kernel, Machine, Qemu};
+use std::path::Path;
+
+use lab::{LONG, Lab, tail};
 use ringtap_tests::{program, ringtap};
 
 const MIB: u64 = 1 << 20;
-/// TCG on a busy machine.
-const LONG: Duration = Duration::from_secs(600);
-
-/// Shell functions for the guest: `serve NAME ARGUMENTS` starts a server and waits for its word,
-/// `stop NAME` ends it well, `crash NAME` does not.
-const LIBRARY: &str = r#"
-serve() {
-    name=$1; shift
-    rm -f /tmp/$name.out
-    setsid /tmp/ringtap serve "$@" >/tmp/$name.out 2>/tmp/$name.err &
-    echo $! >/tmp/$name.pid
-    for i in $(seq 600); do
-        grep -q ready /tmp/$name.out && return
-        kill -0 $(cat /tmp/$name.pid) 2>/dev/null || break
-        sleep 0.1
-    done
-    cat /tmp/$name.err >&2
-    exit 1
-}
-ended() {
-    for i in $(seq 600); do
-        kill -0 $(cat /tmp/$1.pid) 2>/dev/null || return 0
-        sleep 0.1
-    done
-    echo "$1 does not end" >&2
-    exit 1
-}
-stop() {
-    kill -TERM $(cat /tmp/$1.pid)
-    ended $1
-    if grep -q -e ERROR -e 'ringtap:' /tmp/$1.err; then cat /tmp/$1.err >&2; exit 1; fi
-}
-crash() {
-    kill -KILL $(cat /tmp/$1.pid)
-    ended $1
-}
-list() { /tmp/ringtap list; }
-none() {
-    list >/tmp/list
-    [ ! -s /tmp/list ] && [ -z "$(ls /dev | grep ublk[bc])" ] && [ -z "$(ls /run/ringtap/ublk)" ] && return
-    cat /tmp/list >&2; ls /dev /run/ringtap/ublk >&2
-    exit 1
-}
-set -e
-"#;
-
-struct Lab {
-    guest: Guest,
-    _dir: tempfile::TempDir,
-}
-
-impl Lab {
-    /// A guest with the binary at /tmp/ringtap, a bare disk at /dev/vda and files at /mnt/files, and a
-    /// kernel of that version or later.
-    fn boot(since: &[u64]) -> Lab {
-        let cache = Appliance::default_cache();
-        let kernel = Kernel::pc_since(&cache, since).unwrap_or_else(|error| panic!("{error}"));
-        let programs = [
-            "bonnie++",
-            "fio",
-            "dd",
-            "mke2fs",
-            "e2fsck",
-            "mkswap",
-            "blkdiscard",
-            "blockdev",
-            "cmp",
-            "setpriv",
-            "unshare",
-        ];
-        let appliance = Appliance::builder(Machine::Pc)
-            .kernel(kernel)
-            .programs(programs)
-            .modules(["ublk_drv"])
-            .build(&cache)
-            .unwrap_or_else(|error| panic!("{error}"));
-        let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
-        let at = |name: &str| dir.path().join(name);
-        for (name, size) in [("bare", 96 * MIB), ("files", 1024 * MIB)] {
-            File::create(at(name)).expect("a file").set_len(size).expect("its size");
-        }
-        fs::create_dir(at("share")).expect("a folder");
-        // What a debugger would want is most of it, and comes slowly into a guest.
-        let to = at("share").join("ringtap");
-        let copied = program("strip", "binutils", ["-o".into(), to, ringtap()]);
-        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
-        fs::write(at("share").join("library"), LIBRARY).expect("a file");
-        let guest = Qemu::new(&appliance)
-            .memory(1536 << 20)
-            .virtio_blk(Drive::raw(at("bare")))
-            .virtio_blk(Drive::raw(at("files")))
-            .share(at("share"), "/mnt/share")
-            .boot_timeout(LONG)
-            .boot()
-            .unwrap_or_else(|error| panic!("{error}"));
-        let lab = Lab { guest, _dir: dir };
-        lab.run(
-            "the set-up",
-            "cp /mnt/share/ringtap /mnt/share/library /tmp
-             mkdir -p /mnt/files /mnt/disk
-             mke2fs -q -t ext4 /dev/vdb
-             mount -t ext4 /dev/vdb /mnt/files",
-        );
-        lab
-    }
-
-    /// What a script says that must succeed.
-    fn run(&self, story: &str, script: &str) -> String {
-        let began = Instant::now();
-        let script = format!("{LIBRARY}\n{script}");
-        let output = self.guest.exec(&script, LONG).unwrap_or_else(|error| panic!("{error}"));
-        eprintln!("{story}: {:?}", began.elapsed());
-        assert_eq!(
-            output.status,
-            0,
-            "{story}: {}{}\n{}",
-            output.stdout,
-            output.stderr,
-            tail(&self.guest.console())
-        );
-        output.stdout
-    }
-}
-
-fn tail(text: &str) -> &str {
-    let from = text.len().saturating_sub(3000);
-    text.get(from..).unwrap_or(text)
-}
 
 #[test]
 fn a_disk_is_a_block_device_of_the_host() {
     let lab = Lab::boot(&[6, 5]);
     carries_a_file_system(&lab);
     shows_the_disk_as_it_is(&lab);
+    passes_on_what_is_asked(&lab);
     survives_its_server(&lab);
     holds_while_memory_is_short(&lab);
     outlives_its_mount_namespace(&lab);
@@ -191,6 +64,7 @@ fn shows_the_disk_as_it_is(lab: &Lab) {
          echo $(cat size ro queue/write_cache queue/fua queue/logical_block_size) $(ls mq | wc -l)
          grep VmLck /proc/$(cat /tmp/a.pid)/status
          list
+         /tmp/ringtap list --output json
          dd if=/dev/urandom of=/dev/ublkb5 bs=1M count=8 oflag=direct status=none
          dd if=/dev/urandom of=/dev/ublkb5 bs=4k count=8 oflag=direct,dsync status=none
          blkdiscard -z -o 4096 -l 1M /dev/ublkb5
@@ -207,6 +81,9 @@ fn shows_the_disk_as_it_is(lab: &Lab) {
          cat /sys/block/ublkb0/ro
          if dd if=/dev/zero of=/dev/ublkb0 bs=4k count=1 oflag=direct status=none; then exit 1; fi
          dd if=/dev/ublkb0 of=/dev/null bs=1M count=8 iflag=direct status=none
+         stop a
+         serve a /dev/vda -f raw --ublk --cache writethrough
+         cat /sys/block/ublkb0/queue/write_cache
          stop a",
     );
     let sectors = 96 * MIB / 512;
@@ -214,14 +91,66 @@ fn shows_the_disk_as_it_is(lab: &Lab) {
     assert!(!said.contains("VmLck:\t       0 kB"), "{said}");
     let live = format!("/dev/ublkb5: live, {} bytes, 2 queue(s), process ", 96 * MIB);
     assert!(said.contains(&live) && said.contains(", /dev/vda\n"), "{said}");
-    let stats = said.lines().find_map(|line| line.strip_prefix("{\"stats\"")).unwrap_or_default();
     for kind in ["discard", "write_zeroes"] {
-        assert!(
-            stats.contains(kind) && !stats.contains(&format!("\"{kind}\":{{\"count\":0")),
-            "{said}"
-        );
+        let ended = |n: &str| said.contains(&format!("\"{kind}\":{{\"ended\":{n}"));
+        assert!(ended("") && !ended("0"), "{said}");
     }
-    assert_eq!(said.trim_end().lines().last(), Some("1"), "{said}");
+    assert!(said.contains(r#"{"device":"/dev/ublkb5","state":"live","pid":"#), "{said}");
+    assert!(said.ends_with("\n1\nwrite through\n"), "{said}");
+}
+
+/// From every processor, each kind of request, as far as the disk below.
+fn passes_on_what_is_asked(lab: &Lab) {
+    lab.run(
+        "requests",
+        r#"serve a /dev/vda -f raw --ublk --queues 2
+         used() {
+             for thread in /proc/$(cat /tmp/a.pid)/task/*; do
+                 [ $(cat $thread/comm) != ublk0q$1 ] || awk '{ print $1 }' $thread/schedstat
+             done
+         }
+         for n in 0 1; do
+             before=$(used $n)
+             taskset $((n + 1)) dd if=/dev/ublkb0 of=/dev/null bs=4k count=64 iflag=direct status=none
+             [ "$(used $n)" -gt "${before:-0}" ] || { echo "queue $n does nothing" >&2; exit 1; }
+         done
+         # The sixteenth field counts flushes.
+         flushes() { awk '{ print $16 }' /sys/block/vda/stat; }
+         flushed() { [ $(flushes) -ge $(($2 + $3)) ] || { echo "$1: too few flushes" >&2; exit 1; }; }
+         before=$(flushes)
+         dd if=/dev/urandom of=/dev/ublkb0 bs=4k count=8 oflag=direct,dsync status=none
+         # Each is followed by a flush besides.
+         flushed FUA $before 16
+         before=$(flushes)
+         dd if=/dev/urandom of=/dev/ublkb0 bs=4k count=8 oflag=direct conv=fsync status=none
+         flushed flush $before 1
+         stop a
+         truncate -s 16M /mnt/files/sparse
+         serve a /mnt/files/sparse -f raw --ublk
+         blocks() { stat -c %b /mnt/files/sparse; }
+         # But for a few that the file system needs for itself.
+         freed() {
+             freed=$(($1 - $(blocks)))
+             [ $freed -gt $(($2 - 64)) ] && [ $freed -lt $(($2 + 64)) ] && return
+             echo "$freed blocks are free, not $2" >&2
+             exit 1
+         }
+         zeros() { dd if=/dev/ublkb0 bs=1M skip=$1 count=4 iflag=direct status=none | cmp -n 4M - /dev/zero; }
+         dd if=/dev/urandom of=/dev/ublkb0 bs=1M count=16 oflag=direct status=none
+         full=$(blocks)
+         blkdiscard -z -l 4M /dev/ublkb0
+         freed $full 0
+         zeros 0
+         blkdiscard -o 4M -l 4M /dev/ublkb0
+         freed $full 8192
+         zeros 4
+         fallocate --punch-hole -o 8M -l 4M /dev/ublkb0
+         freed $full 16384
+         zeros 8
+         if zeros 12 >/dev/null 2>&1; then exit 1; fi
+         rm /mnt/files/sparse
+         stop a"#,
+    );
 }
 
 /// Killed again and again under load, it loses nothing, flushed or not.
@@ -233,6 +162,15 @@ fn survives_its_server(lab: &Lab) {
              --rate_iops=800,800 --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 \
              --verify_fatal=1 --verify_state_save=0 --loops=2 --output=/tmp/fio >/tmp/fio.out 2>&1 &
          fio=$!
+         # So that the server always has requests in hand when it is killed.
+         rm -f /tmp/enough
+         read_on() {
+             while [ ! -e /tmp/enough ]; do
+                 dd if=/dev/ublkb0 of=/dev/null bs=1M skip=$1 count=32 iflag=direct status=none || return
+             done
+         }
+         read_on 16 & one=$!
+         read_on 48 & two=$!
          for round in 1 2 3; do
              sleep 1
              kill -0 $fio || { echo 'fio ended early'; cat /tmp/fio.out; }
@@ -242,6 +180,9 @@ fn survives_its_server(lab: &Lab) {
              serve a /dev/vda -f raw --ublk
          done
          wait $fio || { cat /tmp/fio.out /tmp/fio; exit 1; }
+         touch /tmp/enough
+         wait $one
+         wait $two
          grep 'taking over' /tmp/a.err
          list
          # What is cached and not flushed waits for the next server, and is written then.
@@ -269,6 +210,10 @@ fn holds_while_memory_is_short(lab: &Lab) {
         "swap",
         "serve a /dev/vda -f raw --ublk
          cat /proc/$(cat /tmp/a.pid)/oom_score_adj
+         flushers a ublk0q
+         serve f null:1M --fuse /tmp/file
+         flushers f 'fuse[0-9]'
+         stop f
          mkswap /dev/ublkb0 >/dev/null
          swapon /dev/ublkb0
          mkdir -p /mnt/ballast /mnt/swapped
@@ -396,7 +341,9 @@ fn is_refused_where_it_must_be(lab: &Lab) {
          if /tmp/ringtap list --reap=3 2>&1; then exit 1; fi
          crash a
          if /tmp/ringtap serve null:32M --ublk=3 2>&1; then exit 1; fi
-         if /tmp/ringtap serve null:32M --ublk=99999999 2>&1; then exit 1; fi
+         # What was made before it goes.
+         if /tmp/ringtap serve null:16M --ublk=4 null:32M --ublk=99999999 2>&1; then exit 1; fi
+         [ ! -e /dev/ublkc4 ]
          /tmp/ringtap list --reap=3 2>&1
          none",
     );
@@ -435,13 +382,29 @@ fn is_for_ordinary_users_too(lab: &Lab) {
         "chmod 666 /dev/ublk-control
          truncate -s 16M /mnt/files/own
          chown 1000 /mnt/files/own
+         user='setpriv --reuid=1000 --regid=1000 --clear-groups'
+         # Killed while it waits for the device's file to become its own: not a block device yet.
+         # The next server removes what is left, and so does --reap.
+         for who in server reap; do
+             $user /tmp/ringtap serve /mnt/files/own -f raw --ublk >/dev/null 2>&1 &
+             echo $! >/tmp/u.pid
+             for i in $(seq 600); do [ -e /dev/ublkc0 ] && break; sleep 0.1; done
+             crash u
+             list
+             if [ $who = reap ]; then
+                 /tmp/ringtap list --reap 2>&1
+             else
+                 serve a /mnt/files/own -f raw --ublk
+                 stop a
+             fi
+             none
+         done
          # As udev's rules would, once a device appears.
          (for i in $(seq 900); do
              for f in /dev/ublkc* /dev/ublkb*; do [ ! -e $f ] || chown 1000 $f || true; done
              sleep 0.1
          done) >/dev/null 2>&1 &
          udev=$!
-         user='setpriv --reuid=1000 --regid=1000 --clear-groups'
          $user /tmp/ringtap serve /mnt/files/own -f raw --ublk >/tmp/u.out 2>/tmp/u.err &
          echo $! >/tmp/u.pid
          for i in $(seq 600); do grep -q ready /tmp/u.out && break; sleep 0.1; done
@@ -455,6 +418,8 @@ fn is_for_ordinary_users_too(lab: &Lab) {
          chmod 600 /dev/ublk-control
          [ -z \"$(ls /dev | grep 'ublk[bc]')\" ]",
     );
+    assert!(said.contains("/dev/ublkb0: dead, 0 bytes"), "{said}");
+    assert!(said.contains("deleted /dev/ublkb0"), "{said}");
     assert!(said.contains("/dev/ublkb0: live, 16777216 bytes"), "{said}");
     assert!(said.ends_with("mine"), "{said}");
 }
