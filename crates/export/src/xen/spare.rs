@@ -63,7 +63,7 @@ mod tests {
     fn a_full_ring_of_large_requests_uses_the_same_memory_again() {
         let tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
         let (io, mut spare) = (tasks.io(), Spare::default());
-        let mut take = |spare: &mut Spare| -> Vec<Buffer> {
+        let take = |spare: &mut Spare| -> Vec<Buffer> {
             (0..32).map(|_| spare.take(io, 128 << 10).expect("memory")).collect()
         };
         let first = take(&mut spare);
