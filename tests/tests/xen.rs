@@ -149,7 +149,11 @@ fn guests_of_xen_have_their_disks_from_ringtap() {
     let lab = Lab::boot();
     let one = lab.create(&Domain::new("one").memory(320 << 20));
     the_guests_are_real(&lab, &one);
-    drop(three_formats(&lab, &one));
+    let two = three_formats(&lab, &one);
+    a_disk_is_taken_away(&lab, &one);
+    drop(two);
+    // A disk of the other guest is still connected.
+    lab.first("the server's end", "kill -TERM $(cat /tmp/served.pid)\nended");
 }
 
 #[test]
@@ -200,6 +204,14 @@ fn three_formats(lab: &Lab, one: &Guest) -> Guest {
         device(guest, name, true);
     }
     two
+}
+
+/// The toolstack takes an idle disk from a running guest, and what was written is in the image.
+fn a_disk_is_taken_away(lab: &Lab, one: &Guest) {
+    run(one, "echo from the guest | dd of=/dev/xvda conv=fsync status=none", "a write");
+    let said = lab.first("detached", "xl block-detach one xvda\nattached one\nhead -c 14 /srv/raw");
+    assert_eq!(said.lines().count(), 2, "one other disk is left: {said}");
+    assert!(said.ends_with("from the guest"), "{said}");
 }
 
 /// Two guests write and check what they wrote, while their server is killed and started again.

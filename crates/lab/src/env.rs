@@ -42,6 +42,7 @@ pub struct Env {
     formats: Mutex<HashMap<String, bool>>,
     guest: OnceLock<Result<Appliance, Missing>>,
     pc: OnceLock<Result<(Appliance, Option<Missing>), Missing>>,
+    xen: OnceLock<Result<(Appliance, Appliance), Missing>>,
 }
 
 impl Env {
@@ -54,6 +55,7 @@ impl Env {
             formats: Mutex::default(),
             guest: OnceLock::new(),
             pc: OnceLock::new(),
+            xen: OnceLock::new(),
         }
     }
 
@@ -82,6 +84,11 @@ impl Env {
     /// Whether `ringtap load` is there and answers.
     pub fn ringtap_load(&self) -> Option<Missing> {
         self.load.get_or_init(|| self.ringtap_verb("load")).clone()
+    }
+
+    /// Whether `ringtap xen` is there and answers.
+    pub fn ringtap_xen(&self) -> Option<Missing> {
+        self.ringtap_verb("xen")
     }
 
     fn ringtap_verb(&self, verb: &str) -> Option<Missing> {
@@ -175,6 +182,22 @@ impl Env {
             }
         };
         self.pc.get_or_init(build).clone()
+    }
+
+    /// The first domain of a nested Xen, and its other ones.
+    pub fn xen(&self) -> Result<(Appliance, Appliance), Missing> {
+        let build = || {
+            let own = self.ringtap.to_string_lossy().into_owned();
+            let own = self.ringtap.is_file().then_some(own);
+            let first = self.with_tool(Appliance::builder(Machine::Xen));
+            let first = first
+                .modules(["crc32c_generic", "ext4", "dm_mod"])
+                .spare_modules(["xen-blkback"])
+                .programs(["dmsetup".to_owned()].into_iter().chain(own));
+            let other = Appliance::builder(Machine::Domain).programs(["fio", "dd", "date"]);
+            Ok((built(first)?, built(other)?))
+        };
+        self.xen.get_or_init(build).clone()
     }
 
     /// Where the lab's tools are in a guest: the binary's own path, unless a guest mounts something of its own over it.

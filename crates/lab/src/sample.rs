@@ -20,17 +20,19 @@ pub enum Stage {
     /// Two guests of User-Mode Linux at once, each with a disk of its own, both on the same device.
     #[serde(rename = "two-guests")]
     TwoGuests,
+    /// Guests of a Xen that the lab boots in QEMU: one load, or one in each of two guests.
+    Xen,
 }
 
 impl Stage {
     /// All stages, in the order of the report.
-    pub const ALL: [Stage; 5] =
-        [Stage::Host, Stage::Guest, Stage::Vm, Stage::Two, Stage::TwoGuests];
+    pub const ALL: [Stage; 6] =
+        [Stage::Host, Stage::Guest, Stage::Vm, Stage::Two, Stage::TwoGuests, Stage::Xen];
 
     /// The stages of a run that names none.
     pub const USUAL: [Stage; 2] = [Stage::Host, Stage::Guest];
 
-    /// Whether two loads run at once.
+    /// Whether nothing but two loads at once is run.
     pub fn is_contention(self) -> bool {
         matches!(self, Stage::Two | Stage::TwoGuests)
     }
@@ -43,6 +45,7 @@ impl Stage {
             Stage::Vm => "vm",
             Stage::Two => "two",
             Stage::TwoGuests => "two-guests",
+            Stage::Xen => "xen",
         }
     }
 }

@@ -27,6 +27,7 @@ mod queue;
 mod record;
 mod ring;
 mod server;
+mod spare;
 #[doc(hidden)]
 pub mod testing;
 mod thread;

@@ -13,6 +13,7 @@ use super::gntdev::{Foreign, Way};
 use super::kept::{Kept, Lease};
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
+use super::spare::Spare;
 use super::wire::{self, Action, Asked, INDIRECT_SEGMENTS, SEGMENT, Segment, Status};
 use crate::queue::Queue;
 
@@ -44,6 +45,7 @@ struct State<F> {
     barrier: Option<u16>,
     /// Bytes of buffers that slots hold.
     bytes: usize,
+    spare: Spare,
     copies: Copies,
     turn: Turn,
 }
@@ -71,6 +73,13 @@ struct Slot {
     /// What follows when the request given has ended well.
     then: Option<Request>,
     wake: Rc<Signal>,
+}
+
+impl Slot {
+    /// Bytes of its segments.
+    fn len(&self) -> usize {
+        self.segments.iter().map(|segment| usize::from(segment.len)).sum()
+    }
 }
 
 /// Where a slot's bytes are.
@@ -113,6 +122,7 @@ impl<F: Foreign> XenQueue<F> {
             ended: vec![],
             barrier: None,
             bytes: 0,
+            spare: Spare::default(),
             copies: Copies::default(),
             turn: Turn::default(),
         };
@@ -307,7 +317,7 @@ impl<F: Foreign> State<F> {
         }
         for tag in &self.turn.fetched {
             let slot = &mut self.slots[usize::from(*tag)];
-            let len: usize = slot.segments.iter().map(|segment| usize::from(segment.len)).sum();
+            let len = slot.len();
             if len == 0 {
                 continue;
             }
@@ -315,7 +325,7 @@ impl<F: Foreign> State<F> {
                 slot.memory = Memory::Kept(lease);
                 continue;
             }
-            let Ok(mut buffer) = io.buffer(len) else {
+            let Ok(mut buffer) = self.spare.take(io, len) else {
                 self.turn.failed.push(*tag);
                 continue;
             };
@@ -323,7 +333,7 @@ impl<F: Foreign> State<F> {
                 let bytes = buffer.bytes_mut();
                 self.copies.add(*tag, domain, &slot.segments, bytes, Way::FromFrontend);
             }
-            self.bytes += len;
+            self.bytes += buffer.bytes().len();
             slot.memory = Memory::Buffer(buffer);
         }
         let failed = &mut self.turn.failed;
@@ -339,7 +349,7 @@ impl<F: Foreign> State<F> {
             if let Some(action) = slot.action {
                 let mem = match &slot.memory {
                     Memory::None => Mem::EMPTY,
-                    Memory::Buffer(buffer) => buffer.mem(),
+                    Memory::Buffer(buffer) => buffer.mem().window(0, slot.len()),
                     Memory::Kept(lease) => lease.mem(),
                 };
                 let (offset, len) = (slot.offset, mem.len() as u64);
@@ -399,7 +409,10 @@ impl<F: Foreign> State<F> {
     fn release(&mut self, tag: u16) {
         match std::mem::take(&mut self.slots[usize::from(tag)].memory) {
             Memory::None => {}
-            Memory::Buffer(buffer) => self.bytes -= buffer.bytes().len(),
+            Memory::Buffer(buffer) => {
+                self.bytes -= buffer.bytes().len();
+                self.spare.keep(buffer);
+            }
             Memory::Kept(lease) => {
                 if let Some(kept) = &mut self.kept {
                     kept.end(lease);

@@ -140,6 +140,10 @@ impl Thread {
                 tracing::error!("{} stops, the guest's ring is broken: {problem}", self.name);
                 self.broken.set(true);
             }
+            // Asked in this very turn: nobody would wake it again.
+            if self.stopping.get() {
+                return Ok(());
+            }
             let may_gather = !tasks.has_ready() && !self.may_fetch();
             let under_way = self.queue.under_way();
             if let Some(events) = gatherer.wait_for(self.io.now(), under_way).filter(|_| may_gather)

@@ -1,6 +1,7 @@
 //! All backends by stage.
 
 use super::vm::{Attach, InQemu, Inside};
+use super::xen::{Image as XenImage, Mode, Node, Vbd, Way};
 use super::{
     Backend, Entry, Image, Inner, absent, loopdev, native, nbdkit, qemu, ringtap, ubd, ublk, volume,
 };
@@ -148,6 +149,16 @@ pub const CATALOGUE: &[Entry] = &[
         false,
         &QSD_LVM,
     ),
+    xen("phy-lvm", "phy: on an LVM volume (dm-linear), by xen-blkback", true, &XEN_LVM),
+    xen("phy-loop", "phy: on a loop device with direct-io=on, by xen-blkback", true, &XEN_LOOP),
+    xen("file", "file:, on a loop device as xl makes it, by xen-blkback", true, &XEN_FILE),
+    xen("tap-lvm", "ringtap xen on the LVM volume, cache=none", true, &TAP_LVM),
+    xen("tap-raw", "ringtap xen on the raw file, cache=none", true, &TAP_RAW),
+    xen("tap-persistent", "the same, with persistent grants", false, &TAP_PERSISTENT),
+    xen("tap-cached", "the same, cache=writeback: what file: becomes", true, &TAP_CACHED),
+    xen("tap-qcow2", "ringtap xen, qcow2, cache=none", true, &TAP_QCOW2),
+    xen("tap-overlay", "ringtap xen, a qcow2 overlay made anew each round", true, &TAP_OVERLAY),
+    xen("tap-vhd", "ringtap xen, a dynamic VHD, cache=none", true, &TAP_VHD),
 ];
 
 const LOOP: loopdev::Loop = loopdev::Loop { direct: false };
@@ -179,6 +190,16 @@ const VM_SNAPSHOT: Inside = inside(&VIRTIO, Inner::ORIGIN);
 const VM_SNAPSHOT_64K: Inside = inside(&VIRTIO, Inner::Snapshot { chunk: 128, itself: false });
 const VM_SNAPSHOT_ITSELF: Inside = inside(&VIRTIO, Inner::Snapshot { chunk: 8, itself: true });
 const VM_THIN: Inside = inside(&VIRTIO, Inner::Thin);
+const XEN_LVM: Vbd = Vbd(Way::Blkback(Node::Volume));
+const XEN_LOOP: Vbd = Vbd(Way::Blkback(Node::Loop { direct: true }));
+const XEN_FILE: Vbd = Vbd(Way::Blkback(Node::Loop { direct: false }));
+const TAP_LVM: Vbd = Vbd(Way::Ringtap(XenImage::Volume, Mode::Usual));
+const TAP_RAW: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Usual));
+const TAP_PERSISTENT: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Persistent));
+const TAP_CACHED: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Cached));
+const TAP_QCOW2: Vbd = Vbd(Way::Ringtap(XenImage::Qcow2, Mode::Usual));
+const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
+const TAP_VHD: Vbd = Vbd(Way::Ringtap(XenImage::Vhd, Mode::Usual));
 
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
 const QSD_THREADS: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=threads";
@@ -224,6 +245,10 @@ const fn guests(n: &'static str, t: &'static str, usual: bool, b: &'static dyn B
     entry(Stage::TwoGuests, n, t, usual, b)
 }
 
+const fn xen(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::Xen, n, t, usual, b)
+}
+
 /// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same wire, and the questions
 /// that the published comparisons asked.
 pub const PEERS: &[(Stage, &str, &[&str])] = &[
@@ -253,4 +278,11 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Host, "ringtap-fuse", &["loop-direct"]),
     (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
     (Stage::TwoGuests, "ringtap-vhost", &["qsd-vhost", "loop", "lvm"]),
+    (Stage::Xen, "tap-raw", &["phy-loop", "file"]),
+    (Stage::Xen, "tap-lvm", &["phy-lvm"]),
+    (Stage::Xen, "tap-persistent", &["phy-loop", "tap-raw"]),
+    (Stage::Xen, "tap-cached", &["file"]),
+    (Stage::Xen, "tap-qcow2", &["phy-loop"]),
+    (Stage::Xen, "tap-overlay", &["phy-loop"]),
+    (Stage::Xen, "tap-vhd", &["phy-loop"]),
 ];

@@ -12,6 +12,7 @@ pub mod ubd;
 pub mod ublk;
 pub mod vm;
 pub mod volume;
+pub mod xen;
 
 pub use catalogue::{CATALOGUE, PEERS};
 
@@ -228,6 +229,10 @@ pub trait Backend: Sync {
     /// What the guest puts on top of it.
     fn inner(&self) -> Inner {
         Inner::None
+    }
+    /// How Xen's first domain serves it to its guests; the stage `xen` attaches it then, and nothing is started before.
+    fn in_xen(&self) -> Option<xen::Way> {
+        None
     }
     /// Whether reads may come from, and writes end in, the page cache of the machine that serves: such a backend is
     /// never ranked with those that go to the disk.

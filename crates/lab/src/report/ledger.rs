@@ -104,7 +104,7 @@ fn limiter(stage: Stage, ledger: &Ledger, client: Option<f64>) -> String {
     if let Some(share) = ledger.server_thread.filter(|share| *share >= FULL) {
         full.push(format!("one thread of the server ({})", percent(share)));
     }
-    let inside = matches!(stage, Stage::Guest | Stage::Vm);
+    let inside = matches!(stage, Stage::Guest | Stage::Vm | Stage::Xen);
     if let Some(share) = client.filter(|share| *share >= FULL) {
         let who = if inside { "the guest's processor" } else { "the client" };
         full.push(format!("{who} ({} of one CPU)", percent(share)));

@@ -28,9 +28,10 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
         Kind::SnapshotLife => 1.0 + 10.0 * gib,
         // Alone and then both; two guests wait for a common moment and run longer.
         Kind::Two(_) if stage == Stage::TwoGuests => return 2.0 * measured + 5.0,
+        Kind::Two(_) if stage == Stage::Xen => return 2.0 * measured + 16.0,
         Kind::Two(_) => return 2.0 * (measured + 0.5),
     };
-    if stage == Stage::Vm { work * TRANSLATED } else { work }
+    if matches!(stage, Stage::Vm | Stage::Xen) { work * TRANSLATED } else { work }
 }
 
 /// Seconds that a whole plan is expected to take.
@@ -47,9 +48,12 @@ pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
             Stage::Guest => 4.0,
             Stage::Vm => 12.0 + 0.5 * arms.len() as f64,
             Stage::TwoGuests => 8.0,
+            // Attached and detached for each arm.
+            Stage::Xen => 8.0 * arms.len() as f64,
         };
         let disks = crate::stage::room(*stage, plan, arms) as f64 / WRITING;
-        of(true) + disks + rounds * (of(false) + booting)
+        let beforehand = if *stage == Stage::Xen { 90.0 } else { 0.0 };
+        of(true) + disks + beforehand + rounds * (of(false) + booting)
     });
     stages.sum()
 }

@@ -18,7 +18,7 @@ use crate::host::Host;
 use crate::plan::Plan;
 use crate::process::Server;
 use crate::sample::{Metric, Sample, Stage, twin};
-use crate::stage::{self, durable, guest, host, two, two_guests};
+use crate::stage::{self, durable, guest, host, two, two_guests, xen};
 use crate::stop::Stop;
 use crate::workload::{Kind, Measured, Settings, Workload};
 use expect::seconds;
@@ -58,6 +58,7 @@ enum Prepared {
     Guest(guest::Guest),
     Two(two::Two),
     TwoGuests(two_guests::TwoGuests),
+    Xen(xen::Xen),
 }
 
 /// A run while it goes on.
@@ -249,6 +250,7 @@ impl Runner<'_> {
                 Stage::TwoGuests => {
                     Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, arms)?)
                 }
+                Stage::Xen => Prepared::Xen(xen::Xen::prepare(self, arms)?),
             }));
         }
         for round in 0..self.plan.rounds {
@@ -260,6 +262,7 @@ impl Runner<'_> {
                     Some(Prepared::Guest(guest)) => guest.round(self, round, &order)?,
                     Some(Prepared::Two(two)) => two.round(self, round, &order)?,
                     Some(Prepared::TwoGuests(two)) => two.round(self, round, &order)?,
+                    Some(Prepared::Xen(xen)) => xen.round(self, round, &order)?,
                     None => {}
                 }
             }

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::process;
 use crate::run::{Runner, Running};
 use crate::sample::Stage;
+use crate::stop::Stop;
 
 /// Memory of a guest of User-Mode Linux in bytes.
 pub const UML_MEMORY: u64 = 512 << 20;
@@ -231,6 +232,13 @@ pub fn wrap(runner: &Runner<'_>, disk: &Path, size: u64) -> Result<PathBuf> {
     std::fs::create_dir(&folder).map_err(Error::file("make", &folder))?;
     std::fs::rename(disk, folder.join("disk")).map_err(Error::file("move", disk))?;
     let image = disk.with_extension("ext4");
+    ext4(&folder, &image, size + OVERHEAD, runner.stop)?;
+    crate::run::scratch::settle(&image)?;
+    Ok(image)
+}
+
+/// Makes an ext4 of `bytes` in `image` with the files of a folder, and removes the folder.
+pub fn ext4(folder: &Path, image: &Path, bytes: u64, stop: &Stop) -> Result<()> {
     let mut command = std::process::Command::new(
         process::find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()),
     );
@@ -243,9 +251,7 @@ pub fn wrap(runner: &Runner<'_>, disk: &Path, size: u64) -> Result<PathBuf> {
         "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
         "-d",
     ]);
-    command.arg(&folder).arg(&image).arg(format!("{}M", (size + OVERHEAD) >> 20));
-    process::run(command, Duration::from_secs(300), runner.stop)?;
-    std::fs::remove_dir_all(&folder).map_err(Error::file("remove", &folder))?;
-    crate::run::scratch::settle(&image)?;
-    Ok(image)
+    command.arg(folder).arg(image).arg(format!("{}M", bytes >> 20));
+    process::run(command, Duration::from_secs(300), stop)?;
+    std::fs::remove_dir_all(folder).map_err(Error::file("remove", folder))
 }

@@ -85,7 +85,7 @@ pub fn pass(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<(
     let result = match stage {
         Stage::Host => host(runner, &probe, &arms, workload),
         Stage::Guest | Stage::Vm => inside(runner, stage, &probe, &arms, workload),
-        Stage::Two | Stage::TwoGuests => Ok(()),
+        Stage::Two | Stage::TwoGuests | Stage::Xen => Ok(()),
     };
     let removed = probe.remove();
     result.and(removed)

@@ -343,7 +343,11 @@ fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
 }
 
 /// Says in the record what really ran the guest's processor, once it is known.
-fn remember_accelerator(runner: &mut Runner<'_>, stage: Stage, machine: &Machine) -> Result<()> {
+pub fn remember_accelerator(
+    runner: &mut Runner<'_>,
+    stage: Stage,
+    machine: &Machine,
+) -> Result<()> {
     let claim = match machine.accelerator() {
         "kvm" => "; under KVM",
         "tcg" => {

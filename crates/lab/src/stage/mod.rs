@@ -7,6 +7,7 @@ pub mod host;
 mod inside;
 pub mod two;
 pub mod two_guests;
+pub mod xen;
 
 use crate::backend::volume::BESIDE;
 use crate::backend::{Entry, Inner, Reach};
@@ -41,6 +42,7 @@ pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
             }
             Stage::Two => 2 * plan.size,
             Stage::TwoGuests => 2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>(),
+            Stage::Xen => xen::room(plan, arms),
         }
 }
 
@@ -55,6 +57,7 @@ pub fn missing(stage: Stage, entry: &Entry, env: &Env) -> Option<Missing> {
                 .or_else(|| env.pc().err())
                 .or_else(|| nbd.then(|| env.pc_network()).flatten())
         }
+        Stage::Xen => xen::missing(env),
     }
     .or_else(|| {
         let loops = matches!(entry.backend.inner(), Inner::Loop { .. });
@@ -69,6 +72,9 @@ pub fn missing_workload(
     workload: &Workload,
     env: &Env,
 ) -> Option<Missing> {
+    if stage == Stage::Xen {
+        return xen::missing_workload(workload);
+    }
     let of_kind = match workload.kind {
         Kind::FileCopy { .. } => env.tools(),
         Kind::Archive => env
@@ -83,7 +89,7 @@ pub fn missing_workload(
     of_kind.or_else(|| match stage {
         Stage::Host => host::missing(entry, workload, env),
         Stage::Guest | Stage::Vm => guest::missing_workload(workload, env),
-        Stage::Two | Stage::TwoGuests => None,
+        Stage::Two | Stage::TwoGuests | Stage::Xen => None,
     })
 }
 

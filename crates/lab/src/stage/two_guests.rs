@@ -99,7 +99,10 @@ impl TwoGuests {
                             "no disk in one of the guests: {devices:?}"
                         )));
                     };
-                    measure(shape, &machines, [&x, &y], &settings, stop)
+                    measure(shape, &machines, [&x, &y], &settings, stop, || {
+                        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                        Ok(now + NOTICE)
+                    })
                 })?;
             }
         }
@@ -128,17 +131,19 @@ fn keep_pairs<'a>(
     }
 }
 
-fn measure(
+/// One load alone, then both at once. `start` tells when the two shall begin, by the clock that the guests share.
+pub fn measure(
     shape: Shape,
     machines: &[&Machine; 2],
     devices: [&str; 2],
     settings: &Settings,
     stop: &Stop,
+    start: impl FnOnce() -> Result<Duration>,
 ) -> Result<Measured> {
     let depths = shape.depths();
     let [one, other] = machines;
     let (alone, _) = finish(shape, send(shape, one, devices[0], depths.0, settings, 0)?, stop)?;
-    let at = start_together(shape, [one, other], devices, depths, settings)?;
+    let at = start_together(shape, [one, other], devices, depths, settings, start()?)?;
     let [first, second] = at;
     let (mut first, log_a) = finish(shape, first, stop)?;
     let (mut second, log_b) = finish(shape, second, stop)?;
@@ -166,16 +171,16 @@ fn start_together<'a>(
     devices: [&str; 2],
     depths: (u32, u32),
     settings: &Settings,
+    at: Duration,
 ) -> Result<[Sent<'a>; 2]> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let at = u64::try_from((now + NOTICE).as_millis()).unwrap_or(0);
+    let at = u64::try_from(at.as_millis()).unwrap_or(0);
     Ok([
         send(shape, machines[0], devices[0], depths.0, settings, at)?,
         send(shape, machines[1], devices[1], depths.1, settings, at)?,
     ])
 }
 
-/// Has a guest wait until `at` (milliseconds since 1970, of the clock that both share with this machine) and then run fio.
+/// Has a guest wait until `at` (milliseconds since 1970, of the clock that both share) and then run fio.
 fn send<'a>(
     shape: Shape,
     machine: &'a Machine,

@@ -55,7 +55,7 @@ pub enum Kind {
 impl Kind {
     /// Whether it runs on a stage: two at once only where there are two.
     pub fn runs_on(self, stage: Stage) -> bool {
-        matches!(self, Kind::Two(_)) == stage.is_contention()
+        stage == Stage::Xen || matches!(self, Kind::Two(_)) == stage.is_contention()
     }
 
     /// Whether it needs a file system on the disk.

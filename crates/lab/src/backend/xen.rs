@@ -1,0 +1,173 @@
+//! Disks of Xen's guests: what serves them in the first domain, and what they lie on there. The stage attaches them.
+
+use super::{Backend, Context, Reach, Served};
+use crate::env::{Env, Missing};
+use crate::error::{Error, Result};
+
+/// Where the first domain has its images.
+pub const FILES: &str = "/srv";
+
+/// What serves a guest's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The kernel's xen-blkback.
+    Blkback(Node),
+    /// `ringtap xen`.
+    Ringtap(Image, Mode),
+}
+
+/// The block device that xen-blkback is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// device-mapper's linear target: what an LVM linear volume is.
+    Volume,
+    /// A loop device on a raw file on ext4.
+    Loop {
+        /// Past the page cache of the first domain.
+        direct: bool,
+    },
+}
+
+/// What `ringtap xen` opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// The volume that xen-blkback gets.
+    Volume,
+    /// The raw file below the loop devices.
+    Raw,
+    /// qcow2, all of it written.
+    Qcow2,
+    /// A qcow2 overlay on the raw file, made anew each time.
+    Overlay,
+    /// A dynamic VHD, all of it written.
+    Vhd,
+}
+
+/// How `ringtap xen` serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// As it does unless told otherwise.
+    Usual,
+    /// With cache=writeback: what `file:` lines become.
+    Cached,
+    /// With pages of the guest kept mapped.
+    Persistent,
+}
+
+impl Node {
+    /// Shell words that print the device of the domain with that number, made if need be.
+    pub fn find(self, domain: usize) -> String {
+        match self {
+            Node::Volume => format!("echo {}", volume(domain)),
+            Node::Loop { direct } => {
+                let how = if direct { "on" } else { "off" };
+                format!("losetup -f --show --direct-io={how} {FILES}/{domain}.raw")
+            }
+        }
+    }
+}
+
+impl Image {
+    /// The file or device of the domain with that number.
+    pub fn path(self, domain: usize) -> String {
+        match self {
+            Image::Volume => volume(domain),
+            Image::Raw => format!("{FILES}/{domain}.raw"),
+            Image::Qcow2 => format!("{FILES}/{domain}.qcow2"),
+            Image::Overlay => format!("{FILES}/{domain}.overlay"),
+            Image::Vhd => format!("{FILES}/{domain}.vhd"),
+        }
+    }
+
+    /// Its format, as a target names it.
+    pub fn format(self) -> &'static str {
+        match self {
+            Image::Volume | Image::Raw => "raw",
+            Image::Qcow2 | Image::Overlay => "qcow2",
+            Image::Vhd => "vhd",
+        }
+    }
+
+    /// What qemu-img makes it of the raw file with.
+    pub fn made_by(self) -> Option<&'static [&'static str]> {
+        match self {
+            Image::Volume | Image::Raw | Image::Overlay => None,
+            Image::Qcow2 => Some(&["-O", "qcow2"]),
+            Image::Vhd => Some(&["-O", "vpc", "-o", "subformat=dynamic,force_size=on"]),
+        }
+    }
+}
+
+impl Mode {
+    /// What `ringtap xen` is told.
+    pub fn options(self) -> &'static str {
+        match self {
+            Mode::Usual => "--cache none",
+            Mode::Cached => "--cache writeback",
+            Mode::Persistent => "--cache none --persistent-grants true",
+        }
+    }
+}
+
+fn volume(domain: usize) -> String {
+    format!("/dev/mapper/disk{domain}")
+}
+
+/// A disk of a guest of Xen.
+#[derive(Debug)]
+pub struct Vbd(pub Way);
+
+impl Backend for Vbd {
+    fn reach(&self) -> Reach {
+        Reach::Inside
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        match self.0 {
+            Way::Blkback(_) => None,
+            Way::Ringtap(image, _) => env
+                .ringtap_xen()
+                .or_else(|| image.made_by().and_then(|_| env.program("qemu-img", "qemu-utils"))),
+        }
+    }
+
+    fn start(&self, _: &Context<'_>) -> Result<Served> {
+        Err(Error::Plan("a disk of Xen's guests is attached by its stage alone".into()))
+    }
+
+    fn in_xen(&self) -> Option<Way> {
+        Some(self.0)
+    }
+
+    fn cached(&self) -> bool {
+        matches!(self.0, Way::Blkback(Node::Loop { direct: false }) | Way::Ringtap(_, Mode::Cached))
+    }
+
+    fn remark(&self) -> Option<&'static str> {
+        Some(
+            "served in Xen's first domain: the client's CPU is the whole machine's, server included",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_domain_has_images_of_its_own_and_ways_that_are_compared_share_them() {
+        assert_eq!(Image::Raw.path(2), "/srv/2.raw");
+        assert!(Node::Loop { direct: true }.find(2).ends_with("--direct-io=on /srv/2.raw"));
+        assert_eq!(Node::Volume.find(1), format!("echo {}", Image::Volume.path(1)));
+        assert_ne!(Image::Overlay.path(1), Image::Overlay.path(2));
+    }
+
+    #[test]
+    fn what_goes_through_a_page_cache_says_so() {
+        let cached = |way| Vbd(way).cached();
+        assert!(cached(Way::Blkback(Node::Loop { direct: false })));
+        assert!(cached(Way::Ringtap(Image::Raw, Mode::Cached)));
+        assert!(!cached(Way::Blkback(Node::Loop { direct: true })));
+        assert!(!cached(Way::Ringtap(Image::Raw, Mode::Persistent)));
+    }
+}

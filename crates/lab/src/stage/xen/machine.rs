@@ -1,0 +1,274 @@
+//! The machine of the stage: a Xen, its first domain with all images, and the guests that disks are attached to.
+
+use std::path::Path;
+use std::time::Duration;
+
+use ringtap_guest::{Aio, Cache, Domain, Drive, Guest, Host, Xen};
+
+use super::super::inside::Shell;
+use crate::backend::xen::{Image, Way};
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::run::scratch::settle;
+use crate::stop::Stop;
+
+const LIBRARY: &str = include_str!("dom0.sh");
+const BLOCK_NODE: &str = include_str!("block-node");
+const BLOCK_RINGTAP: &str = include_str!("../../../../../contrib/xen/block-ringtap");
+
+/// Memory of the first domain in bytes, its initramfs and the programs in it included.
+pub const FIRST_MEMORY: u64 = 1 << 30;
+/// Memory of each guest in bytes.
+pub const GUEST_MEMORY: u64 = 352 << 20;
+/// Xen's tools on a translated processor beside other work.
+const LONG: Duration = Duration::from_secs(240);
+
+/// A booted Xen with its guests.
+pub struct Machine {
+    // Gone before the machine that they are part of.
+    guests: Vec<Guest>,
+    host: Host,
+    /// The binary's place in the first domain.
+    ringtap: String,
+}
+
+/// A disk that a guest has.
+pub struct Disk {
+    /// The guest's number, from 1.
+    pub domain: usize,
+    /// The device's name.
+    pub name: String,
+}
+
+impl Disk {
+    /// The `position`th device of a guest: each arm's has a name of its own, so that none is taken for the last one.
+    pub fn new(domain: usize, position: u32) -> Disk {
+        let letter = char::from(b'a' + (position % 16) as u8);
+        Disk { domain, name: format!("xvd{letter}") }
+    }
+
+    /// Its node in the guest.
+    pub fn node(&self) -> String {
+        format!("/dev/{}", self.name)
+    }
+}
+
+fn guest(error: ringtap_guest::Error) -> Error {
+    Error::Guest(error.to_string())
+}
+
+fn domain(number: usize) -> String {
+    format!("guest{number}")
+}
+
+impl Machine {
+    /// Boots Xen with these disks and makes so many guests.
+    pub fn boot(
+        env: &Env,
+        stop: &Stop,
+        files: &Path,
+        volumes: &Path,
+        size: u64,
+        guests: usize,
+    ) -> Result<Machine> {
+        stop.check()?;
+        let (first, other) = env.xen().map_err(|missing| Error::Guest(missing.reason))?;
+        settle(files)?;
+        settle(volumes)?;
+        let drive = |path: &Path| Drive::raw(path).cache(Cache::None).aio(Aio::Native);
+        let host = Xen::new(&first, &other)
+            .memory(FIRST_MEMORY)
+            .domains_memory(guests as u64 * GUEST_MEMORY)
+            .disk(drive(files))
+            .disk(drive(volumes))
+            .boot()
+            .map_err(guest)?;
+        let ringtap = env.guest_tool().display().to_string();
+        let mut machine = Machine { guests: Vec::new(), host, ringtap };
+        let script = format!(
+            "cat >/etc/xen/scripts/block-ringtap <<'END OF SCRIPT'\n{BLOCK_RINGTAP}END OF SCRIPT\n\
+             cat >/etc/xen/scripts/block-node <<'END OF SCRIPT'\n{BLOCK_NODE}END OF SCRIPT\n\
+             prepare {} {guests}",
+            size / 512
+        );
+        machine.first(&script, stop)?;
+        for number in 1..=guests {
+            stop.check()?;
+            let made = Domain::new(domain(number)).memory(GUEST_MEMORY);
+            let made = machine.host.create(&made).map_err(guest)?;
+            machine.guests.push(made);
+            // The first start of a program is not at the cost of the first arm.
+            machine.shell(number, stop)?.run("fio --version; dd --version; true", LONG)?;
+        }
+        Ok(machine)
+    }
+
+    /// The first domain.
+    pub fn dom0(&self) -> &Guest {
+        self.host.dom0()
+    }
+
+    /// The guest with that number, from 1.
+    pub fn guest(&self, number: usize) -> Result<&Guest> {
+        let found = number.checked_sub(1).and_then(|at| self.guests.get(at));
+        found.ok_or_else(|| Error::Plan(format!("the stage xen has no guest {number}")))
+    }
+
+    /// A shell in that guest.
+    pub fn shell<'a>(&'a self, number: usize, stop: &'a Stop) -> Result<Shell<'a>> {
+        Ok(Shell { machine: self.guest(number)?, stop })
+    }
+
+    /// Gives a guest its disk, and waits until it has it.
+    pub fn attach(&self, way: Way, disk: &Disk, stop: &Stop) -> Result<()> {
+        self.first(&attach(way, disk), stop)?;
+        let node = disk.node();
+        let wait = format!(
+            "for i in $(seq 300); do [ ! -b {node} ] || exit 0; sleep 0.1; done\n\
+             echo '{node} did not come up' >&2; exit 1"
+        );
+        self.shell(disk.domain, stop)?.run(&wait, LONG).map(drop)
+    }
+
+    /// Takes the disks away again and ends what served them; gives what the server said.
+    pub fn release(&self, disks: &[Disk], stop: &Stop) -> Result<String> {
+        let words: Vec<String> =
+            disks.iter().map(|disk| format!("{} {}", domain(disk.domain), disk.name)).collect();
+        self.first(&format!("release {}", words.join(" ")), stop)
+    }
+
+    fn first(&self, script: &str, stop: &Stop) -> Result<String> {
+        let shell = Shell { machine: self.host.dom0(), stop };
+        let script = format!("ringtap='{}'\n{LIBRARY}\n{script}", self.ringtap);
+        shell.run(&script, LONG).map(|output| output.stdout)
+    }
+}
+
+/// What has the first domain serve a disk; see `dom0.sh`.
+fn attach(way: Way, disk: &Disk) -> String {
+    let (number, name) = (disk.domain, &disk.name);
+    let guest = domain(number);
+    match way {
+        Way::Blkback(node) => {
+            format!("node=$({})\nby_blkback {guest} {name} $node", node.find(number))
+        }
+        Way::Ringtap(image, mode) => {
+            let (path, format, options) = (image.path(number), image.format(), mode.options());
+            let fresh = match image {
+                Image::Overlay => {
+                    let base = Image::Raw.path(number);
+                    format!(
+                        "rm -f {path}\n$ringtap create -q -f qcow2 -b {base} -F raw {path} >&2\n"
+                    )
+                }
+                _ => String::new(),
+            };
+            format!("{fresh}by_ringtap {guest} {name} {format}:{path} {options}")
+        }
+    }
+}
+
+/// For the report: what serves an arm's disk in the first domain.
+pub fn command(way: Way) -> String {
+    match way {
+        Way::Blkback(node) => format!("xen-blkback on the device that `{}` prints", node.find(1)),
+        Way::Ringtap(image, mode) => {
+            format!("ringtap xen {}; target={}:{}", mode.options(), image.format(), image.path(1))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::backend::xen::{Mode, Node};
+
+    /// Runs the first domain's functions here, with programs in the place of its own that only say how they were called.
+    fn called(script: &str) -> (bool, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let log = at("calls");
+        for (name, rest) in [
+            ("xl", ""),
+            ("modprobe", "echo xen_blkback 57344 0 >${0%/*}/modules"),
+            ("rmmod", ""),
+            ("losetup", "[ \"$1\" = -D ] || echo /dev/loop7"),
+            ("sync", ""),
+            // It lives until it is told to end.
+            (
+                "ringtap",
+                "[ \"$1\" = xen ] || exit 0\ntrap 'echo end >>$0.end; exit' TERM\necho ready\nwhile :; do sleep 0.05; done",
+            ),
+            ("setsid", "exec \"$@\""),
+        ] {
+            let said = if name == "setsid" { "" } else { "echo \"${0##*/} $*\" >>LOG\n" };
+            let text = format!("#!/bin/sh\n{said}{rest}\n").replace("LOG", log.to_str().unwrap());
+            std::fs::write(at(name), text).unwrap();
+            std::fs::set_permissions(at(name), PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        let here = dir.path().display();
+        std::fs::write(at("modules"), "loop 1 0\n").unwrap();
+        let library = LIBRARY
+            .replace("/proc/modules", &format!("{here}/modules"))
+            .replace("/run/lab", &format!("{here}"))
+            .replace("/proc/sys/vm/drop_caches", "/dev/null");
+        let script = format!("ringtap={here}/ringtap\n{library}\n{script}");
+        let path = format!("{here}:{}", std::env::var("PATH").unwrap());
+        let output = Command::new("sh").arg("-c").arg(script).env("PATH", path).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        (output.status.success(), std::fs::read_to_string(log).unwrap_or_default() + &errors)
+    }
+
+    #[test]
+    fn a_disk_of_the_kernels_is_attached_and_its_driver_makes_way() {
+        let disk = Disk::new(2, 1);
+        let way = Way::Blkback(Node::Loop { direct: true });
+        let script = format!("{}\nrelease guest2 xvdb", attach(way, &disk));
+        let (done, said) = called(&script);
+        assert!(done, "{said}");
+        assert_eq!(
+            said,
+            "losetup -f --show --direct-io=on /srv/2.raw\nmodprobe xen-blkback\n\
+             xl block-attach guest2 format=raw,vdev=xvdb,access=w,script=block-node,target=/dev/loop7\n\
+             xl block-detach guest2 xvdb\nrmmod xen-blkback\nlosetup -D\nsync \n"
+        );
+    }
+
+    #[test]
+    fn one_server_has_the_disks_of_both_guests_and_ends_with_them() {
+        let way = Way::Ringtap(Image::Overlay, Mode::Persistent);
+        let script = format!(
+            "{}\n{}\nrelease guest1 xvda guest2 xvda\n[ -e $ringtap.end ] && [ ! -e $run/pid ]",
+            attach(way, &Disk::new(1, 0)),
+            attach(way, &Disk::new(2, 0))
+        );
+        let (done, said) = called(&script);
+        assert!(done, "{said}");
+        let wanted = [
+            "ringtap create -q -f qcow2 -b /srv/1.raw -F raw /srv/1.overlay",
+            "ringtap xen --cache none --persistent-grants true",
+            "xl block-attach guest1 format=raw,vdev=xvda,access=w,script=block-ringtap,target=qcow2:/srv/1.overlay",
+            "ringtap create -q -f qcow2 -b /srv/2.raw -F raw /srv/2.overlay",
+            "xl block-attach guest2 format=raw,vdev=xvda,access=w,script=block-ringtap,target=qcow2:/srv/2.overlay",
+            "xl block-detach guest1 xvda",
+            "xl block-detach guest2 xvda",
+            "losetup -D",
+            "sync ",
+        ];
+        assert_eq!(said.lines().collect::<Vec<_>>(), wanted);
+    }
+
+    #[test]
+    fn a_server_that_does_not_start_fails_its_arm() {
+        let script = format!(
+            "printf '#!/bin/sh\\necho no ring >&2\\nexit 1' >$ringtap\n{}",
+            attach(Way::Ringtap(Image::Raw, Mode::Usual), &Disk::new(1, 3))
+        );
+        let (done, said) = called(&script);
+        assert!(!done);
+        assert_eq!(said, "ringtap xen --cache none is not ready\nno ring\n");
+    }
+}

@@ -1,0 +1,348 @@
+//! The stage `xen`: a nested Xen in QEMU, booted once for all rounds, whose first domain serves disks to PV guests.
+//!
+//! Within a round each arm's disk is attached with `xl`, loaded from the guest and detached again, so that the kernel's
+//! back end and Ringtap's, which would take each other's disks, take turns. Ways that are compared serve the same file or
+//! volume. Of the two guests the second is used only by loads that run in both at once.
+
+mod machine;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::guest::{fail_all, remember_accelerator};
+use super::{boot, inside, two_guests};
+use crate::backend::xen::{Image, Way};
+use crate::env::{Env, Missing};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::process;
+use crate::run::scratch::settle;
+use crate::run::{Place, Runner, Running};
+use crate::sample::Stage;
+use crate::workload::{Kind, Workload};
+use machine::{Disk, FIRST_MEMORY, GUEST_MEMORY, Machine};
+
+const STAGE: Stage = Stage::Xen;
+const IMAGES: [Image; 4] = [Image::Raw, Image::Qcow2, Image::Overlay, Image::Vhd];
+/// How long before the common start two guests are told to begin: a translated processor takes long to load fio.
+const NOTICE: Duration = Duration::from_secs(5);
+/// So much longer than the plan says both run, for they do not begin at the same moment.
+const LONGER: Duration = Duration::from_secs(2);
+
+/// Why nothing can run on this stage.
+pub fn missing(env: &Env) -> Option<Missing> {
+    env.program("qemu-system-x86_64", "qemu-system-x86")
+        .or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
+        .or_else(|| env.xen().err())
+}
+
+/// Why a workload cannot run here.
+pub fn missing_workload(workload: &Workload) -> Option<Missing> {
+    match workload.kind {
+        Kind::Fio(_)
+        | Kind::FioFile(_)
+        | Kind::DdThroughput(_)
+        | Kind::DdLatency(_)
+        | Kind::Two(_) => None,
+        Kind::Durability => Some(Missing::new(
+            "the disks lie inside the first domain, where the lab counts no flushes",
+            "the stage vm",
+        )),
+        _ => Some(Missing::new("the guests of Xen have fio and dd alone", "the stage vm")),
+    }
+}
+
+/// Bytes that a plan's disks take on this machine, while they are made.
+pub fn room(plan: &Plan, arms: &[Running]) -> u64 {
+    let guests = guests(arms) as u64;
+    // The volumes, the images, and the file system made of them.
+    guests * plan.size + images(plan.size, arms) + file_system(plan.size, arms)
+}
+
+fn guests(arms: &[Running]) -> usize {
+    let both = arms.iter().flat_map(Running::rounds).any(|w| matches!(w.kind, Kind::Two(_)));
+    if both { 2 } else { 1 }
+}
+
+fn ways(arms: &[Running]) -> impl Iterator<Item = Way> {
+    arms.iter().filter_map(|arm| arm.entry.backend.in_xen())
+}
+
+/// The images that a plan's arms need beside the raw file.
+fn made(arms: &[Running]) -> Vec<Image> {
+    let wanted =
+        |image: &Image| ways(arms).any(|way| matches!(way, Way::Ringtap(of, _) if of == *image));
+    IMAGES.into_iter().filter(|image| image.made_by().is_some()).filter(wanted).collect()
+}
+
+fn images(size: u64, arms: &[Running]) -> u64 {
+    let each = size + (made(arms).len() as u64) * (size + (8 << 20));
+    guests(arms) as u64 * each
+}
+
+/// Bytes of the ext4: an overlay may grow to the size of what is below.
+fn file_system(size: u64, arms: &[Running]) -> u64 {
+    let overlays = ways(arms).any(|way| matches!(way, Way::Ringtap(Image::Overlay, _)));
+    let overlays = if overlays { guests(arms) as u64 * (size + (8 << 20)) } else { 0 };
+    images(size, arms) + overlays + boot::OVERHEAD
+}
+
+/// The stage, prepared.
+pub struct Xen {
+    files: PathBuf,
+    volumes: PathBuf,
+    guests: usize,
+    machine: Option<Machine>,
+}
+
+impl Xen {
+    /// Writes the disks: images on an ext4, and volumes.
+    pub fn prepare(runner: &mut Runner<'_>, arms: &[Running]) -> Result<Xen> {
+        let (size, guests) = (runner.plan.size, guests(arms));
+        let volumes = runner.disk_of("xen-volumes.raw", guests as u64 * size)?;
+        let folder = runner.scratch.disks().join("xen");
+        std::fs::create_dir(&folder).map_err(Error::file("make", &folder))?;
+        for number in 1..=guests {
+            let raw = runner.disk_of(&format!("xen/{number}.raw"), size)?;
+            for image in made(arms) {
+                let name = image.path(number);
+                let name = name.rsplit('/').next().unwrap_or_default();
+                let mut command = Command::new("qemu-img");
+                command.args(["convert", "-q", "-f", "raw"]);
+                command.args(image.made_by().unwrap_or_default());
+                command.arg(&raw).arg(folder.join(name));
+                process::run(command, Duration::from_secs(600), runner.stop)?;
+            }
+        }
+        let files = runner.scratch.disks().join("xen-files.ext4");
+        boot::ext4(&folder, &files, file_system(size, arms), runner.stop)?;
+        settle(&files)?;
+        runner.record.stages.push((STAGE, describe(runner)?));
+        runner.folder.write_record(&runner.record)?;
+        Ok(Xen { files, volumes, guests, machine: None })
+    }
+
+    /// One round: a block for each arm. A machine that fails an arm is not trusted with the next.
+    pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+        for (position, &arm) in (0..).zip(order) {
+            let machine = match self.machine.take() {
+                Some(machine) => Ok(machine),
+                None => self.boot(runner, round),
+            };
+            let failed = match machine {
+                Ok(machine) => match block(runner, &machine, arm, round, position) {
+                    Ok(sound) => {
+                        self.machine = Some(machine).filter(|_| sound);
+                        continue;
+                    }
+                    Err(Failed::Arm(error)) => error,
+                    Err(Failed::Run(error)) => return Err(error),
+                },
+                Err(error) => error,
+            };
+            if let Error::Interrupted = failed {
+                return Err(failed);
+            }
+            fail_all(runner, STAGE, arm, round, position, &failed)?;
+        }
+        Ok(())
+    }
+
+    fn boot(&self, runner: &mut Runner<'_>, round: u32) -> Result<Machine> {
+        let rounds = runner.plan.rounds;
+        runner.progress.say(&format!("round {}/{rounds}  {STAGE}  booting", round + 1));
+        let (env, stop, size) = (runner.env, runner.stop, runner.plan.size);
+        let machine = Machine::boot(env, stop, &self.files, &self.volumes, size, self.guests)?;
+        remember_accelerator(runner, STAGE, machine.dom0())?;
+        Ok(machine)
+    }
+}
+
+/// Why a block did not come to its end.
+enum Failed {
+    /// Its disk could not be attached: nothing was recorded.
+    Arm(Error),
+    /// The run cannot go on.
+    Run(Error),
+}
+
+/// One arm in one round: its loads from one guest, then those from both. Whether the machine may be used again.
+fn block(
+    runner: &mut Runner<'_>,
+    machine: &Machine,
+    arm: &Running,
+    round: u32,
+    position: u32,
+) -> Result<bool, Failed> {
+    let Some(way) = arm.entry.backend.in_xen() else {
+        return Err(Failed::Arm(Error::Plan(format!("{} is no disk of Xen's", arm.name))));
+    };
+    runner.progress.say(&format!(
+        "round {}/{}  {STAGE}  {}  attaching",
+        round + 1,
+        runner.plan.rounds,
+        arm.name
+    ));
+    let both = arm.rounds().any(|w| matches!(w.kind, Kind::Two(_)));
+    let disks: Vec<Disk> =
+        (1..=if both { 2 } else { 1 }).map(|number| Disk::new(number, position)).collect();
+    for disk in &disks {
+        machine.attach(way, disk, runner.stop).map_err(Failed::Arm)?;
+    }
+    let command = machine::command(way);
+    runner.remember_command(STAGE, &arm.name, &command).map_err(Failed::Run)?;
+    for workload in arm.rounds() {
+        let place = Place { stage: STAGE, arm, workload, round, position };
+        sample(runner, machine, place, &disks).map_err(Failed::Run)?;
+    }
+    match machine.release(&disks, runner.stop) {
+        Ok(said) => {
+            if !said.is_empty() {
+                let log = runner.folder.log(STAGE, &arm.name);
+                let written = std::fs::write(&log, said);
+                written.map_err(Error::file("write", &log)).map_err(Failed::Run)?;
+            }
+            Ok(true)
+        }
+        Err(Error::Interrupted) => Err(Failed::Run(Error::Interrupted)),
+        // What was measured is measured.
+        Err(error) => {
+            runner.trouble(STAGE, &arm.name, &error);
+            Ok(false)
+        }
+    }
+}
+
+fn sample(
+    runner: &mut Runner<'_>,
+    machine: &Machine,
+    place: Place<'_>,
+    disks: &[Disk],
+) -> Result<()> {
+    let mut settings = runner.settings(STAGE, place.round);
+    let (stop, pid, tool) = (runner.stop, machine.dom0().pid(), runner.env.guest_tool());
+    let nodes: Vec<String> = disks.iter().map(Disk::node).collect();
+    runner.sample(place, None, Some(pid), || match (place.workload.kind, nodes.as_slice()) {
+        (Kind::Two(shape), [first, second]) => {
+            settings.run += LONGER;
+            let guests = [machine.guest(1)?, machine.guest(2)?];
+            // Both have Xen's clock, which may not be this machine's.
+            two_guests::measure(shape, &guests, [first, second], &settings, stop, || {
+                let said = machine.shell(1, stop)?.run("date +%s%3N", Duration::from_secs(60))?;
+                let now = said.stdout.trim().parse().map(Duration::from_millis);
+                let now = now.map_err(|_| Error::Output {
+                    what: "a guest's date",
+                    found: said.stdout.trim().to_owned(),
+                })?;
+                Ok(now + NOTICE)
+            })
+        }
+        (_, [device, ..]) => {
+            let shell = machine.shell(1, stop)?;
+            let here = inside::Place {
+                shell: &shell,
+                device,
+                base: device,
+                // Only archiving looks at it, which does not run here.
+                disk: Path::new("/dev/null"),
+                tool: &tool,
+                memory: GUEST_MEMORY,
+            };
+            inside::measure(place.workload, &settings, &here)
+        }
+        (_, []) => Err(Error::Plan("no disk was attached".into())),
+    })
+}
+
+fn describe(runner: &Runner<'_>) -> Result<String> {
+    let (first, _) = runner.env.xen().map_err(|missing| Error::Guest(missing.reason))?;
+    let kernel = first.kernel().image.display();
+    let (first, guest) = (FIRST_MEMORY >> 20, GUEST_MEMORY >> 20);
+    Ok(format!(
+        "a nested Xen in QEMU ({kernel}), two CPUs, {first} MiB for its first domain, PV guests of one CPU and {guest} MiB, \
+         one boot for all rounds; the client's CPU is the whole machine's; a hypercall, a page mapped or a byte copied \
+         costs another multiple of what it costs on a real processor, so only ratios within this run are claimed"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::backend::CATALOGUE;
+    use crate::cli::CompareArgs;
+    use crate::run::matrix;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    fn plan(words: &str) -> Plan {
+        let head = ["compare", "--dir", "/tmp", "--stages", "xen", "--size", "64M"];
+        let args = Cli::parse_from(head.into_iter().chain(words.split_whitespace())).args;
+        Plan::from_args(&args).unwrap()
+    }
+
+    fn arms(plan: &Plan) -> Vec<Running> {
+        let running = |entry: &&'static crate::backend::Entry| Running {
+            name: entry.name.into(),
+            entry,
+            workloads: plan.workloads(),
+        };
+        plan.entries(STAGE).iter().map(running).collect()
+    }
+
+    #[test]
+    fn the_plan_has_the_rows_that_were_asked_for_and_lvm_is_the_reference() {
+        let plan = plan("--workloads fio,dd-latency-direct,contention");
+        let names: Vec<&str> = plan.entries(STAGE).iter().map(|entry| entry.name).collect();
+        assert_eq!(names[..3], ["phy-lvm", "phy-loop", "file"]);
+        for ours in ["tap-raw", "tap-qcow2", "tap-overlay", "tap-vhd"] {
+            assert!(names.contains(&ours), "{ours}");
+        }
+        // One load and two at once, on the same stage.
+        assert!(plan.workloads().iter().all(|w| w.kind.runs_on(STAGE)));
+        assert_eq!(guests(&arms(&plan)), 2);
+    }
+
+    #[test]
+    fn every_row_of_the_stage_says_how_it_is_served_and_no_other_does() {
+        for entry in CATALOGUE {
+            assert_eq!(entry.backend.in_xen().is_some(), entry.stage == STAGE, "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_what_the_rows_need_and_no_more() {
+        let (size, plan_of) = (64 << 20, |words: &str| {
+            let plan = plan(words);
+            let arms = arms(&plan);
+            (room(&plan, &arms), made(&arms))
+        });
+        let (raw, none) = plan_of("--backends phy-lvm,file,tap-raw --workloads fio");
+        assert!(none.is_empty() && raw >= 3 * size && raw < 6 * size, "{raw}");
+        let (all, images) = plan_of("--workloads two-read");
+        assert_eq!(images, [Image::Qcow2, Image::Vhd]);
+        assert!(all > 2 * raw, "{all}");
+    }
+
+    #[test]
+    fn what_the_guests_cannot_run_is_a_row_with_its_reason() {
+        let plan = plan("--workloads bonnie,durability,read-1m-qd8");
+        for workload in plan.workloads() {
+            let fits = matches!(workload.kind, Kind::Fio(_));
+            assert_eq!(missing_workload(workload).is_none(), fits, "{}", workload.name);
+        }
+        // Without a ringtap its rows, and perhaps all others, are reasons.
+        let (arms, skipped) = matrix(&plan, &Env::new("/nonexistent".into()));
+        let running = |name: &str| arms[0].1.iter().any(|arm| arm.name == name);
+        assert!(!running("tap-raw"));
+        let told =
+            |skip: &&crate::run::folder::Skip| skip.backend == "tap-raw" && skip.workload.is_none();
+        assert!(skipped.iter().find(told).unwrap().missing.reason.contains("xen"));
+    }
+}
