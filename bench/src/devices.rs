@@ -82,6 +82,8 @@ impl Way {
             launch: None,
             socket: PathBuf::new(),
             image: None,
+            queues: 1,
+            ramp: None,
             prepare: Vec::new(),
             missing: None,
         };
