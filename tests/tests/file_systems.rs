@@ -126,7 +126,7 @@ fn use_disk(disk: &Path, cache: &str, dir: &Path) {
     server.stop();
 }
 
-fn on_file_system(kind: &str, mkfs: &[&str], package: &str) {
+fn on_file_system(kind: &str, mkfs: &[&str], package: &str) -> SetUp {
     let set_up = file_system(kind, mkfs, package);
     let mount = set_up.mounted.clone().expect("it is mounted");
     for cache in ["none", "writeback", "writethrough", "directsync", "unsafe"] {
@@ -156,16 +156,66 @@ fn on_file_system(kind: &str, mkfs: &[&str], package: &str) {
     let map = ok("qemu-img", "qemu-utils", &["map", "--output", "json", "-f", "raw", &uri]);
     assert!(map.contains("\"zero\": true"), "{kind}: {map}");
     server.stop();
+    set_up
+}
+
+/// Zeros that must keep their space become extents that are not written; a discard frees it.
+fn zeros_may_keep_their_space(set_up: &SetUp) {
+    let disk = set_up.mounted.as_ref().expect("it is mounted").join("kept.raw");
+    File::create(&disk).expect("a file").set_len(64 * MIB).expect("its size");
+    let socket = set_up.dir.path().join("nbd.sock");
+    let address = format!("unix:{}", plain(&socket));
+    let server = Server::start([plain(&disk), "-f", "raw", "--nbd", &address]);
+    let uri = format!("nbd+unix:///?socket={}", plain(&socket));
+    let order = |orders: &[&str]| {
+        let mut args = vec!["-f", "raw", "-d", "unmap"];
+        orders.iter().for_each(|order| args.extend(["-c", order]));
+        args.push(&uri);
+        ok("qemu-io", "qemu-utils", &args);
+    };
+    let used = || fs::metadata(&disk).expect("the disk").blocks() * 512;
+    order(&["write -P 1 0 48M", "flush", "write -z 16M 16M", "flush"]);
+    assert_eq!(extents(&disk), [(0, 16, "written"), (16, 32, "unwritten"), (32, 48, "written")]);
+    assert!(used() >= 48 * MIB, "{} after zeros that keep their space", used());
+    order(&["read -P 1 0 16M", "read -P 0 16M 16M", "read -P 1 32M 16M", "discard 32M 16M"]);
+    assert_eq!(extents(&disk), [(0, 16, "written"), (16, 32, "unwritten")]);
+    assert!(used() < 34 * MIB, "{} after a discard", used());
+    server.stop();
+}
+
+/// What lies where in a file, in MiB, neighbours of a kind joined.
+fn extents(disk: &Path) -> Vec<(u64, u64, &'static str)> {
+    let mut all: Vec<(u64, u64, &str)> = vec![];
+    // A line is: number, first and last logical block, physical ones, blocks, perhaps those expected
+    // there, flags.
+    for line in ok("filefrag", "e2fsprogs", &["-v", "-s", "-b4096", plain(disk)]).lines() {
+        let words: Vec<&str> = line.split(':').map(str::trim).collect();
+        let [number, logical, .., flags] = words[..] else { continue };
+        if number.parse::<u64>().is_err() {
+            continue;
+        }
+        let (first, last) = logical.split_once("..").expect("two blocks");
+        let block = |text: &str| text.trim().parse::<u64>().expect("a block");
+        let (first, end) = (block(first) * 4096, (block(last) + 1) * 4096);
+        let kind = if flags.contains("unwritten") { "unwritten" } else { "written" };
+        match all.last_mut() {
+            Some((_, before, same)) if *before == first && *same == kind => *before = end,
+            _ => all.push((first, end, kind)),
+        }
+    }
+    all.into_iter().map(|(first, end, kind)| (first / MIB, end / MIB, kind)).collect()
 }
 
 #[test]
 fn ext4() {
-    on_file_system("ext4", &["mke2fs", "-q", "-F", "-t", "ext4"], "e2fsprogs");
+    let set_up = on_file_system("ext4", &["mke2fs", "-q", "-F", "-t", "ext4"], "e2fsprogs");
+    zeros_may_keep_their_space(&set_up);
 }
 
 #[test]
 fn xfs() {
-    on_file_system("xfs", &["mkfs.xfs", "-q", "-f"], "xfsprogs");
+    let set_up = on_file_system("xfs", &["mkfs.xfs", "-q", "-f"], "xfsprogs");
+    zeros_may_keep_their_space(&set_up);
 }
 
 #[test]
@@ -224,6 +274,23 @@ fn a_block_device() {
             }
         }
     }
+}
+
+#[test]
+fn a_block_device_takes_one_writer() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let (file, socket) = (dir.path().join("device"), dir.path().join("nbd.sock"));
+    File::create(&file).expect("a file").set_len(MIB).expect("its size");
+    let device = ok("losetup", "mount", &["-f", "--show", plain(&file)]).trim().to_owned();
+    let _attached = SetUp { dir, mounted: None, device: Some(device.clone()) };
+    let address = format!("unix:{}", plain(&socket));
+    let args = [&device, "-f", "raw", "--nbd", &address];
+    let server = Server::start(args);
+    let second = program(plain(&ringtap()), "ringtap", [&["serve"][..], &args].concat());
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("process {} (ringtap)", server.pid())), "{said}");
+    server.stop();
 }
 
 /// What an NBD client is told of a disk that seeks.

@@ -106,7 +106,7 @@ fn take(fd: BorrowedFd<'_>, path: &Path, write: bool) -> Result<(), OpenError> {
                 std::thread::sleep(PAUSE);
             }
             Some(Conflict { wanted, held, holder }) => {
-                let holder = holder.unwrap_or_else(|| "another program".to_owned());
+                let holder = holder.unwrap_or_else(|| unseen(path));
                 return Err(OpenError::Locked { path: path.to_owned(), wanted, held, holder });
             }
         }
@@ -171,6 +171,15 @@ fn holder(fd: BorrowedFd<'_>, byte: i64) -> Option<String> {
         }
     }
     None
+}
+
+/// What can be said of a holder that /proc does not show.
+fn unseen(path: &Path) -> String {
+    format!(
+        "a process that is not visible here, of another user or in another container \
+         (as root of the host, lsof {} names it),",
+        path.display()
+    )
 }
 
 /// Whether a line of /proc/PID/fdinfo/FD such as `lock: 1: OFDLCK ADVISORY READ -1 fe:00:42 100 101`

@@ -34,6 +34,8 @@ pub struct Ring {
     /// Whether an enter can be told how long to sleep (Linux 5.11).
     limits: bool,
     start: Instant,
+    #[cfg(test)]
+    enters: u32,
 }
 
 #[derive(Default)]
@@ -134,7 +136,16 @@ impl Ring {
         let files = Files { known: Vec::new(), used: if sparse.is_ok() { 0 } else { FIXED_FILES } };
         let limits = ring.params().is_feature_ext_arg();
         let (scratch, start) = (Vec::new(), Instant::now());
-        Ok(Ring { ring, files, scratch, deferred, limits, start })
+        Ok(Ring {
+            ring,
+            files,
+            scratch,
+            deferred,
+            limits,
+            start,
+            #[cfg(test)]
+            enters: 0,
+        })
     }
 
     fn build(newest: bool) -> io::Result<IoUring> {
@@ -366,6 +377,10 @@ impl Ring {
         if limit.is_some() {
             flags |= ENTER_EXT_ARG;
         }
+        #[cfg(test)]
+        {
+            self.enters += 1;
+        }
         // SAFETY: the argument is of the type that the flags say and outlives the call, and every
         // entry in the queue names memory that its task keeps valid until completion (the promise
         // of `Mem` and of `Io`).
@@ -465,5 +480,50 @@ impl Reactor for Ring {
 
     fn now(&self) -> Time {
         self.start.elapsed().as_nanos() as Time
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::{Io, OpenFile};
+
+    #[test]
+    fn a_turn_enters_the_kernel_once() {
+        let file = tempfile::tempfile().expect("a temporary file");
+        file.set_len(1 << 20).expect("its length");
+        let file = OpenFile::new(OwnedFd::from(file));
+        let buffers = Io::new().buffer(512 * 1024).expect("memory");
+        let mut ring = Ring::new().expect("io_uring");
+        let mut done = vec![];
+        let entered = |ring: &mut Ring| std::mem::take(&mut ring.enters);
+        for count in [1, 32, SUBMISSIONS as usize, 512] {
+            let mut submit: Vec<_> = (0..count)
+                .map(|key| {
+                    let mem = buffers.mem().window(key * 512, 512);
+                    let file = file.handle();
+                    (key as Key, Op::Read { file, offset: key as u64 * 512, mem })
+                })
+                .collect();
+            ring.turn(&mut submit, &mut done, true).expect("the ring");
+            assert!(submit.is_empty() && !done.is_empty());
+            // One more each time the submission queue is full.
+            let full = count.saturating_sub(1) / SUBMISSIONS as usize;
+            assert_eq!(entered(&mut ring), 1 + full as u32, "{count} reads");
+            while done.len() < count {
+                let before = done.len();
+                ring.turn(&mut submit, &mut done, false).expect("the ring");
+                assert!(entered(&mut ring) <= 1);
+                if done.len() == before {
+                    std::thread::yield_now();
+                }
+            }
+            done.clear();
+        }
+        // Nothing to hand over and nothing to wait for.
+        ring.turn(&mut vec![], &mut done, false).expect("the ring");
+        assert!(entered(&mut ring) <= 1 && done.is_empty());
     }
 }

@@ -1,9 +1,12 @@
 //! The ring against a real file, sockets and eventfds.
 
+use std::cell::RefCell;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 
-use ringtap_io::{Op, OpenFile, Ring, Signal, Tasks};
+use ringtap_io::{Key, Nature, Op, OpenFile, Reactor, Ring, Signal, Tasks, Time};
 
 fn tasks() -> Tasks {
     Tasks::new(Box::new(Ring::new().expect("io_uring")))
@@ -40,11 +43,36 @@ fn writes_are_read_back_and_the_end_of_the_file_is_short() {
         .expect("the ring");
 }
 
+/// A ring that notes how many operations each turn handed over.
+struct Noting {
+    ring: Ring,
+    turns: Rc<RefCell<Vec<usize>>>,
+}
+
+impl Reactor for Noting {
+    fn turn(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        wait: bool,
+    ) -> io::Result<()> {
+        self.turns.borrow_mut().push(submit.len());
+        self.ring.turn(submit, done, wait)
+    }
+
+    fn now(&self) -> Time {
+        self.ring.now()
+    }
+}
+
 #[test]
 fn many_tasks_share_one_turn() {
     let file = temp_file(1 << 20);
+    file.set_nature(Nature { in_memory: false, page_cache: true });
     let handle = file.handle();
-    let mut tasks = tasks();
+    let turns = Rc::<RefCell<Vec<usize>>>::default();
+    let ring = Ring::new().expect("io_uring");
+    let mut tasks = Tasks::new(Box::new(Noting { ring, turns: turns.clone() }));
     for task in 0..600u64 {
         let io = tasks.io().clone();
         tasks.spawn(async move {
@@ -59,6 +87,10 @@ fn many_tasks_share_one_turn() {
         });
     }
     tasks.run().expect("the ring");
+    let turns = turns.borrow();
+    // All writes, then all reads: page-cache writes this small are done when the turn ends.
+    assert_eq!(turns[..2], [600, 600], "{turns:?}");
+    assert_eq!(turns.iter().sum::<usize>(), 600 * 3 * 2);
 }
 
 #[test]

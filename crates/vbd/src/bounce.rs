@@ -48,6 +48,7 @@ impl Vbd {
                 let skip = at % align;
                 let len = to.next_multiple_of(align) - (at - skip);
                 let mut buffer = io.buffer(len as usize).map_err(Error::Os)?;
+                self.stats.record_bounced(part.len());
                 self.read_clear(io, here.move_back(skip), &mut buffer).await?;
                 buffer.mem().window(skip as usize, part.len()).copy_into(&part);
             }
@@ -94,6 +95,7 @@ impl Vbd {
                 self.write_whole(io, here.file, at, part, durable).await?;
             } else if (at | to) % align == 0 {
                 let mut buffer = io.buffer(part.len()).map_err(Error::Os)?;
+                self.stats.record_bounced(part.len());
                 part.copy_into(&buffer.mem());
                 encipher(&here, &mut buffer);
                 self.write_whole(io, here.file, at, buffer.mem(), durable).await?;
@@ -117,6 +119,7 @@ impl Vbd {
         let skip = place.offset % align;
         let block = place.move_back(skip);
         let mut buffer = io.buffer(align as usize).map_err(Error::Os)?;
+        self.stats.record_bounced(part.len());
         let _alone = self.shared.gate.alone(io).await;
         self.read_clear(io, block, &mut buffer).await?;
         part.copy_into(&buffer.mem().window(skip as usize, part.len()));

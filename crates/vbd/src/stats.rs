@@ -25,6 +25,7 @@ fn index(kind: Kind) -> usize {
 /// The counters of one queue. Only its thread writes them, so plain loads and stores do.
 pub(crate) struct QueueStats {
     kinds: [KindStats; KINDS],
+    bounced: AtomicU64,
     cpu_nanos: AtomicU64,
 }
 
@@ -50,6 +51,7 @@ impl Default for QueueStats {
     fn default() -> Self {
         QueueStats {
             kinds: std::array::from_fn(|_| KindStats::default()),
+            bounced: AtomicU64::new(0),
             cpu_nanos: AtomicU64::new(0),
         }
     }
@@ -95,6 +97,10 @@ impl QueueStats {
         add(&kind.latency[bucket_of(nanos)], 1);
     }
 
+    pub(crate) fn record_bounced(&self, bytes: usize) {
+        add(&self.bounced, bytes as u64);
+    }
+
     pub(crate) fn set_cpu_time(&self) {
         self.cpu_nanos.store(thread_cpu_nanos(), Relaxed);
     }
@@ -122,6 +128,7 @@ impl QueueStats {
                 add(mine, theirs.load(Relaxed));
             }
         }
+        add(&self.bounced, other.bounced.load(Relaxed));
         add(&self.cpu_nanos, other.cpu_nanos.load(Relaxed));
     }
 }
@@ -160,13 +167,16 @@ pub struct Counts {
 
 /// What a device has served.
 #[derive(Clone, Debug, Default, Serialize)]
-#[allow(missing_docs)] // one per kind of request
+#[allow(missing_docs)] // those without are one per kind of request
 pub struct Stats {
     pub read: Counts,
     pub write: Counts,
     pub flush: Counts,
     pub discard: Counts,
     pub write_zeroes: Counts,
+    /// Bytes among them that went through a buffer of ours, for the file did not take them straight
+    /// from the guest's memory or to it: they are not aligned, or enciphered.
+    pub bounced_bytes: u64,
     /// CPU time of the queue threads, as of their last rest.
     pub cpu_ns: u64,
 }
@@ -190,6 +200,7 @@ impl Stats {
             flush: counts(2),
             discard: counts(3),
             write_zeroes: counts(4),
+            bounced_bytes: sum.bounced.load(Relaxed),
             cpu_ns: sum.cpu_nanos.load(Relaxed),
         }
     }
@@ -242,14 +253,16 @@ mod tests {
         for (i, queue) in all.iter().enumerate() {
             queue.record(&request(100), 1000 << i, true);
             queue.record(&request(100), 10, i != 3);
+            queue.record_bounced(30);
         }
         let live = all[1].clone();
         QueueStats::fold_ended(&mut all);
         assert_eq!(all.len(), 2);
         live.record(&request(1), 1, true);
+        live.record_bounced(1);
         let stats = Stats::sum(all.iter().map(|queue| &**queue));
         assert_eq!((stats.write.ended, stats.write.failed, stats.write.bytes), (8, 1, 701));
         assert!(stats.write.latency_ns.max >= 8000 && stats.write.latency_ns.max < 9000);
-        assert_eq!(stats.read.ended, 0);
+        assert_eq!((stats.read.ended, stats.bounced_bytes), (0, 121));
     }
 }

@@ -64,7 +64,7 @@ pub struct Vbd {
     pub(crate) writers: Arc<Writers>,
     under_way: Option<Arc<UnderWay>>,
     bitmaps: Option<Arc<BitmapSet>>,
-    stats: Arc<QueueStats>,
+    pub(crate) stats: Arc<QueueStats>,
 }
 
 impl Vbd {

@@ -220,6 +220,25 @@ fn an_image_that_qemu_writes_is_refused_and_qemu_named() {
     assert!(said.contains("(qemu-io)"), "{said}");
 }
 
+/// Takes root, as whom it starts a server of somebody else.
+#[test]
+fn a_holder_that_cannot_be_seen_is_told_how_to_find() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    // Where the binary lies others may have no access.
+    fs::copy(ringtap(), dir.path().join("ringtap")).expect("a copy");
+    let all = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(dir.path(), all.clone()).expect("it is ours");
+    fs::set_permissions(dir.path().join("a.raw"), all).expect("it is ours");
+    let server = Server::start(dir.path(), "a.raw -f raw --nbd unix:a.sock");
+    let mut nobody = program("setpriv", "util-linux");
+    nobody.current_dir(dir.path()).args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    nobody.args("./ringtap serve a.raw -f raw --nbd unix:b.sock".split_whitespace());
+    let said = Running::start(nobody).wait().failed(1);
+    assert!(said.contains("not visible here") && said.contains("lsof a.raw"), "{said}");
+    server.stop().ok();
+}
+
 #[test]
 fn readers_share_an_image_and_keep_writers_off() {
     let dir = folder();
@@ -362,6 +381,7 @@ fn sigusr1_prints_what_was_served() {
     assert_eq!(disk["write"]["bytes"], 8192);
     assert!(disk["read"]["bytes"].as_u64().expect("bytes") >= 65536);
     assert_eq!(disk["read"]["failed"], 0);
+    assert_eq!(disk["bounced_bytes"], 0);
     server.stop().ok();
 }
 

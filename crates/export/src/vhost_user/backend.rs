@@ -419,6 +419,26 @@ mod tests {
     use super::*;
     use ringtap_image::{CacheMode, Null};
 
+    /// By their bits in virtio 1.2, sections 2.2.1, 5.2.3 and 6, and in vhost-user.rst.
+    #[test]
+    fn what_is_offered() {
+        let of = |bits: &[u32]| bits.iter().map(|bit| 1u64 << bit).sum::<u64>();
+        let offer = |read_only| {
+            let vbd = Vbd::new(Box::new(Null::new(1 << 30, read_only)), CacheMode::Writeback);
+            let mut backend = Backend::new(Arc::new(vbd), Options::default());
+            let protocol = backend.get_protocol_features().expect("features");
+            (backend.get_features().expect("features"), protocol.bits())
+        };
+        // SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, MQ; INDIRECT_DESC, EVENT_IDX,
+        // PROTOCOL_FEATURES, VERSION_1.
+        let always = of(&[2, 6, 9, 10, 11, 12, 28, 29, 30, 32]);
+        // MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+        let protocol = of(&[0, 3, 5, 9, 12, 13, 15]);
+        // DISCARD and WRITE_ZEROES; or RO.
+        assert_eq!(offer(false), (always | of(&[13, 14]), protocol));
+        assert_eq!(offer(true), (always | of(&[5]), protocol));
+    }
+
     #[test]
     fn firmware_that_cannot_flush_leaves_the_kernel_its_write_cache() {
         let vbd = Arc::new(Vbd::new(Box::new(Null::new(1 << 30, false)), CacheMode::Writeback));

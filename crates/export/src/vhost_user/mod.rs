@@ -3,7 +3,11 @@
 //! Source: QEMU, docs/interop/vhost-user.rst; virtio 1.2, section 5.2.
 
 mod backend;
+#[cfg(test)]
+mod chains;
 mod config;
+#[cfg(test)]
+mod front_end;
 mod inflight;
 mod memory;
 mod queue;
@@ -12,6 +16,8 @@ mod request;
 #[doc(hidden)]
 pub mod testing;
 mod thread;
+#[cfg(test)]
+mod thread_tests;
 mod truncated;
 mod virtqueue;
 

@@ -138,7 +138,7 @@ fn receive(from: impl AsFd, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::R
     Ok(message.bytes)
 }
 
-fn send(to: impl AsFd, mut bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
+pub(super) fn send(to: impl AsFd, mut bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();

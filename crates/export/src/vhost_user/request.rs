@@ -79,9 +79,10 @@ impl Chain {
         self.head = head;
         self.readable.clear();
         self.writable.clear();
-        let (mut known, mut ordered) = (true, true);
+        let (mut known, mut ordered, mut empty) = (true, true, false);
         let (readable, writable) = (&mut self.readable, &mut self.writable);
         ring.walk(memory, head, |descriptor| {
+            empty |= descriptor.len() == 0;
             let list = if descriptor.is_write_only() {
                 &mut *writable
             } else {
@@ -100,7 +101,8 @@ impl Chain {
         if last.iov_len == 0 {
             self.writable.pop();
         }
-        if !known || !ordered {
+        // No driver sends empty ones: QEMU's devices stop at them.
+        if !known || !ordered || empty {
             return Ok(Asked::Bad(Error::Range));
         }
         // SAFETY: the iovecs stay as they are until the next `parse`, the memory as the caller says.

@@ -16,19 +16,19 @@ pub const REGION: u64 = 32 << 10;
 /// The guest address of the first region.
 pub const GUEST: u64 = 0x10_0000;
 /// The front-end's own address of the first; the second lies far from it.
-const USER: [u64; 2] = [0x7000_0000_0000, 0x7f00_0000_0000];
+pub(super) const USER: [u64; 2] = [0x7000_0000_0000, 0x7f00_0000_0000];
 /// The rings lie at the end of the first region, the descriptor table at its beginning.
 const AVAILABLE: u64 = 17 << 10;
 const USED: u64 = 20 << 10;
-const ADDRESSES: Addresses =
+pub(super) const ADDRESSES: Addresses =
     Addresses { descriptors: USER[0], available: USER[0] + AVAILABLE, used: USER[0] + USED };
 
 /// A ring in memory filled by the caller.
 pub struct GuestRing {
-    memory: Arc<Memory>,
+    pub(super) memory: Arc<Memory>,
     ring: Virtqueue,
     bases: [u64; 2],
-    file: File,
+    pub(super) file: File,
 }
 
 /// What became of one chain.
@@ -112,10 +112,35 @@ impl GuestRing {
         outcome
     }
 
+    /// The ring as another program sees it, at the same addresses of such memory.
+    #[cfg(test)]
+    pub(super) fn another_ring(&self, memory: &Memory) -> Virtqueue {
+        Virtqueue::new(memory, ADDRESSES, self.ring.size(), false, 0).expect("the ring")
+    }
+
     /// The used index, as the guest sees it.
     #[cfg(test)]
-    fn ring_used(&self) -> u16 {
-        u16::from_le_bytes(self.read(GUEST + USED + 2, 2).try_into().expect("two bytes"))
+    pub(super) fn used(&self) -> u16 {
+        self.word(USED + 2)
+    }
+
+    /// Make one more chain available.
+    #[cfg(test)]
+    pub(super) fn make_available(&self, head: u16) {
+        let index = self.word(AVAILABLE + 2);
+        let place = AVAILABLE + 4 + 2 * u64::from(index % self.ring.size());
+        self.write(GUEST + place, &head.to_le_bytes());
+        self.write(GUEST + AVAILABLE + 2, &index.wrapping_add(1).to_le_bytes());
+    }
+
+    #[cfg(test)]
+    fn word(&self, offset: u64) -> u16 {
+        u16::from_le_bytes(self.read(GUEST + offset, 2).try_into().expect("two bytes"))
+    }
+
+    #[cfg(test)]
+    pub(super) fn write(&self, guest: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, guest - GUEST).expect("guest memory");
     }
 
     /// Bytes of guest memory.
@@ -132,101 +157,9 @@ impl GuestRing {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use ringtap_image::{CacheMode, Null};
-    use ringtap_io::OpenFile;
-    use ringtap_vbd::Vbd;
-    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-    use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_T_FLUSH;
 
-    use super::super::request::ID_BYTES;
-    use super::super::thread::{QueueThread, Start};
+    use super::super::chains::*;
     use super::*;
-
-    fn event() -> Arc<OpenFile> {
-        Arc::new(OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")))
-    }
-
-    /// A thread that serves a ring from an image of nothing, and signals `call`.
-    fn serve(guest: &GuestRing, call: &Arc<OpenFile>) -> QueueThread {
-        let ring = Virtqueue::new(&guest.memory, ADDRESSES, guest.ring.size(), false, 0);
-        let start = Start {
-            index: 0,
-            vbd: Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None),
-            ring: ring.expect("the ring"),
-            addresses: ADDRESSES,
-            event_idx: false,
-            memory: guest.memory.clone(),
-            inflight: None,
-            kick: event(),
-            call: Some(call.clone()),
-            error: None,
-            identity: [0; ID_BYTES],
-        };
-        QueueThread::start(start).expect("a thread")
-    }
-
-    fn wait_for(call: &OpenFile) -> u64 {
-        let most = Timespec { tv_sec: 20, tv_nsec: 0 };
-        let ready = poll(&mut [PollFd::new(call, PollFlags::IN)], Some(&most)).expect("poll");
-        assert_eq!(ready, 1, "the guest is not told");
-        let mut count = [0; 8];
-        rustix::io::read(call, &mut count).expect("the count");
-        u64::from_ne_bytes(count)
-    }
-
-    #[test]
-    fn a_guest_is_told_of_what_a_killed_server_answered_last() {
-        let (guest, call) = (GuestRing::new(&[], 16, &[]), event());
-        let thread = serve(&guest, &call);
-        wait_for(&call);
-        assert_eq!(thread.stop().expect("it ends"), 0);
-    }
-
-    #[test]
-    fn many_quick_answers_are_told_together() {
-        let chain = [Entry(HEADER, 16, NEXT, 1), Entry(STATUS, 1, WRITE, 0)];
-        let flush = with_header(&chain, VIRTIO_BLK_T_FLUSH);
-        let (guest, call) = (GuestRing::new(&flush, 256, &[0; 200]), event());
-        let thread = serve(&guest, &call);
-        let mut told = 0;
-        while guest.ring_used() < 200 {
-            told += wait_for(&call);
-        }
-        assert_eq!(thread.stop().expect("it ends"), 200);
-        assert!(told <= 1 + 200_u64.div_ceil(16), "{told} signals");
-    }
-
-    const NEXT: u16 = 1;
-    const WRITE: u16 = 2;
-    const INDIRECT: u16 = 4;
-
-    #[derive(Clone, Debug)]
-    struct Entry(u64, u32, u16, u16);
-
-    fn table(entries: &[Entry]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for Entry(address, len, flags, next) in entries {
-            bytes.extend(address.to_le_bytes());
-            bytes.extend(len.to_le_bytes());
-            bytes.extend(flags.to_le_bytes());
-            bytes.extend(next.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// The table, and a request header (type, sector 3) at [`HEADER`].
-    fn with_header(entries: &[Entry], kind: u32) -> Vec<u8> {
-        let mut bytes = table(entries);
-        bytes.resize((HEADER - GUEST) as usize, 0);
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(0u32.to_le_bytes());
-        bytes.extend(3u64.to_le_bytes());
-        bytes
-    }
-
-    const HEADER: u64 = GUEST + 0x2000;
-    const DATA: u64 = GUEST + REGION;
-    const STATUS: u64 = DATA + 0x7000;
 
     #[test]
     fn an_ordinary_read() {
@@ -304,6 +237,19 @@ mod tests {
             (
                 vec![Entry(DATA, 512, NEXT | WRITE, 1), Entry(HEADER, 16, NEXT, 2), status.clone()],
                 "readable after writable",
+            ),
+            (
+                vec![
+                    Entry(HEADER, 16, NEXT, 1),
+                    Entry(DATA, 0, NEXT | WRITE, 2),
+                    Entry(DATA, 512, NEXT | WRITE, 3),
+                    status.clone(),
+                ],
+                "an empty descriptor",
+            ),
+            (
+                vec![Entry(HEADER, 16, NEXT, 1), Entry(0, 0, NEXT, 2), status.clone()],
+                "an empty descriptor, also where it names no memory",
             ),
         ] {
             let mut ring = GuestRing::new(&with_header(&entries, 0), 16, &[0]);

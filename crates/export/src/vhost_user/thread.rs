@@ -4,8 +4,10 @@ use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ringtap_io::{Io, Op, OpenFile, Ring, Signal, Tasks, Time};
 use ringtap_vbd::Vbd;
@@ -21,13 +23,14 @@ use crate::queue::run_slot;
 
 const STACK: usize = 256 << 10;
 const ACCOUNT_EVERY: Time = 100_000_000;
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What the control side tells a running queue.
 enum Command {
     /// Signal this when answers are published; none: the front-end polls.
     Call(Option<Arc<OpenFile>>),
-    /// Use other memory.
-    Memory(Arc<Memory>),
+    /// Use other memory; what comes with it is dropped once that is so.
+    Memory(Arc<Memory>, Sender<()>),
     /// Drain and end.
     Stop,
 }
@@ -90,8 +93,15 @@ impl QueueThread {
         self.mailbox.post(Command::Call(call));
     }
 
+    /// Serve from other memory. On return no request uses the old one, and the next uses this: the
+    /// front-end may unmap the one and name the other as soon as it is told.
     pub(crate) fn set_memory(&self, memory: Arc<Memory>) {
-        self.mailbox.post(Command::Memory(memory));
+        let (dropped, used) = channel();
+        self.mailbox.post(Command::Memory(memory, dropped));
+        // A thread that has ended leaves its mail unopened.
+        while used.recv_timeout(LOOK_AGAIN) == Err(RecvTimeoutError::Timeout)
+            && !self.handle.is_finished()
+        {}
     }
 
     /// Drain and end; the available index reached.
@@ -201,7 +211,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
                         // Answers may have been published while there was nothing to signal.
                         thread.call.call(&io);
                     }
-                    Command::Memory(memory) => {
+                    Command::Memory(memory, _dropped) => {
                         thread.drain(&mut tasks)?;
                         let next = thread.queue.next_available();
                         match Virtqueue::new(&memory, addresses, size, event_idx, next) {

@@ -143,7 +143,7 @@ fn a_client_that_takes_no_replies_does_not_hold_up_the_stop_for_long() {
     assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(5), "{took:?}");
 }
 
-/// An image that counts how often it is flushed.
+/// An image that counts how often it is flushed, and that no write is stable in before.
 struct Counted {
     image: Box<dyn Image>,
     flushes: Arc<AtomicU64>,
@@ -160,6 +160,10 @@ impl Image for Counted {
 
     fn map(&self, offset: u64, len: u64) -> Extent<'_> {
         self.image.map(offset, len)
+    }
+
+    fn is_dirty(&self) -> bool {
+        true
     }
 
     fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
@@ -200,14 +204,31 @@ fn what_asks_for_durability_is_flushed_and_so_is_the_stop() {
         (cmd::WRITE_ZEROES, cmd_flag::FUA, 2),
         (cmd::FLUSH, 0, 3),
         (cmd::FLUSH, cmd_flag::FUA, 4),
+        (cmd::WRITE, 0, 4),
+        (cmd::WRITE, cmd_flag::FUA, 5),
     ] {
         let len = if kind == cmd::FLUSH { 0 } else { 65536 };
         raw.send(&request(kind, flags, 1, 0, len));
+        if kind == cmd::WRITE {
+            raw.send(&vec![7; len as usize]);
+        }
         assert_eq!(raw.reply(), Reply::Simple { error: 0, cookie: 1 });
         assert_eq!(flushes.load(SeqCst), expect, "{kind} {flags}");
     }
     served.stop();
-    assert_eq!(flushes.load(SeqCst), 5);
+    assert_eq!(flushes.load(SeqCst), 6);
+}
+
+#[test]
+fn what_is_to_be_cached_is_read() {
+    for (how, read) in [(How::default(), 1 << 20), (direct(), 0)] {
+        let served = sparse(4 << 20, how);
+        let mut raw = Raw::transmit(&served.socket);
+        raw.send(&request(cmd::CACHE, 0, 1, 1 << 20, 1 << 20));
+        assert_eq!(raw.reply(), Reply::Simple { error: 0, cookie: 1 });
+        // Under O_DIRECT there is no cache to bring anything into.
+        assert_eq!(served.vbd.stats().read.bytes, read);
+    }
 }
 
 #[test]
