@@ -34,7 +34,7 @@ pub(crate) fn be64(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// A table of big-endian 64-bit entries; bytes that make no whole entry are left out.
 pub(crate) fn entries(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks_exact(8).filter_map(|entry| be64(entry, 0)).collect()
+    bytes.chunks_exact(8).map(|entry| u64::from_be_bytes(get(entry, 0))).collect()
 }
 
 /// A table of 64-bit entries as it lies in a file.

@@ -4,6 +4,7 @@
 //! the test fails with the name of the package that brings it.
 
 mod bitmaps;
+mod compare;
 mod luks;
 mod program;
 mod served;

@@ -271,7 +271,7 @@ impl Cache {
         if let Some(pattern) = Pattern::in_slot(slot) {
             let geometry = &tables.geometry;
             let words = (0..geometry.words_of_slice()).map(|at| pattern.word(geometry, at));
-            self.put_in_frame(tables, slice, words);
+            self.put_in_frame(tables, slice, &words.collect::<Vec<u64>>());
         }
         self.pin(tables, slice);
         self.has_frame(tables, slice)
@@ -307,16 +307,11 @@ impl Cache {
                 slot.store(pattern.slot(), Release);
                 true
             }
-            _ => self.put_in_frame(tables, slice, words.iter().copied()),
+            _ => self.put_in_frame(tables, slice, words),
         }
     }
 
-    fn put_in_frame(
-        &mut self,
-        tables: &Tables,
-        slice: u64,
-        words: impl Iterator<Item = u64>,
-    ) -> bool {
+    fn put_in_frame(&mut self, tables: &Tables, slice: u64, words: &[u64]) -> bool {
         let Some(index) = self.find_frame(tables) else { return false };
         self.note_seen(tables, slice);
         let (Some(place), Some(frame), Some(slot)) =
@@ -328,9 +323,12 @@ impl Cache {
         let memory = place.get_or_init(|| (0..count).map(|_| AtomicU64::new(0)).collect());
         // Whoever sees one of the new words sees that the old slot is empty, too.
         fence(Release);
-        let all = words.chain(std::iter::repeat(0));
-        for (memory, word) in memory.iter().zip(all.take(tables.geometry.words_of_slice())) {
-            memory.store(word, Relaxed);
+        let (entries, _) = memory.split_at(tables.geometry.words_of_slice());
+        for (memory, word) in entries.iter().zip(words) {
+            memory.store(*word, Relaxed);
+        }
+        for memory in entries.iter().skip(words.len()) {
+            memory.store(0, Relaxed);
         }
         frame.generation = (frame.generation + 1) & GENERATIONS;
         (frame.slice, frame.pins, frame.dirty) = (slice, 0, false);

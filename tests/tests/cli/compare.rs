@@ -1,0 +1,103 @@
+//! `ringtap compare` and `report` as users start them, with Ringtap among the backends.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use ringtap_tests::ringtap;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::folder;
+use crate::program::{Output, Running};
+
+fn compare(folder: &Path, words: &str) -> Running {
+    let mut command = std::process::Command::new(ringtap());
+    let words = format!("compare --seconds 0.2 --ramp 0 --dir . {words}");
+    command.current_dir(folder).args(words.split_whitespace());
+    Running::start(command)
+}
+
+fn json(output: Output) -> Value {
+    serde_json::from_str(&output.ok()).expect("JSON")
+}
+
+/// Stage and arm of each series of values of a metric above 0.
+fn measured(report: &Value, metric: &str) -> BTreeSet<String> {
+    let series = report["series"].as_array().expect("series");
+    let of_metric = series.iter().filter(|one| one["metric"] == metric);
+    let good = of_metric.filter(|one| one["median"]["value"].as_f64() > Some(0.0));
+    good.map(|one| format!("{} {}", one["stage"], one["arm"]).replace('"', "")).collect()
+}
+
+#[test]
+fn ringtap_is_measured_on_the_host_and_in_a_real_guest() {
+    let dir = folder();
+    let words = "--rounds 1 --stages host,guest --size 32M --workloads randread-4k-qd32 --output json --out run \
+                 --backends native,native-load,ringtap-nbd,ringtap-vhost,ubd";
+    let report = json(compare(dir.path(), words).wait());
+    assert_eq!(report["run"]["state"], "complete");
+    assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{}", report["failures"]);
+    let all = [
+        "guest ringtap-vhost",
+        "guest ubd",
+        "guest ubd#2",
+        "host native",
+        "host native#2",
+        "host native-load",
+        "host ringtap-nbd",
+        "host ringtap-vhost",
+    ];
+    assert_eq!(measured(&report, "iops"), all.map(str::to_owned).into());
+    let servers = ["guest ringtap-vhost", "host ringtap-nbd", "host ringtap-vhost"];
+    assert_eq!(measured(&report, "server_cpu"), servers.map(str::to_owned).into());
+
+    let again = super::run(dir.path(), "report run --output json");
+    assert!(again.stderr.contains("run/report.html"), "{}", again.stderr);
+    assert_eq!(json(again)["series"], report["series"]);
+    let page = fs::read_to_string(dir.path().join("run/report.html")).expect("the page");
+    assert!(page.contains("ringtap-vhost") && page.contains("<svg"), "no charts");
+}
+
+#[test]
+fn bonnie_itself_runs_and_is_read() {
+    let dir = folder();
+    let words = "--rounds 1 --stages host --size 64M --backends native --workloads bonnie --output json --out run";
+    let report = json(compare(dir.path(), words).wait());
+    assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{}", report["failures"]);
+    let workload = report["series"][0]["workload"].as_str().expect("a workload");
+    assert!(workload.contains("bonnie"), "{workload}");
+    let log = fs::read_to_string(dir.path().join("run/samples.jsonl")).expect("samples");
+    assert_eq!(log.lines().count(), 2, "native and its twin: {log}");
+}
+
+#[test]
+fn a_comparison_that_is_stopped_leaves_a_report_and_no_server() {
+    let dir = folder();
+    let words = "--rounds 50 --stages host,guest --size 32M --workloads randread-4k-qd32 --out run \
+                 --backends native,ringtap-vhost,ubd";
+    let mut running = compare(dir.path(), words);
+    let samples = dir.path().join("run/samples.jsonl");
+    running.until("first sample", |_| {
+        fs::read_to_string(&samples).ok().filter(|text| text.contains("ringtap-vhost"))
+    });
+    running.signal(Signal::INT);
+    let end = running.wait();
+    assert_eq!(end.status.code(), Some(3), "{}", end.stderr);
+    let page = fs::read_to_string(dir.path().join("run/report.html")).expect("the page");
+    assert!(page.to_lowercase().contains("partial"), "it does not say that it is a part");
+    let home = dir.path().canonicalize().expect("the folder");
+    assert_eq!(left_in(&home), Vec::<String>::new(), "processes stay");
+}
+
+/// Command lines of the processes that have a file open, or their working folder, below a folder.
+fn left_in(folder: &Path) -> Vec<String> {
+    let processes = fs::read_dir("/proc").expect("/proc").flatten();
+    let with_files = processes.filter(|process| {
+        let links = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        let files = links.map(|link| link.path()).chain([process.path().join("cwd")]);
+        files.filter_map(|link| fs::read_link(link).ok()).any(|file| file.starts_with(folder))
+    });
+    let line = |path: &Path| fs::read_to_string(path.join("cmdline")).unwrap_or_default();
+    with_files.map(|process| line(&process.path()).replace('\0', " ")).collect()
+}
