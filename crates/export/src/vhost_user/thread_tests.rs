@@ -125,6 +125,7 @@ fn memory_may_be_replaced_between_two_requests() {
     let moved = GuestRing::new(&[], 16, &[]);
     moved.write(GUEST, &guest.read(GUEST, 2 * REGION as usize));
     served.thread.set_memory(moved.memory.clone());
+    assert_eq!(Arc::strong_count(&guest.memory), 1, "the thread still uses the old memory");
     served.ask(&moved);
     assert_eq!((guest.used(), moved.used()), (1, 2));
     assert_eq!(served.thread.stop().expect("it ends"), 2);
