@@ -28,14 +28,16 @@ pub(crate) fn keep_alive() {
     }
 }
 
-/// Keep the whole process in memory: it must not be swapped out, perhaps to its own device.
+/// Keep the whole process in memory: it must not be swapped out, nor its code be read anew, perhaps
+/// from its own device. What is mapped already is brought in, all of it: which of the code is needed
+/// when memory is short, nobody knows. What comes later stays from its first use on.
 pub(crate) fn keep_in_memory() {
     if !geteuid().is_root() {
         // A limit of locked memory would make allocations fail later.
         return;
     }
-    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    if let Err(error) = mlockall(flags) {
+    let later = MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    if let Err(error) = mlockall(MlockAllFlags::CURRENT).and_then(|()| mlockall(later)) {
         tracing::warn!("cannot keep the server in memory (CAP_IPC_LOCK): {error}");
     }
 }

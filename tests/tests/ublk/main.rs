@@ -210,6 +210,9 @@ fn holds_while_memory_is_short(lab: &Lab) {
         "swap",
         "serve a /dev/vda -f raw --ublk
          cat /proc/$(cat /tmp/a.pid)/oom_score_adj
+         awk '/ r-xp .*ringtap/ { code = 1 } code && /^Size:/ { size = $2 }
+              code && /^Rss:/ { print (size == $2 ? \"whole\" : \"partly\"); exit }' \
+             /proc/$(cat /tmp/a.pid)/smaps
          flushers a ublk0q
          serve f null:1M --fuse /tmp/file
          flushers f 'fuse[0-9]'
@@ -232,7 +235,7 @@ fn holds_while_memory_is_short(lab: &Lab) {
          stop a
          none",
     );
-    assert_eq!(said, "-1000\nswapped 1\n");
+    assert_eq!(said, "-1000\nwhole\nswapped 1\n");
 }
 
 /// The last process of a mount namespace unmounts what is mounted there; the server is not the one.
