@@ -3,9 +3,11 @@
 //! Short of memory, the kernel writes pages out to disks, and may have whoever asks for memory wait
 //! for that. A server that waits so for the disk it serves waits for ever.
 
+use std::ffi::c_void;
 use std::io;
+use std::ops::Range;
 
-use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::mm::{Advice, MlockAllFlags, madvise, mlockall};
 use rustix::process::geteuid;
 
 /// prctl(2): memory is found for this thread without writing to disks. Linux 5.6.
@@ -29,15 +31,35 @@ pub(crate) fn keep_alive() {
 }
 
 /// Keep the whole process in memory: it must not be swapped out, nor its code be read anew, perhaps
-/// from its own device. What is mapped already is brought in, all of it: which of the code is needed
-/// when memory is short, nobody knows. What comes later stays from its first use on.
+/// from its own device. Which of the code is needed when memory is short, nobody knows: all of it is
+/// brought in. Other memory stays from its first use on.
 pub(crate) fn keep_in_memory() {
     if !geteuid().is_root() {
         // A limit of locked memory would make allocations fail later.
         return;
     }
-    let later = MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    if let Err(error) = mlockall(MlockAllFlags::CURRENT).and_then(|()| mlockall(later)) {
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    if let Err(error) = mlockall(flags) {
         tracing::warn!("cannot keep the server in memory (CAP_IPC_LOCK): {error}");
     }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    for code in code(&maps) {
+        let (start, len) = (code.start as *mut c_void, code.len());
+        // SAFETY: it reads pages that may be read, and changes none.
+        if let Err(error) = unsafe { madvise(start, len, Advice::LinuxPopulateRead) } {
+            tracing::debug!("cannot bring the code at {:#x} into memory: {error}", code.start);
+        }
+    }
+}
+
+/// The parts of programs and libraries that are run, in text of `/proc/PID/maps`.
+fn code(maps: &str) -> Vec<Range<usize>> {
+    let area = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let is_code = words.next()? == "r-xp" && words.nth(2)? != "0";
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        is_code.then_some(address(start)?..address(end)?)
+    };
+    maps.lines().filter_map(area).collect()
 }
