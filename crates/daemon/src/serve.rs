@@ -60,7 +60,10 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let mut plan = Plan::bind(&config)?;
     let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
     let stop = Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })?;
-    footprint::give_back_startup();
+    // A server of block devices may need any of it when memory is short.
+    if config.disks.iter().all(|disk| disk.ublk.is_none()) {
+        footprint::give_back_startup();
+    }
     let threads = start(&config, &mut plan, &mut disks, &stop, &events)?;
     announce(&config, &disks);
 

@@ -31,8 +31,8 @@ pub(crate) fn keep_alive() {
 }
 
 /// Keep the whole process in memory: it must not be swapped out, nor its code be read anew, perhaps
-/// from its own device. Which of the code is needed when memory is short, nobody knows: all of it is
-/// brought in. Other memory stays from its first use on.
+/// from its own device. Which of the code and its constants is needed when memory is short, nobody
+/// knows: all are brought in. Other memory stays from its first use on.
 pub(crate) fn keep_in_memory() {
     if !geteuid().is_root() {
         // A limit of locked memory would make allocations fail later.
@@ -52,12 +52,12 @@ pub(crate) fn keep_in_memory() {
     }
 }
 
-/// The parts of programs and libraries that are run, in text of `/proc/PID/maps`.
+/// The code and constants of programs and libraries, in text of `/proc/PID/maps`.
 fn code(maps: &str) -> Vec<Range<usize>> {
     let area = |line: &str| {
         let mut words = line.split_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
-        let is_code = words.next()? == "r-xp" && words.nth(2)? != "0";
+        let is_code = matches!(words.next()?, "r-xp" | "r--p") && words.nth(2)? != "0";
         let address = |text| usize::from_str_radix(text, 16).ok();
         is_code.then_some(address(start)?..address(end)?)
     };

@@ -210,8 +210,9 @@ fn holds_while_memory_is_short(lab: &Lab) {
         "swap",
         "serve a /dev/vda -f raw --ublk
          cat /proc/$(cat /tmp/a.pid)/oom_score_adj
-         awk '/ r-xp .*ringtap/ { code = 1 } code && /^Size:/ { size = $2 }
-              code && /^Rss:/ { print (size == $2 ? \"whole\" : \"partly\"); exit }' \
+         awk '/^[0-9a-f]*-/ { code = / r-[x-]p .*ringtap/ } code && /^Size:/ { size = $2 }
+              code && /^Rss:/ && size != $2 { partly = 1 }
+              END { print (partly ? \"partly\" : \"whole\") }' \
              /proc/$(cat /tmp/a.pid)/smaps
          flushers a ublk0q
          serve f null:1M --fuse /tmp/file
