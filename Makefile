@@ -63,7 +63,7 @@ install: $(RINGTAP)
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1
-	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,xen,create,info,list,map,measure,convert,check,resize,amend,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,xen,create,info,list,map,measure,convert,dd,check,resize,amend,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish

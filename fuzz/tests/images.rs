@@ -253,7 +253,7 @@ fn vhdx_sums(image: &mut [u8]) {
     }
 }
 
-fn open_vhdx<'a>(io: &'a Io, container: Container) -> Opened<'a> {
+fn open_vhdx(io: &Io, container: Container) -> Opened<'_> {
     Box::pin(vhdx::open_in(io, container))
 }
 
@@ -333,7 +333,7 @@ fn a_vmdk(compressed: bool) -> Vec<u8> {
     image
 }
 
-fn open_vmdk<'a>(io: &'a Io, container: Container) -> Opened<'a> {
+fn open_vmdk(io: &Io, container: Container) -> Opened<'_> {
     Box::pin(vmdk::open_in(io, container))
 }
 

@@ -2,7 +2,8 @@
 //! discarded frees space, zeros cost none where the file system can help it.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -50,11 +51,17 @@ fn plain(path: &Path) -> &str {
 }
 
 fn file_system(kind: &str, mkfs: &[&str], package: &str) -> SetUp {
+    file_system_of(256, kind, mkfs, package)
+}
+
+/// Of so many MiB, where it lies in memory.
+fn file_system_of(mib: u32, kind: &str, mkfs: &[&str], package: &str) -> SetUp {
     let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
     let mount = dir.path().join("mnt");
     fs::create_dir(&mount).expect("a folder");
     if kind == "tmpfs" {
-        ok("mount", "mount", &["-t", "tmpfs", "-o", "size=256M", "none", plain(&mount)]);
+        let size = format!("size={mib}M");
+        ok("mount", "mount", &["-t", "tmpfs", "-o", &size, "none", plain(&mount)]);
     } else {
         let image = dir.path().join("fs");
         File::create(&image).expect("a file").set_len(400 * MIB).expect("its size");
@@ -66,20 +73,11 @@ fn file_system(kind: &str, mkfs: &[&str], package: &str) -> SetUp {
 
 /// Write, zero, discard and read through the server, by qemu-io's eyes; then random requests that
 /// check what they read, over vhost-user.
-fn use_disk(disk: &Path, cache: &str, dir: &Path) {
+fn use_disk(disk: &Path, cache: &str, dir: &Path, more: &[&str]) {
     let (nbd, vhost) = (dir.join("nbd.sock"), dir.join("vhost.sock"));
     let address = format!("unix:{}", plain(&nbd));
-    let server = Server::start([
-        plain(disk),
-        "-f",
-        "raw",
-        "--cache",
-        cache,
-        "--nbd",
-        &address,
-        "--vhost-user",
-        plain(&vhost),
-    ]);
+    let served = ["-f", "raw", "--cache", cache, "--nbd", &address, "--vhost-user", plain(&vhost)];
+    let server = Server::start([&[plain(disk)], &served[..], more].concat());
     let uri = format!("nbd+unix:///?socket={}", plain(&nbd));
     let commands = [
         "write -P 5 0 8M",
@@ -126,13 +124,28 @@ fn use_disk(disk: &Path, cache: &str, dir: &Path) {
     server.stop();
 }
 
+/// Whether a file may be opened with O_DIRECT; tmpfs takes it from Linux 6.6 on.
+fn takes_direct(path: &Path) -> bool {
+    File::options().read(true).custom_flags(libc::O_DIRECT).open(path).is_ok()
+}
+
 fn on_file_system(kind: &str, mkfs: &[&str], package: &str) -> SetUp {
     let set_up = file_system(kind, mkfs, package);
     let mount = set_up.mounted.clone().expect("it is mounted");
+    let mut usual = "none";
     for cache in ["none", "writeback", "writethrough", "directsync", "unsafe"] {
         let disk = mount.join(format!("{cache}.raw"));
         File::create(&disk).expect("a file").set_len(32 * MIB).expect("its size");
-        use_disk(&disk, cache, set_up.dir.path());
+        if ["none", "directsync"].contains(&cache) && !takes_direct(&disk) {
+            assert_eq!(kind, "tmpfs");
+            let args = ["serve", plain(&disk), "-f", "raw", "--cache", cache, "--nbd", "unix:s"];
+            let refused = program(plain(&ringtap()), "ringtap", args);
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(!refused.status.success() && said.contains("try --cache writeback"), "{said}");
+            usual = "writeback";
+        } else {
+            use_disk(&disk, cache, set_up.dir.path(), &[]);
+        }
         fs::remove_file(&disk).expect("it is there");
     }
     // What nobody writes stays a hole, what is zeroed becomes one.
@@ -140,7 +153,7 @@ fn on_file_system(kind: &str, mkfs: &[&str], package: &str) -> SetUp {
     File::create(&disk).expect("a file").set_len(1 << 30).expect("its size");
     let socket = set_up.dir.path().join("nbd.sock");
     let address = format!("unix:{}", plain(&socket));
-    let server = Server::start([plain(&disk), "-f", "raw", "--nbd", &address]);
+    let server = Server::start([plain(&disk), "-f", "raw", "--cache", usual, "--nbd", &address]);
     let uri = format!("nbd+unix:///?socket={}", plain(&socket));
     let used = || fs::metadata(&disk).expect("the disk").blocks() * 512;
     ok("qemu-io", "qemu-utils", &["-f", "raw", "-c", "write -P 1 16M 32M", "-c", "flush", &uri]);
@@ -228,6 +241,51 @@ fn tmpfs() {
     on_file_system("tmpfs", &[], "");
 }
 
+/// Only the write that finds no room fails: what was written before stays, what has its room is
+/// written, and room that is freed is used again.
+#[test]
+fn a_full_file_system_is_an_error_to_nbd_clients_and_loses_nothing() {
+    let set_up = file_system_of(24, "tmpfs", &[], "");
+    let disk = set_up.mounted.as_ref().expect("it is mounted").join("disk.raw");
+    File::create(&disk).expect("a file").set_len(64 * MIB).expect("its size");
+    let socket = set_up.dir.path().join("nbd.sock");
+    let address = format!("unix:{}", plain(&socket));
+    let args = [plain(&disk), "-f", "raw", "--cache", "writeback", "--nbd", &address];
+    let server = Server::start(args);
+    let uri = format!("nbd+unix:///?socket={}", plain(&socket));
+    let ask = |orders: &[&str]| {
+        let mut args = vec!["-f", "raw", "-d", "unmap"];
+        orders.iter().for_each(|order| args.extend(["-c", order]));
+        args.push(&uri);
+        let output = program("qemu-io", "qemu-utils", args);
+        format!("{output:?}")
+    };
+    // All by one client, on one connection.
+    let said = ask(&[
+        "write -P 1 0 16M",
+        "flush",
+        "write -P 2 16M 32M",
+        "read -P 1 0 16M",
+        "write -P 3 4M 1M",
+        "write -P 2 60M 2M",
+        "flush",
+        "read -P 3 4M 1M",
+    ]);
+    assert_eq!(said.matches("No space left on device").count(), 2, "{said}");
+    let did = ["wrote 16777216/", "wrote 1048576/", "read 16777216/", "read 1048576/"];
+    assert!(did.iter().all(|done| said.contains(done)), "{said}");
+    let said = ask(&["discard 16M 48M", "write -P 4 40M 4M", "flush", "read -P 4 40M 4M"]);
+    assert!(said.contains("wrote 4194304/") && said.contains("read 4194304/"), "{said}");
+    assert!(!said.contains("failed"), "{said}");
+    server.stop();
+    let is = fs::read(&disk).expect("the disk");
+    let holds = |from: u64, to: u64, byte: u8| {
+        is[(from * MIB) as usize..(to * MIB) as usize].iter().all(|found| *found == byte)
+    };
+    assert!(holds(0, 4, 1) && holds(4, 5, 3) && holds(5, 16, 1) && holds(40, 44, 4));
+    assert!(holds(16, 40, 0) && holds(44, 64, 0), "what was discarded is back");
+}
+
 #[test]
 fn a_block_device() {
     let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
@@ -243,9 +301,11 @@ fn a_block_device() {
         };
         for cache in ["none", "writeback"] {
             if sector == "512" {
-                use_disk(Path::new(&device), cache, set_up.dir.path());
+                use_disk(Path::new(&device), cache, set_up.dir.path(), &[]);
             } else {
-                // The load client asks for sectors of 512 bytes; the guest would not.
+                // The load client asks for sectors of 512 bytes, as a guest does that is shown them.
+                let shown = ["--logical-block-size", "512"];
+                use_disk(Path::new(&device), cache, set_up.dir.path(), &shown);
                 let socket = set_up.dir.path().join("nbd.sock");
                 let address = format!("unix:{}", plain(&socket));
                 let server =
@@ -291,6 +351,54 @@ fn a_block_device_takes_one_writer() {
     assert_eq!(second.status.code(), Some(1), "{said}");
     assert!(said.contains(&format!("process {} (ringtap)", server.pid())), "{said}");
     server.stop();
+}
+
+/// Images made on a block device itself; the footer of a fixed VHD is at the device's end, wherever a new
+/// size would have it.
+#[test]
+fn images_are_made_on_a_block_device() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let file = dir.path().join("device");
+    fs::write(&file, vec![0x55; 4 << 20]).expect("a file");
+    let device = ok("losetup", "mount", &["-f", "--show", plain(&file)]).trim().to_owned();
+    let attached = SetUp { dir, mounted: None, device: Some(device.clone()) };
+    let raw = attached.dir.path().join("raw");
+    // The second half is zeros, which a device does not hold by itself.
+    let mut content: Vec<u8> = (0..MIB / 2).map(|at| (at / 512) as u8).collect();
+    content.resize(1 << 20, 0);
+    fs::write(&raw, &content).expect("a disk");
+    let own = ringtap();
+    let run = |words: &[&str], code: i32| {
+        let output = program(plain(&own), "ringtap", words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+        said
+    };
+    let fixed = "subformat=fixed,force_size=on";
+    for (format, options) in
+        [("qcow2", "cluster_size=4k"), ("vpc", "force_size=on"), ("vpc", fixed)]
+    {
+        for more in [&["-o", options][..], &["-n"]] {
+            let words = ["convert", "-f", "raw", plain(&raw), "-O", format, &device];
+            run(&[&words[..], more].concat(), 0);
+            run(&["compare", "-f", "raw", plain(&raw), "-F", format, &device], 0);
+            // QEMU takes no notice of which sectors of a dynamic VHD's blocks were written.
+            if options != "force_size=on" {
+                let words = ["compare", "-f", "raw", "-F", format, plain(&raw), &device];
+                ok("qemu-img", "qemu-utils", &words);
+            }
+        }
+    }
+    for (size, option) in [("2M", "--quiet"), ("512k", "--shrink")] {
+        let said = run(&["resize", "-f", "vpc", option, &device, size], 1);
+        assert!(said.contains("block device, at whose end its footer is"), "{said}");
+        run(&["compare", "-f", "raw", plain(&raw), "-F", "vpc", &device], 0);
+    }
+    run(&["convert", "-f", "raw", plain(&raw), "-O", "raw", "-n", &device], 0);
+    // What lies behind the disk's end is the device's.
+    let mut there = vec![0; content.len()];
+    File::open(&device).and_then(|mut file| file.read_exact(&mut there)).expect("read");
+    assert!(there == content);
 }
 
 /// What an NBD client is told of a disk that seeks.

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringtap_guest::verify::{Filesystem, FioVerify, Verifying, check_filesystem};
 use ringtap_guest::{Appliance, Guest, Machine, Qemu, Uml};
@@ -94,6 +94,7 @@ fn the_guest_sees_the_disk_as_it_is() {
     let guest = uml(&disk.socket());
     assert_eq!(run(&guest, "cat /sys/block/vda/serial").trim(), "a-serial-number");
     assert_eq!(run(&guest, "cat /sys/block/vda/size").trim(), (64 * MIB / 512).to_string());
+    assert_eq!(block_sizes(&guest), [512, 4096, 4096, 0]);
     assert_eq!(run(&guest, "cat /sys/block/vda/cache_type").trim(), "write back");
     run(&guest, "echo 'write through' > /sys/block/vda/cache_type");
     assert_eq!(run(&guest, "cat /sys/block/vda/cache_type").trim(), "write through");
@@ -119,6 +120,84 @@ fn the_guest_sees_the_disk_as_it_is() {
     run(&guest, &grown);
     guest.kill();
     server.stop();
+}
+
+/// What the guest takes for the disk's sectors, physical blocks, smallest and best request.
+fn block_sizes(guest: &Guest) -> [u32; 4] {
+    let sizes = ["logical_block_size", "physical_block_size", "minimum_io_size", "optimal_io_size"];
+    sizes.map(|size| {
+        let said = run(guest, &format!("cat /sys/block/vda/queue/{size}"));
+        said.trim().parse().unwrap_or_else(|error| panic!("{size}: {error}: {said:?}"))
+    })
+}
+
+#[test]
+fn the_guest_sees_the_sectors_it_is_shown() {
+    let disk = Disk::new(64 * MIB);
+    let server = disk.serve(&["--logical-block-size", "4096"]);
+    let guest = uml(&disk.socket());
+    assert_eq!(block_sizes(&guest), [4096, 4096, 4096, 0]);
+    assert_eq!(run(&guest, "cat /sys/block/vda/size").trim(), (64 * MIB / 512).to_string());
+    let half = "dd if=/dev/zero of=/dev/vda bs=512 count=1 oflag=direct";
+    let half = guest.exec(half, patience()).expect("an answer");
+    assert_ne!(half.status, 0, "the guest's kernel takes half a sector");
+    check_filesystem(&guest, "/dev/vda", Filesystem::Ext4, 8, patience())
+        .unwrap_or_else(|error| panic!("{error}"));
+    guest.kill();
+    server.stop();
+}
+
+/// A loop device, detached when dropped.
+struct Loop {
+    device: String,
+}
+
+impl Loop {
+    fn new(file: &Path, sector: &str) -> Loop {
+        let made = program("losetup", "mount", ["-f", "--show", "-b", sector, plain(file)]);
+        assert!(made.status.success(), "a loop device takes root: {made:?}");
+        Loop { device: String::from_utf8_lossy(&made.stdout).trim().to_owned() }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // It goes once the server's last file is closed.
+        let _ = std::process::Command::new("losetup").args(["-d", &self.device]).status();
+    }
+}
+
+/// A device of large sectors shows them; small ones may be shown on it, and written one by one.
+#[test]
+fn sectors_of_4096_bytes_below_are_shown_or_hidden() {
+    let disk = Disk::new(32 * MIB);
+    let device = Loop::new(&disk.path(), "4096");
+    let socket = disk.socket();
+    let start = |more: &[&str]| {
+        let words = [&device.device, "-f", "raw", "--vhost-user", plain(&socket)];
+        Server::start([&words[..], more].concat())
+    };
+    let server = start(&[]);
+    let guest = uml(&socket);
+    assert_eq!(block_sizes(&guest), [4096, 4096, 4096, 0]);
+    run(
+        &guest,
+        "dd if=/dev/zero bs=4k count=8 | tr '\\000' a | dd of=/dev/vda bs=4k iflag=fullblock oflag=direct",
+    );
+    guest.kill();
+    server.stop();
+    let server = start(&["--logical-block-size", "512"]);
+    let guest = uml(&socket);
+    assert_eq!(block_sizes(&guest), [512, 4096, 4096, 0]);
+    let write = "dd if=/dev/zero bs=512 count=2 | tr '\\000' b | dd of=/dev/vda bs=512 seek=11 iflag=fullblock oflag=direct";
+    run(&guest, write);
+    guest.kill();
+    server.stop();
+    let mut is = vec![0; 8 * 4096];
+    File::open(disk.path()).expect("the file").read_exact_at(&mut is, 0).expect("its start");
+    let changed = 11 * 512..13 * 512;
+    let expected = |at| if changed.contains(&at) { b'b' } else { b'a' };
+    assert!((0..is.len()).all(|at| is[at] == expected(at)), "neighbours were changed");
 }
 
 #[test]
@@ -158,6 +237,8 @@ fn a_full_file_system_is_an_error_and_loses_nothing() {
         "raw".as_ref(),
         "--vhost-user".as_ref(),
         socket.as_os_str(),
+        "--cache".as_ref(),
+        "writeback".as_ref(), // tmpfs has no O_DIRECT before Linux 6.6
     ]);
     let guest = uml(&socket);
     run(&guest, "head -c 16M /dev/urandom > /tmp/a; dd if=/tmp/a of=/dev/vda bs=1M oflag=direct");
@@ -238,22 +319,49 @@ fn a_front_end_that_talks_nonsense_harms_itself_alone() {
     server.stop();
 }
 
-/// The server dies again and again under a load that checks every block; the guest carries on.
+/// Interrupts that the guest has taken from each of a virtio disk's queues.
+fn interrupts(guest: &Guest, queues: usize) -> Vec<u64> {
+    let table = run(guest, "cat /proc/interrupts");
+    let of_queue = |queue: usize| {
+        let name = format!("-req.{queue}");
+        let line = table.lines().find(|line| line.ends_with(&name));
+        let line = line.unwrap_or_else(|| panic!("no interrupt of queue {queue}: {table}"));
+        line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum()
+    };
+    (0..queues).map(of_queue).collect()
+}
+
+/// The server dies again and again under a load on several queues that checks every block; the guest
+/// carries on with each of them.
 #[test]
 fn a_killed_server_loses_nothing_and_answers_everything_once() {
     let disk = Disk::new(128 * MIB);
     let mut server = disk.serve(&[]);
-    let qemu = Qemu::new(&appliance(Machine::Pc)).vhost_user(disk.socket(), 1);
+    let qemu = Qemu::new(&appliance(Machine::Pc)).cpus(2).vhost_user(disk.socket(), 2);
     let guest = qemu.boot().unwrap_or_else(|error| panic!("{error}"));
-    let load = FioVerify::new("/dev/vda").size(96 * MIB).depth(32).flush_every(200).loops(2);
+    assert_eq!(run(&guest, "ls /sys/block/vda/mq | wc -l").trim(), "2");
+    let load =
+        FioVerify::new("/dev/vda").size(96 * MIB).jobs(2).depth(32).flush_every(200).loops(2);
     let all_right = |running: Verifying| {
         let done = running.wait(LONG).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!((done.writes, done.reads), (2 * 24_576, 2 * 24_576));
     };
+    // Both queues answer, or the load is through.
+    let both_go_on = |running: &Verifying| {
+        let (before, end) = (interrupts(&guest, 2), Instant::now() + LONG);
+        while !running.is_done() {
+            let now = interrupts(&guest, 2);
+            if before.iter().zip(&now).all(|(before, now)| before < now) {
+                return;
+            }
+            assert!(Instant::now() < end, "a queue stands still: {before:?}, then {now:?}");
+        }
+    };
     let mut running = load.start(&guest).expect("fio starts");
     let mut kills = 0;
     while kills < 4 {
-        std::thread::sleep(Duration::from_millis(1500 + 300 * kills));
+        both_go_on(&running);
+        std::thread::sleep(Duration::from_millis(500 + 300 * kills));
         server.kill();
         std::thread::sleep(Duration::from_millis(200));
         // A load that goes on cannot have ended before the server did. A quick machine may have

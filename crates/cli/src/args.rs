@@ -15,6 +15,7 @@ use crate::verbs::commit::CommitArgs;
 use crate::verbs::compare::CompareVerb;
 use crate::verbs::convert::ConvertArgs;
 use crate::verbs::create::CreateArgs;
+use crate::verbs::dd::DdArgs;
 use crate::verbs::info::InfoArgs;
 use crate::verbs::map::MapArgs;
 use crate::verbs::measure::MeasureArgs;
@@ -67,13 +68,18 @@ pub(crate) enum Command {
     /// Holes stay holes, and zeros become holes. The sources are read under a lock that keeps writers
     /// off. A target that is not finished says so, and is refused from then on.
     Convert(ConvertArgs),
+    /// Copy a part of an image into a new one, with the operands of dd(1)
+    ///
+    /// As `convert` otherwise. `skip=` and `count=` together mean what they mean to dd(1): so many blocks
+    /// behind those left out.
+    Dd(DdArgs),
     /// Look whether an image contradicts itself, and repair it
     ///
     /// A repair writes new tables beside the old ones and switches to them at the end.
     Check(CheckArgs),
     /// Make a disk larger or smaller
     Resize(ResizeArgs),
-    /// Change what an image says of itself: its version, lazy refcounts
+    /// Change what an image says of itself: its version, lazy refcounts, keyslots
     Amend(AmendArgs),
     /// List, take, apply and delete the snapshots inside an image
     Snapshot(SnapshotArgs),

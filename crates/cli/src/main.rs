@@ -42,6 +42,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Map(args) => verbs::map::run(&args),
         Command::Measure(args) => verbs::measure::run(&args),
         Command::Convert(args) => verbs::convert::run(&args),
+        Command::Dd(args) => verbs::dd::run(args),
         Command::Check(args) => Ok(verbs::check::run(&args)),
         Command::Resize(args) => verbs::resize::run(&args),
         Command::Amend(args) => verbs::amend::run(&args),

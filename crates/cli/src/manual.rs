@@ -26,6 +26,21 @@ const EXIT: Section = (
     ],
 );
 
+/// Of the verbs that write for long.
+const EXIT_WRITING: Section = (
+    "Exit status",
+    &[
+        ("0", "all was done"),
+        ("1", "it failed; the reason is on stderr"),
+        ("2", "the command line makes no sense; stderr says what to write"),
+        (
+            "130, 143",
+            "stopped by SIGINT or SIGTERM, which is what it ends by; stderr says what is left. The \
+             second signal ends it at once",
+        ),
+    ],
+);
+
 const SIGNALS: Section = (
     "Signals",
     &[
@@ -192,7 +207,20 @@ fn sections(command: &str) -> &'static [Section] {
                     ),
                 ],
             ),
-            EXIT,
+            EXIT_WRITING,
+        ],
+        "dd" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap dd if=vm.qcow2 of=boot.raw bs=1M count=1", "the first MiB of a disk"),
+                    (
+                        "ringtap dd -f raw -O qcow2 if=disk.raw of=part.qcow2 bs=1M skip=1 count=512",
+                        "a partition as an image of its own",
+                    ),
+                ],
+            ),
+            EXIT_WRITING,
         ],
         "check" => &[
             (
@@ -237,6 +265,14 @@ fn sections(command: &str) -> &'static [Section] {
                 &[
                     ("ringtap amend -o compat=1.1 old.qcow2", "version 2 becomes 3"),
                     ("ringtap amend -o lazy_refcounts=off vm.qcow2", "exact refcounts again"),
+                    (
+                        "ringtap amend --secret file:old -o state=active,new-secret=file:new vm.luks",
+                        "another secret opens it, too; encrypt.state= and so on inside qcow2",
+                    ),
+                    (
+                        "ringtap amend -o state=inactive,old-secret=file:old vm.luks",
+                        "the old one does no more",
+                    ),
                 ],
             ),
             EXIT,
@@ -281,7 +317,7 @@ fn sections(command: &str) -> &'static [Section] {
                     ),
                 ],
             ),
-            EXIT,
+            EXIT_WRITING,
         ],
         "rebase" => &[
             (
@@ -298,7 +334,7 @@ fn sections(command: &str) -> &'static [Section] {
                     ),
                 ],
             ),
-            EXIT,
+            EXIT_WRITING,
         ],
         "compare" => &[
             (

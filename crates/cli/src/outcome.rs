@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
 
+use crate::verbs::stop::Stopped;
+
 /// The command line was not understood, or only asked for help.
 pub(crate) fn refused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
@@ -47,6 +49,10 @@ pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let _ = writeln!(io::stderr(), "ringtap: {}", chain(error));
+    if let Some(stopped) = error.chain().find_map(|cause| cause.downcast_ref::<Stopped>()) {
+        stopped.pass_on();
+        return ExitCode::from(stopped.status());
+    }
     let usage = error.chain().filter_map(|cause| cause.downcast_ref::<ringtap_daemon::Error>());
     for cause in usage {
         use ringtap_daemon::Error::{Open, Usage};

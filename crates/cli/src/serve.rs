@@ -133,6 +133,11 @@ struct DiskArgs {
     #[arg(long, value_name = "N")]
     queues: Vec<u16>,
 
+    /// Sector size that vhost-user guests and --ublk see, as logical-block-size of QEMU's storage
+    /// daemon: 512, 1024, 2048 or 4096 [default: 512, or what the image's device or format asks for]
+    #[arg(long, value_name = "BYTES")]
+    logical_block_size: Vec<u32>,
+
     /// Serial number that vhost-user guests see, at most 20 characters [default: the export's name]
     #[arg(long, value_name = "TEXT")]
     serial: Vec<String>,
@@ -213,6 +218,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut allow_discards = bound.single("allow_discards", of_disk.allow_discards)?;
     let mut name = bound.single("name", of_disk.name)?;
     let mut queues = bound.single("queues", of_disk.queues)?;
+    let mut logical_block_size = bound.single("logical_block_size", of_disk.logical_block_size)?;
     let mut serial = bound.single("serial", of_disk.serial)?;
     let mut nbd = bound.all("nbd", of_disk.nbd);
     let mut vhost_user = bound.all("vhost_user", of_disk.vhost_user);
@@ -231,6 +237,13 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
         if (queues[i].is_some() && !queues_used) || (serial[i].is_some() && vhost_user.is_empty()) {
             return Err(Error::Usage(format!(
                 "{}: --queues and --serial are for vhost-user: add --vhost-user PATH",
+                path.display()
+            )));
+        }
+        let logical_block_size = logical_block_size[i].take();
+        if logical_block_size.is_some() && vhost_user.is_empty() && ublk.is_none() {
+            return Err(Error::Usage(format!(
+                "{}: --logical-block-size is for --vhost-user and --ublk",
                 path.display()
             )));
         }
@@ -255,6 +268,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
             growable: growable[i].take().unwrap_or(false),
             ublk,
             queues: queues[i].take().unwrap_or(QUEUES),
+            logical_block_size,
             serial: serial[i].take().or(short).unwrap_or_default(),
             name,
         });
@@ -330,7 +344,8 @@ mod tests {
     fn options_bind_to_the_disk_before_them() {
         let config = parse(
             "--cache writeback a.raw -f raw --nbd unix:a --nbd tcp:h:1 --name x --bitmap m --bitmap n \
-             b.raw --read-only -f raw --vhost-user b --queues 3 --l2-cache-size 32M c.raw --nbd unix:c --read-only=false",
+             b.raw --read-only -f raw --vhost-user b --queues 3 --l2-cache-size 32M \
+             --logical-block-size 4096 c.raw --nbd unix:c --read-only=false",
         )
         .expect("three disks");
         let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
@@ -339,6 +354,7 @@ mod tests {
         assert_eq!((a.options.bitmaps.join(","), b.options.bitmaps.len()), ("m,n".to_owned(), 0));
         assert_eq!((b.path.to_str(), b.options.cache), (Some("b.raw"), CacheMode::None));
         assert_eq!((b.options.table_memory, c.options.table_memory), (Some(32 << 20), None));
+        assert_eq!((b.logical_block_size, c.logical_block_size), (Some(4096), None));
         assert_eq!((b.queues, b.options.read_only, b.vhost_user.len()), (3, true, 1));
         assert_eq!((c.options.format, c.options.read_only), (None, false));
         assert_eq!(c.nbd, [Address::Unix("c".into())]);

@@ -32,6 +32,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-completions",
         "-convert",
         "-create",
+        "-dd",
         "-info",
         "-list",
         "-man",

@@ -10,6 +10,8 @@ use crate::{Address, Error};
 
 /// The length of a virtio-blk serial number. Source: virtio 1.2, 5.2.6.
 const SERIAL_LEN: usize = 20;
+/// Sector sizes that every guest can use: none is larger than a page.
+const SECTORS: [u32; 4] = [512, 1024, 2048, 4096];
 /// The longest name of an NBD export. Source: the NBD protocol, "Values / string".
 const NAME_LEN: usize = 4096;
 
@@ -44,6 +46,9 @@ pub struct Disk {
     pub ublk: Option<Option<u32>>,
     /// The most virtqueues a vhost-user client may use, and threads that serve a file or a device.
     pub queues: u16,
+    /// The sector size that vhost-user guests and the host's block devices see; none: as suits the
+    /// image.
+    pub logical_block_size: Option<u32>,
     /// The serial number vhost-user guests see; at most 20 printable ASCII characters.
     pub serial: String,
 }
@@ -125,6 +130,11 @@ impl Config {
             if disk.growable && (others || disk.fuse.is_empty() || disk.options.read_only) {
                 return refuse(format!(
                     "{shown}: --growable is for a disk that --fuse alone serves, for writing"
+                ));
+            }
+            if disk.logical_block_size.is_some_and(|bytes| !SECTORS.contains(&bytes)) {
+                return refuse(format!(
+                    "{shown}: --logical-block-size takes 512, 1024, 2048 or 4096"
                 ));
             }
             if disk.queues == 0 {
@@ -215,6 +225,7 @@ mod tests {
             growable: false,
             ublk: None,
             queues: 1,
+            logical_block_size: None,
             serial: String::new(),
         }
     }
@@ -252,6 +263,7 @@ mod tests {
             (vec![Disk { ublk: Some(Some(1)), ..disk(&[], &[]) }; 2], "/dev/ublkb1"),
             (vec![Disk { fuse: vec!["a".into(), "a".into()], ..disk(&[], &[]) }], "the file a"),
             (vec![Disk { queues: 0, ..disk(&["unix:a"], &[]) }], "at least 1"),
+            (vec![Disk { logical_block_size: Some(768), ..disk(&[], &["a"]) }], "2048 or 4096"),
             (vec![Disk { serial: "ä".into(), ..disk(&["unix:a"], &[]) }], "printable"),
             (vec![Disk { serial: "x".repeat(21), ..disk(&["unix:a"], &[]) }], "at most 20"),
         ] {

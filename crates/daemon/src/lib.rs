@@ -11,7 +11,6 @@ mod config;
 mod error;
 mod events;
 mod facts;
-mod footprint;
 mod handed;
 mod pid_file;
 mod plan;

@@ -151,6 +151,7 @@ mod tests {
             growable: false,
             ublk: None,
             queues: 1,
+            logical_block_size: None,
             serial: String::new(),
         };
         let config = Config {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
+use ringtap_export::{Stop, fuse, give_back_startup, nbd, ublk, vhost_user};
 use ringtap_image::open;
 use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
@@ -16,7 +16,7 @@ use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, DiskFacts, say_ready};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
-use crate::{Config, Disk, Error, footprint, process};
+use crate::{Config, Disk, Error, process};
 
 /// A disk being served.
 struct Served {
@@ -41,7 +41,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
 
     let mut disks = vec![];
     for disk in &config.disks {
-        let vbd = Vbd::new(open(&disk.path, &disk.options)?, disk.options.cache);
+        let vbd = device(disk)?;
         if disk.growable && vbd.grow(vbd.size()).is_err() {
             return Err(Error::Usage(format!(
                 "{}: --growable takes a raw image in a regular file",
@@ -62,7 +62,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let stop = Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })?;
     // A server of block devices may need any of it when memory is short.
     if config.disks.iter().all(|disk| disk.ublk.is_none()) {
-        footprint::give_back_startup();
+        give_back_startup();
     }
     let threads = start(&config, &mut plan, &mut disks, &stop, &events)?;
     announce(&config, &disks);
@@ -79,6 +79,21 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let flushed = flush(&config, &disks);
     drop(plan);
     outcome.and(late.map_or(Ok(()), Err)).and(flushed)
+}
+
+/// A disk's image, opened.
+fn device(disk: &Disk) -> Result<Vbd, Error> {
+    let (image, cache) = (open(&disk.path, &disk.options)?, disk.options.cache);
+    let Some(bytes) = disk.logical_block_size else { return Ok(Vbd::new(image, cache)) };
+    let size = image.info().size;
+    if size % u64::from(bytes) != 0 {
+        return Err(Error::Usage(format!(
+            "{}: its {size} bytes are not whole sectors of {bytes}, so a guest would not see the \
+             last of them: resize it, or give another --logical-block-size",
+            disk.path.display()
+        )));
+    }
+    Ok(Vbd::with_logical_block_size(image, cache, bytes))
 }
 
 /// A server of block devices keeps out of the namespace in which they are mounted, unless it has to

@@ -2,7 +2,9 @@
 //! of the host by ublk, and Xen's block protocol.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod areas;
 mod arena;
+mod footprint;
 pub mod fuse;
 pub mod nbd;
 mod poll;
@@ -13,4 +15,5 @@ pub mod ublk;
 pub mod vhost_user;
 pub mod xen;
 
+pub use footprint::give_back_startup;
 pub use stop::Stop;

@@ -4,21 +4,16 @@
 //! for that. A server that waits so for the disk it serves waits for ever.
 
 use std::ffi::c_void;
-use std::io;
-use std::ops::Range;
 
 use rustix::mm::{Advice, MlockAllFlags, madvise, mlockall};
-use rustix::process::geteuid;
+use rustix::process::{configure_io_flusher_behavior, geteuid};
 
-/// prctl(2): memory is found for this thread without writing to disks. Linux 5.6.
-const PR_SET_IO_FLUSHER: libc::c_int = 57;
+use crate::areas::areas;
 
-/// Have memory found for the calling thread, and those it starts, without waiting for a disk.
+/// Have memory found for the calling thread, and those it starts, without waiting for a disk
+/// (PR_SET_IO_FLUSHER; Linux 5.6).
 pub(crate) fn become_io_flusher() {
-    // SAFETY: this prctl takes plain numbers.
-    let set = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
-    if set != 0 {
-        let error = io::Error::last_os_error();
+    if let Err(error) = configure_io_flusher_behavior(true) {
         tracing::debug!("cannot become an I/O flusher (CAP_SYS_RESOURCE): {error}");
     }
 }
@@ -43,23 +38,11 @@ pub(crate) fn keep_in_memory() {
         tracing::warn!("cannot keep the server in memory (CAP_IPC_LOCK): {error}");
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    for code in code(&maps) {
+    for code in areas(&maps).iter().filter(|area| area.constant).map(|area| &area.range) {
         let (start, len) = (code.start as *mut c_void, code.len());
         // SAFETY: it reads pages that may be read, and changes none.
         if let Err(error) = unsafe { madvise(start, len, Advice::LinuxPopulateRead) } {
             tracing::debug!("cannot bring the code at {:#x} into memory: {error}", code.start);
         }
     }
-}
-
-/// The code and constants of programs and libraries, in text of `/proc/PID/maps`.
-fn code(maps: &str) -> Vec<Range<usize>> {
-    let area = |line: &str| {
-        let mut words = line.split_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let is_code = matches!(words.next()?, "r-xp" | "r--p") && words.nth(2)? != "0";
-        let address = |text| usize::from_str_radix(text, 16).ok();
-        is_code.then_some(address(start)?..address(end)?)
-    };
-    maps.lines().filter_map(area).collect()
 }

@@ -20,6 +20,7 @@ pub struct FioVerify {
     seed: u64,
     engine: String,
     fsync: u32,
+    jobs: u32,
 }
 
 /// What a load that found no fault has done.
@@ -50,6 +51,7 @@ impl FioVerify {
             seed: 1,
             engine: "libaio".into(),
             fsync: 0,
+            jobs: 1,
         }
     }
 
@@ -102,12 +104,28 @@ impl FioVerify {
         self
     }
 
+    /// So many processes, each with a processor and an equal part of `size` of its own. The guest must
+    /// have as many processors.
+    #[must_use]
+    pub fn jobs(mut self, jobs: u32) -> Self {
+        self.jobs = jobs.max(1);
+        self
+    }
+
     fn command(&self, more: &str) -> String {
-        let Self { device, size, block, depth, loops, seed, engine, fsync } = self;
+        let Self { device, size, block, depth, loops, seed, engine, fsync, jobs } = self;
+        let part = size / u64::from(*jobs);
+        let spread = match jobs - 1 {
+            0 => String::new(),
+            last => format!(
+                "--numjobs={jobs} --group_reporting --offset_increment={part} \
+                 --cpus_allowed=0-{last} --cpus_allowed_policy=split"
+            ),
+        };
         // No state file: the guest's directory is a tmpfs that dies with it.
         format!(
             "cd /tmp && fio --name=verify --filename={device} --rw=randwrite --direct=1 \
-             --size={size} --bs={block} --iodepth={depth} --ioengine={engine} --loops={loops} \
+             --size={part} {spread} --bs={block} --iodepth={depth} --ioengine={engine} --loops={loops} \
              --randseed={seed} --fsync={fsync} --verify=crc32c --verify_fatal=1 --do_verify=1 \
              --verify_state_save=0 --output-format=json {more}"
         )

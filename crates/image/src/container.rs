@@ -3,13 +3,14 @@
 use std::fmt::Display;
 use std::fs;
 use std::io;
+use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-use ringtap_io::{File, Io, Nature, Op, OpenFile, PAGE};
+use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, PAGE};
 use rustix::fs::{AtFlags, SeekFrom, StatxFlags};
 
 use crate::{Error, OpenError, OpenOptions, lock};
@@ -30,6 +31,20 @@ pub struct Container {
     in_memory: bool,
     rotational: bool,
     state: Arc<State>,
+}
+
+/// Metadata that was read, where the kernel put it.
+pub(crate) struct Piece {
+    buffer: Buffer,
+    range: Range<usize>,
+}
+
+impl Deref for Piece {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buffer.bytes()[self.range.clone()]
+    }
 }
 
 /// How a container wants to be used.
@@ -144,6 +159,11 @@ impl Container {
         self.rotational
     }
 
+    /// Whether what is read of it is mostly copied out of the host's memory.
+    pub(crate) fn is_copied_from(&self) -> bool {
+        self.in_memory || self.traits.request_alignment == 1
+    }
+
     /// Its name, for messages.
     pub fn path(&self) -> &Path {
         &self.path
@@ -173,6 +193,15 @@ impl Container {
         Ok(len)
     }
 
+    /// Whether the range is known to be a hole, which reads as zeros.
+    pub fn is_hole(&self, offset: u64, len: u64) -> bool {
+        let Some(open) = self.open_file() else { return false };
+        match rustix::fs::seek(open, SeekFrom::Data(offset)) {
+            Ok(data) => data >= offset.saturating_add(len),
+            Err(error) => error == rustix::io::Errno::NXIO,
+        }
+    }
+
     /// Change its length; what is new reads as zeros. Blocks of a device cannot be changed so.
     pub async fn set_len(&self, io: &Io, len: u64) -> Result<(), Error> {
         io.to_the_end(Op::SetLen { file: self.file, len }).await.map_err(Error::from_errno)?;
@@ -194,24 +223,30 @@ impl Container {
 
     /// Read metadata: any offset and length; what lies past the end is zeros.
     pub async fn read(&self, io: &Io, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        let align = self.traits.request_alignment;
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = offset + done as u64;
-            let part = (bytes.len() - done).min(PIECE);
-            let first = at - at % align;
-            let skip = (at - first) as usize;
-            let len = (skip + part).next_multiple_of(align as usize);
-            let mut buffer = io.buffer(len).map_err(Error::Os)?;
-            let read = io
-                .read_blocks(self.file, first, buffer.mem(), align as usize)
-                .await
-                .map_err(Error::from_errno)?;
-            buffer.bytes_mut()[read..].fill(0);
-            bytes[done..done + part].copy_from_slice(&buffer.bytes()[skip..skip + part]);
-            done += part;
+        for (piece, offset) in bytes.chunks_mut(PIECE).zip((offset..).step_by(PIECE)) {
+            piece.copy_from_slice(&self.read_piece(io, offset, piece.len()).await?);
         }
         Ok(())
+    }
+
+    /// As [`Container::read`], into memory of its own, which must not be much.
+    pub(crate) async fn read_piece(
+        &self,
+        io: &Io,
+        offset: u64,
+        len: usize,
+    ) -> Result<Piece, Error> {
+        let align = self.traits.request_alignment;
+        let first = offset - offset % align;
+        let from = (offset - first) as usize;
+        let room = (from + len).next_multiple_of(align as usize);
+        let mut buffer = io.buffer(room).map_err(Error::Os)?;
+        let read = io
+            .read_blocks(self.file, first, buffer.mem(), align as usize)
+            .await
+            .map_err(Error::from_errno)?;
+        buffer.bytes_mut()[read..].fill(0);
+        Ok(Piece { buffer, range: from..from + len })
     }
 
     /// Write metadata: any offset and length. Blocks that are covered in part are read first; nobody

@@ -36,6 +36,8 @@ pub struct OpenOptions {
     pub bitmaps: Vec<String>,
     /// Pass the guest's discards on through encryption, which shows which parts are in use.
     pub allow_discards: bool,
+    /// Keep no restart log: who writes this image begins anew after a kill.
+    pub no_restart_log: bool,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.

@@ -44,6 +44,8 @@ pub fn unfinished(path: &Path, verb: &str) -> bool {
 pub fn finished(path: &Path) -> io::Result<()> {
     match rustix::fs::removexattr(path, UNFINISHED) {
         Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
+        // Device nodes take none.
+        Err(Errno::PERM) if unfinished_work(path).is_none() => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -112,6 +112,19 @@ impl RestartLog {
         }
     }
 
+    /// Drop what is there under the name of an image that was made anew: a file takes the inode number,
+    /// and so the name, of one that is gone.
+    /// Of one that is only read, as those below it are, nothing is dropped.
+    pub fn forget(container: &Container) {
+        let open = container.open_file().filter(|_| !container.traits().read_only);
+        let Some(image) = open.and_then(|open| rustix::fs::fstat(open).ok()) else {
+            return;
+        };
+        let path = RestartLog::usual_folder().join(name_of(&image));
+        let _ = fs::remove_file(path.with_extension(MEMORY));
+        let _ = fs::remove_file(path);
+    }
+
     /// What a killed server left for an image that is only read, and so does not take it up.
     pub fn left_for(container: &Container, capacity: u64) -> Option<Left> {
         let open = container.open_file()?;

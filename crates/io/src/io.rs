@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use crate::pool::{Buffer, Pool};
-use crate::{File, Key, Mem, Op, Time};
+use crate::signal::Wait;
+use crate::{File, Key, Mem, Op, Signal, Time};
 
 pub(crate) type TaskId = u32;
 
@@ -30,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) current: Cell<TaskId>,
     pub(crate) spawned: RefCell<Vec<Pin<Box<dyn Future<Output = ()>>>>>,
     pub(crate) now: Cell<Time>,
+    /// Notified at the end of each turn.
+    pub(crate) turned: Signal,
     pool: Rc<Pool>,
 }
 
@@ -51,6 +54,7 @@ impl Io {
                 current: Cell::new(0),
                 spawned: RefCell::default(),
                 now: Cell::new(0),
+                turned: Signal::default(),
                 pool: Rc::default(),
             }),
         }
@@ -60,6 +64,12 @@ impl Io {
     #[inline]
     pub fn now(&self) -> Time {
         self.shared.now.get()
+    }
+
+    /// Go on when the reactor has taken what was asked for so far: it begins on that while more is
+    /// prepared.
+    pub fn next_turn(&self) -> Wait<'_> {
+        self.shared.turned.wait(self)
     }
 
     /// Operations that have been asked for and have not completed.
@@ -111,6 +121,8 @@ impl Io {
                         return Ok(done);
                     }
                 }
+                // A pipe is full, and stays so until who asked for this empties it.
+                n if n == -libc::EAGAIN && mem.pipe().is_some() => return Err(libc::EAGAIN),
                 n => self.again(n).await?,
             }
         }

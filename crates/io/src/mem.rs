@@ -2,8 +2,10 @@
 
 use std::ptr;
 
-/// A window of memory: `len` bytes, either contiguous or spread over iovecs, or the kernel's own,
-/// which only reads and writes of the ring it is registered with can touch.
+use crate::File;
+
+/// A window of memory: `len` bytes, either contiguous or spread over iovecs, or the kernel's own:
+/// a buffer that only reads and writes of the ring it is registered with can touch, or a pipe.
 ///
 /// It is `Copy` and narrows without touching the iovecs; the reactor trims them when it must.
 #[derive(Clone, Copy, Debug)]
@@ -12,13 +14,16 @@ pub struct Mem {
     /// else the memory itself.
     base: *const u8,
     count: u32,
-    /// Bytes of the first iovecs that lie before the window.
+    /// Bytes of the first iovecs that lie before the window; the index of the kernel's buffer, or the
+    /// file of the pipe.
     skip: usize,
     len: usize,
 }
 
 /// What `count` is of a window over the kernel's memory; no request has so many iovecs.
 const KERNEL: u32 = u32::MAX;
+/// What `count` is of a window over a pipe.
+const PIPE: u32 = KERNEL - 1;
 
 /// A piece of memory of a window.
 pub(crate) type Piece = (*mut u8, usize);
@@ -57,17 +62,32 @@ impl Mem {
         Mem { base: ptr::null(), count: KERNEL, skip: index.into(), len }
     }
 
+    /// The next `len` bytes of a pipe, by its end for writing where a file is read into it, by its end
+    /// for reading where they are sent. Nothing is copied: the pipe holds pages of the file's. A
+    /// window that does not begin at its start is what is left when so much has been moved.
+    pub fn of_pipe(end: File, len: usize) -> Mem {
+        let end = u64::from(end.slot()) << 32 | u64::from(end.generation());
+        Mem { base: ptr::null(), count: PIPE, skip: end as usize, len }
+    }
+
     /// Whether it is the kernel's: its bytes can be read from files and written to them, not
     /// copied, changed or zeroed here.
     #[inline]
     pub fn is_kernels(&self) -> bool {
-        self.count == KERNEL
+        self.count >= PIPE
+    }
+
+    /// The end of a pipe.
+    #[inline]
+    pub(crate) fn pipe(&self) -> Option<File> {
+        let end = self.skip as u64;
+        (self.count == PIPE).then(|| File::from_parts((end >> 32) as u32, end as u32))
     }
 
     /// The index of a kernel's buffer, and where in it the window begins.
     #[inline]
     pub(crate) fn registered(&self) -> Option<(u16, *mut u8)> {
-        self.is_kernels().then_some((self.skip as u16, self.base.cast_mut()))
+        (self.count == KERNEL).then_some((self.skip as u16, self.base.cast_mut()))
     }
 
     /// Bytes in the window.
@@ -237,6 +257,13 @@ mod tests {
         assert_eq!((mem.len(), mem.contiguous(), mem.copy_to(&mut [0; 8])), (1024, None, 0));
         mem.zero();
         assert!(mem.whole_iovecs().is_none());
+
+        let end = File::from_parts(u32::MAX, 5);
+        let mem = Mem::of_pipe(end, 4096).window(512, 1024);
+        assert_eq!((mem.pipe(), mem.registered().is_none()), (Some(end), true));
+        assert_eq!((mem.len(), mem.contiguous(), mem.copy_to(&mut [0; 8])), (1024, None, 0));
+        assert!(mem.is_kernels() && mem.whole_iovecs().is_none());
+        mem.zero();
     }
 
     #[test]

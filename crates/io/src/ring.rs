@@ -199,6 +199,22 @@ impl Ring {
         message.insert(header)
     }
 
+    /// Move bytes between a pipe and a file, at a place in it, or a socket, which has none.
+    fn splice(
+        &mut self,
+        from: File,
+        place: Option<u64>,
+        to: File,
+        len: usize,
+    ) -> Option<squeue::Entry> {
+        let from = types::Fd(self.files.find(&self.ring, from)?.fd);
+        let to = types::Fd(self.files.find(&self.ring, to)?.fd);
+        // A pipe without room for more must not hold a worker for ever.
+        let flags = if place.is_some() { libc::SPLICE_F_NONBLOCK } else { 0 };
+        let place = place.map_or(-1, |place| place as i64);
+        Some(opcode::Splice::new(from, place, to, -1, len as u32).flags(flags).build())
+    }
+
     fn entry(&mut self, key: Key, op: &Op) -> Option<squeue::Entry> {
         macro_rules! with_file {
             ($file:expr, $fd:ident => $entry:expr) => {
@@ -215,12 +231,15 @@ impl Ring {
             };
         }
         let entry = match *op {
-            Op::Read { file, offset, mem } if mem.is_kernels() => {
-                let (index, at) = mem.registered()?;
-                with_file!(file, fd =>
-                    opcode::ReadFixed::new(fd, at, mem.len() as u32, index)
-                        .offset(offset).build())
-            }
+            Op::Read { file, offset, mem } if mem.is_kernels() => match mem.pipe() {
+                Some(pipe) => self.splice(file, Some(offset), pipe, mem.len())?,
+                None => {
+                    let (index, at) = mem.registered()?;
+                    with_file!(file, fd =>
+                        opcode::ReadFixed::new(fd, at, mem.len() as u32, index)
+                            .offset(offset).build())
+                }
+            },
             Op::Write { file, offset, mem, durable } if mem.is_kernels() => {
                 let (index, at) = mem.registered()?;
                 let flags = if durable { RWF_DSYNC } else { 0 };
@@ -290,6 +309,9 @@ impl Ring {
                     with_file!(file, fd => opcode::RecvMsg::new(fd, message).build())
                 }
             },
+            Op::Send { file, mem } if mem.is_kernels() => {
+                self.splice(mem.pipe()?, None, file, mem.len())?
+            }
             Op::Send { file, mem } => match mem.contiguous() {
                 Some(base) => with_file!(file, fd =>
                     opcode::Send::new(fd, base, mem.len() as u32)
@@ -313,9 +335,10 @@ impl Ring {
     /// Writes to one file would only wait there for one another.
     fn is_large_copy(&mut self, op: &Op) -> bool {
         match op {
-            Op::Read { file, mem, .. } if mem.len() >= LARGE => {
-                self.files.find(&self.ring, *file).is_some_and(|known| known.nature.in_memory)
-            }
+            Op::Read { file, mem, .. } if mem.len() >= LARGE => self
+                .files
+                .find(&self.ring, *file)
+                .is_some_and(|known| known.nature.in_memory || known.nature.page_cache),
             _ => false,
         }
     }

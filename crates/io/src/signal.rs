@@ -22,6 +22,11 @@ impl Signal {
         io.shared.ready.borrow_mut().append(&mut self.waiting.borrow_mut());
     }
 
+    /// Whether a task waits.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.waiting.borrow().is_empty()
+    }
+
     /// Wait for the next [`Signal::notify`]. What was waited for must be looked at again after it.
     pub fn wait<'a>(&'a self, io: &'a Io) -> Wait<'a> {
         Wait { signal: self, io, seen: self.count.get(), listed: false }

@@ -63,12 +63,13 @@ impl Tasks {
         self.tasks.len() - self.free.len() + self.io.shared.spawned.borrow().len()
     }
 
-    /// Whether a task could run at once, or an operation waits to be handed over.
+    /// Whether a task could run at once or after a turn, or an operation waits to be handed over.
     pub fn has_work(&self) -> bool {
         let shared = &*self.io.shared;
         !shared.ready.borrow().is_empty()
             || !shared.submit.borrow().is_empty()
             || !shared.spawned.borrow().is_empty()
+            || shared.turned.is_awaited()
     }
 
     /// Whether a task could run at once.
@@ -102,8 +103,9 @@ impl Tasks {
     }
 
     /// Hand over what tasks asked for and take what has completed; with `wait`, sleep until
-    /// something has. Then call [`Tasks::run_ready`].
+    /// something has, unless a task waits for no more than this turn. Then call [`Tasks::run_ready`].
     pub fn turn(&mut self, wait: bool) -> io::Result<()> {
+        let wait = wait && !self.io.shared.turned.is_awaited();
         std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
         let outcome = self.reactor.turn(&mut self.submit, &mut self.done, wait);
         self.completed();
@@ -113,6 +115,9 @@ impl Tasks {
     /// As [`Tasks::turn`], asleep until so many operations have completed or so many nanoseconds have
     /// passed; it may return sooner.
     pub fn turn_for(&mut self, events: u32, nanos: Time) -> io::Result<()> {
+        if self.io.shared.turned.is_awaited() {
+            return self.turn(false);
+        }
         std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
         let outcome = self.reactor.turn_for(&mut self.submit, &mut self.done, events, nanos);
         self.completed();
@@ -124,6 +129,7 @@ impl Tasks {
         for (key, result) in self.done.drain(..) {
             self.io.complete(key, result);
         }
+        self.io.shared.turned.notify(&self.io);
     }
 
     /// Run until every task has ended.

@@ -1,12 +1,12 @@
 //! The ring against a real file, sockets and eventfds.
 
 use std::cell::RefCell;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
-use ringtap_io::{Key, Nature, Op, OpenFile, Reactor, Ring, Signal, Tasks, Time};
+use ringtap_io::{Key, Mem, Nature, Op, OpenFile, Reactor, Ring, Signal, Tasks, Time};
 
 fn tasks() -> Tasks {
     Tasks::new(Box::new(Ring::new().expect("io_uring")))
@@ -91,6 +91,89 @@ fn many_tasks_share_one_turn() {
     // All writes, then all reads: page-cache writes this small are done when the turn ends.
     assert_eq!(turns[..2], [600, 600], "{turns:?}");
     assert_eq!(turns.iter().sum::<usize>(), 600 * 3 * 2);
+}
+
+#[test]
+fn who_waits_for_the_next_turn_has_what_was_asked_for_handed_over_first() {
+    let file = temp_file(1 << 20);
+    let handle = file.handle();
+    let turns = Rc::new(RefCell::new(vec![]));
+    let ring = Ring::new().expect("io_uring");
+    let mut tasks = Tasks::new(Box::new(Noting { ring, turns: turns.clone() }));
+    let io = tasks.io().clone();
+    tasks.spawn(async move {
+        for piece in 0..3 {
+            for _ in 0..4 {
+                let reader = io.clone();
+                io.spawn(async move {
+                    let buffer = reader.buffer(512).expect("memory");
+                    assert_eq!(reader.read(handle, piece * 4096, buffer.mem()).await, Ok(512));
+                });
+            }
+            io.next_turn().await;
+        }
+        // Nothing is under way by then: a turn that waited for something would never end.
+        while io.under_way() > 0 {
+            io.next_turn().await;
+        }
+        io.next_turn().await;
+    });
+    tasks.run().expect("the ring");
+    assert_eq!(turns.borrow()[..3], [4, 4, 4]);
+    assert!(turns.borrow()[3..].iter().all(|handed| *handed == 0));
+}
+
+#[test]
+fn a_pipe_takes_pages_of_a_file_to_a_socket() {
+    let len = 300 << 10;
+    let content: Vec<u8> = (0..len).map(|at| (at / 4096 + at % 251) as u8).collect();
+    let mut file = tempfile::tempfile().expect("a temporary file");
+    file.write_all(&content).expect("written");
+    let file = OpenFile::new(OwnedFd::from(file));
+    let (out, into) = rustix::pipe::pipe().expect("a pipe");
+    rustix::pipe::fcntl_setpipe_size(&into, 1 << 20).expect("room");
+    let (out, into) = (OpenFile::new(out), OpenFile::new(into));
+    let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+    let ours = OpenFile::new(OwnedFd::from(ours));
+    let (skip, rest) = (4097, len - 4097);
+    let reader = std::thread::spawn(move || {
+        let mut all = vec![0; rest];
+        theirs.read_exact(&mut all).expect("received");
+        all
+    });
+    let mut tasks = tasks();
+    let io = tasks.io().clone();
+    let from = file.handle();
+    let end = tasks.block_on(async move {
+        // The file ends before what was asked for does.
+        let mem = Mem::of_pipe(into.handle(), rest + 5000);
+        assert_eq!(io.read(from, skip as u64, mem).await, Ok(rest));
+        let mut sent = 0;
+        while sent < rest {
+            let mem = Mem::of_pipe(out.handle(), rest).window(sent, rest);
+            let moved = io.run(Op::Send { file: ours.handle(), mem }).await;
+            assert!(moved > 0, "{moved}");
+            sent += moved as usize;
+        }
+    });
+    end.expect("the ring");
+    assert!(reader.join().expect("the reader") == content[skip..]);
+}
+
+#[test]
+fn a_pipe_that_is_full_is_an_error_and_holds_nobody_up() {
+    let file = temp_file(1 << 20);
+    let (_out, into) = rustix::pipe::pipe().expect("a pipe");
+    let holds = rustix::pipe::fcntl_getpipe_size(&into).expect("its size");
+    let into = OpenFile::new(into);
+    let mut tasks = tasks();
+    let io = tasks.io().clone();
+    tasks
+        .block_on(async move {
+            let mem = Mem::of_pipe(into.handle(), holds + 4096);
+            assert_eq!(io.read(file.handle(), 0, mem).await, Err(libc::EAGAIN));
+        })
+        .expect("the ring");
 }
 
 #[test]

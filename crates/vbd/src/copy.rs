@@ -16,6 +16,8 @@ use crate::{Kind, Request, Vbd};
 
 /// The most zeros made at once: one request, and progress goes on.
 const ZEROS: u64 = 256 << 20;
+/// The most nanoseconds that a rate has a task sleep before it looks whether it is to stop.
+const NAP: u64 = 100_000_000;
 
 /// What is copied, and how.
 pub struct Copy {
@@ -25,7 +27,7 @@ pub struct Copy {
     pub to: Vbd,
     /// The part of `from`, in bytes.
     pub range: Range<u64>,
-    /// Where in `to` the byte 0 of `from` goes.
+    /// Where in `to` the range begins.
     pub to_offset: u64,
     /// Only what comes from these layers of `from` (0 is the image itself); the rest stays as it is.
     pub layers: Range<u32>,
@@ -197,7 +199,7 @@ impl Hands {
                 if piece.what.zero {
                     data.bytes_mut()[..len].fill(0);
                 } else {
-                    self.hold_back(io, piece.len).await;
+                    self.hold_back(io, piece.len).await?;
                     self.read(io, at, data.mem().window(0, len)).await?;
                 }
                 match &mut base {
@@ -215,12 +217,18 @@ impl Hands {
     }
 
     /// Wait until so many more bytes may be moved.
-    async fn hold_back(&self, io: &Io, len: u64) {
-        let Some(rate) = self.job.copy.rate else { return };
+    async fn hold_back(&self, io: &Io, len: u64) -> Result<(), CopyError> {
+        let Some(rate) = self.job.copy.rate else { return Ok(()) };
         let due = due(self.job.moved.fetch_add(len, Relaxed), rate);
-        let early = due.saturating_sub(self.job.began.elapsed());
-        if !early.is_zero() {
-            io.sleep(u64::try_from(early.as_nanos()).unwrap_or(u64::MAX)).await;
+        loop {
+            let early = due.saturating_sub(self.job.began.elapsed());
+            if early.is_zero() {
+                return Ok(());
+            }
+            if self.job.progress.stopped() {
+                return Err(CopyError::Stopped);
+            }
+            io.sleep(u64::try_from(early.as_nanos()).unwrap_or(u64::MAX).min(NAP)).await;
         }
     }
 
@@ -266,8 +274,9 @@ impl Hands {
         unread: impl Fn(&Status) -> bool,
     ) -> u64 {
         let copy = &self.job.copy;
-        let (begin, end) = (offset + copy.to_offset, offset + status.len + copy.to_offset);
-        if end >= copy.range.end + copy.to_offset {
+        let (begin, end) = (self.place(offset), self.place(offset + status.len));
+        let last = self.place(copy.range.end);
+        if end >= last {
             return status.len;
         }
         let down = end - end % cluster;
@@ -278,7 +287,12 @@ impl Hands {
             // Read, whatever shows there.
             *status = Status { depth: copy.layers.start, ..Status::data(status.len) };
         }
-        end.next_multiple_of(cluster).min(copy.range.end + copy.to_offset) - begin
+        end.next_multiple_of(cluster).min(last) - begin
+    }
+
+    /// Where a byte of the source goes.
+    fn place(&self, offset: u64) -> u64 {
+        offset - self.job.copy.range.start + self.job.copy.to_offset
     }
 
     /// Write a piece's bytes, zeros left out.
@@ -312,7 +326,7 @@ impl Hands {
         cluster: usize,
     ) -> Result<(), CopyError> {
         let copy = &self.job.copy;
-        let offset = at + copy.to_offset;
+        let offset = self.place(at);
         let head = offset.next_multiple_of(cluster as u64) - offset;
         let head = (head as usize).min(bytes.len());
         let tail = match offset + bytes.len() as u64 == self.to.size() {
@@ -377,7 +391,7 @@ impl Hands {
         if self.job.copy.zeroed {
             return Ok(());
         }
-        let offset = at + self.job.copy.to_offset;
+        let offset = self.place(at);
         let kind = Kind::WriteZeroes { unmap: true, fast: false };
         let request = Request { kind, offset, len, mem: Mem::EMPTY, fua: false };
         let end = self.to.serve(io, request).await;
@@ -385,7 +399,7 @@ impl Hands {
     }
 
     async fn write(&self, io: &Io, at: u64, mem: Mem) -> Result<(), CopyError> {
-        let (offset, len) = (at + self.job.copy.to_offset, mem.len() as u64);
+        let (offset, len) = (self.place(at), mem.len() as u64);
         let end = serve(&self.to, io, Kind::Write, offset, mem).await;
         end.map_err(|error| CopyError::Write { offset, len, error })
     }

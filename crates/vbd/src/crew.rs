@@ -35,7 +35,7 @@ impl Crew {
 #[derive(Debug, Default)]
 pub struct Progress {
     done: AtomicU64,
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
 }
 
 impl Progress {
@@ -47,6 +47,11 @@ impl Progress {
     /// Take no more pieces.
     pub fn stop(&self) {
         self.stop.store(true, Relaxed);
+    }
+
+    /// What [`Progress::stop`] sets; a signal's handler may.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
     }
 
     pub(crate) fn add(&self, bytes: u64) {

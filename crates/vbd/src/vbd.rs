@@ -47,6 +47,7 @@ pub struct Request {
 }
 
 pub(crate) struct Shared {
+    info: Info,
     cache: CacheMode,
     size: AtomicU64,
     growing: Mutex<()>,
@@ -70,9 +71,23 @@ pub struct Vbd {
 impl Vbd {
     /// A device on an image.
     pub fn new(image: Box<dyn Image>, cache: CacheMode) -> Vbd {
+        let info = image.info().clone();
+        Vbd::showing(image, cache, info)
+    }
+
+    /// A device that shows its guest sectors of so many bytes, whatever size suits the image.
+    pub fn with_logical_block_size(image: Box<dyn Image>, cache: CacheMode, bytes: u32) -> Vbd {
+        let own = image.info();
+        let physical_block_size = own.physical_block_size.max(bytes);
+        let info = Info { logical_block_size: bytes, physical_block_size, ..own.clone() };
+        Vbd::showing(image, cache, info)
+    }
+
+    fn showing(image: Box<dyn Image>, cache: CacheMode, info: Info) -> Vbd {
         let shared = Arc::new(Shared {
             cache,
-            size: AtomicU64::new(image.info().size),
+            size: AtomicU64::new(info.size),
+            info,
             growing: Mutex::default(),
             writethrough: AtomicBool::new(cache.writethrough()),
             gate: Gate::default(),
@@ -93,9 +108,9 @@ impl Vbd {
         Vbd { image, shared, writers, under_way, bitmaps, stats }
     }
 
-    /// The facts of the image. Its `size` is that at opening; see [`Vbd::size`].
+    /// The facts of the image, as they are shown. Its `size` is that at opening; see [`Vbd::size`].
     pub fn info(&self) -> &Info {
-        self.image.info()
+        &self.shared.info
     }
 
     /// Bytes the guest sees now.
@@ -216,6 +231,13 @@ impl Vbd {
         let place = Place { file, offset, cipher };
         let whole = there >= len && (writable || !write);
         whole && self.direct(&place, &Mem::of_kernel(0, len as usize))
+    }
+
+    /// Whether a read can be answered with the page cache's own pages, which the client looks at later:
+    /// as [`Vbd::moves_untouched`], of an image whose clusters never come to hold something else.
+    pub fn lends_pages(&self, offset: u64, len: u64) -> bool {
+        let stays = self.under_way.is_none() && !self.shared.cache.direct();
+        stays && self.moves_untouched(Kind::Read, offset, len)
     }
 
     fn durable(&self, request: &Request) -> bool {

@@ -303,6 +303,10 @@ fn wrong_command_lines_say_what_to_write() {
         ("serve null:1M --vhost-user v --serial 123456789012345678901", "at most 20"),
         ("serve null:1M --nbd unix:a.sock --queues 2", "--vhost-user"),
         ("serve null:1M --vhost-user v --bitmap b", "--bitmap is for NBD"),
+        ("serve null:1M --nbd unix:a --logical-block-size 4096", "is for --vhost-user and --ublk"),
+        ("serve null:1M --vhost-user v --logical-block-size 4k", "--logical-block-size"),
+        ("serve null:1M --vhost-user v --logical-block-size 8192", "2048 or 4096"),
+        ("serve null:4608 --vhost-user v --logical-block-size 4096", "not whole sectors"),
         ("info", "DISK"),
         ("compare --rounds none", "--rounds"),
     ] {

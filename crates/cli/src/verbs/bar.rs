@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use ringtap_vbd::Progress;
 
+/// How long work may take before a terminal is told of it.
+const SOON: Duration = Duration::from_secs(2);
+
 /// Options about what is said on the way.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Talk {
@@ -29,27 +32,32 @@ pub(crate) struct Bar {
 impl Bar {
     /// Show how much of `total` bytes is done.
     pub(crate) fn show(talk: Talk, progress: &Arc<Progress>, total: u64) -> Bar {
-        let terminal = stderr().is_terminal();
-        if talk.quiet || !(talk.progress || terminal) {
-            return Bar { thread: None };
+        match wait(talk, stderr().is_terminal()) {
+            Some(wait) => Bar::after(wait, stderr(), progress.clone(), total),
+            None => Bar { thread: None },
         }
-        let progress = progress.clone();
+    }
+
+    fn after(
+        wait: Duration,
+        mut to: impl Write + Send + 'static,
+        progress: Arc<Progress>,
+        total: u64,
+    ) -> Bar {
         let (end, ended) = channel();
         let thread = std::thread::spawn(move || {
             let began = Instant::now();
             let mut shown = false;
             loop {
                 let over = ended.recv_timeout(Duration::from_millis(200));
-                shown |= talk.progress || began.elapsed() > Duration::from_secs(2);
+                shown |= began.elapsed() > wait;
                 let over = !matches!(over, Err(RecvTimeoutError::Timeout));
                 if shown {
                     let part = progress.done() as f64 / total.max(1) as f64;
-                    let mut err = stderr().lock();
-                    let _ = write!(err, "    ({:.2}/100%)\r", part.min(1.0) * 100.0);
-                    if over {
-                        let _ = writeln!(err);
-                    }
-                    let _ = err.flush();
+                    let end = if over { "\n" } else { "" };
+                    // In one write, as others may write there too. Nobody may read it.
+                    let line = format!("    ({:.2}/100%)\r{end}", part.min(1.0) * 100.0);
+                    let _ = to.write_all(line.as_bytes()).and_then(|()| to.flush());
                 }
                 if over {
                     return;
@@ -60,11 +68,65 @@ impl Bar {
     }
 }
 
+/// How long to be silent; none: for ever.
+fn wait(talk: Talk, terminal: bool) -> Option<Duration> {
+    match talk {
+        Talk { quiet: true, .. } => None,
+        Talk { progress: true, .. } => Some(Duration::ZERO),
+        _ => terminal.then_some(SOON),
+    }
+}
+
 impl Drop for Bar {
     fn drop(&mut self) {
         if let Some((end, thread)) = self.thread.take() {
             drop(end);
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn only_a_terminal_is_told_unasked_and_not_at_once() {
+        let talk = |progress, quiet| Talk { progress, quiet };
+        for (talk, terminal, silent) in [
+            (talk(false, false), false, None),
+            (talk(false, false), true, Some(SOON)),
+            (talk(true, false), false, Some(Duration::ZERO)),
+            (talk(true, false), true, Some(Duration::ZERO)),
+            (talk(false, true), true, None),
+            (talk(true, true), true, None),
+        ] {
+            assert_eq!(wait(talk, terminal), silent, "{talk:?}, a terminal: {terminal}");
+        }
+    }
+
+    #[derive(Clone, Default)]
+    struct Said(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Said {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("no panic").write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn short_work_is_done_in_silence_and_long_work_ends_its_line() {
+        let said = |wait| {
+            let said = Said::default();
+            drop(Bar::after(wait, said.clone(), Arc::default(), 10));
+            String::from_utf8(said.0.lock().expect("no panic").clone()).expect("text")
+        };
+        assert_eq!(said(Duration::from_secs(3600)), "");
+        assert_eq!(said(Duration::ZERO), "    (0.00/100%)\r\n");
     }
 }

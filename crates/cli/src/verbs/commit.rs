@@ -16,6 +16,7 @@ use super::convert::{finish, same_file};
 use super::offline;
 use super::resize;
 use super::source::Sources;
+use super::stop::Signals;
 use crate::names::{self, CacheName};
 
 /// What `ringtap commit` is told.
@@ -101,16 +102,18 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     let to = Vbd::new(image, cache);
     let size = from.size();
     let progress = Arc::new(Progress::default());
+    let signals = Signals::stop(&progress)?;
     let bar = Bar::show(args.talk, &progress, size);
     let job = Copy { layers: 0..depth as u32, rate: args.rate, ..Copy::new(from, to.fork()) };
-    copy(job, &progress).with_context(|| {
+    let end = signals.ended(copy(job, &progress));
+    let stable = finish(to, &base.path);
+    drop(bar);
+    end.and(stable).with_context(|| {
         format!(
             "{} holds a part of the overlay, which is as it was: commit again",
             base.path.display()
         )
     })?;
-    finish(to, &base.path)?;
-    drop(bar);
     if !args.keep && args.base.is_none() {
         if format != Format::Qcow2 {
             bail!(

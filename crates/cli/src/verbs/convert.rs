@@ -1,5 +1,6 @@
 //! `ringtap convert`: an image copied into another, of any format.
 
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
 use super::source::{Sources, format_of, format_to_write, open_source};
+use super::stop::{Signals, Stopped};
 use super::target::{NewImage, Recipe};
 use super::{chain, offline};
 use crate::names::{self, CacheName};
@@ -34,7 +36,7 @@ const PER_PROCESSOR: usize = 2;
 pub(crate) struct ConvertArgs {
     /// The images to read, one after the other as one disk; the last FILE is the one to write
     #[arg(value_name = "FILE", num_args = 1.., required_unless_present = "options")]
-    files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
 
     /// Format of the sources [default: as written down, else by their marks]
     #[arg(
@@ -44,7 +46,7 @@ pub(crate) struct ConvertArgs {
         value_name = "FORMAT",
         hide_possible_values = true
     )]
-    format: Option<Format>,
+    pub(crate) format: Option<Format>,
 
     /// Format of the target [default: raw; qcow2 with -B]
     #[arg(
@@ -54,77 +56,81 @@ pub(crate) struct ConvertArgs {
         value_name = "FORMAT",
         hide_possible_values = true
     )]
-    output_format: Option<Format>,
+    pub(crate) output_format: Option<Format>,
 
     #[command(flatten)]
-    new: NewImage,
+    pub(crate) new: NewImage,
 
     /// Make an overlay over this image, with only what differs from it. Relative to the target's folder
     #[arg(short = 'B', long, visible_short_alias = 'b', value_name = "FILE")]
-    backing: Option<String>,
+    pub(crate) backing: Option<String>,
 
     /// Compress what is written; qcow2 only, with -o compression_type=zlib|zstd
     #[arg(short, long)]
-    compress: bool,
+    pub(crate) compress: bool,
 
     /// Read the source as it was at this snapshot inside it: its name or ID, or
     /// snapshot.name=NAME,snapshot.id=ID
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
-    snapshot: Option<SnapshotName>,
+    pub(crate) snapshot: Option<SnapshotName>,
 
     /// Copy the bitmaps inside the source too; those not saved are an error
     #[arg(long, conflicts_with = "snapshot")]
-    bitmaps: bool,
+    pub(crate) bitmaps: bool,
 
     /// With --bitmaps: leave out those that were not saved when the source was last used
     #[arg(long, requires = "bitmaps")]
-    skip_broken_bitmaps: bool,
+    pub(crate) skip_broken_bitmaps: bool,
 
     /// Write to a target that is there already
     #[arg(short = 'n', long)]
-    no_create: bool,
+    pub(crate) no_create: bool,
 
     /// With -n: the target is known to read as zeros
     #[arg(long, requires = "no_create")]
-    target_is_zero: bool,
+    pub(crate) target_is_zero: bool,
 
     /// Leave out zeros of at least so many bytes, in holes; 0: keep every byte as data
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = names::size, default_value = "4k")]
-    sparse: u64,
+    pub(crate) sparse: u64,
 
     /// Requests under way at once [default: 4 where the target's page cache is used, else 16]
     #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    parallel: Option<u16>,
+    pub(crate) parallel: Option<u16>,
 
     /// Read no more than so many bytes in a second
     #[arg(short, long, value_name = "SIZE", value_parser = names::size)]
-    rate: Option<u64>,
+    pub(crate) rate: Option<u64>,
 
     /// Go on where the source cannot be read, with zeros instead; what was lost is told
     #[arg(long)]
-    salvage: bool,
+    pub(crate) salvage: bool,
 
     /// Taken for the sake of qemu-img: how bytes are copied is for Ringtap to choose
     #[arg(short = 'C', hide = true)]
-    copy_range: bool,
+    pub(crate) copy_range: bool,
 
     /// Taken for the sake of qemu-img: writes go out of order anyway, within a few MiB
     #[arg(short = 'W', long)]
-    out_of_order: bool,
+    pub(crate) out_of_order: bool,
 
     /// How host caching is used for the target
     #[arg(short = 't', long, value_enum, value_name = "MODE", default_value = "unsafe")]
-    cache: CacheName,
+    pub(crate) cache: CacheName,
 
     /// How host caching is used for the sources
     #[arg(short = 'T', long, value_enum, value_name = "MODE", default_value = "writeback")]
-    source_cache: CacheName,
+    pub(crate) source_cache: CacheName,
 
     #[command(flatten)]
-    talk: Talk,
+    pub(crate) talk: Talk,
 
     #[command(flatten)]
-    sources: Sources,
+    pub(crate) sources: Sources,
+
+    /// Only these bytes of the one source.
+    #[arg(skip)]
+    pub(crate) part: Option<Range<u64>>,
 }
 
 pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
@@ -157,18 +163,22 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             .map(|path| open_source(path, args.format, cache, &args.sources))
             .collect::<anyhow::Result<_>>()?,
     };
-    let size = from.iter().map(Vbd::size).sum::<u64>();
+    let size = match &args.part {
+        Some(part) => part.end - part.start,
+        None => from.iter().map(Vbd::size).sum(),
+    };
 
     let mut recipe = args.new.recipe(target, Some(format), args.backing.as_deref())?;
     let over = over_what(args, sources, &recipe)?;
     if args.compress && !args.no_create {
         recipe.can_be_compressed()?;
     }
+    let mut made = false;
     if !args.no_create {
         recipe.size.get_or_insert(size);
         let wanted = recipe.settle_size(&args.sources, true)?;
         ensure!(wanted >= size, "size={wanted}: the sources have {size} bytes");
-        recipe.make(target, args.new.secret()?.as_ref())?;
+        made = recipe.make(target, args.new.secret()?.as_ref())?;
     }
     let zeroed = if args.no_create {
         args.target_is_zero
@@ -177,6 +187,8 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             // What is in a new container is noise.
             Format::Luks => false,
             Format::Raw => target.metadata()?.is_file(),
+            // A fixed one on a device has what was there.
+            Format::Vhd => recipe.backing.is_none() && target.metadata()?.is_file(),
             _ => recipe.backing.is_none(),
         }
     };
@@ -189,7 +201,12 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     );
     let begun = Unfinished::begin(target);
     let compress = if args.compress { Some(cluster_size(target)?) } else { None };
-    write(args, from, &to, over, zeroed, in_memory(target), compress)
+    let written = write(args, from, &to, over, zeroed, in_memory(target), compress);
+    let stopped = written.as_ref().is_err_and(|error| error.is::<Stopped>());
+    if stopped && !args.no_create {
+        return written.map(|()| ExitCode::SUCCESS).with_context(|| begun.give_up(to, made));
+    }
+    written
         .with_context(|| format!("cannot convert to {}", target.display()))
         .with_context(|| begun.message())?;
     finish(to, target)?;
@@ -346,6 +363,8 @@ fn open_target(args: &ConvertArgs, target: &Path, format: Format) -> anyhow::Res
         read_only: false,
         force_share: false,
         secret: args.new.secret()?,
+        // What was made here is made anew.
+        no_restart_log: !args.no_create,
         ..args.sources.options(format, cache)?
     };
     let path = target.to_owned();
@@ -363,6 +382,7 @@ fn write(
     compress: Option<usize>,
 ) -> anyhow::Result<()> {
     let progress = Arc::new(Progress::default());
+    let signals = Signals::stop(&progress)?;
     let _bar = Bar::show(args.talk, &progress, from.iter().map(Vbd::size).sum());
     let (layers, base) = match over {
         Over::Nothing => (0..u32::MAX, None),
@@ -382,8 +402,10 @@ fn write(
     let piece = piece.max(compress.unwrap_or(0));
     let mut to_offset = 0;
     for from in from {
-        let size = from.size();
+        let range = args.part.clone().unwrap_or(0..from.size());
+        let size = range.end - range.start;
         let job = Copy {
+            range,
             to_offset,
             layers: layers.clone(),
             unless_in: base.as_ref().map(Vbd::fork),
@@ -396,7 +418,7 @@ fn write(
             crew,
             ..Copy::new(from, to.fork())
         };
-        copy(job, &progress)?;
+        signals.ended(copy(job, &progress))?;
         to_offset += size;
     }
     Ok(())
@@ -436,6 +458,21 @@ impl Unfinished {
             false => "nothing in it says so",
         };
         format!("{} is not whole ({noted}): remove it", self.path.display())
+    }
+
+    /// Leave nothing that may be taken for a whole image where it was made here; gives what to say. A
+    /// file that was there before stays, empty where nothing in it tells.
+    fn give_up(&self, to: Vbd, made: bool) -> String {
+        drop(to);
+        let name = self.path.display();
+        let file = self.path.metadata().is_ok_and(|facts| facts.is_file());
+        if made && std::fs::remove_file(&self.path).is_ok() {
+            format!("{name} is removed, for it was not whole")
+        } else if file && !self.noted && std::fs::File::create(&self.path).is_ok() {
+            format!("{name} is empty, for it was not whole")
+        } else {
+            self.message()
+        }
     }
 
     pub(crate) fn end(self) -> anyhow::Result<()> {

@@ -15,6 +15,7 @@ use super::chain;
 use super::convert::{finish, same_file};
 use super::offline;
 use super::source::{Sources, open_source};
+use super::stop::Signals;
 use super::target::{Backing, find_backing};
 use crate::names::{self, CacheName};
 
@@ -116,6 +117,7 @@ fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow
     };
     let size = overlay.size();
     let progress = Arc::new(Progress::default());
+    let signals = Signals::stop(&progress)?;
     let bar = Bar::show(args.talk, &progress, size);
     let job = Copy {
         // The overlay's own content stays where it is.
@@ -124,8 +126,8 @@ fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow
         unless_in: below,
         ..Copy::new(overlay.fork(), overlay.fork())
     };
-    copy(job, &progress)?;
-    finish(overlay, file)?;
+    let end = signals.ended(copy(job, &progress));
+    let stable = finish(overlay, file);
     drop(bar);
-    Ok(())
+    end.and(stable).with_context(|| format!("{} reads as before: rebase again", file.display()))
 }

@@ -18,6 +18,9 @@ use super::source::{Sources, format_of, open_source, read_secret};
 use super::{chain, offline};
 use crate::{names, secret};
 
+/// What is noted as being at work on an image until it is made.
+const VERB: &str = "create";
+
 /// Options of the verbs that make an image.
 #[derive(Debug, Args)]
 pub(crate) struct NewImage {
@@ -214,9 +217,9 @@ impl Recipe {
         Ok(*self.size.insert(size.next_multiple_of(512)))
     }
 
-    /// Make the image; what was there is lost. Its size must be known. A file that did not exist is
-    /// removed again where this fails.
-    pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<()> {
+    /// Make the image; what was there is lost. Its size must be known. Gives whether the file is new; it
+    /// is removed again where this fails.
+    pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<bool> {
         let made = match fs::File::create_new(path) {
             Ok(_) => true,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
@@ -224,11 +227,17 @@ impl Recipe {
                 return Err(error).with_context(|| format!("cannot create {}", path.display()));
             }
         };
-        let end = self.write(path, secret);
-        if end.is_err() && made {
-            let _ = fs::remove_file(path);
+        if let Err(error) = self.write(path, secret) {
+            if made {
+                let _ = fs::remove_file(path);
+            } else if probe::unfinished_work(path).as_deref() == Some(VERB) {
+                let _ = probe::finished(path);
+            }
+            return Err(error);
         }
-        end
+        probe::finished(path).with_context(|| format!("cannot change {}", path.display()))?;
+        probe::record(path, self.format);
+        Ok(made)
     }
 
     /// What a qcow2 image is to be. Its size must be known.
@@ -272,11 +281,6 @@ impl Recipe {
     }
 
     fn write(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<()> {
-        // Until it is whole again, what was written down is no longer so.
-        if path.exists() {
-            probe::forget(path);
-            probe::finished(path).with_context(|| format!("cannot change {}", path.display()))?;
-        }
         let size = self.size.unwrap_or(0);
         let none_left = |left: &[(String, String)]| match left.first() {
             Some((key, _)) => Err(Fault::Usage(format!(
@@ -345,7 +349,6 @@ impl Recipe {
                 return Err(Fault::Usage(why).into());
             }
         }
-        probe::record(path, self.format);
         Ok(())
     }
 }
@@ -379,10 +382,19 @@ fn set_luks(options: &mut luks::CreateOptions, key: &str, value: &str) -> Result
     Ok(())
 }
 
-/// Open a file to be overwritten, made where it is missing.
-fn container(path: &Path) -> anyhow::Result<Container> {
+/// Open a file to be overwritten.
+fn opened(path: &Path) -> anyhow::Result<Container> {
     let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
     Ok(Container::open(path, &options)?)
+}
+
+/// Open the file of the new image.
+fn container(path: &Path) -> anyhow::Result<Container> {
+    let container = opened(path)?;
+    // Until it is whole again, what was written down is no longer so.
+    probe::forget(path);
+    probe::unfinished(path, VERB);
+    Ok(container)
 }
 
 fn make_raw(path: &Path, size: u64, preallocation: &str) -> anyhow::Result<()> {
@@ -434,7 +446,7 @@ fn make_qcow2(path: &Path, options: CreateOptions) -> anyhow::Result<()> {
                 fs::File::create_new(&place)
                     .with_context(|| format!("cannot create {}", place.display()))?;
             }
-            Some(container(&place)?)
+            Some(opened(&place)?)
         }
         None => None,
     };

@@ -1,6 +1,7 @@
 //! What convert does beyond copying: compression, snapshots, bitmaps.
 
 use std::fs;
+use std::process::{Command, Stdio};
 
 use super::bench::{Bench, operations};
 
@@ -250,4 +251,36 @@ fn what_is_compressed_is_noted_in_bitmaps() {
         fs::rename(bench.path("bits.qcow2"), bench.path(image)).expect("renamed");
     }
     bench.ok("cmp ours theirs");
+}
+
+/// On a terminal of its own, by util-linux's `script`; what it shows there.
+fn on_a_terminal(bench: &Bench, line: &str) -> String {
+    let line = line.replacen("ringtap", env!("CARGO_BIN_EXE_ringtap"), 1);
+    let mut script = Command::new("timeout");
+    script.args(["60", "script", "-qec", &line, "/dev/null"]).current_dir(bench.path(""));
+    let output = script.stdin(Stdio::null()).output().expect("timeout of coreutils");
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_terminal_is_told_of_progress_and_a_file_only_where_asked() {
+    let bench = Bench::new();
+    fs::write(bench.path("a.raw"), content(6 << 20)).expect("a disk");
+    // Slow enough that a terminal is told.
+    let slow = "ringtap convert -f raw -r 2M a.raw -O raw";
+    std::thread::scope(|all| {
+        let told = all.spawn(|| on_a_terminal(&bench, &format!("{slow} b.raw")));
+        let file = all.spawn(|| bench.ok(&format!("{slow} c.raw")));
+        let quiet = all.spawn(|| on_a_terminal(&bench, &format!("{slow} -q d.raw")));
+        let told = told.join().expect("told");
+        assert!(told.contains("    (100.00/100%)"), "{told:?}");
+        assert_eq!(file.join().expect("ended"), "");
+        assert_eq!(quiet.join().expect("ended"), "");
+    });
+    let same = "ringtap compare -f raw -F raw a.raw b.raw";
+    assert_eq!(bench.ok(same), "Images are identical.\n");
+    assert!(bench.ok(&format!("{same} -p")).contains("    (100.00/100%)"));
+    let told = on_a_terminal(&bench, &format!("{same} -p"));
+    assert!(told.contains("    (100.00/100%)"), "{told:?}");
 }

@@ -9,7 +9,10 @@ use serde_json::Value;
 
 mod bench;
 mod convert;
+mod dd;
+mod keyslots;
 mod measure;
+mod stop;
 mod vhd;
 
 use bench::{Bench, operations};
@@ -274,6 +277,13 @@ fn a_target_that_is_not_finished_is_refused() {
     let bench = Bench::new();
     bench.ok("ringtap create -q a.raw 16M");
     bench.qemu_io("-f raw a.raw", &["write -q -P 5 0 16M".into()]);
+    // An image that is gone had the same inode, and a server that was killed.
+    fs::write(bench.path("b.qcow2"), "").expect("a file");
+    let target = fs::metadata(bench.path("b.qcow2")).expect("it was made");
+    let log = format!("{:x}-{:x}.restart", target.dev(), target.ino());
+    let log = ringtap_image::RestartLog::usual_folder().join(log);
+    fs::create_dir_all(log.parent().expect("a folder")).expect("the folder");
+    fs::write(&log, "").expect("a log");
     // No file may become larger than 8 MiB here.
     let own = env!("CARGO_BIN_EXE_ringtap");
     let script = format!("trap '' XFSZ; ulimit -f 8192; exec {own} convert a.raw -O qcow2 b.qcow2");
@@ -283,6 +293,9 @@ fn a_target_that_is_not_finished_is_refused() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("b.qcow2 is not whole") && said.contains("writing"), "{said}");
+    let now = fs::metadata(bench.path("b.qcow2")).expect("it is there");
+    assert_eq!(now.ino(), target.ino());
+    assert!(!log.exists(), "{} is of no use to anybody", log.display());
     if said.contains("ringtap refuses it") {
         let said = bench.ends("ringtap compare a.raw b.qcow2", 2);
         assert!(said.contains("not whole"), "{said}");

@@ -5,6 +5,7 @@ use std::ops::Range;
 use ringtap_io::{Buffer, File, Io, Op};
 
 use super::pieces::Pieces;
+use super::pipes::Pipe;
 use super::reply::{Head, MAX_HEAD};
 
 /// Replies in the order they will be sent, with what has to be kept until then.
@@ -14,6 +15,7 @@ pub(super) struct Batch {
     pieces: Pieces,
     /// Kept until the batch is sent.
     pub(super) buffers: Vec<Buffer>,
+    pub(super) pipes: Vec<Pipe>,
     /// The slots these replies come from: busy until the batch is sent.
     pub(super) slots: Vec<usize>,
 }
@@ -23,7 +25,7 @@ impl Batch {
     pub(super) fn new(io: &Io, slots: usize) -> Result<Batch, i32> {
         let heads = io.buffer(slots * MAX_HEAD)?;
         let (buffers, slots) = (Vec::with_capacity(slots), Vec::with_capacity(slots));
-        Ok(Batch { heads, used: 0, pieces: Pieces::default(), buffers, slots })
+        Ok(Batch { heads, used: 0, pieces: Pieces::default(), buffers, pipes: Vec::new(), slots })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -43,6 +45,12 @@ impl Batch {
         self.pieces.push(buffer, range);
     }
 
+    /// Add what a pipe holds, so many bytes.
+    pub(super) fn piped(&mut self, pipe: Pipe, len: usize) {
+        self.pieces.pipe(pipe.to_send(len));
+        self.pipes.push(pipe);
+    }
+
     /// Send everything. Errors as the kernel gives them, a positive errno.
     pub(super) async fn send(&self, io: &Io, socket: File) -> Result<(), i32> {
         for mem in self.pieces.mems() {
@@ -60,7 +68,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Empty it; the buffers and slots must have been taken out.
+    /// Empty it; the buffers, pipes and slots must have been taken out.
     pub(super) fn clear(&mut self) {
         self.used = 0;
         self.pieces.clear();

@@ -1,9 +1,10 @@
 //! What a slot does with a request.
 
-use ringtap_io::Buffer;
+use ringtap_io::{Buffer, Mem, PAGE};
 use ringtap_vbd::{Error, Kind, Request};
 
 use super::connection::Connection;
+use super::pipes::Pipe;
 use super::read::Parts;
 use super::request::{Command, Header, error_of};
 use super::slot::Job;
@@ -20,6 +21,8 @@ pub(super) enum Reply {
     Failed(u32, &'static str),
     /// The first `len` bytes of the buffer.
     Data(Buffer, usize),
+    /// So many bytes that are in the pipe, then so many of the buffer's.
+    Piped(Pipe, usize, Buffer, usize),
     /// The buffer's bytes and holes, in order.
     Parts(Buffer, Parts),
     /// So many zeros and no data.
@@ -28,17 +31,18 @@ pub(super) enum Reply {
     Status(Buffer, usize),
 }
 
-/// Bytes of memory that a command needs before it can begin, with so many contexts selected.
-pub(super) fn memory_for(command: Command, len: u32, contexts: usize) -> usize {
-    match command {
-        Command::Read { .. } | Command::Write => len as usize,
-        Command::Cache => (len as usize).min(CACHE_PIECE),
-        Command::BlockStatus { one } => status::memory_for(contexts, one),
-        _ => 0,
-    }
-}
-
 impl Connection {
+    /// Bytes of memory that a command needs before it can begin.
+    pub(super) fn memory_for(&self, command: Command, header: &Header) -> usize {
+        match command {
+            Command::Read { .. } if self.lends_pages(header) => PAGE,
+            Command::Read { .. } | Command::Write => header.len as usize,
+            Command::Cache => (header.len as usize).min(CACHE_PIECE),
+            Command::BlockStatus { one } => status::memory_for(self.contexts.len(), one),
+            _ => 0,
+        }
+    }
+
     pub(super) async fn carry_out(&self, job: Job) -> (Header, Reply) {
         let Job { header, command, buffer } = job;
         let reply = match command {
@@ -62,7 +66,9 @@ impl Connection {
                 return self.read(header, whole, buffer).await;
             }
             (Command::Write, Some(buffer)) => {
-                let end = self.transfer(header, Kind::Write, 0, header.len as usize, &buffer).await;
+                let end = self
+                    .transfer(header, Kind::Write, 0, buffer.mem().window(0, header.len as usize))
+                    .await;
                 self.memory.give_back(buffer);
                 return end.map(|()| Reply::Done);
             }
@@ -81,24 +87,22 @@ impl Connection {
             _ => return Ok(Reply::Done),
         };
         let (offset, len) = (header.offset, u64::from(header.len));
-        let mem = ringtap_io::Mem::EMPTY;
+        let mem = Mem::EMPTY;
         let request = Request { kind, offset, len, mem, fua: header.fua() };
         self.vbd.serve(&self.io, request).await.map(|()| Reply::Done)
     }
 
-    /// Move a part of a request between the disk and the buffer.
+    /// Move a part of a request, which begins `from` bytes into it, between the disk and `mem`.
     #[inline]
     pub(super) async fn transfer(
         &self,
         header: &Header,
         kind: Kind,
         from: usize,
-        len: usize,
-        buffer: &Buffer,
+        mem: Mem,
     ) -> Result<(), Error> {
-        let mem = buffer.mem().window(from, len);
         let offset = header.offset + from as u64;
-        let request = Request { kind, offset, len: len as u64, mem, fua: header.fua() };
+        let request = Request { kind, offset, len: mem.len() as u64, mem, fua: header.fua() };
         self.vbd.serve(&self.io, request).await
     }
 

@@ -13,11 +13,12 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::alarm::Alarm;
 use super::batch::Batch;
-use super::carry_out::{Reply, memory_for};
+use super::carry_out::Reply;
 use super::context::Contexts;
 use super::handshake::{Choice, Facts, Handshake, Refusal, Step};
 use super::input::{Gone, Input};
 use super::memory::Memory;
+use super::pipes::Pipes;
 use super::reply::Head;
 use super::request::{Command, Header, Rules};
 use super::server::{Limits, NamedExport, facts};
@@ -28,11 +29,16 @@ use crate::poll::{Poller, Wait};
 /// How long a connection keeps its memory after the last request.
 const REST: Duration = Duration::from_secs(1);
 
+/// How many requests are begun before the disk is given them. With all that a client sends at once the
+/// whole depth would move in step, and the disk idle while the software works.
+const AT_ONCE: u32 = 4;
+
 /// A connection that has its export.
 pub(super) struct Connection {
     pub(super) io: Io,
     pub(super) vbd: Vbd,
     pub(super) memory: Memory,
+    pub(super) pipes: Pipes,
     pub(super) structured: bool,
     /// Whether the last large read ended in zeros.
     pub(super) zeros_expected: Cell<bool>,
@@ -242,6 +248,7 @@ impl Connection {
         let sending = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
         let connection = Rc::new(Connection {
             memory: Memory::new(io.clone(), limits.memory),
+            pipes: Pipes::default(),
             slots: Slots::new(io.clone(), limits.requests),
             vbd,
             structured: choice.structured,
@@ -287,6 +294,7 @@ impl Connection {
     /// Take requests until there are no more to take.
     async fn receive(self: &Rc<Self>, input: &mut Input) -> Result<std::convert::Infallible, End> {
         let socket = self.socket.handle();
+        let mut in_one_go = 0;
         loop {
             let header = loop {
                 match Header::parse(input.bytes()) {
@@ -304,8 +312,7 @@ impl Connection {
             if self.stopping.get().is_some() {
                 command = Err(errno::ESHUTDOWN);
             }
-            let needed =
-                command.map_or(0, |command| memory_for(command, header.len, self.contexts.len()));
+            let needed = command.map_or(0, |command| self.memory_for(command, &header));
             let mut buffer = None;
             if needed > 0 {
                 match self.memory.take(needed).await {
@@ -325,6 +332,11 @@ impl Connection {
             self.requests.set(self.requests.get() + 1);
             if !self.armed.replace(true) {
                 self.arm();
+            }
+            in_one_go += 1;
+            if in_one_go == AT_ONCE {
+                in_one_go = 0;
+                self.io.next_turn().await;
             }
         }
     }
@@ -361,11 +373,13 @@ impl Connection {
             Reply::Done if self.structured && header.is_read() => batch.head(&Head::none(cookie)),
             Reply::Done => batch.head(&Head::simple(cookie, 0)),
             Reply::Data(buffer, len) => {
-                batch.head(&if self.structured {
-                    Head::data(cookie, true, offset, len as u32)
-                } else {
-                    Head::simple(cookie, 0)
-                });
+                batch.head(&self.data_head(header, len));
+                batch.data(&buffer, 0..len);
+                batch.buffers.push(buffer);
+            }
+            Reply::Piped(pipe, piped, buffer, len) => {
+                batch.head(&self.data_head(header, piped + len));
+                batch.piped(pipe, piped);
                 batch.data(&buffer, 0..len);
                 batch.buffers.push(buffer);
             }
@@ -382,6 +396,14 @@ impl Connection {
         }
         batch.slots.push(slot);
         self.gathered.notify(&self.io);
+    }
+
+    /// What stands before `len` bytes that a read gave.
+    fn data_head(&self, header: &Header, len: usize) -> Head {
+        match self.structured {
+            true => Head::data(header.cookie, true, header.offset, len as u32),
+            false => Head::simple(header.cookie, 0),
+        }
     }
 
     /// Send what is gathered, again and again; more gathers meanwhile.
@@ -403,6 +425,10 @@ impl Connection {
                 }
             }
             sending.buffers.drain(..).for_each(|buffer| self.memory.give_back(buffer));
+            for pipe in sending.pipes.drain(..) {
+                // What a client did not take is still in it.
+                if self.broken.get() { self.pipes.close(pipe) } else { self.pipes.give_back(pipe) }
+            }
             sending.slots.drain(..).for_each(|slot| self.slots.release(slot));
             sending.clear();
         }
@@ -424,6 +450,7 @@ impl Connection {
         self.vbd.account_cpu_time();
         if self.seen.replace(self.requests.get()) == self.requests.get() && self.slots.all_free() {
             self.memory.trim();
+            self.pipes.trim();
             self.armed.set(false);
         } else {
             self.arm();

@@ -17,6 +17,7 @@ mod input;
 mod memory;
 mod options;
 mod pieces;
+mod pipes;
 mod read;
 mod reply;
 mod request;

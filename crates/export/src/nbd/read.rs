@@ -6,11 +6,15 @@ use ringtap_vbd::{Error, Kind};
 use super::batch::Batch;
 use super::carry_out::Reply;
 use super::connection::Connection;
+use super::pipes::{HOLDS, Pipe};
 use super::reply::{Head, MAX_HEAD};
 use super::request::Header;
 
 /// Reads from here on are looked through for zeros.
 const WORTH_A_LOOK: usize = 64 << 10;
+/// Reads from here on go through a pipe where they can: less is copied sooner than workers are woken
+/// for it.
+const WORTH_A_PIPE: usize = 256 << 10;
 /// Holes smaller than this are read as data.
 const WORTH_A_HOLE: usize = 16 << 10;
 /// Parts of one reply; the last takes the rest.
@@ -54,12 +58,36 @@ impl Parts {
 }
 
 impl Connection {
+    /// Whether a read is to be answered out of the page cache, without a copy.
+    pub(super) fn lends_pages(&self, header: &Header) -> bool {
+        let len = header.len as usize;
+        let expected = self.structured && self.zeros_expected.get();
+        (WORTH_A_PIPE..=HOLDS).contains(&len)
+            && !expected
+            && self.pipes.is_one_free()
+            && self.vbd.lends_pages(header.offset, header.len.into())
+    }
+
     pub(super) async fn read(
         &self,
         header: &Header,
         whole: bool,
-        buffer: Buffer,
+        mut buffer: Buffer,
     ) -> Result<Reply, Error> {
+        if buffer.bytes().len() < header.len as usize {
+            match self.read_to_pipe(header, &buffer).await {
+                Ok(Some(pipe)) => {
+                    return Ok(Reply::Piped(pipe, header.len as usize - PAGE, buffer, PAGE));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    self.memory.give_back(buffer);
+                    return Err(error);
+                }
+            }
+            self.memory.give_back(buffer);
+            buffer = self.memory.take(header.len as usize).await.map_err(Error::Os)?;
+        }
         let look = self.structured && !whole && header.len as usize >= WORTH_A_LOOK;
         let end = match look {
             false => self.read_all(header, &buffer).await,
@@ -84,8 +112,31 @@ impl Connection {
         Ok(Reply::Data(buffer, header.len as usize))
     }
 
+    /// Read the last page into `tail` and what comes before it into a pipe; none where that cannot
+    /// be, or the last page is zeros, so that more may be.
+    async fn read_to_pipe(&self, header: &Header, tail: &Buffer) -> Result<Option<Pipe>, Error> {
+        let Some(pipe) = self.pipes.take() else { return Ok(None) };
+        let before = header.len as usize - PAGE;
+        let end = self.transfer(header, Kind::Read, before, tail.mem().window(0, PAGE)).await;
+        if end.is_err() || self.structured && is_zero(&tail.bytes()[..PAGE]) {
+            self.pipes.give_back(pipe);
+            return end.map(|()| None);
+        }
+        match self.transfer(header, Kind::Read, 0, pipe.to_fill(before)).await {
+            Ok(()) => Ok(Some(pipe)),
+            // The file has ended, or its file system cannot do it: what is wrong a plain read will say.
+            Err(error) => {
+                self.pipes.close(pipe);
+                if error != Error::Unsupported {
+                    self.pipes.refuse();
+                }
+                Ok(None)
+            }
+        }
+    }
+
     async fn read_all(&self, header: &Header, buffer: &Buffer) -> Result<(), Error> {
-        self.transfer(header, Kind::Read, 0, header.len as usize, buffer).await
+        self.transfer(header, Kind::Read, 0, buffer.mem().window(0, header.len as usize)).await
     }
 
     /// Read after zeros were read: ask where holes are before reading. Dense disks are not asked,
@@ -94,7 +145,8 @@ impl Connection {
         let heads = self.memory.take_more(PAGE).map_err(Error::Os)?;
         let mut parts = self.find_parts(header).await;
         for part in parts.iter_mut().filter(|part| !part.hole) {
-            let end = self.transfer(header, Kind::Read, part.from, part.len, buffer).await;
+            let mem = buffer.mem().window(part.from, part.len);
+            let end = self.transfer(header, Kind::Read, part.from, mem).await;
             if let Err(error) = end {
                 self.memory.give_back(heads);
                 return Err(error);

@@ -26,6 +26,8 @@ const TOLD: usize = 16;
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// How long to wait before taking another connection when the process is out of something.
 const SHORT_OF: Duration = Duration::from_millis(100);
+/// Connections taken from one socket before the others, and the word to stop, have their turn.
+const AT_ONCE: usize = 64;
 
 /// Bytes of replies that may wait in a UNIX socket, and their bookkeeping beside them.
 const SEND_BUFFER: usize = 256 << 10;
@@ -172,7 +174,7 @@ impl Server {
         }
     }
 
-    /// Take every connection that waits at a socket.
+    /// Take connections that wait at a socket.
     fn take_from(
         &self,
         listener: &Listener,
@@ -180,7 +182,7 @@ impl Server {
         count: &Arc<AtomicUsize>,
     ) -> Result<(), Error> {
         use rustix::io::Errno;
-        loop {
+        for _ in 0..AT_ONCE {
             match accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => match self.welcome(socket, listener, count) {
                     Ok(Some(client)) => clients.push(client),
@@ -207,6 +209,7 @@ impl Server {
                 Err(error) => return Err(failed("accept on", listener, error.into())),
             }
         }
+        Ok(())
     }
 
     /// Give a connection its thread; none where there are far too many already.

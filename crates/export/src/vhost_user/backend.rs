@@ -131,12 +131,16 @@ impl Backend {
         if vring.thread.is_some() || (negotiates && !vring.enabled) {
             return Ok(());
         }
+        if vring.size == 0 {
+            return Err(failed(format!("queue {index} is to start, and its size was not told")));
+        }
         let number = index as u16;
         let ring = Virtqueue::new(&memory, addresses, vring.size, event_idx, vring.base)
             .map_err(failed)?;
         let inflight = match inflight {
             Some(inflight) => Some(inflight.queue(number, vring.size).ok_or_else(|| {
-                failed(format!("the inflight buffer has no room for queue {number}"))
+                let size = vring.size;
+                failed(format!("{inflight} has no room for queue {number} of {size} entries"))
             })?),
             None => None,
         };

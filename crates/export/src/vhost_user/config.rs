@@ -2,7 +2,7 @@
 
 use ringtap_vbd::Vbd;
 
-use super::request::ID_BYTES;
+use super::request::{ID_BYTES, MOST_ZEROED};
 
 /// Bytes of the fields served here; the rest of the space reads as zeros.
 const BYTES: usize = 60;
@@ -11,8 +11,6 @@ const WRITE_CACHE: usize = 32;
 const SECTOR: u64 = 512;
 /// Segments of one request: 1 MiB may lie scattered over 256 pages.
 const MOST_SEGMENTS: u32 = 256;
-/// Sectors of one discard or write-zeroes: 4 GiB.
-const MOST_ZEROED: u32 = 1 << 23;
 /// The largest configuration space that vhost-user carries.
 pub(crate) const SPACE: usize = 256;
 

@@ -140,6 +140,21 @@ fn replies_say_whether_a_message_was_taken() {
 }
 
 #[test]
+fn a_queue_without_a_size_does_not_start() {
+    let guest = GuestRing::new(&[], 16, &[]);
+    let memory = [OwnedFd::from(guest.file.try_clone().expect("a descriptor"))];
+    let mut front_end = FrontEnd::connect();
+    let one = [vring(1, 0), words(&region(0))].concat();
+    assert!(front_end.tell(SET_MEM_TABLE, &one, &memory));
+    let at = [0, ADDRESSES.descriptors, ADDRESSES.used, ADDRESSES.available, 0];
+    assert!(front_end.tell(SET_VRING_ADDR, &words(&at), &[]));
+    let kick = [eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")];
+    assert!(front_end.tell(SET_VRING_KICK, &words(&[0]), &kick));
+    assert!(!front_end.tell(SET_VRING_ENABLE, &vring(0, 1), &[]));
+    assert!(front_end.is_let_go());
+}
+
+#[test]
 fn memory_comes_and_goes_while_a_queue_runs() {
     // The ring, the header and the status lie in the first region, the data in the second.
     let status = HEADER + 0x100;

@@ -4,6 +4,7 @@
 //! requests are served by its successor, each exactly once. Source: vhost-user.rst, "Inflight I/O
 //! tracking", the layout for split virtqueues.
 
+use std::fmt::{Display, Formatter};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed, Ordering::Release};
@@ -13,6 +14,7 @@ use vhost::vhost_user::message::VhostUserInflight;
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::truncated::Guard;
+use super::virtqueue::MAX_QUEUE_SIZE;
 
 const VERSION: u16 = 1;
 const ALIGN: u64 = 64;
@@ -45,12 +47,18 @@ fn region_size(queue_size: u16) -> u64 {
     (bytes as u64).next_multiple_of(ALIGN)
 }
 
+/// Bytes of a buffer of ours. Every queue has room for the longest: QEMU 10 asks for 128 entries, lets
+/// its guest make the queue one of 256, and names 128 again when it hands the buffer over.
+fn own_size(queues: u16) -> u64 {
+    region_size(MAX_QUEUE_SIZE) * u64::from(queues) + TAIL
+}
+
 /// Make a buffer for so many queues, for the front-end to keep.
 pub(crate) fn create(
     queues: u16,
     queue_size: u16,
 ) -> std::io::Result<(VhostUserInflight, File, Inflight)> {
-    let size = region_size(queue_size) * u64::from(queues) + TAIL;
+    let size = own_size(queues);
     let file = File::from(memfd_create("ringtap-inflight", MemfdFlags::CLOEXEC)?);
     ftruncate(&file, size)?;
     let message = VhostUserInflight::new(size, 0, queues, queue_size);
@@ -72,10 +80,19 @@ pub(crate) struct Inflight {
     queue_size: u16,
 }
 
+impl Display for Inflight {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the inflight buffer for {} queues of {} entries", self.queues, self.queue_size)
+    }
+}
+
 impl Inflight {
     /// Map the buffer that the front-end kept.
     pub(crate) fn map(message: &VhostUserInflight, file: File) -> std::io::Result<Inflight> {
-        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *message;
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, mut queue_size } = *message;
+        if mmap_size == own_size(num_queues) {
+            queue_size = MAX_QUEUE_SIZE;
+        }
         let wanted = region_size(queue_size) * u64::from(num_queues);
         if mmap_size < wanted || wanted == 0 {
             let text = format!(
@@ -273,10 +290,24 @@ mod tests {
             let next = Inflight::map(&message, file.try_clone().expect("a descriptor"));
             assert_eq!(next.expect("the buffer").write_cache(), Some(on));
         }
-        message.mmap_size -= TAIL;
+        message.mmap_size = 2 * region_size(8);
         let foreign = Inflight::map(&message, file).expect("another program's buffer");
         foreign.note_write_cache(true);
         assert_eq!(foreign.write_cache(), None);
+    }
+
+    #[test]
+    fn a_queue_may_be_longer_than_the_front_end_said() {
+        let (message, file, first) = create(2, 128).expect("a buffer");
+        assert_eq!((message.num_queues, message.queue_size), (2, 128));
+        let mut queues = [0, 1].map(|index| first.queue(index, 256).expect("room for it"));
+        queues.iter_mut().for_each(|queue| assert!(queue.take_up(0).is_empty()));
+        queues[0].fetched(255);
+        queues[1].fetched(200);
+        let next = Inflight::map(&message, file).expect("the buffer");
+        let left = [0, 1].map(|index| next.queue(index, 256).expect("room for it").take_up(0));
+        assert_eq!(left, [[255], [200]]);
+        assert!(next.queue(2, 8).is_none() && next.queue(0, 2048).is_none());
     }
 
     #[test]

@@ -136,11 +136,12 @@ impl Server {
         let (relay, socket) = Relay::new(stream)?;
         let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
         while wait(relay.front_end(), stop)? {
-            let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-            let more = relay.forward_message(&mut requests)?;
-            drop(requests);
-            if !more {
+            let mut requests = None;
+            if !relay.forward_message(&mut requests)? {
                 break;
+            }
+            if requests.is_some() {
+                *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = requests;
             }
             let handled = handler.handle_request();
             relay.forward_reply()?;

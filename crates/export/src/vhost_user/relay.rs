@@ -4,11 +4,11 @@
 //! itself the socket on which we tell the front-end of a new size. So each message is taken whole
 //! here, mended, and handed to the crate through a socket pair; its reply goes the same way back.
 
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -25,23 +25,23 @@ const MOST_FILES: usize = 32;
 /// A memory table: count, padding; then regions.
 const TABLE_HEADER: usize = 8;
 const REGION: usize = 32;
-/// A front-end that sends part of a message and then nothing is given up after this.
+/// A front-end whose message is not whole after this is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The two ends.
 pub(crate) struct Relay {
     front_end: UnixStream,
     handler: UnixStream,
+    patience: Duration,
 }
 
 impl Relay {
     /// A relay for a connection, and the socket the handler is to use.
     pub(crate) fn new(front_end: UnixStream) -> io::Result<(Relay, UnixStream)> {
         front_end.set_nonblocking(false)?;
-        front_end.set_read_timeout(Some(PATIENCE))?;
         front_end.set_write_timeout(Some(PATIENCE))?;
         let (handler, theirs) = UnixStream::pair()?;
-        Ok((Relay { front_end, handler }, theirs))
+        Ok((Relay { front_end, handler, patience: PATIENCE }, theirs))
     }
 
     pub(crate) fn front_end(&self) -> &UnixStream {
@@ -52,13 +52,9 @@ impl Relay {
     /// requests that came with it is kept in `requests`.
     pub(crate) fn forward_message(&self, requests: &mut Option<UnixStream>) -> io::Result<bool> {
         let mut message = [0; HEADER];
-        let (mut got, mut files) = (0, Vec::new());
-        while got < HEADER {
-            match receive(&self.front_end, &mut message[got..], &mut files)? {
-                0 if got == 0 => return Ok(false),
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => got += n,
-            }
+        let (until, mut files) = (Instant::now() + self.patience, Vec::new());
+        if !self.fill(&mut message, &mut files, until)? {
+            return Ok(false);
         }
         let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| message[at + i]));
         let (request, size) = (word(0), word(8) as usize);
@@ -67,7 +63,9 @@ impl Relay {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let mut payload = vec![0; size];
-        (&self.front_end).read_exact(&mut payload)?;
+        if size > 0 && !self.fill(&mut payload, &mut Vec::new(), until)? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         if request == SET_MEMORY_TABLE {
             trim_table(&mut payload);
         }
@@ -80,6 +78,27 @@ impl Relay {
             *requests = Some(stream);
         }
         self.pass(message, &payload, &files)
+    }
+
+    /// Receive as much as there is room for; false where the stream ends before it.
+    fn fill(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>, until: Instant) -> io::Result<bool> {
+        let slow = || io::Error::new(io::ErrorKind::TimedOut, "its message comes too slowly");
+        let mut got = 0;
+        while got < bytes.len() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(slow());
+            }
+            self.front_end.set_read_timeout(Some(left))?;
+            match receive(&self.front_end, &mut bytes[got..], files) {
+                Ok(0) if got == 0 => return Ok(false),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => got += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(slow()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
     }
 
     fn pass(
@@ -155,4 +174,37 @@ pub(super) fn send(to: impl AsFd, mut bytes: &[u8], files: &[OwnedFd]) -> io::Re
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    #[test]
+    fn a_message_that_comes_too_slowly_is_given_up() {
+        let (mut client, ours) = UnixStream::pair().expect("a socket pair");
+        let (mut relay, _handler) = Relay::new(ours).expect("a relay");
+        relay.patience = Duration::from_millis(300);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|all| {
+            // Always well within the patience for one piece; all of it would take minutes.
+            all.spawn(|| {
+                let head = [1u32, 1, MOST_PAYLOAD as u32].map(u32::to_ne_bytes).concat();
+                client.write_all(&head).expect("the head");
+                for _ in 0..MOST_PAYLOAD - 1 {
+                    std::thread::sleep(Duration::from_millis(30));
+                    if over.load(SeqCst) {
+                        return;
+                    }
+                    client.write_all(&[0]).expect("a byte");
+                }
+            });
+            let end = relay.forward_message(&mut None);
+            assert!(!over.swap(true, SeqCst));
+            let error = end.map(|_| ()).expect_err("it was let through");
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        });
+    }
 }

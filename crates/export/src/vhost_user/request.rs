@@ -19,6 +19,8 @@ const HEADER: usize = 16;
 const RANGE: usize = 16;
 /// readv and writev take no more.
 const MOST_IOVECS: usize = 1024;
+/// Sectors of one discard or write-zeroes, as the guest is told: 4 GiB.
+pub(crate) const MOST_ZEROED: u32 = 1 << 23;
 /// Bytes of the identity a guest may ask for.
 pub(crate) const ID_BYTES: usize = 20;
 
@@ -198,6 +200,10 @@ fn range(kind: u32, data: Mem) -> Asked {
     };
     if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
         return Asked::Bad(Error::Unsupported);
+    }
+    // A request must come to its end before the server can.
+    if sectors > MOST_ZEROED {
+        return Asked::Bad(Error::Range);
     }
     let len = u64::from(sectors) * SECTOR;
     Asked::Device(Request { kind, offset, len, mem: Mem::EMPTY, fua: false })

@@ -222,6 +222,32 @@ mod tests {
     }
 
     #[test]
+    fn discards_and_zeroes_are_one_range_that_is_not_too_long() {
+        const DISCARD: u32 = 11;
+        const ZEROES: u32 = 13;
+        let most = super::super::request::MOST_ZEROED;
+        let serve = |kind, len: u32, sector: u64, sectors: u32, flags: u32| {
+            let entries = [Entry(HEADER, 16 + len, NEXT, 1), Entry(STATUS, 1, WRITE, 0)];
+            let mut bytes = with_header(&entries, kind);
+            bytes.extend(sector.to_le_bytes());
+            bytes.extend([sectors, flags].map(u32::to_le_bytes).concat());
+            GuestRing::new(&bytes, 16, &[0]).serve_one()
+        };
+        for kind in [DISCARD, ZEROES] {
+            assert_eq!(serve(kind, 16, 5, 8, 0), Outcome::Device(4096));
+            assert_eq!(serve(kind, 16, 0, most, 0), Outcome::Device(4 << 30));
+            assert_eq!(serve(kind, 16, 0, most + 1, 0), Outcome::Bad, "longer than was told");
+            assert_eq!(serve(kind, 16, u64::MAX, 8, 0), Outcome::Bad, "past every end");
+            assert_eq!(serve(kind, 16, 5, 8, 2), Outcome::Bad, "a flag that there is not");
+            assert_eq!(serve(kind, 15, 5, 8, 0), Outcome::Bad, "a part of a range");
+            assert_eq!(serve(kind, 32, 5, 8, 0), Outcome::Bad, "two ranges");
+            assert_eq!(serve(kind, 0, 5, 8, 0), Outcome::Bad, "none");
+        }
+        assert_eq!(serve(ZEROES, 16, 5, 8, 1), Outcome::Device(4096));
+        assert_eq!(serve(DISCARD, 16, 5, 8, 1), Outcome::Bad, "a discard has no unmap");
+    }
+
+    #[test]
     fn what_is_wrong_with_one_request_stays_its_own() {
         let status = Entry(STATUS, 1, WRITE, 0);
         for (entries, why) in [

@@ -17,7 +17,7 @@ use super::inflight::QueueInflight;
 use super::memory::Memory;
 use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
-use super::virtqueue::{Addresses, Virtqueue};
+use super::virtqueue::{Addresses, RingError, Virtqueue};
 use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, tell_later};
 use crate::queue::run_slot;
 
@@ -123,9 +123,12 @@ impl Mailbox {
 /// What the tasks of one queue thread share.
 struct Thread {
     io: Io,
+    index: u16,
     queue: Rc<VirtioQueue>,
     vbd: Rc<Vbd>,
+    kick: Arc<OpenFile>,
     call: Rc<Caller>,
+    error: Option<Arc<OpenFile>>,
     /// The queue is beyond serving; its thread stays for commands.
     broken: Cell<bool>,
 }
@@ -159,9 +162,9 @@ impl Caller {
     }
 }
 
-/// Take signals until the file is cancelled or broken.
-async fn drain_events(io: Io, file: Arc<OpenFile>) {
-    while io.run(Op::ReadEvent { file: file.handle() }).await > 0 {}
+/// Take signals until the file is cancelled or broken; there are files that always have one.
+async fn drain_events(io: Io, file: Arc<OpenFile>, call: Rc<Caller>) {
+    while io.run(Op::ReadEvent { file: file.handle() }).await > 0 && !call.ending.get() {}
 }
 
 async fn drain_bell(io: Io, mailbox: Arc<Mailbox>) {
@@ -189,10 +192,18 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let caller = Rc::new(Caller::default());
     caller.file.replace(call);
     tasks.spawn(caller.clone().run(io.clone()));
-    tasks.spawn(drain_events(io.clone(), kick.clone()));
+    tasks.spawn(drain_events(io.clone(), kick.clone(), caller.clone()));
     tasks.spawn(drain_bell(io.clone(), mailbox.clone()));
-    let thread =
-        Thread { io: io.clone(), queue, vbd: Rc::new(vbd), call: caller, broken: Cell::new(false) };
+    let thread = Thread {
+        io: io.clone(),
+        index,
+        queue,
+        vbd: Rc::new(vbd),
+        kick,
+        call: caller,
+        error,
+        broken: Cell::new(false),
+    };
     // A killed server may have published answers and not told of them.
     thread.call.call(&io);
     let mut poller = Poller::default();
@@ -216,15 +227,15 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
                         let next = thread.queue.next_available();
                         match Virtqueue::new(&memory, addresses, size, event_idx, next) {
                             Ok(ring) => thread.queue.replace_memory(memory, ring),
-                            Err(problem) => thread.give_up(index, &problem, error.as_deref()),
+                            Err(problem) => thread.give_up(&problem),
                         }
                     }
-                    Command::Stop => return thread.end(tasks, &kick, mailbox),
+                    Command::Stop => return thread.end(tasks, mailbox),
                 }
             }
         }
         if let Err(problem) = thread.turn(&mut tasks) {
-            thread.give_up(index, &problem, error.as_deref());
+            thread.give_up(&problem);
         }
         let may_gather = !tasks.has_ready() && !thread.may_fetch();
         let under_way = thread.queue.under_way();
@@ -258,7 +269,7 @@ impl Thread {
     ///
     /// Answers come first: what has ended is under way no more, and its slot, still in the cache, is
     /// the first to be used again.
-    fn turn(&self, tasks: &mut Tasks) -> Result<(), super::virtqueue::RingError> {
+    fn turn(&self, tasks: &mut Tasks) -> Result<(), RingError> {
         tasks.run_ready();
         let on_disk = self.queue.under_way();
         let mut new = Vec::new();
@@ -314,13 +325,17 @@ impl Thread {
         }
     }
 
-    fn give_up(&self, index: u16, problem: &super::virtqueue::RingError, error: Option<&OpenFile>) {
+    fn give_up(&self, problem: &RingError) {
         if self.broken.replace(true) {
             return;
         }
-        tracing::error!(queue = index, "the queue stops, the guest's ring is broken: {problem}");
-        if let Some(error) = error {
-            let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+        let queue = self.index;
+        tracing::error!(queue, "the queue stops, the guest's ring is broken: {problem}");
+        if let Some(file) = self.error.clone() {
+            let io = self.io.clone();
+            self.io.spawn(async move {
+                io.run(Op::SignalEvent { file: file.handle() }).await;
+            });
         }
     }
 
@@ -339,22 +354,21 @@ impl Thread {
         Ok(())
     }
 
-    fn end(
-        &self,
-        mut tasks: Tasks,
-        kick: &Arc<OpenFile>,
-        mailbox: &Arc<Mailbox>,
-    ) -> io::Result<u16> {
+    fn end(&self, mut tasks: Tasks, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         self.drain(&mut tasks)?;
         self.vbd.account_cpu_time();
         self.queue.stop();
         self.cancel_call(&mut tasks)?;
         self.call.ending.set(true);
         self.call.wake.notify(&self.io);
-        let (io, kick, mailbox) = (self.io.clone(), kick.clone(), mailbox.clone());
+        let (io, kick, mailbox) = (self.io.clone(), self.kick.clone(), mailbox.clone());
+        let error = self.error.clone();
         tasks.block_on(async move {
             io.run(Op::Cancel { file: kick.handle() }).await;
             io.run(Op::Cancel { file: mailbox.bell.handle() }).await;
+            if let Some(error) = error {
+                io.run(Op::Cancel { file: error.handle() }).await;
+            }
         })?;
         tasks.run()?;
         Ok(self.queue.next_available())

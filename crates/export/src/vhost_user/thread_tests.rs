@@ -1,8 +1,11 @@
 //! The thread of a queue, as its guest sees it.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use ringtap_image::{
     Boxed, CacheMode, Discard, Error, Extent, Format, Image, Info, Null, OpenOptions, Status,
@@ -10,7 +13,7 @@ use ringtap_image::{
 use ringtap_io::{Io, OpenFile};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
@@ -52,7 +55,17 @@ fn nothing() -> Vbd {
 }
 
 fn serve(guest: &GuestRing, memory: &Arc<Memory>, vbd: Vbd) -> Served {
-    let (kick, call, error) = (event(), event(), event());
+    serve_by(guest, memory, vbd, event(), event())
+}
+
+fn serve_by(
+    guest: &GuestRing,
+    memory: &Arc<Memory>,
+    vbd: Vbd,
+    kick: Arc<OpenFile>,
+    error: Arc<OpenFile>,
+) -> Served {
+    let call = event();
     let start = Start {
         index: 0,
         vbd,
@@ -114,6 +127,29 @@ fn the_front_end_is_told_of_a_broken_ring_and_its_thread_still_takes_orders() {
     served.thread.set_memory(guest.memory.clone());
     assert_eq!(served.thread.stop().expect("it ends"), 1);
     assert_eq!(guest.used(), 0);
+}
+
+/// A pipe that nobody reads from, full.
+fn full_pipe() -> (OwnedFd, OwnedFd) {
+    let (end, full) = rustix::pipe::pipe().expect("a pipe");
+    fcntl_setfl(&full, OFlags::NONBLOCK).expect("its flags");
+    while rustix::io::write(&full, &[0; 4096]).is_ok() {}
+    fcntl_setfl(&full, OFlags::empty()).expect("its flags");
+    (end, full)
+}
+
+#[test]
+fn descriptors_that_always_give_or_never_take_hold_nobody_up() {
+    let looping = [Entry(HEADER, 16, NEXT, 0)];
+    let guest = GuestRing::new(&with_header(&looping, 0), 16, &[0]);
+    let zeros = File::open("/dev/zero").expect("it is everywhere");
+    let (_end, full) = full_pipe();
+    let file = |file: OwnedFd| Arc::new(OpenFile::new(file));
+    let served = serve_by(&guest, &guest.memory, nothing(), file(zeros.into()), file(full));
+    wait_for(&served.call);
+    let (told, ended) = channel();
+    std::thread::spawn(move || told.send(served.thread.stop().expect("it ends")));
+    assert_eq!(ended.recv_timeout(Duration::from_secs(30)), Ok(1));
 }
 
 #[test]

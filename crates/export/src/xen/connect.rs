@@ -49,6 +49,16 @@ impl ConnectError {
     }
 }
 
+/// How a connection is served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    /// Pages may stay mapped.
+    pub(crate) persistent: bool,
+    pub(crate) discards: bool,
+    /// A server before this one served the rings.
+    pub(crate) take_over: bool,
+}
+
 /// One ring as the frontend describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RingNodes {
@@ -131,27 +141,26 @@ impl Connection {
         Ok(Connection { domain, abi, persistent, rings, identity })
     }
 
-    /// One line for the log.
-    pub(crate) fn line(&self) -> String {
-        let Connection { abi, persistent, rings, .. } = self;
+    /// One line for the log. `persistent` is what this side offered.
+    pub(crate) fn line(&self, persistent: bool) -> String {
+        let Connection { abi, rings, .. } = self;
         let pages = rings.first().map_or(0, |ring| ring.grants.len());
-        let pages_again = if *persistent { "persistent" } else { "changing" };
+        let pages_again = if persistent && self.persistent { "persistent" } else { "changing" };
         format!("{} ring(s) of {pages} page(s), {abi:?} layout, {pages_again} grants", rings.len())
     }
 
-    /// Serve the rings. `take_over` those that a server before this one served.
+    /// Serve the rings, as was offered.
     pub(crate) fn serve(
         &self,
         name: &str,
         vbd: &Vbd,
-        persistent: bool,
-        take_over: bool,
+        offer: Offer,
     ) -> Result<Vec<QueueThread>, ConnectError> {
         let mut starts = vec![];
         // All are mapped before the first is served, so that one bad ring leaves nothing half done.
         for (queue, ring) in self.rings.iter().enumerate() {
             let name = format!("{name}q{queue}");
-            starts.push(self.prepare(name, ring, vbd, persistent, take_over)?);
+            starts.push(self.prepare(name, ring, vbd, offer)?);
         }
         let mut threads: Vec<QueueThread> = vec![];
         for start in starts {
@@ -176,9 +185,9 @@ impl Connection {
         name: String,
         ring: &RingNodes,
         vbd: &Vbd,
-        persistent: bool,
-        take_over: bool,
+        offer: Offer,
     ) -> Result<Start, ConnectError> {
+        let Offer { persistent, discards, take_over } = offer;
         let gntdev = Gntdev::open(self.domain);
         let gntdev =
             gntdev.map_err(|source| self.failed("open /dev/xen/gntdev for a ring", source))?;
@@ -218,7 +227,7 @@ impl Connection {
         };
         let vbd = vbd.fork();
         let ring = back.with_left(left.len() as u32);
-        Ok(Start { name, vbd, ring, port, gntdev, kept, record, left, take_over })
+        Ok(Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over })
     }
 }
 

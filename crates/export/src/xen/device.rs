@@ -12,7 +12,7 @@ use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::connect::{self, ConnectError, Connection};
+use super::connect::{self, ConnectError, Connection, Offer};
 use super::nodes::{self, Nodes, Wishes};
 use super::thread::QueueThread;
 use super::xenstore::{Store, StoreError};
@@ -286,12 +286,15 @@ impl Device {
         let Some(vbd) = self.vbd.clone() else { return Ok(()) };
         let served = self.wanted().and_then(|wanted| {
             let persistent = self.options.persistent;
-            let threads = wanted.serve(&self.name, &vbd, persistent, take_over)?;
+            let discards = nodes::discards(&vbd, &self.wishes);
+            let offer = Offer { persistent, discards, take_over };
+            let threads = wanted.serve(&self.name, &vbd, offer)?;
             Ok((wanted, threads))
         });
         match served {
             Ok((connection, threads)) => {
-                tracing::info!("{}: connected, {}", self.name, connection.line());
+                let line = connection.line(self.options.persistent);
+                tracing::info!("{}: connected, {line}", self.name);
                 (self.connection, self.threads) = (Some(connection), threads);
                 if take_over {
                     return Ok(());

@@ -27,11 +27,17 @@ pub(crate) struct Wishes {
 /// Names of nodes and their values.
 pub(crate) type Nodes = Vec<(&'static str, String)>;
 
+/// Whether the frontend may discard.
+pub(crate) fn discards(vbd: &Vbd, wishes: &Wishes) -> bool {
+    let info = vbd.info();
+    wishes.discard && info.discard && !info.read_only
+}
+
 /// What the frontend may use.
 pub(crate) fn features(vbd: &Vbd, wishes: &Wishes, queues: u16, persistent: bool) -> Nodes {
     let info = vbd.info();
     let flag = |on: bool| u8::from(on).to_string();
-    let discard = wishes.discard && info.discard && !info.read_only;
+    let discard = discards(vbd, wishes);
     let mut nodes = vec![
         ("feature-flush-cache", flag(vbd.write_cache())),
         ("feature-barrier", flag(vbd.write_cache())),

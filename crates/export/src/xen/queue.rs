@@ -14,11 +14,12 @@ use super::kept::{Kept, Lease};
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
 use super::spare::Spare;
-use super::wire::{self, Action, Asked, INDIRECT_SEGMENTS, SEGMENT, Segment, Status};
+use super::wire::{self, Action, Asked, INDIRECT_SEGMENTS, PAGE, SEGMENT, Segment, Status};
 use crate::queue::Queue;
 
-/// Bytes that the requests of one ring may hold: a frontend takes no more of this host's memory.
-const MOST_BYTES: usize = 16 << 20;
+/// With so many bytes for its requests a ring takes no more of them: a frontend has no more of this
+/// host's memory than that and what one request takes.
+pub(super) const MOST_BYTES: usize = 16 << 20;
 /// Bytes of the longest description of segments.
 const TABLE: usize = INDIRECT_SEGMENTS * SEGMENT;
 
@@ -34,6 +35,8 @@ struct State<F> {
     foreign: F,
     /// Pages that stay mapped, where the frontend goes on using the same.
     kept: Option<Kept>,
+    /// Whether discards were offered.
+    discards: bool,
     record: Option<Record>,
     /// What a killed server left, to be served first.
     left: VecDeque<Left>,
@@ -43,7 +46,7 @@ struct State<F> {
     ended: Vec<(u16, Status)>,
     /// The slot whose request waits for all others to end, and lets none begin.
     barrier: Option<u16>,
-    /// Bytes of buffers that slots hold.
+    /// Bytes that the slots' requests may need.
     bytes: usize,
     spare: Spare,
     copies: Copies,
@@ -68,6 +71,8 @@ struct Slot {
     action: Option<Action>,
     offset: u64,
     segments: Vec<Segment>,
+    /// Bytes counted for it, whatever its segments turn out to be.
+    room: usize,
     memory: Memory,
     given: Option<Request>,
     /// What follows when the request given has ended well.
@@ -103,6 +108,7 @@ impl<F: Foreign> XenQueue<F> {
         ring: BackRing,
         foreign: F,
         kept: Option<Kept>,
+        discards: bool,
         record: Option<Record>,
         left: Vec<Left>,
     ) -> XenQueue<F> {
@@ -115,6 +121,7 @@ impl<F: Foreign> XenQueue<F> {
             ring,
             foreign,
             kept,
+            discards,
             record,
             left: left.into(),
             slots,
@@ -228,6 +235,16 @@ impl<F: Foreign> XenQueue<F> {
         state.busy()
     }
 
+    /// Bytes of the buffers that slots hold.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        let held = |slot: &Slot| match &slot.memory {
+            Memory::Buffer(buffer) => buffer.bytes().len(),
+            _ => 0,
+        };
+        self.state.borrow().slots.iter().map(held).sum()
+    }
+
     /// End every slot's loop.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
@@ -254,8 +271,15 @@ impl<F: Foreign> State<F> {
         let parsed = wire::parse(self.ring.abi(), raw, &mut slot.segments);
         (slot.id, slot.operation) = (parsed.id, parsed.operation);
         (slot.action, slot.given, slot.then) = (None, None, None);
+        let pages = match parsed.asked {
+            Ok(Asked::Indirect { segments, .. }) => segments,
+            _ => slot.segments.len(),
+        };
+        slot.room = (pages * PAGE).next_power_of_two();
+        self.bytes += slot.room;
         match parsed.asked {
             Err(status) => self.end(tag, status),
+            Ok(Asked::Discard { .. }) if !self.discards => self.end(tag, Status::Unsupported),
             Ok(Asked::Discard { offset, len }) => {
                 slot.given = Some(Request { kind: Kind::Discard, offset, len, ..FLUSH });
                 self.turn.fetched.push(tag);
@@ -323,6 +347,7 @@ impl<F: Foreign> State<F> {
             }
             if let Some(lease) = self.kept.as_mut().and_then(|kept| kept.lease(&slot.segments)) {
                 slot.memory = Memory::Kept(lease);
+                self.bytes -= std::mem::take(&mut slot.room);
                 continue;
             }
             let Ok(mut buffer) = self.spare.take(io, len) else {
@@ -333,7 +358,6 @@ impl<F: Foreign> State<F> {
                 let bytes = buffer.bytes_mut();
                 self.copies.add(*tag, domain, &slot.segments, bytes, Way::FromFrontend);
             }
-            self.bytes += buffer.bytes().len();
             slot.memory = Memory::Buffer(buffer);
         }
         let failed = &mut self.turn.failed;
@@ -407,12 +431,11 @@ impl<F: Foreign> State<F> {
 
     /// A slot's request is answered.
     fn release(&mut self, tag: u16) {
-        match std::mem::take(&mut self.slots[usize::from(tag)].memory) {
+        let slot = &mut self.slots[usize::from(tag)];
+        self.bytes -= std::mem::take(&mut slot.room);
+        match std::mem::take(&mut slot.memory) {
             Memory::None => {}
-            Memory::Buffer(buffer) => {
-                self.bytes -= buffer.bytes().len();
-                self.spare.keep(buffer);
-            }
+            Memory::Buffer(buffer) => self.spare.keep(buffer),
             Memory::Kept(lease) => {
                 if let Some(kept) = &mut self.kept {
                     kept.end(lease);

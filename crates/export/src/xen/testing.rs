@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::gntdev::{Copy, Foreign, Way};
 use super::kept::Kept;
+use super::nodes::{Wishes, discards};
 use super::pages::Pages;
 use super::queue::XenQueue;
 use super::record::Record;
@@ -189,7 +190,9 @@ impl Backend {
         let io = tasks.io().clone();
         let kept = (kept > 0).then(|| Kept::new(kept));
         let memory = Memory::of(file)?;
-        let queue = Rc::new(XenQueue::new(io.clone(), back, memory, kept, record, left));
+        let discards = discards(&vbd, &Wishes { discard: true, ..Wishes::default() });
+        let queue = XenQueue::new(io.clone(), back, memory, kept, discards, record, left);
+        let queue = Rc::new(queue);
         let vbd = Rc::new(vbd);
         for tag in 0..queue.slots() {
             tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
@@ -246,6 +249,7 @@ impl Drop for Backend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::xen::queue::MOST_BYTES;
     use proptest::prelude::*;
     use ringtap_image::{Format, OpenOptions, open};
 
@@ -359,6 +363,41 @@ mod tests {
             let statuses: Vec<i16> = answers.iter().map(|answer| answer.status).collect();
             assert_eq!(statuses, [-1, -1, -1, -1, -2, 0, 0], "kept {kept}");
         }
+    }
+
+    #[test]
+    fn discards_that_were_not_offered_are_refused() {
+        for (read_only, status) in [(false, 0), (true, -2)] {
+            let mut front = Frontend::new(Abi::Wide).expect("memory");
+            let vbd = Vbd::new(Box::new(Null::new(1 << 30, read_only)), CacheMode::None);
+            let mut back = Backend::new(&front, vbd, None, true, 0).expect("a ring");
+            front.put(&request(Abi::Wide, [DISCARD, 0, 0, 0], 1, 0, &8u64.to_le_bytes()));
+            back.serve().expect("a sound ring");
+            assert_eq!(front.take(), [Answer { id: 1, operation: DISCARD, status }]);
+        }
+    }
+
+    #[test]
+    fn a_ring_of_large_requests_has_its_share_of_memory_and_no_more() {
+        let abi = Abi::Wide;
+        let mut front = Frontend::new(abi).expect("memory");
+        let mut back = Backend::on_nothing(&front, 0).expect("a ring");
+        let table: Vec<u8> = (0..256).flat_map(|n| segment(1 + n % 50, 0, 7)).collect();
+        front.scribble(60 * PAGE / 4, &table);
+        front.put(&transfer(abi, WRITE, 0, 0, &[1]));
+        for id in 1..PLACES.into() {
+            let rest = [&[0; 4][..], &60u32.to_le_bytes()].concat();
+            front.put(&request(abi, [INDIRECT, WRITE, 0, 1], id, 0, &rest));
+        }
+        for _ in 0..PLACES {
+            back.turn(false).expect("a sound ring");
+            let held = back.queue.held();
+            assert!(held <= MOST_BYTES + (1 << 20), "{held}");
+        }
+        back.serve().expect("a sound ring");
+        let answers = front.take();
+        assert!(answers.iter().all(|answer| answer.status == 0), "{answers:?}");
+        assert_eq!((answers.len(), back.queue.held()), (PLACES as usize, 0));
     }
 
     #[test]

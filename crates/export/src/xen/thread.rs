@@ -31,6 +31,8 @@ pub(crate) struct Start {
     pub(crate) gntdev: Gntdev,
     /// Pages that may stay mapped; none where the frontend does not use the same again.
     pub(crate) kept: usize,
+    /// Whether the frontend was offered discards.
+    pub(crate) discards: bool,
     pub(crate) record: Option<Record>,
     pub(crate) left: Vec<Left>,
     /// A server before this one served the ring.
@@ -96,9 +98,9 @@ fn run(start: Start, bell: &Arc<OpenFile>) -> io::Result<()> {
     let thread;
     let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
-    let Start { name, vbd, ring, port, gntdev, kept, record, left, take_over } = start;
+    let Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over } = start;
     let kept = (kept > 0).then(|| Kept::new(kept));
-    let queue = Rc::new(XenQueue::new(io.clone(), ring, gntdev, kept, record, left));
+    let queue = Rc::new(XenQueue::new(io.clone(), ring, gntdev, kept, discards, record, left));
     thread = Thread {
         name,
         io: io.clone(),

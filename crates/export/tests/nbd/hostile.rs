@@ -2,11 +2,14 @@
 
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use ringtap_export::nbd::Limits;
 use ringtap_export::nbd::wire::{cmd, errno, opt, rep};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::harness::{How, Served, pattern, run, sparse};
 use crate::raw::{Raw, Reply, request};
@@ -277,4 +280,34 @@ fn too_many_connections_are_told_so_and_places_become_free_again() {
         assert!(began.elapsed() < Duration::from_secs(20));
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn a_flood_of_connections_does_not_hold_up_the_stop() {
+    // What is left of each connection would end the flood soon, were there few descriptors.
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to there");
+    let mut served = served();
+    let socket = served.socket.clone();
+    let (over, late) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|all| {
+        for _ in 0..4 {
+            all.spawn(|| {
+                while !over.load(SeqCst) {
+                    let _ = UnixStream::connect(&socket);
+                }
+            });
+        }
+        all.spawn(|| {
+            let end = Instant::now() + Duration::from_secs(20);
+            while !over.load(SeqCst) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            late.store(!over.swap(true, SeqCst), SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        served.stop();
+        over.store(true, SeqCst);
+    });
+    assert!(!late.load(SeqCst), "the server stopped only when the flood did");
 }

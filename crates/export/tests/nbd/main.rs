@@ -2,6 +2,7 @@
 
 mod harness;
 mod hostile;
+mod lent;
 mod lifetime;
 mod programs;
 mod python;

@@ -21,6 +21,7 @@ pub struct Domain {
     name: String,
     memory: u64,
     cpus: u16,
+    kind: &'static str,
     disks: Vec<String>,
     timeout: Duration,
 }
@@ -33,6 +34,7 @@ impl Domain {
             name: name.into(),
             memory: 384 << 20,
             cpus: 1,
+            kind: "pv",
             disks: Vec::new(),
             timeout: Duration::from_secs(300),
         }
@@ -49,6 +51,14 @@ impl Domain {
     #[must_use]
     pub fn cpus(mut self, cpus: u16) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// Makes it a PVH domain, which the processor must be able to carry: `xl info` says `hvm` then. A
+    /// translated one is.
+    #[must_use]
+    pub fn pvh(mut self) -> Self {
+        self.kind = "pvh";
         self
     }
 
@@ -100,10 +110,11 @@ impl Domain {
     fn configuration(&self) -> String {
         let disks: Vec<String> = self.disks.iter().map(|disk| format!("{disk:?}")).collect();
         format!(
-            "name=\"{}\"\ntype=\"pv\"\nkernel=\"/boot/kernel\"\nramdisk=\"/boot/initrd\"\n\
+            "name=\"{}\"\ntype=\"{}\"\nkernel=\"/boot/kernel\"\nramdisk=\"/boot/initrd\"\n\
              memory={}\nvcpus={}\nextra=\"console=hvc0 quiet loglevel=5 panic=1 ringtap_port=hvc0\"\n\
              on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\ndisk=[{}]\n",
             self.name,
+            self.kind,
             self.memory >> 20,
             self.cpus,
             disks.join(", ")

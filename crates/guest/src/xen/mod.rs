@@ -34,7 +34,7 @@ const XEN_MEMORY: u64 = 192 << 20;
 /// device must be told to ask for their addresses.
 const VIRTIO: &str = "disable-legacy=on,iommu_platform=on";
 
-/// A Xen about to be booted, with nothing but PV in it: nested processors have no other mode.
+/// A Xen about to be booted, whose first domain is a PV one.
 #[derive(Debug, Clone)]
 pub struct Xen {
     first: Appliance,
@@ -132,8 +132,9 @@ impl Xen {
             cpus: self.cpus,
             memory: self.memory + self.domains_memory + XEN_MEMORY,
             accelerator,
-            // With SMAP, which `max` has, TCG has a PV kernel fault at its first instructions.
-            translated: "qemu64",
+            // With SMAP, which `max` has, TCG has a PV kernel fault at its first instructions. Domains
+            // that are no PV ones need SVM with nested pages.
+            translated: "qemu64,+svm,+npt",
             virtio: &format!(",{VIRTIO}"),
         };
         let mut command = pc.command();

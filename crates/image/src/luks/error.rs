@@ -95,6 +95,20 @@ pub enum Error {
     /// No keyslot can be tried.
     #[error("no keyslot is in use: nothing can open this container")]
     NoKeyslot,
+    /// A keyslot that is named holds a secret already.
+    #[error("keyslot {index} is in use: name another, or add --force to overwrite it")]
+    KeyslotInUse {
+        /// Its number.
+        index: u32,
+    },
+    /// All are in use.
+    #[error("every keyslot is in use: erase one first")]
+    NoFreeKeyslot,
+    /// Nothing would open the container any more.
+    #[error(
+        "no keyslot would be left, and nobody could open it any more: add --force if that is wanted"
+    )]
+    LastKeyslot,
     /// The secret fits no keyslot.
     #[error("the secret opens none of the {tried} keyslots in use{hint}")]
     WrongSecret {

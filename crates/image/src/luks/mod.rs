@@ -11,6 +11,7 @@ mod header;
 mod image;
 mod json;
 mod kdf;
+mod keyslots;
 #[cfg(test)]
 mod tests;
 mod unlock;
@@ -24,6 +25,7 @@ pub use hash::Hash;
 pub use header::{Header, KeyDigest, Keyslot};
 pub use image::Luks;
 pub use kdf::{Argon2Kind, Effort, Kdf};
+pub use keyslots::{HeaderPlace, KeyslotChange, change_keyslots};
 pub use unlock::{parse, read_header, read_header_at, unlock_header};
 pub use xts::{Encryption, Xts};
 

@@ -59,7 +59,7 @@ pub async fn read_header(io: &Io, container: &Container) -> Result<Header, Error
     chosen(&start, first, best(second))
 }
 
-fn version(start: &[u8]) -> Result<u16, Error> {
+pub(super) fn version(start: &[u8]) -> Result<u16, Error> {
     match start.strip_prefix(MAGIC) {
         Some([high, low, ..]) => Ok(u16::from_be_bytes([*high, *low])),
         _ => Err(Error::Magic { found: first_bytes(start) }),
@@ -100,7 +100,12 @@ fn chosen(
     }
 }
 
-async fn read(io: &Io, container: &Container, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
+pub(super) async fn read(
+    io: &Io,
+    container: &Container,
+    offset: u64,
+    len: usize,
+) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; len];
     let failed = |source: IoError| Error::Io { what: "read the LUKS header", source };
     container.read(io, offset, &mut bytes).await.map_err(failed)?;
@@ -114,15 +119,27 @@ pub(crate) async fn volume_key(
     header: &Header,
     secret: &Secret,
 ) -> Result<LockedBytes, Error> {
+    volume_key_at(io, container, 0, header, secret).await
+}
+
+/// The same of a header that begins at `start`.
+pub(super) async fn volume_key_at(
+    io: &Io,
+    container: &Container,
+    start: u64,
+    header: &Header,
+    secret: &Secret,
+) -> Result<LockedBytes, Error> {
     let mut spent = Spent::default();
     for keyslot in &header.keyslots {
         let len = keyslot.area_len()?;
-        let need = keyslot.offset + len as u64;
+        let at = start.saturating_add(keyslot.offset);
+        let need = at.saturating_add(len as u64);
         if need > container.len() {
             let have = container.len();
             return Err(Error::Short { what: "the key material of a keyslot", need, have });
         }
-        let mut material = read(io, container, keyslot.offset, len).await?;
+        let mut material = read(io, container, at, len).await?;
         if let Some(key) = keyslot.open(&mut spent, secret, &mut material)? {
             return Ok(key);
         }

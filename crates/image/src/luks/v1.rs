@@ -1,6 +1,7 @@
 //! The header of LUKS1. Source: LUKS1 On-Disk Format Specification 1.2.3, section 3.
 
 use super::{Encryption, Error, Hash, Header, Kdf, KeyDigest, Keyslot, MAGIC, shown};
+use crate::bytes::put;
 
 /// Bytes of the header proper.
 pub(crate) const LEN: usize = 592;
@@ -8,7 +9,7 @@ const SLOTS: usize = 8;
 const SLOTS_AT: usize = 208;
 const SLOT_LEN: usize = 48;
 const ENABLED: u32 = 0x00AC_71F3;
-const DISABLED: u32 = 0x0000_DEAD;
+pub(crate) const DISABLED: u32 = 0x0000_DEAD;
 const SECTOR: u64 = 512;
 /// Key material begins on a multiple of this, the payload on one of [`PAYLOAD_ALIGN`].
 const MATERIAL_ALIGN: u64 = 4096;
@@ -108,19 +109,9 @@ pub(crate) fn layout(area_len: u64, slot: u64) -> (u64, u64) {
 
 /// The bytes of a header with one keyslot in use.
 pub(crate) fn to_bytes(header: &Header, keyslot: &Keyslot) -> Result<[u8; LEN], Error> {
-    let Kdf::Pbkdf2 { hash, iterations, salt } = &keyslot.kdf else {
-        return Err(Error::Unknown {
-            what: "in LUKS1, a key derivation other than",
-            found: "pbkdf2".into(),
-            hint: ": make it LUKS2",
-        });
-    };
+    let Kdf::Pbkdf2 { hash, .. } = &keyslot.kdf else { return Err(only_pbkdf2()) };
     let mut bytes = [0; LEN];
-    let mut put = |at: usize, part: &[u8]| {
-        for (to, from) in bytes[at..].iter_mut().zip(part) {
-            *to = *from;
-        }
-    };
+    let mut put = |at: usize, part: &[u8]| put(&mut bytes, at, part);
     let (cipher, mode) = header.encryption.name().split_once('-').unwrap_or_default();
     put(0, MAGIC);
     put(6, &1u16.to_be_bytes());
@@ -137,16 +128,57 @@ pub(crate) fn to_bytes(header: &Header, keyslot: &Keyslot) -> Result<[u8; LEN], 
         let at = SLOTS_AT + slot * SLOT_LEN;
         let (offset, _) = layout(keyslot.area_len()? as u64, slot as u64);
         if slot as u32 == keyslot.index {
-            put(at, &ENABLED.to_be_bytes());
-            put(at + 4, &iterations.to_be_bytes());
-            put(at + 8, salt);
-        } else {
-            put(at, &DISABLED.to_be_bytes());
+            put(at, &slot_bytes(&Keyslot { offset, ..keyslot.clone() })?);
+            continue;
         }
+        put(at, &DISABLED.to_be_bytes());
         put(at + 40, &sectors(offset)?.to_be_bytes());
         put(at + 44, &(keyslot.stripes as u32).to_be_bytes());
     }
     Ok(bytes)
+}
+
+/// Where a keyslot has room for key material, used or not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotPlace {
+    /// In bytes from the header's beginning.
+    pub(crate) offset: u64,
+    pub(crate) stripes: usize,
+}
+
+/// The places of all keyslots.
+pub(crate) fn slots(bytes: &[u8]) -> Vec<SlotPlace> {
+    let slots = bytes.get(SLOTS_AT..).unwrap_or_default().chunks_exact(SLOT_LEN).take(SLOTS);
+    let place = |slot: &[u8]| SlotPlace {
+        offset: u64::from(number(slot, 40)) * SECTOR,
+        stripes: number(slot, 44) as usize,
+    };
+    slots.map(place).collect()
+}
+
+/// Where a keyslot's entry lies in the header.
+pub(crate) fn slot_at(index: u32) -> u64 {
+    SLOTS_AT as u64 + u64::from(index) * SLOT_LEN as u64
+}
+
+/// The entry of a keyslot in use.
+pub(crate) fn slot_bytes(keyslot: &Keyslot) -> Result<[u8; SLOT_LEN], Error> {
+    let Kdf::Pbkdf2 { iterations, salt, .. } = &keyslot.kdf else { return Err(only_pbkdf2()) };
+    let mut entry = [0; SLOT_LEN];
+    put(&mut entry, 0, &ENABLED.to_be_bytes());
+    put(&mut entry, 4, &iterations.to_be_bytes());
+    put(&mut entry, 8, salt.get(..SALT_LEN).unwrap_or(salt));
+    put(&mut entry, 40, &sectors(keyslot.offset)?.to_be_bytes());
+    put(&mut entry, 44, &(keyslot.stripes as u32).to_be_bytes());
+    Ok(entry)
+}
+
+fn only_pbkdf2() -> Error {
+    Error::Unknown {
+        what: "in LUKS1, a key derivation other than",
+        found: "pbkdf2".into(),
+        hint: ": make it LUKS2",
+    }
 }
 
 fn sectors(offset: u64) -> Result<u32, Error> {

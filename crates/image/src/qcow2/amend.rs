@@ -7,7 +7,9 @@ use super::header::compatible;
 use super::offline::Offline;
 use super::snapshot_table;
 use super::tool::ToolError;
-use crate::Container;
+use super::{Crypt, Header};
+use crate::luks::{self, HeaderPlace, KeyslotChange};
+use crate::{Container, OpenError, Secret};
 
 /// What to change; what is none stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,4 +64,23 @@ async fn upgrade(image: &mut Offline<'_>) -> Result<(), ToolError> {
         image.header.extensions.pop();
     }
     Ok(())
+}
+
+/// Change the keyslots of an encrypted image that nobody uses; see [`luks::change_keyslots`].
+pub async fn change_keyslots(
+    io: &Io,
+    container: &Container,
+    change: KeyslotChange,
+    secret: Option<&Secret>,
+    force: bool,
+) -> Result<Vec<u32>, OpenError> {
+    let path = || container.path().to_owned();
+    let header = Header::read(io, container).await?;
+    let Some(place) = header.encryption().filter(|_| header.crypt == Crypt::Luks) else {
+        let why = "it is not encrypted with LUKS, and has no keyslots";
+        return Err(OpenError::Refused { path: path(), why });
+    };
+    let place = HeaderPlace { offset: place.offset, len: Some(place.len) };
+    let end = luks::change_keyslots(io, container, place, change, secret, force).await;
+    end.map_err(|source| OpenError::Luks { path: path(), source })
 }

@@ -275,6 +275,9 @@ pub(super) async fn put_directory(
     rewrite.image.header.autoclear &= !autoclear::BITMAPS;
     if !entries.is_empty() {
         let bytes = to_bytes(entries);
+        if let Some(found) = bitmap_directory::too_much(entries, bytes.len() as u64) {
+            return Err(rewrite.image.refused(format!("it would have {found}")));
+        }
         let directory_size = bytes.len() as u64;
         let directory_offset = rewrite.put(bytes).await?;
         let count = entries.len() as u32;

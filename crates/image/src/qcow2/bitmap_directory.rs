@@ -6,11 +6,11 @@ use super::tool::ToolError;
 use crate::bytes::{be16, be32, be64};
 
 /// The most bytes of a directory.
-const MAX_DIRECTORY: u64 = 64 << 20;
+const MAX_DIRECTORY: u64 = 16 << 20;
 /// The most bitmaps of an image.
 pub(super) const MAX_BITMAPS: u32 = 65535;
-/// The most bytes of a bitmap's table.
-const MAX_TABLE: u64 = 32 << 20;
+/// The most bytes of the tables of all bitmaps.
+const MAX_TABLES: u64 = 16 << 20;
 /// Granularities are 2^9 to 2^31 bytes.
 pub(super) const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
 
@@ -100,8 +100,6 @@ impl BitmapEntry {
             Some("its name must have 1 to 1023 bytes")
         } else if self.flags & !7 != 0 {
             Some("it has flags that this version does not know")
-        } else if u64::from(self.table_size) * 8 > MAX_TABLE {
-            Some("its table is larger than 32 MiB")
         } else {
             None
         }
@@ -118,6 +116,16 @@ pub(super) async fn write_flags(
         image.sync().await?;
     }
     Ok(())
+}
+
+/// Why bitmaps take more than is read, if they do; `len` is that of their directory.
+pub(super) fn too_much(entries: &[BitmapEntry], len: u64) -> Option<String> {
+    let tables: u64 = entries.iter().map(|entry| u64::from(entry.table_size) * 8).sum();
+    let over = |what: &str, len: u64, most: u64| {
+        (len > most).then(|| format!("{what} of {len} bytes, and {most} are the most"))
+    };
+    over("a directory of bitmaps", len, MAX_DIRECTORY)
+        .or_else(|| over("tables of bitmaps", tables, MAX_TABLES))
 }
 
 /// The directory's bytes.
@@ -164,6 +172,9 @@ pub(super) async fn read(image: &Offline<'_>) -> Result<Vec<BitmapEntry>, ToolEr
         return Err(wrong("it must lie in the file, at the beginning of a cluster".to_owned()));
     }
     let entries = parse(&image.read(offset, len).await?, extension.count).map_err(wrong)?;
+    if let Some(found) = too_much(&entries, len) {
+        return Err(wrong(found));
+    }
     for entry in &entries {
         let len = u64::from(entry.table_size) * 8;
         if len > 0

@@ -103,7 +103,13 @@ async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<L
         }
         _ => None,
     };
-    let restart = RestartLog::beside(&container, RESTART_RECORDS);
+    let restart = match options.no_restart_log {
+        true => {
+            RestartLog::forget(&container);
+            None
+        }
+        false => RestartLog::beside(&container, RESTART_RECORDS),
+    };
     // Of one that is being served, under --force-share, that says nothing.
     if let Some(count) = left_unread(&container, &header).filter(|_| !options.force_share) {
         tracing::warn!(

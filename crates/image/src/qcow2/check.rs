@@ -199,7 +199,12 @@ impl Round<'_, '_> {
     fn block_numbers(&self) -> BTreeSet<u64> {
         let entries = self.image.header.refcount_block_entries();
         let range = self.counts.range();
-        let there = (0..).zip(&self.tables.refcount_table).filter(|(_, entry)| **entry != 0);
+        // A hole tells of no cluster.
+        let says = |entry: u64| {
+            let cluster = self.image.cluster();
+            entry != 0 && !self.image.container.is_hole(entry & REFCOUNT_OFFSET_MASK, cluster)
+        };
+        let there = (0..).zip(&self.tables.refcount_table).filter(|(_, entry)| says(**entry));
         let numbers = there.map(|(number, _)| number).filter(|number| {
             let first = number * entries;
             first < range.end && first + entries > range.start
@@ -292,7 +297,7 @@ impl Round<'_, '_> {
             if !seen.insert(offset) {
                 continue;
             }
-            let table = self.image.read_l2(offset).await?;
+            let table = self.image.read_used_l2(offset).await?;
             for (index, word) in table.iter().step_by(words).enumerate() {
                 let wrong = if word & COMPRESSED != 0 {
                     word & COPIED != 0
@@ -410,7 +415,7 @@ async fn look_at_data(
         }
         // QEMU counts each table by itself.
         let mut next = 0;
-        for word in image.read_l2(offset).await?.iter().step_by(words) {
+        for word in image.read_used_l2(offset).await?.iter().step_by(words) {
             let host = word & OFFSET_MASK;
             if word & COMPRESSED != 0 {
                 report.allocated_clusters += 1;

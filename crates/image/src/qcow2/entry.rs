@@ -5,7 +5,12 @@ use std::ops::Range;
 use super::header::{COMPRESSED, COPIED, Header, OFFSET_MASK, ZERO, incompatible};
 
 /// Tables are kept in memory in slices of so many bytes, or of a cluster where that is less.
-const SLICE_BYTES: u64 = 4096;
+const SLICE_OF_DEVICE: u64 = 4096;
+/// The same where bringing a slice to memory is no more than copying it.
+const SLICE_OF_MEMORY: u64 = 1024;
+/// The most slices there are, each of which may take a word of memory; those of larger disks (beyond
+/// 64 TiB with clusters of 64 KiB, or 256) are longer.
+const MOST_SLICES: u64 = 8 << 20;
 /// Subclusters of a cluster with extended L2 entries.
 const SUBCLUSTERS: u64 = 32;
 
@@ -29,17 +34,25 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    pub(super) fn new(header: &Header) -> Geometry {
+    /// `copied`: whether the image's bytes are in the host's memory.
+    pub(super) fn new(header: &Header, copied: bool) -> Geometry {
+        let slice = if copied { SLICE_OF_MEMORY } else { SLICE_OF_DEVICE };
         let cluster = header.cluster_size();
         let word_bits = u32::from(header.extended_l2());
         let entries = |bytes: u64| (bytes / 8 >> word_bits).trailing_zeros();
+        let table_bits = entries(cluster);
+        let mut slice_bits = entries(cluster.min(slice));
+        let clusters = header.size.div_ceil(cluster);
+        while slice_bits < table_bits && clusters >> slice_bits >= MOST_SLICES {
+            slice_bits += 1;
+        }
         Geometry {
             size: header.size - header.size % 512,
             cluster_bits: header.cluster_bits,
             unit_bits: header.subcluster_size().trailing_zeros(),
             word_bits,
-            table_bits: entries(cluster),
-            slice_bits: entries(cluster.min(SLICE_BYTES)),
+            table_bits,
+            slice_bits,
             zero_flag: header.version > 2,
             data_file: header.has(incompatible::DATA_FILE),
         }

@@ -9,10 +9,13 @@ use super::entry::{Entry, Kind};
 use super::header::{COPIED, L1_RESERVED, incompatible};
 use super::table::Lookup;
 use super::{PAUSE, Shared, State};
+use crate::bytes::be64;
+use crate::container::Piece;
 use crate::{Error, Extent};
 
-/// The most that is remembered of where the image's own structures lie.
-const MOST_STRUCTURES: usize = 1 << 20;
+/// The most that is remembered of where the image's own structures lie: the tables of 128 TiB with
+/// clusters of 64 KiB.
+const MOST_STRUCTURES: usize = 1 << 18;
 
 impl State {
     /// Nothing else may lie in this host cluster.
@@ -82,8 +85,8 @@ impl Shared {
             };
             let read = match at {
                 Where::Nowhere => continue,
-                Where::Blank => Ok(vec![0; geometry.bytes_of_slice() as usize]),
-                Where::At(table) => self.read_slice(io, slice, table).await,
+                Where::Blank => Ok(None),
+                Where::At(table) => self.read_slice(io, slice, table).await.map(Some),
             };
             let installed = self.end_loading(slice, read)?;
             if !installed {
@@ -111,12 +114,10 @@ impl Shared {
         Some(Where::At(self.tables.l1(table)))
     }
 
-    async fn read_slice(&self, io: &Io, slice: u64, l1: u64) -> Result<Vec<u8>, Error> {
+    async fn read_slice(&self, io: &Io, slice: u64, l1: u64) -> Result<Piece, Error> {
         let geometry = &self.tables.geometry;
-        let table = self.table_offset(io, l1).await?;
-        let mut bytes = vec![0; geometry.bytes_of_slice() as usize];
-        self.container.read(io, table + geometry.offset_in_table(slice), &mut bytes).await?;
-        Ok(bytes)
+        let at = self.table_offset(io, l1).await? + geometry.offset_in_table(slice);
+        self.container.read_piece(io, at, geometry.bytes_of_slice() as usize).await
     }
 
     /// Where an L1 entry says the table lies, if it may lie there.
@@ -129,11 +130,18 @@ impl Shared {
         Ok(offset)
     }
 
-    fn end_loading(&self, slice: u64, read: Result<Vec<u8>, Error>) -> Result<bool, Error> {
+    /// What was read, if it was, goes into memory; a slice that was not read is zeros. False where
+    /// there is no room before a flush.
+    fn end_loading(&self, slice: u64, read: Result<Option<Piece>, Error>) -> Result<bool, Error> {
         let mut state = self.state();
         state.cache.loading.remove(&slice);
-        let words = crate::bytes::entries(&read?);
-        let installed = state.cache.install(&self.tables, slice, &words);
+        let installed = match read? {
+            None => state.cache.install(&self.tables, slice, |_| 0),
+            Some(bytes) => {
+                let word = |at: usize| be64(&bytes, at * 8).unwrap_or(0);
+                state.cache.install(&self.tables, slice, word)
+            }
+        };
         if installed && !self.info.read_only && state.cache.is_first(slice) {
             self.look_for_overlaps(&state, slice);
         }

@@ -10,6 +10,8 @@ use crate::{Container, Error, OpenError};
 
 /// What a disk writes whole or not at all.
 const SECTOR: usize = 512;
+/// Tables are read in pieces of so many bytes.
+const PIECE: u64 = 1 << 20;
 
 /// An image at rest: nobody serves it.
 pub(super) struct Offline<'a> {
@@ -86,12 +88,28 @@ impl<'a> Offline<'a> {
 
     /// A table of `count` entries.
     pub(super) async fn read_table(&self, offset: u64, count: u64) -> Result<Vec<u64>, ToolError> {
-        Ok(entries(&self.read(offset, count * 8).await?))
+        let mut table = Vec::with_capacity(count as usize);
+        let mut left = count * 8;
+        while left > 0 {
+            let piece = self.read(offset + count * 8 - left, left.min(PIECE)).await?;
+            table.extend(entries(&piece));
+            left -= piece.len() as u64;
+        }
+        Ok(table)
     }
 
     /// An L2 table, both words of an extended entry after each other.
     pub(super) async fn read_l2(&self, offset: u64) -> Result<Vec<u64>, ToolError> {
         self.read_table(offset, self.cluster() / 8).await
+    }
+
+    /// As [`Offline::read_l2`], to look at what is in it: empty where the file has a hole there. A file of
+    /// little more than holes may claim any number of tables.
+    pub(super) async fn read_used_l2(&self, offset: u64) -> Result<Vec<u64>, ToolError> {
+        match self.container.is_hole(offset, self.cluster()) {
+            true => Ok(Vec::new()),
+            false => self.read_l2(offset).await,
+        }
     }
 
     pub(super) async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), ToolError> {

@@ -123,7 +123,7 @@ impl Qcow2 {
         if has_data_file != parts.data.is_some() {
             return Err(refused("its guest data lies in an external file, which is not given"));
         }
-        let geometry = Geometry::new(&header);
+        let geometry = Geometry::new(&header, container.is_copied_from());
         let failed = |what| {
             let path = path.clone();
             move |error: Error| {

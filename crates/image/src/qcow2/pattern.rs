@@ -1,6 +1,6 @@
 //! Slices whose entries all follow from the first. They are kept in their slot and need no frame:
 //! what was written in sequence, preallocated or never written has hardly any others, and the tables
-//! of a large image then take a thousandth of their size.
+//! of a large image then take a hundredth of their size at most.
 
 use super::entry::{Entry, Geometry};
 use super::header::{COPIED, OFFSET_MASK, ZERO};
@@ -82,7 +82,7 @@ mod tests {
     use crate::qcow2::header::{COMPRESSED, Compression, Crypt, Header, incompatible};
 
     fn geometry(extended: bool) -> Geometry {
-        Geometry::new(&Header {
+        let header = Header {
             version: 3,
             cluster_bits: 16,
             size: 1 << 30,
@@ -101,7 +101,8 @@ mod tests {
             further: Vec::new(),
             extensions: Vec::new(),
             backing_file: None,
-        })
+        };
+        Geometry::new(&header, false)
     }
 
     fn words(geometry: &Geometry, first: Entry, step: u64) -> Vec<u64> {

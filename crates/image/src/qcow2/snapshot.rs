@@ -159,8 +159,8 @@ async fn replace_table(
         rewrite.add(rewrite.image.header.snapshots_offset, old_len, -1).await?;
     }
     let bytes = snapshot_table::to_bytes(snapshots);
-    if bytes.len() > 64 << 20 {
-        return Err(rewrite.image.refused("its snapshot table would be larger than 64 MiB"));
+    if bytes.len() as u64 > snapshot_table::MAX_TABLE {
+        return Err(rewrite.image.refused("its snapshot table would be larger than 16 MiB"));
     }
     let offset = if bytes.is_empty() { 0 } else { rewrite.put(bytes).await? };
     rewrite.image.header.snapshots = snapshots.len() as u32;

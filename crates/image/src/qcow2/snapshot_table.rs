@@ -5,8 +5,8 @@ use super::offline::Offline;
 use super::tool::ToolError;
 use crate::bytes::{be16, be32, be64};
 
-/// The most bytes of a snapshot table.
-const MAX_TABLE: u64 = 64 << 20;
+/// The most bytes of a snapshot table: 256 for each of as many snapshots as there may be.
+pub(super) const MAX_TABLE: u64 = 16 << 20;
 /// The most bytes of an entry's extra data.
 const MAX_EXTRA: usize = 1024;
 
@@ -127,6 +127,10 @@ pub(super) async fn read(image: &Offline<'_>) -> Result<(Vec<Snapshot>, u64), To
             None => return Err(wrong(format!("it goes on past byte {len}"))),
         }
     };
+    let all: u64 = snapshots.iter().map(|snapshot| u64::from(snapshot.l1_size) * 8).sum();
+    if all > image.container.len().next_multiple_of(image.cluster()) {
+        return Err(wrong(format!("its L1 tables have {all} bytes, more than the file")));
+    }
     for snapshot in &snapshots {
         let bytes = u64::from(snapshot.l1_size) * 8;
         let there = image.is_cluster(snapshot.l1_offset)

@@ -269,9 +269,7 @@ impl Cache {
     pub(super) fn pin_frame(&mut self, tables: &Tables, slice: u64) -> bool {
         let slot = tables.slot(slice).map_or(0, |slot| slot.load(Relaxed));
         if let Some(pattern) = Pattern::in_slot(slot) {
-            let geometry = &tables.geometry;
-            let words = (0..geometry.words_of_slice()).map(|at| pattern.word(geometry, at));
-            self.put_in_frame(tables, slice, &words.collect::<Vec<u64>>());
+            self.put_in_frame(tables, slice, |at| pattern.word(&tables.geometry, at));
         }
         self.pin(tables, slice);
         self.has_frame(tables, slice)
@@ -299,19 +297,23 @@ impl Cache {
         self.dirty.len() * 2 > tables.frames.len() && tables.scarce
     }
 
-    /// Take a slice's words into memory. False where no frame can be had before a flush.
-    pub(super) fn install(&mut self, tables: &Tables, slice: u64, words: &[u64]) -> bool {
-        let word = |at: usize| words.get(at).copied().unwrap_or(0);
-        match (Pattern::of(&tables.geometry, word), tables.slot_made(slice)) {
+    /// Take a slice, told word by word, into memory. False where no frame can be had before a flush.
+    pub(super) fn install(
+        &mut self,
+        tables: &Tables,
+        slice: u64,
+        word: impl Fn(usize) -> u64,
+    ) -> bool {
+        match (Pattern::of(&tables.geometry, &word), tables.slot_made(slice)) {
             (Some(pattern), Some(slot)) => {
                 slot.store(pattern.slot(), Release);
                 true
             }
-            _ => self.put_in_frame(tables, slice, words),
+            _ => self.put_in_frame(tables, slice, word),
         }
     }
 
-    fn put_in_frame(&mut self, tables: &Tables, slice: u64, words: &[u64]) -> bool {
+    fn put_in_frame(&mut self, tables: &Tables, slice: u64, word: impl Fn(usize) -> u64) -> bool {
         let Some(index) = self.find_frame(tables) else { return false };
         self.note_seen(tables, slice);
         let (Some(place), Some(frame), Some(slot)) =
@@ -324,11 +326,8 @@ impl Cache {
         // Whoever sees one of the new words sees that the old slot is empty, too.
         fence(Release);
         let (entries, _) = memory.split_at(tables.geometry.words_of_slice());
-        for (memory, word) in entries.iter().zip(words) {
-            memory.store(*word, Relaxed);
-        }
-        for memory in entries.iter().skip(words.len()) {
-            memory.store(0, Relaxed);
+        for (at, memory) in entries.iter().enumerate() {
+            memory.store(word(at), Relaxed);
         }
         frame.generation = (frame.generation + 1) & GENERATIONS;
         (frame.slice, frame.pins, frame.dirty) = (slice, 0, false);

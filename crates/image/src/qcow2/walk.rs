@@ -264,7 +264,7 @@ async fn count_l2(
     counts: &mut Counts,
     mut problems: Option<&mut Problems>,
 ) -> Result<(), ToolError> {
-    let table = image.read_l2(at).await?;
+    let table = image.read_used_l2(at).await?;
     let header = &image.header;
     let words = (header.l2_entry_size() / 8) as usize;
     let external = header.has(incompatible::DATA_FILE);

@@ -11,8 +11,11 @@ const GROUP: usize = 64;
 /// A block's bitmap. Sector 0 is the highest bit of the first word, as it is on the disk.
 #[derive(Debug)]
 pub(super) struct Bitmap {
-    /// None where every sector holds data.
-    words: Box<[AtomicU64]>,
+    /// Every sector holds data, and there are no words.
+    full: bool,
+    /// Words there are once a bit is set: a file of holes may claim any number of blocks.
+    len: usize,
+    words: OnceLock<Box<[AtomicU64]>>,
     /// Whether it has bits that the disk lacks.
     dirty: AtomicBool,
 }
@@ -20,19 +23,31 @@ pub(super) struct Bitmap {
 impl Bitmap {
     /// Every sector holds data.
     pub(super) fn full() -> Bitmap {
-        Bitmap { words: Box::default(), dirty: AtomicBool::new(false) }
+        Bitmap { full: true, ..Bitmap::empty(0) }
     }
 
     /// No sector does.
     pub(super) fn empty(sectors: u64) -> Bitmap {
-        let words = (0..sectors.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Bitmap { words, dirty: AtomicBool::new(false) }
+        let len = sectors.div_ceil(64) as usize;
+        Bitmap { full: false, len, words: OnceLock::new(), dirty: AtomicBool::new(false) }
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        self.words.get_or_init(|| (0..self.len).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn word(&self, index: u64) -> u64 {
+        let words = self.words.get().map_or(&[][..], |words| words);
+        words.get(index as usize).map_or(0, |word| word.load(Acquire))
     }
 
     /// As it is on the disk.
     pub(super) fn parse(bytes: &[u8], sectors: u64) -> Bitmap {
         let bitmap = Bitmap::empty(sectors);
-        for (word, bytes) in bitmap.words.iter().zip(bytes.chunks(8)) {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return bitmap;
+        }
+        for (word, bytes) in bitmap.words().iter().zip(bytes.chunks(8)) {
             word.store(u64::from_be_bytes(crate::bytes::get(bytes, 0)), Relaxed);
         }
         if bitmap.run(0, sectors) == (true, sectors) { Bitmap::full() } else { bitmap }
@@ -44,14 +59,14 @@ impl Bitmap {
             return vec![0xff; len];
         }
         let mut bytes: Vec<u8> =
-            self.words.iter().flat_map(|word| word.load(Acquire).to_be_bytes()).collect();
+            (0..self.len as u64).flat_map(|index| self.word(index).to_be_bytes()).collect();
         bytes.resize(len, 0);
         bytes
     }
 
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.words.is_empty()
+        self.full
     }
 
     /// Whether the sector holds data, and how many from there on are like it, up to `end`.
@@ -59,11 +74,11 @@ impl Bitmap {
         if self.is_full() {
             return (true, end - sector);
         }
-        let word = |index: u64| self.words.get(index as usize).map_or(0, |word| word.load(Acquire));
-        let set = word(sector / 64) << (sector % 64) >> 63 == 1;
+        let set = self.word(sector / 64) << (sector % 64) >> 63 == 1;
         let mut at = sector;
         while at < end {
-            let bits = if set { !word(at / 64) } else { word(at / 64) };
+            let word = self.word(at / 64);
+            let bits = if set { !word } else { word };
             let same = u64::from((bits << (at % 64)).leading_zeros()).min(64 - at % 64);
             at += same;
             if at % 64 != 0 || same == 0 {
@@ -80,7 +95,7 @@ impl Bitmap {
         while at < end {
             let stop = (at - at % 64 + 64).min(end);
             let bits = (u64::MAX >> (at % 64)) & (u64::MAX << ((64 - stop % 64) % 64));
-            if let Some(word) = self.words.get((at / 64) as usize) {
+            if let Some(word) = self.words().get((at / 64) as usize) {
                 new |= word.fetch_or(bits, Release) & bits != bits;
             }
             at = stop;

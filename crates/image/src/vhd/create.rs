@@ -115,6 +115,8 @@ async fn write_fixed(io: &Io, container: &Container, footer: &Footer) -> Result<
         if end < size {
             return Err(Error::Full);
         }
+        // A copy that another image left there would contradict it.
+        container.write(io, 0, &[0; SECTOR as usize]).await?;
         container.write(io, end, footer.bytes()).await?;
         return container.sync(io).await;
     }

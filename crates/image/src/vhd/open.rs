@@ -174,7 +174,13 @@ fn open_link<'a>(
             }
             _ => None,
         };
-        let restart = RestartLog::beside(&container, RESTART_RECORDS);
+        let restart = match options.no_restart_log {
+            true => {
+                RestartLog::forget(&container);
+                None
+            }
+            false => RestartLog::beside(&container, RESTART_RECORDS),
+        };
         Ok((assemble(io, container, layout, parent, restart).await?, footer))
     })
 }

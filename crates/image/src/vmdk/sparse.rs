@@ -150,6 +150,19 @@ impl Sparse {
         Some(if zeroed { 0 } else { sector })
     }
 
+    /// Whether all of the table for a byte says nothing.
+    fn is_empty(&self, offset: u64) -> bool {
+        let (table, _) = self.place_of(offset);
+        self.directory.get(table) == Some(&0)
+            || self.tables.get(table).and_then(OnceLock::get).is_some_and(|table| table.is_empty())
+    }
+
+    /// Bytes up to where the next table begins.
+    fn rest_of_table(&self, offset: u64) -> u64 {
+        let covered = self.grain * self.per_table;
+        covered - offset % covered
+    }
+
     pub(super) fn map(&self, offset: u64, len: u64) -> Extent<'_> {
         let inside = offset % self.grain;
         let rest = self.grain - inside;
@@ -158,10 +171,11 @@ impl Sparse {
         let step = if sector == 0 { 0 } else { self.grain / SECTOR };
         let (mut run, mut next) = (rest, u64::from(sector) + step);
         while !self.compressed && run < len && offset + run < self.size {
-            if self.sector_of(offset + run).map(u64::from) != Some(next) {
+            let at = offset + run;
+            if self.sector_of(at).map(u64::from) != Some(next) {
                 break;
             }
-            run += self.grain;
+            run += if self.is_empty(at) { self.rest_of_table(at) } else { self.grain };
             next += step;
         }
         let len = len.min(run);
@@ -310,6 +324,13 @@ mod tests {
         assert_eq!(tables.len(), 4);
         assert!(Arc::ptr_eq(tables[0], tables[1]) && Arc::ptr_eq(tables[0], tables[3]));
         assert!(tables[2].is_empty(), "nothing but zeros");
+        let table = 512 * 4096;
+        assert!(
+            matches!(sparse.map(4096, 9 * table), Extent::Zero { len, .. } if len == table - 4096)
+        );
+        assert!(
+            matches!(sparse.map(2 * table + 5, 9 * table), Extent::Zero { len, .. } if len == table - 5)
+        );
         assert_eq!(
             [0, 1, 2].map(|table| sparse.sector_of(table * 512 * 4096)),
             [Some(100), Some(100), Some(0)]

@@ -113,7 +113,7 @@ fn threads_share_an_image() {
     }
 }
 
-/// A table's slice maps 32 MiB here: with 64 frames in memory nearly every block misses.
+/// A slice of a table maps 8 MiB or more here: with 64 frames in memory nearly every block misses.
 #[test]
 fn tables_come_and_go() {
     let step = (1 << 40) / 600 / BLOCK as u64;
