@@ -122,11 +122,11 @@ pub struct ReportArgs {
     #[arg(long, value_name = "OLD")]
     pub before: Option<PathBuf>,
 
-    /// Folder of the merged run [default: ringtap-runs/merged-DATE].
+    /// Folder of the merged run [default: ringtap-runs/merged-DATE], or with --before of changes.html [default: RUN].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// How the result is printed. report.html is written in any case.
+    /// How the result is printed. report.html, or with --before changes.html, is written in any case.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
 }

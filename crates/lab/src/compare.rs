@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::report::{self, Analysis};
 use crate::run::{self, folder::State};
+use crate::sample::Stage;
 use crate::selftest;
 use crate::stop::Stop;
 use crate::workload;
@@ -65,17 +66,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
             eprintln!("ringtap report: --before OLD takes one RUN beside it");
             return Ok(ExitCode::from(USAGE));
         };
-        let (before, after) = (report::load(before)?, report::load(after)?);
-        let changes = report::across::changes(&before, &after);
-        if changes.is_empty() {
-            eprintln!("ringtap report: the two runs have no backend and workload in common");
-            return Ok(ExitCode::from(FAILED));
-        }
-        match args.output {
-            Output::Table => print(&report::across::markdown(&before, &after, &changes))?,
-            Output::Json => print(&(serde_json::to_string_pretty(&changes)? + "\n"))?,
-        }
-        return Ok(ExitCode::SUCCESS);
+        return changes(before, after, args);
     }
     if let [run] = runs[..] {
         show(run, args.output)?;
@@ -98,6 +89,31 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     folder.write_record(&record)?;
     samples.iter().try_for_each(|sample| folder.append(sample))?;
     show(&out, args.output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn changes(old: &Path, new: &Path, args: &ReportArgs) -> anyhow::Result<ExitCode> {
+    let (before, after) = (report::load(old)?, report::load(new)?);
+    if report::across::is_same(&before.run, &after.run) {
+        eprintln!("ringtap report: {} and {} are the same run", old.display(), new.display());
+        return Ok(ExitCode::from(USAGE));
+    }
+    let comparison = report::change::compare(&before, &after);
+    match args.output {
+        Output::Table => print(&report::change::markdown(&before, &after, &comparison))?,
+        Output::Json => print(&(serde_json::to_string_pretty(&comparison)? + "\n"))?,
+    }
+    if comparison.changes.is_empty() {
+        eprintln!(
+            "ringtap report: {} and {} have no number in common: no backend and workload of one stage ran in both",
+            old.display(),
+            new.display()
+        );
+        return Ok(ExitCode::from(FAILED));
+    }
+    let folder = args.out.as_deref().unwrap_or(new);
+    let page = report::write_changes(folder, &before, &after, &comparison)?;
+    eprintln!("report: {}", page.canonicalize().unwrap_or(page).display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -204,6 +220,12 @@ fn list(plan: &Plan, args: &CompareArgs, env: &Env) -> anyhow::Result<()> {
         text += &format!("    {group:<18} = {}\n", members.join(", "));
     }
     text += "+ only when named with --backends\n";
+    let others: Vec<&str> =
+        Stage::ALL.iter().filter(|s| !whole.stages.contains(s)).map(|s| s.name()).collect();
+    if !others.is_empty() {
+        text +=
+            &format!("other stages, with backends of their own: --stages {}\n", others.join(","));
+    }
     if !skipped.is_empty() {
         text += "cannot run here\n";
     }

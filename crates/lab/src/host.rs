@@ -29,6 +29,9 @@ pub struct Host {
     pub mount: String,
     /// One-minute load when the run began: more than a few tenths disturb it.
     pub load: f64,
+    /// What else may move the numbers: the processors' governor, huge pages, the device's scheduler and cache.
+    #[serde(default)]
+    pub state: Vec<(String, String)>,
     /// Versions of the tools, by name.
     pub versions: Vec<(String, String)>,
 }
@@ -60,6 +63,7 @@ impl Host {
                 .next()
                 .and_then(|l| l.parse().ok())
                 .unwrap_or(0.0),
+            state: state(dir),
             versions: versions(ringtap),
         }
     }
@@ -84,6 +88,13 @@ fn field<'a>(text: &'a str, name: &str) -> &'a str {
     text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim()
 }
 
+/// A field of /proc/self/mounts, in which space, tab, newline and backslash are octal.
+pub fn unescaped(field: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(field.to_owned(), |text, (octal, plain)| text.replace(octal, plain))
+}
+
 fn mount_of(dir: &Path) -> (String, String) {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let mounts = read("/proc/self/mounts");
@@ -92,11 +103,41 @@ fn mount_of(dir: &Path) -> (String, String) {
         .filter_map(|line| {
             let words: Vec<&str> = line.split(' ').collect();
             let [device, at, kind, options, ..] = words[..] else { return None };
-            dir.starts_with(at)
+            let at = unescaped(at);
+            dir.starts_with(&at)
                 .then(|| (at.len(), kind.to_owned(), format!("{device} on {at} ({options})")))
         })
         .max_by_key(|(len, ..)| *len);
     best.map_or_else(Default::default, |(_, kind, text)| (kind, text))
+}
+
+/// Settings of the kernel; those that it has.
+fn state(dir: &Path) -> Vec<(String, String)> {
+    let device = crate::run::meter::device_below(dir).and_then(|file| file.canonicalize().ok());
+    // A partition's queue is the whole device's.
+    let queue = device.and_then(|stat| {
+        stat.ancestors().skip(1).take(2).map(|at| at.join("queue")).find(|queue| queue.is_dir())
+    });
+    let of_queue = |name: &str| queue.as_ref().map(|queue| queue.join(name));
+    let fixed = |path: &str| Some(Path::new(path).to_owned());
+    [
+        ("frequency governor", fixed("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        ("transparent huge pages", fixed("/sys/kernel/mm/transparent_hugepage/enabled")),
+        ("device's scheduler", of_queue("scheduler")),
+        ("device's cache", of_queue("write_cache")),
+    ]
+    .into_iter()
+    .filter_map(|(name, file)| {
+        let text = std::fs::read_to_string(file?).ok()?;
+        Some((name.to_owned(), chosen(text.trim()).to_owned()))
+    })
+    .collect()
+}
+
+/// Of `none [mq-deadline] kyber` what is chosen.
+fn chosen(text: &str) -> &str {
+    let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    inside.map_or(text, |(chosen, _)| chosen)
 }
 
 /// The first line that each tool says about its version. bonnie++ has no flag for it; its CSV lines carry it.
@@ -106,7 +147,11 @@ fn versions(ringtap: &Path) -> Vec<(String, String)> {
         ("fio".into(), "fio"),
         ("qemu-nbd".into(), "qemu-nbd"),
         ("qemu-storage-daemon".into(), "qemu-storage-daemon"),
+        ("qemu-system-x86_64".into(), "qemu-system-x86_64"),
+        ("nbdkit".into(), "nbdkit"),
+        ("nbd-client".into(), "nbd-client"),
         ("dd".into(), "dd"),
+        ("cpio".into(), "cpio"),
         ("losetup".into(), "losetup"),
     ];
     tools
@@ -126,6 +171,17 @@ fn versions(ringtap: &Path) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_chosen_stands_in_brackets() {
+        assert_eq!(chosen("none [mq-deadline] kyber"), "mq-deadline");
+        assert_eq!(chosen("write back"), "write back");
+    }
+
+    #[test]
+    fn a_mount_point_with_spaces() {
+        assert_eq!(unescaped("/srv/my\\040disk\\134040"), "/srv/my disk\\040");
+    }
 
     #[test]
     fn this_machine_has_a_kernel_memory_and_a_file_system() {

@@ -1,5 +1,7 @@
 //! The plan of a run: from a TOML file, from flags, and checked before anything starts.
 
+mod published;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +16,8 @@ use crate::workload::{self, Workload};
 
 /// Fewest bytes of a disk.
 const SMALLEST: u64 = 32 << 20;
+/// Most bytes of a disk; what a stage needs in all is a few times as much.
+const LARGEST: u64 = 64 << 40;
 
 /// What a TOML plan may say. Everything may be left out; flags win over it.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -81,8 +85,11 @@ impl Plan {
             }
             (Some(path), None) => read(path)?,
             (None, Some("quick") | None) => (String::new(), PlanFile::default()),
-            (None, Some("published")) => (String::new(), published()),
-            (None, Some(name)) => return Err(unknown("plan", name, &["quick", "published"])),
+            (None, Some("published")) => (String::new(), published::plan()),
+            (None, Some(name)) => {
+                let text = unlisted("plan", name, &["quick", "published"]);
+                return Err(Error::Plan(format!("{text}; two images are compared by naming both")));
+            }
         };
         Plan::of(args, file).map_err(|error| match (error, path) {
             (Error::Plan(what), Some(path)) => Error::Plan(placed(path, &text, &what)),
@@ -92,9 +99,18 @@ impl Plan {
 
     fn of(args: &CompareArgs, file: PlanFile) -> Result<Plan> {
         let quick = args.quick || args.known.as_deref() == Some("quick");
-        let stages = stages(args.stages.as_ref().or(file.stages.as_ref()))?;
+        let mut stages = stages(args.stages.as_ref().or(file.stages.as_ref()))?;
         let named = args.backends.as_ref().or(file.backends.as_ref());
         let backends = backends(&stages, named, quick)?;
+        // What one source names must fit together; where a flag narrows a file, the rest goes.
+        if args.backends.is_some() || args.stages.is_none() {
+            check_homes(named, &backends, &stages)?;
+        }
+        if args.stages.is_some() || args.backends.is_none() && file.stages.is_some() {
+            check_stages(&stages, &backends)?;
+        } else if !backends.is_empty() {
+            stages.retain(|stage| backends.iter().any(|(of, _)| of == stage));
+        }
         let mut workloads = {
             let named = args.workloads.as_ref().or(file.workloads.as_ref());
             let jobs = !args.fio_job.is_empty() || file.fio_jobs.is_some();
@@ -103,7 +119,11 @@ impl Plan {
         };
         for path in args.fio_job.iter().chain(file.fio_jobs.iter().flatten()) {
             let path = std::path::absolute(path).map_err(Error::file("find", path))?;
-            workloads.push(workload::job_file(&path)?.name.to_owned());
+            let name = workload::job_file(&path)?.name;
+            // Named twice it is still one workload.
+            if !workloads.iter().any(|known| known == name) {
+                workloads.push(name.to_owned());
+            }
         }
         let size = match args.size.as_ref().or(file.size.as_ref()) {
             Some(text) => parse_size(text)?,
@@ -156,6 +176,13 @@ impl Plan {
                 SMALLEST >> 20
             ));
         }
+        if self.size > LARGEST {
+            return refuse(format!(
+                "a disk of {} bytes: give at most {} TiB",
+                self.size,
+                LARGEST >> 40
+            ));
+        }
         if !self.dir.is_dir() {
             return refuse(format!(
                 "--dir {}: no such folder; make it, or name another",
@@ -175,7 +202,7 @@ impl Plan {
         }
         if self.backends.is_empty() {
             let stages: Vec<&str> = self.stages.iter().map(|stage| stage.name()).collect();
-            return refuse(format!("none of these backends runs on stage {}", stages.join(" or ")));
+            return refuse(format!("none of the backends runs on stage {}", stages.join(" or ")));
         }
         Ok(())
     }
@@ -208,67 +235,6 @@ impl Plan {
             seed: self.seed.wrapping_add(u64::from(round)) & 0x7fff_ffff,
             capacity: None,
         }
-    }
-}
-
-/// The published comparisons, anew: hypervisors' disks, file against LVM, loop against tap, a fresh snapshot, two guests,
-/// cached copies, archiving. Six rounds: the fewest for an interval.
-fn published() -> PlanFile {
-    let list = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let names = |names: &[&str]| Some(list(names));
-    // Each question on the backends that it is about. What cached copies and a tree of files show is the guest's kernel: a
-    // few disks below it will do.
-    let few = ["virtio-raw", "ringtap-vhost", "loop"];
-    let disks = ["virtio-raw", "ide", "qsd-vhost", "ringtap-vhost", "loop", "lvm", "xen-blkback"];
-    let bonnie = [&disks[..], &["lvm-snapshot", "ringtap-overlay"]].concat();
-    let pairs = ["native", "loop", "ringtap-nbd", "qemu-nbd", "ringtap-vhost", "lvm"];
-    let only = |workload: &str, backends: &[&str]| (workload.to_owned(), list(backends));
-    PlanFile {
-        stages: names(&["vm", "two", "two-guests"]),
-        backends: names(&[
-            "virtio-raw",
-            "virtio-overlay",
-            "ide",
-            "qsd-vhost",
-            "ringtap-vhost",
-            "ringtap-overlay",
-            "loop",
-            "lvm",
-            "lvm-snapshot",
-            "native",
-            "ringtap-nbd",
-            "qemu-nbd",
-            "xen-blkback",
-        ]),
-        workloads: names(&[
-            "read-1m-qd8",
-            "bonnie-direct",
-            "dd-throughput",
-            "dd-latency-direct",
-            "dd-latency-dsync",
-            "filecopy",
-            "archive",
-            "snapshot-life",
-            "durability",
-            "two-write",
-            "quiet-read",
-        ]),
-        only: Some(BTreeMap::from([
-            only("bonnie-direct", &bonnie),
-            only("read-1m-qd8", &disks),
-            only("dd-throughput", &disks),
-            only("dd-latency-direct", &disks),
-            only("dd-latency-dsync", &disks),
-            only("filecopy", &few),
-            only("archive", &few),
-            only("two-write", &pairs),
-            only("quiet-read", &pairs),
-        ])),
-        rounds: Some(6),
-        size: Some("96M".into()),
-        seconds: Some(0.4),
-        ramp: Some(0.1),
-        ..PlanFile::default()
     }
 }
 
@@ -349,6 +315,44 @@ fn backends(
     Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
 }
 
+/// Each named backend runs on one of the stages.
+fn check_homes(
+    named: Option<&Vec<String>>,
+    backends: &[(Stage, String)],
+    stages: &[Stage],
+) -> Result<()> {
+    let lost = |name: &&String| !backends.iter().any(|(_, known)| known == *name);
+    let Some(name) = named.into_iter().flatten().find(lost) else { return Ok(()) };
+    let on: Vec<&str> = backend::CATALOGUE
+        .iter()
+        .filter(|entry| entry.name == name)
+        .map(|entry| entry.stage.name())
+        .collect();
+    let stages: Vec<&str> = stages.iter().map(|stage| stage.name()).collect();
+    Err(Error::Plan(format!(
+        "backend {name:?} runs on stage {}, and the plan has {}: add {} to --stages, or leave the backend out",
+        on.join(", "),
+        stages.join(", "),
+        on.first().unwrap_or(&"")
+    )))
+}
+
+/// Each stage has one of the backends.
+fn check_stages(stages: &[Stage], backends: &[(Stage, String)]) -> Result<()> {
+    let idle = |stage: &&Stage| !backends.iter().any(|(of, _)| of == *stage);
+    let Some(stage) = stages.iter().find(idle) else { return Ok(()) };
+    let known: Vec<&str> = backend::CATALOGUE
+        .iter()
+        .filter(|entry| entry.stage == *stage)
+        .map(|entry| entry.name)
+        .collect();
+    Err(Error::Plan(format!(
+        "stage {:?} has none of these backends; it has {}",
+        stage.name(),
+        known.join(", ")
+    )))
+}
+
 fn check_backends(names: &[String]) -> Result<()> {
     let mut known: Vec<&str> = backend::CATALOGUE.iter().map(|entry| entry.name).collect();
     known.sort_unstable();
@@ -372,7 +376,7 @@ fn workloads(stages: &[Stage], names: Option<&Vec<String>>, quick: bool) -> Resu
     for name in names {
         if let Some((_, members)) = workload::GROUPS.iter().find(|(group, _)| group == name) {
             wanted.extend_from_slice(members);
-        } else if let Some(workload) = workload::find(name) {
+        } else if let Some(workload) = workload::CATALOGUE.iter().find(|w| w.name == *name) {
             wanted.push(workload.name);
         } else {
             let known: Vec<&str> = workload::GROUPS
@@ -395,6 +399,10 @@ fn in_order<T: PartialEq>(all: impl Iterator<Item = T>, wanted: &[T]) -> Vec<T> 
 }
 
 fn unknown(what: &str, name: &str, known: &[&str]) -> Error {
+    Error::Plan(unlisted(what, name, known))
+}
+
+fn unlisted(what: &str, name: &str, known: &[&str]) -> String {
     let mut near: Vec<(f64, &str)> = known
         .iter()
         .map(|known| (strsim::jaro_winkler(name, known), *known))
@@ -402,14 +410,13 @@ fn unknown(what: &str, name: &str, known: &[&str]) -> Error {
         .collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
     let near: Vec<&str> = near.iter().take(3).map(|(_, name)| *name).collect();
-    Error::Plan(if near.is_empty() {
+    if near.is_empty() {
         format!("no {what} {name:?}; there are: {}", known.join(", "))
     } else {
-        format!(
-            "no {what} {name:?}; did you mean {}? (ringtap compare --list names them all)",
-            near.join(" or ")
-        )
-    })
+        // Plans are two words of the help.
+        let all = if what == "plan" { "" } else { " (ringtap compare --list names them all)" };
+        format!("no {what} {name:?}; did you mean {}?{all}", near.join(" or "))
+    }
 }
 
 #[cfg(test)]
@@ -473,6 +480,7 @@ mod tests {
         assert!(text("--workloads randread-4k-qd3").contains("randread-4k-qd32"));
         assert!(text("--stages hos").contains("did you mean host"));
         assert!(text("--backends zzz").contains("there are: "));
+        assert!(text("disk.qcow2").contains("quick, published; two images are compared by naming"));
     }
 
     #[test]
@@ -485,6 +493,10 @@ mod tests {
             "--seconds 0",
             "--dir /nowhere/at/all",
             "--stages guest --backends native",
+            "--stages host,guest --backends native",
+            "--backends native,virtio-raw",
+            "--workloads job:/etc/passwd,fio",
+            "--size 65T",
             "--stages two --workloads fio",
             "publishd",
             "published --plan /nowhere",
@@ -492,6 +504,30 @@ mod tests {
         ] {
             assert!(plan(words).is_err(), "{words}");
         }
+    }
+
+    #[test]
+    fn no_backend_and_no_stage_is_left_out_silently() {
+        let text = |words| plan(words).unwrap_err().to_string();
+        let error = text("--dir /tmp --backends native,virtio-raw");
+        assert!(
+            error.contains("\"virtio-raw\" runs on stage vm, and the plan has host, guest"),
+            "{error}"
+        );
+        assert!(error.contains("add vm to --stages"), "{error}");
+        let error = text("--dir /tmp --stages host,guest --backends native");
+        assert!(
+            error.contains("stage \"guest\" has none of these") && error.contains("ubd"),
+            "{error}"
+        );
+        // Stages that nobody named are those that the backends need, and a flag narrows a known plan.
+        let of = |words: &str| plan(words).unwrap().stages;
+        assert_eq!(of("--dir /tmp --backends native"), [Stage::Host]);
+        assert_eq!(
+            of("published --dir /tmp --backends ringtap-vhost"),
+            [Stage::Vm, Stage::TwoGuests]
+        );
+        assert_eq!(of("published --dir /tmp --stages vm"), [Stage::Vm]);
     }
 
     #[test]
@@ -511,8 +547,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mine.fio");
         std::fs::write(&path, "[a]\nrw=randread\n").unwrap();
-        let plan = plan(&format!("--dir /tmp --stages host --fio-job {}", path.display())).unwrap();
-        assert_eq!(plan.workloads.len(), 1);
+        let twice = format!("--fio-job {0} --fio-job {0}", path.display());
+        let plan = plan(&format!("--dir /tmp --stages host {twice}")).unwrap();
+        assert_eq!(plan.workloads.len(), 1, "named twice it is still one");
         assert!(matches!(plan.workloads()[0].kind, workload::Kind::FioFile(_)));
     }
 

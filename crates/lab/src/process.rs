@@ -33,7 +33,8 @@ impl Group {
     /// Starts `command` in a process group of its own.
     pub fn spawn(mut command: Command) -> Result<Group> {
         let name = name_of(command.get_program());
-        command.process_group(0);
+        // What programs print is read as they print it untranslated.
+        command.process_group(0).env("LC_ALL", "C");
         die_with_parent(&mut command);
         let child = command.spawn().map_err(|e| Error::Program {
             program: name.clone(),
@@ -337,4 +338,17 @@ fn tail(text: &str) -> String {
     let head: String = letters[..HEAD].iter().collect();
     let end: String = letters[letters.len() - TAIL..].iter().collect();
     format!("{head} […] {end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_speak_no_language_of_the_users() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $LC_ALL"]).env("LC_ALL", "de_DE.UTF-8");
+        let output = run(command, Duration::from_secs(60), &Stop::default());
+        assert_eq!(output.unwrap_or_else(|e| panic!("{e}")).stdout, "C\n");
+    }
 }

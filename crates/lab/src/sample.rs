@@ -339,6 +339,12 @@ pub struct Ledger {
     /// CPU seconds of the busiest single thread of the server a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_thread: Option<f64>,
+    /// CPU seconds of the client (in a guest: all of it) a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_cpu: Option<f64>,
+    /// CPU seconds of the busiest single thread of the client a second: of a virtual PC that is a processor of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_thread: Option<f64>,
     /// CPU seconds of the whole machine a second, by its number of processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<f64>,

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::folder;
-use crate::program::{Output, Running};
+use crate::program::{Output, Running, program};
 
 fn compare(folder: &Path, words: &str) -> Running {
     let mut command = std::process::Command::new(ringtap());
@@ -69,6 +69,22 @@ fn bonnie_itself_runs_and_is_read() {
     assert!(workload.contains("bonnie"), "{workload}");
     let log = fs::read_to_string(dir.path().join("run/samples.jsonl")).expect("samples");
     assert_eq!(log.lines().count(), 2, "native and its twin: {log}");
+}
+
+#[test]
+fn a_terminal_sees_how_long_it_still_takes_and_a_file_does_not() {
+    let dir = folder();
+    let words =
+        "--rounds 1 --stages host --size 32M --backends native --workloads randread-4k-qd32";
+    let plain = compare(dir.path(), &format!("{words} --out plain")).wait();
+    let line = format!("{} compare --seconds 0.2 --ramp 0 --dir .", ringtap().display());
+    let mut script = program("script", "bsdutils");
+    script.args(["-qec", &format!("{line} {words} --out shown"), "/dev/null"]);
+    script.current_dir(dir.path());
+    let shown = Running::start(script).wait().ok();
+    assert!(shown.contains("s left"), "{shown:?}");
+    assert!(!plain.stderr.contains("s left") && !plain.stderr.contains('\r'), "{}", plain.stderr);
+    plain.ok();
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use super::vm::{Attach, InQemu, Inside};
 use super::xen::{Image as XenImage, Mode, Node, Vbd, Way};
 use super::{
-    Backend, Entry, Image, Inner, absent, loopdev, native, nbdkit, qemu, ringtap, ubd, ublk, volume,
+    Backend, Entry, Image, Inner, absent, kernelnbd, loopdev, native, nbdkit, qemu, ringtap, ubd,
+    ublk, volume,
 };
 use crate::sample::Stage;
 
@@ -14,6 +15,7 @@ pub const CATALOGUE: &[Entry] = &[
     host("loop", "loop device on the file, through the page cache", true, &LOOP),
     host("loop-direct", "loop device on the file, direct-io=on", true, &LOOP_DIRECT),
     host("ringtap-nbd", "ringtap serve --nbd, cache=none", true, &RINGTAP_NBD),
+    host("ringtap-nbd-kernel", RINGTAP_KERNEL, true, &kernelnbd::KernelNbd(&RINGTAP_NBD)),
     host(
         "ringtap-fuse",
         "ringtap serve --fuse, cache=none, with a direct-io loop device on top",
@@ -21,6 +23,7 @@ pub const CATALOGUE: &[Entry] = &[
         &ringtap::FuseLoop,
     ),
     host("qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", true, &QEMU_NBD),
+    host("qemu-nbd-kernel", QEMU_KERNEL, true, &kernelnbd::KernelNbd(&QEMU_NBD)),
     host("qemu-nbd-threads", "qemu-nbd, cache=none, aio=threads", false, &qemu::Nbd::by("threads")),
     host("qemu-nbd-native", "qemu-nbd, cache=none, aio=native", false, &qemu::Nbd::by("native")),
     host("qemu-nbd-unsafe", "qemu-nbd, cache=unsafe: it ignores flushes", false, &UNSAFE),
@@ -138,7 +141,16 @@ pub const CATALOGUE: &[Entry] = &[
         false,
         &ringtap::FuseLoop,
     ),
+    two("ringtap-nbd-kernel", RINGTAP_KERNEL, true, &kernelnbd::KernelNbd(&RINGTAP_NBD)),
+    two("ublk", "ringtap serve --ublk, cache=none", true, &ublk::Ublk),
     two("qemu-nbd", "qemu-nbd, cache=none, aio=io_uring", true, &QEMU_NBD),
+    two("qemu-nbd-kernel", QEMU_KERNEL, true, &kernelnbd::KernelNbd(&QEMU_NBD)),
+    two(
+        "lvm",
+        "dm-linear (an LVM linear volume) on loop-direct",
+        true,
+        &volume::Volume(Inner::Linear),
+    ),
     guests("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
     guests("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     guests("qsd-vhost", QSD_URING, true, &QSD),
@@ -201,6 +213,8 @@ const TAP_QCOW2: Vbd = Vbd(Way::Ringtap(XenImage::Qcow2, Mode::Usual));
 const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
 const TAP_VHD: Vbd = Vbd(Way::Ringtap(XenImage::Vhd, Mode::Usual));
 
+const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel's own client";
+const QEMU_KERNEL: &str = "qemu-nbd, cache=none, aio=io_uring, under this kernel's own client";
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
 const QSD_THREADS: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=threads";
 const QSD_NATIVE: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=native";
@@ -275,8 +289,10 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Vm, "lvm-snapshot", &["lvm"]),
     (Stage::Vm, "loop", &["lvm"]),
     (Stage::Host, "lvm-snapshot", &["lvm"]),
+    (Stage::Host, "ringtap-nbd-kernel", &["qemu-nbd-kernel", "loop-direct"]),
     (Stage::Host, "ringtap-fuse", &["loop-direct"]),
     (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
+    (Stage::Two, "ringtap-nbd-kernel", &["qemu-nbd-kernel", "loop-direct"]),
     (Stage::TwoGuests, "ringtap-vhost", &["qsd-vhost", "loop", "lvm"]),
     (Stage::Xen, "tap-raw", &["phy-loop", "file"]),
     (Stage::Xen, "tap-lvm", &["phy-lvm"]),

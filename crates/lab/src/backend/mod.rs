@@ -2,6 +2,7 @@
 
 pub mod absent;
 mod catalogue;
+pub mod kernelnbd;
 pub mod loopdev;
 pub mod mapper;
 pub mod native;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use crate::env::{Env, Missing};
 use crate::error::Result;
+use crate::host::unescaped;
 use crate::process::Server;
 use crate::sample::Stage;
 use crate::stop::Stop;
@@ -164,6 +166,8 @@ pub struct Served {
     pub volume: Option<volume::Mapped>,
     /// The loop device, where there is one: it goes before what it lies on.
     pub device: Option<loopdev::LoopDevice>,
+    /// The kernel's client of the server's export, where that is how the disk is reached.
+    pub client: Option<kernelnbd::NbdDevice>,
     /// The server, where there is one.
     pub server: Option<Server>,
     /// What the server mounted: it unmounts it itself, unless it was killed.
@@ -172,7 +176,7 @@ pub struct Served {
 
 impl Served {
     fn reached(access: Access) -> Served {
-        Served { access, volume: None, device: None, server: None, mount: None }
+        Served { access, volume: None, device: None, client: None, server: None, mount: None }
     }
 
     fn by(server: Server, access: Access) -> Served {
@@ -181,9 +185,10 @@ impl Served {
 
     /// Ends the serving and reports what went wrong with it.
     pub fn end(self) -> Result<()> {
-        let Served { server, volume, device, mount: _mount, .. } = self;
+        let Served { server, client, volume, device, mount: _mount, .. } = self;
         volume.map_or(Ok(()), volume::Mapped::remove)?;
         device.map_or(Ok(()), loopdev::LoopDevice::detach)?;
+        client.map_or(Ok(()), kernelnbd::NbdDevice::detach)?;
         server.map_or(Ok(()), Server::stop)
     }
 }
@@ -200,9 +205,9 @@ impl Mount {
 
     /// Whether something is mounted there.
     pub fn there(&self) -> bool {
-        let at = self.0.display().to_string().replace(' ', "\\040");
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        mounts.lines().any(|line| line.split(' ').nth(1) == Some(at.as_str()))
+        let mut points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        points.any(|at| Path::new(&unescaped(at)) == self.0)
     }
 }
 

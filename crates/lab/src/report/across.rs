@@ -1,35 +1,39 @@
-//! Two runs and more: merged into one of more rounds, or set beside each other as before and after.
+//! Runs that belong together: merged into one of more rounds, and what makes two runs unlike.
 
-use std::fmt::Write;
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use super::analysis::{Analysis, reference};
-use super::format;
 use crate::error::{Error, Result};
 use crate::run::folder::{self, Record, State};
-use crate::sample::{Better, Metric, Sample, Stage};
-use crate::stats::{FEWEST_ROUNDS, family, median, verdict};
-use crate::workload;
-
-/// Resamples and permutations.
-const DRAWS: usize = 5000;
+use crate::sample::{Sample, Stage};
+use crate::workload::bonnie;
 
 /// Puts runs of the same plan on the same machine together: rounds are counted on.
 pub fn merge(runs: &[&Path]) -> Result<(Record, Vec<Sample>)> {
     let mut whole: Option<(Record, Vec<Sample>)> = None;
+    let mut known: Vec<Record> = Vec::new();
     for path in runs {
         let (record, samples) = folder::read(path)?;
+        if known.iter().any(|other| is_same(other, &record)) {
+            return Err(Error::Plan(format!(
+                "{} is a run that was named already: its rounds would count twice",
+                path.display()
+            )));
+        }
+        known.push(record.clone());
         let Some((sum, all)) = &mut whole else {
             whole = Some((record, samples));
             continue;
         };
-        if let Some(what) = difference(sum, &record) {
+        let mut unlike = sets(sum, &record);
+        unlike.extend(conditions(sum, &record));
+        unlike.extend(versions_of_bonnie(all, &samples));
+        if let Some(Unlike { what, before, after }) = unlike.first() {
             return Err(Error::Plan(format!(
-                "{} cannot be merged with {}: {what} differs; `ringtap report --before` sets two runs side by side",
+                "{} cannot be merged with {}: {what} differs ({after}, and {before}); `ringtap report --before` sets two \
+                 runs side by side",
                 path.display(),
                 runs.first().map_or(Path::new(""), |first| first).display()
             )));
@@ -46,195 +50,88 @@ pub fn merge(runs: &[&Path]) -> Result<(Record, Vec<Sample>)> {
     whole.ok_or_else(|| Error::Plan("no run was named".into()))
 }
 
-/// What makes two runs unlike, in words.
-fn difference(one: &Record, two: &Record) -> Option<&'static str> {
-    let names = |r: &Record| r.arms.iter().map(|a| (a.stage, a.name.clone())).collect::<Vec<_>>();
-    let (a, b) = (&one.plan, &two.plan);
+/// Whether two records are of one run, or of copies of it.
+pub fn is_same(one: &Record, two: &Record) -> bool {
+    one.began == two.began && one.plan == two.plan
+}
+
+/// What two runs do not have in common.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Unlike {
+    /// What it is.
+    pub what: String,
+    /// In the first.
+    pub before: String,
+    /// In the second.
+    pub after: String,
+}
+
+/// What differs, if it does.
+pub fn unlike(what: &str, before: String, after: String) -> Option<Unlike> {
+    (before != after).then(|| Unlike { what: what.into(), before, after })
+}
+
+/// What was measured.
+fn sets(one: &Record, two: &Record) -> Vec<Unlike> {
+    let arms = |r: &Record| {
+        let names: Vec<_> =
+            r.arms.iter().map(|arm| format!("{} {}", arm.stage, arm.name)).collect();
+        names.join(", ")
+    };
+    let workloads = |r: &Record| r.plan.workloads.join(", ");
     [
-        ("the size of the disks", a.size == b.size),
-        ("the measured time", a.seconds == b.seconds && a.ramp == b.ramp),
-        ("the set of workloads", a.workloads == b.workloads),
-        ("the set of backends that ran", names(one) == names(two)),
-        ("the kernel", one.host.kernel == two.host.kernel),
-        ("the processor", one.host.cpu == two.host.cpu && one.host.cpus == two.host.cpus),
-        ("the file system of the disks", one.host.file_system == two.host.file_system),
-        ("the version of a program", one.host.versions == two.host.versions),
+        unlike("the set of workloads", workloads(one), workloads(two)),
+        unlike("the set of backends that ran", arms(one), arms(two)),
     ]
     .into_iter()
-    .find_map(|(what, same)| (!same).then_some(what))
+    .flatten()
+    .collect()
 }
 
-/// One arm before and after.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Change {
-    /// Where.
-    pub stage: Stage,
-    /// Which arm.
-    pub arm: String,
-    /// Which workload.
-    pub workload: String,
-    /// By which metric.
-    pub metric: Metric,
-    /// Median before.
-    pub before: f64,
-    /// Median after.
-    pub after: f64,
-    /// Times as good as before; above 1 is better. Each round's value is taken by its stage's reference in that round, so
-    /// that a faster machine is no change; the reference itself is as it was measured.
-    pub ratio: f64,
-    /// 95 % bootstrap interval of `ratio`; from six rounds on in both runs.
-    pub interval: Option<(f64, f64)>,
-    /// p-value by permutation, adjusted for the whole table by Holm.
-    pub p: Option<f64>,
-    /// better, worse, or nothing that can be said.
-    pub verdict: &'static str,
-}
-
-/// Compares the headline metrics that both runs have.
-pub fn changes(before: &Analysis, after: &Analysis) -> Vec<Change> {
-    let mut list = Vec::new();
-    let mut random = ChaCha8Rng::seed_from_u64(before.run.plan.seed ^ after.run.plan.seed);
-    for series in &after.series {
-        let headline = workload::find(&series.workload)
-            .is_some_and(|workload| workload.headline.contains(&series.metric));
-        if !headline || series.arm.contains('#') {
-            continue;
+/// How and where it was measured.
+pub fn conditions(one: &Record, two: &Record) -> Vec<Unlike> {
+    let of = |what: &str, get: &dyn Fn(&Record) -> String| unlike(what, get(one), get(two));
+    let mut list: Vec<Unlike> = [
+        of("the size of the disks", &|r| format!("{} MiB", r.plan.size >> 20)),
+        of("the measured time", &|r| format!("{} s after {} s", r.plan.seconds, r.plan.ramp)),
+        of("the kernel", &|r| r.host.kernel.clone()),
+        of("the processor", &|r| format!("{} × {}", r.host.cpus, r.host.cpu)),
+        of("the memory", &|r| format!("{} MiB", r.host.memory >> 20)),
+        of("the file system of the disks", &|r| r.host.file_system.clone()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    for stage in Stage::ALL {
+        let words = |r: &Record| {
+            let known = r.stages.iter().find(|(of, _)| of == &stage);
+            known.map(|(_, words)| super::words::without_folders(words))
+        };
+        if let (Some(before), Some(after)) = (words(one), words(two)) {
+            list.extend(unlike(&format!("the stage {stage}"), before, after));
         }
-        let find = |analysis: &Analysis| {
-            logs(analysis, series.stage, &series.arm, &series.workload, series.metric)
-        };
-        let (Some(old), Some(new)) = (find(before), find(after)) else { continue };
-        let middle = |analysis: &Analysis| {
-            analysis
-                .median(series.stage, &series.arm, &series.workload, series.metric)
-                .map(|value| value.value)
-        };
-        let (Some(was), Some(is)) = (middle(before), middle(after)) else { continue };
-        let sign = if series.metric.better() == Better::Higher { 1.0 } else { -1.0 };
-        let centre = |logs: &[f64]| median(logs).unwrap_or(0.0);
-        let ratio = (sign * (centre(&new) - centre(&old))).exp();
-        let enough = old.len() >= FEWEST_ROUNDS && new.len() >= FEWEST_ROUNDS;
-        let interval = enough.then(|| bootstrap(&old, &new, sign, &mut random));
-        let p = enough.then(|| permutation(&old, &new, &mut random));
-        list.push(Change {
-            stage: series.stage,
-            arm: series.arm.clone(),
-            workload: series.workload.clone(),
-            metric: series.metric,
-            before: was,
-            after: is,
-            ratio,
-            interval,
-            p,
-            verdict: "",
+    }
+    // What an older lab did not ask is not known to differ.
+    let both = |what: &str, one: &[(String, String)], two: &[(String, String)]| {
+        let pairs = one.iter().filter_map(|(name, before)| {
+            let (_, after) = two.iter().find(|(of, _)| of == name)?;
+            unlike(&format!("the {what}{name}"), before.clone(), after.clone())
         });
-    }
-    let with: Vec<usize> = (0..list.len()).filter(|&at| list[at].p.is_some()).collect();
-    let plain: Vec<f64> = with.iter().filter_map(|&at| list[at].p).collect();
-    for (&at, adjusted) in with.iter().zip(family::holm(&plain)) {
-        let change = &mut list[at];
-        change.p = Some(adjusted);
-        let floor = [before, after]
-            .iter()
-            .filter_map(|run| run.floor(change.stage, &change.workload, change.metric))
-            .map(|floor| floor.floor)
-            .fold(0.0, f64::max);
-        let claim = adjusted <= verdict::ALPHA && change.ratio.ln().abs() > floor.ln_1p();
-        change.verdict = match change.interval {
-            Some((low, _)) if claim && low > 1.0 => "better",
-            Some((_, high)) if claim && high < 1.0 => "worse",
-            Some((low, high)) if low > 1.0 / 1.05 && high < 1.05 => "the same within 5 %",
-            _ => "not resolved",
-        };
-    }
+        pairs.collect::<Vec<_>>()
+    };
+    list.extend(both("", &one.host.state, &two.host.state));
+    list.extend(both("version of ", &one.host.versions, &two.host.versions));
     list
 }
 
-/// Logarithms of an arm's values, each by its reference's value of the round.
-fn logs(
-    analysis: &Analysis,
-    stage: Stage,
-    arm: &str,
-    workload: &str,
-    metric: Metric,
-) -> Option<Vec<f64>> {
-    let ours = analysis.find(stage, arm, workload, metric)?;
-    let name = reference(&analysis.run, stage)?;
-    let base = (name != arm).then(|| analysis.find(stage, name, workload, metric)).flatten();
-    let logs: Vec<f64> = ours
-        .values
-        .iter()
-        .filter(|(_, value)| !value.at_least && value.value > 0.0)
-        .filter_map(|(round, value)| match base {
-            None => Some(value.value.ln()),
-            Some(base) => {
-                let (_, base) = base.values.iter().find(|(of, _)| of == round)?;
-                (!base.at_least && base.value > 0.0).then(|| (value.value / base.value).ln())
-            }
-        })
-        .collect();
-    (!logs.is_empty()).then_some(logs)
-}
-
-fn bootstrap(old: &[f64], new: &[f64], sign: f64, random: &mut ChaCha8Rng) -> (f64, f64) {
-    let mut draw = |logs: &[f64]| {
-        let picked: Vec<f64> =
-            logs.iter().map(|_| logs[random.random_range(0..logs.len())]).collect();
-        median(&picked).unwrap_or(0.0)
+/// The versions of bonnie++, where both runs have it and they differ.
+pub fn versions_of_bonnie(one: &[Sample], two: &[Sample]) -> Option<Unlike> {
+    let versions = |samples: &[Sample]| {
+        let all: BTreeSet<&str> =
+            samples.iter().filter_map(|s| bonnie::version(s.note.as_deref()?)).collect();
+        all.into_iter().collect::<Vec<_>>().join(", ")
     };
-    let mut ratios: Vec<f64> = (0..DRAWS).map(|_| sign * (draw(new) - draw(old))).collect();
-    ratios.sort_by(f64::total_cmp);
-    let at = |share: f64| ratios[((DRAWS - 1) as f64 * share) as usize].exp();
-    (at(0.025), at(0.975))
-}
-
-/// How often a difference of the means at least as large comes when the labels "before" and "after" are dealt anew.
-fn permutation(old: &[f64], new: &[f64], random: &mut ChaCha8Rng) -> f64 {
-    let mut all: Vec<f64> = old.iter().chain(new).copied().collect();
-    let split = old.len();
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let seen = (mean(new) - mean(old)).abs();
-    let mut as_far = 1;
-    for _ in 0..DRAWS {
-        for at in (1..all.len()).rev() {
-            all.swap(at, random.random_range(0..=at));
-        }
-        let (a, b) = all.split_at(split);
-        as_far += usize::from((mean(b) - mean(a)).abs() >= seen - 1e-12);
-    }
-    as_far as f64 / (DRAWS + 1) as f64
-}
-
-/// The changes as a table in Markdown, which reads as plain text too.
-pub fn markdown(before: &Analysis, after: &Analysis, changes: &[Change]) -> String {
-    let mut text = String::from("# Before and after\n\n");
-    let _ = writeln!(
-        text,
-        "Before: {} ({}). After: {} ({}).\n",
-        before.run.began, before.run.host.kernel, after.run.began, after.run.host.kernel
-    );
-    if let Some(what) = difference(&before.run, &after.run) {
-        let _ = writeln!(text, "The two runs are not alike: {what} differs.\n");
-    }
-    text += "Each backend is taken by its stage's reference in the same round, so that a faster machine is no change; the \
-             reference itself is as measured, and shows the machine.\n\n";
-    text += "| stage | workload | metric | backend | before | after | times as good | 95 % | p (Holm) | verdict |\n|---|---|---|---|---|---|---|---|---|---|\n";
-    for change in changes {
-        let unit = change.metric.unit();
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-            change.stage,
-            change.workload,
-            change.metric.title(),
-            change.arm,
-            format::number(change.before, unit),
-            format::number(change.after, unit),
-            format::digits(change.ratio),
-            format::interval(change.interval),
-            change.p.map_or_else(String::new, |p| format!("{p:.3}")),
-            if change.interval.is_none() { "points only" } else { change.verdict },
-        );
-    }
-    text
+    let (before, after) = (versions(one), versions(two));
+    let both = !before.is_empty() && !after.is_empty();
+    unlike("the version of bonnie++", before, after).filter(|_| both)
 }

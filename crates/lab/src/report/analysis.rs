@@ -287,6 +287,15 @@ impl Analysis {
         })
     }
 
+    /// How an arm failed in a workload.
+    pub fn failure(&self, stage: Stage, arm: &str, workload: &str) -> Option<&Failure> {
+        self.failures.iter().find(|failure| {
+            failure.stage == stage
+                && failure.arm == arm
+                && failure.workloads.iter().any(|of| of == workload)
+        })
+    }
+
     /// The stages that have arms, each with its arms.
     pub fn stages(&self) -> Vec<(Stage, Vec<&Arm>)> {
         Stage::ALL

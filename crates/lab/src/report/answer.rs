@@ -83,7 +83,7 @@ pub fn answers(analysis: &Analysis) -> Markup {
             ul { @for line in lines { li { (line) } } }
         }
         @if !answers.is_empty() {
-            p.soft.small { "Best means the best median among backends that go to the disk and flush when asked. \u{201c}Not told apart\u{201d} is one comparison at 95 %, or a difference within 3 %; it is not guarded for the whole table, as the verdicts below are." }
+            p.soft.small { "Best means the best median among backends that go to the disk and flush when asked. \u{201c}Not told apart\u{201d} is one comparison at 95 %, or a difference within 3 % or the noise floor; it is not guarded for the whole table, as the verdicts below are." }
         }
     }
 }
@@ -154,7 +154,8 @@ fn heat_of(
                     (heat_cell(ranking::cell(analysis, arm, workload, *metric, *best), *metric, group, cached))
                 }
                 td.word { @match group {
-                    Group::Durable => "yes",
+                    Group::Durable if ranking::is_checked(analysis, arm) => "yes",
+                    Group::Durable => "yes; flushes not counted",
                     Group::Cached => "no: page cache",
                     Group::Lies => "no: does not flush",
                 } }
@@ -168,7 +169,12 @@ fn heat_cell(cell: Option<Cell>, metric: Metric, group: Group, cached: Option<f6
     let Some(cell) = cell else { return html! { td.n data-v="" { "–" } } };
     let value = format::value(cell.median, metric.unit());
     let Some(share) = cell.share else {
-        return html! { td.n data-v=(cell.median.value) title="a bound" { (value) } };
+        let why = if cell.median.at_least {
+            "a bound"
+        } else {
+            "no backend is ranked to compare it with"
+        };
+        return html! { td.n data-v=(cell.median.value) title=(why) { (value) } };
     };
     // Eleven steps from a tenth of the best to the best.
     let step = (share.clamp(0.1, 1.0).log10() * 10.0 + 10.0).round() as u32;

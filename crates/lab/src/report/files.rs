@@ -99,6 +99,9 @@ pub fn markdown(analysis: &Analysis) -> String {
             );
             for arm in &arms {
                 let Some(median) = analysis.median(stage, &arm.name, workload.name, metric) else {
+                    if analysis.failure(stage, &arm.name, workload.name).is_some() {
+                        let _ = writeln!(text, "| {} | – | | | failed: see below |", arm.name);
+                    }
                     continue;
                 };
                 let row = analysis.row(stage, &arm.name, name, workload.name, metric);
@@ -133,6 +136,7 @@ pub fn markdown(analysis: &Analysis) -> String {
         text.push('\n');
     }
     stalls(&mut text, analysis);
+    failed(&mut text, analysis);
     let skipped = words::skipped(&run.skipped);
     if !skipped.is_empty() {
         text += "## Not run here\n\n";
@@ -145,6 +149,30 @@ pub fn markdown(analysis: &Analysis) -> String {
         }
     }
     text
+}
+
+fn failed(text: &mut String, analysis: &Analysis) {
+    let troubles = &analysis.run.troubles;
+    if analysis.failures.is_empty() && troubles.is_empty() {
+        return;
+    }
+    *text += "## What failed\n\n";
+    // One line each: a program's words would be Markdown's.
+    let line =
+        |error: &str| error.split_whitespace().collect::<Vec<_>>().join(" ").replace('`', "'");
+    for failure in &analysis.failures {
+        let workloads = failure.workloads.join(", ");
+        let _ = writeln!(
+            text,
+            "- {} {}, {workloads} ({} samples): `{}`",
+            failure.stage,
+            failure.arm,
+            failure.samples,
+            line(&failure.error)
+        );
+    }
+    troubles.iter().for_each(|trouble| *text += &format!("- `{}`\n", line(trouble)));
+    text.push('\n');
 }
 
 fn stalls(text: &mut String, analysis: &Analysis) {

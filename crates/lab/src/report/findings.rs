@@ -302,7 +302,7 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
     let stages: Vec<String> =
         stages.iter().map(|stage| format!("{stage}: {}", words::stage(analysis, *stage))).collect();
     let conditions = format!(
-        "{}, disks of {} MiB on {}; {}",
+        "{}, disks of {} MiB on {}; each interval holds by itself, not for all of them together; {}",
         rounds(plan.rounds as usize),
         plan.size >> 20,
         analysis.run.host.file_system,
@@ -382,9 +382,10 @@ fn with_ends(
 fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Option<bool>)> {
     const WORKLOAD: &str = "two-write";
     let series = analysis.find(stage, arm, WORKLOAD, Metric::Keeps)?;
+    let far = is_beyond(analysis, stage, WORKLOAD, Metric::Keeps, series.median?.value);
     let outcome = match series.interval {
-        Some((_, high)) if high < 1.0 => Some(true),
-        Some((low, _)) if low > 1.0 => Some(false),
+        Some((_, high)) if high < 1.0 && far => Some(true),
+        Some((low, _)) if low > 1.0 && far => Some(false),
         _ => None,
     };
     let keeps = with_ends(analysis, stage, arm, WORKLOAD, Metric::Keeps)?;
@@ -401,6 +402,18 @@ fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Option
         ),
         outcome,
     ))
+}
+
+/// Whether a ratio is further from 1 than two runs of the stage's reference are: no claim is smaller.
+fn is_beyond(
+    analysis: &Analysis,
+    stage: Stage,
+    workload: &str,
+    metric: Metric,
+    ratio: f64,
+) -> bool {
+    let floor = analysis.floor(stage, workload, metric).map_or(0.0, |floor| floor.floor);
+    ratio.ln().abs() > floor.ln_1p()
 }
 
 /// A claim in a sentence, and whether it holds; `None` for what cannot be told.
@@ -424,9 +437,10 @@ fn compare(
         Ratio::AtMost(_) => "at most ",
     };
     let ratio = format!("{bound}{} times as good", format::digits(paired.ratio?.number()));
+    let far = |centre| is_beyond(analysis, stage, claim.workload, metric, centre);
     let outcome = match (paired.interval, paired.ratio?) {
-        (Some(ends), _) if ends.high < 1.0 => Some(claim.worse),
-        (Some(ends), _) if ends.low > 1.0 => Some(!claim.worse),
+        (Some(ends), _) if ends.high < 1.0 && far(ends.centre) => Some(claim.worse),
+        (Some(ends), _) if ends.low > 1.0 && far(ends.centre) => Some(!claim.worse),
         (None, Ratio::AtLeast(bound)) if bound > 1.0 && paired.rounds >= FEWEST_ROUNDS => {
             Some(!claim.worse)
         }
@@ -450,6 +464,12 @@ fn compare(
         }
         None => format!("a bound: bonnie++ did not print the number; {}", rounds(paired.rounds)),
     };
+    let near = match paired.interval {
+        Some(ends) if outcome.is_none() && (ends.high < 1.0 || ends.low > 1.0) => {
+            "; less than the noise floor"
+        }
+        _ => "",
+    };
     let before = match (claim.figures, outcome) {
         ("not published", None) => "; not told apart".into(),
         ("not published", Some(_)) => String::new(),
@@ -463,7 +483,7 @@ fn compare(
         ),
     };
     let line = format!(
-        "{what}: {} {} against {} {}: {ratio} ({ends}){before}.",
+        "{what}: {} {} against {} {}: {ratio} ({ends}){near}{before}.",
         name(analysis, stage, claim.arm),
         value(ours.median),
         name(analysis, stage, claim.against),

@@ -17,40 +17,45 @@ const FIRST_CLAIMS: usize = 8;
 /// The page.
 pub fn render(analysis: &Analysis) -> String {
     let run = &analysis.run;
+    let state = state_in_words(analysis);
+    page(
+        &format!("Ringtap compare, {}", run.began),
+        html! {
+            h1 { "Ways of serving a disk, side by side" }
+            p.soft { (run.began) " · " (run.host.cpu) ", " (run.host.cpus) " CPUs · " (run.host.kernel) " · disks on " (run.host.file_system) }
+            @if run.state == State::Complete { p.soft { (state) } } @else { p.banner { (state) } }
+            (answer::findings(analysis))
+            (answer::answers(analysis))
+            (answer::heat(analysis))
+            (answer::durability(analysis))
+            (claims(analysis))
+            @for (stage, arms) in analysis.stages() { (stage_section(analysis, stage, &arms)) }
+            (peers(analysis))
+            (troubles(analysis))
+            (facts::stalls(analysis))
+            (facts::ledger(analysis))
+            (all_comparisons(analysis))
+            (facts::samples(analysis))
+            (published_before())
+            (method(analysis))
+            (machine(analysis))
+        },
+    )
+}
+
+/// A page that needs nothing else.
+pub(super) fn page(title: &str, body: Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Ringtap compare, " (run.began) }
+                title { (title) }
                 style { (PreEscaped(STYLE)) }
             }
             body {
-                main {
-                    h1 { "Ways of serving a disk, side by side" }
-                    p.soft { (run.began) " · " (run.host.cpu) ", " (run.host.cpus) " CPUs · " (run.host.kernel) " · disks on " (run.host.file_system) }
-                    @if run.state == State::Complete {
-                        p.soft { (state_in_words(analysis)) }
-                    } @else {
-                        p.banner { (state_in_words(analysis)) }
-                    }
-                    (answer::findings(analysis))
-                    (answer::answers(analysis))
-                    (answer::heat(analysis))
-                    (answer::durability(analysis))
-                    (claims(analysis))
-                    @for (stage, arms) in analysis.stages() { (stage_section(analysis, stage, &arms)) }
-                    (peers(analysis))
-                    (troubles(analysis))
-                    (facts::stalls(analysis))
-                    (facts::ledger(analysis))
-                    (all_comparisons(analysis))
-                    (facts::samples(analysis))
-                    (published_before())
-                    (method(analysis))
-                    (machine(analysis))
-                }
+                main { (body) }
                 script { (PreEscaped(SCRIPT)) }
             }
         }
@@ -124,7 +129,7 @@ fn workload_card(
             let series = analysis.find(stage, &arm.name, workload.name, metric)?;
             Some(svg::Bar {
                 label: &arm.name,
-                class: class(arm, reference),
+                class: class(&arm.backend, reference),
                 median: series.median?,
                 interval: series.interval,
                 rounds: series.values.iter().map(|(_, value)| value.value).collect(),
@@ -235,6 +240,13 @@ fn workload_table(
                             }
                             td.n { (series.values.len()) }
                         }
+                    } @else if analysis.failure(stage, &arm.name, workload.name).is_some() {
+                        tr {
+                            td.name title=(arm.title) { (arm.name) }
+                            td.n data-v="" { "–" } td.n {} td.n {} td.word.slower { "failed: see below" }
+                            @for _ in &columns { td.n {} }
+                            td.n { "0" }
+                        }
                     }
                 }
             }
@@ -251,10 +263,11 @@ fn verdict(row: &Row) -> Markup {
     html! { td class=(class) { (format::verdict(row)) } }
 }
 
-fn class(arm: &Arm, reference: &str) -> &'static str {
-    if arm.backend == reference {
+/// The colour of a backend: the stage's reference, Ringtap, or another.
+pub(super) fn class(backend: &str, reference: &str) -> &'static str {
+    if backend == reference {
         "ref"
-    } else if arm.backend.starts_with("ringtap") {
+    } else if backend.starts_with("ringtap") {
         "ours"
     } else {
         "peer"
@@ -276,7 +289,7 @@ fn latency<'a>(
             };
             svg::Latency {
                 label: &arm.name,
-                class: class(arm, reference),
+                class: class(&arm.backend, reference),
                 points: points
                     .iter()
                     .filter_map(|(name, metric)| Some((*name, value(*metric)?)))
@@ -358,7 +371,7 @@ fn comparison_table(rows: &[&Row], whole: bool) -> Markup {
     }
 }
 
-fn probability(p: Option<f64>) -> String {
+pub(super) fn probability(p: Option<f64>) -> String {
     p.map_or_else(String::new, |p| if p < 0.001 { "< 0.001".into() } else { format!("{p:.3}") })
 }
 
@@ -475,7 +488,8 @@ fn machine(analysis: &Analysis) -> Markup {
         ("disks", format!("{} ({})", run.host.mount, run.host.file_system)),
         ("load at the start", format!("{:.2}", run.host.load)),
     ];
-    rows.extend(run.host.versions.iter().map(|(name, version)| (name.as_str(), version.clone())));
+    let more = run.host.state.iter().chain(&run.host.versions);
+    rows.extend(more.map(|(name, value)| (name.as_str(), value.clone())));
     html! {
         h2 { "The machine and the backends" }
         div.card { div.scroll { table { tbody {

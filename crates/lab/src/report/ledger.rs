@@ -68,6 +68,8 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Row> {
                 device: layer(&|l| l.device),
                 device_busy: middle(&|l| l.device_busy),
                 server_thread: middle(&|l| l.server_thread),
+                client_cpu: middle(&|l| l.client_cpu),
+                client_thread: middle(&|l| l.client_thread),
                 machine: middle(&|l| l.machine),
                 steal: middle(&|l| l.steal),
                 memory: middle(&|l| l.memory),
@@ -82,7 +84,8 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Row> {
                     )
                 })
                 .collect();
-            let client = median(&rates);
+            // What a tool says of itself where the client is no process of the lab's.
+            let client = ledger.client_cpu.or(median(&rates));
             let limiter = limiter(arm.stage, &ledger, client);
             list.push(Row {
                 stage: arm.stage,
@@ -104,9 +107,13 @@ fn limiter(stage: Stage, ledger: &Ledger, client: Option<f64>) -> String {
     if let Some(share) = ledger.server_thread.filter(|share| *share >= FULL) {
         full.push(format!("one thread of the server ({})", percent(share)));
     }
-    let inside = matches!(stage, Stage::Guest | Stage::Vm | Stage::Xen);
-    if let Some(share) = client.filter(|share| *share >= FULL) {
-        let who = if inside { "the guest's processor" } else { "the client" };
+    // User-Mode Linux is one processor in several processes, taken in turn; a virtual PC has a thread for each.
+    let (who, share) = match (stage, ledger.client_thread) {
+        (Stage::Vm | Stage::Xen, Some(thread)) => ("one processor of the guest", Some(thread)),
+        (Stage::Guest | Stage::Vm | Stage::Xen, _) => ("the guest's processor", client),
+        _ => ("the client", client),
+    };
+    if let Some(share) = share.filter(|share| *share >= FULL) {
         full.push(format!("{who} ({} of one CPU)", percent(share)));
     }
     if let Some(share) = ledger.device_busy.filter(|share| *share >= FULL) {
@@ -147,6 +154,13 @@ mod tests {
         assert!(
             limiter(Stage::Guest, &Ledger::default(), Some(0.99)).contains("guest's processor")
         );
+        let idle = Ledger { client_thread: Some(0.6), ..Ledger::default() };
+        assert!(
+            limiter(Stage::Vm, &idle, Some(1.1)).contains("nothing"),
+            "two processors, none of them used up"
+        );
+        let full = Ledger { client_thread: Some(0.97), ..Ledger::default() };
+        assert!(limiter(Stage::Vm, &full, Some(1.2)).contains("one processor of the guest (97 %"));
         assert!(limiter(Stage::Host, &Ledger::default(), None).contains("nothing"));
         let scarce = Ledger { memory: Some(0.3), ..Ledger::default() };
         assert!(limiter(Stage::Host, &scarce, None).contains("memory (tasks waited for it 30 %"));

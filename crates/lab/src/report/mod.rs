@@ -1,8 +1,10 @@
-//! The report: terminal table, `report.html`, JSON. All are pure functions of the run's folder.
+//! The report: terminal table, `report.html`, JSON; and of two runs, `changes.html`. All are pure functions of a run's folder.
 
 pub mod across;
 pub mod analysis;
 mod answer;
+pub mod change;
+pub mod change_page;
 pub mod columns;
 mod facts;
 pub mod files;
@@ -20,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 pub use analysis::Analysis;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::run::folder::{self, State};
 
 /// Reads a run's folder and analyses it.
@@ -34,6 +36,19 @@ pub fn write_html(run: &Path, analysis: &Analysis) -> Result<PathBuf> {
     let path = run.join("report.html");
     folder::replace(&path, &html::render(analysis))?;
     files::write(run, analysis)?;
+    Ok(path)
+}
+
+/// Writes `changes.html`, what changed from one run to the other, into `folder` and returns its path.
+pub fn write_changes(
+    folder: &Path,
+    before: &Analysis,
+    after: &Analysis,
+    comparison: &change::Comparison,
+) -> Result<PathBuf> {
+    std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
+    let path = folder.join("changes.html");
+    folder::replace(&path, &change_page::render(before, after, comparison))?;
     Ok(path)
 }
 

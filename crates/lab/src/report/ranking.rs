@@ -58,18 +58,28 @@ pub fn durability(series: &[Series], samples: &[Sample]) -> Vec<Durability> {
 
 /// An arm's group.
 pub fn group(analysis: &Analysis, arm: &Arm) -> Group {
-    // Two guests use the servers that one guest uses.
-    let stage = if arm.stage == Stage::TwoGuests { Stage::Guest } else { arm.stage };
-    let stage = if stage == Stage::Two { Stage::Host } else { stage };
-    let lies = analysis
-        .durability
-        .iter()
-        .any(|check| check.stage == stage && check.arm == arm.backend && !check.durable);
+    let lies = check(analysis, arm).is_some_and(|check| !check.durable);
     match (lies, arm.cached) {
         (true, _) => Group::Lies,
         (false, true) => Group::Cached,
         (false, false) => Group::Durable,
     }
+}
+
+/// An arm's durability check.
+fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
+    // Two guests use the servers that one guest uses.
+    let stage = match arm.stage {
+        Stage::TwoGuests => Stage::Guest,
+        Stage::Two => Stage::Host,
+        stage => stage,
+    };
+    analysis.durability.iter().find(|check| check.stage == stage && check.arm == arm.backend)
+}
+
+/// Whether an arm's flushes were counted.
+pub fn is_checked(analysis: &Analysis, arm: &Arm) -> bool {
+    check(analysis, arm).is_some()
 }
 
 /// Whether an arm's number of a workload may be ranked: its group is durable, and the ledger does not show a cache.
@@ -172,6 +182,7 @@ fn answer(
         let theirs = analysis.find(stage, &arm.name, workload.name, metric)?;
         Some(Paired::new(&ours.values, &theirs.values, metric.better(), analysis.run.plan.seed))
     };
+    let floor = analysis.floor(stage, workload.name, metric).map_or(0.0, |floor| floor.floor);
     let mut alike = Vec::new();
     let mut ranked = 0;
     let mut next: Option<(&str, f64, (f64, f64))> = None;
@@ -186,8 +197,9 @@ fn answer(
         if next.is_none_or(|(_, known, _)| ratio < known) {
             next = Some((arm.name.as_str(), ratio, (interval.low, interval.high)));
         }
-        // Neither told apart nor, where it is, by more than what counts as equal.
-        if interval.low <= 1.0 || interval.high <= 1.0 + verdict::SMALLEST_MARGIN {
+        // Neither told apart nor, where it is, by more than what counts as equal or the reference differs from itself.
+        let equal = interval.high <= 1.0 + verdict::SMALLEST_MARGIN;
+        if interval.low <= 1.0 || equal || interval.centre <= 1.0 + floor {
             alike.push(arm.name.as_str());
         }
     }

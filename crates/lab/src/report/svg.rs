@@ -112,6 +112,73 @@ pub fn latency(title: &str, axis: &str, arms: &[Latency<'_>]) -> Markup {
     }
 }
 
+/// A ratio with its interval.
+#[derive(Clone, Debug)]
+pub struct Shift<'a> {
+    /// The arm.
+    pub label: &'a str,
+    /// The class of its colour.
+    pub class: &'static str,
+    /// The ratio.
+    pub ratio: f64,
+    /// Its interval.
+    pub interval: Option<(f64, f64)>,
+}
+
+/// Ratios around 1 on a logarithmic axis; `floor` is the share by which equals may differ.
+pub fn shifts(title: &str, axis: &str, floor: Option<f64>, arms: &[Shift<'_>]) -> Markup {
+    let ends = arms.iter().flat_map(|arm| {
+        let (low, high) = arm.interval.unwrap_or((arm.ratio, arm.ratio));
+        [arm.ratio.ln().abs(), low.ln().abs(), high.ln().abs()]
+    });
+    // Both sides alike, and never so near that nothing looks like much.
+    let reach = ends.fold(1.25f64.ln(), f64::max) * 1.08;
+    let half = (WIDTH - LABEL - ROOM) / 2.0;
+    let x = |ratio: f64| LABEL + half + half * (ratio.ln() / reach).clamp(-1.0, 1.0);
+    let height = ROW * arms.len() as f64 + AXIS;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            @if let Some(floor) = floor {
+                rect class="floor" x=(n(x(1.0 / (1.0 + floor)))) width=(n(x(1.0 + floor) - x(1.0 / (1.0 + floor)))) y="0" height=(n(height - AXIS)) {}
+            }
+            @for tick in ratio_ticks(reach) {
+                line class=(if tick == 1.0 { "grid one" } else { "grid" }) x1=(n(x(tick))) x2=(n(x(tick))) y1="0" y2=(n(height - AXIS)) {}
+                text class="tick" x=(n(x(tick))) y=(n(height - TICKS)) text-anchor="middle" { (tick) }
+            }
+            (axis_title(axis, height))
+            @for (at, arm) in arms.iter().enumerate() {
+                @let middle = ROW * at as f64 + ROW / 2.0;
+                text class="label" x=(n(LABEL - 8.0)) y=(n(middle + 4.0)) text-anchor="end" { (arm.label) }
+                @if let Some((low, high)) = arm.interval {
+                    path class="whisker" d=(format!(
+                        "M{0} {2}V{3}M{1} {2}V{3}M{0} {4}H{1}",
+                        n(x(low)), n(x(high)), n(middle - 5.0), n(middle + 5.0), n(middle)
+                    )) {}
+                }
+                circle class=(format!("mark {}", arm.class)) cx=(n(x(arm.ratio))) cy=(n(middle)) r="5" {
+                    title { (arm.label) ": " (format::digits(arm.ratio)) " (" (format::interval(arm.interval)) ")" }
+                }
+                text class="value" x=(n(WIDTH - ROOM + 14.0)) y=(n(middle + 4.0)) { "× " (format::digits(arm.ratio)) }
+            }
+        }
+    }
+}
+
+/// 1, and a few round ratios on either side of it.
+fn ratio_ticks(reach: f64) -> Vec<f64> {
+    let sides: &[&[f64]] = &[
+        &[0.9, 1.1],
+        &[0.8, 0.9, 1.1, 1.25],
+        &[0.5, 0.7, 1.4, 2.0],
+        &[0.2, 0.5, 2.0, 5.0],
+        &[0.1, 0.3, 3.0, 10.0],
+        &[0.01, 0.1, 10.0, 100.0],
+    ];
+    let fits = |ticks: &&&[f64]| ticks.iter().all(|tick| tick.ln().abs() <= reach);
+    let ticks = sides.iter().rev().find(fits).copied().unwrap_or_default();
+    [1.0].into_iter().chain(ticks.iter().copied()).collect()
+}
+
 /// An arm's cost: parts that add up, in CPU seconds.
 #[derive(Clone, Debug)]
 pub struct Cost<'a> {

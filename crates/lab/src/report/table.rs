@@ -44,6 +44,10 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
             );
             for arm in &arms {
                 let Some(series) = analysis.find(stage, &arm.name, workload.name, metric) else {
+                    if analysis.failure(stage, &arm.name, workload.name).is_some() {
+                        let cells = [arm.name.as_str(), "–", "", "", "failed: see below"];
+                        table.add_row(cells.map(Cell::new));
+                    }
                     continue;
                 };
                 let row = analysis.row(stage, &arm.name, reference, workload.name, metric);

@@ -30,7 +30,7 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
 }
 
 /// The folders of a path in brackets are no reader's business.
-fn without_folders(words: &str) -> String {
+pub(super) fn without_folders(words: &str) -> String {
     let Some((before, rest)) = words.split_once("(/") else { return words.to_owned() };
     let Some((path, after)) = rest.split_once(')') else { return words.to_owned() };
     format!("{before}({}){after}", path.rsplit('/').next().unwrap_or(path))

@@ -153,7 +153,13 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
 /// Reads a run's folder. A last line that was cut (the lab was killed while it wrote) is left out.
 pub fn read(path: &Path) -> Result<(Record, Vec<Sample>)> {
     let file = path.join("run.json");
-    let text = fs::read_to_string(&file).map_err(Error::file("read", &file))?;
+    let text = fs::read_to_string(&file).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::Plan(format!(
+            "{} holds no run (there is no run.json): name a folder that `ringtap compare` made, as in ringtap-runs",
+            path.display()
+        )),
+        _ => Error::file("read", &file)(e),
+    })?;
     let record = serde_json::from_str(&text).map_err(|e| Error::Output {
         what: "run.json",
         found: format!("{}: {e}", file.display()),

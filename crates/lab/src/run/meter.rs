@@ -19,6 +19,7 @@ pub struct Meter {
     server: Option<f64>,
     threads: HashMap<u32, f64>,
     client: Option<f64>,
+    client_threads: HashMap<u32, f64>,
     moved: Option<(f64, f64)>,
     reaped: f64,
     machine: f64,
@@ -34,6 +35,7 @@ pub struct Spent {
     server: Option<f64>,
     thread: Option<f64>,
     client: Option<f64>,
+    client_thread: Option<f64>,
     moved: Option<Moved>,
     reaped: f64,
     machine: f64,
@@ -51,6 +53,7 @@ impl Meter {
             server: server.map(Server::cpu_seconds),
             threads: server.map(|server| cost::thread_seconds(server.pid())).unwrap_or_default(),
             client: client.map(cost::tree_cpu_seconds),
+            client_threads: client.map(cost::thread_seconds).unwrap_or_default(),
             // Where no server is, the guest's own process serves its disk.
             moved: server.map(Server::pid).or(client).and_then(cost::storage_bytes),
             reaped: cost::reaped_seconds(),
@@ -67,15 +70,18 @@ impl Meter {
         let less = |now: Option<f64>, then: Option<f64>| {
             now.zip(then).map(|(now, then)| (now - then).max(0.0))
         };
-        let busiest = self
-            .threads
-            .iter()
-            .map(|(id, now)| now - before.threads.get(id).copied().unwrap_or(0.0))
-            .fold(0.0, f64::max);
+        let busiest = |now: &HashMap<u32, f64>, then: &HashMap<u32, f64>| {
+            now.iter()
+                .map(|(id, now)| now - then.get(id).copied().unwrap_or(0.0))
+                .fold(0.0, f64::max)
+        };
         Spent {
             server: less(self.server, before.server),
-            thread: self.server.map(|_| busiest),
+            thread: self.server.map(|_| busiest(&self.threads, &before.threads)),
             client: less(self.client, before.client),
+            client_thread: self
+                .client
+                .map(|_| busiest(&self.client_threads, &before.client_threads)),
             moved: self.moved.zip(before.moved).map(|(now, then)| Moved {
                 read: (now.0 - then.0).max(0.0),
                 written: (now.1 - then.1).max(0.0),
@@ -142,6 +148,8 @@ impl Spent {
             device: self.device.map(|device| device.0),
             device_busy: self.device.filter(|_| long).map(|d| (d.1 / self.seconds).clamp(0.0, 1.0)),
             server_thread: self.thread.filter(|_| long).map(|cpu| cpu / self.seconds),
+            client_cpu: self.client.filter(|_| long).map(|cpu| cpu / self.seconds),
+            client_thread: self.client_thread.filter(|_| long).map(|cpu| cpu / self.seconds),
             machine: long.then_some((self.machine / all).clamp(0.0, 1.0)),
             steal: long.then_some((self.steal / all).clamp(0.0, 1.0)),
             memory: self.memory.filter(|_| long).map(|s| (s / self.seconds).clamp(0.0, 1.0)),
@@ -190,7 +198,46 @@ pub fn between(before: &str, after: &str) -> Option<Layer> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    #[test]
+    fn a_clients_busiest_thread_is_less_than_all_of_them() {
+        let over = Arc::new(AtomicBool::new(false));
+        let busy = || {
+            let over = over.clone();
+            std::thread::spawn(move || while !over.load(Ordering::Relaxed) {})
+        };
+        let threads = [busy(), busy()];
+        let read = || Meter::read(None, Some(std::process::id()), None);
+        let (before, until) = (read(), Instant::now() + Duration::from_secs(60));
+        let spent = loop {
+            std::thread::sleep(Duration::from_millis(20));
+            let spent = read().since(&before, 1.0);
+            let (thread, all) = (spent.client_thread.unwrap(), spent.client.unwrap());
+            if thread > 0.05 && all > 1.2 * thread {
+                break spent;
+            }
+            assert!(Instant::now() < until, "{spent:?}");
+        };
+        over.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((spent.server, spent.thread), (None, None));
+        let mut sample = empty();
+        spent.put(&mut sample, &Measured::default());
+        let ledger = sample.ledger.unwrap();
+        assert!(ledger.client_thread.unwrap() < ledger.client_cpu.unwrap(), "{ledger:?}");
+    }
+
+    fn empty() -> Sample {
+        serde_json::from_str(
+            r#"{"stage": "vm", "arm": "a", "workload": "w", "round": 0, "position": 0, "began_ms": 0, "seconds": 0}"#,
+        )
+        .unwrap()
+    }
 
     #[test]
     fn a_real_line_of_sysfs() {

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::backend::volume;
 use crate::error::{Error, Result};
+use crate::host::unescaped;
 use crate::stop::Stop;
 
 /// Room that is left free on the file system of the disks.
@@ -148,9 +149,10 @@ pub fn sweep(parent: &Path, grace: Duration) {
 /// Unmounts what is mounted below a folder, the innermost first.
 fn unmount_below(folder: &Path) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let below: Vec<&str> = mounts
+    let below: Vec<String> = mounts
         .lines()
         .filter_map(|line| line.split(' ').nth(1))
+        .map(unescaped)
         .filter(|at| Path::new(at).starts_with(folder))
         .collect();
     for at in below.into_iter().rev() {
@@ -224,7 +226,10 @@ mod tests {
 
     #[test]
     fn what_a_killed_lab_left_is_removed_and_a_living_ones_is_not() {
-        let parent = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let parent = tempfile::Builder::new()
+            .prefix("two words ")
+            .tempdir_in(env!("CARGO_MANIFEST_DIR"))
+            .unwrap();
         let living = Scratch::create(parent.path(), 0).unwrap();
         let left =
             tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent.path()).unwrap().keep();

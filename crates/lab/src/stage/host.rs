@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::backend::{Access, Entry, Reach, volume};
+use crate::backend::{Access, Entry, Reach, kernelnbd, volume};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
@@ -34,12 +34,13 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
             env.program("fio", "fio").or_else(|| fio_engine("nbd"))
         }
         (_, Reach::Nbd) => Some(Missing::new(
-            if Path::new("/sys/module/nbd").exists() {
-                "a file or block device is needed, and the lab attaches exports to an NBD client only inside guests"
+            if kernelnbd::is_there() {
+                "a file or block device is needed, and an export is none"
             } else {
                 "a file or block device is needed, and this kernel has no NBD client to make one of an export"
             },
-            "ringtap-fuse runs it on a block device of the host, and guest-nbd (stage vm) on the guest's NBD client",
+            "ringtap-nbd-kernel and qemu-nbd-kernel run it on this kernel's NBD client, ringtap-fuse on a loop device, and \
+             guest-nbd (stage vm) on the guest's NBD client",
         )),
         (_, Reach::VhostUser) => Some(Missing::new(
             "a file or block device is needed, and a vhost-user disk is one only inside a guest",
@@ -311,7 +312,7 @@ fn run_fio(
 
 fn run_dd(args: Vec<String>, limit: Duration, stop: &Stop) -> Result<String> {
     let mut command = Command::new("dd");
-    command.args(args).env("LC_ALL", "C");
+    command.args(args);
     Ok(process::run(command, limit, stop)?.stderr)
 }
 

@@ -101,6 +101,25 @@ pub fn sign(logs: &[f64]) -> Option<Interval> {
     })
 }
 
+/// Two lots of logarithms that do not pair: the Hodges–Lehmann ratio of the second to the first, with its interval by
+/// the exact distribution of the rank sum. (centre, low, high); `None` when too few for 95 %.
+pub fn shift(before: &[f64], after: &[f64]) -> Option<(f64, f64, f64)> {
+    let (cut, _) = widest_cut(&mann_whitney_tail(before.len(), after.len()))?;
+    let mut apart = differences(before, after);
+    apart.sort_by(f64::total_cmp);
+    let high = apart[apart.len() - 1 - cut].exp();
+    Some((super::median(&apart)?.exp(), apart[cut].exp(), high))
+}
+
+/// The centre of [`shift`] alone, for lots that are too small for an interval.
+pub fn centre_of_shift(before: &[f64], after: &[f64]) -> Option<f64> {
+    super::median(&differences(before, after)).map(f64::exp)
+}
+
+fn differences(before: &[f64], after: &[f64]) -> Vec<f64> {
+    after.iter().flat_map(|a| before.iter().map(move |b| a - b)).collect()
+}
+
 /// The largest index k with 2·P(statistic ≤ k) ≤ 0.05, and the confidence 1 − 2·P of the interval that leaves out k
 /// order statistics at each end.
 fn widest_cut(tail: &[f64]) -> Option<(usize, f64)> {
@@ -117,6 +136,24 @@ fn rank_sum_tail(n: usize) -> Vec<f64> {
 /// P(X ≤ k) for each k, X binomial(n, 1/2).
 fn binomial_tail(n: usize) -> Vec<f64> {
     cumulate(&subset_sums(&vec![1; n]))
+}
+
+/// P(U ≤ u) for u up to half of n·m, U the Mann–Whitney count of n and m untied values: the coefficients of the Gaussian
+/// binomial, by the binomial.
+fn mann_whitney_tail(n: usize, m: usize) -> Vec<f64> {
+    let mut ways = vec![0.0; n * m / 2 + 1];
+    ways[0] = 1.0;
+    let mut all = 1.0;
+    for i in 1..=n {
+        for at in (m + i..ways.len()).rev() {
+            ways[at] -= ways[at - m - i];
+        }
+        for at in i..ways.len() {
+            ways[at] += ways[at - i];
+        }
+        all *= (m + i) as f64 / i as f64;
+    }
+    cumulate(&ways.iter().map(|ways| ways / all).collect::<Vec<_>>())
 }
 
 /// The probability of each sum of a random subset of `weights`.
@@ -190,6 +227,24 @@ mod tests {
         for (n, critical) in [(6, 0), (7, 2), (8, 3), (10, 8), (15, 25), (20, 52)] {
             assert_eq!(widest_cut(&rank_sum_tail(n)).unwrap().0, critical, "n = {n}");
         }
+    }
+
+    /// Critical values of Mann and Whitney's U, two-sided 5 %, as in any table.
+    #[test]
+    fn mann_whitney_critical_values() {
+        for (n, m, critical) in [(6, 6, 5), (6, 10, 11), (10, 10, 23), (20, 20, 127)] {
+            assert_eq!(widest_cut(&mann_whitney_tail(n, m)).unwrap().0, critical, "{n} and {m}");
+        }
+        assert!(widest_cut(&mann_whitney_tail(3, 3)).is_none());
+    }
+
+    #[test]
+    fn a_shift_of_two_lots() {
+        let before = logs(&[1.0, 1.1, 0.9, 1.05, 0.95, 1.0]);
+        let after: Vec<f64> = before.iter().map(|log| log + 2f64.ln()).collect();
+        let (centre, low, high) = shift(&before, &after).unwrap();
+        assert!((centre - 2.0).abs() < 1e-9 && low < 2.0 && 2.0 < high, "{low} {high}");
+        assert!(low > 1.75 && high < 2.3, "{low} {high}");
     }
 
     /// P-value worked by hand: of 2^4 sign patterns of |1,2,3,4|, those with a rank sum of at most 1 are two.

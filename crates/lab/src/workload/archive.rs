@@ -41,6 +41,7 @@ pub fn tree_args(dir: &str, tree: Tree) -> Vec<String> {
 
 /// The shell's command that archives `dir`; the number of bytes that cpio wrote goes to stderr, in blocks of 512.
 pub fn command(dir: &str) -> String {
+    let dir = dir.replace('\'', r"'\''");
     format!("cd '{dir}' && find . | cpio -o -H newc >/dev/null")
 }
 
@@ -60,7 +61,8 @@ pub fn parse(stderr: &str, seconds: f64, tree: Tree) -> Result<Measured> {
             tree.bytes
         )));
     }
-    let mut measured = Measured { bytes: Some(tree.bytes as f64), ..Measured::default() };
+    let bytes = Some(tree.bytes as f64);
+    let mut measured = Measured { bytes, asked: bytes, ..Measured::default() };
     measured.metrics.insert(Metric::Elapsed, (seconds * 1e9).into());
     measured.metrics.insert(Metric::Bandwidth, (tree.bytes as f64 / seconds).into());
     measured.metrics.insert(Metric::Files, (tree.files as f64 / seconds).into());
@@ -79,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_cpio_really_prints() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::Builder::new().prefix("a reader's ").tempdir().unwrap();
         let tree = Tree { files: 60, bytes: 300_000 };
         crate::tool::tree::make(dir.path(), tree.files, tree.bytes, 1).unwrap();
         if crate::process::find("cpio").is_none() {
@@ -92,6 +94,7 @@ mod tests {
         let said = String::from_utf8(output.stderr).unwrap();
         let measured = parse(&said, 0.5, tree).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(measured.metrics[&Metric::Files].value, 120.0);
+        assert_eq!(measured.asked, Some(300_000.0), "for the ledger");
         assert!(parse(&said, 0.5, Tree { bytes: 1 << 30, ..tree }).is_err(), "files are missing");
         assert!(parse("cpio: ./x: Cannot open\n", 0.5, tree).is_err());
     }

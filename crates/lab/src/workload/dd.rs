@@ -95,8 +95,9 @@ pub fn throughput(stderr: &str, asked: u64, note: Option<String>) -> Result<Meas
 
 /// The latency test's result.
 pub fn latency(stderr: &str) -> Result<Measured> {
-    let (_, seconds) = whole(stderr, SMALL_BYTES * SMALL_COUNT)?;
-    let mut measured = Measured { ios: Some(SMALL_COUNT as f64), ..Measured::default() };
+    let (bytes, seconds) = whole(stderr, SMALL_BYTES * SMALL_COUNT)?;
+    let mut measured =
+        Measured { ios: Some(SMALL_COUNT as f64), asked: Some(bytes), ..Measured::default() };
     measured.metrics.insert(Metric::TimePerOp, (seconds * 1e9 / SMALL_COUNT as f64).into());
     Ok(measured)
 }
@@ -129,7 +130,9 @@ mod tests {
     #[test]
     fn latency_is_time_by_count() {
         let text = "1000+0 records in\n1000+0 records out\n512000 bytes (512 kB, 500 KiB) copied, 0.056 s, 9.1 MB/s";
-        assert!((latency(text).unwrap().metrics[&Metric::TimePerOp].value - 56_000.0).abs() < 1e-6);
+        let measured = latency(text).unwrap();
+        assert!((measured.metrics[&Metric::TimePerOp].value - 56_000.0).abs() < 1e-6);
+        assert_eq!(measured.asked, Some(512_000.0), "for the ledger");
         let busybox = "1000+0 records in\n1000+0 records out\n512000 bytes (500.0KB) copied, 0.056000 seconds, 8.7MB/s";
         assert!(
             (latency(busybox).unwrap().metrics[&Metric::TimePerOp].value - 56_000.0).abs() < 1e-6

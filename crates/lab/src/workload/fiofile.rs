@@ -77,7 +77,7 @@ pub fn rewrite(text: &str, target: &Target, settings: &Settings) -> String {
 pub fn parse(text: &str) -> Result<Measured> {
     let wrong = |found: String| Error::Output { what: "fio's JSON", found };
     let jobs = two::jobs(text)?;
-    let (mut iops, mut bytes, mut ios) = (0.0, 0.0, 0.0);
+    let (mut iops, mut bytes, mut ios, mut asked) = (0.0, 0.0, 0.0, 0.0);
     let mut worst: Option<f64> = None;
     for job in &jobs {
         if job["error"].as_i64() != Some(0) {
@@ -88,6 +88,7 @@ pub fn parse(text: &str) -> Result<Measured> {
             iops += number("iops");
             bytes += number("bw_bytes");
             ios += number("total_ios");
+            asked += number("io_bytes");
             let p99 = job[side]["lat_ns"]["percentile"]["99.000000"].as_f64();
             if let Some(p99) = p99.filter(|p| *p > 0.0 && number("total_ios") >= 1e4) {
                 worst = Some(worst.map_or(p99, |worst| worst.max(p99)));
@@ -100,7 +101,7 @@ pub fn parse(text: &str) -> Result<Measured> {
     if ios == 0.0 {
         return Err(wrong("not one I/O was done".into()));
     }
-    let mut measured = Measured { ios: Some(ios), ..Measured::default() };
+    let mut measured = Measured { ios: Some(ios), asked: Some(asked), ..Measured::default() };
     measured.metrics.insert(Metric::Iops, iops.into());
     measured.metrics.insert(Metric::Bandwidth, bytes.into());
     if let Some(worst) = worst {
@@ -153,7 +154,7 @@ mod tests {
             .unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let measured = parse(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-        assert_eq!(measured.ios, Some(100.0));
+        assert_eq!((measured.ios, measured.asked), (Some(100.0), Some(100.0 * 4096.0)));
         assert!(parse("{\"jobs\": []}").is_err() && parse("").is_err());
     }
 

@@ -34,6 +34,7 @@ fn with(on: [String; 2], job: Job, settings: &Settings) -> Vec<String> {
 
 #[derive(Deserialize)]
 struct Outcome {
+    bytes: f64,
     ios: f64,
     iops: f64,
     bw_bytes: f64,
@@ -79,9 +80,12 @@ pub fn parse(text: &str) -> Result<Measured> {
             (Metric::P999, 0.999, Some(outcome.lat_ns.p999)),
         ],
     );
+    let all = outcome.total_ios.unwrap_or(outcome.ios);
     Ok(Measured {
         metrics,
-        ios: Some(outcome.total_ios.unwrap_or(outcome.ios)),
+        ios: Some(all),
+        // In the ramp as well.
+        asked: Some(outcome.bytes / outcome.ios * all),
         ..Measured::default()
     })
 }
@@ -92,8 +96,9 @@ mod tests {
 
     fn text(ios: u64, errors: u64) -> String {
         format!(
-            r#"{{"bytes": 1, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0, "cpu_seconds": 0.25, "errors": {errors},
-            "lat_ns": {{"p50": 100, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}}, "total_ios": 60000}}"#
+            r#"{{"bytes": {}, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0, "cpu_seconds": 0.25, "errors": {errors},
+            "lat_ns": {{"p50": 100, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}}, "total_ios": 60000}}"#,
+            ios * 4096
         )
     }
 
@@ -105,6 +110,7 @@ mod tests {
         assert_eq!(measured.metrics[&Metric::P99].value, 200.0);
         assert!(!measured.metrics.contains_key(&Metric::P999), "50 I/Os beyond it are too few");
         assert_eq!(measured.ios, Some(60_000.0));
+        assert_eq!(measured.asked, Some(60_000.0 * 4096.0), "for the ledger");
     }
 
     #[test]

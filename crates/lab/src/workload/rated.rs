@@ -83,7 +83,11 @@ pub fn parse(
         jobs.first().ok_or_else(|| Error::Output { what: "fio's JSON", found: "no job".into() })?;
     let load = two::load(job, true)?;
     let log = two::log(log)?;
-    let mut measured = Measured { ios: job["write"]["total_ios"].as_f64(), ..Measured::default() };
+    let mut measured = Measured {
+        ios: job["write"]["total_ios"].as_f64(),
+        asked: job["write"]["io_bytes"].as_f64(),
+        ..Measured::default()
+    };
     measured.metrics.insert(Metric::Iops, load.iops.into());
     for (metric, name, quantile) in [
         (Metric::P50, "50.000000", 0.5),

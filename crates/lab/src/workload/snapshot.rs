@@ -65,6 +65,7 @@ pub fn parse(stdout: &str, size: u64) -> Result<Measured> {
         (part * PARTS as f64) as u64 >> 20
     ));
     measured.bytes = Some(2.0 * part * PARTS as f64);
+    measured.asked = measured.bytes;
     Ok(measured)
 }
 
@@ -98,6 +99,7 @@ mod tests {
         let text: String = (0..10).map(|_| line(0.5)).chain((0..10).map(|_| line(0.1))).collect();
         let measured = parse(&text, 250 << 20).unwrap();
         assert!((measured.metrics[&Metric::FirstWriteCost].value - 5.0).abs() < 1e-9);
+        assert_eq!(measured.asked, Some(2.0 * 262_144_000.0), "for the ledger");
         assert_eq!(measured.curve[0].0, 0.05);
         assert!(measured.curve[10].0 == 1.0 && (measured.curve[10].1 - 262_144_000.0).abs() < 1.0);
     }

@@ -6,6 +6,8 @@
 
 mod machine;
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -29,6 +31,8 @@ const IMAGES: [Image; 4] = [Image::Raw, Image::Qcow2, Image::Overlay, Image::Vhd
 const NOTICE: Duration = Duration::from_secs(5);
 /// So much longer than the plan says both run, for they do not begin at the same moment.
 const LONGER: Duration = Duration::from_secs(2);
+/// A Xen that does not come up takes minutes to say so: after so many in a row no more are booted.
+const TRIES: u32 = 3;
 
 /// Why nothing can run on this stage.
 pub fn missing(env: &Env) -> Option<Missing> {
@@ -94,6 +98,8 @@ pub struct Xen {
     volumes: PathBuf,
     guests: usize,
     machine: Option<Machine>,
+    /// Boots in a row that came to nothing.
+    lost: u32,
 }
 
 impl Xen {
@@ -120,7 +126,7 @@ impl Xen {
         settle(&files)?;
         runner.record.stages.push((STAGE, describe(runner)?));
         runner.folder.write_record(&runner.record)?;
-        Ok(Xen { files, volumes, guests, machine: None })
+        Ok(Xen { files, volumes, guests, machine: None, lost: 0 })
     }
 
     /// One round: a block for each arm. A machine that fails an arm is not trusted with the next.
@@ -128,8 +134,12 @@ impl Xen {
         for (position, &arm) in (0..).zip(order) {
             let machine = match self.machine.take() {
                 Some(machine) => Ok(machine),
+                None if self.lost >= TRIES => Err(Error::Guest(format!(
+                    "not tried: Xen did not come up {TRIES} times in a row"
+                ))),
                 None => self.boot(runner, round),
             };
+            self.lost = if machine.is_ok() { 0 } else { self.lost + 1 };
             let failed = match machine {
                 Ok(machine) => match block(runner, &machine, arm, round, position) {
                     Ok(sound) => {
@@ -200,7 +210,11 @@ fn block(
         Ok(said) => {
             if !said.is_empty() {
                 let log = runner.folder.log(STAGE, &arm.name);
-                let written = std::fs::write(&log, said);
+                let written = File::options()
+                    .create(true)
+                    .append(true)
+                    .open(&log)
+                    .and_then(|mut file| file.write_all(said.as_bytes()));
                 written.map_err(Error::file("write", &log)).map_err(Failed::Run)?;
             }
             Ok(true)

@@ -72,6 +72,11 @@ pub fn parse(stdout: &str, shape: Shape, memory: u64) -> Result<Measured> {
     Ok(Measured { metrics, note: Some(note), ..Measured::default() })
 }
 
+/// The version that a note of [`parse`] names.
+pub fn version(note: &str) -> Option<&str> {
+    note.strip_prefix("bonnie++ ")?.split_once(": ").map(|(version, _)| version)
+}
+
 /// The phases of bonnie++, in its order.
 pub const PHASES: [Metric; 12] = [
     Metric::PutChar,

@@ -1,0 +1,66 @@
+//! The plan `published`.
+
+use std::collections::BTreeMap;
+
+use super::PlanFile;
+
+/// The published comparisons, anew: hypervisors' disks, file against LVM, loop against tap, a fresh snapshot, two guests,
+/// cached copies, archiving. Six rounds: the fewest for an interval.
+pub fn plan() -> PlanFile {
+    let list = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let names = |names: &[&str]| Some(list(names));
+    // Each question on the backends that it is about. What cached copies and a tree of files show is the guest's kernel: a
+    // few disks below it will do.
+    let few = ["virtio-raw", "ringtap-vhost", "loop"];
+    let disks = ["virtio-raw", "ide", "qsd-vhost", "ringtap-vhost", "loop", "lvm", "xen-blkback"];
+    let bonnie = [&disks[..], &["lvm-snapshot", "ringtap-overlay"]].concat();
+    let pairs = ["native", "loop", "ringtap-nbd", "qemu-nbd", "ringtap-vhost", "lvm"];
+    let only = |workload: &str, backends: &[&str]| (workload.to_owned(), list(backends));
+    PlanFile {
+        stages: names(&["vm", "two", "two-guests"]),
+        backends: names(&[
+            "virtio-raw",
+            "virtio-overlay",
+            "ide",
+            "qsd-vhost",
+            "ringtap-vhost",
+            "ringtap-overlay",
+            "loop",
+            "lvm",
+            "lvm-snapshot",
+            "native",
+            "ringtap-nbd",
+            "qemu-nbd",
+            "xen-blkback",
+        ]),
+        workloads: names(&[
+            "read-1m-qd8",
+            "bonnie-direct",
+            "dd-throughput",
+            "dd-latency-direct",
+            "dd-latency-dsync",
+            "filecopy",
+            "archive",
+            "snapshot-life",
+            "durability",
+            "two-write",
+            "quiet-read",
+        ]),
+        only: Some(BTreeMap::from([
+            only("bonnie-direct", &bonnie),
+            only("read-1m-qd8", &disks),
+            only("dd-throughput", &disks),
+            only("dd-latency-direct", &disks),
+            only("dd-latency-dsync", &disks),
+            only("filecopy", &few),
+            only("archive", &few),
+            only("two-write", &pairs),
+            only("quiet-read", &pairs),
+        ])),
+        rounds: Some(6),
+        size: Some("96M".into()),
+        seconds: Some(0.4),
+        ramp: Some(0.1),
+        ..PlanFile::default()
+    }
+}
