@@ -107,7 +107,12 @@ impl Qemu {
         qemu.image(&["create", "-q", "-f", "raw", &qemu.copy, &format!("{size}M")])?;
         let options = "key-secret=key,iter-time=10";
         let words = ["convert", "--object", &qemu.secret, "-f", "raw", "-O", "luks"];
-        qemu.image(&[&words[..], &["-o", options, &qemu.clear, &qemu.luks]].concat())?;
+        let convert = [&words[..], &["-o", options, &qemu.clear, &qemu.luks]].concat();
+        // What it measures for the key is at times less than a tick of the clock.
+        let unmeasured = |error: &anyhow::Error| error.to_string().contains("accurate CPU usage");
+        let mut tries = (0..60).map(|_| qemu.image(&convert));
+        let ended = tries.find(|ended| !ended.as_ref().is_err_and(unmeasured));
+        ended.context("qemu-img measured no CPU time 60 times")??;
         Ok(qemu)
     }
 

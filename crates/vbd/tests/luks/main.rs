@@ -12,7 +12,7 @@ use ringtap_image::luks::{CreateOptions, Derivation, Effort, Hash, Version};
 use ringtap_image::{CacheMode, OpenOptions, Secret};
 use ringtap_vbd::Kind;
 
-use tools::{Bench, cached, good, limited};
+use tools::{Bench, cached, good, limited, make};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 256 << 10;
@@ -183,7 +183,7 @@ fn luks_of_qemu() {
         create.args(["create", "-q", "-f", "luks", "--object"]).arg(bench.qemu_secret());
         let cipher = format!("key-secret=s,iter-time=1,cipher-alg={bits},hash-alg={hash}");
         create.args(["-o", &cipher]).arg(&bench.disk).arg("1M");
-        good(&create.output().expect("qemu-img runs"), "qemu-img create");
+        make(&mut create);
         bench.qemu_io("write -P 0x5a 4k 100k");
         bench.qemu_io("write -P 0 512 1536");
         let opened = bench.open(bench.options()).expect("opened");

@@ -5,7 +5,7 @@ use std::fs;
 use ringtap_image::luks::{self, Effort, Version};
 use ringtap_image::{CacheMode, Container, Format, OpenOptions, Secret, on_a_ring, qcow2};
 
-use crate::tools::{Bench, good, limited};
+use crate::tools::{Bench, good, limited, make};
 
 const SIZE: u64 = 1 << 20;
 
@@ -59,7 +59,7 @@ fn qcow2_with_luks_of_qemu() {
         create.args(["create", "-q", "-f", "qcow2", "--object"]).arg(bench.qemu_secret());
         let luks = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=1";
         create.args(["-o", &format!("{luks}{more}")]).arg(&bench.disk).arg("1M");
-        good(&create.output().expect("qemu-img runs"), "qemu-img create");
+        make(&mut create);
         let mut io = limited("qemu-io");
         io.args(["-c", "write -P 0x5a 64k 200k", "--object"]).arg(bench.qemu_secret());
         let disk = "driver=qcow2,encrypt.format=luks,encrypt.key-secret=s,file.driver=file";
