@@ -13,7 +13,7 @@ use crate::{Container, Error, OpenError};
 const SECTOR: usize = 4096;
 /// The largest log that is read; Hyper-V and QEMU make it 1 MiB. Its entries and their changes take as much
 /// again, each.
-const MOST: u32 = 64 << 20;
+const MOST: u32 = 16 << 20;
 /// The most changes that are kept: each is looked at for every piece of metadata that is read.
 const MOST_CHANGES: usize = 1 << 14;
 const DAMAGED: &str = "let the program that wrote it open it once";
