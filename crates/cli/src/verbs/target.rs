@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -85,7 +86,8 @@ pub(crate) fn help(format: Format) -> Option<&'static str> {
                preallocation=off|metadata|falloc|full  what exists from the beginning [off]\n  \
                refcount_bits=N                 1 to 64 [16]\n  \
                size=SIZE                       virtual size\n  \
-               encrypt.format=luks             encrypt guest data; needs --target-secret\n"
+               encrypt.format=luks             encrypt guest data; needs --target-secret\n  \
+               encrypt.cipher-alg, encrypt.hash-alg, encrypt.iter-time  as those of luks\n"
         }
         Format::Vhd => {
             "  subformat=dynamic|fixed         blocks on demand, or all at once [dynamic]\n  \
@@ -94,6 +96,9 @@ pub(crate) fn help(format: Format) -> Option<&'static str> {
         }
         Format::Luks => {
             "  version=1|2                     version of the format; QEMU reads 1 [2]\n  \
+               cipher-alg=aes-256|aes-128      cipher, in XTS mode [aes-256]\n  \
+               hash-alg=sha256|sha512|sha1     hash of PBKDF2 and of the digest [sha256]\n  \
+               iter-time=MS                    work of the key derivation, in milliseconds [2000]\n  \
                key_size=256|512                bits of the key [512]\n  \
                sector_size=512|1024|2048|4096  version 2 only [512]\n  \
                label=TEXT                      version 2 only\n  \
@@ -251,20 +256,19 @@ impl Recipe {
             ..CreateOptions::default()
         };
         let mut cipher = "off";
+        // LUKS1: QEMU reads nothing else inside qcow2.
+        let mut own =
+            luks::CreateOptions { version: luks::Version::Luks1, ..luks::CreateOptions::default() };
         for (key, value) in &self.options {
-            match key.as_str() {
-                "encrypt.format" => cipher = value,
-                _ => options.set(key, value).map_err(Fault::Usage)?,
+            match key.strip_prefix("encrypt.") {
+                Some("format") => cipher = value,
+                Some(inner) => set_qemu_luks(&mut own, inner, value).map_err(Fault::Usage)?,
+                None => options.set(key, value).map_err(Fault::Usage)?,
             }
         }
         match (cipher, secret) {
             ("off", _) => {}
             ("luks", Some(secret)) => {
-                // LUKS1: QEMU reads nothing else inside qcow2.
-                let own = luks::CreateOptions {
-                    version: luks::Version::Luks1,
-                    ..luks::CreateOptions::default()
-                };
                 options.luks = Some(luks::create_header(&own, secret)?.0);
             }
             ("luks", None) => return Err(no_secret()),
@@ -377,6 +381,34 @@ fn set_luks(options: &mut luks::CreateOptions, key: &str, value: &str) -> Result
         "key_size" => options.key_bits = number("256 or 512")?,
         "sector_size" => options.sector_size = number("512, 1024, 2048 or 4096")?,
         "label" => value.clone_into(&mut options.label),
+        _ => return set_qemu_luks(options, key, value),
+    }
+    Ok(())
+}
+
+/// The options that qemu-img has too.
+fn set_qemu_luks(options: &mut luks::CreateOptions, key: &str, value: &str) -> Result<(), String> {
+    match (key, value) {
+        ("cipher-alg", "aes-256") => options.key_bits = 512,
+        ("cipher-alg", "aes-128") => options.key_bits = 256,
+        ("cipher-alg", _) => return Err(format!("cipher-alg={value}: write aes-256 or aes-128")),
+        ("cipher-mode", "xts") | ("ivgen-alg", "plain64") => {}
+        ("cipher-mode", _) => return Err(format!("cipher-mode={value}: only xts is possible")),
+        ("ivgen-alg", _) => return Err(format!("ivgen-alg={value}: only plain64 is possible")),
+        ("hash-alg", _) => {
+            options.hash = luks::Hash::parse(value).map_err(|error| error.to_string())?;
+        }
+        ("iter-time", _) => {
+            let time: u32 = value
+                .parse()
+                .map_err(|_| format!("iter-time={value}: write milliseconds, such as 2000"))?;
+            options.effort = luks::Effort::Time(Duration::from_millis(time.into()));
+        }
+        ("key-secret", _) => {
+            return Err(
+                "key-secret names an object of QEMU: write --target-secret file:PATH".into()
+            );
+        }
         _ => return Err(format!("{key} is no option of luks: -o help lists them")),
     }
     Ok(())

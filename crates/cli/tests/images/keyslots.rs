@@ -108,3 +108,46 @@ fn encrypted_qcow2_images_get_secrets_and_lose_them() {
     let told = bench.ends(&format!("{amend} -o encrypt.format=luks plain.qcow2"), 2);
     assert!(told.contains("encrypt.format"), "{told}");
 }
+
+#[test]
+fn new_images_take_the_luks_options_of_qemu_img() {
+    let bench = Bench::new();
+    fs::write(bench.path("one"), "the first secret").expect("a secret");
+    bench.ok("chmod 600 one");
+    let more = "cipher-alg=aes-128,cipher-mode=xts,ivgen-alg=plain64,hash-alg=sha512,iter-time=10";
+    bench.ok(&format!(
+        "ringtap create -q -f luks --target-secret file:one -o version=1,{more} a 1M"
+    ));
+    let inner = format!("encrypt.{}", more.replace(',', ",encrypt."));
+    bench.ok(&format!(
+        "ringtap create -q -f qcow2 --target-secret file:one -o encrypt.format=luks,{inner} b 1M"
+    ));
+    let of_qcow2 = |it: &serde_json::Value| it["format-specific"]["data"]["encrypt"].clone();
+    let of_luks = |it: &serde_json::Value| it["format-specific"]["data"].clone();
+    for theirs in [
+        of_luks(&bench.json("qemu-img info --output json a")),
+        of_qcow2(&bench.json("qemu-img info --output json b")),
+    ] {
+        for (field, wanted) in [
+            ("cipher-alg", "aes-128"),
+            ("cipher-mode", "xts"),
+            ("ivgen-alg", "plain64"),
+            ("hash-alg", "sha512"),
+        ] {
+            assert_eq!(theirs[field], wanted, "{theirs}");
+        }
+        let iterations = theirs["slots"][0]["iters"].as_u64().expect("a number");
+        assert!(iterations < 100_000, "those of ten milliseconds: {iterations}");
+    }
+    for (wrong, wanted) in [
+        ("cipher-alg=serpent-256", "aes-256 or aes-128"),
+        ("hash-alg=md5", "md5"),
+        ("iter-time=soon", "milliseconds"),
+        ("key-secret=s", "--target-secret"),
+        ("cipher-mode=cbc", "xts"),
+    ] {
+        let line = format!("ringtap create -f luks --target-secret file:one -o {wrong} c 1M");
+        let said = bench.ends(&line, 2);
+        assert!(said.contains(wanted), "{said}");
+    }
+}
