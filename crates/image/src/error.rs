@@ -130,6 +130,23 @@ pub enum OpenError {
         /// The verb that was at work.
         verb: String,
     },
+    /// What a killed server left for the image cannot be read, and may be what its guest was told is
+    /// written.
+    #[error(
+        "cannot open {}: a killed server of it may have left changes in {}, which cannot be read: \
+         {source}; let whom that file belongs to open the image, or, where what was not flushed may \
+         be lost, remove that file",
+        path.display(),
+        log.display()
+    )]
+    RestartLog {
+        /// The image.
+        path: PathBuf,
+        /// The restart log.
+        log: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The header of a qcow2 image is wrong, or says what is not supported.
     #[error("cannot open {} as qcow2: {source}", path.display())]
     Qcow2 {

@@ -13,7 +13,7 @@
 //! of half 0, then of half 1. A record is its mark (the half's turn, stored last) and three words.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_io::SharedWords;
 
-use crate::Container;
+use crate::{Container, OpenError};
 
 const MAGIC: u64 = 0x5254_4150_4c4f_4702;
 const STAMP: usize = 5;
@@ -94,20 +94,44 @@ impl RestartLog {
 
     /// The log of the image that is about to be written to in a container; none, and a warning, where
     /// there cannot be one: a killed server then loses what was not flushed.
-    pub fn beside(container: &Container, capacity: u64) -> Option<RestartLog> {
-        let open = container.open_file().filter(|_| !container.traits().read_only)?;
-        match RestartLog::open(&RestartLog::usual_folder(), open, capacity) {
+    ///
+    /// # Errors
+    /// Where there is one already that cannot be read.
+    pub fn beside(container: &Container, capacity: u64) -> Result<Option<RestartLog>, OpenError> {
+        RestartLog::beside_in(&RestartLog::usual_folder(), container, capacity)
+    }
+
+    fn beside_in(
+        folder: &Path,
+        container: &Container,
+        capacity: u64,
+    ) -> Result<Option<RestartLog>, OpenError> {
+        let open = container.open_file().filter(|_| !container.traits().read_only);
+        let Some((open, stat)) = open.and_then(|open| Some((open, rustix::fs::fstat(open).ok()?)))
+        else {
+            return Ok(None);
+        };
+        let log = folder.join(name_of(&stat));
+        let was_there = log.symlink_metadata().is_ok();
+        let path = container.path();
+        match RestartLog::open(folder, open, capacity) {
             Ok(mut log) => {
                 log.image = Some(container.clone());
-                Some(log)
+                Ok(Some(log))
+            }
+            Err(source) if was_there && may_hold_changes(&log) => {
+                Err(OpenError::RestartLog { path: path.to_owned(), log, source })
             }
             Err(error) => {
-                let path = container.path().display();
+                if !was_there {
+                    let _ = fs::remove_file(&log);
+                }
                 tracing::warn!(
-                    "no restart log for {path}: {error}; what is not flushed would not outlive a \
-                     killed server"
+                    "no restart log for {}: {error}; what is not flushed would not outlive a killed \
+                     server",
+                    path.display()
                 );
-                None
+                Ok(None)
             }
         }
     }
@@ -324,6 +348,16 @@ fn name_of(image: &rustix::fs::Stat) -> String {
     format!("{:x}-{:x}.restart", image.st_dev, image.st_ino)
 }
 
+/// Whether somebody began to note changes in the log, or that cannot be seen.
+fn may_hold_changes(log: &Path) -> bool {
+    let mut begin = [0; 8];
+    let begun = fs::File::open(log).and_then(|mut file| file.read_exact(&mut begin));
+    match begun {
+        Ok(()) => u64::from_ne_bytes(begin) == MAGIC,
+        Err(error) => error.kind() != io::ErrorKind::UnexpectedEof,
+    }
+}
+
 /// Open a file that belongs to this user, in a folder that does.
 fn open_ours(folder: &Path, path: &Path, create: bool) -> io::Result<fs::File> {
     let file = fs::File::options()
@@ -397,7 +431,7 @@ mod tests {
             ..crate::OpenOptions::default()
         };
         let container = Container::open(image.path(), &options).expect("an image");
-        let open = || RestartLog::beside(&container, 10).expect("a log");
+        let open = || RestartLog::beside(&container, 10).expect("opened").expect("a log");
         let log = open();
         let path = log.path.clone().expect("a file");
         assert!(path.exists());
@@ -411,6 +445,36 @@ mod tests {
         assert!(path.exists());
         open().close();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_read_is_no_reason_to_go_on_without_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = tempfile::NamedTempFile::new().expect("a file");
+        let options = crate::OpenOptions {
+            cache: crate::CacheMode::Writeback,
+            ..crate::OpenOptions::default()
+        };
+        let container = Container::open(image.path(), &options).expect("an image");
+        let beside = || RestartLog::beside_in(folder.path(), &container, 10);
+        let log = beside().expect("opened").expect("a log");
+        log.start(7);
+        note(&log, 0..3);
+        let path = log.path.clone().expect("a file");
+        drop(log);
+        let kept = folder.path().join("kept");
+        fs::rename(&path, &kept).expect("renamed");
+        // A link is not followed.
+        std::os::unix::fs::symlink(&kept, &path).expect("a link");
+        let error = beside().err().expect("refused").to_string();
+        assert!(error.contains(path.to_str().expect("a name")), "{error}");
+        fs::rename(&kept, &path).expect("renamed");
+        assert_eq!(records(&beside().expect("opened").expect("a log")), [0, 1, 2]);
+        // What nobody ever began holds nothing.
+        fs::write(&kept, "").expect("written");
+        fs::remove_file(&path).expect("removed");
+        std::os::unix::fs::symlink(&kept, &path).expect("a link");
+        assert!(beside().expect("opened").is_none());
     }
 
     fn simulated(capacity: u64) -> RestartLog {

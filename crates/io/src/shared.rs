@@ -29,8 +29,11 @@ impl SharedWords {
         if file.metadata()?.len() < bytes as u64 {
             file.set_len(bytes as u64)?;
         }
-        // Space is taken now: a full tmpfs would be a SIGBUS later.
-        rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)?;
+        // Space is taken now: a full tmpfs would be a SIGBUS later. A signal interrupts it, and so does
+        // what a ring has for this thread to do.
+        rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
+        })?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe {
             mmap(

@@ -73,10 +73,17 @@ pub struct Lab {
 impl Lab {
     /// A guest with the binary at /tmp/ringtap, a bare disk at /dev/vda and files at /mnt/files, and a
     /// kernel of that version or later.
+    #[allow(dead_code)] // each test target has guests of its own
     pub fn boot(since: &[u64]) -> Lab {
+        let kernel = Kernel::pc_since(&Appliance::default_cache(), since);
+        let kernel = kernel.unwrap_or_else(|error| panic!("{error}"));
+        Lab::with(kernel, &[], &["ublk_drv", "fuse"])
+    }
+
+    /// The same with that kernel, more programs of this host, and those modules.
+    pub fn with(kernel: Kernel, programs: &[&str], modules: &[&str]) -> Lab {
         let cache = Appliance::default_cache();
-        let kernel = Kernel::pc_since(&cache, since).unwrap_or_else(|error| panic!("{error}"));
-        let programs = [
+        let usual = [
             "bonnie++",
             "fio",
             "dd",
@@ -92,8 +99,8 @@ impl Lab {
         ];
         let appliance = Appliance::builder(Machine::Pc)
             .kernel(kernel)
-            .programs(programs)
-            .modules(["ublk_drv", "fuse"])
+            .programs(usual.iter().chain(programs).copied())
+            .modules(modules.iter().copied())
             .build(&cache)
             .unwrap_or_else(|error| panic!("{error}"));
         let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");

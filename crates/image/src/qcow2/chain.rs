@@ -108,7 +108,7 @@ async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<L
             RestartLog::forget(&container);
             None
         }
-        false => RestartLog::beside(&container, RESTART_RECORDS),
+        false => RestartLog::beside(&container, RESTART_RECORDS)?,
     };
     // Of one that is being served, under --force-share, that says nothing.
     if let Some(count) = left_unread(&container, &header).filter(|_| !options.force_share) {

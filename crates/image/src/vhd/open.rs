@@ -93,7 +93,7 @@ pub async fn facts(io: &Io, container: &Container) -> Result<Facts, OpenError> {
 /// Take up what a killed server left in the restart log of an image, in a container that is open for
 /// writing.
 pub async fn settle(io: &Io, container: &Container) -> Result<(), OpenError> {
-    let restart = RestartLog::beside(container, RESTART_RECORDS);
+    let restart = RestartLog::beside(container, RESTART_RECORDS)?;
     let left = restart.as_ref().and_then(RestartLog::left);
     if left.is_none_or(|left| left.records.is_empty()) {
         restart.iter().for_each(RestartLog::close);
@@ -179,7 +179,7 @@ fn open_link<'a>(
                 RestartLog::forget(&container);
                 None
             }
-            false => RestartLog::beside(&container, RESTART_RECORDS),
+            false => RestartLog::beside(&container, RESTART_RECORDS)?,
         };
         Ok((assemble(io, container, layout, parent, restart).await?, footer))
     })
