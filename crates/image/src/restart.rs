@@ -206,6 +206,11 @@ impl RestartLog {
         Ok(Box::new(SharedWords::map(&file, count)?))
     }
 
+    /// The boot of the machine that it belongs to.
+    pub(crate) fn boot(&self) -> u128 {
+        self.identity.boot
+    }
+
     /// Words that a log of that capacity takes.
     pub fn words_for(capacity: u64) -> usize {
         FIRST + 2 * RECORD * capacity as usize

@@ -31,6 +31,22 @@ pub(super) fn names_log(header: &Header, stamp: u128) -> bool {
     header.version < 3 || u128::from(said) == u128::from(autoclear::RESTART_LOG) | stamp
 }
 
+/// The part of a stamp that tells boots of the machine apart, as a rule.
+const BOOT: u64 = 0xffff << 47;
+
+/// A stamp of a server of that boot.
+fn draw(random: u64, boot: u128) -> u64 {
+    let folded = (boot >> 64) as u64 ^ boot as u64;
+    let folded = folded ^ folded >> 32;
+    (random & !BOOT | (folded ^ folded >> 16) << 47 & BOOT) & autoclear::RESTART_STAMP
+}
+
+/// Whether autoclear bits name a log of that boot. Where it is not the one at hand, it is somebody
+/// else's.
+fn names_one_of_boot(said: u64, boot: u128) -> bool {
+    said & autoclear::RESTART_LOG != 0 && said & BOOT == draw(0, boot)
+}
+
 /// What the log says of one cluster.
 struct Change {
     entry: Entry,
@@ -66,6 +82,18 @@ impl Shared {
     /// Take up what a killed server left, make it stable, and begin a log of our own.
     pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), Error> {
         let left = log.left().filter(|left| names_log(&self.header, left.stamp));
+        if left.is_none()
+            && self.header.version > 2
+            && names_one_of_boot(self.header.autoclear, log.boot())
+        {
+            tracing::warn!(
+                "{}: a server of this image was killed since the machine was started, and its restart \
+                 log is not in {}: what its guest had not flushed is lost; let the same user serve an \
+                 image again, with the same /run",
+                self.container.path().display(),
+                RestartLog::usual_folder().display()
+            );
+        }
         let left = left.filter(|left| !left.records.is_empty());
         if let Some(left) = left.filter(|_| !self.does(Sabotage::RestartLogIgnored)) {
             let path = self.container.path().display();
@@ -82,7 +110,7 @@ impl Shared {
                 ),
             }
         }
-        let stamp = getrandom::u64().map_err(|_| Error::Os(libc::EIO))? & autoclear::RESTART_STAMP;
+        let stamp = draw(getrandom::u64().map_err(|_| Error::Os(libc::EIO))?, log.boot());
         // First, so that the image never names a log with anything in it that is stable already.
         log.start(stamp.into());
         if self.header.version > 2 {
@@ -256,5 +284,27 @@ impl Shared {
             self.state().add_structure(cluster);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_tells_its_boot() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let boot = random.u128(..);
+        for _ in 0..100 {
+            let stamp = draw(random.u64(..), boot);
+            assert_eq!(stamp & !autoclear::RESTART_STAMP, 0);
+            assert!(names_one_of_boot(autoclear::RESTART_LOG | stamp, boot));
+            assert!(!names_one_of_boot(stamp, boot), "it names none");
+        }
+        let others = (0..1000).filter(|_| {
+            let stamp = draw(random.u64(..), random.u128(..));
+            names_one_of_boot(autoclear::RESTART_LOG | stamp, boot)
+        });
+        assert!(others.count() < 3);
     }
 }
