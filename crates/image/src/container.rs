@@ -309,7 +309,12 @@ impl Container {
     /// As [`Container::allocate`], for room that may never be written to. On tmpfs nothing is reserved:
     /// there a write finds its room as fast without, and what is reserved is filled with zeros at once.
     pub async fn reserve(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
-        if self.in_memory { Ok(()) } else { self.allocate(io, offset, len).await }
+        if self.reserves() { self.allocate(io, offset, len).await } else { Ok(()) }
+    }
+
+    /// Whether [`Container::reserve`] does anything.
+    pub(crate) fn reserves(&self) -> bool {
+        !self.in_memory
     }
 
     /// Whether the file system reserves space, as far as is known.

@@ -258,6 +258,11 @@ pub trait Image: Send + Sync {
         Box::pin(async { Err(Error::ReadOnly) })
     }
 
+    /// As [`Image::allocate`], where that has nothing to wait for; `None` says nothing. Memory only.
+    fn allocate_at_once(&self, _: u64, _: u64) -> Option<Allocation<'_>> {
+        None
+    }
+
     /// The room has been written, and is to be visible from now on; or writing failed, and it is to be
     /// given back.
     fn commit(&self, _: Allocation<'_>, _written: bool) {}

@@ -15,6 +15,7 @@ mod image;
 mod lock;
 pub mod luks;
 mod null;
+mod numbered;
 mod open;
 pub mod probe;
 pub mod qcow2;

@@ -96,8 +96,13 @@ impl Vbd {
     /// Write to room that the image has to find first; gives the bytes written, 0 where it is to be
     /// looked at again.
     async fn write_to_new_room(&self, io: &Io, offset: u64, mem: Mem) -> Result<usize, Error> {
-        let Some(room) = self.image.allocate(io, offset, mem.len() as u64).await? else {
-            return Ok(0);
+        let len = mem.len() as u64;
+        let room = match self.image.allocate_at_once(offset, len) {
+            Some(room) => room,
+            None => match self.image.allocate(io, offset, len).await? {
+                Some(room) => room,
+                None => return Ok(0),
+            },
         };
         let part = mem.window(0, clamp(room.len));
         let end = self.fill(io, offset, &room, part).await;

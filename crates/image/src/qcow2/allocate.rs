@@ -4,7 +4,6 @@
 //! that need no old content share a pending cluster; one that copies old content has it, or its
 //! subclusters, for itself.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use ringtap_io::Io;
@@ -14,6 +13,7 @@ use super::header::{COPIED, OFFSET_MASK};
 use super::space::Taken;
 use super::table::Lookup;
 use super::{PAUSE, Shared, State};
+use crate::numbered::Numbered;
 use crate::{Allocation, Error, Extent};
 
 /// Released clusters that make an allocation ask for a flush first, so that they can be used again.
@@ -22,8 +22,8 @@ const MANY_RELEASED: usize = 1 << 16;
 /// The pending guest clusters, and the allocations that wait for their commit.
 #[derive(Default)]
 pub(super) struct Allocations {
-    pending: HashMap<u64, Pending>,
-    rooms: HashMap<u64, Room>,
+    pending: Numbered<Pending>,
+    rooms: Numbered<Room>,
     /// Clusters of all rooms.
     reserved: u64,
     next_token: u64,
@@ -120,22 +120,15 @@ impl Shared {
         }
         let cluster = offset >> self.tables.geometry.cluster_bits;
         let slice = self.tables.geometry.slice_of(cluster);
-        if self.is_crowded() {
+        let crowded = self.is_crowded(&self.state());
+        if crowded {
             self.flush(io).await?;
         }
         self.own_table(io, cluster).await?;
         let end = self.find_room(io, offset, len).await;
         match end {
             // The pin goes on until the commit.
-            Ok(Some(go)) => Ok(Some(Allocation {
-                file: self.guest_file,
-                offset: go.host,
-                head: go.head,
-                len: go.len,
-                tail: go.tail,
-                cipher: self.cipher(go.host),
-                token: go.token,
-            })),
+            Ok(Some(go)) => Ok(Some(self.allocation(&go))),
             other => {
                 self.state().cache.unpin(&self.tables, slice);
                 other.map(|_| None)
@@ -143,8 +136,42 @@ impl Shared {
         }
     }
 
-    fn is_crowded(&self) -> bool {
-        let state = self.state();
+    /// The same where all that it takes is in memory, which is looked at under one lock.
+    pub(super) fn allocate_at_once(&self, offset: u64, len: u64) -> Option<Allocation<'_>> {
+        let geometry = &self.tables.geometry;
+        let cluster = offset >> geometry.cluster_bits;
+        let whole_clusters = geometry.size & !(geometry.cluster() - 1);
+        if self.info.read_only || self.is_corrupt() || offset + len > whole_clusters {
+            return None;
+        }
+        let mut state = self.state();
+        let slice = geometry.slice_of(cluster);
+        let owned = self.owns_table(geometry.table_of(cluster));
+        if !owned || self.is_crowded(&state) || !state.cache.pin_frame(&self.tables, slice) {
+            return None;
+        }
+        match self.plan(&mut state, offset, len, false) {
+            Plan::Go(go) => Some(self.allocation(&go)),
+            _ => {
+                state.cache.unpin(&self.tables, slice);
+                None
+            }
+        }
+    }
+
+    fn allocation(&self, go: &Go) -> Allocation<'_> {
+        Allocation {
+            file: self.guest_file,
+            offset: go.host,
+            head: go.head,
+            len: go.len,
+            tail: go.tail,
+            cipher: self.cipher(go.host),
+            token: go.token,
+        }
+    }
+
+    fn is_crowded(&self, state: &State) -> bool {
         state.cache.is_crowded(&self.tables)
             || state.released.len() + state.retired.len() > MANY_RELEASED
                 && !state.flushing.is_running()
@@ -153,7 +180,8 @@ impl Shared {
     async fn find_room(&self, io: &Io, offset: u64, len: u64) -> Result<Option<Go>, Error> {
         let mut full = false;
         loop {
-            match self.plan(offset, len, full) {
+            let plan = self.plan(&mut self.state(), offset, len, full);
+            match plan {
                 Plan::Go(go) => {
                     if let Some(beyond) = go.beyond.clone() {
                         let zeros = vec![0; (beyond.end - beyond.start) as usize];
@@ -216,26 +244,25 @@ impl Shared {
     }
 
     /// What to do about a write; where it is to go on, it has its room from now on.
-    fn plan(&self, offset: u64, len: u64, full: bool) -> Plan {
+    fn plan(&self, state: &mut State, offset: u64, len: u64, full: bool) -> Plan {
         let geometry = &self.tables.geometry;
         let cluster = offset >> geometry.cluster_bits;
         let start = offset & (geometry.cluster() - 1);
         let mut range = start..(start + len).min(geometry.bytes_of(cluster));
-        let mut state = self.state();
-        if self.log_is_crowded(&state) {
+        if self.log_is_crowded(state) {
             return Plan::Flush;
         }
         let found = match self.look(cluster, &mut range) {
             Ok(found) => found,
             Err(plan) => return plan,
         };
-        if let Some(plan) = self.join(&mut state, cluster, &found, &range) {
+        if let Some(plan) = self.join(state, cluster, &found, &range) {
             return plan;
         }
         if let Some(host) = found.host {
-            return self.use_host(&mut state, cluster, &found, range, offset, len, host);
+            return self.use_host(state, cluster, &found, range, offset, len, host);
         }
-        self.use_new(&mut state, cluster, &found, range, offset, len, full)
+        self.use_new(state, cluster, &found, range, offset, len, full)
     }
 
     /// What the cluster's entry means for a write to this range of it, which is cut where it meets

@@ -11,14 +11,12 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::Io;
 
-use super::refcount::Writes;
-use super::table::L1_BLOCK;
+use super::refcount::{Contradiction, Writes};
+use super::table::{L1_BLOCK, Slices};
 use super::together::together;
 use super::{PAUSE, Released, Sabotage, Shared, ToolError};
 use crate::{Container, Error};
 
-/// Neighbouring slices are written together up to so many bytes.
-const LARGEST_WRITE: usize = 1 << 20;
 /// How often closing flushes before what is left is left.
 const LAST_FLUSHES: usize = 4;
 
@@ -41,7 +39,7 @@ impl Flushing {
 /// What one flush has taken on.
 #[derive(Default)]
 struct Work {
-    slices: Vec<(u64, Vec<u64>)>,
+    slices: Vec<Slices>,
     l1: Vec<(usize, Vec<u64>)>,
     released: Vec<Released>,
     /// Not counted yet.
@@ -90,10 +88,10 @@ impl Shared {
         let mut work = Work::default();
         let end = self.flush_work(io, &mut work).await;
         let mut state = self.state();
-        for (slice, _) in &work.slices {
-            state.cache.unpin(&self.tables, *slice);
+        for slice in work.slices.iter().flat_map(Slices::range) {
+            state.cache.unpin(&self.tables, slice);
             if end.is_err() {
-                state.cache.make_dirty(&self.tables, *slice);
+                state.cache.make_dirty(&self.tables, slice);
             }
         }
         if end.is_err() {
@@ -210,16 +208,33 @@ impl Shared {
         alone: bool,
     ) -> Result<(), Error> {
         while let Some(run) = runs.last_mut() {
-            let Some(cluster) = run.end.checked_sub(1).filter(|_| run.start < run.end) else {
+            let Some(last) = run.end.checked_sub(1).filter(|_| run.start < run.end) else {
                 runs.pop();
                 continue;
             };
-            let block = self.refcounts().block_of(cluster);
+            let block = self.refcounts().block_of(last);
             self.load_refcounts(io, block).await?;
-            run.end = cluster;
-            let counted = self.refcounts().change(cluster, 1);
-            if counted.is_err() || alone && counted != Ok(1) {
+            if self.count_block_up(block, run, alone).is_err() {
                 return Err(self.mark_corrupt(io).await);
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Shared::count_up`], the end of a run, as far as that lies in a block that is in memory.
+    fn count_block_up(
+        &self,
+        block: u64,
+        run: &mut Range<u64>,
+        alone: bool,
+    ) -> Result<(), Contradiction> {
+        let mut refcounts = self.refcounts();
+        let first = refcounts.clusters_of_block(block).start.max(run.start);
+        for cluster in (first..run.end).rev() {
+            run.end = cluster;
+            let count = refcounts.change(cluster, 1)?;
+            if alone && count != 1 {
+                return Err(Contradiction);
             }
         }
         Ok(())
@@ -253,14 +268,11 @@ impl Shared {
 
     async fn write_levels(&self, io: &Io, work: &Work, writes: &Writes) -> Result<(), Error> {
         let container = &self.container;
-        let write =
-            |offset: u64, bytes: Vec<u8>| async move { container.write(io, offset, &bytes).await };
         if self.does(Sabotage::TablesFirst) || self.does(Sabotage::L1First) {
             if self.does(Sabotage::L1First) {
                 self.write_l1(io, work).await?;
             }
-            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
-                .await?;
+            self.write_slices(io, &work.slices).await?;
         }
         let blocks = writes.blocks.iter().map(|(_, offset, bytes)| (*offset, bytes));
         let table = writes.moved.iter().map(|(place, bytes)| (place.offset, bytes));
@@ -268,8 +280,7 @@ impl Shared {
         let level = level.map(|(offset, bytes)| container.write(io, offset, bytes));
         if self.does(Sabotage::RefcountsLate) {
             self.sync_data(io).await?;
-            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
-                .await?;
+            self.write_slices(io, &work.slices).await?;
             together(level).await?;
         } else {
             together(level).await?;
@@ -292,8 +303,7 @@ impl Shared {
             container.sync(io).await?;
         }
         if !work.slices.is_empty() {
-            together(self.slice_writes(&work.slices).into_iter().map(|(at, b)| write(at, b)))
-                .await?;
+            self.write_slices(io, &work.slices).await?;
             container.sync(io).await?;
         }
         if !work.l1.is_empty() {
@@ -316,24 +326,15 @@ impl Shared {
         self.sabotage == Some(sabotage)
     }
 
-    /// Where which bytes are written for these slices, neighbours together.
-    fn slice_writes(&self, slices: &[(u64, Vec<u64>)]) -> Vec<(u64, Vec<u8>)> {
+    /// Write copies of slices to where their tables lie.
+    async fn write_slices(&self, io: &Io, slices: &[Slices]) -> Result<(), Error> {
         let geometry = &self.tables.geometry;
-        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (slice, words) in slices {
-            let Some(table) = self.tables.table(geometry.table_of_slice(*slice)) else { continue };
-            let at = table + geometry.offset_in_table(*slice);
-            let bytes = words.iter().flat_map(|word| word.to_be_bytes());
-            match writes.last_mut() {
-                Some((start, all))
-                    if *start + all.len() as u64 == at && all.len() < LARGEST_WRITE =>
-                {
-                    all.extend(bytes);
-                }
-                _ => writes.push((at, bytes.collect())),
-            }
-        }
-        writes
+        let places = slices.iter().filter_map(|slices| {
+            let first = slices.range().start;
+            let table = self.tables.table(geometry.table_of_slice(first))?;
+            Some((table + geometry.offset_in_table(first), &slices.bytes))
+        });
+        together(places.map(|(at, bytes)| self.container.write(io, at, bytes))).await
     }
 
     /// Guest data, and whatever else was written so far.

@@ -9,6 +9,8 @@ use crate::Error;
 /// The file is made longer by so many bytes at first, by more and more later.
 const FIRST_STEP: u64 = 1 << 20;
 const LARGEST_STEP: u64 = 64 << 20;
+/// The same where that reserves no space.
+const LARGEST_FREE_STEP: u64 = 1 << 30;
 /// The most refcount blocks that are searched for free clusters, in bytes.
 const SEARCH: u64 = 64 << 20;
 
@@ -91,7 +93,8 @@ impl Shared {
             (state.space.tail().end, state.space.step)
         };
         let bits = self.header.cluster_bits;
-        let largest = LARGEST_STEP.min(self.tables.geometry.size / 4);
+        let step = if self.container.reserves() { LARGEST_STEP } else { LARGEST_FREE_STEP };
+        let largest = step.min(self.tables.geometry.size / 4);
         let mut step = (2 * last_step).max(FIRST_STEP).min(largest).max(4 << bits);
         let end = loop {
             let mut end = start + (step >> bits);

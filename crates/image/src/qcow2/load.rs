@@ -71,24 +71,39 @@ impl Shared {
 
     /// Bring a cluster's entry to memory; gives it, or nothing where the cluster has no L2 table.
     pub(super) async fn load_entry(&self, io: &Io, cluster: u64) -> Result<Option<Entry>, Error> {
-        let geometry = &self.tables.geometry;
-        let slice = geometry.slice_of(cluster);
+        self.bring(io, cluster, false).await
+    }
+
+    /// As [`Shared::load_entry`]; with `whole` all of its slice.
+    async fn bring(&self, io: &Io, cluster: u64, whole: bool) -> Result<Option<Entry>, Error> {
+        let slice = self.tables.geometry.slice_of(cluster);
         loop {
             match self.tables.entry(cluster) {
-                Lookup::Entry(entry) => return Ok(Some(entry)),
+                Lookup::Entry(entry) if !whole || self.tables.is_loaded(slice) => {
+                    return Ok(Some(entry));
+                }
                 Lookup::NoTable => return Ok(None),
-                Lookup::NotLoaded => {}
+                Lookup::Entry(_) | Lookup::NotLoaded => {}
             }
-            let Some(at) = self.begin_loading(slice) else {
+            let Some(at) = self.begin_loading(slice, whole) else {
                 io.sleep(PAUSE).await;
                 continue;
             };
-            let read = match at {
+            let installed = match at {
                 Where::Nowhere => continue,
-                Where::Blank => Ok(None),
-                Where::At(table) => self.read_slice(io, slice, table).await.map(Some),
+                Where::Blank => self.end_loading(slice, Ok(None))?,
+                Where::At(l1) => {
+                    let read = self.read_slice(io, slice, l1).await;
+                    self.end_loading(slice, read.map(Some))?
+                }
+                Where::EntryAt(l1) => {
+                    let read = self.read_entry(io, cluster, l1).await;
+                    let state = &mut *self.state();
+                    state.cache.loading.remove(&slice);
+                    state.cache.keep_entry(&self.tables, cluster, read?);
+                    true
+                }
             };
-            let installed = self.end_loading(slice, read)?;
             if !installed {
                 // Every frame waits to be written.
                 self.flush(io).await?;
@@ -98,11 +113,11 @@ impl Shared {
     }
 
     /// Where to read a slice; nothing where another task does.
-    fn begin_loading(&self, slice: u64) -> Option<Where> {
+    fn begin_loading(&self, slice: u64, whole: bool) -> Option<Where> {
         let table = self.tables.geometry.table_of_slice(slice);
         let mut state = self.state();
-        let cache = &mut state.cache;
-        if cache.is_loaded(&self.tables, slice) || self.tables.l1(table) == 0 {
+        let (cache, l1) = (&mut state.cache, self.tables.l1(table));
+        if self.tables.is_loaded(slice) || l1 == 0 {
             return Some(Where::Nowhere);
         }
         if !cache.loading.insert(slice) {
@@ -111,13 +126,24 @@ impl Shared {
         if cache.is_blank(&self.tables, slice) {
             return Some(Where::Blank);
         }
-        Some(Where::At(self.tables.l1(table)))
+        let whole = whole || cache.wants(&self.tables, slice, !self.info.read_only);
+        Some(if whole { Where::At(l1) } else { Where::EntryAt(l1) })
     }
 
     async fn read_slice(&self, io: &Io, slice: u64, l1: u64) -> Result<Piece, Error> {
         let geometry = &self.tables.geometry;
         let at = self.table_offset(io, l1).await? + geometry.offset_in_table(slice);
         self.container.read_piece(io, at, geometry.bytes_of_slice() as usize).await
+    }
+
+    async fn read_entry(&self, io: &Io, cluster: u64, l1: u64) -> Result<Entry, Error> {
+        let geometry = &self.tables.geometry;
+        let slice =
+            self.table_offset(io, l1).await? + geometry.offset_in_table(geometry.slice_of(cluster));
+        let at = slice + 8 * geometry.word_of(cluster) as u64;
+        let bytes = self.container.read_piece(io, at, if geometry.extended() { 16 } else { 8 });
+        let bytes = bytes.await?;
+        Ok(Entry { word: be64(&bytes, 0).unwrap_or(0), bitmap: be64(&bytes, 8).unwrap_or(0) })
     }
 
     /// Where an L1 entry says the table lies, if it may lie there.
@@ -166,6 +192,12 @@ impl Shared {
         }
     }
 
+    /// Whether there is a table that nobody else refers to.
+    pub(super) fn owns_table(&self, table: u64) -> bool {
+        let l1 = self.tables.l1(table);
+        l1 & COPIED != 0 && l1 & super::header::OFFSET_MASK != 0
+    }
+
     /// See that a cluster has an L2 table that nobody else refers to, and its slice in a frame; it is
     /// pinned then. The image may be written to.
     pub(super) async fn own_table(&self, io: &Io, cluster: u64) -> Result<(), Error> {
@@ -175,8 +207,7 @@ impl Shared {
             if self.is_corrupt() {
                 return Err(self.mark_corrupt(io).await);
             }
-            let l1 = self.tables.l1(table);
-            if l1 & COPIED == 0 || l1 & super::header::OFFSET_MASK == 0 {
+            if !self.owns_table(table) {
                 if !self.state().cache.making.insert(table) {
                     io.sleep(PAUSE).await;
                     continue;
@@ -186,13 +217,13 @@ impl Shared {
                 made?;
                 continue;
             }
-            self.load_entry(io, cluster).await?;
+            self.bring(io, cluster, true).await?;
             let is_loaded = {
                 let mut state = self.state();
                 if state.cache.pin_frame(&self.tables, slice) {
                     return Ok(());
                 }
-                state.cache.is_loaded(&self.tables, slice)
+                self.tables.is_loaded(slice)
             };
             if is_loaded {
                 // Every frame waits to be written.
@@ -260,4 +291,6 @@ enum Where {
     Blank,
     /// In the table that this L1 entry names.
     At(u64),
+    /// There, and only the one entry is to be read.
+    EntryAt(u64),
 }

@@ -42,6 +42,7 @@ mod offline;
 mod open;
 mod pattern;
 mod rebase;
+mod recent;
 mod refcount;
 mod resize;
 mod restart;
@@ -265,6 +266,10 @@ impl Image for Qcow2 {
         len: u64,
     ) -> Boxed<'a, Result<Option<Allocation<'a>>, Error>> {
         Box::pin(self.shared.allocate(io, offset, len))
+    }
+
+    fn allocate_at_once(&self, offset: u64, len: u64) -> Option<Allocation<'_>> {
+        self.shared.allocate_at_once(offset, len)
     }
 
     fn commit(&self, room: Allocation<'_>, written: bool) {

@@ -76,7 +76,7 @@ impl Shared {
         let room = log.room();
         let most_each = self.tables.geometry.clusters_of_slice(0).end;
         let begun = state.allocations.reserved();
-        room < begun + most_each || room < log.capacity() / 2 && !state.flushing.is_running()
+        room < begun + most_each || room < log.capacity() / 8 && !state.flushing.is_running()
     }
 
     /// Take up what a killed server left, make it stable, and begin a log of our own.

@@ -5,7 +5,8 @@
 //! meanwhile, the slot would have changed first. A slice that needs no frame is in the slot itself
 //! ([`Pattern`]); it gets a frame before it is changed.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
@@ -14,6 +15,8 @@ use std::sync::atomic::{
 use super::entry::{Entry, Geometry, Kind};
 use super::header::OFFSET_MASK;
 use super::pattern::Pattern;
+use super::recent::Recent;
+use crate::numbered::Numbers;
 
 /// Slots of a chunk; chunks come to be when one of theirs is needed.
 const CHUNK: usize = 4096;
@@ -21,6 +24,10 @@ const CHUNK: usize = 4096;
 pub(super) const L1_BLOCK: usize = 64;
 /// Frames there are at least, so that requests side by side find one each.
 const FEWEST_FRAMES: u64 = 64;
+/// Where frames are scarce: so many of them for each place of a single entry.
+const FRAMES_PER_PLACE: u64 = 8;
+/// Neighbouring slices are written together up to so many bytes.
+const LARGEST_WRITE: usize = 1 << 20;
 /// How often an entry is read again that is being changed, before its lock is asked for.
 const TRIES: u32 = 64;
 
@@ -40,6 +47,7 @@ pub(super) struct Tables {
     frames: Box<[OnceLock<Box<[AtomicU64]>>]>,
     /// Whether there are fewer frames than slices.
     scarce: bool,
+    recent: Recent,
 }
 
 /// What is known of a cluster's entry.
@@ -70,6 +78,7 @@ impl Tables {
             slots: empty(slices.div_ceil(CHUNK as u64)),
             frames: empty(frames.min(slices)),
             scarce: frames < slices,
+            recent: Recent::new(if frames < slices { frames / FRAMES_PER_PLACE } else { 0 }),
             geometry,
         }
     }
@@ -109,7 +118,7 @@ impl Tables {
     #[inline]
     pub(super) fn entry(&self, cluster: u64) -> Lookup {
         let slice = self.geometry.slice_of(cluster);
-        let Some(slot) = self.slot(slice) else { return self.no_slice(slice) };
+        let Some(slot) = self.slot(slice) else { return self.without_slice(cluster) };
         let at = self.geometry.word_of(cluster);
         for _ in 0..TRIES {
             let seen = slot.load(Acquire);
@@ -117,7 +126,7 @@ impl Tables {
                 let index = self.geometry.index_of(cluster);
                 return Lookup::Entry(pattern.entry(&self.geometry, index));
             }
-            let Some(frame) = self.frame(seen) else { return self.no_slice(slice) };
+            let Some(frame) = self.frame(seen) else { return self.without_slice(cluster) };
             let Some(word) = frame.get(at) else { return Lookup::NotLoaded };
             if self.scarce {
                 if let Some(used) = frame.get(self.geometry.words_of_slice()) {
@@ -151,12 +160,17 @@ impl Tables {
         Lookup::NotLoaded
     }
 
-    #[cold]
-    fn no_slice(&self, slice: u64) -> Lookup {
-        match self.table(self.geometry.table_of_slice(slice)) {
-            None => Lookup::NoTable,
-            Some(_) => Lookup::NotLoaded,
+    #[inline(never)]
+    fn without_slice(&self, cluster: u64) -> Lookup {
+        if self.table(self.geometry.table_of(cluster)).is_none() {
+            return Lookup::NoTable;
         }
+        self.recent.entry(&self.geometry, cluster).map_or(Lookup::NotLoaded, Lookup::Entry)
+    }
+
+    /// Whether a slice is in memory, all of it.
+    pub(super) fn is_loaded(&self, slice: u64) -> bool {
+        self.slot(slice).is_some_and(|slot| slot.load(Acquire) != 0)
     }
 
     /// What the bytes from `offset` are; `None` where it is not in memory.
@@ -239,9 +253,9 @@ pub(super) struct Cache {
     dirty: Vec<u64>,
     pub(super) dirty_l1: BTreeSet<usize>,
     /// Slices being read.
-    pub(super) loading: HashSet<u64>,
+    pub(super) loading: Numbers,
     /// L1 entries whose tables are being made or copied.
-    pub(super) making: HashSet<u64>,
+    pub(super) making: Numbers,
     /// Tables made here that read as zeros where they were not written, with the slices that were in
     /// memory once.
     blank: HashMap<u64, Vec<u64>>,
@@ -250,10 +264,6 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub(super) fn is_loaded(&self, tables: &Tables, slice: u64) -> bool {
-        tables.slot(slice).is_some_and(|slot| slot.load(Relaxed) != 0)
-    }
-
     fn frame_of(&mut self, tables: &Tables, slice: u64) -> Option<&mut Frame> {
         let slot = tables.slot(slice)?.load(Relaxed);
         self.frames.get_mut(frame_index(slot)?)
@@ -297,6 +307,23 @@ impl Cache {
         self.dirty.len() * 2 > tables.frames.len() && tables.scarce
     }
 
+    /// Whether a slice that is about to be read had better come to memory, rather than the one entry
+    /// that is asked for: there is room, somebody else of late asked for another entry of it, or, in an
+    /// image that is written to, it was never looked at.
+    pub(super) fn wants(&self, tables: &Tables, slice: u64, writable: bool) -> bool {
+        self.frames.len() < tables.frames.len()
+            || !tables.scarce
+            || writable && !self.is_known(slice)
+            || tables.recent.has(&tables.geometry, slice)
+    }
+
+    /// Keep the entry of a cluster whose slice is not in memory.
+    pub(super) fn keep_entry(&self, tables: &Tables, cluster: u64, entry: Entry) {
+        if !tables.is_loaded(tables.geometry.slice_of(cluster)) {
+            tables.recent.keep(&tables.geometry, cluster, entry);
+        }
+    }
+
     /// Take a slice, told word by word, into memory. False where no frame can be had before a flush.
     pub(super) fn install(
         &mut self,
@@ -307,6 +334,7 @@ impl Cache {
         match (Pattern::of(&tables.geometry, &word), tables.slot_made(slice)) {
             (Some(pattern), Some(slot)) => {
                 slot.store(pattern.slot(), Release);
+                tables.recent.forget(&tables.geometry, slice);
                 true
             }
             _ => self.put_in_frame(tables, slice, word),
@@ -332,6 +360,7 @@ impl Cache {
         frame.generation = (frame.generation + 1) & GENERATIONS;
         (frame.slice, frame.pins, frame.dirty) = (slice, 0, false);
         slot.store(frame.generation << FRAME_BITS | (index as u64 + 1), Release);
+        tables.recent.forget(&tables.geometry, slice);
         true
     }
 
@@ -409,6 +438,10 @@ impl Cache {
         self.known.get_mut(at).is_some_and(|word| std::mem::replace(word, *word | bit) & bit == 0)
     }
 
+    fn is_known(&self, slice: u64) -> bool {
+        self.known.get(slice as usize / 64).is_some_and(|word| word >> (slice % 64) & 1 != 0)
+    }
+
     /// A table that was made now, and is zeros where it lies.
     pub(super) fn add_blank(&mut self, tables: &Tables, table: u64) {
         let words = tables.geometry.slices_of_table().div_ceil(64);
@@ -433,20 +466,58 @@ impl Cache {
     }
 
     /// The slices that wait to be written, which then wait no more; each is pinned.
-    pub(super) fn take_dirty(&mut self, tables: &Tables) -> Vec<(u64, Vec<u64>)> {
+    pub(super) fn take_dirty(&mut self, tables: &Tables) -> Vec<Slices> {
         let mut slices = std::mem::take(&mut self.dirty);
         slices.sort_unstable();
-        let mut taken = Vec::with_capacity(slices.len());
+        let mut taken: Vec<Slices> = Vec::new();
         for slice in slices {
             let Some(slot) = tables.slot(slice).map(|slot| slot.load(Relaxed)) else { continue };
             let Some(memory) = tables.frame(slot) else { continue };
-            let words = memory.iter().take(tables.geometry.words_of_slice());
-            taken.push((slice, words.map(|word| word.load(Relaxed)).collect()));
+            let (words, _) = memory.split_at(tables.geometry.words_of_slice());
+            match taken.last_mut() {
+                Some(last) if last.go_on_with(tables, slice) => last.add(words),
+                _ => {
+                    let mut new = Slices { first: slice, count: 0, bytes: Vec::new() };
+                    new.add(words);
+                    taken.push(new);
+                }
+            }
             if let Some(frame) = self.frame_of(tables, slice) {
                 frame.dirty = false;
                 frame.pins += 1;
             }
         }
         taken
+    }
+}
+
+/// Copies of slices of one table, one after the other.
+pub(super) struct Slices {
+    first: u64,
+    count: u64,
+    /// As the file has them.
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Slices {
+    /// Which they are.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.first..self.first + self.count
+    }
+
+    fn go_on_with(&self, tables: &Tables, slice: u64) -> bool {
+        let table = |slice| tables.geometry.table_of_slice(slice);
+        let follows = self.range().end == slice && table(self.first) == table(slice);
+        follows && self.bytes.len() < LARGEST_WRITE
+    }
+
+    fn add(&mut self, words: &[AtomicU64]) {
+        let start = self.bytes.len();
+        self.bytes.resize(start + 8 * words.len(), 0);
+        let (_, new) = self.bytes.split_at_mut(start);
+        for (bytes, word) in new.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.load(Relaxed).to_be_bytes());
+        }
+        self.count += 1;
     }
 }

@@ -40,6 +40,11 @@ async fn discard(vbd: &Vbd, io: &Io, block: u64) -> Result<(), Error> {
     vbd.serve(io, Request { kind: Kind::Discard, offset, len, mem, fua: false }).await
 }
 
+async fn discard_cluster(vbd: &Vbd, io: &Io, block: u64) -> Result<(), Error> {
+    let (offset, len, mem) = (block * BLOCK as u64, 1 << 16, Mem::EMPTY);
+    vbd.serve(io, Request { kind: Kind::Discard, offset, len, mem, fua: false }).await
+}
+
 async fn holds(vbd: &Vbd, io: &Io, block: u64) -> Result<bool, Error> {
     let buffer = io.buffer(BLOCK).map_err(Error::Os)?;
     let (offset, len, mem) = (block * BLOCK as u64, BLOCK as u64, buffer.mem());
@@ -129,4 +134,48 @@ fn patterns_become_tables() {
         let options = format!("{options},preallocation=metadata");
         try_image(&options, "1G", &blocks, 2, Some(0));
     }
+}
+
+/// A table's slice maps this much of the disk.
+const SLICE: u64 = (1024 / 8) << 16;
+
+/// With too few frames an entry is first read alone, and remembered apart from its slice: not for
+/// longer than it holds.
+#[test]
+fn an_entry_read_alone_is_not_remembered_when_it_has_changed() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let path = dir.path().join("image.qcow2");
+    qemu_img(&["create", "-q", "-f", "qcow2", &path.display().to_string(), "64G"]);
+    let vbd = open(&path, Some(0));
+    let block = |slice: u64, cluster: u64| (slice * SLICE + (cluster << 16)) / BLOCK as u64;
+    // Those remembered in places of their own.
+    let others: Vec<u64> = (0..400).filter(|slice| slice % 8 != 0).collect();
+    let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+    let io = tasks.io().clone();
+    let all = async move {
+        for slice in others.iter().chain([&0]) {
+            for cluster in [0, 5] {
+                write(&vbd, &io, block(*slice, cluster)).await.expect("written");
+            }
+        }
+        let away = async || {
+            vbd.flush(&io).await.expect("flushed");
+            for slice in &others {
+                for cluster in [0, 5] {
+                    assert!(holds(&vbd, &io, block(*slice, cluster)).await.expect("read"));
+                }
+            }
+        };
+        for _ in 0..3 {
+            away().await;
+            assert!(holds(&vbd, &io, block(0, 0)).await.expect("read"));
+            discard_cluster(&vbd, &io, block(0, 0)).await.expect("discarded");
+            // It is given another cluster than it had, which is not free yet.
+            write(&vbd, &io, block(0, 0)).await.expect("written");
+            away().await;
+            away().await;
+            assert!(holds(&vbd, &io, block(0, 0)).await.expect("read"), "an old entry");
+        }
+    };
+    tasks.block_on(all).expect("the ring turns");
 }
