@@ -104,6 +104,30 @@ fn wide(path: &Path, tables: u64) -> u64 {
     size
 }
 
+/// Clusters of [`scattered`].
+const SCATTERED: u64 = 32 << 10;
+
+/// Clusters of 4 KiB, 4 MiB of file between each two.
+fn scattered(path: &Path) {
+    let (bits, l1_at, refcounts_at, first) = (12, 4096, 8192, 4 * MIB);
+    let tables = SCATTERED / 512;
+    let header = Header {
+        cluster_bits: bits,
+        size: SCATTERED << bits,
+        l1: (l1_at, tables as u32),
+        refcounts: (refcounts_at, 1),
+        snapshots: (0, 0),
+        autoclear: 0,
+    };
+    let file = File::create(path).expect("a file");
+    header.write(&file, &[]);
+    let place = |index: u64| (first + (index << bits)) | COPIED;
+    file.write_all_at(&table((0..tables).map(place)), l1_at).expect("L1");
+    let clusters = (2..2 + SCATTERED).map(|index| (index * 4 * MIB) | COPIED);
+    file.write_all_at(&table(clusters), first).expect("tables");
+    file.set_len((2 + SCATTERED + 1) * 4 * MIB).expect("a hole");
+}
+
 /// As many snapshots as there may be, with names of so many bytes and one L1 table of so many entries for
 /// all of them.
 fn many_snapshots(path: &Path, name: u16, l1_entries: u32) {
@@ -268,6 +292,14 @@ fn what_claims_to_be_large_takes_little_memory() {
     let own = container(&path);
     let report = on_a_ring(&path, |io| async move { check(&io, &own, Repair::Nothing).await });
     assert_eq!(report.expect("a ring").expect("looked at").allocated_clusters, 0);
+
+    scattered(&path);
+    takes_little("references that each have a page of counts for themselves", || {
+        let own = container(&path);
+        let report = on_a_ring(&path, |io| async move { check(&io, &own, Repair::Nothing).await });
+        let report = report.expect("a ring").expect("looked at");
+        assert_eq!(report.allocated_clusters, SCATTERED);
+    });
 
     for (name, l1_entries, why) in [(944, 0, "goes on past"), (16, 4 << 20, "more than the file")] {
         many_snapshots(&path, name, l1_entries);

@@ -20,8 +20,10 @@ use super::walk::{Problems, Tables};
 use super::{Header, HeaderError, extension};
 use crate::{Container, OpenError};
 
-/// Bytes of memory for counting references.
-const MEMORY: usize = 128 << 20;
+/// Bytes of memory for counting references and for the L1 table: what a hostile image can make it take.
+const MEMORY: usize = 48 << 20;
+/// For counting references, at least.
+const LEAST_MEMORY: usize = 8 << 20;
 
 /// What to repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +82,8 @@ pub(super) async fn check_within(
     memory: usize,
 ) -> Result<Report, ToolError> {
     let mut image = open(io, container).await?;
+    let l1 = image.header.l1_size as usize * 8;
+    let memory = memory.saturating_sub(l1).max(LEAST_MEMORY.min(memory));
     let (before, dangling) = look(&mut image, Repair::Nothing, memory).await?;
     let flagged = image.header.has(incompatible::DIRTY | incompatible::CORRUPT);
     let wanted = match repair {

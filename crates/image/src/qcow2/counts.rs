@@ -34,6 +34,9 @@ pub(super) fn set_refcount(block: &mut [u8], index: u64, order: u32, value: u64)
     }
 }
 
+/// More references than this to one cluster are not told apart.
+type Count = i32;
+
 /// How often each cluster is referred to, from `start` up to where memory ends.
 pub(super) struct Counts {
     start: u64,
@@ -42,13 +45,13 @@ pub(super) struct Counts {
     most_pages: usize,
     /// The clusters past every one that was asked to be counted, in the range or not.
     past: u64,
-    pages: BTreeMap<u64, Box<[i64]>>,
+    pages: BTreeMap<u64, Box<[Count]>>,
 }
 
 impl Counts {
     /// Nothing counted yet, from cluster `start` (a multiple of 1024) on, in so many bytes at most.
     pub(super) fn new(start: u64, memory: usize) -> Counts {
-        let most_pages = (memory / (PAGE as usize * 8)).max(1);
+        let most_pages = (memory / (PAGE as usize * size_of::<Count>())).max(1);
         Counts { start, end: u64::MAX, most_pages, past: 0, pages: BTreeMap::new() }
     }
 
@@ -59,6 +62,7 @@ impl Counts {
 
     /// Count `clusters` from `first` on `times` more (or less).
     pub(super) fn add(&mut self, first: u64, clusters: u64, times: i64) {
+        let times = times.clamp(Count::MIN.into(), Count::MAX.into()) as Count;
         self.past = self.past.max(first.saturating_add(clusters));
         let from = first.max(self.start);
         let to = first.saturating_add(clusters).min(self.end);
@@ -95,14 +99,16 @@ impl Counts {
     /// How often a cluster within the range was counted.
     pub(super) fn get(&self, cluster: u64) -> i64 {
         let page = self.pages.get(&(cluster / PAGE));
-        page.and_then(|page| page.get((cluster % PAGE) as usize)).copied().unwrap_or(0)
+        page.and_then(|page| page.get((cluster % PAGE) as usize)).map_or(0, |count| (*count).into())
     }
 
     /// Every cluster whose count is not 0, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, i64)> {
         self.pages.iter().flat_map(|(number, page)| {
             let clusters = (number * PAGE..).zip(page.iter().copied());
-            clusters.filter(|(_, count)| *count != 0)
+            clusters
+                .filter(|(_, count)| *count != 0)
+                .map(|(cluster, count)| (cluster, count.into()))
         })
     }
 }
@@ -134,13 +140,13 @@ mod tests {
 
     #[test]
     fn counting_goes_as_far_as_memory_does() {
-        let mut counts = Counts::new(0, 2 * 8 * PAGE as usize);
+        let mut counts = Counts::new(0, 2 * 4 * PAGE as usize);
         counts.add(5 * PAGE, 1, 1);
         counts.add(PAGE - 1, 2, 2);
         assert_eq!(counts.range(), 0..5 * PAGE);
         assert_eq!((counts.get(PAGE - 1), counts.get(PAGE)), (2, 2));
         assert_eq!(counts.iter().collect::<Vec<_>>(), [(PAGE - 1, 2), (PAGE, 2)]);
-        let mut rest = Counts::new(counts.range().end, 2 * 8 * PAGE as usize);
+        let mut rest = Counts::new(counts.range().end, 2 * 4 * PAGE as usize);
         rest.add(5 * PAGE, 1, 1);
         rest.add(PAGE - 1, 2, 2);
         assert_eq!(rest.iter().collect::<Vec<_>>(), [(5 * PAGE, 1)]);
