@@ -20,6 +20,7 @@ mod open;
 pub mod probe;
 pub mod qcow2;
 mod raw;
+mod reap;
 mod restart;
 mod secret;
 pub mod vhd;

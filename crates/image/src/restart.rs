@@ -9,7 +9,8 @@
 //! the half before holds is on the disk and is dropped.
 //!
 //! Layout, in 64-bit words of the host's order: [`MAGIC`], boot (2), device, inode, owner's stamp (2),
-//! then for each half its turn (0: empty) and the count of its records; from [`FIRST`] on the records
+//! then for each half its turn (0: empty) and the count of its records, then what the image's file system
+//! calls it ([`NAME`]); from [`FIRST`] on the records
 //! of half 0, then of half 1. A record is its mark (the half's turn, stored last) and three words.
 
 use std::fs;
@@ -22,16 +23,18 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_io::SharedWords;
 
-use crate::{Container, OpenError};
+use crate::{Container, OpenError, reap};
 
 const MAGIC: u64 = 0x5254_4150_4c4f_4702;
 const STAMP: usize = 5;
 const TURN: [usize; 2] = [7, 9];
 const COUNT: [usize; 2] = [8, 10];
-const FIRST: usize = 16;
+/// What the image is called by its file system, see `reap`.
+const NAME: usize = 11;
+pub(crate) const FIRST: usize = 16;
 const RECORD: usize = 4;
 /// How the name of the memory beside a log ends.
-const MEMORY: &str = "memory";
+pub(crate) const MEMORY: &str = "memory";
 
 /// One change: three words whose meaning is the format's.
 pub type Record = [u64; 3];
@@ -63,6 +66,10 @@ pub struct RestartLog {
     words: Words,
     /// Where the file lies, to be removed at a clean end.
     path: Option<PathBuf>,
+    /// The file, whose lock says that a server has it.
+    _file: Option<fs::File>,
+    /// What the image is called on any path.
+    name: [u64; reap::WORDS],
     /// More memory that is kept as the log is, where a simulation provides it.
     beside: Option<Arc<[AtomicU64]>>,
     capacity: u64,
@@ -75,6 +82,7 @@ impl RestartLog {
     /// Open the log of an image file in `folder` with room for `capacity` changes between flushes,
     /// making what is missing.
     pub fn open(folder: &Path, image: &impl rustix::fd::AsFd, capacity: u64) -> io::Result<Self> {
+        let name = reap::name_of(image);
         let image = rustix::fs::fstat(image)?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let boot = u128::from_str_radix(&boot.trim().replace('-', ""), 16)
@@ -85,10 +93,10 @@ impl RestartLog {
             _ => {}
         }
         let path = folder.join(name_of(&image));
-        let file = open_ours(folder, &path, true)?;
+        let file = open_to_keep(folder, &path)?;
         let words = SharedWords::map(&file, FIRST + 2 * RECORD * capacity as usize)?;
         let mut log = RestartLog::with(Box::new(words), identity, capacity);
-        log.path = Some(path);
+        (log.path, log._file, log.name) = (Some(path), Some(file), name);
         Ok(log)
     }
 
@@ -116,6 +124,9 @@ impl RestartLog {
         let path = container.path();
         match RestartLog::open(folder, open, capacity) {
             Ok(mut log) => {
+                if let Ok(gone @ 1..) = reap::reap(folder, open) {
+                    tracing::info!("dropped {gone} restart logs of images that were deleted");
+                }
                 log.image = Some(container.clone());
                 Ok(Some(log))
             }
@@ -176,7 +187,8 @@ impl RestartLog {
     pub fn with(words: Words, identity: Identity, capacity: u64) -> RestartLog {
         let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);
         let capacity = capacity.min(fits as u64);
-        RestartLog { words, path: None, beside: None, capacity, identity, image: None }
+        let (path, beside, image, name) = (None, None, None, [0; reap::WORDS]);
+        RestartLog { words, path, _file: None, name, beside, capacity, identity, image }
     }
 
     /// The same, with the memory of [`RestartLog::memory`] in a simulation.
@@ -270,9 +282,17 @@ impl RestartLog {
         self.set(TURN[0], turn);
         self.set(STAMP, (stamp >> 64) as u64);
         self.set(STAMP + 1, stamp as u64);
+        (NAME..).zip(self.name).for_each(|(at, word)| self.set(at, word));
         for (at, word) in self.identity_words().into_iter().enumerate().rev() {
             self.set(at, word);
         }
+    }
+
+    /// As where the image's file system could not be asked for a name.
+    #[cfg(test)]
+    pub(crate) fn forget_name(&mut self) {
+        self.name = [0; reap::WORDS];
+        (NAME..).zip(self.name).for_each(|(at, word)| self.set(at, word));
     }
 
     /// The half that is written to now.
@@ -364,7 +384,7 @@ fn may_hold_changes(log: &Path) -> bool {
 }
 
 /// Open a file that belongs to this user, in a folder that does.
-fn open_ours(folder: &Path, path: &Path, create: bool) -> io::Result<fs::File> {
+pub(crate) fn open_ours(folder: &Path, path: &Path, create: bool) -> io::Result<fs::File> {
     let file = fs::File::options()
         .read(true)
         .write(true)
@@ -381,6 +401,27 @@ fn open_ours(folder: &Path, path: &Path, create: bool) -> io::Result<fs::File> {
         ));
     }
     Ok(file)
+}
+
+/// Open a log, made where there is none, and hold it against whoever drops those that nobody has.
+fn open_to_keep(folder: &Path, path: &Path) -> io::Result<fs::File> {
+    loop {
+        let file = open_ours(folder, path, true)?;
+        let shared = rustix::fs::FlockOperation::LockShared;
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&file, shared))?;
+        if file.metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+}
+
+/// What the image of a log, which begins with these words, is called; none where it is no log of an image
+/// on that device that has a name.
+pub(crate) fn name_in(words: &[u64; FIRST], device: u64) -> Option<[u64; reap::WORDS]> {
+    let is_one = words[0] == MAGIC && words[3] == device;
+    let mut name = [0; reap::WORDS];
+    name.copy_from_slice(words.get(NAME..NAME + reap::WORDS)?);
+    Some(name).filter(|name| is_one && name[0] != 0)
 }
 
 fn on_tmpfs(folder: &Path) -> bool {

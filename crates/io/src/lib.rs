@@ -7,6 +7,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod file;
+mod handle;
 mod inherited;
 mod io;
 mod locked;
@@ -19,6 +20,7 @@ mod signal;
 mod task;
 
 pub use file::{File, Nature, OpenFile};
+pub use handle::FileHandle;
 pub use inherited::duplicate_fd;
 pub use io::{Io, OpFuture};
 pub use locked::{Locked, LockedBytes};

@@ -1,0 +1,131 @@
+//! Restart logs of images that were deleted after their server had been killed: nobody will ask for them,
+//! and each takes memory until the machine starts anew.
+//!
+//! A log is dropped only where its image is proven to be gone. That its path leads nowhere proves nothing:
+//! it may have been moved. So a log keeps what the file system itself calls the image ([`FileHandle`]),
+//! and which file system that was; whoever opens another image there asks it. Where it cannot be asked
+//! (not being root, on a file system without such names or without an identity of its own), logs stay.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use ringtap_io::FileHandle;
+use rustix::fd::AsFd;
+use rustix::fs::{FlockOperation, Stat, flock, fstat, fstatfs, fstatvfs};
+
+use crate::restart::{FIRST, MEMORY, name_in, open_ours};
+
+/// Words of [`name_of`].
+pub(crate) const WORDS: usize = 1 + FileHandle::WORDS;
+/// Those whose identity is one of the file system's own, not of the device it lies on.
+const KNOWN: [u64; 3] = [EXT, BTRFS, TMPFS];
+const EXT: u64 = 0xef53;
+const BTRFS: u64 = 0x9123_683e;
+const TMPFS: u64 = 0x0102_1994;
+
+/// What the file is called on any path, and by which file system; zeros where that is not known.
+pub(crate) fn name_of(file: impl AsFd) -> [u64; WORDS] {
+    let name = || -> io::Result<[u64; WORDS]> {
+        let mut words = [file_system_of(&file)?; WORDS];
+        words[1..].copy_from_slice(&FileHandle::of(&file)?.words());
+        Ok(words)
+    };
+    name().unwrap_or_default()
+}
+
+fn file_system_of(file: impl AsFd) -> io::Result<u64> {
+    let known = KNOWN.contains(&(fstatfs(&file)?.f_type as u64));
+    let id = if known { fstatvfs(&file)?.f_fsid } else { 0 };
+    if id == 0 { Err(io::ErrorKind::Unsupported.into()) } else { Ok(id) }
+}
+
+/// Drop what is in the folder of images that are gone and lay where `image` lies; gives how many.
+pub(crate) fn reap(folder: &Path, image: impl AsFd) -> io::Result<usize> {
+    let (facts, file_system) = (fstat(&image)?, file_system_of(&image)?);
+    let mut gone = 0;
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let of = path.file_name().and_then(|name| parse(name.to_str()?));
+        let there = of.is_some_and(|(dev, ino)| dev == facts.st_dev && ino != facts.st_ino);
+        // One that cannot be looked at stays.
+        if there && is_of_no_use(folder, &path, &image, &facts, file_system).unwrap_or(false) {
+            let _ = fs::remove_file(path.with_extension(MEMORY));
+            gone += usize::from(fs::remove_file(&path).is_ok());
+        }
+    }
+    Ok(gone)
+}
+
+fn parse(name: &str) -> Option<(u64, u64)> {
+    let (dev, ino) = name.strip_suffix(".restart")?.split_once('-')?;
+    Some((u64::from_str_radix(dev, 16).ok()?, u64::from_str_radix(ino, 16).ok()?))
+}
+
+/// Whether no server has the log, and its image is gone.
+fn is_of_no_use(
+    folder: &Path,
+    path: &Path,
+    image: impl AsFd,
+    facts: &Stat,
+    file_system: u64,
+) -> io::Result<bool> {
+    let log = open_ours(folder, path, false)?;
+    flock(&log, FlockOperation::NonBlockingLockExclusive)?;
+    let mut bytes = [0; FIRST * 8];
+    log.read_exact_at(&mut bytes, 0)?;
+    let word = |at: usize| crate::bytes::get(&bytes, 8 * at);
+    let words: [u64; FIRST] = std::array::from_fn(|at| u64::from_ne_bytes(word(at)));
+    let Some(name) = name_in(&words, facts.st_dev) else { return Ok(false) };
+    if name[0] != file_system {
+        return Ok(false);
+    }
+    let mut handle = [0; FileHandle::WORDS];
+    handle.copy_from_slice(&name[1..]);
+    FileHandle::from_words(handle).is_gone(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RestartLog;
+
+    #[test]
+    fn logs_of_deleted_images_go_and_no_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let logs = folder.path().join("logs");
+        let path = |name: &str| folder.path().join(name);
+        let make = |name: &str| {
+            let image = fs::File::create(path(name)).expect("an image");
+            let log = RestartLog::open(&logs, &image, 10).expect("a log");
+            log.start(1);
+            assert!(log.append([1, 2, 3]));
+            log
+        };
+        let names = ["deleted", "moved", "kept", "served", "unknown"];
+        let [deleted, moved, kept, served, mut unknown] = names.map(make);
+        // Its file system cannot be asked.
+        unknown.forget_name();
+        drop([deleted, moved, kept, unknown]);
+        let other = fs::File::create(path("other")).expect("an image");
+        fs::remove_file(path("deleted")).expect("deleted");
+        fs::remove_file(path("served")).expect("deleted");
+        fs::remove_file(path("unknown")).expect("deleted");
+        fs::rename(path("moved"), path("away")).expect("moved");
+        let count = || fs::read_dir(&logs).expect("the logs").count();
+        assert_eq!(count(), 5);
+        let asked = FileHandle::of(&other).and_then(|handle| handle.is_gone(&other));
+        let Ok(gone) = reap(&logs, &other).and_then(|gone| asked.map(|_| gone)) else {
+            eprintln!("skipped: the file system cannot be asked");
+            return assert_eq!(count(), 5);
+        };
+        assert_eq!((gone, count()), (1, 4));
+        drop(served);
+        assert_eq!((reap(&logs, &other).expect("looked at"), count()), (1, 3));
+        // What a moved image left is still found.
+        let away = fs::File::open(path("away")).expect("the image");
+        let left = RestartLog::open(&logs, &away, 10).expect("a log").left();
+        assert_eq!(left.map(|left| left.records), Some(vec![[1, 2, 3]]));
+    }
+}
