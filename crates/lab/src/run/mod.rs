@@ -48,7 +48,7 @@ impl Running {
 
     /// Whether it gets a rated load, whose rate depends on what all carry.
     pub fn is_rated(&self) -> bool {
-        self.workloads.iter().any(|workload| matches!(workload.kind, Kind::Rated(_)))
+        self.workloads.iter().any(|workload| workload.kind.is_rated())
     }
 }
 

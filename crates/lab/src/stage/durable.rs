@@ -113,8 +113,9 @@ fn disk(runner: &Runner<'_>, probe: &Probe, arm: &Running, at: usize) -> Result<
         Image::Raw => return Ok(path),
         Image::Qcow2 => qemu_img(&["convert", "-q", "-f", "raw", "-O", "qcow2"], &path, &image)?,
         Image::Luks => return guest::encrypt(runner, &path),
-        Image::Overlay => {
-            qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b"], &path, &image)?;
+        Image::Overlay(maker) => {
+            let command = maker.command(runner.env, &path, &image);
+            process::run(command, Duration::from_secs(60), runner.stop)?;
         }
     }
     Ok(image)

@@ -95,7 +95,7 @@ pub fn missing_workload(
 
 fn snapshot(entry: &Entry) -> Option<Missing> {
     let fresh = entry.backend.inner().is_snapshot()
-        || entry.backend.image() == crate::backend::Image::Overlay;
+        || matches!(entry.backend.image(), crate::backend::Image::Overlay(_));
     (!fresh).then(|| {
         Missing::new("it is no snapshot", "lvm-snapshot, virtio-overlay and ringtap-overlay are")
     })

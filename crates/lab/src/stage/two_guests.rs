@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ringtap_guest::Guest as Machine;
 
 use super::boot::Attached;
-use super::guest;
+use super::guest::{self, Part};
 use super::inside::line;
 use crate::error::{Error, Result};
 use crate::process;
@@ -59,7 +59,8 @@ impl TwoGuests {
             let disks = self.disks.iter().find(|(name, _)| *name == arm.name);
             let Some((_, disks)) = disks else { continue };
             for ((side, disk), nth) in sides.iter_mut().zip(disks).zip(1..) {
-                let started = guest::attach(runner, STAGE, arm, round, position, disk, nth)?;
+                let part = Part { nth, workloads: arm.rounds().collect() };
+                let started = guest::attach(runner, STAGE, arm, round, position, disk, part)?;
                 match started {
                     Some(one) => side.push(one),
                     // Recorded already; its other half has no use.

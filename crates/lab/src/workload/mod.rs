@@ -58,6 +58,20 @@ impl Kind {
         stage == Stage::Xen || matches!(self, Kind::Two(_)) == stage.is_contention()
     }
 
+    /// Whether it changes the disk.
+    pub fn writes(self) -> bool {
+        match self {
+            Kind::Fio(job) => job.write,
+            Kind::Two(shape) => shape.write,
+            _ => true,
+        }
+    }
+
+    /// Whether it goes by a schedule, whose rate depends on what all backends carry.
+    pub fn is_rated(self) -> bool {
+        matches!(self, Kind::Rated(_))
+    }
+
     /// Whether it needs a file system on the disk.
     pub fn on_file_system(self) -> bool {
         matches!(self, Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive)
