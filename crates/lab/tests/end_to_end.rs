@@ -324,6 +324,7 @@ fn files_are_copied_and_archived_and_flushes_counted_on_the_host() {
     let copy = of("native", "filecopy").unwrap();
     assert!(copy.metrics[&Metric::CopyIndex].value > 0.0);
     assert!(copy.note.as_ref().unwrap().contains("cached copy"));
+    assert!(copy.ledger.as_ref().unwrap().program > Some(0.0));
     assert!(of("native", "archive").unwrap().metrics[&Metric::Files].value > 0.0);
     assert!(of("qemu-nbd", "rated-50").unwrap().metrics[&Metric::Iops].value > 0.0);
     // A disk of the host's own has a ledger: what the program wrote is what its disk took.
@@ -368,6 +369,11 @@ fn a_guest_builds_volumes_and_snapshots() {
                 disk.read > 0.0 && disk.written > write.ledger.as_ref().unwrap().program.unwrap()
             );
         }
+    }
+    for copy in samples.iter().filter(|s| s.workload == "filecopy-durable") {
+        let ledger = copy.ledger.as_ref().unwrap();
+        let (asked, disk) = (ledger.program.unwrap(), ledger.disk.unwrap());
+        assert!(asked > 0.0 && disk.written > 0.0, "{}: {ledger:?}", copy.arm);
     }
     for arm in ["lvm-snapshot", "lvm-snapshot-itself"] {
         let life = samples.iter().find(|s| s.workload == "snapshot-life" && s.arm == arm);

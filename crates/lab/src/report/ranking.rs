@@ -92,6 +92,10 @@ pub fn from_cache(analysis: &Analysis, arm: &Arm, workload: &Workload) -> Option
     let of = |row: &&ledger::Row| {
         row.stage == arm.stage && row.arm == arm.name && row.workload == workload.name
     };
+    // What it reads is in the cache by its nature; what it copied was brought to the disk within its clock.
+    if workload.kind == (Kind::FileCopy { durable: true }) {
+        return None;
+    }
     let row = analysis.ledger.iter().find(of)?;
     ledger::reaches_disk(&row.ledger).filter(|share| *share < ledger::CACHE)
 }

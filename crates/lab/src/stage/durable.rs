@@ -144,7 +144,7 @@ fn host(
         };
         let (access, ringtap) = (served.access.clone(), runner.env.ringtap.clone());
         let (settings, stop) = (runner.plan.settings(0), runner.stop);
-        runner.sample(place(Stage::Host, arm, workload, at), None, None, || {
+        runner.sample(place(Stage::Host, arm, workload, at), None, None, |_| {
             let before = probe.count()?;
             let syncs = match &access {
                 Access::VhostUser { socket } => {
@@ -212,7 +212,7 @@ fn inside(
             place(stage, one.arm, workload, one.position as usize),
             None,
             None,
-            || {
+            |_| {
                 ready?;
                 let before = probe.count()?;
                 let words = durability::args(&Target::Path(result?));

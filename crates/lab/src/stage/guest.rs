@@ -127,7 +127,7 @@ impl Guest {
                 if let Err(Error::Interrupted) = ready {
                     return Err(Error::Interrupted);
                 }
-                runner.sample(place, one.served.server.as_ref(), Some(machine.pid()), || {
+                runner.sample(place, one.served.server.as_ref(), Some(machine.pid()), |mark| {
                     ready?;
                     let here = inside::Place {
                         shell: &shell,
@@ -136,6 +136,7 @@ impl Guest {
                         disk: &one.disk,
                         tool: &tool,
                         memory,
+                        mark,
                     };
                     inside::measure(workload, &settings, &here)
                 })?;

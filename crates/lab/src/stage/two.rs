@@ -62,7 +62,7 @@ impl Two {
                         .filter_map(|one| one.server.as_mut())
                         .try_for_each(process::Server::check);
                     let served = &served;
-                    runner.sample(place(workload), None, None, || {
+                    runner.sample(place(workload), None, None, |_| {
                         alive?;
                         measure(shape, served, &settings, stop)
                     })?;

@@ -93,7 +93,7 @@ impl TwoGuests {
                     .filter_map(|side| side.served.server.as_mut())
                     .try_for_each(process::Server::check);
                 let (machines, stop) = ([&one, &other], runner.stop);
-                runner.sample(place, None, None, || {
+                runner.sample(place, None, None, |_| {
                     alive?;
                     let [Ok(x), Ok(y)] = devices else {
                         return Err(Error::Guest(format!(

@@ -237,7 +237,7 @@ fn sample(
     let mut settings = runner.settings(STAGE, place.round);
     let (stop, pid, tool) = (runner.stop, machine.dom0().pid(), runner.env.guest_tool());
     let nodes: Vec<String> = disks.iter().map(Disk::node).collect();
-    runner.sample(place, None, Some(pid), || match (place.workload.kind, nodes.as_slice()) {
+    runner.sample(place, None, Some(pid), |mark| match (place.workload.kind, nodes.as_slice()) {
         (Kind::Two(shape), [first, second]) => {
             settings.run += LONGER;
             let guests = [machine.guest(1)?, machine.guest(2)?];
@@ -262,6 +262,7 @@ fn sample(
                 disk: Path::new("/dev/null"),
                 tool: &tool,
                 memory: GUEST_MEMORY,
+                mark,
             };
             inside::measure(place.workload, &settings, &here)
         }
