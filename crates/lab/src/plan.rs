@@ -509,9 +509,9 @@ mod tests {
     #[test]
     fn no_backend_and_no_stage_is_left_out_silently() {
         let text = |words| plan(words).unwrap_err().to_string();
-        let error = text("--dir /tmp --backends native,virtio-raw");
+        let error = text("--dir /tmp --backends native,ahci");
         assert!(
-            error.contains("\"virtio-raw\" runs on stage vm, and the plan has host, guest"),
+            error.contains("\"ahci\" runs on stage vm, and the plan has host, guest"),
             "{error}"
         );
         assert!(error.contains("add vm to --stages"), "{error}");

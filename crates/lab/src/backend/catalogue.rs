@@ -168,6 +168,14 @@ pub const CATALOGUE: &[Entry] = &[
         false,
         &QSD_LVM,
     ),
+    vms("virtio-raw", "virtio-blk in QEMU, raw, cache=none, aio=native", true, &VIRTIO),
+    vms("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", false, &IDE),
+    vms("ringtap-vhost", "ringtap serve --vhost-user, raw, cache=none", true, &RINGTAP),
+    vms("ringtap-qcow2", "the same, qcow2", false, &RINGTAP_QCOW2),
+    vms("qsd-vhost", QSD_URING, true, &QSD),
+    vms("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
+    vms("loop-direct", "the same, direct-io=on", false, &VM_LOOP_DIRECT),
+    vms("lvm", "dm-linear in the guest (an LVM linear volume) on virtio-raw", true, &VM_LVM),
     xen("phy-lvm", "phy: on an LVM volume (dm-linear), by xen-blkback", true, &XEN_LVM),
     xen("phy-loop", "phy: on a loop device with direct-io=on, by xen-blkback", true, &XEN_LOOP),
     xen("file", "file:, on a loop device as xl makes it, by xen-blkback", true, &XEN_FILE),
@@ -278,6 +286,10 @@ const fn guests(n: &'static str, t: &'static str, usual: bool, b: &'static dyn B
     entry(Stage::TwoGuests, n, t, usual, b)
 }
 
+const fn vms(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::TwoVms, n, t, usual, b)
+}
+
 const fn xen(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
     entry(Stage::Xen, n, t, usual, b)
 }
@@ -318,6 +330,7 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
     (Stage::Two, "ringtap-nbd-kernel", &["qemu-nbd-kernel", "loop-direct"]),
     (Stage::TwoGuests, "ringtap-vhost", &["qsd-vhost", "loop", "lvm"]),
+    (Stage::TwoVms, "ringtap-vhost", &["virtio-raw", "qsd-vhost", "loop", "lvm"]),
     (Stage::Xen, "tap-raw", &["phy-loop", "file"]),
     (Stage::Xen, "tap-lvm", &["phy-lvm"]),
     (Stage::Xen, "tap-persistent", &["phy-loop", "tap-raw"]),

@@ -68,13 +68,16 @@ pub fn group(analysis: &Analysis, arm: &Arm) -> Group {
 
 /// An arm's durability check.
 fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
-    // Two guests use the servers that one guest uses.
-    let stage = match arm.stage {
-        Stage::TwoGuests => Stage::Guest,
-        Stage::Two => Stage::Host,
-        stage => stage,
+    let on = |stage: Stage| {
+        analysis.durability.iter().find(|check| check.stage == stage && check.arm == arm.backend)
     };
-    analysis.durability.iter().find(|check| check.stage == stage && check.arm == arm.backend)
+    // Two loads use the servers that one uses.
+    on(arm.stage).or_else(|| match arm.stage {
+        Stage::TwoGuests => on(Stage::Guest),
+        Stage::TwoVms => on(Stage::Vm),
+        Stage::Two => on(Stage::Host),
+        _ => None,
+    })
 }
 
 /// Whether an arm's flushes were counted.

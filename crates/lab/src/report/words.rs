@@ -24,6 +24,10 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
             "two guests of User-Mode Linux at once, each with a disk of its own, both on one device"
                 .into()
         }
+        Stage::TwoVms => {
+            "two virtual PCs in QEMU at once, each with a disk of its own, both on one device"
+                .into()
+        }
         Stage::Xen => "guests of a nested Xen, booted once for all rounds".into(),
         Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
     })

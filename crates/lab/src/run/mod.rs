@@ -238,7 +238,8 @@ impl Runner<'_> {
         }
         let mut running = Vec::new();
         for (stage, arms) in &stages {
-            if !arms.iter().any(|arm| arm.rounds().next().is_some()) {
+            let counts = |arm: &Running| *stage == Stage::Xen && !arm.workloads.is_empty();
+            if !arms.iter().any(|arm| arm.rounds().next().is_some() || counts(arm)) {
                 running.push(None);
                 continue;
             }
@@ -248,8 +249,8 @@ impl Runner<'_> {
                     Prepared::Guest(guest::Guest::prepare(self, *stage, arms)?)
                 }
                 Stage::Two => Prepared::Two(two::Two::prepare(self)?),
-                Stage::TwoGuests => {
-                    Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, arms)?)
+                Stage::TwoGuests | Stage::TwoVms => {
+                    Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, *stage, arms)?)
                 }
                 Stage::Xen => Prepared::Xen(xen::Xen::prepare(self, arms)?),
             }));

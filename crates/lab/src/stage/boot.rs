@@ -95,7 +95,7 @@ pub fn disk_bytes(size: u64, inner: Inner) -> u64 {
 pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) -> Result<Machine> {
     runner.stop.check()?;
     let machine = match stage {
-        Stage::Vm => qemu(runner, attached)?,
+        Stage::Vm | Stage::TwoVms => qemu(runner, attached)?,
         _ => uml(runner, attached)?,
     };
     let kinds = attached_kinds(attached);
@@ -104,7 +104,7 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
     let mut clients = 0;
     for (one, disk) in attached.iter_mut().zip(disks) {
         let disk = match (&one.served.access, stage) {
-            (Access::Nbd { .. }, Stage::Vm) => {
+            (Access::Nbd { .. }, Stage::Vm | Stage::TwoVms) => {
                 clients += 1;
                 match nbd_client(&shell, clients - 1) {
                     Ok(device) => Some(device),

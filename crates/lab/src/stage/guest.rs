@@ -189,7 +189,7 @@ fn find_capacity(
 
 /// Memory of a stage's guest in bytes.
 pub fn memory(stage: Stage) -> u64 {
-    if stage == Stage::Vm { PC_MEMORY } else { UML_MEMORY }
+    if matches!(stage, Stage::Vm | Stage::TwoVms) { PC_MEMORY } else { UML_MEMORY }
 }
 
 /// Makes an arm's disk: written once, in the arm's format, with the file system that a loop device in the guest needs.
@@ -376,9 +376,10 @@ pub fn boot_with_the_living(
     Ok(None)
 }
 
-fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
+/// What a guest of the stage is.
+pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
     let appliance = match stage {
-        Stage::Vm => runner.env.pc(),
+        Stage::Vm | Stage::TwoVms => runner.env.pc(),
         _ => runner.env.appliance(),
     };
     let appliance = appliance.map_err(|missing| Error::Guest(missing.reason))?;
@@ -386,7 +387,7 @@ fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
     let mib = memory(stage) >> 20;
     let cost = "the client's CPU is the whole guest's, seen from outside";
     Ok(match stage {
-        Stage::Vm => format!(
+        Stage::Vm | Stage::TwoVms => format!(
             "QEMU ({kernel}), two CPUs, {mib} MiB, one boot for each round with the disks of all arms; {cost}"
         ),
         _ => format!(

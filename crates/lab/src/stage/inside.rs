@@ -65,7 +65,7 @@ impl Shell<'_> {
     }
 
     /// By how many milliseconds the guest's clock is ahead of this machine's: of a few tries that which took least.
-    fn clock_ahead(&self) -> Result<f64> {
+    pub fn clock_ahead(&self) -> Result<f64> {
         let mut best: Option<(Duration, f64)> = None;
         for _ in 0..CLOCK_TRIES {
             let (output, end) = self.finished("exec date +%s%N", Duration::from_secs(60))?;

@@ -53,9 +53,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it runs on a stage: two at once only where there are two.
+    /// Whether it runs on a stage: where there are two, only two at once, and whether what they write is durable.
     pub fn runs_on(self, stage: Stage) -> bool {
-        stage == Stage::Xen || matches!(self, Kind::Two(_)) == stage.is_contention()
+        let anywhere = stage == Stage::Xen || self == Kind::Durability;
+        anywhere || matches!(self, Kind::Two(_)) == stage.is_contention()
     }
 
     /// Whether it changes the disk.
