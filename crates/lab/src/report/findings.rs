@@ -391,6 +391,7 @@ fn with_ends(
             let end = |value| format::number(value, metric.unit());
             format!(" ({} to {})", end(low), end(high))
         }
+        None if analysis.only_points() => String::new(),
         None => format!(" ({}, no interval)", rounds(series.values.len())),
     };
     Some(median + &ends)

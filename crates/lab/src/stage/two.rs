@@ -95,6 +95,8 @@ fn measure(shape: Shape, served: &[Served], settings: &Settings, stop: &Stop) ->
             command.args(two::common_args(shape, settings, settings.ramp.as_secs_f64())).args(job);
         }
         let text = process::run(command, limit, stop)?.stdout;
+        // What a page cache still holds of one run is not written back at the cost of the next.
+        rustix::fs::sync();
         let loads: Vec<two::Load> = two::jobs(&text)?
             .iter()
             .map(|job| two::load(job, shape.write))

@@ -250,11 +250,12 @@ fn send<'a>(
     if at > 0 {
         words.push("--exec_prerun=sh /tmp/wait".into());
     }
+    // What a page cache still holds of one run is not written back at the cost of the next.
     let script = format!(
         "rm -f /tmp/two*\ncat >/tmp/wait <<'END'\nleft=$(({at} - $(date +%s%3N)))\n\
          [ $left -le 0 ] || sleep $((left / 1000)).$(printf %03d $((left % 1000)))\nEND\n\
          cd /tmp\n{} >/tmp/two.json || {{ cat /tmp/two.json; exit 1; }}\n\
-         cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log",
+         cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log\nsync",
         line("fio", &words)
     );
     let job = machine.start(&script).map_err(|error| Error::Guest(error.to_string()))?;
