@@ -142,6 +142,9 @@ const QUESTIONS: &[Question] = &[
                 worse: false,
                 figures: "not published",
             },
+            small("lvm-snapshot", "lvm", true),
+            small("ringtap-overlay", "lvm-snapshot", false),
+            small("ringtap-overlay", "virtio-overlay", false),
         ],
     },
     Question {
@@ -221,6 +224,13 @@ const fn pair(
     let metrics: &[Metric] =
         if matches!(metric, Metric::Keeps) { &[Metric::Keeps] } else { &[Metric::SumIops] };
     Claim { stages, arm, against, workload, metrics, worse: false, figures: "not published" }
+}
+
+/// Writes of 4 KiB right after the snapshot was taken.
+const fn small(arm: &'static str, against: &'static str, worse: bool) -> Claim {
+    let metrics: &[Metric] = &[Metric::Iops];
+    let (workload, figures) = ("randwrite-4k-qd32", "not published");
+    Claim { stages: VM, arm, against, workload, metrics, worse, figures }
 }
 
 const fn reads(arm: &'static str, against: &'static str, figures: &'static str) -> Claim {
