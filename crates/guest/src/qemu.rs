@@ -120,6 +120,16 @@ pub struct Qemu {
     accelerator: Option<&'static str>,
 }
 
+/// More virtio disks than these share PCI slots: a PC has 32.
+const ALONE: usize = 16;
+/// The first slot that virtio disks share; those before are for all else.
+const FIRST_SHARED_SLOT: usize = 8;
+
+/// Where on the PCI bus the nth of many virtio disks is: eight in each slot. Linux finds them in this order.
+fn function(n: usize) -> String {
+    format!(",multifunction=on,addr={:#x}.{}", FIRST_SHARED_SLOT + n / 8, n % 8)
+}
+
 /// Where [`Qemu::forward`]ed sockets are for the guest: at this address, from this port on.
 pub const FORWARD_HOST: &str = "10.0.2.100";
 /// Port of the first forwarded socket.
@@ -289,6 +299,9 @@ impl Qemu {
             command.args(["-machine", "memory-backend=mem"]);
         }
         let reconnect = if shared { reconnect_option(program)? } else { "" };
+        let virtio_disks =
+            self.disks.iter().filter(|d| matches!(d, Disk::Virtio(_) | Disk::VhostUser { .. }));
+        let crowded = virtio_disks.count() > ALONE;
         for (n, disk) in self.disks.iter().enumerate() {
             let id = format!("d{n}");
             match disk {
@@ -327,7 +340,9 @@ impl Qemu {
                     (format!("nvme,drive={id},serial={id}"), format!("nvme{}n1", nvme - 1))
                 }
             };
-            command.args(["-device", &device]);
+            let virtio_disk = matches!(disk, Disk::Virtio(_) | Disk::VhostUser { .. });
+            let place = if virtio_disk && crowded { function(virtio - 1) } else { String::new() };
+            command.args(["-device", &(device + &place)]);
             nodes.push(format!("/dev/{node}"));
         }
         Ok(nodes)

@@ -157,8 +157,12 @@ impl Uml {
 }
 
 /// The letter of the nth disk; past the 26th there is none a test could want.
-pub(crate) fn letter(n: usize) -> char {
-    char::from(b'a' + (n as u8).min(25))
+pub(crate) fn letter(n: usize) -> String {
+    let last = char::from(b'a' + (n % 26) as u8);
+    match n / 26 {
+        0 => last.to_string(),
+        more => letter(more - 1) + &last.to_string(),
+    }
 }
 
 fn write_shim(dir: &Path) -> Result<PathBuf> {

@@ -72,6 +72,26 @@ fn every_kind_of_disk_carries_data_and_the_server_may_come_back() {
     }
 }
 
+#[test]
+fn more_disks_than_there_are_letters_come_in_their_order() {
+    const DISKS: u64 = 30;
+    let dir = tempfile::tempdir().unwrap();
+    let mut qemu = Qemu::new(&appliance(Machine::Pc)).memory(512 << 20);
+    for n in 0..DISKS {
+        let disk = dir.path().join(n.to_string());
+        empty_disk(&disk, (n + 1) * MIB);
+        qemu = qemu.virtio_blk(Drive::raw(disk));
+    }
+    let guest = qemu.boot().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(guest.disks().last().map(String::as_str), Some("/dev/vdad"));
+    let nodes = guest.disks().join(" ");
+    let script = format!("for disk in {nodes}; do cat /sys/block/${{disk#/dev/}}/size; done");
+    let out = guest.exec(&script, LONG).unwrap().success().unwrap_or_else(|e| panic!("{e}"));
+    let sizes: Vec<u64> = out.stdout.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(sizes, (1..=DISKS).map(|mib| mib * MIB / 512).collect::<Vec<_>>());
+    guest.shutdown(SHORT).unwrap_or_else(|e| panic!("{e}"));
+}
+
 /// A server that greets whoever connects; the first two are sent away, as by one that has waited too long for a guest
 /// that boots.
 fn impatient(socket: &Path) -> JoinHandle<()> {

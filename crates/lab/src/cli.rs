@@ -50,7 +50,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "N")]
     pub rounds: Option<u32>,
 
-    /// Stages: host, guest, vm, two, two-guests, xen [default: host, guest].
+    /// Stages: host, guest, vm, two, two-guests, two-vms, xen [default: host, guest].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub stages: Option<Vec<String>>,
 

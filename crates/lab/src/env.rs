@@ -86,6 +86,11 @@ impl Env {
         self.load.get_or_init(|| self.ringtap_verb("load")).clone()
     }
 
+    /// Whether `ringtap create` is there and answers.
+    pub fn ringtap_create(&self) -> Option<Missing> {
+        self.ringtap_verb("create")
+    }
+
     /// Whether `ringtap xen` is there and answers.
     pub fn ringtap_xen(&self) -> Option<Missing> {
         self.ringtap_verb("xen")

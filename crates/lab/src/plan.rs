@@ -1,8 +1,9 @@
 //! The plan of a run: from a TOML file, from flags, and checked before anything starts.
 
+mod names;
 mod published;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::cli::CompareArgs;
 use crate::error::{Error, Result};
 use crate::sample::Stage;
 use crate::workload::{self, Workload};
+use names::{NEAR, nearness, unknown, unlisted};
 
 /// Fewest bytes of a disk.
 const SMALLEST: u64 = 32 << 20;
@@ -240,9 +242,20 @@ impl Plan {
 
 fn read(path: &Path) -> Result<(String, PlanFile)> {
     let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
-    let file =
-        toml::from_str(&text).map_err(|e| Error::Plan(format!("plan {}: {e}", path.display())))?;
+    let file = toml::from_str(&text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = text[..at].lines().count().max(1) + usize::from(text[..at].ends_with('\n'));
+        let what = misspelt(error.message()).unwrap_or_else(|| error.message().to_owned());
+        Error::Plan(format!("plan {} line {line}: {what}", path.display()))
+    })?;
     Ok((text, file))
+}
+
+/// What serde says of a key that it does not know, with the names near it.
+fn misspelt(message: &str) -> Option<String> {
+    let mut names = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let name = names.next()?;
+    Some(unlisted("key", name, &names.collect::<Vec<_>>()))
 }
 
 /// An error about what a plan's file says, with the line that says it: the one with what the message quotes, else with
@@ -270,7 +283,7 @@ fn check_only(only: &BTreeMap<String, Vec<String>>) -> Result<()> {
             let known: Vec<&str> = workload::CATALOGUE.iter().map(|w| w.name).collect();
             return Err(unknown("workload", workload, &known));
         }
-        check_backends(backends)?;
+        check_backends(backends, &Stage::ALL)?;
     }
     Ok(())
 }
@@ -311,7 +324,7 @@ fn backends(
         let left_out = |entry: &&Entry| quick && entry.backend.inner().is_volume();
         return Ok(entries.filter(|e| e.usual && !left_out(e)).map(of).collect());
     };
-    check_backends(names)?;
+    check_backends(names, stages)?;
     Ok(entries.filter(|entry| names.iter().any(|name| name == entry.name)).map(of).collect())
 }
 
@@ -353,14 +366,19 @@ fn check_stages(stages: &[Stage], backends: &[(Stage, String)]) -> Result<()> {
     )))
 }
 
-fn check_backends(names: &[String]) -> Result<()> {
-    let mut known: Vec<&str> = backend::CATALOGUE.iter().map(|entry| entry.name).collect();
-    known.sort_unstable();
-    known.dedup();
-    match names.iter().find(|name| !known.contains(&name.as_str())) {
-        Some(name) => Err(unknown("backend", name, &known)),
-        None => Ok(()),
-    }
+fn check_backends(names: &[String], stages: &[Stage]) -> Result<()> {
+    let of = |stages: &[Stage]| {
+        let on = backend::CATALOGUE.iter().filter(|entry| stages.contains(&entry.stage));
+        on.map(|entry| entry.name).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    let all = of(&Stage::ALL);
+    let Some(name) = names.iter().find(|name| !all.contains(&name.as_str())) else {
+        return Ok(());
+    };
+    // A name that would not run on the plan's stages helps only where no other is near.
+    let here = of(stages);
+    let near = here.iter().any(|known| nearness(name, known) > NEAR);
+    Err(unknown("backend", name, if near { &here } else { &all }))
 }
 
 fn workloads(stages: &[Stage], names: Option<&Vec<String>>, quick: bool) -> Result<Vec<String>> {
@@ -396,27 +414,6 @@ fn workloads(stages: &[Stage], names: Option<&Vec<String>>, quick: bool) -> Resu
 /// Those of `all` that are wanted, each once.
 fn in_order<T: PartialEq>(all: impl Iterator<Item = T>, wanted: &[T]) -> Vec<T> {
     all.filter(|one| wanted.contains(one)).collect()
-}
-
-fn unknown(what: &str, name: &str, known: &[&str]) -> Error {
-    Error::Plan(unlisted(what, name, known))
-}
-
-fn unlisted(what: &str, name: &str, known: &[&str]) -> String {
-    let mut near: Vec<(f64, &str)> = known
-        .iter()
-        .map(|known| (strsim::jaro_winkler(name, known), *known))
-        .filter(|(near, _)| *near > 0.75)
-        .collect();
-    near.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let near: Vec<&str> = near.iter().take(3).map(|(_, name)| *name).collect();
-    if near.is_empty() {
-        format!("no {what} {name:?}; there are: {}", known.join(", "))
-    } else {
-        // Plans are two words of the help.
-        let all = if what == "plan" { "" } else { " (ringtap compare --list names them all)" };
-        format!("no {what} {name:?}; did you mean {}?{all}", near.join(" or "))
-    }
 }
 
 #[cfg(test)]
@@ -477,6 +474,8 @@ mod tests {
     fn a_near_name_is_offered() {
         let text = |words| plan(words).unwrap_err().to_string();
         assert!(text("--backends qemunbd").contains("did you mean qemu-nbd"));
+        let on_vm = text("--stages vm --backends ringtap-f");
+        assert!(on_vm.contains("ringtap-vhost") && !on_vm.contains("fuse"), "{on_vm}");
         assert!(text("--workloads randread-4k-qd3").contains("randread-4k-qd32"));
         assert!(text("--stages hos").contains("did you mean host"));
         assert!(text("--backends zzz").contains("there are: "));
@@ -509,9 +508,9 @@ mod tests {
     #[test]
     fn no_backend_and_no_stage_is_left_out_silently() {
         let text = |words| plan(words).unwrap_err().to_string();
-        let error = text("--dir /tmp --backends native,virtio-raw");
+        let error = text("--dir /tmp --backends native,ahci");
         assert!(
-            error.contains("\"virtio-raw\" runs on stage vm, and the plan has host, guest"),
+            error.contains("\"ahci\" runs on stage vm, and the plan has host, guest"),
             "{error}"
         );
         assert!(error.contains("add vm to --stages"), "{error}");
@@ -567,7 +566,7 @@ mod tests {
         assert_eq!(plan.stages, [Stage::Host]);
         std::fs::write(&path, "round = 7\n").unwrap();
         let error = super::read(&path).unwrap_err().to_string();
-        assert!(error.contains("unknown field"), "{error}");
+        assert!(error.contains("line 1: no key \"round\"; did you mean rounds"), "{error}");
     }
 
     #[test]
@@ -576,6 +575,7 @@ mod tests {
         let path = dir.path().join("plan.toml");
         for (text, line, why) in [
             ("dir = \"/tmp\"\nrounds = = 2\n", "line 2", ""),
+            ("dir = \"/tmp\"\n\nrunds = 2\n", "line 3", "did you mean rounds"),
             ("dir = \"/tmp\"\n\nbackends = [\"qemunbd\"]\n", "line 3", "did you mean qemu-nbd"),
             ("dir = \"/tmp\"\nstages = [\"hos\"]\n", "line 2", "did you mean host"),
             ("dir = \"/tmp\"\nsize = \"much\"\n", "line 2", "write 256M"),

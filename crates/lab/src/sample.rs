@@ -20,21 +20,31 @@ pub enum Stage {
     /// Two guests of User-Mode Linux at once, each with a disk of its own, both on the same device.
     #[serde(rename = "two-guests")]
     TwoGuests,
+    /// Two virtual PCs in QEMU at once, each with a disk of its own, both on the same device.
+    #[serde(rename = "two-vms")]
+    TwoVms,
     /// Guests of a Xen that the lab boots in QEMU: one load, or one in each of two guests.
     Xen,
 }
 
 impl Stage {
     /// All stages, in the order of the report.
-    pub const ALL: [Stage; 6] =
-        [Stage::Host, Stage::Guest, Stage::Vm, Stage::Two, Stage::TwoGuests, Stage::Xen];
+    pub const ALL: [Stage; 7] = [
+        Stage::Host,
+        Stage::Guest,
+        Stage::Vm,
+        Stage::Two,
+        Stage::TwoGuests,
+        Stage::TwoVms,
+        Stage::Xen,
+    ];
 
     /// The stages of a run that names none.
     pub const USUAL: [Stage; 2] = [Stage::Host, Stage::Guest];
 
     /// Whether nothing but two loads at once is run.
     pub fn is_contention(self) -> bool {
-        matches!(self, Stage::Two | Stage::TwoGuests)
+        matches!(self, Stage::Two | Stage::TwoGuests | Stage::TwoVms)
     }
 
     /// The name in plans and flags.
@@ -45,6 +55,7 @@ impl Stage {
             Stage::Vm => "vm",
             Stage::Two => "two",
             Stage::TwoGuests => "two-guests",
+            Stage::TwoVms => "two-vms",
             Stage::Xen => "xen",
         }
     }
@@ -206,6 +217,12 @@ metrics! {
     P99Factor: "p99 beside / alone", Factor, Lower;
     /// The rate that the first (or quiet) load has alone.
     AloneIops: "IOPS alone", PerSecond, Higher;
+    /// What the second (or loud) load keeps of the rate that it has alone.
+    SecondKeeps: "the second keeps", Share, Higher;
+    /// p99 of the second (or loud) load beside the other.
+    SecondP99: "p99 of the second", Nanoseconds, Lower;
+    /// The same by its p99 alone.
+    SecondP99Factor: "the second's p99 beside / alone", Factor, Lower;
     /// p99 against the schedule on which requests should have been sent (open loop).
     ScheduleP99: "p99 from schedule", Nanoseconds, Lower;
     /// p99.9 against that schedule.

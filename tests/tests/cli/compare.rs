@@ -60,6 +60,18 @@ fn ringtap_is_measured_on_the_host_and_in_a_real_guest() {
 }
 
 #[test]
+fn an_overlay_of_ringtaps_own_is_served_fresh_to_each_workload() {
+    let dir = folder();
+    let words = "--rounds 1 --stages guest --size 32M --workloads randwrite-4k-qd1,snapshot-life --output json --out run \
+                 --backends ubd,ringtap-overlay";
+    let report = json(compare(dir.path(), words).wait());
+    assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{}", report["failures"]);
+    let fresh = BTreeSet::from(["guest ringtap-overlay".to_owned()]);
+    assert_eq!(measured(&report, "fresh_write"), fresh);
+    assert!(measured(&report, "iops").is_superset(&fresh));
+}
+
+#[test]
 fn bonnie_itself_runs_and_is_read() {
     let dir = folder();
     let words = "--rounds 1 --stages host --size 64M --backends native --workloads bonnie --output json --out run";

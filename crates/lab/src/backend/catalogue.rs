@@ -3,8 +3,8 @@
 use super::vm::{Attach, InQemu, Inside};
 use super::xen::{Image as XenImage, Mode, Node, Vbd, Way};
 use super::{
-    Backend, Entry, Image, Inner, absent, kernelnbd, loopdev, native, nbdkit, qemu, ringtap, ubd,
-    ublk, volume,
+    Backend, Entry, Image, Inner, Maker, absent, kernelnbd, loopdev, native, nbdkit, qemu, ringtap,
+    ubd, ublk, volume,
 };
 use crate::sample::Stage;
 
@@ -61,12 +61,7 @@ pub const CATALOGUE: &[Entry] = &[
     guest("loop", "loop device inside the guest, on a ubd disk", true, &LOOP_ON_UBD),
     guest("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     guest("ringtap-qcow2", "the same, qcow2", false, &RINGTAP_QCOW2),
-    guest(
-        "ringtap-overlay",
-        "the same, a qcow2 overlay made anew each round",
-        false,
-        &RINGTAP_OVERLAY,
-    ),
+    guest("ringtap-overlay", RINGTAP_ON_OVERLAY, false, &RINGTAP_OVERLAY),
     guest("ringtap-luks", "the same, LUKS1 with aes-256-xts", false, &RINGTAP_LUKS),
     guest("qsd-vhost", QSD_URING, true, &QSD),
     guest("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
@@ -100,16 +95,28 @@ pub const CATALOGUE: &[Entry] = &[
     vm("virtio-qcow2", "virtio-blk in QEMU, qcow2, cache=none, aio=native", true, &VIRTIO_QCOW2),
     vm(
         "virtio-overlay",
-        "virtio-blk in QEMU, a qcow2 overlay made anew each round",
+        "virtio-blk in QEMU, a qcow2 overlay made anew each round by `qemu-img create` (without subclusters)",
         true,
         &VIRTIO_OVERLAY,
+    ),
+    vm(
+        "virtio-overlay-subclusters",
+        "the same, made with extended_l2=on: with subclusters",
+        false,
+        &VIRTIO_OVERLAY_SUBCLUSTERS,
     ),
     vm("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", true, &IDE),
     vm("ahci", "SATA emulation (AHCI) in QEMU, raw, cache=none, aio=native", true, &AHCI),
     vm("nvme", "NVMe emulation in QEMU, raw, cache=none, aio=native", true, &NVME),
     vm("ringtap-vhost", "ringtap serve --vhost-user, raw, cache=none", true, &RINGTAP),
     vm("ringtap-qcow2", "the same, qcow2", true, &RINGTAP_QCOW2),
-    vm("ringtap-overlay", "the same, a qcow2 overlay made anew each round", true, &RINGTAP_OVERLAY),
+    vm("ringtap-overlay", RINGTAP_ON_OVERLAY, true, &RINGTAP_OVERLAY),
+    vm(
+        "ringtap-overlay-plain",
+        "the same, made by `qemu-img create` (without subclusters)",
+        false,
+        &RINGTAP_OVERLAY_PLAIN,
+    ),
     vm("ringtap-luks", "the same, LUKS1 with aes-256-xts", true, &RINGTAP_LUKS),
     vm("qsd-vhost", QSD_URING, true, &QSD),
     vm("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
@@ -161,6 +168,14 @@ pub const CATALOGUE: &[Entry] = &[
         false,
         &QSD_LVM,
     ),
+    vms("virtio-raw", "virtio-blk in QEMU, raw, cache=none, aio=native", true, &VIRTIO),
+    vms("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", false, &IDE),
+    vms("ringtap-vhost", "ringtap serve --vhost-user, raw, cache=none", true, &RINGTAP),
+    vms("ringtap-qcow2", "the same, qcow2", false, &RINGTAP_QCOW2),
+    vms("qsd-vhost", QSD_URING, true, &QSD),
+    vms("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
+    vms("loop-direct", "the same, direct-io=on", false, &VM_LOOP_DIRECT),
+    vms("lvm", "dm-linear in the guest (an LVM linear volume) on virtio-raw", true, &VM_LVM),
     xen("phy-lvm", "phy: on an LVM volume (dm-linear), by xen-blkback", true, &XEN_LVM),
     xen("phy-loop", "phy: on a loop device with direct-io=on, by xen-blkback", true, &XEN_LOOP),
     xen("file", "file:, on a loop device as xl makes it, by xen-blkback", true, &XEN_FILE),
@@ -169,7 +184,12 @@ pub const CATALOGUE: &[Entry] = &[
     xen("tap-persistent", "the same, with persistent grants", false, &TAP_PERSISTENT),
     xen("tap-cached", "the same, cache=writeback: what file: becomes", true, &TAP_CACHED),
     xen("tap-qcow2", "ringtap xen, qcow2, cache=none", true, &TAP_QCOW2),
-    xen("tap-overlay", "ringtap xen, a qcow2 overlay made anew each round", true, &TAP_OVERLAY),
+    xen(
+        "tap-overlay",
+        "ringtap xen, a qcow2 overlay made anew each round by `ringtap create -b` (with subclusters)",
+        true,
+        &TAP_OVERLAY,
+    ),
     xen("tap-vhd", "ringtap xen, a dynamic VHD, cache=none", true, &TAP_VHD),
 ];
 
@@ -178,7 +198,10 @@ const LOOP_DIRECT: loopdev::Loop = loopdev::Loop { direct: true };
 const RINGTAP: ringtap::VhostUser = ringtap::VhostUser { image: Image::Raw };
 const RINGTAP_QCOW2: ringtap::VhostUser = ringtap::VhostUser { image: Image::Qcow2 };
 const RINGTAP_LUKS: ringtap::VhostUser = ringtap::VhostUser { image: Image::Luks };
-const RINGTAP_OVERLAY: ringtap::VhostUser = ringtap::VhostUser { image: Image::Overlay };
+const RINGTAP_OVERLAY: ringtap::VhostUser =
+    ringtap::VhostUser { image: Image::Overlay(Maker::Ringtap) };
+const RINGTAP_OVERLAY_PLAIN: ringtap::VhostUser =
+    ringtap::VhostUser { image: Image::Overlay(Maker::QemuImg) };
 const RINGTAP_NBD: ringtap::Nbd = ringtap::Nbd;
 const QEMU_NBD: qemu::Nbd = qemu::Nbd::by("io_uring");
 const UNSAFE: qemu::Nbd = qemu::Nbd { aio: "threads", cache: "unsafe" };
@@ -188,7 +211,10 @@ const AHCI: InQemu = InQemu { attach: Attach::Ahci, image: Image::Raw };
 const NVME: InQemu = InQemu { attach: Attach::Nvme, image: Image::Raw };
 const VIRTIO: InQemu = InQemu { attach: Attach::Virtio, image: Image::Raw };
 const VIRTIO_QCOW2: InQemu = InQemu { attach: Attach::Virtio, image: Image::Qcow2 };
-const VIRTIO_OVERLAY: InQemu = InQemu { attach: Attach::Virtio, image: Image::Overlay };
+const VIRTIO_OVERLAY: InQemu =
+    InQemu { attach: Attach::Virtio, image: Image::Overlay(Maker::QemuImg) };
+const VIRTIO_OVERLAY_SUBCLUSTERS: InQemu =
+    InQemu { attach: Attach::Virtio, image: Image::Overlay(Maker::QemuImgSubclusters) };
 const LOOP_ON_UBD: Inside = inside(&ubd::Ubd, Inner::Loop { direct: false });
 const QSD_LVM: Inside = inside(&QSD, Inner::Linear);
 const QSD_SNAPSHOT: Inside = inside(&QSD, Inner::ORIGIN);
@@ -213,6 +239,7 @@ const TAP_QCOW2: Vbd = Vbd(Way::Ringtap(XenImage::Qcow2, Mode::Usual));
 const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
 const TAP_VHD: Vbd = Vbd(Way::Ringtap(XenImage::Vhd, Mode::Usual));
 
+const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay made anew each round by `ringtap create -b` (with subclusters)";
 const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel's own client";
 const QEMU_KERNEL: &str = "qemu-nbd, cache=none, aio=io_uring, under this kernel's own client";
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
@@ -259,6 +286,10 @@ const fn guests(n: &'static str, t: &'static str, usual: bool, b: &'static dyn B
     entry(Stage::TwoGuests, n, t, usual, b)
 }
 
+const fn vms(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
+    entry(Stage::TwoVms, n, t, usual, b)
+}
+
 const fn xen(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Backend) -> Entry {
     entry(Stage::Xen, n, t, usual, b)
 }
@@ -284,7 +315,12 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
         &["virtio-raw", "qsd-vhost", "ide", "ahci", "nvme", "loop", "loop-direct", "lvm"],
     ),
     (Stage::Vm, "ringtap-qcow2", &["virtio-qcow2"]),
-    (Stage::Vm, "ringtap-overlay", &["virtio-overlay", "lvm-snapshot", "lvm-thin"]),
+    (
+        Stage::Vm,
+        "ringtap-overlay",
+        &["virtio-overlay", "virtio-overlay-subclusters", "lvm-snapshot", "lvm-thin"],
+    ),
+    (Stage::Vm, "ringtap-overlay-plain", &["virtio-overlay", "ringtap-overlay"]),
     (Stage::Vm, "ringtap-luks", &["ringtap-vhost"]),
     (Stage::Vm, "lvm-snapshot", &["lvm"]),
     (Stage::Vm, "loop", &["lvm"]),
@@ -294,6 +330,7 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
     (Stage::Two, "ringtap-nbd-kernel", &["qemu-nbd-kernel", "loop-direct"]),
     (Stage::TwoGuests, "ringtap-vhost", &["qsd-vhost", "loop", "lvm"]),
+    (Stage::TwoVms, "ringtap-vhost", &["virtio-raw", "qsd-vhost", "loop", "lvm"]),
     (Stage::Xen, "tap-raw", &["phy-loop", "file"]),
     (Stage::Xen, "tap-lvm", &["phy-lvm"]),
     (Stage::Xen, "tap-persistent", &["phy-loop", "tap-raw"]),

@@ -18,6 +18,7 @@ pub mod xen;
 pub use catalogue::{CATALOGUE, PEERS};
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::env::{Env, Missing};
 use crate::error::Result;
@@ -68,9 +69,36 @@ pub enum Image {
     /// qcow2, all of it written.
     Qcow2,
     /// A qcow2 overlay on a raw disk, made anew in each round: a fresh snapshot.
-    Overlay,
+    Overlay(Maker),
     /// A LUKS1 container, aes-256-xts, all of it written; its secret is in [`SECRET`] beside it.
     Luks,
+}
+
+/// What makes an overlay, each by its own default: that is what its users have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Maker {
+    /// `ringtap create`: with subclusters, so that a first write copies nothing.
+    Ringtap,
+    /// `qemu-img create`: without subclusters, so that a first write copies the rest of its cluster of 64 KiB.
+    QemuImg,
+    /// `qemu-img create -o extended_l2=on`: with subclusters.
+    QemuImgSubclusters,
+}
+
+impl Maker {
+    /// The command that makes an overlay on a raw disk.
+    pub fn command(self, env: &Env, base: &Path, overlay: &Path) -> Command {
+        let mut command = match self {
+            Maker::Ringtap => Command::new(&env.ringtap),
+            Maker::QemuImg | Maker::QemuImgSubclusters => Command::new("qemu-img"),
+        };
+        command.args(["create", "-q", "-f", "qcow2"]);
+        if self == Maker::QemuImgSubclusters {
+            command.args(["-o", "extended_l2=on"]);
+        }
+        command.args(["-F", "raw", "-b"]).arg(base).arg(overlay);
+        command
+    }
 }
 
 /// The file with the secret of the encrypted disks beside it.
@@ -81,8 +109,17 @@ impl Image {
     pub fn format(self) -> &'static str {
         match self {
             Image::Raw => "raw",
-            Image::Qcow2 | Image::Overlay => "qcow2",
+            Image::Qcow2 | Image::Overlay(_) => "qcow2",
             Image::Luks => "luks",
+        }
+    }
+
+    /// The program that makes it, where that is missing.
+    fn missing(self, env: &Env) -> Option<Missing> {
+        match self {
+            Image::Raw => None,
+            Image::Overlay(Maker::Ringtap) => env.ringtap_create(),
+            Image::Qcow2 | Image::Overlay(_) | Image::Luks => env.program("qemu-img", "qemu-utils"),
         }
     }
 }
@@ -273,4 +310,29 @@ impl std::fmt::Debug for Entry {
 /// The backend of that name on that stage.
 pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
     CATALOGUE.iter().find(|entry| entry.stage == stage && entry.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlay_is_made_as_its_users_make_it() {
+        let env = Env::new("/opt/ringtap".into());
+        let line = |maker: Maker| {
+            let command = maker.command(&env, Path::new("base"), Path::new("top"));
+            format!("{command:?}").replace('"', "")
+        };
+        assert_eq!(line(Maker::Ringtap), "/opt/ringtap create -q -f qcow2 -F raw -b base top");
+        assert_eq!(line(Maker::QemuImg), "qemu-img create -q -f qcow2 -F raw -b base top");
+        assert!(line(Maker::QemuImgSubclusters).contains("-o extended_l2=on"));
+        let maker_of = |stage, name: &str| match find(stage, name).unwrap().backend.image() {
+            Image::Overlay(maker) => maker,
+            other => panic!("{name} is {other:?}"),
+        };
+        for stage in [Stage::Guest, Stage::Vm] {
+            assert_eq!(maker_of(stage, "ringtap-overlay"), Maker::Ringtap);
+        }
+        assert_eq!(maker_of(Stage::Vm, "virtio-overlay"), Maker::QemuImg);
+    }
 }

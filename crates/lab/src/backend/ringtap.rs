@@ -51,10 +51,7 @@ impl Backend for VhostUser {
 
     fn missing(&self, env: &Env) -> Option<Missing> {
         let missing = env.ringtap_serve().or_else(|| env.ringtap_format(self.image.format()));
-        missing.or_else(|| match self.image {
-            Image::Raw => None,
-            Image::Qcow2 | Image::Overlay | Image::Luks => env.program("qemu-img", "qemu-utils"),
-        })
+        missing.or_else(|| self.image.missing(env))
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {

@@ -34,10 +34,7 @@ impl Backend for InQemu {
     }
 
     fn missing(&self, env: &Env) -> Option<Missing> {
-        env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| match self.image {
-            Image::Raw => None,
-            Image::Qcow2 | Image::Overlay | Image::Luks => env.program("qemu-img", "qemu-utils"),
-        })
+        env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| self.image.missing(env))
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {

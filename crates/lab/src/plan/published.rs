@@ -14,6 +14,8 @@ pub fn plan() -> PlanFile {
     let few = ["virtio-raw", "ringtap-vhost", "loop"];
     let disks = ["virtio-raw", "ide", "qsd-vhost", "ringtap-vhost", "loop", "lvm", "xen-blkback"];
     let bonnie = [&disks[..], &["lvm-snapshot", "ringtap-overlay"]].concat();
+    // Small writes to a fresh snapshot: what is copied beside them is what it costs.
+    let fresh = ["virtio-raw", "virtio-overlay", "ringtap-overlay", "lvm", "lvm-snapshot"];
     let pairs = ["native", "loop", "ringtap-nbd", "qemu-nbd", "ringtap-vhost", "lvm"];
     let only = |workload: &str, backends: &[&str]| (workload.to_owned(), list(backends));
     PlanFile {
@@ -34,6 +36,7 @@ pub fn plan() -> PlanFile {
             "xen-blkback",
         ]),
         workloads: names(&[
+            "randwrite-4k-qd32",
             "read-1m-qd8",
             "bonnie-direct",
             "dd-throughput",
@@ -48,6 +51,7 @@ pub fn plan() -> PlanFile {
         ]),
         only: Some(BTreeMap::from([
             only("bonnie-direct", &bonnie),
+            only("randwrite-4k-qd32", &fresh),
             only("read-1m-qd8", &disks),
             only("dd-throughput", &disks),
             only("dd-latency-direct", &disks),

@@ -24,7 +24,7 @@ pub fn findings(analysis: &Analysis) -> Markup {
                 @for told in &finding.tables {
                     p.soft.small { (told.title) "; medians (95 %)" }
                     div.scroll { table.sort {
-                        thead { tr { @for head in &told.heads { th { (head) } } } }
+                        thead { tr { @for head in &told.heads { th.wrap { (head) } } } }
                         tbody { @for row in &told.rows { tr { @for cell in row { td { (cell) } } } } }
                     } }
                 }
@@ -192,7 +192,7 @@ pub fn durability(analysis: &Analysis) -> Markup {
         analysis.durability.iter().partition(|check| !check.durable);
     html! {
         @if !analysis.durability.is_empty() {
-            h2 { "Hosts lie" }
+            h2 { @if lies.is_empty() { "Does each fsync reach the disk" } @else { "Hosts lie" } }
             p { "Each backend got 4 KiB writes with an fsync behind each; the flushes that reached the layer below were counted." }
             @if lies.is_empty() {
                 p { "All of them pass the flushes on." }

@@ -32,6 +32,9 @@ pub fn markdown(analysis: &Analysis) -> String {
         state_in_words(analysis),
         run.plan.seed
     );
+    if let Some(words) = words::unsteady(analysis) {
+        let _ = writeln!(text, "**{words}**\n");
+    }
     if !analysis.findings.is_empty() {
         text += "## Published findings, asked again\n\n";
     }

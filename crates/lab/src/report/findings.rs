@@ -70,7 +70,16 @@ struct Question {
 const BONNIE: &str = "bonnie-direct";
 /// Stages inside a guest.
 pub const VM: &[Stage] = &[Stage::Vm, Stage::Guest];
-const PAIRS: &[Stage] = &[Stage::TwoGuests, Stage::Two];
+const PAIRS: &[Stage] = &[Stage::TwoVms, Stage::TwoGuests, Stage::Two];
+const EVEN: &[Metric] = &[
+    Metric::SumIops,
+    Metric::Keeps,
+    Metric::SecondKeeps,
+    Metric::FirstShare,
+    Metric::Jain,
+    Metric::P99Factor,
+    Metric::SecondP99Factor,
+];
 const BLOCKS: &[Metric] = &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks];
 
 const fn claim(
@@ -133,30 +142,35 @@ const QUESTIONS: &[Question] = &[
                 worse: false,
                 figures: "not published",
             },
+            small("lvm-snapshot", "lvm", true),
+            small("ringtap-overlay", "lvm-snapshot", false),
+            small("ringtap-overlay", "virtio-overlay", false),
         ],
     },
     Question {
         question: "Two guests on one disk",
         published: "on files both got 8–11 MB/s of block writes instead of 18–23 alone, and one of them 15–30 % less than the other",
         told: &[
-            Told {
-                stages: PAIRS,
-                workload: "two-write",
-                metrics: &[Metric::SumIops, Metric::Keeps, Metric::FirstShare, Metric::Jain],
-            },
-            Told {
-                stages: PAIRS,
-                workload: "two-read",
-                metrics: &[Metric::SumIops, Metric::Keeps, Metric::FirstShare, Metric::Jain],
-            },
+            Told { stages: PAIRS, workload: "two-write", metrics: EVEN },
+            Told { stages: PAIRS, workload: "two-read", metrics: EVEN },
             Told {
                 stages: PAIRS,
                 workload: "quiet-read",
-                metrics: &[Metric::AloneIops, Metric::Keeps, Metric::P99Factor],
+                metrics: &[
+                    Metric::AloneIops,
+                    Metric::Keeps,
+                    Metric::P99Factor,
+                    Metric::SecondKeeps,
+                    Metric::SecondP99Factor,
+                ],
             },
         ],
-        shared: &[(Stage::TwoGuests, "loop"), (Stage::Two, "loop")],
+        shared: &[(Stage::TwoVms, "loop"), (Stage::TwoGuests, "loop"), (Stage::Two, "loop")],
         claims: &[
+            pair(Stage::TwoVms, "ringtap-vhost", "loop", "two-write", Metric::SumIops),
+            pair(Stage::TwoVms, "ringtap-vhost", "lvm", "two-write", Metric::SumIops),
+            pair(Stage::TwoVms, "ringtap-vhost", "loop", "quiet-read", Metric::Keeps),
+            pair(Stage::TwoVms, "ringtap-vhost", "lvm", "quiet-read", Metric::Keeps),
             pair(Stage::TwoGuests, "ringtap-vhost", "loop", "two-write", Metric::SumIops),
             pair(Stage::TwoGuests, "ringtap-vhost", "lvm", "two-write", Metric::SumIops),
             pair(Stage::TwoGuests, "ringtap-vhost", "loop", "quiet-read", Metric::Keeps),
@@ -202,11 +216,21 @@ const fn pair(
     workload: &'static str,
     metric: Metric,
 ) -> Claim {
-    let stages: &[Stage] =
-        if matches!(stage, Stage::Two) { &[Stage::Two] } else { &[Stage::TwoGuests] };
+    let stages: &[Stage] = match stage {
+        Stage::Two => &[Stage::Two],
+        Stage::TwoVms => &[Stage::TwoVms],
+        _ => &[Stage::TwoGuests],
+    };
     let metrics: &[Metric] =
         if matches!(metric, Metric::Keeps) { &[Metric::Keeps] } else { &[Metric::SumIops] };
     Claim { stages, arm, against, workload, metrics, worse: false, figures: "not published" }
+}
+
+/// Writes of 4 KiB right after the snapshot was taken.
+const fn small(arm: &'static str, against: &'static str, worse: bool) -> Claim {
+    let metrics: &[Metric] = &[Metric::Iops];
+    let (workload, figures) = ("randwrite-4k-qd32", "not published");
+    Claim { stages: VM, arm, against, workload, metrics, worse, figures }
 }
 
 const fn reads(arm: &'static str, against: &'static str, figures: &'static str) -> Claim {
@@ -349,6 +373,10 @@ fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
     let quiet = told.workload.starts_with("quiet");
     let head = |metric: &Metric| match metric {
         Metric::Keeps if !quiet => "the first keeps of what it has alone",
+        Metric::P99Factor if !quiet => "the first's p99 beside / alone",
+        Metric::SecondKeeps if quiet => "the loud one keeps",
+        Metric::P99Factor => "the quiet one's p99 beside / alone",
+        Metric::SecondP99Factor if quiet => "the loud one's p99 beside / alone",
         metric => metric.title(),
     };
     (!rows.is_empty()).then(|| Table {
@@ -373,6 +401,7 @@ fn with_ends(
             let end = |value| format::number(value, metric.unit());
             format!(" ({} to {})", end(low), end(high))
         }
+        None if analysis.only_points() => String::new(),
         None => format!(" ({}, no interval)", rounds(series.values.len())),
     };
     Some(median + &ends)

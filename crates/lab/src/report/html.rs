@@ -24,6 +24,7 @@ pub fn render(analysis: &Analysis) -> String {
             h1 { "Ways of serving a disk, side by side" }
             p.soft { (run.began) " · " (run.host.cpu) ", " (run.host.cpus) " CPUs · " (run.host.kernel) " · disks on " (run.host.file_system) }
             @if run.state == State::Complete { p.soft { (state) } } @else { p.banner { (state) } }
+            @if let Some(words) = words::unsteady(analysis) { p.banner { (words) } }
             (answer::findings(analysis))
             (answer::answers(analysis))
             (answer::heat(analysis))

@@ -68,13 +68,16 @@ pub fn group(analysis: &Analysis, arm: &Arm) -> Group {
 
 /// An arm's durability check.
 fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
-    // Two guests use the servers that one guest uses.
-    let stage = match arm.stage {
-        Stage::TwoGuests => Stage::Guest,
-        Stage::Two => Stage::Host,
-        stage => stage,
+    let on = |stage: Stage| {
+        analysis.durability.iter().find(|check| check.stage == stage && check.arm == arm.backend)
     };
-    analysis.durability.iter().find(|check| check.stage == stage && check.arm == arm.backend)
+    // Two loads use the servers that one uses.
+    on(arm.stage).or_else(|| match arm.stage {
+        Stage::TwoGuests => on(Stage::Guest),
+        Stage::TwoVms => on(Stage::Vm),
+        Stage::Two => on(Stage::Host),
+        _ => None,
+    })
 }
 
 /// Whether an arm's flushes were counted.
@@ -92,6 +95,10 @@ pub fn from_cache(analysis: &Analysis, arm: &Arm, workload: &Workload) -> Option
     let of = |row: &&ledger::Row| {
         row.stage == arm.stage && row.arm == arm.name && row.workload == workload.name
     };
+    // What it reads is in the cache by its nature; what it copied was brought to the disk within its clock.
+    if workload.kind == (Kind::FileCopy { durable: true }) {
+        return None;
+    }
     let row = analysis.ledger.iter().find(of)?;
     ledger::reaches_disk(&row.ledger).filter(|share| *share < ledger::CACHE)
 }

@@ -6,7 +6,7 @@ use super::ranking::{self, Group};
 use crate::env::Missing;
 use crate::run::folder::Skip;
 use crate::sample::{Stage, Still};
-use crate::stats::Verdict;
+use crate::stats::{Verdict, median};
 use crate::workload;
 
 /// What a stage is.
@@ -24,9 +24,29 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
             "two guests of User-Mode Linux at once, each with a disk of its own, both on one device"
                 .into()
         }
+        Stage::TwoVms => {
+            "two virtual PCs in QEMU at once, each with a disk of its own, both on one device"
+                .into()
+        }
         Stage::Xen => "guests of a nested Xen, booted once for all rounds".into(),
         Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
     })
+}
+
+/// Half of the loads have a noise floor above this: then the run says first that it is unsteady.
+const UNSTEADY: f64 = 0.25;
+
+/// That the same backend twice differed so much that little can be told apart.
+pub fn unsteady(analysis: &Analysis) -> Option<String> {
+    let floors: Vec<f64> = analysis.floors.iter().map(|floor| floor.floor).collect();
+    let middle = median(&floors).filter(|middle| *middle > UNSTEADY)?;
+    Some(format!(
+        "Unsteady: the same backend measured twice differs by up to ±{} % in the middle of {} comparisons. Other work on this \
+         machine, or a device shared with others, hides what is smaller; measured again on a quiet machine, or with more and \
+         longer rounds, more can be told apart.",
+        format::digits(middle * 100.0),
+        floors.len()
+    ))
 }
 
 /// The folders of a path in brackets are no reader's business.

@@ -26,10 +26,17 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
         Kind::Archive => 2.0 + 20.0 * gib,
         Kind::Durability => 1.5,
         Kind::SnapshotLife => 1.0 + 10.0 * gib,
-        // Alone and then both; two guests wait for a common moment and run longer.
-        Kind::Two(_) if stage == Stage::TwoGuests => return 2.0 * measured + 5.0,
-        Kind::Two(_) if stage == Stage::Xen => return 2.0 * measured + 16.0,
-        Kind::Two(_) => return 2.0 * (measured + 0.5),
+        // Each alone and then both, longer where a percentile needs it; two guests wait for a common moment.
+        Kind::Two(shape) => {
+            let longer = if shape.quiet { 3.0 } else { 1.0 };
+            let waits = match stage {
+                Stage::TwoGuests => 6.0,
+                Stage::TwoVms => 14.0,
+                Stage::Xen => 22.0,
+                _ => 1.5,
+            };
+            return 3.0 * measured + longer + waits;
+        }
     };
     if matches!(stage, Stage::Vm | Stage::Xen) { work * TRANSLATED } else { work }
 }
@@ -48,6 +55,7 @@ pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
             Stage::Guest => 4.0,
             Stage::Vm => 12.0 + 0.5 * arms.len() as f64,
             Stage::TwoGuests => 8.0,
+            Stage::TwoVms => 24.0 + 1.0 * arms.len() as f64,
             // Attached and detached for each arm.
             Stage::Xen => 8.0 * arms.len() as f64,
         };

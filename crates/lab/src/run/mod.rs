@@ -8,6 +8,7 @@ pub mod progress;
 pub mod scratch;
 pub mod watch;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -48,7 +49,7 @@ impl Running {
 
     /// Whether it gets a rated load, whose rate depends on what all carry.
     pub fn is_rated(&self) -> bool {
-        self.workloads.iter().any(|workload| matches!(workload.kind, Kind::Rated(_)))
+        self.workloads.iter().any(|workload| workload.kind.is_rated())
     }
 }
 
@@ -237,7 +238,8 @@ impl Runner<'_> {
         }
         let mut running = Vec::new();
         for (stage, arms) in &stages {
-            if !arms.iter().any(|arm| arm.rounds().next().is_some()) {
+            let counts = |arm: &Running| *stage == Stage::Xen && !arm.workloads.is_empty();
+            if !arms.iter().any(|arm| arm.rounds().next().is_some() || counts(arm)) {
                 running.push(None);
                 continue;
             }
@@ -247,8 +249,8 @@ impl Runner<'_> {
                     Prepared::Guest(guest::Guest::prepare(self, *stage, arms)?)
                 }
                 Stage::Two => Prepared::Two(two::Two::prepare(self)?),
-                Stage::TwoGuests => {
-                    Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, arms)?)
+                Stage::TwoGuests | Stage::TwoVms => {
+                    Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, *stage, arms)?)
                 }
                 Stage::Xen => Prepared::Xen(xen::Xen::prepare(self, arms)?),
             }));
@@ -292,7 +294,7 @@ impl Runner<'_> {
         place: Place<'_>,
         server: Option<&Server>,
         client: Option<u32>,
-        work: impl FnOnce() -> Result<Measured>,
+        work: impl FnOnce(&Mark<'_>) -> Result<Measured>,
     ) -> Result<()> {
         self.stop.check()?;
         self.progress.say(&format!(
@@ -309,11 +311,19 @@ impl Runner<'_> {
         let watch = matches!(place.workload.kind, Kind::Rated(_))
             .then(|| Watch::start(server.map(Server::pid), client, self.device.as_deref()));
         let clock = Instant::now();
-        let result = work();
+        let mark = Mark {
+            server,
+            client,
+            device: self.device.as_deref(),
+            begun: RefCell::new((before, clock)),
+        };
+        let result = work(&mark);
         let seconds = clock.elapsed().as_secs_f64();
         let gaps = result.as_ref().map_or(&[][..], |measured| &measured.gaps);
         let stalls = watch.map(|watch| watch.explain(gaps)).unwrap_or_default();
-        let spent = Meter::read(server, client, self.device.as_deref()).since(&before, seconds);
+        let (before, begun) = mark.begun.into_inner();
+        let spent = Meter::read(server, client, self.device.as_deref())
+            .since(&before, begun.elapsed().as_secs_f64());
         let mut sample = place.sample();
         sample.began_ms = u64::try_from(began_ms).unwrap_or(0);
         sample.seconds = seconds;
@@ -414,6 +424,22 @@ impl Runner<'_> {
     pub fn disk_of(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         self.progress.say(&format!("writing {name}, {} MiB", bytes >> 20));
         self.scratch.write_disk(name, bytes, self.plan.seed, self.stop)
+    }
+}
+
+/// Where costs and bytes of a sample are counted from: its beginning, or where a workload says that what it needs is made.
+pub struct Mark<'a> {
+    server: Option<&'a Server>,
+    client: Option<u32>,
+    device: Option<&'a Path>,
+    begun: RefCell<(Meter, Instant)>,
+}
+
+impl Mark<'_> {
+    /// What was made so far is no part of the workload.
+    pub fn begin(&self) {
+        let meter = Meter::read(self.server, self.client, self.device);
+        self.begun.replace((meter, Instant::now()));
     }
 }
 

@@ -15,6 +15,7 @@ use crate::process;
 use crate::run::{Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
+use crate::workload::Workload;
 
 /// Memory of a guest of User-Mode Linux in bytes.
 pub const UML_MEMORY: u64 = 512 << 20;
@@ -30,6 +31,8 @@ pub struct Attached<'a> {
     pub arm: &'a Running,
     /// Its server.
     pub served: Served,
+    /// What is run on this disk of it.
+    pub workloads: Vec<&'static Workload>,
     /// Its place in the round.
     pub position: u32,
     /// Its disk's file.
@@ -46,7 +49,8 @@ impl<'a> Attached<'a> {
     /// An arm whose guest is not booted yet.
     pub fn new(arm: &'a Running, served: Served, position: u32, disk: PathBuf, size: u64) -> Self {
         let device = Err("the guest did not boot".into());
-        Attached { arm, served, position, disk, size, base: String::new(), device }
+        let (workloads, base) = (arm.rounds().collect(), String::new());
+        Attached { arm, served, workloads, position, disk, size, base, device }
     }
 
     /// Brings a snapshot back to its first moment.
@@ -91,7 +95,7 @@ pub fn disk_bytes(size: u64, inner: Inner) -> u64 {
 pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) -> Result<Machine> {
     runner.stop.check()?;
     let machine = match stage {
-        Stage::Vm => qemu(runner, attached)?,
+        Stage::Vm | Stage::TwoVms => qemu(runner, attached)?,
         _ => uml(runner, attached)?,
     };
     let kinds = attached_kinds(attached);
@@ -100,7 +104,7 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
     let mut clients = 0;
     for (one, disk) in attached.iter_mut().zip(disks) {
         let disk = match (&one.served.access, stage) {
-            (Access::Nbd { .. }, Stage::Vm) => {
+            (Access::Nbd { .. }, Stage::Vm | Stage::TwoVms) => {
                 clients += 1;
                 match nbd_client(&shell, clients - 1) {
                     Ok(device) => Some(device),

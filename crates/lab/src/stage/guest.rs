@@ -31,9 +31,23 @@ pub fn room(size: u64, arm: &Running) -> u64 {
         // The file system with the disk file on it is made from a copy.
         (Inner::Loop { .. }, _) => 2 * bytes + OVERHEAD,
         (_, Image::Raw) => bytes,
-        // qcow2 is made from a copy; an overlay may grow to the size of what is below.
-        (_, Image::Qcow2 | Image::Overlay | Image::Luks) => 2 * bytes + OVERHEAD,
+        // Each overlay may grow to the size of what is below.
+        (_, Image::Overlay(_)) => (1 + parts(arm).len() as u64) * bytes + OVERHEAD,
+        // Made from a copy.
+        (_, Image::Qcow2 | Image::Luks) => 2 * bytes + OVERHEAD,
     }
+}
+
+/// The workloads of an arm by the disk that they share. Each that writes to an overlay has a fresh one, as a snapshot of
+/// device-mapper's is taken anew before each.
+fn parts(arm: &Running) -> Vec<Vec<&'static Workload>> {
+    let all = arm.rounds().collect::<Vec<_>>();
+    if !matches!(arm.entry.backend.image(), Image::Overlay(_)) {
+        return vec![all];
+    }
+    let (writes, reads): (Vec<_>, Vec<_>) = all.into_iter().partition(|w| w.kind.writes());
+    let reads = Some(reads).filter(|reads| !reads.is_empty());
+    reads.into_iter().chain(writes.into_iter().map(|one| vec![one])).collect()
 }
 
 /// Why a workload cannot run in the guest.
@@ -81,8 +95,9 @@ impl Guest {
         let mut attached = Vec::new();
         for (position, arm) in (0..).zip(order) {
             let disk = self.disk(&arm.name)?.to_owned();
-            if let Some(one) = attach(runner, stage, arm, round, position, &disk, 1)? {
-                attached.push(one);
+            for (nth, workloads) in (1..).zip(parts(arm)) {
+                let part = Part { nth, workloads };
+                attached.extend(attach(runner, stage, arm, round, position, &disk, part)?);
             }
         }
         let Some(machine) = boot_with_the_living(runner, stage, &mut attached, round)? else {
@@ -100,11 +115,11 @@ impl Guest {
                 Ok(device) => device.clone(),
                 Err(error) => {
                     let error = Error::Guest(error.clone());
-                    fail_all(runner, stage, one.arm, round, one.position, &error)?;
+                    fail_attached(runner, stage, one, round, &error)?;
                     continue;
                 }
             };
-            for workload in one.arm.rounds() {
+            for &workload in &one.workloads {
                 let place = Place { stage, arm: one.arm, workload, round, position: one.position };
                 let alive = one.served.server.as_mut().map_or(Ok(()), process::Server::check);
                 let shell = Shell { machine: &machine, stop: runner.stop };
@@ -112,7 +127,7 @@ impl Guest {
                 if let Err(Error::Interrupted) = ready {
                     return Err(Error::Interrupted);
                 }
-                runner.sample(place, one.served.server.as_ref(), Some(machine.pid()), || {
+                runner.sample(place, one.served.server.as_ref(), Some(machine.pid()), |mark| {
                     ready?;
                     let here = inside::Place {
                         shell: &shell,
@@ -121,6 +136,7 @@ impl Guest {
                         disk: &one.disk,
                         tool: &tool,
                         memory,
+                        mark,
                     };
                     inside::measure(workload, &settings, &here)
                 })?;
@@ -154,7 +170,8 @@ fn find_capacity(
 ) -> Result<()> {
     let settings = rated::capacity_settings(&runner.plan.settings(0));
     let shell = Shell { machine, stop: runner.stop };
-    for one in attached.iter().filter(|one| one.arm.is_rated()) {
+    let rated = |one: &&Attached<'_>| one.workloads.iter().any(|w| w.kind.is_rated());
+    for one in attached.iter().filter(rated) {
         let Ok(device) = &one.device else { continue };
         runner.progress.say(&format!("{stage}  {}  what it carries", one.arm.name));
         one.refresh(&shell)?;
@@ -172,7 +189,7 @@ fn find_capacity(
 
 /// Memory of a stage's guest in bytes.
 pub fn memory(stage: Stage) -> u64 {
-    if stage == Stage::Vm { PC_MEMORY } else { UML_MEMORY }
+    if matches!(stage, Stage::Vm | Stage::TwoVms) { PC_MEMORY } else { UML_MEMORY }
 }
 
 /// Makes an arm's disk: written once, in the arm's format, with the file system that a loop device in the guest needs.
@@ -225,6 +242,15 @@ pub fn encrypt(runner: &Runner<'_>, disk: &Path) -> Result<PathBuf> {
     Ok(image)
 }
 
+/// A disk of an arm that may have several.
+#[derive(Debug)]
+pub struct Part {
+    /// Its number, from 1.
+    pub nth: u32,
+    /// What is run on it.
+    pub workloads: Vec<&'static Workload>,
+}
+
 /// Starts an arm's server on its disk (an overlay is made anew first). `None` when that failed, which is recorded.
 pub fn attach<'a>(
     runner: &mut Runner<'_>,
@@ -233,10 +259,11 @@ pub fn attach<'a>(
     round: u32,
     position: u32,
     disk: &Path,
-    nth: u32,
+    part: Part,
 ) -> Result<Option<Attached<'a>>> {
     settle(disk)?;
-    let served = fresh(runner, arm, disk)
+    let Part { nth, workloads } = part;
+    let served = fresh(runner, arm, disk, nth)
         .and_then(|disk| runner.start_nth(stage, arm, &disk, nth).map(|served| (served, disk)));
     match served {
         Ok((served, disk)) => {
@@ -244,30 +271,30 @@ pub fn attach<'a>(
                 let command = server.command_line.clone();
                 runner.remember_command(stage, &arm.name, &command)?;
             }
-            Ok(Some(Attached::new(arm, served, position, disk, runner.plan.size)))
+            let one = Attached::new(arm, served, position, disk, runner.plan.size);
+            Ok(Some(Attached { workloads, ..one }))
         }
         Err(Error::Interrupted) => Err(Error::Interrupted),
         Err(error) => {
-            fail_all(runner, stage, arm, round, position, &error)?;
+            for workload in workloads {
+                runner.fail(Place { stage, arm, workload, round, position }, &error)?;
+            }
             Ok(None)
         }
     }
 }
 
 /// The file that is served: the disk, or a new overlay on it.
-fn fresh(runner: &Runner<'_>, arm: &Running, disk: &Path) -> Result<PathBuf> {
-    if arm.entry.backend.image() != Image::Overlay {
-        return Ok(disk.to_owned());
-    }
-    let overlay = disk.with_extension("overlay");
+fn fresh(runner: &Runner<'_>, arm: &Running, disk: &Path, nth: u32) -> Result<PathBuf> {
+    let Image::Overlay(maker) = arm.entry.backend.image() else { return Ok(disk.to_owned()) };
+    let overlay = disk.with_extension(format!("overlay{nth}"));
     match std::fs::remove_file(&overlay) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::file("remove", &overlay)(e));
         }
         _ => {}
     }
-    let mut command = Command::new("qemu-img");
-    command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(disk).arg(&overlay);
+    let command = maker.command(runner.env, disk, &overlay);
     process::run(command, Duration::from_secs(60), runner.stop)?;
     Ok(overlay)
 }
@@ -302,6 +329,21 @@ pub fn fail_all(
     Ok(())
 }
 
+/// The same for what is run on one disk of an arm.
+fn fail_attached(
+    runner: &mut Runner<'_>,
+    stage: Stage,
+    one: &Attached<'_>,
+    round: u32,
+    error: &Error,
+) -> Result<()> {
+    for &workload in &one.workloads {
+        let (arm, position) = (one.arm, one.position);
+        runner.fail(Place { stage, arm, workload, round, position }, error)?;
+    }
+    Ok(())
+}
+
 /// Boots the guest. An arm whose server dies of it fails alone: the guest is booted again without its disk. `None` when
 /// no guest came up.
 pub fn boot_with_the_living(
@@ -321,12 +363,12 @@ pub fn boot_with_the_living(
         for mut one in attached.drain(..) {
             match one.served.server.as_mut().map_or(Ok(()), process::Server::check) {
                 Ok(()) => living.push(one),
-                Err(error) => fail_all(runner, stage, one.arm, round, one.position, &error)?,
+                Err(error) => fail_attached(runner, stage, &one, round, &error)?,
             }
         }
         if living.len() == before {
             for one in living.drain(..) {
-                fail_all(runner, stage, one.arm, round, one.position, &error)?;
+                fail_attached(runner, stage, &one, round, &error)?;
             }
         }
         *attached = living;
@@ -334,9 +376,10 @@ pub fn boot_with_the_living(
     Ok(None)
 }
 
-fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
+/// What a guest of the stage is.
+pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
     let appliance = match stage {
-        Stage::Vm => runner.env.pc(),
+        Stage::Vm | Stage::TwoVms => runner.env.pc(),
         _ => runner.env.appliance(),
     };
     let appliance = appliance.map_err(|missing| Error::Guest(missing.reason))?;
@@ -344,7 +387,7 @@ fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
     let mib = memory(stage) >> 20;
     let cost = "the client's CPU is the whole guest's, seen from outside";
     Ok(match stage {
-        Stage::Vm => format!(
+        Stage::Vm | Stage::TwoVms => format!(
             "QEMU ({kernel}), two CPUs, {mib} MiB, one boot for each round with the disks of all arms; {cost}"
         ),
         _ => format!(
@@ -373,5 +416,32 @@ pub fn remember_accelerator(
             runner.folder.write_record(&runner.record)
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend;
+    use crate::workload;
+
+    #[test]
+    fn what_writes_to_an_overlay_finds_a_fresh_one() {
+        let names =
+            ["randread-4k-qd1", "read-1m-qd8", "randwrite-4k-qd32", "bonnie", "snapshot-life"];
+        let arm = |name: &str| {
+            let entry = backend::find(Stage::Vm, name).unwrap();
+            let workloads = names.iter().map(|name| workload::find(name).unwrap()).collect();
+            Running { name: name.into(), entry, workloads }
+        };
+        let of = |name: &str| parts(&arm(name)).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(of("ringtap-overlay"), [2, 1, 1, 1]);
+        assert_eq!(of("virtio-overlay"), [2, 1, 1, 1]);
+        assert_eq!(of("ringtap-qcow2"), [5]);
+        let (size, all) = (64 << 20, arm("ringtap-overlay"));
+        assert!(
+            room(size, &all) >= 5 * size,
+            "the base, and four overlays that may grow to its size"
+        );
     }
 }

@@ -11,7 +11,7 @@ use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
 use crate::run::scratch::settle;
-use crate::run::{Place, Runner, Running};
+use crate::run::{Mark, Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::fio::Target;
@@ -156,9 +156,9 @@ impl Host {
                 let alive = served.server.as_mut().map_or(Ok(()), crate::process::Server::check);
                 let ready = alive
                     .and_then(|()| served.volume.as_ref().map_or(Ok(()), volume::Mapped::refresh));
-                runner.sample(place(workload), served.server.as_ref(), None, || {
+                runner.sample(place(workload), served.server.as_ref(), None, |mark| {
                     ready?;
-                    measure(workload, &access, &settings, env, &scratch, stop)
+                    measure(workload, &access, &settings, env, &scratch, mark, stop)
                 })?;
             }
             if let Err(error) = served.end() {
@@ -177,6 +177,7 @@ fn measure(
     settings: &Settings,
     env: &Env,
     scratch: &Path,
+    mark: &Mark<'_>,
     stop: &Stop,
 ) -> Result<Measured> {
     let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
@@ -227,8 +228,9 @@ fn measure(
         }
         (Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive, Access::Block(device)) => {
             let mounted = Mounted::make(device, scratch, stop)?;
-            let measured =
-                on_file_system(workload, mounted.path(), Some(&mounted), settings, env, stop)?;
+            mark.begin();
+            let (place, own) = (mounted.path(), Some(&mounted));
+            let measured = on_file_system(workload, place, own, settings, env, mark, stop)?;
             mounted.unmount()?;
             Ok(measured)
         }
@@ -237,7 +239,7 @@ fn measure(
                 .prefix("files-")
                 .tempdir_in(scratch)
                 .map_err(Error::file("make a folder in", scratch))?;
-            on_file_system(workload, dir.path(), None, settings, env, stop)
+            on_file_system(workload, dir.path(), None, settings, env, mark, stop)
         }
         (Kind::SnapshotLife, _) => {
             let mut command = Command::new("sh");
@@ -258,6 +260,7 @@ fn on_file_system(
     mounted: Option<&Mounted>,
     settings: &Settings,
     env: &Env,
+    mark: &Mark<'_>,
     stop: &Stop,
 ) -> Result<Measured> {
     let place = dir.display().to_string();
@@ -283,6 +286,7 @@ fn on_file_system(
             std::fs::write(caches, "3").map_err(Error::file("write 3 to", caches))?;
             let mut command = Command::new("sh");
             command.args(["-c", &archive::command(&below)]);
+            mark.begin();
             let clock = std::time::Instant::now();
             let output = process::run(command, Duration::from_secs(900), stop)?;
             archive::parse(&output.stderr, clock.elapsed().as_secs_f64(), tree)

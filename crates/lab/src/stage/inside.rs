@@ -7,8 +7,9 @@ use ringtap_guest::Guest as Machine;
 
 use crate::error::{Error, Result};
 use crate::process;
-use crate::run::meter;
 use crate::run::scratch::settle;
+use crate::run::{Mark, meter};
+use crate::sample::Layer;
 use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{
@@ -64,7 +65,7 @@ impl Shell<'_> {
     }
 
     /// By how many milliseconds the guest's clock is ahead of this machine's: of a few tries that which took least.
-    fn clock_ahead(&self) -> Result<f64> {
+    pub fn clock_ahead(&self) -> Result<f64> {
         let mut best: Option<(Duration, f64)> = None;
         for _ in 0..CLOCK_TRIES {
             let (output, end) = self.finished("exec date +%s%N", Duration::from_secs(60))?;
@@ -97,17 +98,37 @@ pub struct Place<'a> {
     pub tool: &'a Path,
     /// Bytes of the guest's memory.
     pub memory: u64,
+    /// From where costs and bytes count.
+    pub mark: &'a Mark<'a>,
 }
 
 /// Runs one workload on a block device of the guest.
 pub fn measure(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Measured> {
-    let before = statistics(place);
-    let mut measured = run(workload, settings, place)?;
-    // A file system made before and removed after is the workload's as well, but its ledger would mix both.
-    if !workload.kind.on_file_system() {
-        measured.disk = before.zip(statistics(place)).and_then(|(a, b)| meter::between(&a, &b));
+    let target = Target::Path(place.device.into());
+    match workload.kind {
+        Kind::Bonnie { direct } => {
+            let shape = bonnie::shape(settings.size, direct);
+            let command = line("bonnie++", &bonnie::args(PLACE, shape));
+            let (output, disk) = on_file_system(place, &command)?;
+            Ok(Measured { disk, ..bonnie::parse(&output.stdout, shape, place.memory)? })
+        }
+        Kind::FileCopy { durable } => {
+            let words = filecopy::args(PLACE, durable, settings);
+            let (output, disk) = on_file_system(place, &tool(place, &words))?;
+            Ok(Measured { disk, ..filecopy::parse(&output.stdout, durable)? })
+        }
+        Kind::Archive => archive_run(settings, place),
+        kind => {
+            let before = statistics(place);
+            let measured = run(kind, workload.name, &target, settings, place)?;
+            Ok(Measured { disk: passed(place, before), ..measured })
+        }
     }
-    Ok(measured)
+}
+
+/// What passed the disk since its statistics said `before`.
+fn passed(place: &Place<'_>, before: Option<String>) -> Option<Layer> {
+    before.zip(statistics(place)).and_then(|(then, now)| meter::between(&then, &now))
 }
 
 fn statistics(place: &Place<'_>) -> Option<String> {
@@ -116,25 +137,30 @@ fn statistics(place: &Place<'_>) -> Option<String> {
     place.shell.run(&script, Duration::from_secs(20)).ok().map(|output| output.stdout)
 }
 
-fn run(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Measured> {
+fn run(
+    kind: Kind,
+    name: &str,
+    target: &Target,
+    settings: &Settings,
+    place: &Place<'_>,
+) -> Result<Measured> {
     let limit = Duration::from_secs(120) + 3 * (settings.run + settings.ramp);
     let (shell, device) = (place.shell, place.device);
-    let target = Target::Path(device.into());
-    match workload.kind {
+    match kind {
         Kind::Fio(job) => {
-            let words = fio::args(job, &target, settings);
+            let words = fio::args(job, target, settings);
             fio::parse(&shell.run(&line("fio", &words), limit)?.stdout, job, settings)
         }
         Kind::FioFile(path) => {
             let text = fiofile::check(Path::new(path))?;
             let script = format!(
                 "cat >/tmp/job.fio <<'END OF JOB'\n{}END OF JOB\nfio --output-format=json /tmp/job.fio",
-                fiofile::rewrite(&text, &target, settings)
+                fiofile::rewrite(&text, target, settings)
             );
             fiofile::parse(&shell.run(&script, Duration::from_secs(3600))?.stdout)
         }
         Kind::Rated(percent) => {
-            let words = rated::args(&target, "/tmp/rated", percent, settings);
+            let words = rated::args(target, "/tmp/rated", percent, settings);
             let log = rated::log_file("/tmp/rated");
             let script = format!(
                 "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
@@ -162,30 +188,21 @@ fn run(workload: &Workload, settings: &Settings, place: &Place<'_>) -> Result<Me
             let script = snapshot::script(device, settings.size);
             snapshot::parse(&shell.run(&script, limit)?.stdout, settings.size)
         }
-        Kind::Bonnie { direct } => {
-            let shape = bonnie::shape(settings.size, direct);
-            let output = on_file_system(place, &line("bonnie++", &bonnie::args(PLACE, shape)))?;
-            bonnie::parse(&output.stdout, shape, place.memory)
-        }
-        Kind::FileCopy { durable } => {
-            let words = filecopy::args(PLACE, durable, settings);
-            let output = on_file_system(place, &tool(place, &words))?;
-            filecopy::parse(&output.stdout, durable)
-        }
-        Kind::Archive => archive_run(settings, place),
-        Kind::Durability | Kind::Two(_) => {
-            Err(Error::Plan(format!("{} is none of a guest's own workloads", workload.name)))
-        }
+        _ => Err(Error::Plan(format!("{name} is none of a guest's own workloads"))),
     }
 }
 
-/// Makes an ext4 on the device, mounts it, runs `command` and unmounts again.
-fn on_file_system(place: &Place<'_>, command: &str) -> Result<process::Output> {
-    let script = format!(
-        "set -e\n{}status=0\n{command} || status=$?\numount {PLACE}\nexit $status\n",
-        mount(place.device)
-    );
-    place.shell.run(&script, Duration::from_secs(900))
+/// Makes an ext4 on the device, mounts it, runs `command` and unmounts again: what was kept back for the disk then
+/// counts as well.
+fn on_file_system(place: &Place<'_>, command: &str) -> Result<(process::Output, Option<Layer>)> {
+    let limit = Duration::from_secs(900);
+    place.shell.run(&format!("set -e\n{}sync", mount(place.device)), limit)?;
+    let before = statistics(place);
+    place.mark.begin();
+    let script =
+        format!("set -e\nstatus=0\n{command} || status=$?\numount {PLACE}\nexit $status\n");
+    let output = place.shell.run(&script, limit)?;
+    Ok((output, passed(place, before)))
 }
 
 fn mount(device: &str) -> String {
@@ -208,10 +225,13 @@ fn archive_run(settings: &Settings, place: &Place<'_>) -> Result<Measured> {
     );
     place.shell.run(&script, limit)?;
     settle(place.disk)?;
+    let before = statistics(place);
+    place.mark.begin();
     let result = place.shell.timed(&archive::command(&dir), limit);
     place.shell.run(&format!("umount {PLACE}"), limit)?;
     let (output, elapsed) = result?;
-    archive::parse(&output.stderr, elapsed.as_secs_f64(), tree)
+    let disk = passed(place, before);
+    Ok(Measured { disk, ..archive::parse(&output.stderr, elapsed.as_secs_f64(), tree)? })
 }
 
 fn tool(place: &Place<'_>, words: &[String]) -> String {

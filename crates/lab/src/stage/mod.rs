@@ -41,7 +41,9 @@ pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
                 arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
             }
             Stage::Two => 2 * plan.size,
-            Stage::TwoGuests => 2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>(),
+            Stage::TwoGuests | Stage::TwoVms => {
+                2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
+            }
             Stage::Xen => xen::room(plan, arms),
         }
 }
@@ -51,7 +53,7 @@ pub fn missing(stage: Stage, entry: &Entry, env: &Env) -> Option<Missing> {
     match stage {
         Stage::Host | Stage::Two => None,
         Stage::Guest | Stage::TwoGuests => env.appliance().err(),
-        Stage::Vm => {
+        Stage::Vm | Stage::TwoVms => {
             let nbd = entry.backend.reach() == Reach::Nbd;
             env.program("qemu-system-x86_64", "qemu-system-x86")
                 .or_else(|| env.pc().err())
@@ -89,13 +91,13 @@ pub fn missing_workload(
     of_kind.or_else(|| match stage {
         Stage::Host => host::missing(entry, workload, env),
         Stage::Guest | Stage::Vm => guest::missing_workload(workload, env),
-        Stage::Two | Stage::TwoGuests | Stage::Xen => None,
+        Stage::Two | Stage::TwoGuests | Stage::TwoVms | Stage::Xen => None,
     })
 }
 
 fn snapshot(entry: &Entry) -> Option<Missing> {
     let fresh = entry.backend.inner().is_snapshot()
-        || entry.backend.image() == crate::backend::Image::Overlay;
+        || matches!(entry.backend.image(), crate::backend::Image::Overlay(_));
     (!fresh).then(|| {
         Missing::new("it is no snapshot", "lvm-snapshot, virtio-overlay and ringtap-overlay are")
     })

@@ -62,7 +62,7 @@ impl Two {
                         .filter_map(|one| one.server.as_mut())
                         .try_for_each(process::Server::check);
                     let served = &served;
-                    runner.sample(place(workload), None, None, || {
+                    runner.sample(place(workload), None, None, |_| {
                         alive?;
                         measure(shape, served, &settings, stop)
                     })?;
@@ -86,8 +86,8 @@ fn measure(shape: Shape, served: &[Served], settings: &Settings, stop: &Stop) ->
         .zip([depths.0, depths.1])
         .map(|(one, depth)| job(&one.access, depth))
         .collect::<Result<_>>()?;
-    let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
-    let run = |jobs: &[Vec<String>]| -> Result<Vec<two::Load>> {
+    let run = |jobs: &[Vec<String>], settings: &Settings| -> Result<Vec<two::Load>> {
+        let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
         let mut command = Command::new("fio");
         for (at, job) in jobs.iter().enumerate() {
             // What stands behind --name is that job's, so each has all of it.
@@ -95,6 +95,8 @@ fn measure(shape: Shape, served: &[Served], settings: &Settings, stop: &Stop) ->
             command.args(two::common_args(shape, settings, settings.ramp.as_secs_f64())).args(job);
         }
         let text = process::run(command, limit, stop)?.stdout;
+        // What a page cache still holds of one run is not written back at the cost of the next.
+        rustix::fs::sync();
         let loads: Vec<two::Load> = two::jobs(&text)?
             .iter()
             .map(|job| two::load(job, shape.write))
@@ -105,12 +107,13 @@ fn measure(shape: Shape, served: &[Served], settings: &Settings, stop: &Stop) ->
         let found = format!("{} jobs of {}", loads.len(), jobs.len());
         Err(Error::Output { what: "fio's JSON", found })
     };
-    let alone = run(jobs.get(..1).unwrap_or_default())?;
-    let both = run(&jobs)?;
-    match (alone[..].first(), both.first(), both.get(1)) {
-        (Some(alone), Some(first), Some(second)) => {
-            Ok(two::measured(*alone, *first, *second, shape))
-        }
+    let alone =
+        |job: &Vec<String>| two::long_enough(settings, |s| run(std::slice::from_ref(job), s));
+    let alone: Vec<two::Load> =
+        jobs.iter().map(alone).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    let both = two::long_enough(settings, |s| run(&jobs, s))?;
+    match (&alone[..], &both[..]) {
+        (&[first, second], &[a, b]) => Ok(two::measured([first, second], [a, b], shape)),
         _ => Err(Error::Output { what: "fio's JSON", found: "not two loads".into() }),
     }
 }

@@ -1,6 +1,6 @@
-//! Two guests of User-Mode Linux at once, each with a disk of every arm, all on the same device of this machine. Both
-//! wait for one moment and then load their disk of the arm; each logs what it got in steps of 100 ms by this machine's
-//! clock, and only the time that both logs cover counts.
+//! The stages `two-guests` (User-Mode Linux) and `two-vms` (QEMU): two guests at once, each with a disk of every arm, all
+//! on the same device of this machine. Both wait for one moment and then load their disk of the arm; each logs what it
+//! got in steps of 100 ms by one clock, and only the time that both logs cover counts.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ringtap_guest::Guest as Machine;
 
 use super::boot::Attached;
-use super::guest;
-use super::inside::line;
+use super::guest::{self, Part, remember_accelerator};
+use super::inside::{Shell, line};
 use crate::error::{Error, Result};
 use crate::process;
 use crate::run::{Place, Runner, Running};
@@ -18,11 +18,14 @@ use crate::stop::Stop;
 use crate::workload::two::{self, LEAST_OVERLAP, Load, Shape};
 use crate::workload::{Kind, Measured, Settings};
 
-const STAGE: Stage = Stage::TwoGuests;
 /// How long before the common start the commands are sent.
 const NOTICE: Duration = Duration::from_millis(1000);
+/// A translated processor takes long to load fio.
+const TRANSLATED_NOTICE: Duration = Duration::from_secs(4);
 /// The two do not begin at the same moment, however they are told: so much longer each runs than the plan says.
 const LONGER: Duration = Duration::from_millis(1000);
+/// Where each has a processor that is translated.
+const TRANSLATED_LONGER: Duration = Duration::from_millis(2000);
 
 /// A load under way, and when it must have ended.
 type Sent<'a> = (ringtap_guest::Job<'a>, Instant);
@@ -30,27 +33,45 @@ type Sent<'a> = (ringtap_guest::Job<'a>, Instant);
 /// The stage, prepared.
 #[derive(Debug)]
 pub struct TwoGuests {
+    stage: Stage,
     disks: Vec<(String, [PathBuf; 2])>,
+}
+
+/// Two guests, and a disk of each.
+pub struct Pair<'a> {
+    /// The guests.
+    pub machines: [&'a Machine; 2],
+    /// Their block devices.
+    pub devices: [&'a str; 2],
+    /// By how many milliseconds each guest's clock is ahead of the one by which they start.
+    pub ahead: [f64; 2],
 }
 
 impl TwoGuests {
     /// Writes two disks for each arm.
-    pub fn prepare(runner: &mut Runner<'_>, arms: &[Running]) -> Result<TwoGuests> {
+    pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<TwoGuests> {
         let mut disks = Vec::new();
         for arm in arms {
             let make = |which: &str| {
-                let name = format!("{STAGE}-{}-{which}", arm.name.replace('#', "-"));
+                let name = format!("{stage}-{}-{which}", arm.name.replace('#', "-"));
                 guest::make_disk(runner, arm, &name, runner.plan.size)
             };
             disks.push((arm.name.clone(), [make("a")?, make("b")?]));
         }
-        Ok(TwoGuests { disks })
+        let one = guest::describe(runner, stage)?;
+        let words = format!(
+            "two guests at once, each with disks of its own, all on one device; each: {one}"
+        );
+        runner.record.stages.push((stage, words));
+        runner.folder.write_record(&runner.record)?;
+        Ok(TwoGuests { stage, disks })
     }
 
     /// One round: servers, two boots, every arm, all gone again.
     pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
+        let stage = self.stage;
         runner.progress.say(&format!(
-            "round {}/{}  {STAGE}  booting",
+            "round {}/{}  {stage}  booting",
             round + 1,
             runner.plan.rounds
         ));
@@ -59,7 +80,8 @@ impl TwoGuests {
             let disks = self.disks.iter().find(|(name, _)| *name == arm.name);
             let Some((_, disks)) = disks else { continue };
             for ((side, disk), nth) in sides.iter_mut().zip(disks).zip(1..) {
-                let started = guest::attach(runner, STAGE, arm, round, position, disk, nth)?;
+                let part = Part { nth, workloads: arm.rounds().collect() };
+                let started = guest::attach(runner, stage, arm, round, position, disk, part)?;
                 match started {
                     Some(one) => side.push(one),
                     // Recorded already; its other half has no use.
@@ -68,47 +90,65 @@ impl TwoGuests {
             }
         }
         let [mut first, mut second] = sides;
-        keep_pairs(runner, &mut first, &mut second);
-        let Some(one) = guest::boot_with_the_living(runner, STAGE, &mut first, round)? else {
-            second.into_iter().for_each(|side| guest::end(runner, STAGE, side));
+        keep_pairs(runner, stage, &mut first, &mut second);
+        let Some(one) = guest::boot_with_the_living(runner, stage, &mut first, round)? else {
+            second.into_iter().for_each(|side| guest::end(runner, stage, side));
             return Ok(());
         };
-        let Some(other) = guest::boot_with_the_living(runner, STAGE, &mut second, round)? else {
-            guest::switch_off(runner, STAGE, one);
-            first.into_iter().for_each(|side| guest::end(runner, STAGE, side));
+        let Some(other) = guest::boot_with_the_living(runner, stage, &mut second, round)? else {
+            guest::switch_off(runner, stage, one);
+            first.into_iter().for_each(|side| guest::end(runner, stage, side));
             return Ok(());
         };
+        remember_accelerator(runner, stage, &one)?;
         let mut settings = runner.plan.settings(round);
-        settings.run += LONGER;
+        let (notice, longer) = match one.accelerator() {
+            "tcg" => (TRANSLATED_NOTICE, TRANSLATED_LONGER),
+            _ => (NOTICE, LONGER),
+        };
+        settings.run += longer;
+        // User-Mode Linux has this machine's clock.
+        let ahead = |machine: &Machine| match stage {
+            Stage::TwoVms => Shell { machine, stop: runner.stop }.clock_ahead(),
+            _ => Ok(0.0),
+        };
+        let clocks = ahead(&one).and_then(|first| Ok([first, ahead(&other)?]));
+        if let Err(Error::Interrupted) = clocks {
+            return Err(Error::Interrupted);
+        }
         for a in &mut first {
             let Some(b) = second.iter_mut().find(|b| b.arm.name == a.arm.name) else { continue };
             for workload in a.arm.rounds() {
                 let Kind::Two(shape) = workload.kind else { continue };
-                let place =
-                    Place { stage: STAGE, arm: a.arm, workload, round, position: a.position };
+                let place = Place { stage, arm: a.arm, workload, round, position: a.position };
                 let devices = [a.device.clone(), b.device.clone()];
                 let alive: Result<()> = [&mut *a, &mut *b]
                     .into_iter()
                     .filter_map(|side| side.served.server.as_mut())
                     .try_for_each(process::Server::check);
                 let (machines, stop) = ([&one, &other], runner.stop);
-                runner.sample(place, None, None, || {
+                let ahead = match &clocks {
+                    Ok(ahead) => Ok(*ahead),
+                    Err(error) => Err(Error::Guest(error.to_string())),
+                };
+                runner.sample(place, None, None, |_| {
                     alive?;
                     let [Ok(x), Ok(y)] = devices else {
                         return Err(Error::Guest(format!(
                             "no disk in one of the guests: {devices:?}"
                         )));
                     };
-                    measure(shape, &machines, [&x, &y], &settings, stop, || {
+                    let pair = Pair { machines, devices: [&x, &y], ahead: ahead? };
+                    measure(shape, &pair, &settings, stop, || {
                         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                        Ok(now + NOTICE)
+                        Ok(now + notice)
                     })
                 })?;
             }
         }
-        guest::switch_off(runner, STAGE, one);
-        guest::switch_off(runner, STAGE, other);
-        first.into_iter().chain(second).for_each(|side| guest::end(runner, STAGE, side));
+        guest::switch_off(runner, stage, one);
+        guest::switch_off(runner, stage, other);
+        first.into_iter().chain(second).for_each(|side| guest::end(runner, stage, side));
         Ok(())
     }
 }
@@ -116,6 +156,7 @@ impl TwoGuests {
 /// Ends what has no counterpart.
 fn keep_pairs<'a>(
     runner: &mut Runner<'_>,
+    stage: Stage,
     first: &mut Vec<Attached<'a>>,
     second: &mut Vec<Attached<'a>>,
 ) {
@@ -127,37 +168,58 @@ fn keep_pairs<'a>(
         let (kept, gone): (Vec<_>, Vec<_>) =
             std::mem::take(side).into_iter().partition(|one| other.contains(&one.arm.name));
         *side = kept;
-        gone.into_iter().for_each(|one| guest::end(runner, STAGE, one));
+        gone.into_iter().for_each(|one| guest::end(runner, stage, one));
     }
 }
 
-/// One load alone, then both at once. `start` tells when the two shall begin, by the clock that the guests share.
+/// Each load alone, then both at once. `start` tells when the two shall begin.
 pub fn measure(
     shape: Shape,
-    machines: &[&Machine; 2],
-    devices: [&str; 2],
+    pair: &Pair<'_>,
     settings: &Settings,
     stop: &Stop,
-    start: impl FnOnce() -> Result<Duration>,
+    mut start: impl FnMut() -> Result<Duration>,
 ) -> Result<Measured> {
     let depths = shape.depths();
-    let [one, other] = machines;
-    let (alone, _) = finish(shape, send(shape, one, devices[0], depths.0, settings, 0)?, stop)?;
-    let at = start_together(shape, [one, other], devices, depths, settings, start()?)?;
-    let [first, second] = at;
-    let (mut first, log_a) = finish(shape, first, stop)?;
-    let (mut second, log_b) = finish(shape, second, stop)?;
-    let Some((a, b, common)) = two::overlap(&log_a, &log_b) else {
-        return Err(Error::Guest("the two loads did not run at the same time".into()));
+    let [one, other] = pair.machines;
+    let alone = |machine: &Machine, device: &str, depth: u32| {
+        let loads = two::long_enough(settings, |settings| {
+            let sent = send(shape, machine, device, depth, settings, 0)?;
+            Ok(vec![finish(shape, sent, stop)?.0])
+        });
+        let none = || Error::Output { what: "fio's JSON", found: "no load".into() };
+        loads?.first().copied().ok_or_else(none)
     };
-    if common < LEAST_OVERLAP {
-        return Err(Error::Guest(format!(
-            "the two loads had only {:.0} % of their time in common: longer --seconds help",
-            common * 100.0
-        )));
-    }
-    (first.iops, second.iops) = (a, b);
-    let mut measured = two::measured(alone, first, second, shape);
+    let alone = [alone(one, pair.devices[0], depths.0)?, alone(other, pair.devices[1], depths.1)?];
+    let both = two::long_enough(settings, |settings| {
+        let at = start()?.as_secs_f64() * 1e3;
+        let on = |ahead: f64| (at + ahead).max(0.0) as u64;
+        let [first, second] = [
+            send(shape, one, pair.devices[0], depths.0, settings, on(pair.ahead[0]))?,
+            send(shape, other, pair.devices[1], depths.1, settings, on(pair.ahead[1]))?,
+        ];
+        let (mut first, log_a) = finish(shape, first, stop)?;
+        let (mut second, log_b) = finish(shape, second, stop)?;
+        let same = |log: two::Log, ahead: f64| -> two::Log {
+            log.into_iter().map(|(time, value)| (time - ahead, value)).collect()
+        };
+        let (log_a, log_b) = (same(log_a, pair.ahead[0]), same(log_b, pair.ahead[1]));
+        let Some((a, b, common)) = two::overlap(&log_a, &log_b) else {
+            return Err(Error::Guest("the two loads did not run at the same time".into()));
+        };
+        if common < LEAST_OVERLAP {
+            return Err(Error::Guest(format!(
+                "the two loads had only {:.0} % of their time in common: longer --seconds help",
+                common * 100.0
+            )));
+        }
+        (first.iops, second.iops) = (a, b);
+        Ok(vec![first, second])
+    })?;
+    let &[first, second] = &both[..] else {
+        return Err(Error::Output { what: "fio's JSON", found: "not two loads".into() });
+    };
+    let mut measured = two::measured(alone, [first, second], shape);
     measured.note = Some(format!(
         "two guests; only common time counts (at least {:.0} % of each), p99 is of the whole run",
         LEAST_OVERLAP * 100.0
@@ -165,22 +227,7 @@ pub fn measure(
     Ok(measured)
 }
 
-fn start_together<'a>(
-    shape: Shape,
-    machines: [&'a Machine; 2],
-    devices: [&str; 2],
-    depths: (u32, u32),
-    settings: &Settings,
-    at: Duration,
-) -> Result<[Sent<'a>; 2]> {
-    let at = u64::try_from(at.as_millis()).unwrap_or(0);
-    Ok([
-        send(shape, machines[0], devices[0], depths.0, settings, at)?,
-        send(shape, machines[1], devices[1], depths.1, settings, at)?,
-    ])
-}
-
-/// Has a guest wait until `at` (milliseconds since 1970, of the clock that both share) and then run fio.
+/// Has a guest wait until `at` (milliseconds since 1970, of its own clock) and then run fio.
 fn send<'a>(
     shape: Shape,
     machine: &'a Machine,
@@ -203,11 +250,12 @@ fn send<'a>(
     if at > 0 {
         words.push("--exec_prerun=sh /tmp/wait".into());
     }
+    // What a page cache still holds of one run is not written back at the cost of the next.
     let script = format!(
         "rm -f /tmp/two*\ncat >/tmp/wait <<'END'\nleft=$(({at} - $(date +%s%3N)))\n\
          [ $left -le 0 ] || sleep $((left / 1000)).$(printf %03d $((left % 1000)))\nEND\n\
          cd /tmp\n{} >/tmp/two.json || {{ cat /tmp/two.json; exit 1; }}\n\
-         cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log",
+         cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log\nsync",
         line("fio", &words)
     );
     let job = machine.start(&script).map_err(|error| Error::Guest(error.to_string()))?;

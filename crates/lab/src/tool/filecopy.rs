@@ -48,6 +48,8 @@ pub struct Outcome {
     pub seconds: f64,
     /// Passes over the whole file within the copy.
     pub passes: u64,
+    /// Bytes read and written in all three.
+    pub asked: u64,
 }
 
 /// The index of a set of scores: ten times the geometric mean of score by baseline.
@@ -144,6 +146,7 @@ fn copy(
         copy: rate(copied, elapsed),
         seconds: elapsed.as_secs_f64(),
         passes,
+        asked: written + taken + 2 * copied,
     })
 }
 
@@ -168,6 +171,7 @@ mod tests {
                     copy,
                     seconds: 1.0,
                     passes: 0,
+                    asked: 0,
                 })
                 .collect()
         };
@@ -187,6 +191,8 @@ mod tests {
         let outcome =
             copy(from.as_file(), to.as_file(), shape, Duration::from_millis(50), true).unwrap();
         assert!(outcome.passes > 0 && outcome.copy > 0.0, "{outcome:?}");
+        // Each pass reads and writes the whole file, and it was written and read before.
+        assert!(outcome.asked > (2 * outcome.passes + 2) * (64 << 10), "{outcome:?}");
         assert_eq!(std::fs::metadata(from.path()).unwrap().len(), 64 << 10);
         assert_eq!(std::fs::read(from.path()).unwrap(), std::fs::read(to.path()).unwrap());
         drop((from, to));

@@ -30,6 +30,7 @@ pub fn parse(text: &str, durable: bool) -> Result<Measured> {
     if !durable {
         measured.metrics.insert(Metric::CopyIndex, index.into());
     }
+    measured.asked = Some(outcomes.iter().map(|o| o.asked as f64).sum());
     let seconds = outcomes.first().map_or(0.0, |o| o.seconds);
     let what = if durable {
         "each pass over the file is brought to the disk (fdatasync) before the next"
@@ -54,6 +55,7 @@ mod tests {
         let measured = parse(&text, false).unwrap();
         assert!(measured.metrics[&Metric::Copy256].value > 0.0);
         assert!(measured.metrics[&Metric::CopyIndex].value > 0.0);
+        assert_eq!(measured.asked, Some(outcomes.iter().map(|o| o.asked as f64).sum()));
         assert!(measured.note.unwrap().contains("cached copy"));
         assert!(!parse(&text, true).unwrap().metrics.contains_key(&Metric::CopyIndex));
         assert!(parse("[]", false).is_err() && parse("", false).is_err());

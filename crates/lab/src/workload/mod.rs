@@ -53,9 +53,24 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it runs on a stage: two at once only where there are two.
+    /// Whether it runs on a stage: where there are two, only two at once, and whether what they write is durable.
     pub fn runs_on(self, stage: Stage) -> bool {
-        stage == Stage::Xen || matches!(self, Kind::Two(_)) == stage.is_contention()
+        let anywhere = stage == Stage::Xen || self == Kind::Durability;
+        anywhere || matches!(self, Kind::Two(_)) == stage.is_contention()
+    }
+
+    /// Whether it changes the disk.
+    pub fn writes(self) -> bool {
+        match self {
+            Kind::Fio(job) => job.write,
+            Kind::Two(shape) => shape.write,
+            _ => true,
+        }
+    }
+
+    /// Whether it goes by a schedule, whose rate depends on what all backends carry.
+    pub fn is_rated(self) -> bool {
+        matches!(self, Kind::Rated(_))
     }
 
     /// Whether it needs a file system on the disk.

@@ -1,5 +1,7 @@
 //! Two loads at once: what each gets of the device, and what it does to the other's latency.
 
+use std::time::Duration;
+
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
@@ -28,9 +30,16 @@ impl Shape {
 pub struct Load {
     /// I/Os a second.
     pub iops: f64,
+    /// I/Os in all.
+    pub ios: f64,
     /// 99th percentile of latency, in nanoseconds, where there are I/Os enough.
     pub p99: Option<f64>,
 }
+
+/// I/Os that a 99th percentile needs.
+const FEWEST: f64 = super::fio::BEYOND / 0.01;
+/// A load that is too slow for one within this time has none.
+const LONGEST: Duration = Duration::from_secs(6);
 
 /// Reads one job of fio's JSON.
 pub fn load(job: &serde_json::Value, write: bool) -> Result<Load> {
@@ -45,8 +54,8 @@ pub fn load(job: &serde_json::Value, write: bool) -> Result<Load> {
     // 99.9 % of a starved load's I/Os may be a handful: no percentile then.
     let p99 = side["lat_ns"]["percentile"]["99.000000"]
         .as_f64()
-        .filter(|p99| *p99 > 0.0 && ios * 0.01 >= super::fio::BEYOND);
-    Ok(Load { iops, p99 })
+        .filter(|p99| *p99 > 0.0 && ios >= FEWEST);
+    Ok(Load { iops, ios, p99 })
 }
 
 /// All jobs of fio's JSON, by name.
@@ -81,8 +90,24 @@ pub fn common_args(shape: Shape, settings: &Settings, ramp: f64) -> Vec<String> 
     ]
 }
 
-/// Puts together what both got beside each other, and what the first got alone.
-pub fn measured(alone: Load, first: Load, second: Load, shape: Shape) -> Measured {
+/// Runs loads as long as the plan says, and if some then had too few I/Os for a 99th percentile, again for as long as it
+/// needs, where that is not too long.
+pub fn long_enough(
+    settings: &Settings,
+    mut run: impl FnMut(&Settings) -> Result<Vec<Load>>,
+) -> Result<Vec<Load>> {
+    let loads = run(settings)?;
+    let least = loads.iter().map(|load| load.ios).fold(f64::INFINITY, f64::min);
+    let longer = settings.run.mul_f64((1.2 * FEWEST / least.max(1.0)).max(1.0));
+    if least >= FEWEST || longer > LONGEST {
+        return Ok(loads);
+    }
+    run(&Settings { run: longer, ..settings.clone() })
+}
+
+/// Puts together what each of the two got alone, and what both got beside each other.
+pub fn measured(alone: [Load; 2], beside: [Load; 2], shape: Shape) -> Measured {
+    let ([alone, second_alone], [first, second]) = (alone, beside);
     let mut measured = Measured::default();
     let mut put = |metric: Metric, value: f64| {
         measured.metrics.insert(metric, value.into());
@@ -99,6 +124,11 @@ pub fn measured(alone: Load, first: Load, second: Load, shape: Shape) -> Measure
     if let (Some(beside), Some(alone)) = (first.p99, alone.p99) {
         put(Metric::P99, beside);
         put(Metric::P99Factor, beside / alone);
+    }
+    put(Metric::SecondKeeps, second.iops / second_alone.iops);
+    if let (Some(beside), Some(alone)) = (second.p99, second_alone.p99) {
+        put(Metric::SecondP99, beside);
+        put(Metric::SecondP99Factor, beside / alone);
     }
     measured
 }
@@ -166,15 +196,41 @@ mod tests {
 
     #[test]
     fn shares_and_what_the_quiet_one_keeps() {
-        let load = |iops, p99| Load { iops, p99: Some(p99) };
+        let load = |iops, p99| Load { iops, ios: iops, p99: Some(p99) };
         let shape = Shape { write: false, quiet: true };
-        let measured =
-            measured(load(30_000.0, 50e3), load(3000.0, 500e3), load(60_000.0, 1e6), shape);
+        let alone = [load(30_000.0, 50e3), load(80_000.0, 0.5e6)];
+        let measured = measured(alone, [load(3000.0, 500e3), load(60_000.0, 1e6)], shape);
         let value = |metric| measured.metrics[&metric].value;
         assert!((value(Metric::Keeps) - 0.1).abs() < 1e-9);
         assert!((value(Metric::P99Factor) - 10.0).abs() < 1e-9);
         assert_eq!(value(Metric::SumIops), 63_000.0);
+        assert_eq!((value(Metric::SecondKeeps), value(Metric::SecondP99Factor)), (0.75, 2.0));
+        assert_eq!(value(Metric::SecondP99), 1e6);
         assert!(!measured.metrics.contains_key(&Metric::Jain));
+    }
+
+    #[test]
+    fn a_load_goes_on_until_it_has_a_percentile_but_not_for_ever() {
+        let settings = Settings {
+            size: 1 << 20,
+            run: Duration::from_millis(400),
+            ramp: Duration::ZERO,
+            seed: 1,
+            capacity: None,
+        };
+        let times = |iops: f64| {
+            let mut times = Vec::new();
+            let run = |settings: &Settings| {
+                times.push(settings.run);
+                let load = |iops| Load { iops, ios: iops * settings.run.as_secs_f64(), p99: None };
+                Ok(vec![load(100_000.0), load(iops)])
+            };
+            long_enough(&settings, run).unwrap();
+            times
+        };
+        assert_eq!(times(50_000.0), [settings.run]);
+        assert_eq!(times(3000.0), [settings.run, Duration::from_secs(4)]);
+        assert_eq!(times(1000.0), [settings.run], "it would take 12 seconds");
     }
 
     #[test]

@@ -545,3 +545,41 @@ fn cut_last_line(run: &Path) {
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, format!("{text}{{\"stage\":\"ho")).unwrap();
 }
+
+#[test]
+fn an_unsteady_machine_is_said_first() {
+    let page = |samples: Vec<Sample>| {
+        let analysis = Analysis::new(record(8, State::Complete), &samples);
+        (html::render(&analysis), report::files::markdown(&analysis))
+    };
+    let (quiet, text) = page(samples(8));
+    assert!(!quiet.contains("Unsteady:") && !text.contains("Unsteady:"));
+    let mut noisy = samples(8);
+    for sample in noisy.iter_mut().filter(|sample| sample.arm == "native#2") {
+        let factor = if sample.round % 2 == 0 { 3.0 } else { 0.4 };
+        sample.metrics.values_mut().for_each(|value| value.value *= factor);
+    }
+    let (noisy, text) = page(noisy);
+    let said = noisy.find("Unsteady: the same backend").expect("the banner");
+    assert!(said < noisy.find("Which one for which load").unwrap());
+    assert!(text.contains("**Unsteady: the same backend"), "{text}");
+}
+
+#[test]
+fn a_durable_copy_is_ranked_though_it_reads_from_the_cache() {
+    let of = |name: &str| {
+        let mut all = samples(6);
+        for sample in all.iter_mut().filter(|s| s.workload == "randread-4k-qd32") {
+            let device = Some(Layer { written: 1e5, ..Layer::default() });
+            sample.workload = name.into();
+            sample.ledger = Some(Ledger { program: Some(1e6), device, ..Ledger::default() });
+        }
+        let mut run = record(6, State::Complete);
+        run.plan.workloads.push(name.into());
+        let analysis = Analysis::new(run, &all);
+        let arm = analysis.run.arms.iter().find(|arm| arm.name == "ringtap-nbd").unwrap();
+        ranking::from_cache(&analysis, arm, ringtap_lab::workload::find(name).unwrap())
+    };
+    assert_eq!(of("filecopy"), Some(0.1));
+    assert_eq!(of("filecopy-durable"), None);
+}

@@ -9,6 +9,7 @@ use super::super::inside::Shell;
 use crate::backend::xen::{Image, Way};
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::run::meter;
 use crate::run::scratch::settle;
 use crate::stop::Stop;
 
@@ -135,6 +136,16 @@ impl Machine {
         let words: Vec<String> =
             disks.iter().map(|disk| format!("{} {}", domain(disk.domain), disk.name)).collect();
         self.first(&format!("release {}", words.join(" ")), stop)
+    }
+
+    /// Flushes that the first domain has sent to its disks so far.
+    pub fn flushes(&self, stop: &Stop) -> Result<f64> {
+        let wrong = |found: String| Error::Output { what: "statistics of the first domain", found };
+        let text = self.first("cat /sys/block/vd[a-z]/stat", stop)?;
+        let disks: Option<Vec<f64>> =
+            text.lines().map(|line| Some(meter::layer(line)?.0.flushes)).collect();
+        let disks = disks.filter(|disks| !disks.is_empty());
+        disks.map(|disks| disks.iter().sum()).ok_or_else(|| wrong(format!("{text:?}")))
     }
 
     fn first(&self, script: &str, stop: &Stop) -> Result<String> {

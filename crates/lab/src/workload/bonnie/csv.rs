@@ -45,9 +45,16 @@ pub struct Row {
     pub file_size: Option<u64>,
     /// Thousands of small files (×1024); `None` with `-n 0`.
     pub files: Option<f64>,
+    /// Seeks of the seek phase.
+    pub seeks: f64,
     /// The phases.
     pub phases: BTreeMap<Metric, Phase>,
 }
+
+/// Bytes of one read or write, unless bonnie++ is told otherwise.
+const CHUNK: f64 = 8192.0;
+/// One seek in so many writes back what it read.
+const SEEKS_OF_A_WRITE: f64 = 10.0;
 
 /// A phase shorter than this has its rate suppressed.
 const SHORTEST_SECONDS: f64 = 0.5;
@@ -123,7 +130,27 @@ impl Row {
             };
             phases.insert(metric, phase);
         }
-        Ok(Row { layout, version: version.into(), name: name.into(), file_size, files, phases })
+        let (version, name) = (version.into(), name.into());
+        Ok(Row { layout, version, name, file_size, files, seeks, phases })
+    }
+}
+
+impl Row {
+    /// Bytes that the program read and wrote in the phases that it ran: its small files are empty.
+    pub fn asked(&self) -> f64 {
+        let ran = |metric: &Metric| self.phases.get(metric).is_some_and(|p| p.rate.is_some());
+        let size = self.file_size.map_or(0.0, |bytes| bytes as f64);
+        let chars = if self.layout == Layout::V103 { size } else { CHAR_BYTES };
+        let seeks = self.seeks * CHUNK * (1.0 + 1.0 / SEEKS_OF_A_WRITE);
+        let of = [
+            (Metric::PutChar, chars),
+            (Metric::PutBlock, size),
+            (Metric::Rewrite, 2.0 * size),
+            (Metric::GetChar, chars),
+            (Metric::GetBlock, size),
+            (Metric::Seeks, seeks),
+        ];
+        of.into_iter().filter(|(metric, _)| ran(metric)).map(|(_, bytes)| bytes).sum()
     }
 }
 

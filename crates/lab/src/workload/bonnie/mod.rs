@@ -69,7 +69,8 @@ pub fn parse(stdout: &str, shape: Shape, memory: u64) -> Result<Measured> {
     let note = format!(
         "bonnie++ {version}: {size_mib} MiB of data{cached}; {files}×1024 files; no per-character tests (-f)"
     );
-    Ok(Measured { metrics, note: Some(note), ..Measured::default() })
+    let asked = Some(row.asked()).filter(|bytes| *bytes > 0.0);
+    Ok(Measured { metrics, note: Some(note), asked, ..Measured::default() })
 }
 
 /// The version that a note of [`parse`] names.
@@ -92,3 +93,45 @@ pub const PHASES: [Metric; 12] = [
     Metric::RandStat,
     Metric::RandDelete,
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+    use super::*;
+
+    /// What the kernel counted of a program that has ended and was not asked for yet.
+    fn moved(pid: u32) -> f64 {
+        let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
+        let of = |key: &str| -> f64 {
+            let line = io.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+            line.trim().parse().unwrap()
+        };
+        of("rchar:") + of("wchar:")
+    }
+
+    #[test]
+    fn the_program_moves_the_bytes_that_the_ledger_says() {
+        let Some(program) = crate::process::find("bonnie++") else { return };
+        let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let shape = Shape { size_mib: 32, files: 1, direct: false };
+        let child = Command::new(program)
+            .args(args(dir.path().to_str().unwrap(), shape))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        let counted = moved(child.id());
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let row = csv::Row::find(&text).unwrap();
+        let seeks = 8192.0 * 8192.0 * 1.1;
+        let said = parse(&text, shape, 1 << 30).unwrap().asked.unwrap();
+        assert_eq!(said, 4.0 * f64::from(32 << 20) + seeks, "{row:?}");
+        assert!((0.97..1.03).contains(&(said / counted)), "{said} said, {counted} counted");
+    }
+}
