@@ -130,7 +130,7 @@ impl RestartLog {
                 log.image = Some(container.clone());
                 Ok(Some(log))
             }
-            Err(source) if was_there && may_hold_changes(&log) => {
+            Err(source) if was_there && may_hold_changes(folder, &log) => {
                 Err(OpenError::RestartLog { path: path.to_owned(), log, source })
             }
             Err(error) => {
@@ -148,8 +148,8 @@ impl RestartLog {
     }
 
     /// Drop what is there under the name of an image that was made anew: a file takes the inode number,
-    /// and so the name, of one that is gone.
-    /// Of one that is only read, as those below it are, nothing is dropped.
+    /// and so the name, of one that is gone. Of one that is only read, as those below it are, nothing is
+    /// dropped.
     pub fn forget(container: &Container) {
         let open = container.open_file().filter(|_| !container.traits().read_only);
         let Some(image) = open.and_then(|open| rustix::fs::fstat(open).ok()) else {
@@ -373,10 +373,15 @@ fn name_of(image: &rustix::fs::Stat) -> String {
     format!("{:x}-{:x}.restart", image.st_dev, image.st_ino)
 }
 
-/// Whether somebody began to note changes in the log, or that cannot be seen.
-fn may_hold_changes(log: &Path) -> bool {
+/// Whether this user began to note changes in the log, or that cannot be seen. In a folder of somebody
+/// else's, who may have put anything there, this user never did.
+fn may_hold_changes(folder: &Path, log: &Path) -> bool {
+    if fs::metadata(folder).is_ok_and(|it| it.uid() != rustix::process::geteuid().as_raw()) {
+        return false;
+    }
     let mut begin = [0; 8];
-    let begun = fs::File::open(log).and_then(|mut file| file.read_exact(&mut begin));
+    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(log);
+    let begun = file.and_then(|mut file| file.read_exact(&mut begin));
     match begun {
         Ok(()) => u64::from_ne_bytes(begin) == MAGIC,
         Err(error) => error.kind() != io::ErrorKind::UnexpectedEof,
@@ -520,6 +525,17 @@ mod tests {
         fs::write(&kept, "").expect("written");
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(&kept, &path).expect("a link");
+        assert!(beside().expect("opened").is_none());
+        // Nor does what somebody else has put there, or what nobody ever writes to.
+        fs::remove_file(&path).expect("removed");
+        fs::write(&path, MAGIC.to_ne_bytes()).expect("written");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(folder.path(), Some(1), None).expect("given away");
+            assert!(beside().expect("opened").is_none());
+            std::os::unix::fs::chown(folder.path(), Some(0), None).expect("taken back");
+        }
+        fs::remove_file(&path).expect("removed");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).expect("a pipe");
         assert!(beside().expect("opened").is_none());
     }
 
