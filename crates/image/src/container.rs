@@ -29,6 +29,8 @@ pub struct Container {
     traits: Traits,
     /// It lies on tmpfs.
     in_memory: bool,
+    /// The cache mode is to flush nothing.
+    never_synced: bool,
     rotational: bool,
     state: Arc<State>,
 }
@@ -131,15 +133,16 @@ impl Container {
         let handle = file.handle();
         let container = Container::simulated(handle, len, traits);
         let (open, path) = (Some(Arc::new(file)), path.into());
-        Ok(Container { open, path, in_memory, rotational, ..container })
+        let never_synced = !options.cache.flushes();
+        Ok(Container { open, path, in_memory, rotational, never_synced, ..container })
     }
 
     /// A container that only the reactor knows, `len` bytes long.
     pub fn simulated(file: File, len: u64, traits: Traits) -> Container {
         let state = Arc::new(State { len: AtomicU64::new(len), ..State::default() });
         let path = Path::new("simulated").into();
-        let (in_memory, rotational) = (false, false);
-        Container { file, open: None, path, traits, in_memory, rotational, state }
+        let (in_memory, rotational, never_synced) = (false, false, false);
+        Container { file, open: None, path, traits, in_memory, rotational, never_synced, state }
     }
 
     /// The handle that operations take.
@@ -195,10 +198,16 @@ impl Container {
 
     /// Whether the range is known to be a hole, which reads as zeros.
     pub fn is_hole(&self, offset: u64, len: u64) -> bool {
-        let Some(open) = self.open_file() else { return false };
+        self.next_data(offset).is_none_or(|data| data >= offset.saturating_add(len))
+    }
+
+    /// The first byte from `offset` on that is not known to be in a hole; none where all are.
+    pub fn next_data(&self, offset: u64) -> Option<u64> {
+        let Some(open) = self.open_file() else { return Some(offset) };
         match rustix::fs::seek(open, SeekFrom::Data(offset)) {
-            Ok(data) => data >= offset.saturating_add(len),
-            Err(error) => error == rustix::io::Errno::NXIO,
+            Ok(data) => Some(data.max(offset)),
+            Err(rustix::io::Errno::NXIO) => None,
+            Err(_) => Some(offset),
         }
     }
 
@@ -273,8 +282,12 @@ impl Container {
         Ok(())
     }
 
-    /// Make every completed write stable.
+    /// Make every completed write stable; not where the cache mode is to flush nothing, which is true of the
+    /// image's own tables too, as with QEMU.
     pub async fn sync(&self, io: &Io) -> Result<(), Error> {
+        if self.never_synced {
+            return Ok(());
+        }
         let lost = Error::Os(libc::EIO);
         if self.state.lost.load(SeqCst) {
             return Err(lost);
@@ -414,4 +427,28 @@ fn direct_alignment(file: &OpenFile) -> io::Result<(u64, usize)> {
         }
     }
     Ok((PAGE as u64, PAGE))
+}
+
+#[cfg(test)]
+mod tests {
+    use ringtap_io::Tasks;
+    use ringtap_sim::{Chances, Disk, Sim};
+
+    use super::*;
+    use crate::CacheMode;
+
+    /// A simulation has no such file, so that a sync asked for fails.
+    #[test]
+    fn nothing_is_synced_where_nothing_is_to_be_flushed() {
+        let own = tempfile::NamedTempFile::new().expect("a file");
+        for (cache, asked) in [(CacheMode::Unsafe, false), (CacheMode::Writeback, true)] {
+            let options = OpenOptions { cache, ..OpenOptions::default() };
+            let container = Container::open(own.path(), &options).expect("opened");
+            let disk = Disk::new(512);
+            let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 1).chances(Chances::NEVER)));
+            let io = tasks.io().clone();
+            let synced = tasks.block_on(async move { container.sync(&io).await }).expect("turns");
+            assert_eq!(synced.is_err(), asked, "{cache:?}");
+        }
+    }
 }
