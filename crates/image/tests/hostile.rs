@@ -4,8 +4,9 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use ringtap_image::qcow2::{Repair, check, list_bitmaps, list_snapshots};
+use ringtap_image::qcow2::{Repair, Report, check, list_bitmaps, list_snapshots};
 use ringtap_image::vhd::{self, CreateOptions, Kind};
 use ringtap_image::{CacheMode, Container, Extent, Format, Image, OpenOptions, on_a_ring, open};
 
@@ -78,6 +79,15 @@ fn takes_little(what: &str, deed: impl FnOnce()) {
     assert!(taken < MOST, "{what} takes {} MiB", taken >> 20);
 }
 
+/// What [`check`] says, and soon: reading all that such an image claims to have takes hours.
+fn checked(path: &Path) -> Report {
+    let own = container(path);
+    let start = Instant::now();
+    let report = on_a_ring(path, |io| async move { check(&io, &own, Repair::Nothing).await });
+    assert!(start.elapsed() < Duration::from_secs(20), "it took {:?}", start.elapsed());
+    report.expect("a ring").expect("looked at")
+}
+
 fn container(path: &Path) -> Container {
     Container::open(path, &options(true)).expect("opened")
 }
@@ -104,6 +114,8 @@ fn wide(path: &Path, tables: u64) -> u64 {
     size
 }
 
+/// Clusters of [`far_apart`].
+const FAR_APART: u64 = 4096;
 /// Clusters of [`scattered`].
 const SCATTERED: u64 = 32 << 10;
 
@@ -151,6 +163,61 @@ fn many_snapshots(path: &Path, name: u16, l1_entries: u32) {
     entry.resize(80, 0);
     entry.resize(80 + usize::from(name), b'n');
     file.write_all_at(&entry.repeat(MOST_SNAPSHOTS as usize), at).expect("written");
+}
+
+/// Snapshots, as many as there may be, that all have the disk's L1 table of 32 MiB, in a file of more than
+/// 2 TiB. Each of its entries points to a table of its own, in a hole, where `tables` says so; else to one.
+fn one_l1_for_all(path: &Path, tables: u64) {
+    let file = File::create(path).expect("a file");
+    let (l1_at, snapshots_at, first) = (65536, 64 * MIB, 128 * MIB);
+    let entries = LONGEST_L1 / 8;
+    let header = Header {
+        cluster_bits: 16,
+        size: entries << (16 + 13),
+        l1: (l1_at, entries as u32),
+        refcounts: (60 * MIB, 1),
+        snapshots: (snapshots_at, MOST_SNAPSHOTS),
+        autoclear: 0,
+    };
+    header.write(&file, &[]);
+    let l1 = table((0..entries).map(|index| first + ((index % tables) << 19)));
+    file.write_all_at(&l1, l1_at).expect("written");
+    let mut entry = l1_at.to_be_bytes().to_vec();
+    entry.extend((entries as u32).to_be_bytes());
+    entry.extend([0; 4]);
+    entry.resize(36, 0);
+    entry.extend(16u32.to_be_bytes());
+    entry.resize(56, 0);
+    file.write_all_at(&entry.repeat(MOST_SNAPSHOTS as usize), snapshots_at).expect("written");
+    file.set_len(u64::from(MOST_SNAPSHOTS) * LONGEST_L1 + first).expect("longer");
+}
+
+/// So many tables of 64 KiB with an entry each, to a cluster of its own far from the others, whose refcount is in
+/// a block of its own.
+fn far_apart(path: &Path, tables: u64) {
+    let file = File::create(path).expect("a file");
+    let (bits, l1_at, table_at) = (16, 2 * MIB, 4 * MIB);
+    let place = |index: u64| 8 * MIB + (index << bits);
+    // A block of 16-bit refcounts tells of 2 GiB.
+    let cluster = |index: u64| (index + 1) << (bits + 15);
+    let block = |index: u64| place(tables + index);
+    let header = Header {
+        cluster_bits: bits,
+        size: tables << (bits + bits - 3),
+        l1: (l1_at, tables as u32),
+        refcounts: (table_at, 1),
+        snapshots: (0, 0),
+        autoclear: 0,
+    };
+    header.write(&file, &[]);
+    file.write_all_at(&table((0..tables).map(|index| place(index) | COPIED)), l1_at).expect("L1");
+    file.write_all_at(&table((0..=tables).map(block)), table_at).expect("refcounts");
+    for index in 0..tables {
+        let entry = (cluster(index) | COPIED).to_be_bytes();
+        file.write_all_at(&entry, place(index)).expect("a table");
+        file.write_all_at(&[0, 1], block(index + 1)).expect("a refcount");
+    }
+    file.set_len(cluster(tables)).expect("longer");
 }
 
 /// `count` bitmaps in a directory of `len` bytes, with one table of so many entries for all of them.
@@ -299,6 +366,24 @@ fn what_claims_to_be_large_takes_little_memory() {
         let report = on_a_ring(&path, |io| async move { check(&io, &own, Repair::Nothing).await });
         let report = report.expect("a ring").expect("looked at");
         assert_eq!(report.allocated_clusters, SCATTERED);
+    });
+
+    for (tables, why) in [(LONGEST_L1 / 8, "L2 tables lie in holes"), (1, "references 65537")] {
+        one_l1_for_all(&path, tables);
+        takes_little("65536 snapshots with L1 tables of 32 MiB", || {
+            let report = checked(&path);
+            let said = &report.messages;
+            assert!(said.iter().any(|said| said.contains(why)), "{:?}", said.last());
+        });
+    }
+
+    far_apart(&path, FAR_APART);
+    takes_little("tables, refcounts and clusters each in a place of its own", || {
+        let report = checked(&path);
+        assert_eq!(report.allocated_clusters, FAR_APART);
+        // Nothing but the clusters of data has a refcount, and no flag of the L1 table is right.
+        let metadata = 3 + FAR_APART + FAR_APART + 1;
+        assert_eq!((report.corruptions, report.leaks), (metadata + FAR_APART, 0));
     });
 
     for (name, l1_entries, why) in [(944, 0, "goes on past"), (16, 4 << 20, "more than the file")] {

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ringtap_io::Io;
 
-use super::counts::{Counts, refcount};
+use super::counts::{self, Counts, refcount};
 use super::header::{
     COMPRESSED, COPIED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, autoclear, incompatible,
 };
@@ -154,6 +154,14 @@ async fn look(
         let mut problems = Problems::default();
         let mut tables = Tables::read(image, &mut problems).await?;
         let mut counts = Counts::new(start, memory);
+        if problems.absurd {
+            report.corruptions += problems.count;
+            report.messages = problems.messages;
+            return match repair {
+                Repair::Nothing => Ok((report, false)),
+                _ => Err(image.corrupt("its tables claim what no file of its size can hold")),
+            };
+        }
         tables.count(image, &mut counts, Some(&mut problems)).await?;
         if start == 0 {
             if image.header.refcount_table_clusters == 0 {
@@ -170,7 +178,7 @@ async fn look(
         let dangling = std::mem::take(&mut problems.dangling);
         dangles |= !dangling.is_empty();
         let mut round =
-            Round { image, tables: &mut tables, counts: &counts, leaks: 0, blocks: HashMap::new() };
+            Round { image, tables: &mut tables, counts: &counts, leaks: 0, pieces: HashMap::new() };
         let mut found = if start == 0 { problems } else { Problems::default() };
         round.compare(&mut report, &mut found).await?;
         report.leaks += round.leaks;
@@ -193,9 +201,13 @@ struct Round<'r, 'a> {
     tables: &'r mut Tables,
     counts: &'r Counts,
     leaks: u64,
-    /// Some refcount blocks.
-    blocks: HashMap<u64, Vec<u8>>,
+    /// Some pieces of refcount blocks by host offset, empty where the file has a hole.
+    pieces: HashMap<u64, Vec<u8>>,
 }
+
+/// The most bytes of a piece of a refcount block, and the most pieces remembered.
+const PIECE: u64 = 4096;
+const MOST_PIECES: usize = 4096;
 
 impl Round<'_, '_> {
     /// The numbers of the refcount blocks that have a cluster of this round with a refcount or a
@@ -239,9 +251,19 @@ impl Round<'_, '_> {
         let header = &self.image.header;
         let entries = header.refcount_block_entries();
         let range = self.counts.range();
-        let first = (number * entries).max(range.start);
-        let last = ((number + 1) * entries).min(range.end);
-        let all = (first..last).filter_map(|cluster| {
+        let first = number * entries;
+        let mine = first.max(range.start)..(first + entries).min(range.end);
+        // Where both the block and the counts have nothing but zeros there is nothing to compare.
+        let mut pages: BTreeSet<u64> = self.counts.pages(mine.clone()).collect();
+        let bytes_of_page = (counts::PAGE as usize) << header.refcount_order >> 3;
+        let of_block = block.unwrap_or_default().chunks(bytes_of_page);
+        let used = (first / counts::PAGE..).zip(of_block).filter(|(_, bytes)| is_used(bytes));
+        pages.extend(used.map(|(page, _)| page));
+        let clusters = pages.into_iter().flat_map(|page| {
+            let page = page * counts::PAGE;
+            page.max(mine.start)..(page + counts::PAGE).min(mine.end)
+        });
+        let all = clusters.filter_map(|cluster| {
             let there =
                 block.map_or(0, |block| refcount(block, cluster % entries, header.refcount_order));
             let counted = self.counts.get(cluster).max(0) as u64;
@@ -274,7 +296,10 @@ impl Round<'_, '_> {
             }
             if let Some(block) = block {
                 let used = |index: &u64| refcount(&block, *index, order) != 0;
-                if let Some(index) = (0..entries).rev().find(used) {
+                let end =
+                    block.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
+                let past = (end * 8).div_ceil(1 << order).min(entries);
+                if let Some(index) = (0..past).rev().find(used) {
                     let end = (number * entries + index + 1).saturating_mul(1 << bits);
                     report.image_end = report.image_end.max(end);
                 }
@@ -287,14 +312,14 @@ impl Round<'_, '_> {
     async fn compare_flags(&mut self, problems: &mut Problems) -> Result<(), ToolError> {
         let words = (self.image.header.l2_entry_size() / 8) as usize;
         let external = self.image.header.has(incompatible::DATA_FILE);
-        let l1 = self.tables.l1.clone();
         let mut seen = HashSet::new();
-        for (index, entry) in l1.iter().enumerate() {
+        for index in 0..self.tables.l1.len() {
+            let entry = self.tables.l1.get(index).copied().unwrap_or(0);
             let offset = entry & OFFSET_MASK;
             if !self.image.is_cluster(offset) {
                 continue;
             }
-            if self.flag_is_wrong(*entry).await? {
+            if self.flag_is_wrong(entry).await? {
                 problems
                     .add(|| format!("L1 entry {index} is {entry:#x}: its COPIED flag is wrong"));
             }
@@ -329,18 +354,34 @@ impl Round<'_, '_> {
         if !self.counts.range().contains(&cluster) {
             return Ok(false);
         }
+        Ok((entry & COPIED != 0) != (self.refcount(cluster).await? == 1))
+    }
+
+    /// The refcount of a cluster, as the image has it.
+    async fn refcount(&mut self, cluster: u64) -> Result<u64, ToolError> {
+        let order = self.image.header.refcount_order;
         let entries = self.image.header.refcount_block_entries();
-        let (number, index) = (cluster / entries, cluster % entries);
-        if !self.blocks.contains_key(&number) {
-            if self.blocks.len() as u64 * self.image.cluster() > 16 << 20 {
-                self.blocks.clear();
-            }
-            let block = self.block(number).await?.unwrap_or_default();
-            self.blocks.insert(number, block);
+        let block = self.tables.refcount_table.get((cluster / entries) as usize);
+        let block = block.map_or(0, |entry| entry & REFCOUNT_OFFSET_MASK);
+        if block == 0 {
+            return Ok(0);
         }
-        let block = self.blocks.get(&number).map_or(&[][..], |block| block);
-        let there = refcount(block, index, self.image.header.refcount_order);
-        Ok((entry & COPIED != 0) != (there == 1))
+        let len = PIECE.min(self.image.cluster());
+        let of_piece = (len * 8) >> order;
+        let index = cluster % entries;
+        let at = block + index / of_piece * len;
+        if !self.pieces.contains_key(&at) {
+            if self.pieces.len() >= MOST_PIECES {
+                self.pieces.clear();
+            }
+            let piece = match self.image.container.is_hole(at, len) {
+                true => Vec::new(),
+                false => self.image.read(at, len).await?,
+            };
+            self.pieces.insert(at, piece);
+        }
+        let piece = self.pieces.get(&at).map_or(&[][..], |piece| piece);
+        Ok(refcount(piece, index % of_piece, order))
     }
 
     async fn repair(&mut self, repair: Repair, dangling: &BTreeSet<u64>) -> Result<(), ToolError> {
@@ -401,6 +442,10 @@ impl Round<'_, '_> {
         self.tables.l1 = l1;
         Ok(())
     }
+}
+
+fn is_used(bytes: &[u8]) -> bool {
+    bytes.iter().any(|byte| *byte != 0)
 }
 
 /// Count what is in the image, in the order of the disk.

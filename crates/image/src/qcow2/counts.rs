@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-/// Clusters of a page of [`Counts`].
-const PAGE: u64 = 1024;
+/// Clusters of a page of [`Counts`]: few, for references may lie far apart.
+pub(super) const PAGE: u64 = 64;
+/// Bytes that a page takes, with its place in the map.
+const PAGE_BYTES: usize = PAGE as usize * size_of::<Count>() + 56;
 
 /// The refcount at `index` of a refcount block; 0 past its end.
 pub(super) fn refcount(block: &[u8], index: u64, order: u32) -> u64 {
@@ -49,9 +51,9 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Nothing counted yet, from cluster `start` (a multiple of 1024) on, in so many bytes at most.
+    /// Nothing counted yet, from cluster `start` (a multiple of 64) on, in so many bytes at most.
     pub(super) fn new(start: u64, memory: usize) -> Counts {
-        let most_pages = (memory / (PAGE as usize * size_of::<Count>())).max(1);
+        let most_pages = (memory / PAGE_BYTES).max(1);
         Counts { start, end: u64::MAX, most_pages, past: 0, pages: BTreeMap::new() }
     }
 
@@ -94,6 +96,12 @@ impl Counts {
     /// Whether nothing refers to a cluster; false where that is not known.
     pub(super) fn is_unreferenced(&self, cluster: u64) -> bool {
         cluster >= self.past || (self.range().contains(&cluster) && self.get(cluster) == 0)
+    }
+
+    /// The numbers of the pages with a cluster of these that something refers to: 64 clusters each.
+    pub(super) fn pages(&self, clusters: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
+        let pages = clusters.start / PAGE..clusters.end.div_ceil(PAGE);
+        self.pages.range(pages).map(|(number, _)| *number)
     }
 
     /// How often a cluster within the range was counted.
@@ -140,13 +148,13 @@ mod tests {
 
     #[test]
     fn counting_goes_as_far_as_memory_does() {
-        let mut counts = Counts::new(0, 2 * 4 * PAGE as usize);
+        let mut counts = Counts::new(0, 2 * PAGE_BYTES);
         counts.add(5 * PAGE, 1, 1);
         counts.add(PAGE - 1, 2, 2);
         assert_eq!(counts.range(), 0..5 * PAGE);
         assert_eq!((counts.get(PAGE - 1), counts.get(PAGE)), (2, 2));
         assert_eq!(counts.iter().collect::<Vec<_>>(), [(PAGE - 1, 2), (PAGE, 2)]);
-        let mut rest = Counts::new(counts.range().end, 2 * 4 * PAGE as usize);
+        let mut rest = Counts::new(counts.range().end, 2 * PAGE_BYTES);
         rest.add(5 * PAGE, 1, 1);
         rest.add(PAGE - 1, 2, 2);
         assert_eq!(rest.iter().collect::<Vec<_>>(), [(5 * PAGE, 1)]);

@@ -12,6 +12,8 @@ use crate::{Container, Error, OpenError};
 const SECTOR: usize = 512;
 /// Tables are read in pieces of so many bytes.
 const PIECE: u64 = 1 << 20;
+/// The most read at once of a table that may be little more than holes.
+const USED_PIECE: u64 = 64 << 10;
 
 /// An image at rest: nobody serves it.
 pub(super) struct Offline<'a> {
@@ -96,6 +98,23 @@ impl<'a> Offline<'a> {
             left -= piece.len() as u64;
         }
         Ok(table)
+    }
+
+    /// The next entries of a table of `count`, from number `from` on, that do not lie in a hole of the
+    /// file: the number of the first, and those that follow. None after the last.
+    pub(super) async fn used_entries(
+        &self,
+        offset: u64,
+        count: u64,
+        from: u64,
+    ) -> Result<Option<(u64, Vec<u64>)>, ToolError> {
+        let Some(data) = self.container.next_data(offset + from * 8) else { return Ok(None) };
+        let first = (data - offset) / 8;
+        if first >= count {
+            return Ok(None);
+        }
+        let len = ((count - first) * 8).min(USED_PIECE);
+        Ok(Some((first, entries(&self.read(offset + first * 8, len).await?))))
     }
 
     /// An L2 table, both words of an extended entry after each other.

@@ -1,5 +1,6 @@
 //! Every reference from an image's tables to its clusters, counted.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::bitmap_directory;
@@ -13,6 +14,9 @@ use super::tool::ToolError;
 
 /// The most entries of an L1 table that may point where another one does, for a repair to set in.
 const MOST_TWICE: usize = 1024;
+/// The most L2 tables of which a file has nothing but a hole, for an image to be believed: those of 128 TiB
+/// in clusters of 64 KiB.
+const MOST_EMPTY: usize = 1 << 18;
 /// The most pointers that lead nowhere that are remembered.
 const MOST_DANGLING: usize = 1 << 16;
 
@@ -27,6 +31,8 @@ pub(super) struct Problems {
     pub(super) dangling: BTreeSet<u64>,
     /// Some tables could not be read, so what they refer to is not known.
     pub(super) blind: bool,
+    /// The tables claim to be so much more than the file holds that nobody should follow them.
+    pub(super) absurd: bool,
 }
 
 impl Problems {
@@ -56,8 +62,10 @@ pub(super) struct Tables {
     pub(super) refcount_table_is_wrong: bool,
     /// L2 tables by host offset, and how many L1 entries point to each.
     l2: BTreeMap<u64, i64>,
-    /// Metadata by host offset and length in bytes.
-    extents: Vec<(u64, u64)>,
+    /// How many of them are holes.
+    empty: usize,
+    /// Metadata by host offset and length in bytes, and how often it is pointed to.
+    extents: BTreeMap<(u64, u64), i64>,
 }
 
 impl Tables {
@@ -73,25 +81,19 @@ impl Tables {
             refcount_table: Vec::new(),
             refcount_table_is_wrong: false,
             l2: BTreeMap::new(),
-            extents: vec![(0, image.cluster())],
+            empty: 0,
+            extents: BTreeMap::from([((0, image.cluster()), 1)]),
         };
         tables.add_extent(image, (header.l1_offset, u64::from(header.l1_size) * 8), problems);
         if let Some(encryption) = header.encryption() {
             tables.add_extent(image, (encryption.offset, encryption.len), problems);
         }
-        let active = std::mem::take(&mut tables.l1);
-        tables.add_l1(image, &active, "the active L1 table", problems);
-        tables.l1 = active;
+        let place = (header.l1_offset, header.l1_size);
+        tables.add_l1(image, place, 1, "the active L1 table", problems).await?;
         match snapshot_table::read(image).await {
             Ok((snapshots, len)) => {
                 tables.add_extent(image, (header.snapshots_offset, len), problems);
-                for snapshot in &snapshots {
-                    let len = u64::from(snapshot.l1_size);
-                    let l1 = image.read_table(snapshot.l1_offset, len).await?;
-                    tables.add_extent(image, (snapshot.l1_offset, len * 8), problems);
-                    let what = format!("the L1 table of snapshot {:?}", snapshot.name);
-                    tables.add_l1(image, &l1, &what, problems);
-                }
+                tables.add_snapshots(image, &snapshots, problems).await?;
                 tables.snapshots = snapshots;
             }
             Err(ToolError::Corrupt { found, .. }) => {
@@ -118,7 +120,7 @@ impl Tables {
         problems: &mut Problems,
     ) {
         if len > 0 && image.is_in_file(offset, len) {
-            self.extents.push((offset, len));
+            self.refer(offset, len);
         } else if len > 0 {
             problems
                 .add(|| format!("{len} bytes of tables at {offset:#x} lie past the file's end"));
@@ -126,23 +128,95 @@ impl Tables {
         }
     }
 
-    fn add_l1(&mut self, image: &Offline<'_>, l1: &[u64], what: &str, problems: &mut Problems) {
+    fn refer(&mut self, offset: u64, len: u64) {
+        *self.extents.entry((offset, len)).or_default() += 1;
+    }
+
+    /// The L1 tables of snapshots. One that several have is looked at once.
+    async fn add_snapshots(
+        &mut self,
+        image: &Offline<'_>,
+        snapshots: &[Snapshot],
+        problems: &mut Problems,
+    ) -> Result<(), ToolError> {
+        let mut places: BTreeMap<(u64, u32), (i64, &str)> = BTreeMap::new();
+        for snapshot in snapshots.iter().filter(|snapshot| snapshot.l1_size > 0) {
+            let place = (snapshot.l1_offset, snapshot.l1_size);
+            self.add_extent(image, (place.0, u64::from(place.1) * 8), problems);
+            places.entry(place).or_insert((0, &snapshot.name)).0 += 1;
+        }
+        let mut end = 0;
+        for ((offset, size), (times, name)) in places {
+            let what = format!("the L1 table of snapshot {name:?}");
+            if problems.absurd {
+                break;
+            }
+            if offset < end {
+                problems.add(|| format!("{what} at {offset:#x} lies in another one's"));
+                problems.blind = true;
+                continue;
+            }
+            end = offset + u64::from(size) * 8;
+            self.add_l1(image, (offset, size), times, &what, problems).await?;
+        }
+        Ok(())
+    }
+
+    /// Remember what an L1 table at `offset` of `size` entries points to, `times` over.
+    async fn add_l1(
+        &mut self,
+        image: &Offline<'_>,
+        (offset, size): (u64, u32),
+        times: i64,
+        what: &str,
+        problems: &mut Problems,
+    ) -> Result<(), ToolError> {
         let mut seen = HashSet::new();
         let mut twice = 0;
-        for (index, entry) in l1.iter().enumerate().filter(|(_, entry)| **entry != 0) {
-            let offset = entry & OFFSET_MASK;
-            if entry & L1_RESERVED != 0 {
-                problems.add(|| format!("{what}: entry {index} is {entry:#x}, with reserved bits"));
+        let mut from = 0;
+        while let Some((first, entries)) = image.used_entries(offset, size.into(), from).await? {
+            from = first + entries.len() as u64;
+            for (index, entry) in (first..).zip(entries).filter(|(_, entry)| *entry != 0) {
+                if problems.absurd {
+                    return Ok(());
+                }
+                let offset = entry & OFFSET_MASK;
+                if entry & L1_RESERVED != 0 {
+                    problems
+                        .add(|| format!("{what}: entry {index} is {entry:#x}, with reserved bits"));
+                }
+                if image.is_cluster(offset) {
+                    twice += usize::from(!seen.insert(offset));
+                    problems.blind |= twice > MOST_TWICE;
+                    self.add_l2(image, offset, times, problems);
+                } else if offset != 0 {
+                    problems.add(|| {
+                        format!(
+                            "{what}: entry {index} points to {offset:#x}, where no table can be"
+                        )
+                    });
+                    dangles(image, offset, problems);
+                }
             }
-            if image.is_cluster(offset) {
-                twice += usize::from(!seen.insert(offset));
-                problems.blind |= twice > MOST_TWICE;
-                *self.l2.entry(offset).or_default() += 1;
-            } else if offset != 0 {
-                problems.add(|| {
-                    format!("{what}: entry {index} points to {offset:#x}, where no table can be")
-                });
-                dangles(image, offset, problems);
+        }
+        Ok(())
+    }
+
+    fn add_l2(&mut self, image: &Offline<'_>, offset: u64, times: i64, problems: &mut Problems) {
+        match self.l2.entry(offset) {
+            Entry::Occupied(mut there) => *there.get_mut() += times,
+            Entry::Vacant(place) => {
+                place.insert(times);
+                self.empty += usize::from(image.container.is_hole(offset, image.cluster()));
+                if self.empty > MOST_EMPTY {
+                    problems.add(|| {
+                        format!(
+                            "more than {MOST_EMPTY} L2 tables lie in holes of the file, which no \
+                             image has: the rest was not looked at"
+                        )
+                    });
+                    (problems.blind, problems.absurd) = (true, true);
+                }
             }
         }
     }
@@ -160,7 +234,7 @@ impl Tables {
             let table = bitmap_directory::read_table(image, entry).await?;
             self.add_extent(image, (entry.table_offset, table.len() as u64 * 8), problems);
             let data = table.iter().map(|word| word & OFFSET_MASK).filter(|offset| *offset != 0);
-            self.extents.extend(data.map(|offset| (offset, image.cluster())));
+            data.for_each(|offset| self.refer(offset, image.cluster()));
         }
         Ok(())
     }
@@ -181,7 +255,7 @@ impl Tables {
         for (index, entry) in table.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
             let offset = *entry & REFCOUNT_OFFSET_MASK;
             if offset == *entry && image.is_cluster(offset) && seen.insert(offset) {
-                self.extents.push((offset, image.cluster()));
+                self.refer(offset, image.cluster());
                 continue;
             }
             problems.add(|| {
@@ -203,8 +277,8 @@ impl Tables {
         counts: &mut Counts,
         mut problems: Option<&mut Problems>,
     ) -> Result<(), ToolError> {
-        for (offset, len) in &self.extents {
-            add_range(image, counts, *offset, *len, 1);
+        for ((offset, len), times) in &self.extents {
+            add_range(image, counts, *offset, *len, *times);
         }
         for (offset, times) in &self.l2 {
             add_range(image, counts, *offset, image.cluster(), *times);
