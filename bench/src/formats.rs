@@ -31,6 +31,8 @@ pub enum Scenario {
     Queues,
 }
 
+/// MiB of memory that are taken and given back before first writes to tmpfs: as much as they may fill.
+const TOUCHED: &str = "1536";
 /// Virtual size of an image that begins empty: so much that writes at random seldom meet twice.
 const EMPTY: &str = "64G";
 /// The virtual size whose L2 tables take [`ALL_TABLES`].
@@ -56,6 +58,24 @@ pub struct Formats<'a> {
 impl Formats<'_> {
     /// The arms.
     pub fn arms(&self, scenario: Scenario) -> Result<Vec<Arm>> {
+        let mut arms = self.of(scenario)?;
+        if self.fs == Fs::Tmpfs {
+            let fresh = arms.iter_mut().filter(|arm| !arm.prepare.is_empty());
+            fresh.for_each(|arm| arm.prepare.extend(self.touch_memory()));
+        }
+        Ok(arms)
+    }
+
+    /// Take memory and give it back. A virtual machine returns to its host what was free for seconds, and whoever
+    /// takes it next waits for the host.
+    fn touch_memory(&self) -> [Launch; 2] {
+        let path = text(&self.file("scratch"));
+        let (to, count) = (format!("of={path}"), format!("count={TOUCHED}"));
+        let fill = ["if=/dev/zero", &to, "bs=1M", &count, "status=none"];
+        [Launch::new("dd", fill), Launch::new("rm", ["-f", &path])]
+    }
+
+    fn of(&self, scenario: Scenario) -> Result<Vec<Arm>> {
         let raw = self.images.direct();
         match scenario {
             Scenario::Allocated => {

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use ringtap_guest::verify::{Filesystem, FioVerify, check_filesystem};
@@ -120,11 +121,33 @@ fn a_guest_outlives_its_server_on_every_format() {
         let name = disk.path.display();
         load.check(&guest, LONG).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
-    for (number, disk) in disks.iter().enumerate() {
-        let device = format!("/dev/vd{}", ["a", "b", "c", "d"][number]);
-        check_filesystem(&guest, &device, Filesystem::Ext4, 6, LONG)
-            .unwrap_or_else(|error| panic!("{}: {error}", disk.path.display()));
+    // And again and again while the guest makes file systems, writes, and reads back.
+    let done = AtomicBool::new(false);
+    let (found, (kills, server)) = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let (mut kills, mut server) = (0, server);
+            while !done.load(SeqCst) {
+                server.kill();
+                server = serve(&disks);
+                kills += 1;
+                std::thread::sleep(Duration::from_secs(3));
+            }
+            (kills, server)
+        });
+        let check = |(number, disk): (usize, &Disk)| {
+            let device = format!("/dev/vd{}", ["a", "b", "c", "d"][number]);
+            let checked = check_filesystem(&guest, &device, Filesystem::Ext4, 6, LONG);
+            checked.map_err(|error| format!("{}: {error}", disk.path.display()))
+        };
+        let found: Vec<_> = disks.iter().enumerate().map(check).collect();
+        done.store(true, SeqCst);
+        (found, killer.join().expect("servers start again"))
+    });
+    for found in found {
+        found.unwrap_or_else(|error| panic!("{error}"));
     }
+    println!("{kills} servers were killed under the file systems");
+    assert!(kills > 2, "{kills}");
     guest.kill();
     server.stop();
     for name in ["fresh.qcow2", "overlay.qcow2"] {
