@@ -60,6 +60,16 @@ pub struct Left {
     pub records: Vec<Record>,
 }
 
+impl Left {
+    /// How many changes, in words.
+    pub fn told(&self) -> String {
+        match self.records.len() {
+            1 => "a change".to_owned(),
+            count => format!("{count} changes"),
+        }
+    }
+}
+
 /// The log of one image. Appending, and the beginning of a flush, are the caller's to serialise with
 /// the changes they note.
 pub struct RestartLog {

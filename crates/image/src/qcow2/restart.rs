@@ -97,16 +97,16 @@ impl Shared {
         let left = left.filter(|left| !left.records.is_empty());
         if let Some(left) = left.filter(|_| !self.does(Sabotage::RestartLogIgnored)) {
             let path = self.container.path().display();
-            let count = left.records.len();
+            let told = left.told();
             match self.believed(io, left).await? {
                 Some(changes) => {
-                    tracing::info!("{path}: taking up {count} changes that a killed server left");
+                    tracing::info!("{path}: taking up {told} that a killed server left");
                     self.replay(io, changes).await?;
                     self.flush(io).await?;
                 }
                 None => tracing::warn!(
-                    "{path}: a killed server left {count} changes, and the image was written to by \
-                     someone else since: they are dropped"
+                    "{path}: a killed server left {told}, and the image was written to by \
+                     someone else since: dropped"
                 ),
             }
         }
@@ -167,11 +167,14 @@ impl Shared {
         let image = Offline { io, container: &self.container, header: self.header.clone() };
         let mut counts = Counts::new(0, usize::MAX);
         let counted = async {
-            let tables = walk::Tables::read(&image, &mut Problems::default()).await?;
-            tables.count(&image, &mut counts, None).await
+            let mut problems = Problems::default();
+            let tables = walk::Tables::read(&image, &mut problems).await?;
+            tables.count(&image, &mut counts, None).await?;
+            Ok(!problems.blind)
         };
         match counted.await {
-            Ok(()) => {}
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
             Err(ToolError::Io { source, .. }) => return Err(source),
             Err(_) => return Ok(false),
         }

@@ -59,16 +59,16 @@ impl Shared {
     pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), Error> {
         if let Some(left) = log.left().filter(|left| !left.records.is_empty()) {
             let path = self.container.path().display();
-            let count = left.records.len();
+            let told = left.told();
             match self.believed(left) {
                 Some(changes) => {
-                    tracing::info!("{path}: taking up {count} changes that a killed server left");
+                    tracing::info!("{path}: taking up {told} that a killed server left");
                     self.replay(io, changes).await?;
                     self.flush(io).await?;
                 }
                 None => tracing::warn!(
-                    "{path}: a killed server left {count} changes, and the image was written to by \
-                     someone else since: they are dropped"
+                    "{path}: a killed server left {told}, and the image was written to by \
+                     someone else since: dropped"
                 ),
             }
         }
