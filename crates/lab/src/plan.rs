@@ -533,7 +533,7 @@ mod tests {
         assert_eq!(of("--dir /tmp --backends native"), [Stage::Host]);
         assert_eq!(
             of("published --dir /tmp --backends ringtap-vhost"),
-            [Stage::Vm, Stage::TwoGuests]
+            [Stage::Vm, Stage::Two, Stage::TwoGuests]
         );
         assert_eq!(of("published --dir /tmp --stages vm"), [Stage::Vm]);
     }
