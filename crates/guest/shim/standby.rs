@@ -28,6 +28,7 @@ const O_WRONLY: c_int = 0o1;
 const O_RDWR: c_int = 0o2;
 const O_CREAT: c_int = 0o100;
 const O_APPEND: c_int = 0o2000;
+const O_NONBLOCK: c_int = 0o4000;
 const POLLIN: c_short = 1;
 const POLLERR: c_short = 8;
 const SIGKILL: c_int = 9;
@@ -171,12 +172,15 @@ unsafe extern "C" fn stand_by(
         let Some(shared) = shared_memory() else { return CANNOT };
         loop {
             let Some(len) = hear(ask, &mut call) else { return CANNOT };
-            let reply = open(done.as_ptr(), O_WRONLY, 0);
+            let reply = open(done.as_ptr(), O_WRONLY | O_NONBLOCK, 0);
+            if reply < 0 {
+                continue; // Nobody waits for it any more.
+            }
             let Some(caller) = parse(&mut call[..len], *argv, &mut words) else {
                 answer(reply, CANNOT);
                 continue;
             };
-            // One that has gone since had another's reply opened for it.
+            // Where the caller has gone, it is the next one that waits.
             if kill(caller, 0) < 0 {
                 close(reply);
                 continue;

@@ -6,7 +6,10 @@ standby() {
 	exec >>/proc/$$/fd/1 2>>/proc/$$/fd/2
 	standby_of=$1
 	shift
+	# Open before the call is made, and for writing too: that waits for nobody and has no end.
+	exec 8<>/run/standby-$standby_of.done
 	printf '%s\n' $$ "$@" '' >/run/standby-$standby_of.ask
-	read -r standby_status </run/standby-$standby_of.done
+	read -r standby_status <&8
+	exec 8<&-
 	return ${standby_status:-126}
 }
