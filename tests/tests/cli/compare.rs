@@ -75,10 +75,10 @@ fn an_overlay_of_ringtaps_own_is_served_fresh_to_each_workload() {
 fn two_loads_share_vhost_user_disks_and_fresh_overlays() {
     let dir = folder();
     let words = "--rounds 1 --stages two --size 32M --workloads two-write --output json --out run \
-                 --backends native,native-load,ringtap-vhost,ringtap-overlay,lvm-snapshot";
+                 --backends ringtap-vhost,ringtap-overlay,lvm-snapshot";
     let report = json(compare(dir.path(), words).wait());
     assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{}", report["failures"]);
-    let mut all = ["native", "native#2", "native-load", "ringtap-vhost", "ringtap-overlay"]
+    let mut all = ["ringtap-overlay", "ringtap-overlay#2", "ringtap-vhost"]
         .map(|arm| format!("two {arm}"))
         .to_vec();
     let skipped = report["run"]["skipped"].as_array().expect("what was skipped");

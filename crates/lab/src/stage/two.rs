@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::guest;
 use crate::backend::volume::BESIDE;
@@ -20,8 +20,10 @@ use crate::workload::fio::{Job, escape};
 use crate::workload::two::{self, Load, Shape};
 use crate::workload::{Kind, Measured, Settings, load};
 
-/// Two of `ringtap load` begin a moment after each other; each has load before its measured time for at least so long.
-const RAMP: Duration = Duration::from_millis(200);
+/// Two of `ringtap load` wake a moment after each other; each has load before its measured time for at least so long.
+const RAMP: Duration = Duration::from_millis(100);
+/// How long two of them may take to reach their disks, before they begin together.
+const NOTICE: Duration = Duration::from_millis(300);
 
 /// Bytes that the stage's disks take.
 pub fn room(size: u64, arms: &[Running]) -> u64 {
@@ -137,6 +139,18 @@ impl<'a> Pair<'a> {
         servers.try_for_each(Server::check)
     }
 
+    /// Brings to the device what a page cache holds of the disks.
+    fn settle(&self) -> Result<()> {
+        for (seat, served) in self.seats.iter().zip(&self.served) {
+            // A loop device's own cache is above that of its file.
+            if let Access::Block(device) = &served.access {
+                settle(device)?;
+            }
+            settle(&seat.disk)?;
+        }
+        Ok(())
+    }
+
     /// Brings overlays and snapshots back to their first moment, before a load that writes to them.
     fn refresh(&mut self) -> Result<()> {
         if matches!(self.arm.entry.backend.image(), Image::Overlay(_)) {
@@ -167,7 +181,7 @@ fn measure(shape: Shape, pair: &mut Pair<'_>, settings: &Settings) -> Result<Mea
             by_fio(shape, &jobs, settings, pair.stop)?
         };
         // What a page cache still holds of one run is not written back at the cost of the next.
-        rustix::fs::sync();
+        pair.settle()?;
         if loads.len() == which.len() {
             return Ok(loads);
         }
@@ -213,6 +227,9 @@ fn by_ringtap_load(
 ) -> Result<Vec<Load>> {
     let settings = Settings { ramp: settings.ramp.max(RAMP), ..settings.clone() };
     let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
+    let notice = if jobs.len() > 1 { NOTICE } else { Duration::ZERO };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let begin = (now + notice).as_millis().to_string();
     let run = |access: &Access, depth: u32| {
         let job = Job { random: true, write: shape.write, block: 4096, depth };
         let mut command = Command::new(&env.ringtap);
@@ -221,6 +238,7 @@ fn by_ringtap_load(
             Access::Native(file) => command.args(load::native_args(job, file, &settings)),
             other => return Err(Error::Plan(format!("ringtap load does not reach {other:?}"))),
         };
+        command.args(["--begin-at", &begin]);
         load::timed(&process::run(command, limit, stop)?.stdout)
     };
     let done: Vec<Result<load::Timed>> = std::thread::scope(|scope| {
