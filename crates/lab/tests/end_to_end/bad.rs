@@ -115,6 +115,11 @@ fn compare(bench: &Bench, words: &str, set: &[(&str, &str)]) -> (Option<i32>, St
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
+/// Where each start of a guest leaves a line.
+fn boots(bench: &Bench) -> PathBuf {
+    bench.dir.path().join("run-boots")
+}
+
 /// Three rounds of a guest that does not boot: one try, one sentence, every cell marked.
 fn does_not_boot(bench: &Bench, stage: &str, backend: &str, set: &[(&str, &str)]) -> String {
     let began = Instant::now();
@@ -125,6 +130,7 @@ fn does_not_boot(bench: &Bench, stage: &str, backend: &str, set: &[(&str, &str)]
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     assert_eq!(code, Some(1), "{table}{said}");
     bench.assert_clean();
+    assert_eq!(fs::read_to_string(boots(bench)).unwrap().lines().count(), 1, "tried once");
     assert_eq!(said.matches("did not boot").count(), 3, "once whole, once for each arm: {said}");
     assert!(said.contains("--boot-limit"), "{said}");
     let samples = samples(&bench.out());
@@ -140,8 +146,9 @@ fn does_not_boot(bench: &Bench, stage: &str, backend: &str, set: &[(&str, &str)]
 fn a_guest_that_hangs_before_it_speaks_is_given_up() {
     let bench = Bench::new();
     let script = format!(
-        "#!/bin/sh\ncase $1 in --version) exec {} --version;; esac\nexec sleep 600\n",
-        real("linux.uml")
+        "#!/bin/sh\ncase $1 in --version) exec {} --version;; esac\necho >>'{}'\nexec sleep 600\n",
+        real("linux.uml"),
+        boots(&bench).display()
     );
     let path = stands_before(&bench, "linux.uml", &script);
     let cache = bench.dir.path().join("run-cache").display().to_string();
@@ -160,8 +167,9 @@ fn a_kernel_that_is_none_is_given_up() {
     fs::write(&garbage, "no kernel at all\n".repeat(4096)).unwrap();
     let script = format!(
         "#!/bin/bash\nargs=()\nwhile [ $# -gt 0 ]; do\ncase $1 in\n-kernel) args+=(-kernel '{}'); shift;;\n\
-         *) args+=(\"$1\");;\nesac\nshift\ndone\nexec {} \"${{args[@]}}\"\n",
+         *) args+=(\"$1\");;\nesac\nshift\ndone\ncase ${{args[*]}} in *-kernel*) echo >>'{}';; esac\nexec {} \"${{args[@]}}\"\n",
         garbage.display(),
+        boots(&bench).display(),
         real("qemu-system-x86_64")
     );
     let path = stands_before(&bench, "qemu-system-x86_64", &script);
