@@ -15,6 +15,7 @@ use crate::error::{Error, Result, io};
 use crate::kernel::{Kernel, Machine, NEEDED_IN_PC};
 use crate::modules::Tree;
 use crate::process::{find_program, package_of};
+use crate::standby;
 use crate::xen::packages::Hypervisor;
 
 const INIT: &str = include_str!("init.sh");
@@ -223,6 +224,8 @@ impl Builder {
         let mut hash = Sha256::new();
         hash.update(env!("CARGO_PKG_VERSION"));
         hash.update(INIT);
+        hash.update(standby::LIBRARY);
+        hash.update(standby::CALLER);
         hash.update(format!("{:?}{kernel:?}{modules:?}{:?}", self.root, self.spare_modules));
         let files = closure.iter().chain(self.files.iter().map(|(from, to)| (to, from)));
         let fixed = [busybox, &kernel.image, &kernel.modules].map(|p| (p, p));
@@ -276,6 +279,9 @@ impl Builder {
         for (from, to) in &self.files {
             put(&mut archive, place, from, to)?;
         }
+        let path = |path: &str| format!("{place}{path}");
+        archive.file(&path(standby::LIBRARY_PATH), 0o755, standby::LIBRARY.into());
+        archive.file(&path(standby::CALLER_PATH), 0o644, standby::CALLER.into());
         Ok(archive)
     }
 

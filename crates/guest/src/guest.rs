@@ -171,8 +171,8 @@ impl Arrival {
             self.body.wait(Duration::from_secs(1));
             let text = self.body.console();
             let remedy = advise(&text).unwrap_or_else(|| {
-                "Its console's last lines may tell why; a slow machine may need a longer \
-                 boot_timeout"
+                "Its console's last lines may tell why; a slow machine may need more time \
+                 (boot_timeout; --boot-limit of ringtap compare)"
                     .into()
             });
             let console = tail(&text, 25);

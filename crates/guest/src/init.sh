@@ -38,16 +38,19 @@ lines() {
 	[ -s $2 ] && base64 -w 1200 <$2 | awk -v head="$1 " '{ print head $0; fflush() }' >&3
 }
 
+# Each process that this starts costs a guest some milliseconds, and a measurement has a few of these jobs.
 job() {
 	id=$1
-	base64 -d <$jobs/$id.add >$jobs/$id.sh
+	script=$(base64 -d <$jobs/$id.add)
 	case $2 in
 	init) set -- sh -c ;;
 	*) set -- chroot /root /bin/sh -c ;;
 	esac
 	echo "begin $id" >&3
-	setsid sh -c 'echo $$ >"$0"; exec 3>&-; exec "$@"' $jobs/$id.pid "$@" "$(cat $jobs/$id.sh)" \
-		<$jobs/none >$jobs/$id.out 2>$jobs/$id.err
+	# A background process leads no group, so setsid stays the process that it is.
+	setsid "$@" "$script" <$jobs/none >$jobs/$id.out 2>$jobs/$id.err 3>&- &
+	echo $! >$jobs/$id.pid
+	wait $!
 	echo "end $id $?" >&3
 	lines "out $id" $jobs/$id.out
 	lines "err $id" $jobs/$id.err
@@ -55,12 +58,11 @@ job() {
 	rm -f $jobs/$id.*
 }
 
-# The word to kill may come before the job has said which process it is.
+# The word to kill may come before there is a process, or before it leads its group.
 end_job() {
-	while [ -e $jobs/$1.add ] && ! [ -s $jobs/$1.pid ]; do
+	while [ -e $jobs/$1.add ] && ! { [ -s $jobs/$1.pid ] && kill -KILL -$(cat $jobs/$1.pid); }; do
 		sleep 0.05
 	done
-	[ -s $jobs/$1.pid ] && kill -KILL -$(cat $jobs/$1.pid)
 }
 
 agent() {

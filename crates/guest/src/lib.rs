@@ -85,6 +85,7 @@ mod process;
 mod qemu;
 mod rundir;
 mod setup;
+pub mod standby;
 mod uml;
 pub mod verify;
 mod xen;

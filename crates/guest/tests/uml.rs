@@ -10,7 +10,7 @@ use common::{
     SHORT, Server, appliance, empty_disk, members, random_disk, run_directory, wait_until,
 };
 use ringtap_guest::verify::{Filesystem, FioVerify, check_filesystem};
-use ringtap_guest::{Appliance, Error, Machine, Root, Uml};
+use ringtap_guest::{Appliance, Error, Machine, Root, Uml, standby};
 
 const MIB: u64 = 1 << 20;
 
@@ -89,6 +89,46 @@ fn commands_have_their_status_output_and_time() {
     job.kill().unwrap();
     assert_eq!(job.wait(SHORT).unwrap().status, 137);
     assert!(guest.cpu_time() > Duration::from_millis(100));
+}
+
+#[test]
+fn a_program_that_stands_by_is_run_as_if_it_were_started() {
+    let guest = Uml::new(&appliance(Machine::Uml)).boot().unwrap_or_else(|e| panic!("{e}"));
+    let run = |script: &str| guest.exec(script, SHORT).unwrap();
+    let started = run(&standby::start("fio"));
+    assert_eq!(started.status, 0, "{}", started.stderr);
+    let loaded = "cat /proc/[0-9]*/comm | grep -c '^fio'";
+    assert_eq!(run(loaded).stdout.trim(), "1");
+
+    // Its words, its output between other output, its status; several times.
+    for _ in 0..2 {
+        let script = format!(
+            "echo before; {} >/tmp/to; echo \"status $?\"; {}; echo \"status $?\" >&2; cat /tmp/to",
+            standby::call("fio --version"),
+            standby::call("fio '--no such option'"),
+        );
+        let out = run(&script);
+        let lines: Vec<&str> = out.stdout.lines().collect();
+        assert_eq!(lines[..2], ["before", "status 0"], "{out:?}");
+        assert!(out.stdout.trim_end().lines().last().unwrap().starts_with("fio-"), "{out:?}");
+        assert!(
+            out.stderr.contains("no such option") && out.stderr.contains("status 1"),
+            "{out:?}"
+        );
+    }
+
+    // A call that is killed takes its child with it, and the next one is heard.
+    let endless = "fio --name=a --ioengine=null --size=1g --time_based --runtime=600 --thread";
+    let job = guest.start(&standby::call(endless)).unwrap();
+    let count = || run(loaded).stdout.trim().to_owned();
+    wait_until("a child", || count() == "2");
+    job.kill().unwrap();
+    job.wait(SHORT).unwrap();
+    wait_until("the child's end", || count() == "1");
+    assert!(run(&standby::call("fio --version")).stdout.starts_with("fio-"));
+
+    // What does not stand by is started.
+    assert_eq!(run(&standby::call("echo 'as it is'")).stdout, "as it is\n");
 }
 
 #[test]

@@ -86,6 +86,10 @@ pub struct CompareArgs {
     #[arg(long, value_name = "S")]
     pub ramp: Option<f64>,
 
+    /// Seconds that a guest may take to boot [default: 60 in User-Mode Linux, 180 in QEMU].
+    #[arg(long, value_name = "S")]
+    pub boot_limit: Option<f64>,
+
     /// Seed of the order, the blocks and the bootstrap [default: the clock].
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,

@@ -50,6 +50,12 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         Err(error) => return Err(error.into()),
     };
     show(&out, args.output)?;
+    if ended.state == State::Complete && ended.samples + ended.failures == 0 {
+        eprintln!(
+            "ringtap compare: nothing of the plan can run here; the table says why, and what would help"
+        );
+        return Ok(ExitCode::from(FAILED));
+    }
     Ok(match ended.state {
         State::Complete if ended.failures == 0 => ExitCode::SUCCESS,
         State::Complete | State::Interrupted if ended.samples > 0 => ExitCode::from(PARTIAL),

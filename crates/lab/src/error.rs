@@ -12,7 +12,7 @@ pub enum Error {
     #[error("{0}")]
     Plan(String),
     /// A file could not be read, written or made.
-    #[error("cannot {tried} {}: {source}", path.display())]
+    #[error("cannot {tried} {}: {source}{}", path.display(), remedy(source))]
     File {
         /// What was tried, as a verb: "read", "create".
         tried: &'static str,
@@ -20,6 +20,21 @@ pub enum Error {
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// The file system of the disks or of the run's folder has no room left.
+    #[error(
+        "{} is full ({} KiB free), so the run ends here: {found}. What was measured until then is kept. Free some space there, \
+         or give a smaller --size, or another --dir or --out",
+        path.display(),
+        free >> 10
+    )]
+    Full {
+        /// The folder.
+        path: PathBuf,
+        /// Bytes that are free.
+        free: u64,
+        /// What failed because of it.
+        found: String,
     },
     /// A program could not be started, failed, or did not end in time.
     #[error("{program} {what}{}", quote(said))]
@@ -49,6 +64,17 @@ impl Error {
     pub fn file(tried: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
         let path = path.to_owned();
         move |source| Error::File { tried, path, source }
+    }
+}
+
+/// What to do about some of the system's answers.
+fn remedy(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::StorageFull => {
+            "; free some space there, or name another --dir or --out"
+        }
+        std::io::ErrorKind::ReadOnlyFilesystem => "; name another --dir or --out",
+        _ => "",
     }
 }
 

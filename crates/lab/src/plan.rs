@@ -45,6 +45,8 @@ pub struct PlanFile {
     pub seed: Option<u64>,
     /// Where the disks are made.
     pub dir: Option<PathBuf>,
+    /// Seconds that a guest may take to boot.
+    pub boot_limit: Option<f64>,
     /// Workloads that run on some backends only: `only = { archive = ["loop", "lvm"] }`.
     pub only: Option<BTreeMap<String, Vec<String>>>,
 }
@@ -70,6 +72,9 @@ pub struct Plan {
     pub seed: u64,
     /// Where the disks are made.
     pub dir: PathBuf,
+    /// Seconds that a guest may take to boot, where that is not the usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_limit: Option<f64>,
     /// Workloads that run on some backends only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub only: BTreeMap<String, Vec<String>>,
@@ -151,6 +156,7 @@ impl Plan {
             ramp: args.ramp.or(file.ramp).unwrap_or(usual.2),
             seed,
             dir: args.dir.clone().or(file.dir).unwrap_or_else(usual_dir),
+            boot_limit: args.boot_limit.or(file.boot_limit),
             only,
         };
         plan.check()?;
@@ -170,6 +176,9 @@ impl Plan {
         }
         if !(0.0..=3600.0).contains(&self.ramp) {
             return refuse(format!("{} seconds of ramp: give 0 to 3600", self.ramp));
+        }
+        if let Some(limit) = self.boot_limit.filter(|limit| !(1.0..=3600.0).contains(limit)) {
+            return refuse(format!("a boot_limit of {limit} seconds: give 1 to 3600"));
         }
         if self.size < SMALLEST || self.size % (1 << 20) != 0 {
             return refuse(format!(
@@ -262,7 +271,7 @@ fn misspelt(message: &str) -> Option<String> {
 /// the key that it names.
 fn placed(path: &Path, text: &str, what: &str) -> String {
     let quoted = what.split('"').nth(1).filter(|word| !word.is_empty());
-    let key = ["rounds", "seconds", "ramp", "size", "dir", "stage", "backends"];
+    let key = ["boot_limit", "rounds", "seconds", "ramp", "size", "dir", "stage", "backends"];
     let key = key
         .into_iter()
         .find(|key| what.contains(key) || (*key == "size" && what.contains("a disk of")));
@@ -524,7 +533,7 @@ mod tests {
         assert_eq!(of("--dir /tmp --backends native"), [Stage::Host]);
         assert_eq!(
             of("published --dir /tmp --backends ringtap-vhost"),
-            [Stage::Vm, Stage::TwoGuests]
+            [Stage::Vm, Stage::Two, Stage::TwoGuests]
         );
         assert_eq!(of("published --dir /tmp --stages vm"), [Stage::Vm]);
     }
@@ -580,6 +589,7 @@ mod tests {
             ("dir = \"/tmp\"\nstages = [\"hos\"]\n", "line 2", "did you mean host"),
             ("dir = \"/tmp\"\nsize = \"much\"\n", "line 2", "write 256M"),
             ("dir = \"/tmp\"\nsize = \"5\"\n", "line 2", "at least 32 MiB"),
+            ("dir = \"/tmp\"\nboot_limit = 0\n", "line 2", "give 1 to 3600"),
             ("rounds = 0\ndir = \"/tmp\"\n", "line 1", "give 1 to 1000"),
             ("dir = \"/tmp\"\n[only]\narchve = [\"loop\"]\n", "plan.toml", "did you mean archive"),
         ] {

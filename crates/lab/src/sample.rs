@@ -279,6 +279,10 @@ pub struct Sample {
     /// Gaps of a load by schedule that are worth telling, in the order of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stalls: Vec<Stall>,
+    /// How far the rate moved within the run: the largest half second less the smallest, by their mean. Where the tool tells
+    /// them, of runs of five and more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub movement: Option<f64>,
     /// What a reader must know about this run ("256 MiB instead of 1 GiB").
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,

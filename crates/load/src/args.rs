@@ -83,6 +83,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "S", default_value_t = 0.0)]
     pub ramp: f64,
 
+    /// Begin at this moment, in milliseconds since 1970, once the device is there: loads of several processes begin together.
+    #[arg(long, value_name = "MS")]
+    pub begin_at: Option<u64>,
+
     /// Use only the first BYTES of the device.
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     pub size: Option<u64>,

@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use worker::{Plan, Tally};
 
 /// Why a load could not be run to its end.
@@ -82,6 +83,13 @@ pub fn run(args: LoadArgs) -> anyhow::Result<Outcome> {
     }
 }
 
+/// Sleeps until a moment in milliseconds since 1970; one that is over is now.
+fn sleep_until(at: Option<u64>) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let left = Duration::from_millis(at.unwrap_or(0)).saturating_sub(now);
+    thread::sleep(left.min(Duration::from_secs(60)));
+}
+
 /// Drives one engine per thread, all starting at the same moment, and adds up what they did.
 ///
 /// The engines are built in their own threads: an io_uring with `SINGLE_ISSUER` belongs to the
@@ -105,6 +113,7 @@ where
                     broken.fetch_or(engine.is_err(), Ordering::SeqCst);
                     start.wait();
                     let engine = engine?;
+                    sleep_until(args.begin_at);
                     if broken.load(Ordering::SeqCst) {
                         return Ok(None);
                     }

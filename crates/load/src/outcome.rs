@@ -74,6 +74,9 @@ pub struct Outcome {
     pub queues: usize,
     /// Length of the measured window in seconds.
     pub seconds: f64,
+    /// When it ended, in milliseconds since 1970.
+    #[serde(default)]
+    pub ended_ms: f64,
     /// Bytes moved in the window.
     pub bytes: u64,
     /// Reads and writes that ended well in the window.
@@ -115,6 +118,7 @@ impl Outcome {
             depth: args.depth,
             queues: args.queues,
             seconds,
+            ended_ms: tally.ended_ms,
             bytes: ios * args.bs,
             ios,
             iops: per_second(ios),

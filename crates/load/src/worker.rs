@@ -6,7 +6,7 @@ use crate::pattern::{Blocks, Random};
 use crate::verify::Ledger;
 use crate::{Error, LoadArgs, Rw};
 use hdrhistogram::Histogram;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What one thread is to do.
 pub struct Plan {
@@ -73,6 +73,8 @@ pub struct Tally {
     pub total_writes: u64,
     /// Length of the window.
     pub window: Duration,
+    /// When it ended, in milliseconds since 1970.
+    pub ended_ms: f64,
     /// CPU time of the load threads inside the window.
     pub cpu: Duration,
     /// Requests that failed, at any time.
@@ -98,6 +100,7 @@ impl Tally {
             total_ios: 0,
             total_writes: 0,
             window: Duration::ZERO,
+            ended_ms: 0.0,
             cpu: Duration::ZERO,
             errors: 0,
             first_error: None,
@@ -113,6 +116,7 @@ impl Tally {
         self.total_ios += other.total_ios;
         self.total_writes += other.total_writes;
         self.window = self.window.max(other.window);
+        self.ended_ms = self.ended_ms.max(other.ended_ms);
         self.cpu += other.cpu;
         self.errors += other.errors;
         self.first_error = self.first_error.take().or(other.first_error);
@@ -200,6 +204,8 @@ impl<E: Engine> Worker<E> {
                 if now >= from + self.plan.seconds && !closed {
                     closed = true;
                     self.tally.window = now - from;
+                    let date = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                    self.tally.ended_ms = date.as_secs_f64() * 1e3;
                     self.tally.cpu = thread_cpu().saturating_sub(cpu);
                 }
             }

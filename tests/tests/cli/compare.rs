@@ -72,6 +72,32 @@ fn an_overlay_of_ringtaps_own_is_served_fresh_to_each_workload() {
 }
 
 #[test]
+fn two_loads_share_vhost_user_disks_and_fresh_overlays() {
+    let dir = folder();
+    let words = "--rounds 1 --stages two --size 32M --workloads two-write --output json --out run \
+                 --backends ringtap-vhost,ringtap-overlay,lvm-snapshot";
+    let report = json(compare(dir.path(), words).wait());
+    assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{}", report["failures"]);
+    let mut all = ["ringtap-overlay", "ringtap-overlay#2", "ringtap-vhost"]
+        .map(|arm| format!("two {arm}"))
+        .to_vec();
+    let skipped = report["run"]["skipped"].as_array().expect("what was skipped");
+    match skipped.iter().find(|skip| skip["backend"] == "lvm-snapshot") {
+        Some(skip) => assert!(skip["reason"].as_str().is_some_and(|why| !why.is_empty()), "{skip}"),
+        None => all.push("two lvm-snapshot".into()),
+    }
+    assert_eq!(measured(&report, "sum_iops"), all.iter().cloned().collect());
+    assert_eq!(measured(&report, "keeps"), all.into_iter().collect());
+    let loads = report["contention"].as_array().expect("each of two loads");
+    let of = |arm: &str| loads.iter().filter(|one| one["arm"] == arm).count();
+    assert_eq!(of("ringtap-vhost"), 2, "each of two loads");
+    let shares = loads.iter().filter_map(|one| one["share"].as_f64());
+    assert!(
+        shares.clone().count() > 0 && shares.into_iter().all(|part| (0.0..=1.0).contains(&part))
+    );
+}
+
+#[test]
 fn bonnie_itself_runs_and_is_read() {
     let dir = folder();
     let words = "--rounds 1 --stages host --size 64M --backends native --workloads bonnie --output json --out run";

@@ -32,7 +32,7 @@ pub const CATALOGUE: &[Entry] = &[
         "native-load",
         "the file itself, O_DIRECT, by the client of the vhost rows",
         true,
-        &native::ByLoad,
+        &BY_LOAD,
     ),
     host("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     host("qsd-vhost", QSD_URING, true, &QSD),
@@ -158,6 +158,21 @@ pub const CATALOGUE: &[Entry] = &[
         true,
         &volume::Volume(Inner::Linear),
     ),
+    two("ringtap-overlay", TWO_OVERLAYS, true, &RINGTAP_NBD_OVERLAY),
+    two(
+        "lvm-snapshot",
+        "origin of a classic snapshot taken before each load, on lvm",
+        true,
+        &volume::Volume(Inner::ORIGIN),
+    ),
+    two(
+        "native-load",
+        "the file itself, O_DIRECT, by the client of the vhost rows",
+        true,
+        &BY_LOAD,
+    ),
+    two("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
+    two("qsd-vhost", QSD_URING, true, &QSD),
     guests("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
     guests("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     guests("qsd-vhost", QSD_URING, true, &QSD),
@@ -193,6 +208,7 @@ pub const CATALOGUE: &[Entry] = &[
     xen("tap-vhd", "ringtap xen, a dynamic VHD, cache=none", true, &TAP_VHD),
 ];
 
+const BY_LOAD: native::ByLoad = native::ByLoad;
 const LOOP: loopdev::Loop = loopdev::Loop { direct: false };
 const LOOP_DIRECT: loopdev::Loop = loopdev::Loop { direct: true };
 const RINGTAP: ringtap::VhostUser = ringtap::VhostUser { image: Image::Raw };
@@ -202,7 +218,8 @@ const RINGTAP_OVERLAY: ringtap::VhostUser =
     ringtap::VhostUser { image: Image::Overlay(Maker::Ringtap) };
 const RINGTAP_OVERLAY_PLAIN: ringtap::VhostUser =
     ringtap::VhostUser { image: Image::Overlay(Maker::QemuImg) };
-const RINGTAP_NBD: ringtap::Nbd = ringtap::Nbd;
+const RINGTAP_NBD: ringtap::Nbd = ringtap::Nbd { image: Image::Raw };
+const RINGTAP_NBD_OVERLAY: ringtap::Nbd = ringtap::Nbd { image: Image::Overlay(Maker::Ringtap) };
 const QEMU_NBD: qemu::Nbd = qemu::Nbd::by("io_uring");
 const UNSAFE: qemu::Nbd = qemu::Nbd { aio: "threads", cache: "unsafe" };
 const QSD: qemu::VhostUser = qemu::VhostUser { aio: "io_uring" };
@@ -240,6 +257,7 @@ const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
 const TAP_VHD: Vbd = Vbd(Way::Ringtap(XenImage::Vhd, Mode::Usual));
 
 const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay made anew each round by `ringtap create -b` (with subclusters)";
+const TWO_OVERLAYS: &str = "ringtap serve --nbd, a qcow2 overlay made anew before each load by `ringtap create -b` (with subclusters)";
 const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel's own client";
 const QEMU_KERNEL: &str = "qemu-nbd, cache=none, aio=io_uring, under this kernel's own client";
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
@@ -328,6 +346,9 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Host, "ringtap-nbd-kernel", &["qemu-nbd-kernel", "loop-direct"]),
     (Stage::Host, "ringtap-fuse", &["loop-direct"]),
     (Stage::Two, "ringtap-nbd", &["qemu-nbd", "loop"]),
+    (Stage::Two, "ringtap-vhost", &["native-load", "qsd-vhost"]),
+    (Stage::Two, "ringtap-overlay", &["lvm-snapshot", "ringtap-nbd"]),
+    (Stage::Two, "lvm-snapshot", &["lvm"]),
     (Stage::Two, "ringtap-nbd-kernel", &["qemu-nbd-kernel", "loop-direct"]),
     (Stage::TwoGuests, "ringtap-vhost", &["qsd-vhost", "loop", "lvm"]),
     (Stage::TwoVms, "ringtap-vhost", &["virtio-raw", "qsd-vhost", "loop", "lvm"]),

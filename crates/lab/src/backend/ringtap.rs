@@ -16,7 +16,10 @@ pub(crate) const READY: Duration = Duration::from_secs(10);
 
 /// Over NBD, on a UNIX socket.
 #[derive(Debug)]
-pub struct Nbd;
+pub struct Nbd {
+    /// What the disk's file is.
+    pub image: Image,
+}
 
 impl Backend for Nbd {
     fn reach(&self) -> Reach {
@@ -24,12 +27,16 @@ impl Backend for Nbd {
     }
 
     fn missing(&self, env: &Env) -> Option<Missing> {
-        env.ringtap_serve()
+        env.ringtap_serve().or_else(|| self.image.missing(env))
+    }
+
+    fn image(&self) -> Image {
+        self.image
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
         let socket = context.sockets.join("ringtap.nbd");
-        let mut command = serve(context, Image::Raw);
+        let mut command = serve(context, self.image);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
         let mut server = Server::start(command, &context.log)?;
         server.wait_for_socket(&socket, READY, context.stop)?;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::ranking::{self, Durability};
 use super::svg::Point;
-use super::{columns, findings, ledger};
+use super::{columns, contention, findings, ledger, steady};
 use crate::backend;
 use crate::run::folder::{Arm, Record};
 use crate::sample::{Metric, Sample, Stage, Value, twin};
@@ -121,6 +121,10 @@ pub struct Analysis {
     pub findings: Vec<findings::Finding>,
     /// bonnie++'s columns, Ringtap beside the best.
     pub columns: Vec<columns::Column>,
+    /// Each of two loads at once, alone and together.
+    pub contention: Vec<contention::Contention>,
+    /// Whether what writes had come to a steady rate.
+    pub steadiness: Vec<steady::Steadiness>,
     /// All samples, in the order in which they were taken. `samples.jsonl` has them as well.
     #[serde(skip)]
     pub samples: Vec<Sample>,
@@ -154,6 +158,8 @@ impl Analysis {
             curves: curves(&run, samples),
             findings: Vec::new(),
             columns: Vec::new(),
+            contention: contention::rows(&run, samples),
+            steadiness: steady::rows(&series, samples),
             samples: samples.to_vec(),
             series,
             run,

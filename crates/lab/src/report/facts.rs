@@ -5,6 +5,7 @@ use maud::{Markup, html};
 use super::analysis::Analysis;
 use super::{format, ledger, words};
 use crate::sample::{Layer, Metric, Unit};
+use crate::stats::steady::RANGE;
 
 /// Bytes at each layer, and what was used up.
 pub fn ledger(analysis: &Analysis) -> Markup {
@@ -102,6 +103,7 @@ pub fn samples(analysis: &Analysis) -> Markup {
                     td.n data-v=(sample.seconds) { (format::digits(sample.seconds)) " s" }
                     td.small.prose {
                         @for (metric, value) in &sample.metrics { (metric.title()) " " (format::value(*value, metric.unit())) "; " }
+                        @if let Some(moved) = sample.movement.filter(|moved| *moved > RANGE) { "not steady: its rate moved by " (percent(Some(moved))) " within the run; " }
                         @if let Some(error) = &sample.error { span.slower { "failed: " (error) } }
                     }
                 } } }

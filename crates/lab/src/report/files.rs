@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::analysis::{Analysis, reference};
-use super::{format, ranking, state_in_words, words};
+use super::{contention, format, ranking, state_in_words, steady, words};
 use crate::error::{Error, Result};
 use crate::run::folder::replace;
 use crate::sample::Unit;
@@ -110,9 +110,14 @@ pub fn markdown(analysis: &Analysis) -> String {
                 let row = analysis.row(stage, &arm.name, name, workload.name, metric);
                 let _ = writeln!(
                     text,
-                    "| {} | {} | {} | {} | {} |",
+                    "| {} | {}{} | {} | {} | {} |",
                     arm.name,
                     format::value(median, metric.unit()),
+                    if steady::is_unsteady(analysis, stage, &arm.name, workload.name, metric) {
+                        ", not steady"
+                    } else {
+                        ""
+                    },
                     row.map_or_else(
                         || if arm.name == name { "1".into() } else { "–".into() },
                         format::ratio
@@ -122,7 +127,14 @@ pub fn markdown(analysis: &Analysis) -> String {
                 );
             }
             text.push('\n');
+            if workload.headline.last() == Some(&metric) {
+                text += &contention::markdown(analysis, stage, workload);
+            }
         }
+    }
+    let sentences = steady::sentences(analysis);
+    if !sentences.is_empty() {
+        let _ = writeln!(text, "## Were the writes steady?\n\n{}\n", sentences.join("\n\n"));
     }
     if !analysis.durability.is_empty() {
         text += "## Flushes that reach the disk\n\n| stage | backend | flushes per fsync | |\n|---|---|---|---|\n";

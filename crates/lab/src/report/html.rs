@@ -3,7 +3,9 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::analysis::{Analysis, Row, reference};
-use super::{answer, facts, format, published, state_in_words, svg, table, words};
+use super::{
+    answer, contention, facts, format, published, state_in_words, steady, svg, table, words,
+};
 use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage, Unit};
 use crate::stats::{FEWEST_ROUNDS, Method, Verdict};
@@ -33,6 +35,7 @@ pub fn render(analysis: &Analysis) -> String {
             @for (stage, arms) in analysis.stages() { (stage_section(analysis, stage, &arms)) }
             (peers(analysis))
             (troubles(analysis))
+            (steady::section(analysis))
             (facts::stalls(analysis))
             (facts::ledger(analysis))
             (all_comparisons(analysis))
@@ -90,6 +93,7 @@ fn stage_section(analysis: &Analysis, stage: Stage, arms: &[&Arm]) -> Markup {
         p.soft { (what) }
         @for (workload, metric) in analysis.headlines(stage) {
             (workload_card(analysis, stage, arms, workload, metric))
+            @if workload.headline.last() == Some(&metric) { (contention::card(analysis, stage, workload)) }
         }
         (curves(analysis, stage))
     }
@@ -221,7 +225,10 @@ fn workload_table(
                     @if let Some(series) = analysis.find(stage, &arm.name, workload.name, metric) {
                         tr {
                             td.name title=(arm.title) { (arm.name) }
-                            td.n data-v=(series.median.map_or(0.0, |median| median.value)) { @if let Some(median) = series.median { (format::value(median, metric.unit())) } }
+                            td.n data-v=(series.median.map_or(0.0, |median| median.value)) {
+                                @if let Some(median) = series.median { (format::value(median, metric.unit())) }
+                                @if steady::is_unsteady(analysis, stage, &arm.name, workload.name, metric) { ", not steady" }
+                            }
                             @match analysis.row(stage, &arm.name, reference, workload.name, metric) {
                                 Some(row) => {
                                     td.n { (format::ratio(row)) }
@@ -453,6 +460,7 @@ fn method(analysis: &Analysis) -> Markup {
             li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven by ringtap load, another client: compare them with each other first." }
             li { "A number is called disk speed by the ledger alone: where the device saw less than half of the bytes asked for, it is a cache's and not ranked." }
             li { "While a load by schedule runs, the lab looks every 10 ms who works and who waits; a gap over 100 ms is put down to the layer that took half of it." }
+            li { "Disks are written once before they are measured. Writes are steady from the first five rounds in a row that lie within 20 % of their mean and along a line that moves by at most 10 % of it; where there are none the series is marked, and its rounds are shown." }
             li { "Writes are not flushed, except in the dsync test. dd's 1 GiB write includes the time to read 1 GiB of zeros." }
             li { "Everything here is made of run.json and samples.jsonl; " code { "ringtap report FOLDER" } " makes it again, with every interval and verdict." }
         }

@@ -91,9 +91,9 @@ pub fn latency(title: &str, axis: &str, arms: &[Latency<'_>]) -> Markup {
     let height = ROW * arms.len() as f64 + AXIS;
     html! {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
-            @for tick in log_ticks(low, high) {
+            @for (tick, label) in labelled(log_ticks(low, high), x) {
                 line class="grid" x1=(n(x(tick))) x2=(n(x(tick))) y1="0" y2=(n(height - AXIS)) {}
-                text class="tick" x=(n(x(tick))) y=(n(height - TICKS)) text-anchor="middle" { (tick_label(tick, Unit::Nanoseconds)) }
+                @if let Some(label) = label { text class="tick" x=(n(x(tick))) y=(n(height - TICKS)) text-anchor="middle" { (label) } }
             }
             (axis_title(axis, height))
             @for (at, arm) in arms.iter().enumerate() {
@@ -106,6 +106,89 @@ pub fn latency(title: &str, axis: &str, arms: &[Latency<'_>]) -> Markup {
                     circle class=(format!("mark {}", arm.class)) cx=(n(x(*value))) cy=(n(middle)) r=(n(6.0 - 1.4 * place as f64)) {
                         title { (arm.label) " " (name) ": " (format::number(*value, Unit::Nanoseconds)) }
                     }
+                }
+            }
+        }
+    }
+}
+
+/// One of two loads on an arm: its p99 alone and beside the other, in nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Pair<'a> {
+    /// The arm; loads of one follow each other.
+    pub arm: &'a str,
+    /// Which load.
+    pub load: &'static str,
+    /// The class of its colour.
+    pub class: &'static str,
+    /// Alone.
+    pub alone: Option<f64>,
+    /// Beside the other.
+    pub together: Option<f64>,
+    /// Its interval.
+    pub interval: Option<(f64, f64)>,
+    /// The load's share of what both get.
+    pub share: Option<f64>,
+}
+
+/// From a ring to a dot for each load, on a logarithmic axis of time.
+pub fn pairs(title: &str, axis: &str, loads: &[Pair<'_>]) -> Markup {
+    const SUB: f64 = 172.0;
+    const HALF: f64 = 20.0;
+    const HEAD: f64 = 16.0;
+    let values = || {
+        let of = |load: &Pair<'_>| {
+            let ends = load.interval.map_or([None, None], |(low, high)| [Some(low), Some(high)]);
+            [load.alone, load.together].into_iter().chain(ends).flatten().collect::<Vec<_>>()
+        };
+        loads.iter().flat_map(of)
+    };
+    let low = values().fold(f64::INFINITY, f64::min).clamp(1.0, 1e15).log10() - 0.08;
+    let high = values().fold(1.0, f64::max).log10() + 0.08;
+    let x = |value: f64| {
+        SUB + (WIDTH - SUB - ROOM) * (value.max(1.0).log10() - low) / (high - low).max(1e-9)
+    };
+    let end = HEAD + HALF * loads.len() as f64;
+    let height = end + AXIS;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            text class="tick" x=(n(WIDTH - ROOM + 14.0)) y="11" { "share" }
+            @for (tick, label) in labelled(log_ticks(low, high), x) {
+                line class="grid" x1=(n(x(tick))) x2=(n(x(tick))) y1=(n(HEAD)) y2=(n(end)) {}
+                @if let Some(label) = label { text class="tick" x=(n(x(tick))) y=(n(height - TICKS)) text-anchor="middle" { (label) } }
+            }
+            text class="tick" x=(n((SUB + WIDTH - ROOM) / 2.0)) y=(n(height - TITLE)) text-anchor="middle" { (axis) }
+            @for (at, load) in loads.iter().enumerate() {
+                @let middle = HEAD + HALF * (at as f64 + 0.5);
+                @if at == 0 || loads[at - 1].arm != load.arm {
+                    @if at > 0 { line class="grid" x1="0" x2=(n(WIDTH)) y1=(n(middle - HALF / 2.0)) y2=(n(middle - HALF / 2.0)) {} }
+                    text class="label" x=(n(LABEL - 2.0)) y=(n(middle + 4.0)) text-anchor="end" { (load.arm) }
+                }
+                text class="tick" x=(n(SUB - 8.0)) y=(n(middle + 4.0)) text-anchor="end" { (load.load) }
+                @if let (Some(alone), Some(together)) = (load.alone, load.together) {
+                    line class=(format!("span {}", load.class)) x1=(n(x(alone))) x2=(n(x(together))) y1=(n(middle)) y2=(n(middle)) {}
+                }
+                @if let Some((low, high)) = load.interval {
+                    path class="whisker" d=(format!(
+                        "M{0} {2}V{3}M{1} {2}V{3}M{0} {4}H{1}",
+                        n(x(low)), n(x(high)), n(middle - 4.0), n(middle + 4.0), n(middle)
+                    )) {}
+                }
+                @if let Some(alone) = load.alone {
+                    circle class=(format!("ring {}", load.class)) cx=(n(x(alone))) cy=(n(middle)) r="4.4" {
+                        title { (load.arm) ", " (load.load) ", alone: " (format::number(alone, Unit::Nanoseconds)) }
+                    }
+                }
+                @if let Some(together) = load.together {
+                    circle class=(format!("mark {}", load.class)) cx=(n(x(together))) cy=(n(middle)) r="5" {
+                        title { (load.arm) ", " (load.load) ", together: " (format::number(together, Unit::Nanoseconds)) }
+                    }
+                }
+                @if load.together.is_none() {
+                    text class="tick" x=(n(SUB + 4.0)) y=(n(middle + 4.0)) { "too few I/Os for a p99" }
+                }
+                @if let Some(share) = load.share {
+                    text class="value" x=(n(WIDTH - ROOM + 14.0)) y=(n(middle + 4.0)) { (format::number(share, Unit::Share)) }
                 }
             }
         }
@@ -321,6 +404,20 @@ fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     if some.len() >= 3 { some } else { within(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) }
 }
 
+/// Ticks of a time with their labels, none where it would touch the one before.
+fn labelled(ticks: Vec<f64>, x: impl Fn(f64) -> f64) -> Vec<(f64, Option<String>)> {
+    const ROOM: f64 = 44.0;
+    let mut last = f64::NEG_INFINITY;
+    let label = |tick: f64| {
+        let free = x(tick) - last >= ROOM;
+        if free {
+            last = x(tick);
+        }
+        (tick, free.then(|| tick_label(tick, Unit::Nanoseconds)))
+    };
+    ticks.into_iter().map(label).collect()
+}
+
 fn tick_label(value: f64, unit: Unit) -> String {
     if value == 0.0 {
         return "0".into();
@@ -354,6 +451,13 @@ mod tests {
         assert_eq!(log_ticks(1.9, 3.1), [100.0, 200.0, 500.0, 1000.0]);
         assert_eq!(log_ticks(0.82, 1.01), [7.0, 8.0, 9.0, 10.0]);
         assert_eq!(log_ticks(1.0, 5.0), [10.0, 100.0, 1000.0, 10_000.0, 100_000.0]);
+    }
+
+    #[test]
+    fn labels_of_ticks_do_not_touch() {
+        let labels = labelled(vec![5e6, 6e6, 7e6, 9e6], |tick| tick / 5e4);
+        let texts: Vec<_> = labels.into_iter().filter_map(|(_, label)| label).collect();
+        assert_eq!(texts, ["5 ms", "9 ms"]);
     }
 
     #[test]

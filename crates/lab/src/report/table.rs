@@ -7,7 +7,7 @@ use comfy_table::{
 };
 
 use super::analysis::{Analysis, reference};
-use super::{format, state_in_words, words};
+use super::{format, state_in_words, steady, words};
 use crate::sample::{Metric, Stage};
 use crate::stats::{FEWEST_ROUNDS, Verdict};
 use crate::workload::Workload;
@@ -54,6 +54,8 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
                 let median = series
                     .median
                     .map_or_else(String::new, |median| format::value(median, metric.unit()));
+                let moving = steady::is_unsteady(analysis, stage, &arm.name, workload.name, metric);
+                let median = if moving { format!("{median}, not steady") } else { median };
                 let mut cells = vec![Cell::new(&arm.name), right(median)];
                 match row {
                     Some(row) => {
@@ -78,6 +80,9 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
     }
     peers(&mut text, analysis, colour, width);
     lies(&mut text, analysis);
+    for sentence in steady::sentences(analysis) {
+        let _ = writeln!(text, "\n{sentence}");
+    }
     trouble(&mut text, analysis);
     text
 }

@@ -30,6 +30,9 @@ use progress::Progress;
 use scratch::Scratch;
 use watch::Watch;
 
+/// A file system with less room than this is full, where something failed on it.
+const FULL: u64 = 1 << 20;
+
 /// An arm that runs: a backend under a name.
 #[derive(Clone, Debug)]
 pub struct Running {
@@ -91,6 +94,8 @@ pub struct Runner<'a> {
     capacity: Vec<(Stage, f64)>,
     /// Errors that were printed.
     said: Vec<String>,
+    /// Stages whose guest has booted, or why it did not in the first round: then it is not tried again.
+    guests: Vec<(Stage, Result<(), String>)>,
 }
 
 /// How a run ended.
@@ -146,10 +151,14 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         device: meter::device_below(&plan.dir),
         capacity: Vec::new(),
         said: Vec::new(),
+        guests: Vec::new(),
     };
-    let result = runner.rounds();
-    runner.record.ended = Some(jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string());
-    runner.record.state = match &result {
+    let result = runner.rounds().map_err(|error| runner.full(&error).unwrap_or(error));
+    // The disks go first: the rest may need their room.
+    let Runner { mut record, folder, scratch, progress, samples, failures, .. } = runner;
+    drop(scratch);
+    record.ended = Some(jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string());
+    record.state = match &result {
         Ok(()) => State::Complete,
         Err(Error::Interrupted) => State::Interrupted,
         Err(_) => State::Failed,
@@ -157,10 +166,13 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     match &result {
         // The state says it.
         Ok(()) | Err(Error::Interrupted) => {}
-        Err(error) => runner.record.troubles.push(error.to_string()),
+        Err(error) => {
+            progress.note(&error.to_string());
+            record.troubles.push(error.to_string());
+        }
     }
-    runner.folder.write_record(&runner.record)?;
-    Ok(Ended { state: runner.record.state, samples: runner.samples, failures: runner.failures })
+    folder.write_record(&record)?;
+    Ok(Ended { state: record.state, samples, failures })
 }
 
 /// Which arms run with which workloads, and what is left out with its reason.
@@ -324,6 +336,7 @@ impl Runner<'_> {
         let (before, begun) = mark.begun.into_inner();
         let spent = Meter::read(server, client, self.device.as_deref())
             .since(&before, begun.elapsed().as_secs_f64());
+        let mut full = None;
         let mut sample = place.sample();
         sample.began_ms = u64::try_from(began_ms).unwrap_or(0);
         sample.seconds = seconds;
@@ -337,15 +350,36 @@ impl Runner<'_> {
                     ),
                 );
                 sample.note = measured.note;
+                sample.movement = measured.movement;
                 sample.curve = measured.curve;
                 sample.stalls = stalls;
             }
             Err(Error::Interrupted) => return Err(Error::Interrupted),
-            Err(error) => sample.error = Some(error.to_string()),
+            Err(error) => {
+                sample.error = Some(error.to_string());
+                full = self.full(&error);
+            }
         }
         // A tool that was hit by the same Ctrl-C as the lab failed because of it.
         self.stop.check()?;
-        self.keep(&sample, place.workload)
+        self.keep(&sample, place.workload)?;
+        full.map_or(Ok(()), Err)
+    }
+
+    /// The error of a full file system, where that is what is behind another: all that follows would fail of it, too.
+    fn full(&self, error: &Error) -> Option<Error> {
+        if matches!(error, Error::Interrupted | Error::Full { .. }) {
+            return None;
+        }
+        let free = |path: &Path| {
+            let room = rustix::fs::statvfs(path).ok()?;
+            Some((path.to_owned(), room.f_bavail * room.f_frsize))
+        };
+        let (path, free) = [self.plan.dir.as_path(), self.folder.path()]
+            .into_iter()
+            .filter_map(free)
+            .find(|(_, free)| *free < FULL)?;
+        Some(Error::Full { path, free, found: error.to_string() })
     }
 
     /// Records that an arm could not be measured in this round.
@@ -353,7 +387,8 @@ impl Runner<'_> {
         self.stop.check()?;
         let mut sample = place.sample();
         sample.error = Some(error.to_string());
-        self.keep(&sample, place.workload)
+        self.keep(&sample, place.workload)?;
+        self.full(error).map_or(Ok(()), Err)
     }
 
     fn keep(&mut self, sample: &Sample, workload: &Workload) -> Result<()> {
@@ -384,6 +419,19 @@ impl Runner<'_> {
         }
     }
 
+    /// Remembers whether a stage's guest came up; the first time decides.
+    pub fn remember_boot(&mut self, stage: Stage, booted: Result<(), String>) {
+        if !self.guests.iter().any(|(of, _)| *of == stage) {
+            self.guests.push((stage, booted));
+        }
+    }
+
+    /// Why a stage's guest has never come up.
+    pub fn unbootable(&self, stage: Stage) -> Option<Error> {
+        let known = self.guests.iter().find(|(of, _)| *of == stage)?;
+        known.1.as_ref().err().map(|why| Error::Guest(why.clone()))
+    }
+
     /// Starts an arm's backend on `disk`, with a folder of its own for sockets.
     pub fn start(&self, stage: Stage, arm: &Running, disk: &Path) -> Result<Served> {
         self.start_nth(stage, arm, disk, 1)
@@ -391,7 +439,7 @@ impl Runner<'_> {
 
     /// The same, where an arm is started several times at once.
     pub fn start_nth(&self, stage: Stage, arm: &Running, disk: &Path, nth: u32) -> Result<Served> {
-        let sockets = self.scratch.socket_folder(&format!("{stage}-{}-{nth}", arm.name))?;
+        let sockets = self.socket_folder(stage, arm, nth)?;
         scratch::wait_unlocked(disk)?;
         arm.entry.backend.start(&Context {
             env: self.env,
@@ -400,6 +448,11 @@ impl Runner<'_> {
             log: self.folder.log(stage, &arm.name),
             stop: self.stop,
         })
+    }
+
+    /// An empty folder for the sockets of an arm's nth server.
+    pub fn socket_folder(&self, stage: Stage, arm: &Running, nth: u32) -> Result<PathBuf> {
+        self.scratch.socket_folder(&format!("{stage}-{}-{nth}", arm.name))
     }
 
     /// Keeps an arm's server command line for the report, the first time it is seen.
@@ -472,6 +525,7 @@ impl Place<'_> {
             ledger: None,
             curve: Vec::new(),
             stalls: Vec::new(),
+            movement: None,
             note: None,
             error: None,
         }

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ringtap_guest::{Aio, Cache, Drive, FORWARD_HOST, FORWARD_PORT, Guest as Machine, Qemu, Uml};
+use ringtap_guest::{
+    Aio, Cache, Drive, FORWARD_HOST, FORWARD_PORT, Guest as Machine, Qemu, Uml, standby,
+};
 
 use super::inside::Shell;
 use crate::backend::mapper::Parts;
@@ -125,8 +127,10 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
             None => one.device = Err("this way of reaching a disk is none of a guest's".into()),
         }
     }
-    // The first program of a kind is read from the host's disk: not at the cost of the first arm.
-    shell.run("fio --version; dd --version; true", Duration::from_secs(60))?;
+    // The first program of a kind is read from the host's disk: not at the cost of the first arm. fio stays loaded; where
+    // it cannot, each call loads it.
+    let load = format!("dd --version; ( {} ) || fio --version; true", standby::start("fio"));
+    shell.run(&load, Duration::from_secs(60))?;
     for one in attached.iter_mut() {
         if one.device.is_ok() {
             one.device = match inner(one, &shell) {
@@ -149,6 +153,9 @@ fn uml(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
             _ => {}
         }
     }
+    if let Some(limit) = runner.plan.boot_limit {
+        uml = uml.boot_timeout(Duration::from_secs_f64(limit));
+    }
     uml.boot().map_err(|error| Error::Guest(error.to_string()))
 }
 
@@ -170,6 +177,9 @@ fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
             }
             _ => {}
         }
+    }
+    if let Some(limit) = runner.plan.boot_limit {
+        qemu = qemu.boot_timeout(Duration::from_secs_f64(limit));
     }
     qemu.boot().map_err(|error| Error::Guest(error.to_string()))
 }

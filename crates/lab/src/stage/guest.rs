@@ -19,6 +19,7 @@ use crate::process;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
+use crate::stop::Stop;
 use crate::workload::{Kind, Workload, fio, rated};
 
 /// How long a guest may take to write back and switch off.
@@ -87,6 +88,11 @@ impl Guest {
     /// One round: servers, one boot, every arm, all gone again.
     pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         let stage = self.stage;
+        if let Some(error) = runner.unbootable(stage) {
+            return (0..).zip(order).try_for_each(|(position, arm)| {
+                fail_all(runner, stage, arm, round, position, &error)
+            });
+        }
         runner.progress.say(&format!(
             "round {}/{}  {stage}  booting",
             round + 1,
@@ -176,7 +182,7 @@ fn find_capacity(
         runner.progress.say(&format!("{stage}  {}  what it carries", one.arm.name));
         one.refresh(&shell)?;
         let words = fio::args(rated::JOB, &fio::Target::Path(device.clone()), &settings);
-        let output = shell.run(&inside::line("fio", &words), Duration::from_secs(120));
+        let output = shell.run(&inside::fio_line(&words), Duration::from_secs(120));
         // What fails here fails in its rounds again, and says so.
         let measured = output.and_then(|text| fio::parse(&text.stdout, rated::JOB, &settings));
         if let Ok(measured) = measured {
@@ -263,7 +269,7 @@ pub fn attach<'a>(
 ) -> Result<Option<Attached<'a>>> {
     settle(disk)?;
     let Part { nth, workloads } = part;
-    let served = fresh(runner, arm, disk, nth)
+    let served = fresh(runner.env, runner.stop, arm, disk, nth)
         .and_then(|disk| runner.start_nth(stage, arm, &disk, nth).map(|served| (served, disk)));
     match served {
         Ok((served, disk)) => {
@@ -285,7 +291,7 @@ pub fn attach<'a>(
 }
 
 /// The file that is served: the disk, or a new overlay on it.
-fn fresh(runner: &Runner<'_>, arm: &Running, disk: &Path, nth: u32) -> Result<PathBuf> {
+pub fn fresh(env: &Env, stop: &Stop, arm: &Running, disk: &Path, nth: u32) -> Result<PathBuf> {
     let Image::Overlay(maker) = arm.entry.backend.image() else { return Ok(disk.to_owned()) };
     let overlay = disk.with_extension(format!("overlay{nth}"));
     match std::fs::remove_file(&overlay) {
@@ -294,8 +300,8 @@ fn fresh(runner: &Runner<'_>, arm: &Running, disk: &Path, nth: u32) -> Result<Pa
         }
         _ => {}
     }
-    let command = maker.command(runner.env, disk, &overlay);
-    process::run(command, Duration::from_secs(60), runner.stop)?;
+    let command = maker.command(env, disk, &overlay);
+    process::run(command, Duration::from_secs(60), stop)?;
     Ok(overlay)
 }
 
@@ -354,7 +360,10 @@ pub fn boot_with_the_living(
 ) -> Result<Option<Machine>> {
     while !attached.is_empty() {
         let error = match boot::boot(runner, stage, attached) {
-            Ok(machine) => return Ok(Some(machine)),
+            Ok(machine) => {
+                runner.remember_boot(stage, Ok(()));
+                return Ok(Some(machine));
+            }
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(error) => error,
         };
@@ -367,9 +376,15 @@ pub fn boot_with_the_living(
             }
         }
         if living.len() == before {
+            // The whole of it once, with its console; and to each arm what it was.
+            runner.trouble(stage, "guest", &error);
+            let text = error.to_string();
+            let first = text.strip_prefix("guest: ").unwrap_or(&text).lines().next();
+            let why = first.unwrap_or("it did not boot").to_owned();
             for one in living.drain(..) {
-                fail_attached(runner, stage, &one, round, &error)?;
+                fail_attached(runner, stage, &one, round, &Error::Guest(why.clone()))?;
             }
+            runner.remember_boot(stage, Err(why));
         }
         *attached = living;
     }

@@ -310,7 +310,7 @@ fn run_fio(
     stop: &Stop,
 ) -> Result<Measured> {
     let mut command = Command::new("fio");
-    command.args(fio::args(job, target, settings));
+    command.args(fio::args(job, target, settings)).args(fio::clock());
     fio::parse(&process::run(command, limit, stop)?.stdout, job, settings)
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ringtap_guest::Guest as Machine;
+use ringtap_guest::{Guest as Machine, standby};
 
 use crate::error::{Error, Result};
 use crate::process;
@@ -118,11 +118,7 @@ pub fn measure(workload: &Workload, settings: &Settings, place: &Place<'_>) -> R
             Ok(Measured { disk, ..filecopy::parse(&output.stdout, durable)? })
         }
         Kind::Archive => archive_run(settings, place),
-        kind => {
-            let before = statistics(place);
-            let measured = run(kind, workload.name, &target, settings, place)?;
-            Ok(Measured { disk: passed(place, before), ..measured })
-        }
+        kind => run(kind, workload.name, &target, settings, place),
     }
 }
 
@@ -137,6 +133,35 @@ fn statistics(place: &Place<'_>) -> Option<String> {
     place.shell.run(&script, Duration::from_secs(20)).ok().map(|output| output.stdout)
 }
 
+/// Before the lines that tell the statistics of the disk.
+const COUNTS: &str = "ringtap counts ";
+
+/// Runs a script, and counts in the same breath what passes the disk meanwhile: each script of its own costs the guest
+/// some ten processes.
+fn counted(
+    place: &Place<'_>,
+    script: &str,
+    limit: Duration,
+) -> Result<(process::Output, Option<Layer>)> {
+    let name = place.base.rsplit('/').next().unwrap_or_default();
+    let count = format!("read -r counts </sys/block/{name}/stat; echo \"{COUNTS}$counts\"");
+    let output =
+        place.shell.run(&format!("{count}\n{script}\nstatus=$?\n{count}\nexit $status"), limit)?;
+    let (counts, rest): (Vec<&str>, Vec<&str>) =
+        output.stdout.split_inclusive('\n').partition(|line| line.starts_with(COUNTS));
+    let texts: Vec<&str> = counts.iter().filter_map(|line| line.strip_prefix(COUNTS)).collect();
+    let disk = match texts[..] {
+        [before, after] => meter::between(before, after),
+        _ => None,
+    };
+    Ok((process::Output { stdout: rest.concat(), ..output }, disk))
+}
+
+/// A command line of fio's, run by the one that stands by.
+pub fn fio_line(words: &[String]) -> String {
+    standby::call(&line("fio", words))
+}
+
 fn run(
     kind: Kind,
     name: &str,
@@ -146,10 +171,13 @@ fn run(
 ) -> Result<Measured> {
     let limit = Duration::from_secs(120) + 3 * (settings.run + settings.ramp);
     let (shell, device) = (place.shell, place.device);
-    match kind {
+    let (measured, disk) = match kind {
         Kind::Fio(job) => {
-            let words = fio::args(job, target, settings);
-            fio::parse(&shell.run(&line("fio", &words), limit)?.stdout, job, settings)
+            let mut words = fio::args(job, target, settings);
+            // User-Mode Linux runs on this machine's processor as it is.
+            words.extend(fio::clock().filter(|_| shell.machine.accelerator() == "uml"));
+            let (output, disk) = counted(place, &fio_line(&words), limit)?;
+            (fio::parse(&output.stdout, job, settings)?, disk)
         }
         Kind::FioFile(path) => {
             let text = fiofile::check(Path::new(path))?;
@@ -157,39 +185,44 @@ fn run(
                 "cat >/tmp/job.fio <<'END OF JOB'\n{}END OF JOB\nfio --output-format=json /tmp/job.fio",
                 fiofile::rewrite(&text, target, settings)
             );
-            fiofile::parse(&shell.run(&script, Duration::from_secs(3600))?.stdout)
+            let (output, disk) = counted(place, &script, Duration::from_secs(3600))?;
+            (fiofile::parse(&output.stdout)?, disk)
         }
         Kind::Rated(percent) => {
             let words = rated::args(target, "/tmp/rated", percent, settings);
             let log = rated::log_file("/tmp/rated");
             let script = format!(
                 "{} >/tmp/rated.json && cat /tmp/rated.json && echo ==== && cat {log}; rm -f /tmp/rated*",
-                line("fio", &words)
+                fio_line(&words)
             );
             let ahead = shell.clock_ahead()?;
-            let output = shell.run(&script, limit)?.stdout;
-            let (json, log) = output.split_once("\n====\n").ok_or_else(|| Error::Output {
+            let (output, disk) = counted(place, &script, limit)?;
+            let behind = output.stdout.split_once("\n====\n");
+            let (json, log) = behind.ok_or_else(|| Error::Output {
                 what: "fio's log",
                 found: "nothing behind its JSON".into(),
             })?;
-            rated::parse(json, log, percent, settings, ahead)
+            (rated::parse(json, log, percent, settings, ahead)?, disk)
         }
         Kind::DdThroughput(flag) => {
             let (block, count, note) = dd::throughput_shape(settings.size, place.memory / 4);
             let words = dd::throughput_args(device, block, count, flag);
-            let output = shell.run(&line("LC_ALL=C dd", &words), limit)?;
-            dd::throughput(&output.stderr, block * count, note)
+            let (output, disk) = counted(place, &line("LC_ALL=C dd", &words), limit)?;
+            (dd::throughput(&output.stderr, block * count, note)?, disk)
         }
         Kind::DdLatency(flag) => {
             let words = dd::latency_args(device, flag);
-            dd::latency(&shell.run(&line("LC_ALL=C dd", &words), limit)?.stderr)
+            let (output, disk) = counted(place, &line("LC_ALL=C dd", &words), limit)?;
+            (dd::latency(&output.stderr)?, disk)
         }
         Kind::SnapshotLife => {
             let script = snapshot::script(device, settings.size);
-            snapshot::parse(&shell.run(&script, limit)?.stdout, settings.size)
+            let (output, disk) = counted(place, &script, limit)?;
+            (snapshot::parse(&output.stdout, settings.size)?, disk)
         }
-        _ => Err(Error::Plan(format!("{name} is none of a guest's own workloads"))),
-    }
+        _ => return Err(Error::Plan(format!("{name} is none of a guest's own workloads"))),
+    };
+    Ok(Measured { disk, ..measured })
 }
 
 /// Makes an ext4 on the device, mounts it, runs `command` and unmounts again: what was kept back for the disk then

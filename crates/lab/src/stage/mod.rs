@@ -40,7 +40,7 @@ pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
             Stage::Guest | Stage::Vm => {
                 arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
             }
-            Stage::Two => 2 * plan.size,
+            Stage::Two => two::room(plan.size, arms),
             Stage::TwoGuests | Stage::TwoVms => {
                 2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
             }
@@ -91,7 +91,11 @@ pub fn missing_workload(
     of_kind.or_else(|| match stage {
         Stage::Host => host::missing(entry, workload, env),
         Stage::Guest | Stage::Vm => guest::missing_workload(workload, env),
-        Stage::Two | Stage::TwoGuests | Stage::TwoVms | Stage::Xen => None,
+        Stage::Two => {
+            let by_load = matches!(entry.backend.reach(), Reach::VhostUser | Reach::Native);
+            by_load.then(|| env.ringtap_load()).flatten()
+        }
+        Stage::TwoGuests | Stage::TwoVms | Stage::Xen => None,
     })
 }
 

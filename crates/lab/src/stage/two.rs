@@ -1,20 +1,39 @@
-//! Two loads at once on this machine: a backend is started twice, on two disks of the same device, and one fio drives
-//! both. fio lets its jobs go together, and both last equally long: all of their time is common.
+//! Two loads at once on this machine: a backend is started twice, on two disks of the same device. One fio drives both; it
+//! lets its jobs go together, and both last equally long: all of their time is common. vhost-user disks are driven by two
+//! `ringtap load`, of which only common time counts.
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::{Access, Served};
+use super::guest;
+use crate::backend::volume::BESIDE;
+use crate::backend::{Access, Context, Image, Served, volume};
+use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::process;
-use crate::run::scratch::settle;
+use crate::process::{self, Server};
+use crate::run::scratch::{settle, wait_unlocked};
 use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
-use crate::workload::fio::escape;
-use crate::workload::two::{self, Shape};
-use crate::workload::{Kind, Measured, Settings};
+use crate::workload::fio::{Job, escape};
+use crate::workload::two::{self, Load, Shape};
+use crate::workload::{Kind, Measured, Settings, load};
+
+/// Two of `ringtap load` wake a moment after each other; each has load before its measured time for at least so long.
+const RAMP: Duration = Duration::from_millis(100);
+/// How long two of them may take to reach their disks, before they begin together.
+const NOTICE: Duration = Duration::from_millis(300);
+
+/// Bytes that the stage's disks take.
+pub fn room(size: u64, arms: &[Running]) -> u64 {
+    let any = |of: fn(&Running) -> bool| arms.iter().any(of);
+    let overlays = any(|arm| matches!(arm.entry.backend.image(), Image::Overlay(_)));
+    let snapshots = any(|arm| arm.entry.backend.inner().is_snapshot());
+    2 * size
+        + if overlays { 2 * (size + super::boot::OVERHEAD) } else { 0 }
+        + if snapshots { 2 * (size + BESIDE) } else { 0 }
+}
 
 /// The stage, prepared.
 #[derive(Debug)]
@@ -32,43 +51,29 @@ impl Two {
     pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, arm) in (0..).zip(order) {
             let place = |workload| Place { stage: Stage::Two, arm, workload, round, position };
-            let mut served = Vec::new();
-            let mut failed = None;
-            for (nth, disk) in (1..).zip(&self.disks) {
-                match runner.start_nth(Stage::Two, arm, disk, nth) {
-                    Ok(one) => served.push(one),
-                    Err(Error::Interrupted) => return Err(Error::Interrupted),
-                    Err(error) => {
-                        failed = Some(error);
-                        break;
+            let mut pair = match Pair::start(runner, arm, &self.disks) {
+                Ok(pair) => pair,
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(error) => {
+                    for workload in arm.rounds() {
+                        runner.fail(place(workload), &error)?;
                     }
+                    continue;
                 }
+            };
+            let command = pair.served.first().and_then(|one| one.server.as_ref());
+            if let Some(command) = command.map(|server| server.command_line.clone()) {
+                runner.remember_command(Stage::Two, &arm.name, &command)?;
             }
-            if let Some(error) = &failed {
-                for workload in arm.rounds() {
-                    runner.fail(place(workload), error)?;
-                }
-            } else {
-                let command = served.first().and_then(|one| one.server.as_ref());
-                if let Some(command) = command.map(|server| server.command_line.clone()) {
-                    runner.remember_command(Stage::Two, &arm.name, &command)?;
-                }
-                let settings = runner.plan.settings(round);
-                for workload in arm.rounds() {
-                    let Kind::Two(shape) = workload.kind else { continue };
-                    let stop = runner.stop;
-                    let alive: Result<()> = served
-                        .iter_mut()
-                        .filter_map(|one| one.server.as_mut())
-                        .try_for_each(process::Server::check);
-                    let served = &served;
-                    runner.sample(place(workload), None, None, |_| {
-                        alive?;
-                        measure(shape, served, &settings, stop)
-                    })?;
-                }
+            let settings = runner.plan.settings(round);
+            for workload in arm.rounds() {
+                let Kind::Two(shape) = workload.kind else { continue };
+                runner.sample(place(workload), None, None, |_| {
+                    pair.check()?;
+                    measure(shape, &mut pair, &settings)
+                })?;
             }
-            for one in served {
+            for one in pair.served {
                 if let Err(error) = one.end() {
                     runner.trouble(Stage::Two, &arm.name, &error);
                 }
@@ -79,43 +84,172 @@ impl Two {
     }
 }
 
-fn measure(shape: Shape, served: &[Served], settings: &Settings, stop: &Stop) -> Result<Measured> {
-    let depths = shape.depths();
-    let jobs: Vec<Vec<String>> = served
-        .iter()
-        .zip([depths.0, depths.1])
-        .map(|(one, depth)| job(&one.access, depth))
-        .collect::<Result<_>>()?;
-    let run = |jobs: &[Vec<String>], settings: &Settings| -> Result<Vec<two::Load>> {
-        let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
-        let mut command = Command::new("fio");
-        for (at, job) in jobs.iter().enumerate() {
-            // What stands behind --name is that job's, so each has all of it.
-            command.arg(format!("--name=load{at}"));
-            command.args(two::common_args(shape, settings, settings.ramp.as_secs_f64())).args(job);
+/// Where one of the two servers is started.
+struct Seat {
+    nth: u32,
+    disk: PathBuf,
+    sockets: PathBuf,
+    log: PathBuf,
+}
+
+/// A backend, started on both disks.
+struct Pair<'a> {
+    arm: &'a Running,
+    env: &'a Env,
+    stop: &'a Stop,
+    seats: Vec<Seat>,
+    served: Vec<Served>,
+}
+
+impl<'a> Pair<'a> {
+    fn start(runner: &Runner<'a>, arm: &'a Running, disks: &[PathBuf; 2]) -> Result<Pair<'a>> {
+        let mut seats = Vec::new();
+        for (nth, disk) in (1..).zip(disks) {
+            seats.push(Seat {
+                nth,
+                disk: disk.clone(),
+                sockets: runner.socket_folder(Stage::Two, arm, nth)?,
+                log: runner.folder.log(Stage::Two, &arm.name),
+            });
         }
-        let text = process::run(command, limit, stop)?.stdout;
-        // What a page cache still holds of one run is not written back at the cost of the next.
-        rustix::fs::sync();
-        let loads: Vec<two::Load> = two::jobs(&text)?
+        let (env, stop) = (runner.env, runner.stop);
+        let mut pair = Pair { arm, env, stop, seats, served: Vec::new() };
+        pair.serve()?;
+        Ok(pair)
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        for seat in &self.seats {
+            let disk = guest::fresh(self.env, self.stop, self.arm, &seat.disk, seat.nth)?;
+            wait_unlocked(&disk)?;
+            self.served.push(self.arm.entry.backend.start(&Context {
+                env: self.env,
+                disk: &disk,
+                sockets: &seat.sockets,
+                log: seat.log.clone(),
+                stop: self.stop,
+            })?);
+        }
+        Ok(())
+    }
+
+    /// Whether both servers are alive.
+    fn check(&mut self) -> Result<()> {
+        let mut servers = self.served.iter_mut().filter_map(|one| one.server.as_mut());
+        servers.try_for_each(Server::check)
+    }
+
+    /// Brings to the device what a page cache holds of the disks.
+    fn settle(&self) -> Result<()> {
+        for (seat, served) in self.seats.iter().zip(&self.served) {
+            // A loop device's own cache is above that of its file.
+            if let Access::Block(device) = &served.access {
+                settle(device)?;
+            }
+            settle(&seat.disk)?;
+        }
+        Ok(())
+    }
+
+    /// Brings overlays and snapshots back to their first moment, before a load that writes to them.
+    fn refresh(&mut self) -> Result<()> {
+        if matches!(self.arm.entry.backend.image(), Image::Overlay(_)) {
+            self.served.drain(..).try_for_each(Served::end)?;
+            return self.serve();
+        }
+        let mut volumes = self.served.iter().filter_map(|one| one.volume.as_ref());
+        volumes.try_for_each(volume::Mapped::refresh)
+    }
+}
+
+fn measure(shape: Shape, pair: &mut Pair<'_>, settings: &Settings) -> Result<Measured> {
+    let depths = shape.depths();
+    let mut run = |which: &[usize], settings: &Settings| -> Result<Vec<Load>> {
+        if shape.write {
+            pair.refresh()?;
+        }
+        let jobs: Vec<(&Access, u32)> = which
             .iter()
-            .map(|job| two::load(job, shape.write))
-            .collect::<Result<_>>()?;
-        if loads.len() == jobs.len() {
+            .filter_map(|at| Some((&pair.served.get(*at)?.access, [depths.0, depths.1][*at])))
+            .collect();
+        let by_load = |(access, _): &(&Access, u32)| {
+            matches!(access, Access::VhostUser { .. } | Access::Native(_))
+        };
+        let loads = if jobs.iter().all(by_load) {
+            by_ringtap_load(shape, &jobs, settings, pair.env, pair.stop)?
+        } else {
+            by_fio(shape, &jobs, settings, pair.stop)?
+        };
+        // What a page cache still holds of one run is not written back at the cost of the next.
+        pair.settle()?;
+        if loads.len() == which.len() {
             return Ok(loads);
         }
-        let found = format!("{} jobs of {}", loads.len(), jobs.len());
-        Err(Error::Output { what: "fio's JSON", found })
+        let found = format!("{} loads of {}", loads.len(), which.len());
+        Err(Error::Output { what: "what two loads measured", found })
     };
-    let alone =
-        |job: &Vec<String>| two::long_enough(settings, |s| run(std::slice::from_ref(job), s));
-    let alone: Vec<two::Load> =
-        jobs.iter().map(alone).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
-    let both = two::long_enough(settings, |s| run(&jobs, s))?;
+    let mut alone = Vec::new();
+    for at in [0, 1] {
+        alone.extend(two::long_enough(settings, |settings| run(&[at], settings))?);
+    }
+    let both = two::long_enough(settings, |settings| run(&[0, 1], settings))?;
     match (&alone[..], &both[..]) {
         (&[first, second], &[a, b]) => Ok(two::measured([first, second], [a, b], shape)),
         _ => Err(Error::Output { what: "fio's JSON", found: "not two loads".into() }),
     }
+}
+
+fn by_fio(
+    shape: Shape,
+    jobs: &[(&Access, u32)],
+    settings: &Settings,
+    stop: &Stop,
+) -> Result<Vec<Load>> {
+    let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
+    let mut command = Command::new("fio");
+    for (at, (access, depth)) in jobs.iter().enumerate() {
+        // What stands behind --name is that job's, so each has all of it.
+        command.arg(format!("--name=load{at}"));
+        command.args(two::common_args(shape, settings, settings.ramp.as_secs_f64()));
+        command.args(job(access, *depth)?);
+    }
+    let text = process::run(command, limit, stop)?.stdout;
+    two::jobs(&text)?.iter().map(|job| two::load(job, shape.write)).collect()
+}
+
+/// One of `ringtap load` for each disk, all at once.
+fn by_ringtap_load(
+    shape: Shape,
+    jobs: &[(&Access, u32)],
+    settings: &Settings,
+    env: &Env,
+    stop: &Stop,
+) -> Result<Vec<Load>> {
+    let settings = Settings { ramp: settings.ramp.max(RAMP), ..settings.clone() };
+    let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
+    let notice = if jobs.len() > 1 { NOTICE } else { Duration::ZERO };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let begin = (now + notice).as_millis().to_string();
+    let run = |access: &Access, depth: u32| {
+        let job = Job { random: true, write: shape.write, block: 4096, depth };
+        let mut command = Command::new(&env.ringtap);
+        match access {
+            Access::VhostUser { socket } => command.args(load::args(job, socket, &settings)),
+            Access::Native(file) => command.args(load::native_args(job, file, &settings)),
+            other => return Err(Error::Plan(format!("ringtap load does not reach {other:?}"))),
+        };
+        command.args(["--begin-at", &begin]);
+        load::timed(&process::run(command, limit, stop)?.stdout)
+    };
+    let done: Vec<Result<load::Timed>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            jobs.iter().map(|(access, depth)| scope.spawn(|| run(access, *depth))).collect();
+        let lost = |_| Err(Error::Plan("a thread of the lab's panicked".into()));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+    });
+    let done: Vec<load::Timed> = done.into_iter().collect::<Result<_>>()?;
+    load::check_common(&done)?;
+    Ok(done.iter().map(|one| one.load).collect())
 }
 
 fn job(access: &Access, depth: u32) -> Result<Vec<String>> {

@@ -9,7 +9,7 @@ use ringtap_guest::Guest as Machine;
 
 use super::boot::Attached;
 use super::guest::{self, Part, remember_accelerator};
-use super::inside::{Shell, line};
+use super::inside::{Shell, fio_line};
 use crate::error::{Error, Result};
 use crate::process;
 use crate::run::{Place, Runner, Running};
@@ -70,6 +70,11 @@ impl TwoGuests {
     /// One round: servers, two boots, every arm, all gone again.
     pub fn round(&mut self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         let stage = self.stage;
+        if let Some(error) = runner.unbootable(stage) {
+            return (0..).zip(order).try_for_each(|(position, arm)| {
+                guest::fail_all(runner, stage, arm, round, position, &error)
+            });
+        }
         runner.progress.say(&format!(
             "round {}/{}  {stage}  booting",
             round + 1,
@@ -246,7 +251,7 @@ fn send<'a>(
         format!("--log_avg_msec={}", two::STEP),
         "--log_unix_epoch=1".into(),
     ]);
-    // fio is loaded first and waits then: loading it takes a busy machine longer than anything else.
+    // fio is started first and waits then: that takes a busy machine longer than anything else.
     if at > 0 {
         words.push("--exec_prerun=sh /tmp/wait".into());
     }
@@ -256,7 +261,7 @@ fn send<'a>(
          [ $left -le 0 ] || sleep $((left / 1000)).$(printf %03d $((left % 1000)))\nEND\n\
          cd /tmp\n{} >/tmp/two.json || {{ cat /tmp/two.json; exit 1; }}\n\
          cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log\nsync",
-        line("fio", &words)
+        fio_line(&words)
     );
     let job = machine.start(&script).map_err(|error| Error::Guest(error.to_string()))?;
     let limit = Duration::from_secs(60) + 3 * (settings.run + settings.ramp);

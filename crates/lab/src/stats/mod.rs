@@ -8,6 +8,7 @@ pub mod bootstrap;
 pub mod family;
 pub mod interval;
 pub mod rates;
+pub mod steady;
 pub mod verdict;
 
 pub use interval::{Interval, Method};

@@ -1,10 +1,13 @@
 //! fio: how it is called, and how its JSON is read.
 
+use std::sync::OnceLock;
+
 use serde_json::Value as Json;
 
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::{Metric, Metrics};
+use crate::stats::steady::WINDOW;
 
 /// A fio job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +82,23 @@ pub fn args(job: Job, target: &Target, settings: &Settings) -> Vec<String> {
     args
 }
 
+/// The clock that fio would choose on a processor of this machine, where that is known: then it neither tries the clock nor
+/// finds out its rate twice, which takes as long as a third of a short run.
+pub fn clock() -> Option<String> {
+    static STEADY: OnceLock<bool> = OnceLock::new();
+    let read = || {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        has_steady_clock(&info)
+    };
+    STEADY.get_or_init(read).then(|| "--clocksource=cpu".into())
+}
+
+/// What fio asks of the processor: a time stamp counter that neither changes its rate nor stops.
+fn has_steady_clock(cpuinfo: &str) -> bool {
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    ["constant_tsc", "nonstop_tsc"].iter().all(|flag| flags.split_whitespace().any(|f| f == *flag))
+}
+
 /// A path for fio, which splits file names at colons.
 pub fn escape(path: &str) -> String {
     path.replace('\\', "\\\\").replace(':', "\\:")
@@ -150,8 +170,17 @@ pub fn parse(text: &str, job: Job, settings: &Settings) -> Result<Measured> {
         metrics,
         ios: Some(ios * ramped),
         asked: Some(number("io_bytes")? * ramped),
+        movement: movement(side),
         ..Measured::default()
     })
+}
+
+/// How far the rate moved from one half second to another, where fio has seen as many of them as a steady series needs.
+fn movement(side: &Json) -> Option<f64> {
+    let number = |name: &str| side[name].as_f64();
+    let enough = number("iops_samples")? >= WINDOW as f64;
+    let mean = number("iops_mean").filter(|mean| enough && *mean > 0.0)?;
+    Some((number("iops_max")? - number("iops_min")?) / mean)
 }
 
 #[cfg(test)]
@@ -210,6 +239,27 @@ trailing words"#
             measured.metrics.contains_key(&Metric::P50)
                 && !measured.metrics.contains_key(&Metric::P99)
         );
+    }
+
+    #[test]
+    fn how_far_the_rate_moved_is_told_of_runs_that_are_long_enough() {
+        let side = |samples: u32| -> Json {
+            let text =
+                r#"{"iops_min": 80, "iops_max": 120, "iops_mean": 100.0, "iops_samples": N}"#;
+            serde_json::from_str(&text.replace('N', &samples.to_string())).unwrap()
+        };
+        assert_eq!(movement(&side(5)), Some(0.4));
+        assert_eq!(movement(&side(4)), None);
+        assert_eq!(movement(&serde_json::json!({})), None);
+        assert_eq!(parse(&report(0, 100_000), READ, &settings(0)).unwrap().movement, None);
+    }
+
+    #[test]
+    fn a_clock_is_named_only_where_fio_would_choose_it() {
+        let info =
+            |flags: &str| format!("processor\t: 0\nflags\t\t: fpu {flags} avx2\nbugs\t\t:\n");
+        assert!(has_steady_clock(&info("constant_tsc rep_good nonstop_tsc")));
+        assert!(!has_steady_clock(&info("constant_tsc")) && !has_steady_clock(""));
     }
 
     #[test]

@@ -4,10 +4,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::fio::{Job, percentiles};
+use super::fio::{BEYOND, Job, percentiles};
+use super::two::Load;
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::{Metric, Metrics};
+
+/// Less common time than this share is no measurement of loads at once by `ringtap load`: it counts all of its time.
+const COMMON: f64 = 0.85;
 
 /// The arguments behind `ringtap`.
 pub fn args(job: Job, socket: &Path, settings: &Settings) -> Vec<String> {
@@ -34,6 +38,9 @@ fn with(on: [String; 2], job: Job, settings: &Settings) -> Vec<String> {
 
 #[derive(Deserialize)]
 struct Outcome {
+    seconds: f64,
+    #[serde(default)]
+    ended_ms: Option<f64>,
     bytes: f64,
     ios: f64,
     iops: f64,
@@ -54,9 +61,45 @@ struct Latency {
     p999: f64,
 }
 
-/// Reads its JSON.
-pub fn parse(text: &str) -> Result<Measured> {
-    let wrong = |found: String| Error::Output { what: "the JSON of ringtap load", found };
+/// A load and its measured time, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timed {
+    /// What it got.
+    pub load: Load,
+    /// Its first and its last moment.
+    pub span: (f64, f64),
+}
+
+/// Reads its JSON for one of two loads at once.
+pub fn timed(text: &str) -> Result<Timed> {
+    let outcome = outcome(text)?;
+    let ended = outcome.ended_ms.ok_or_else(|| wrong("it does not say when it ended".into()))?;
+    let p99 = Some(outcome.lat_ns.p99).filter(|p99| *p99 > 0.0 && outcome.ios * 0.01 >= BEYOND);
+    Ok(Timed {
+        load: Load { iops: outcome.iops, ios: outcome.ios, p99 },
+        span: (ended - 1e3 * outcome.seconds, ended),
+    })
+}
+
+/// An error unless nearly all of each load's measured time is that of all the others, too.
+pub fn check_common(loads: &[Timed]) -> Result<()> {
+    let from = loads.iter().map(|one| one.span.0).fold(f64::NEG_INFINITY, f64::max);
+    let to = loads.iter().map(|one| one.span.1).fold(f64::INFINITY, f64::min);
+    let longest = loads.iter().map(|one| one.span.1 - one.span.0).fold(0.0, f64::max);
+    if to - from >= COMMON * longest {
+        return Ok(());
+    }
+    Err(wrong(format!(
+        "the loads had only {:.0} % of their time in common: longer --seconds help",
+        100.0 * ((to - from) / longest).max(0.0)
+    )))
+}
+
+fn wrong(found: String) -> Error {
+    Error::Output { what: "the JSON of ringtap load", found }
+}
+
+fn outcome(text: &str) -> Result<Outcome> {
     let start = text.find('{').ok_or_else(|| wrong("no { in its output".into()))?;
     let outcome: Outcome =
         serde_json::from_str(text[start..].trim()).map_err(|e| wrong(e.to_string()))?;
@@ -67,6 +110,12 @@ pub fn parse(text: &str) -> Result<Measured> {
     if outcome.ios == 0.0 {
         return Err(wrong("not one I/O was done in the time measured".into()));
     }
+    Ok(outcome)
+}
+
+/// Reads its JSON.
+pub fn parse(text: &str) -> Result<Measured> {
+    let outcome = outcome(text)?;
     let mut metrics = Metrics::new();
     metrics.insert(Metric::Iops, outcome.iops.into());
     metrics.insert(Metric::Bandwidth, outcome.bw_bytes.into());
@@ -96,7 +145,7 @@ mod tests {
 
     fn text(ios: u64, errors: u64) -> String {
         format!(
-            r#"{{"bytes": {}, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0, "cpu_seconds": 0.25, "errors": {errors},
+            r#"{{"seconds": 0.5, "ended_ms": 1000500.0, "bytes": {}, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0, "cpu_seconds": 0.25, "errors": {errors},
             "lat_ns": {{"p50": 100, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}}, "total_ios": 60000}}"#,
             ios * 4096
         )
@@ -111,6 +160,19 @@ mod tests {
         assert!(!measured.metrics.contains_key(&Metric::P999), "50 I/Os beyond it are too few");
         assert_eq!(measured.ios, Some(60_000.0));
         assert_eq!(measured.asked, Some(60_000.0 * 4096.0), "for the ledger");
+    }
+
+    #[test]
+    fn loads_at_once_have_their_time_in_common() {
+        let one = timed(&text(50_000, 0)).unwrap();
+        assert_eq!((one.span, one.load.ios), ((1_000_000.0, 1_000_500.0), 50_000.0));
+        assert_eq!(one.load.p99, Some(200.0));
+        assert_eq!(timed(&text(9_999, 0)).unwrap().load.p99, None);
+        let later = |ms: f64| Timed { span: (one.span.0 + ms, one.span.1 + ms), ..one };
+        assert!(check_common(&[one]).is_ok() && check_common(&[one, later(40.0)]).is_ok());
+        let error = check_common(&[one, later(250.0)]).unwrap_err().to_string();
+        assert!(error.contains("only 50 %"), "{error}");
+        assert!(check_common(&[one, later(-9000.0)]).is_err());
     }
 
     #[test]

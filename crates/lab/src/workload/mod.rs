@@ -304,6 +304,8 @@ pub struct Measured {
     pub asked: Option<f64>,
     /// What the block device that the program's disk is saw meanwhile, for the ledger.
     pub disk: Option<crate::sample::Layer>,
+    /// How far the rate moved, see [`crate::sample::Sample::movement`].
+    pub movement: Option<f64>,
     /// Times without an answer: from, to, in milliseconds since 1970 of this machine's clock.
     pub gaps: Vec<(f64, f64)>,
     /// A curve, see [`crate::sample::Sample::curve`].

@@ -1,5 +1,6 @@
 //! The whole lab on a small disk: native, loop devices and qemu-nbd for real; Ctrl-C in the middle.
 
+mod bad;
 mod two;
 
 use std::path::{Path, PathBuf};

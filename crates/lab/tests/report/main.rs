@@ -2,6 +2,7 @@
 
 mod browser;
 mod change;
+mod loads;
 
 use std::path::Path;
 
@@ -49,6 +50,7 @@ fn record(rounds: u32, state: State) -> Record {
             ramp: 0.0,
             seed: 3,
             dir: "/var/tmp".into(),
+            boot_limit: None,
             only: Default::default(),
         },
         host: Host { cpu: "CPU <1>".into(), ..Host::default() },
@@ -102,6 +104,7 @@ fn samples(rounds: u32) -> Vec<Sample> {
                     ledger: None,
                     curve: Vec::new(),
                     stalls: Vec::new(),
+                    movement: None,
                     note: (workload == "bonnie").then(|| "a note <here>".into()),
                     error: None,
                 });

@@ -1,0 +1,148 @@
+//! Which rates of writing were steady: over the rounds by SNIA's rule, and within a run.
+
+use maud::{Markup, html};
+use serde::Serialize;
+
+use super::analysis::{Analysis, Series};
+use super::format;
+use crate::sample::{Metric, Sample, Stage};
+use crate::stats::steady::{self, DRIFT, RANGE, WINDOW};
+use crate::workload::{self, Kind};
+
+/// A series of writes that has rounds enough to be judged.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Steadiness {
+    /// Where.
+    pub stage: Stage,
+    /// Which arm.
+    pub arm: String,
+    /// Which workload.
+    pub workload: String,
+    /// What was measured.
+    pub metric: Metric,
+    /// The first round (from 0) of five in a row that are steady; none where there are no such five.
+    pub from: Option<usize>,
+    /// Runs whose rate moved by more than a fifth of its mean from one half second to another.
+    pub restless: usize,
+    /// Runs that were long enough to tell.
+    pub long: usize,
+}
+
+/// Whether a workload is judged: those that write at one rate for all of their time. (A snapshot's first writes are what is
+/// measured there.)
+fn is_judged(kind: Kind) -> bool {
+    match kind {
+        Kind::Fio(job) => job.write,
+        Kind::Two(shape) => shape.write,
+        Kind::DdThroughput(_) | Kind::DdLatency(_) => true,
+        _ => false,
+    }
+}
+
+/// All series that are judged.
+pub fn rows(series: &[Series], samples: &[Sample]) -> Vec<Steadiness> {
+    let judged = |one: &&Series| {
+        let of = workload::find(&one.workload).filter(|w| is_judged(w.kind));
+        of.is_some_and(|w| w.headline.first() == Some(&one.metric))
+    };
+    series
+        .iter()
+        .filter(judged)
+        .filter_map(|one| {
+            let mut values: Vec<_> = one.values.iter().filter(|(_, v)| !v.at_least).collect();
+            values.sort_by_key(|(round, _)| *round);
+            let plain: Vec<f64> = values.iter().map(|(_, value)| value.value).collect();
+            let movements: Vec<f64> = samples
+                .iter()
+                .filter(|s| s.stage == one.stage && s.arm == one.arm && s.workload == one.workload)
+                .filter_map(|s| s.movement)
+                .collect();
+            Some(Steadiness {
+                stage: one.stage,
+                arm: one.arm.clone(),
+                workload: one.workload.clone(),
+                metric: one.metric,
+                from: steady::first_steady(&plain)?.map(|at| values[at].0 as usize),
+                restless: movements.iter().filter(|movement| **movement > RANGE).count(),
+                long: movements.len(),
+            })
+        })
+        .collect()
+}
+
+/// What the rule says of a run, in sentences; none where nothing was judged.
+pub fn sentences(analysis: &Analysis) -> Vec<String> {
+    let all = &analysis.steadiness;
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let steady = all.iter().filter(|one| one.from.is_some()).count();
+    let mut list = vec![format!(
+        "{steady} of {} series of writes came to a steady rate: {WINDOW} rounds in a row that lie within {:.0} % of their mean \
+         and along a line that moves by at most {:.0} % of it (SNIA's rule). {}",
+        all.len(),
+        RANGE * 100.0,
+        DRIFT * 100.0,
+        if steady == all.len() {
+            "None is marked."
+        } else {
+            "The others are marked \u{201c}not steady\u{201d}: their median stands for rounds that moved, and only what is paired by \
+             round holds for them."
+        }
+    )];
+    let (long, restless) =
+        all.iter().fold((0, 0), |sum, one| (sum.0 + one.long, sum.1 + one.restless));
+    if long > 0 {
+        list.push(format!(
+            "Within {restless} of {long} runs the rate moved by more than {:.0} % of its mean from one half second to another.",
+            RANGE * 100.0
+        ));
+    }
+    list
+}
+
+/// Whether the series of an arm in a workload was judged and not found steady.
+pub fn is_unsteady(
+    analysis: &Analysis,
+    stage: Stage,
+    arm: &str,
+    workload: &str,
+    metric: Metric,
+) -> bool {
+    let of = |one: &&Steadiness| {
+        one.stage == stage && one.arm == arm && one.workload == workload && one.metric == metric
+    };
+    analysis.steadiness.iter().find(of).is_some_and(|one| one.from.is_none())
+}
+
+/// The sentences, and the series that were not steady, round by round.
+pub fn section(analysis: &Analysis) -> Markup {
+    let moving: Vec<&Steadiness> =
+        analysis.steadiness.iter().filter(|one| one.from.is_none()).collect();
+    html! {
+        @if !analysis.steadiness.is_empty() {
+            h2 { "Were the writes steady?" }
+            @for sentence in sentences(analysis) { p { (sentence) } }
+            @if !moving.is_empty() {
+                details {
+                    summary { (moving.len()) " series that were not, round by round" }
+                    div.card { div.scroll { table.sort {
+                        thead { tr { th { "stage" } th { "workload" } th { "backend" } th { "rounds, in their order" } } }
+                        tbody { @for one in moving { tr {
+                            td { (one.stage.name()) } td.name { (one.workload) } td.name { (one.arm) } td.prose { (values(analysis, one)) }
+                        } } }
+                    } } }
+                }
+            }
+        }
+    }
+}
+
+fn values(analysis: &Analysis, one: &Steadiness) -> String {
+    let series = analysis.find(one.stage, &one.arm, &one.workload, one.metric);
+    let mut values = series.map(|series| series.values.clone()).unwrap_or_default();
+    values.sort_by_key(|(round, _)| *round);
+    let texts: Vec<String> =
+        values.iter().map(|(_, value)| format::value(*value, one.metric.unit())).collect();
+    texts.join(", ")
+}

@@ -1,0 +1,246 @@
+//! What goes wrong is said in a sentence with its remedy; what was started is stopped, what was made is removed, and the
+//! samples so far are kept and marked.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use ringtap_lab::process;
+
+use super::*;
+
+/// A tmpfs; unmounted when it is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: PathBuf, mib: u32) -> Small {
+        fs::create_dir(&at).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]).arg(&at);
+        assert!(mount.status().unwrap().success(), "root is needed for a file system of its own");
+        Small(at)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Runs the lab on a small file system that is filled after the first samples; its end and its report.
+fn filled(out: impl Fn(&Path, &Bench) -> PathBuf) {
+    let bench = Bench::new();
+    let small = Small::mount(bench.dir.path().join("run-small"), 400);
+    let words = "--stages host --rounds 200 --seconds 0.05 --backends native --workloads filecopy";
+    let mut plan = bench.plan(words);
+    plan.dir = small.0.clone();
+    let (env, out) = (Env::new(lab()), out(&small.0, &bench));
+    let over = AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let until = Instant::now() + Duration::from_secs(60);
+            let text = || fs::read_to_string(out.join("samples.jsonl")).unwrap_or_default();
+            while text().lines().count() < 3 && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let mut filler = fs::File::create(small.0.join("filler")).unwrap();
+            // What the lab frees in passing is taken as well.
+            while !over.load(Ordering::SeqCst) {
+                while std::io::Write::write_all(&mut filler, &[7; 65536]).is_ok() {}
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let ended = run::run(&plan, &env, &out, &Stop::default());
+        over.store(true, Ordering::SeqCst);
+        ended
+    });
+    let left: Vec<_> = fs::read_dir(&small.0).unwrap().flatten().map(|e| e.file_name()).collect();
+    assert!(left.iter().all(|name| name == "filler" || name == "out"), "{left:?}");
+    fs::remove_file(small.0.join("filler")).unwrap();
+    let said = match &ended {
+        Ok(ended) => {
+            assert_eq!(ended.state, State::Failed);
+            assert!(ended.samples >= 3, "{ended:?}");
+            let analysis = report::load(&out).unwrap();
+            assert_eq!(analysis.run.troubles.len(), 1, "{:?}", analysis.run.troubles);
+            let table = report::table::render(&analysis, false, Some(160));
+            assert!(table.contains("PARTIAL: ended early by an error"), "{table}");
+            assert!(table.contains("is full"), "{table}");
+            analysis.run.troubles[0].clone()
+        }
+        // Where even the record could not be written.
+        Err(error) => error.to_string(),
+    };
+    assert!(said.contains("full") || said.contains("No space left"), "{said}");
+    assert!(said.contains("ree some space there") && said.contains("--dir"), "{said}");
+    assert!(samples(&out).iter().filter(|sample| sample.error.is_none()).count() >= 3);
+    report::write_html(&out, &report::load(&out).unwrap()).unwrap();
+    drop(small);
+    bench.assert_clean();
+}
+
+#[test]
+fn a_disk_that_fills_during_a_run_ends_it() {
+    filled(|_, bench| bench.out());
+}
+
+#[test]
+fn so_does_one_that_holds_the_run_too() {
+    filled(|small, _| small.join("out"));
+}
+
+/// A script in a folder of its own that stands before a program of that name.
+fn stands_before(bench: &Bench, name: &str, script: &str) -> String {
+    let folder = bench.dir.path().join("run-before");
+    fs::create_dir(&folder).unwrap();
+    let file = folder.join(name);
+    fs::write(&file, script).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+fn real(program: &str) -> String {
+    process::find(program).unwrap_or_else(|| panic!("{program} is needed")).display().to_string()
+}
+
+/// Runs the lab as a user does; exit code, stdout, stderr.
+fn compare(bench: &Bench, words: &str, set: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(lab());
+    command.args(["compare", "--seed", "5", "--size", "32M", "--ramp", "0", "--seconds", "0.1"]);
+    command.arg("--dir").arg(bench.dir.path()).arg("--out").arg(bench.out());
+    command.args(words.split_whitespace()).envs(set.iter().copied());
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Where each start of a guest leaves a line.
+fn boots(bench: &Bench) -> PathBuf {
+    bench.dir.path().join("run-boots")
+}
+
+/// Three rounds of a guest that does not boot: one try, one sentence, every cell marked.
+fn does_not_boot(bench: &Bench, stage: &str, backend: &str, set: &[(&str, &str)]) -> String {
+    let began = Instant::now();
+    let words = format!(
+        "--stages {stage} --backends {backend} --workloads randread-4k-qd1 --rounds 3 --boot-limit 2"
+    );
+    let (code, table, said) = compare(bench, &words, set);
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert_eq!(code, Some(1), "{table}{said}");
+    bench.assert_clean();
+    assert_eq!(fs::read_to_string(boots(bench)).unwrap().lines().count(), 1, "tried once");
+    assert_eq!(said.matches("did not boot").count(), 3, "once whole, once for each arm: {said}");
+    assert!(said.contains("--boot-limit"), "{said}");
+    let samples = samples(&bench.out());
+    assert_eq!(samples.len(), 6, "three rounds of the reference and its twin");
+    assert!(samples.iter().all(|s| s.error.as_ref().is_some_and(|e| e.contains("did not boot"))));
+    let analysis = report::load(&bench.out()).unwrap();
+    assert_eq!(analysis.run.troubles.len(), 1, "{:?}", analysis.run.troubles);
+    assert!(table.contains("Failed:"), "{table}");
+    said
+}
+
+#[test]
+fn a_guest_that_hangs_before_it_speaks_is_given_up() {
+    let bench = Bench::new();
+    let script = format!(
+        "#!/bin/sh\ncase $1 in --version) exec {} --version;; esac\necho >>'{}'\nexec sleep 600\n",
+        real("linux.uml"),
+        boots(&bench).display()
+    );
+    let path = stands_before(&bench, "linux.uml", &script);
+    let cache = bench.dir.path().join("run-cache").display().to_string();
+    let said =
+        does_not_boot(&bench, "guest", "ubd", &[("PATH", &path), ("XDG_CACHE_HOME", &cache)]);
+    assert!(said.contains("did not come within 2 s"), "{said}");
+}
+
+#[test]
+fn a_kernel_that_is_none_is_given_up() {
+    let bench = Bench::new();
+    let appliance = bench.env.pc().unwrap_or_else(|m| panic!("{}: {}", m.reason, m.remedy));
+    // What is remembered of KVM is found out by the real one.
+    ringtap_guest::Qemu::kvm_works(&appliance);
+    let garbage = bench.dir.path().join("run-garbage");
+    fs::write(&garbage, "no kernel at all\n".repeat(4096)).unwrap();
+    let script = format!(
+        "#!/bin/bash\nargs=()\nwhile [ $# -gt 0 ]; do\ncase $1 in\n-kernel) args+=(-kernel '{}'); shift;;\n\
+         *) args+=(\"$1\");;\nesac\nshift\ndone\ncase ${{args[*]}} in *-kernel*) echo >>'{}';; esac\nexec {} \"${{args[@]}}\"\n",
+        garbage.display(),
+        boots(&bench).display(),
+        real("qemu-system-x86_64")
+    );
+    let path = stands_before(&bench, "qemu-system-x86_64", &script);
+    does_not_boot(&bench, "vm", "virtio-raw", &[("PATH", &path)]);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_starts() {
+    let bench = Bench::new();
+    let plan = bench.dir.path().join("run-plan.toml");
+    fs::write(&plan, "rounds = 6\nbackends = [\"native\", \"qemunbd\"]\n").unwrap();
+    for (words, why) in [
+        ("--backends qemunbd".to_owned(), "did you mean qemu-nbd"),
+        ("--workloads randread-4k-qd2".into(), "randread-4k-qd1"),
+        ("--size 40T --stages host --backends native".into(), "MiB free"),
+        ("--boot-limit 0".into(), "give 1 to 3600"),
+        (format!("--plan {}", plan.display().to_string().replace(' ', "\u{a0}")), "line 2"),
+    ] {
+        let mut command = Command::new(lab());
+        command.arg("compare").arg("--dir").arg(bench.dir.path()).arg("--out").arg(bench.out());
+        command.args(words.split(' ').map(|word| word.replace('\u{a0}', " ")));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
+        assert!(said.contains(why), "{words}: {said}");
+        assert!(!bench.out().exists(), "{words}: a folder was made for nothing");
+    }
+    bench.assert_clean();
+}
+
+#[test]
+fn a_tool_that_is_missing_is_a_reason_with_its_package() {
+    let bench = Bench::new();
+    let empty = bench.dir.path().join("run-empty").display().to_string();
+    fs::create_dir(&empty).unwrap();
+    let (code, table, _) = compare(&bench, "--list --stages host", &[("PATH", &empty)]);
+    assert_eq!(code, Some(0));
+    for package in ["apt-get install fio", "apt-get install qemu-utils"] {
+        assert!(table.contains(package), "{package}: {table}");
+    }
+    // Where nothing at all can run, that is no success.
+    let words = "--stages host --backends qemu-nbd --workloads randread-4k-qd1";
+    let (code, table, said) = compare(&bench, words, &[("PATH", &empty)]);
+    assert_eq!(code, Some(1), "{table}{said}");
+    assert!(table.contains("qemu-nbd is not installed"), "{table}");
+    assert!(said.contains("nothing of the plan can run here"), "{said}");
+    bench.assert_clean();
+}
+
+#[test]
+fn without_root_what_needs_it_is_a_reason() {
+    let place = tempfile::Builder::new().prefix("lab-test-").tempdir_in("/tmp").unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    // Where cargo builds may be closed to others.
+    let copy = place.path().join("lab");
+    fs::copy(lab(), &copy).unwrap();
+    let mut command = Command::new("setpriv");
+    if rustix::process::geteuid().is_root() {
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    } else {
+        command.arg("--");
+    }
+    command.arg(&copy).args(["compare", "--stages", "host", "--backends", "native,loop"]);
+    command.args(["--size", "32M", "--ramp", "0", "--seconds", "0.1", "--rounds", "1"]);
+    command.args(["--workloads", "randread-4k-qd1", "--out", "run", "--dir", "."]);
+    let output = command.current_dir(place.path()).output().unwrap();
+    let (table, said) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{table}{said}");
+    assert!(table.contains("host loop: making a loop device needs root"), "{table}{said}");
+    assert!(table.contains("run ringtap compare as root or with sudo"), "{table}");
+    let (_, samples) = run::folder::read(&place.path().join("run")).unwrap();
+    assert_eq!(samples.len(), 2, "native and its twin");
+}

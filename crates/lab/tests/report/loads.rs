@@ -1,0 +1,99 @@
+//! Two loads at once, and writes that do not settle, as the report shows them.
+
+use super::*;
+
+/// Two loads at once on two arms, six rounds: the second load of `qemu-nbd` is too slow for a percentile.
+fn contended() -> (Record, Vec<Sample>) {
+    let mut record = record(6, State::Complete);
+    record.plan.workloads = vec!["quiet-read".into(), "two-write".into()];
+    let mut list = samples(6);
+    list.retain(|s| s.workload == "randread-4k-qd32");
+    for sample in &mut list {
+        sample.workload = "quiet-read".into();
+        let slow = sample.arm == "qemu-nbd";
+        let mut metrics: Vec<(Metric, Value)> = vec![
+            (Metric::FirstShare, 0.1.into()),
+            (Metric::Keeps, 0.25.into()),
+            (Metric::SecondKeeps, 0.9.into()),
+            (Metric::P99, (800_000.0 + 1e3 * f64::from(sample.round)).into()),
+            (Metric::P99Factor, 8.0.into()),
+        ];
+        if !slow {
+            metrics.push((Metric::SecondP99, 3e6.into()));
+            metrics.push((Metric::SecondP99Factor, 1.5.into()));
+        }
+        sample.metrics = metrics.into_iter().collect();
+    }
+    (record, list)
+}
+
+#[test]
+fn each_of_two_loads_has_its_p99_alone_and_together() {
+    let (record, samples) = contended();
+    let analysis = Analysis::new(record, &samples);
+    let of = |arm: &str, load: &str| {
+        let mut all = analysis.contention.iter();
+        all.find(|row| row.arm == arm && row.load == load).unwrap().clone()
+    };
+    let quiet = of("ringtap-nbd", "quiet");
+    assert_eq!((quiet.together, quiet.times), (Some(802_500.0), Some(8.0)));
+    assert!((quiet.alone.unwrap() - 802_500.0 / 8.0).abs() < 1.0, "{quiet:?}");
+    assert_eq!((quiet.share, quiet.keeps), (Some(0.1), Some(0.25)));
+    assert!(quiet.interval.is_some_and(|(low, high)| low < 802_500.0 && high > 802_500.0));
+    let loud = of("ringtap-nbd", "loud");
+    assert_eq!((loud.alone, loud.together), (Some(2e6), Some(3e6)));
+    assert!((loud.share.unwrap() - 0.9).abs() < 1e-12);
+    assert_eq!((of("qemu-nbd", "loud").together, of("qemu-nbd", "loud").keeps), (None, Some(0.9)));
+
+    let page = Html::parse_document(&html::render(&analysis));
+    let all = |selector: &str| page.select(&Selector::parse(selector).unwrap()).count();
+    // A ring and a dot for each load that has a p99; what has none says so. And all of it as a table.
+    assert_eq!(all(".contention svg circle.ring"), 2 * ARMS.len() - 1);
+    assert_eq!(all(".contention svg circle.mark"), 2 * ARMS.len() - 1);
+    assert_eq!(all(".contention tbody tr"), 2 * ARMS.len());
+    let text: String =
+        page.select(&Selector::parse(".contention").unwrap()).next().unwrap().text().collect();
+    assert!(text.contains("too few I/Os for a p99") && text.contains("802 µs"), "{text}");
+    let markdown = report::files::markdown(&analysis);
+    assert!(
+        markdown.contains("| ringtap-nbd | quiet | 100 µs | 802 µs | 8.00 | 10.0 % | 25.0 % |"),
+        "{markdown}"
+    );
+}
+
+#[test]
+fn writes_that_do_not_settle_are_marked_wherever_they_stand() {
+    let record = |workload: &str| {
+        let mut record = record(6, State::Complete);
+        record.plan.workloads = vec![workload.into()];
+        record
+    };
+    // Every arm rises by a fifth from round to round, but for one that is level.
+    let mut list = samples(6);
+    list.retain(|s| s.workload == "randread-4k-qd32");
+    for sample in &mut list {
+        sample.workload = "randwrite-4k-qd32".into();
+        if sample.arm == "loop" {
+            sample.metrics.insert(Metric::Iops, 5e4.into());
+        }
+        sample.movement = Some(if sample.round == 0 { 0.5 } else { 0.1 });
+    }
+    let analysis = Analysis::new(record("randwrite-4k-qd32"), &list);
+    let from: Vec<_> = analysis.steadiness.iter().map(|one| (one.arm.as_str(), one.from)).collect();
+    assert!(from.contains(&("loop", Some(0))) && from.contains(&("ringtap-nbd", None)), "{from:?}");
+    let text = table::render(&analysis, false, None);
+    assert!(text.contains("1 of 5 series of writes came to a steady rate"), "{text}");
+    assert!(text.contains("Within 5 of 30 runs the rate moved by more than 20 %"), "{text}");
+    let marked = |arm: &str| {
+        let line = text.lines().find(|line| line.trim_start().starts_with(arm)).unwrap();
+        line.contains("not steady")
+    };
+    assert!(marked("ringtap-nbd") && !marked("loop"), "{text}");
+    let page = html::render(&analysis);
+    assert!(page.contains("Were the writes steady?") && page.contains("4 series that were not"));
+    assert!(page.contains("not steady: its rate moved by 50 % within the run"));
+    assert!(report::files::markdown(&analysis).contains("/s, not steady |"));
+    // Reads, and writes that hold their level, are not marked.
+    let read = Analysis::new(record("randread-4k-qd32"), &samples(6));
+    assert!(read.steadiness.is_empty() && !html::render(&read).contains("not steady"));
+}
