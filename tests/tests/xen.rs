@@ -13,11 +13,18 @@ const MIB: u64 = 1 << 20;
 /// TCG on a busy machine.
 const LONG: Duration = Duration::from_secs(900);
 
+/// What the guests need beside their kernel.
+const PROGRAMS: [&str; 4] = ["fio", "dd", "blockdev", "blkdiscard"];
+
+/// Has Linux's front end take rings of four pages and requests of 1 MiB, not of one and 128 KiB.
+const LARGE_RINGS: &str =
+    "xen_blkfront.max_ring_page_order=2 xen_blkfront.max_indirect_segments=256";
+
 /// Shell functions for the first domain.
 const LIBRARY: &str = r#"
 serve() {
     rm -f /tmp/served.out
-    setsid ringtap xen --allow-backing /srv >/tmp/served.out 2>>/tmp/served.err &
+    setsid ringtap xen --allow-backing /srv "$@" >/tmp/served.out 2>>/tmp/served.err &
     echo $! >/tmp/served.pid
     for i in $(seq 600); do
         grep -q ready /tmp/served.out && return
@@ -81,7 +88,7 @@ impl Lab {
                 .programs(["dd", "qemu-img"])
                 .spare_modules(["xen-blkback"]),
         );
-        let other = build(Appliance::builder(Machine::Domain).programs(["fio", "dd", "blockdev"]));
+        let other = build(Appliance::builder(Machine::Domain).programs(PROGRAMS));
         // What a debugger would want is most of it.
         let copied = program("strip", "binutils", ["-o".into(), at("ringtap"), ringtap()]);
         assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
@@ -149,9 +156,11 @@ fn guests_of_xen_have_their_disks_from_ringtap() {
     let lab = Lab::boot();
     let one = lab.create(&Domain::new("one").memory(320 << 20));
     the_guests_are_real(&lab, &one);
-    let two = three_formats(&lab, &one);
-    each_processor_has_a_ring(&lab, &two);
+    let two = three_formats(&lab, &one, "");
+    each_processor_has_a_ring(&lab, &two, 1);
     a_disk_grows(&lab, &one, "xvda", 64 * MIB);
+    what_a_guest_asks_for_reaches_the_image(&lab, &one);
+    a_cdrom_is_one(&lab, &one);
     a_disk_is_taken_away(&lab, &one);
     drop(two);
     // A disk of the other guest is still connected.
@@ -185,13 +194,27 @@ fn a_pvh_guest_has_its_disk_from_ringtap() {
 fn guests_of_xen_outlive_their_server() {
     let lab = Lab::boot();
     let one = lab.create(&Domain::new("one").memory(320 << 20));
-    let two = three_formats(&lab, &one);
-    each_processor_has_a_ring(&lab, &two);
+    let two = three_formats(&lab, &one, "");
+    each_processor_has_a_ring(&lab, &two, 1);
     two_at_once_outlive_the_server(&lab, &one, &two);
     disks_come_and_go(&lab, &one);
     disks_are_shown_as_they_are(&lab, &one);
     a_guest_may_die_at_any_moment(&lab, two);
     the_server_ends_well(&lab, one);
+}
+
+#[test]
+#[ignore = "one more boot; of the first three runs with large rings one hung at its first requests, not yet understood"]
+fn guests_of_xen_have_large_rings_and_keep_what_was_promised() {
+    let lab = Lab::boot();
+    let one = lab.create(&Domain::new("one").memory(320 << 20));
+    let two = three_formats(&lab, &one, LARGE_RINGS);
+    each_processor_has_a_ring(&lab, &two, 4);
+    large_rings_are_served_around_their_end(&two);
+    another_server_keeps_what_was_promised(&lab, &one, &two);
+    pages_may_stay_mapped(&lab, &one);
+    a_disk_is_taken_away_under_load(&lab, &one);
+    lab.first("the server's end", "kill -TERM $(cat /tmp/served.pid)\nended");
 }
 
 /// The same guest and tools with the kernel's own back end, which then makes way.
@@ -213,7 +236,7 @@ fn the_guests_are_real(lab: &Lab, one: &Guest) {
 }
 
 /// Disks are attached to a running guest and given to a new one, on images of three formats.
-fn three_formats(lab: &Lab, one: &Guest) -> Guest {
+fn three_formats(lab: &Lab, one: &Guest, options: &str) -> Guest {
     lab.first(
         "three images",
         "truncate -s 48M /srv/raw
@@ -224,7 +247,8 @@ fn three_formats(lab: &Lab, one: &Guest) -> Guest {
          xl block-attach one $(disk xvdb w vhd:/srv/vm.vhd)",
     );
     let target = "format=raw,vdev=xvda,access=w,script=block-ringtap,target=qcow2:/srv/vm.qcow2";
-    let two = lab.create(&Domain::new("two").memory(320 << 20).cpus(2).disk(target));
+    let two = Domain::new("two").memory(320 << 20).cpus(2).disk(target).kernel_options(options);
+    let two = lab.create(&two);
     for (guest, name) in [(one, "xvda"), (one, "xvdb"), (&two, "xvda")] {
         device(guest, name, true);
     }
@@ -232,13 +256,13 @@ fn three_formats(lab: &Lab, one: &Guest) -> Guest {
 }
 
 /// A guest of two processors has two rings, and what goes in by one comes out by the other.
-fn each_processor_has_a_ring(lab: &Lab, two: &Guest) {
+fn each_processor_has_a_ring(lab: &Lab, two: &Guest, pages: u32) {
     let said = lab.first(
         "two rings",
         "xenstore-read /local/domain/$(xl domid two)/device/vbd/51712/multi-queue-num-queues
-         grep -c 'connected, 2 ring(s)' /tmp/served.err",
+         grep -o 'connected, 2 ring(s) of .* page(s)' /tmp/served.err",
     );
-    assert_eq!(said, "2\n1\n");
+    assert_eq!(said, format!("2\nconnected, 2 ring(s) of {pages} page(s)\n"));
     let said = run(
         two,
         "set -e
@@ -257,6 +281,71 @@ fn each_processor_has_a_ring(lab: &Lab, two: &Guest) {
         |line: &str| line.split_whitespace().filter_map(|word| word.parse::<u64>().ok()).sum();
     let calls: Vec<u64> = said.lines().map(calls).collect();
     assert!(calls.len() == 2 && calls.iter().all(|count| *count > 0), "{said}");
+}
+
+/// More requests than its rings have places, many of them at a time, and some of 1 MiB.
+fn large_rings_are_served_around_their_end(two: &Guest) {
+    let said = run(two, "cat /sys/block/xvda/queue/max_segments", "segments of a request");
+    assert_eq!(said, "256\n");
+    for (load, offset) in [(4096, 0), (1 << 20, 0)] {
+        let depth = if load == 4096 { 200 } else { 8 };
+        let load = FioVerify::new("/dev/xvda").size(6 * MIB).block(load).depth(depth).seed(offset);
+        load.run(two, LONG).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// Discards free room in the image, and flushes come to the disk below.
+fn what_a_guest_asks_for_reaches_the_image(lab: &Lab, one: &Guest) {
+    run(one, "dd if=/dev/urandom of=/dev/xvda bs=1M count=16 oflag=direct status=none", "data");
+    let blocks = |story: &str| -> u64 {
+        let said = lab.first(story, "stat -c %b /srv/raw");
+        said.trim().parse().unwrap_or_else(|_| panic!("{story}: {said}"))
+    };
+    let before = blocks("what it takes");
+    run(one, "blkdiscard -o 4M -l 8M /dev/xvda", "a discard");
+    let freed = before.saturating_sub(blocks("what is left"));
+    assert!((16_000..17_000).contains(&freed), "{freed} of 16384 blocks are free");
+    run(
+        one,
+        "[ $(dd if=/dev/xvda bs=1M skip=4 count=8 iflag=direct status=none | tr -d '\\0' | wc -c) = 0 ]",
+        "zeros",
+    );
+    lab.first("a server's own count", "kill -USR1 $(cat /tmp/served.pid)");
+    run(one, "echo last | dd of=/dev/xvda conv=fsync status=none", "a flush");
+    let said = lab.first(
+        "another",
+        "kill -USR1 $(cat /tmp/served.pid)
+         for i in $(seq 100); do
+             [ $(grep -c '\"flush\"' /tmp/served.err) -lt 2 ] || break
+             sleep 0.1
+         done
+         grep '\"flush\"' /tmp/served.err",
+    );
+    let flushes = |line: &str| {
+        let text = line.split("\"flush\":{\"ended\":").nth(1)?;
+        text.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+    };
+    let counts: Vec<u64> = said.lines().filter_map(flushes).collect();
+    assert!(counts.len() == 2 && counts[1] > counts[0], "{said}");
+}
+
+/// A CD-ROM is shown as one, and is not written to.
+fn a_cdrom_is_one(lab: &Lab, one: &Guest) {
+    lab.first(
+        "a CD-ROM",
+        "dd if=/dev/urandom of=/srv/cd bs=1M count=4 status=none
+         xl block-attach one format=raw,vdev=xvdc,access=r,devtype=cdrom,script=block-ringtap,target=/srv/cd",
+    );
+    device(one, "xvdc", true);
+    let said = run(
+        one,
+        "cat /sys/block/xvdc/ro /sys/block/xvdc/removable
+         dd if=/dev/xvdc bs=1M iflag=direct status=none | md5sum
+         ! dd if=/dev/zero of=/dev/xvdc bs=4k count=1 oflag=direct status=none 2>/dev/null",
+        "its looks",
+    );
+    let sum = lab.first("its end", "md5sum </srv/cd\nxl block-detach one xvdc");
+    assert_eq!(said, format!("1\n1\n{sum}"));
 }
 
 /// A disk on /srv/raw grows under load: the guest sees it, and writes behind the old end.
@@ -298,6 +387,76 @@ fn two_at_once_outlive_the_server(lab: &Lab, one: &Guest, two: &Guest) {
         let done = load.wait(LONG).unwrap_or_else(|error| panic!("{story}: {error}"));
         assert_eq!((done.writes, done.reads), (24 * 256, 24 * 256), "{story}");
     }
+}
+
+/// One that would offer other things takes over what was offered: two rings, and pages that are the guest's
+/// again after each request.
+fn another_server_keeps_what_was_promised(lab: &Lab, one: &Guest, two: &Guest) {
+    let said = lab.first(
+        "other options",
+        "kill -TERM $(cat /tmp/served.pid)
+         ended
+         : >/tmp/served.err
+         serve --queues 1 --persistent-grants true
+         for i in $(seq 300); do
+             [ $(grep -c connected, /tmp/served.err) -lt 3 ] || break
+             sleep 0.1
+         done
+         grep connected, /tmp/served.err",
+    );
+    let count = |text: &str| said.matches(text).count();
+    assert_eq!((count("changing grants"), count("2 ring(s) of 4")), (3, 1), "{said}");
+    let reads = "taskset 1 dd if=/dev/xvda of=/dev/null bs=64k count=32 iflag=direct status=none";
+    run(two, &format!("{reads}\n{}", reads.replace("taskset 1", "taskset 2")), "both rings");
+    let load = FioVerify::new("/dev/xvda").size(4 * MIB).seed(7);
+    load.run(one, LONG).unwrap_or_else(|error| panic!("{error}"));
+    // What a guest's kernel says of pages that it cannot have back.
+    assert!(!one.console().contains("still in use"), "{}", one.console());
+}
+
+/// A disk that was attached where pages may stay mapped.
+fn pages_may_stay_mapped(lab: &Lab, one: &Guest) {
+    lab.first(
+        "a disk more",
+        "truncate -s 32M /srv/kept
+         xl block-attach one $(disk xvde w /srv/kept)
+         grep -q 'persistent grants' /tmp/served.err",
+    );
+    device(one, "xvde", true);
+    for block in [4096, 65536] {
+        let load = FioVerify::new("/dev/xvde").size(4 * MIB).block(block);
+        load.run(one, LONG).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let sum = run(one, "dd if=/dev/xvde bs=1M count=4 iflag=direct status=none | md5sum", "a sum");
+    let said = lab.first("its end", "xl block-detach one xvde\nhead -c 4194304 /srv/kept | md5sum");
+    assert_eq!(said, sum);
+}
+
+/// Its user gets errors and the guest goes on; what was written is in the image, and the image is free.
+fn a_disk_is_taken_away_under_load(lab: &Lab, one: &Guest) {
+    lab.first(
+        "a disk more",
+        "ringtap create -q -f qcow2 /srv/busy.qcow2 32M
+         xl block-attach one $(disk xvdf w qcow2:/srv/busy.qcow2)",
+    );
+    device(one, "xvdf", true);
+    run(one, "dd if=/dev/urandom of=/dev/xvdf bs=1M count=4 oflag=direct status=none", "data");
+    let sum = run(one, "dd if=/dev/xvdf bs=1M count=4 iflag=direct status=none | md5sum", "a sum");
+    let load = "fio --name=v --filename=/dev/xvdf --offset=8M --rw=randwrite --bs=16k --iodepth=16 \
+                --ioengine=libaio --direct=1 --time_based --runtime=600";
+    let job: Job<'_> = one.start(load).unwrap_or_else(|error| panic!("{error}"));
+    let said = lab.first(
+        "detached under load",
+        "sleep 2
+         xl block-detach one xvdf
+         ringtap check -q /srv/busy.qcow2
+         ringtap convert -q -f qcow2 -O raw /srv/busy.qcow2 /srv/copy
+         head -c 4194304 /srv/copy | md5sum",
+    );
+    assert_eq!(said, sum);
+    let ended = job.wait(LONG).unwrap_or_else(|error| panic!("{error}"));
+    assert_ne!(ended.status, 0, "a load on a disk that is gone");
+    device(one, "xvdf", false);
 }
 
 /// Detached, an image is whole for everyone else; attached again, it is what it was.

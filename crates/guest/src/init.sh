@@ -25,8 +25,17 @@ ln -s fd/0 /dev/stdin
 ln -s fd/1 /dev/stdout
 ln -s fd/2 /dev/stderr
 
+# The kernel's own loader would find these in its command line: MODULE.NAME=VALUE, with _ for -.
+given=
+for word in $(cat /proc/cmdline); do
+	case $word in *.*=*) given="$given $word" ;; esac
+done
 while read -r module; do
-	insmod "/modules/$module.ko" || echo "ringtap: cannot load $module"
+	options=
+	for word in $given; do
+		[ "$(echo "${module##*/}" | tr - _)" != "${word%%.*}" ] || options="$options ${word#*.}"
+	done
+	insmod "/modules/$module.ko" $options || echo "ringtap: cannot load $module"
 done </modules/order
 
 jobs=/run/jobs

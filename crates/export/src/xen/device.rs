@@ -258,7 +258,8 @@ impl Device {
         self.disconnect();
         if !comes_back {
             self.close_image();
-            connect::forget(&self.name, self.options.queues);
+            let queues = self.offered_queues()?;
+            connect::forget(&self.name, queues);
         }
         if !matches!(state, None | Some(CLOSED)) {
             self.write_state(CLOSED)?;
@@ -278,14 +279,28 @@ impl Device {
     }
 
     fn wanted(&mut self) -> Result<Connection, ConnectError> {
-        let (front, domain, queues) = (self.front.clone(), self.domain, self.options.queues);
+        let (front, domain, queues) = (self.front.clone(), self.domain, self.offered_queues()?);
         Connection::read(&mut self.store, &front, domain, queues)
+    }
+
+    /// The rings that the frontend was promised, perhaps by a server with other options.
+    fn offered_queues(&mut self) -> Result<u16, StoreError> {
+        let offered = self.store.number(&format!("{}/{}", self.back, nodes::MOST_QUEUES))?;
+        let offered = offered.and_then(|queues| queues.try_into().ok());
+        Ok(offered.unwrap_or(self.options.queues))
+    }
+
+    /// Whether pages may stay mapped. Where nobody promised it, a frontend takes each away when its
+    /// request has ended.
+    fn offered_persistent(&mut self) -> Result<bool, StoreError> {
+        let offered = self.store.number(&format!("{}/{}", self.back, nodes::PERSISTENT))?;
+        Ok(self.options.persistent && offered == Some(1))
     }
 
     fn connect(&mut self, take_over: bool) -> Result<(), StoreError> {
         let Some(vbd) = self.vbd.clone() else { return Ok(()) };
+        let persistent = self.offered_persistent()?;
         let served = self.wanted().and_then(|wanted| {
-            let persistent = self.options.persistent;
             let discards = nodes::discards(&vbd, &self.wishes);
             let offer = Offer { persistent, discards, take_over };
             let threads = wanted.serve(&self.name, &vbd, offer)?;
@@ -293,7 +308,7 @@ impl Device {
         });
         match served {
             Ok((connection, threads)) => {
-                let line = connection.line(self.options.persistent);
+                let line = connection.line(persistent);
                 tracing::info!("{}: connected, {line}", self.name);
                 (self.connection, self.threads) = (Some(connection), threads);
                 if take_over {

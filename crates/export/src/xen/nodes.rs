@@ -10,6 +10,10 @@ use super::wire::{INDIRECT_SEGMENTS, SECTOR};
 /// server: do not lower it.
 pub(crate) const MOST_RING_ORDER: u32 = 4;
 
+/// What a frontend was promised is read again by the server that takes it over.
+pub(crate) const MOST_QUEUES: &str = "multi-queue-max-queues";
+pub(crate) const PERSISTENT: &str = "feature-persistent";
+
 /// Bits of the node "info". VDISK_*.
 const CDROM: u32 = 1 << 0;
 const REMOVABLE: u32 = 1 << 1;
@@ -41,10 +45,10 @@ pub(crate) fn features(vbd: &Vbd, wishes: &Wishes, queues: u16, persistent: bool
     let mut nodes = vec![
         ("feature-flush-cache", flag(vbd.write_cache())),
         ("feature-barrier", flag(vbd.write_cache())),
-        ("feature-persistent", flag(persistent)),
+        (PERSISTENT, flag(persistent)),
         ("feature-max-indirect-segments", INDIRECT_SEGMENTS.to_string()),
         ("max-ring-page-order", MOST_RING_ORDER.to_string()),
-        ("multi-queue-max-queues", queues.to_string()),
+        (MOST_QUEUES, queues.to_string()),
         ("feature-discard", flag(discard)),
     ];
     if discard {

@@ -235,6 +235,12 @@ impl<F: Foreign> XenQueue<F> {
         state.busy()
     }
 
+    /// Requests that have ended and were not published.
+    #[cfg(test)]
+    pub(super) fn answers(&self) -> usize {
+        self.state.borrow().ended.len()
+    }
+
     /// Bytes of the buffers that slots hold.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {

@@ -23,6 +23,7 @@ pub struct Domain {
     cpus: u16,
     kind: &'static str,
     disks: Vec<String>,
+    options: String,
     timeout: Duration,
 }
 
@@ -36,6 +37,7 @@ impl Domain {
             cpus: 1,
             kind: "pv",
             disks: Vec::new(),
+            options: String::new(),
             timeout: Duration::from_secs(300),
         }
     }
@@ -66,6 +68,13 @@ impl Domain {
     #[must_use]
     pub fn disk(mut self, specification: impl Into<String>) -> Self {
         self.disks.push(specification.into());
+        self
+    }
+
+    /// More words for its kernel's command line, such as `xen_blkfront.max_ring_page_order=2`.
+    #[must_use]
+    pub fn kernel_options(mut self, words: impl Into<String>) -> Self {
+        self.options = words.into();
         self
     }
 
@@ -111,12 +120,13 @@ impl Domain {
         let disks: Vec<String> = self.disks.iter().map(|disk| format!("{disk:?}")).collect();
         format!(
             "name=\"{}\"\ntype=\"{}\"\nkernel=\"/boot/kernel\"\nramdisk=\"/boot/initrd\"\n\
-             memory={}\nvcpus={}\nextra=\"console=hvc0 quiet loglevel=5 panic=1 ringtap_port=hvc0\"\n\
+             memory={}\nvcpus={}\nextra=\"console=hvc0 quiet loglevel=5 panic=1 ringtap_port=hvc0 {}\"\n\
              on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\ndisk=[{}]\n",
             self.name,
             self.kind,
             self.memory >> 20,
             self.cpus,
+            self.options,
             disks.join(", ")
         )
     }
