@@ -15,8 +15,11 @@
 use nix::sys::resource::{UsageWho, getrusage};
 use ringtap_io::Time;
 
-/// Never spin longer than this: about what sleeping and being woken costs.
-const MOST: Time = 30_000;
+/// Never spin longer than this for a disk: about what sleeping and being woken costs.
+const MOST_FOR_DISK: Time = 30_000;
+/// Nor than this for a guest, which may itself have slept: in a virtual machine, waking a halted
+/// processor takes tens of microseconds, and whoever sleeps after that long makes the other sleep, too.
+const MOST_FOR_GUEST: Time = 100_000;
 /// Where spinning begins again after an event came soon.
 const LEAST: Time = 8_000;
 /// How long not to spin on a processor that others want.
@@ -90,6 +93,14 @@ impl Wait {
             _ => Wait::BusyDisk,
         }
     }
+
+    /// The longest to spin for it.
+    fn most(self) -> Time {
+        match self {
+            Wait::Guest => MOST_FOR_GUEST,
+            Wait::Disk | Wait::BusyDisk => MOST_FOR_DISK,
+        }
+    }
 }
 
 /// Decides between spinning and sleeping, from how long the last waits took.
@@ -120,11 +131,11 @@ impl Poller {
     pub(crate) fn event(&mut self, now: Time) {
         let Some((wait, since)) = self.idle.take() else { return };
         let waited = now.saturating_sub(since);
-        let window = &mut self.windows[wait as usize];
-        if waited > MOST {
+        let (window, most) = (&mut self.windows[wait as usize], wait.most());
+        if waited > most {
             *window = 0;
         } else if waited > *window {
-            *window = (waited * 2).clamp(LEAST, MOST);
+            *window = (waited * 2).clamp(LEAST, most);
         }
     }
 
@@ -153,6 +164,18 @@ mod tests {
         assert!(!poller.spin(26_001, Wait::Guest), "the window is over");
         poller.event(3_000_000);
         assert!(!poller.spin(4_000_000, Wait::Guest), "a slow event: no more spinning");
+    }
+
+    #[test]
+    fn a_guest_that_must_wake_first_is_waited_for_longer_than_a_disk() {
+        for (wait, spins) in [(Wait::Guest, true), (Wait::Disk, false)] {
+            let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
+            poller.spin(0, wait);
+            poller.event(MOST_FOR_DISK + 20_000);
+            assert_eq!(poller.spin(100_000, wait), spins, "{wait:?}");
+            assert_eq!(poller.spin(100_000 + MOST_FOR_GUEST - 1, wait), spins, "{wait:?}");
+            assert!(!poller.spin(100_000 + MOST_FOR_GUEST, wait), "{wait:?}");
+        }
     }
 
     #[test]
