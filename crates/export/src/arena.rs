@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
 use ringtap_io::Mem;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Page-aligned memory, a piece a slot. A page of it takes room only once it was used.
 ///
@@ -28,6 +28,13 @@ impl Arena {
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Arena { base, pieces, each })
+    }
+
+    /// Have every page take its room now (Linux 5.14): later there may be none without a disk's help.
+    pub(crate) fn bring_in(&self) -> io::Result<()> {
+        let (base, len) = (self.base.as_ptr().cast(), self.pieces * self.each);
+        // SAFETY: the mapping is ours; its bytes stay as they are.
+        Ok(unsafe { madvise(base, len, Advice::LinuxPopulateWrite) }?)
     }
 
     fn at(&self, piece: usize) -> *mut u8 {

@@ -14,9 +14,9 @@ use super::wire::{DeviceInfo, State, feature, params};
 use super::{Error, Options, record};
 
 /// Requests a queue may have.
-const DEPTH: u16 = 128;
-/// Bytes of one request, at most.
-const MOST: u32 = 512 << 10;
+const DEPTH: u16 = 64;
+/// Bytes of one request, at most. Memory for all of a queue's is held from the start: 16 MiB.
+const MOST: u32 = 256 << 10;
 /// The same where no memory of the server's is filled by it.
 const MOST_UNCOPIED: u32 = 1 << 20;
 /// Formats whose images hold a disk's bytes as they are, for the most part.

@@ -21,6 +21,7 @@ mod descriptors;
 mod device;
 mod list;
 mod namespace;
+mod pieces;
 mod queue;
 mod record;
 mod thread;

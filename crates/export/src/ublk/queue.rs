@@ -4,6 +4,9 @@
 //! request's own pages are registered with this thread's ring, at the slot's place; where somebody
 //! must look at the bytes after all (a hole, a cluster in part) they are copied here, through the
 //! device's file.
+//!
+//! All of that memory is there before the first request. Short of memory, the kernel writes pages out
+//! to this very device, and a page that the server would have to ask for then might never come.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -14,9 +17,13 @@ use ringtap_io::{Io, Mem, Op, OpenFile};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use super::descriptors::Descriptors;
+use super::pieces::Pieces;
 use super::wire::{COMMIT_AND_FETCH, DeviceInfo, FETCH, bytes_of, io_command, register_at};
 use crate::arena::Arena;
 use crate::queue::Queue;
+
+/// With zero copy so many requests of a queue may be copied at a time; others wait.
+const COPIES: usize = 16;
 
 /// A queue being served. All of it belongs to one thread.
 pub(crate) struct UblkQueue {
@@ -26,7 +33,9 @@ pub(crate) struct UblkQueue {
     index: u16,
     zero_copy: bool,
     descriptors: Descriptors,
+    /// A piece a slot; with zero copy those that `pieces` gives out.
     arena: Arena,
+    pieces: Pieces,
     slots: RefCell<Vec<Slot>>,
     under_way: Cell<usize>,
     failed: Cell<Option<i32>>,
@@ -40,6 +49,8 @@ struct Slot {
     answer: Option<i32>,
     /// Whether the bytes that were read have still to be copied to the request's pages.
     copies: bool,
+    /// The piece it was given for that, with zero copy.
+    piece: Option<usize>,
 }
 
 impl UblkQueue {
@@ -51,15 +62,20 @@ impl UblkQueue {
         info: &DeviceInfo,
     ) -> io::Result<UblkQueue> {
         let (depth, most_bytes) = (info.depth, info.most_bytes as usize);
+        let slots = usize::from(depth);
+        let pieces = if info.is_zero_copy() { slots.min(COPIES) } else { slots };
+        let arena = Arena::new(pieces, most_bytes)?;
+        arena.bring_in()?;
         Ok(UblkQueue {
             io,
             vbd,
             zero_copy: info.is_zero_copy(),
             descriptors: Descriptors::map(&*device, index, depth)?,
-            arena: Arena::new(depth.into(), most_bytes)?,
+            arena,
+            pieces: Pieces::new(pieces, slots),
             device,
             index,
-            slots: RefCell::new(vec![Slot::default(); depth.into()]),
+            slots: RefCell::new(vec![Slot::default(); slots]),
             under_way: Cell::new(0),
             failed: Cell::new(None),
         })
@@ -75,51 +91,52 @@ impl UblkQueue {
         self.failed.get()
     }
 
-    /// The request that a slot's fetch has brought.
-    fn fetched(&self, tag: u16) -> Result<Request, Error> {
+    fn change(&self, tag: u16, change: impl FnOnce(&mut Slot)) {
+        if let Some(slot) = self.slots.borrow_mut().get_mut(usize::from(tag)) {
+            change(slot);
+        }
+    }
+
+    /// The request that a slot's fetch has brought, and whether its bytes must be copied here.
+    fn fetched(&self, tag: u16) -> Result<(Request, bool), Error> {
         let asked = self.descriptors.get(tag).parse(self.arena.each())?;
         let moves = matches!(asked.kind, Kind::Read | Kind::Write);
         let len = if moves { asked.len as usize } else { 0 };
-        if let Some(slot) = self.slots.borrow_mut().get_mut(usize::from(tag)) {
-            (slot.moved, slot.copies) = (len as i32, false);
-        }
+        self.change(tag, |slot| (slot.moved, slot.copies) = (len as i32, false));
         let untouched = |vbd: &Vbd| vbd.moves_untouched(asked.kind, asked.offset, asked.len);
-        let request = Request {
-            kind: asked.kind,
-            offset: asked.offset,
-            len: asked.len,
-            mem: self.arena.mem(tag.into(), len),
-            fua: asked.fua,
+        let (mem, copies) = match self.zero_copy {
+            false => (self.arena.mem(tag.into(), len), false),
+            true if !moves => (self.arena.mem(0, 0), false),
+            true => (Mem::of_kernel(tag, len), !(asked.registered && untouched(&self.vbd))),
         };
-        match self.zero_copy && moves {
-            true if asked.registered && untouched(&self.vbd) => {
-                Ok(Request { mem: Mem::of_kernel(tag, len), ..request })
-            }
-            true => self.copied(tag, request),
-            false => Ok(request),
-        }
+        let (kind, offset, len, fua) = (asked.kind, asked.offset, asked.len, asked.fua);
+        Ok((Request { kind, offset, len, mem, fua }, copies))
     }
 
     /// The request with memory that can be looked at: a write's bytes are there, a read's are copied
     /// with the answer.
-    fn copied(&self, tag: u16, request: Request) -> Result<Request, Error> {
-        let mem = self.arena.mem(tag.into(), request.len as usize);
+    async fn copied(&self, tag: u16, request: Request) -> Result<Request, Error> {
+        let piece = self.pieces.take(tag.into()).await;
+        self.change(tag, |slot| slot.piece = Some(piece));
+        let mem = self.arena.mem(piece, request.len as usize);
         if request.kind == Kind::Write {
             let at = bytes_of(self.index, tag);
-            self.arena.read_at(tag.into(), &*self.device, at, mem.len()).map_err(os)?;
-        } else if let Some(slot) = self.slots.borrow_mut().get_mut(usize::from(tag)) {
-            slot.copies = true;
+            self.arena.read_at(piece, &*self.device, at, mem.len()).map_err(os)?;
+        } else {
+            self.change(tag, |slot| slot.copies = true);
         }
         Ok(Request { mem, ..request })
     }
 
     /// Copy what was read to the request's pages, where that was left to us.
     fn copy_back(&self, tag: u16, slot: &Slot) -> Result<(), Error> {
-        if !slot.copies {
-            return Ok(());
+        match slot.piece {
+            Some(piece) if slot.copies => {
+                let at = bytes_of(self.index, tag);
+                self.arena.write_at(piece, &*self.device, at, slot.moved as usize).map_err(os)
+            }
+            _ => Ok(()),
         }
-        let at = bytes_of(self.index, tag);
-        self.arena.write_at(tag.into(), &*self.device, at, slot.moved as usize).map_err(os)
     }
 }
 
@@ -133,7 +150,7 @@ pub(crate) async fn run_slot(queue: Rc<UblkQueue>, vbd: Rc<Vbd>, io: Io, tag: u1
         let mut end = vbd.serve(&io, request).await;
         if end == Err(Error::Unsupported) && request.mem.is_kernels() {
             // Where its bytes lie has changed since it was looked at.
-            end = match queue.copied(tag, request) {
+            end = match queue.copied(tag, request).await {
                 Ok(request) => vbd.serve(&io, request).await,
                 Err(error) => Err(error),
             };
@@ -163,23 +180,29 @@ impl Queue for UblkQueue {
                 }
             }
             match self.fetched(tag) {
-                Ok(request) => {
+                Ok((request, copies)) => {
                     self.under_way.set(self.under_way.get() + 1);
-                    return Some(request);
+                    if !copies {
+                        return Some(request);
+                    }
+                    match self.copied(tag, request).await {
+                        Ok(request) => return Some(request),
+                        Err(error) => self.reply(tag, Err(error)),
+                    }
                 }
-                Err(error) => {
-                    let mut slots = self.slots.borrow_mut();
-                    slots[usize::from(tag)].answer = Some(-error.errno());
-                }
+                Err(error) => self.change(tag, |slot| slot.answer = Some(-error.errno())),
             }
         }
     }
 
     fn reply(&self, tag: u16, end: Result<(), Error>) {
         self.under_way.set(self.under_way.get() - 1);
-        if let Some(slot) = self.slots.borrow_mut().get_mut(usize::from(tag)) {
+        self.change(tag, |slot| {
             let end = end.and_then(|()| self.copy_back(tag, slot));
             slot.answer = Some(end.map_or_else(|error| -error.errno(), |()| slot.moved));
-        }
+            if let Some(piece) = slot.piece.take() {
+                self.pieces.give_back(piece);
+            }
+        });
     }
 }
