@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::analysis::{Analysis, reference};
-use super::{contention, format, ranking, state_in_words, steady, words};
+use super::{contention, format, latency, ranking, state_in_words, steady, words};
 use crate::error::{Error, Result};
 use crate::run::folder::replace;
 use crate::sample::Unit;
@@ -128,6 +128,7 @@ pub fn markdown(analysis: &Analysis) -> String {
             }
             text.push('\n');
             if workload.headline.last() == Some(&metric) {
+                text += &latency::markdown(analysis, stage, workload);
                 text += &contention::markdown(analysis, stage, workload);
             }
         }

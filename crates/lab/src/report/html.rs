@@ -4,7 +4,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::analysis::{Analysis, Row, reference};
 use super::{
-    answer, contention, facts, format, published, state_in_words, steady, svg, table, words,
+    answer, contention, facts, format, latency, published, state_in_words, steady, svg, table,
+    words,
 };
 use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage, Unit};
@@ -144,7 +145,7 @@ fn workload_card(
     // Latency and cost belong to the run, not to each of its headline metrics.
     let first = workload.headline.first() == Some(&metric);
     let latency =
-        if first { latency(analysis, stage, arms, workload, reference) } else { Vec::new() };
+        if first { latency::figures(analysis, stage, arms, workload) } else { Vec::new() };
     let (cost, per) = if first { cost(analysis, stage, arms, workload) } else { (Vec::new(), "") };
     let notes: Vec<&str> = analysis
         .notes
@@ -169,12 +170,6 @@ fn workload_card(
                     figcaption { "median of the rounds" (less) "; dots: rounds; whisker: 95 % interval" }
                     (svg::bars(workload.title, &axis(metric), metric.unit(), &bars))
                 }
-                @if !latency.is_empty() {
-                    figure {
-                        figcaption { "latency: p50, p99, p99.9 (large to small dot), medians of the rounds; less is better" }
-                        (svg::latency("latency", "time of one I/O, logarithmic", &latency))
-                    }
-                }
                 @if !cost.is_empty() {
                     figure {
                         figcaption {
@@ -184,7 +179,10 @@ fn workload_card(
                         (svg::cost("CPU time", &format!("CPU seconds for a {per}"), &cost))
                     }
                 }
+                // Two belong beside each other.
+                @if let [one] = &latency[..] { (one) }
             }
+            @if latency.len() > 1 { div.charts { @for figure in &latency { (figure) } } }
             div.scroll { (workload_table(analysis, stage, arms, workload, metric, reference)) }
         }
     }
@@ -280,32 +278,6 @@ pub(super) fn class(backend: &str, reference: &str) -> &'static str {
     } else {
         "peer"
     }
-}
-
-fn latency<'a>(
-    analysis: &Analysis,
-    stage: Stage,
-    arms: &[&'a Arm],
-    workload: &Workload,
-    reference: &str,
-) -> Vec<svg::Latency<'a>> {
-    arms.iter()
-        .map(|arm| {
-            let points = [("p50", Metric::P50), ("p99", Metric::P99), ("p99.9", Metric::P999)];
-            let value = |metric| {
-                analysis.median(stage, &arm.name, workload.name, metric).map(|value| value.value)
-            };
-            svg::Latency {
-                label: &arm.name,
-                class: class(&arm.backend, reference),
-                points: points
-                    .iter()
-                    .filter_map(|(name, metric)| Some((*name, value(*metric)?)))
-                    .collect(),
-            }
-        })
-        .filter(|arm| !arm.points.is_empty())
-        .collect()
 }
 
 fn cost<'a>(
