@@ -6,6 +6,7 @@ pub mod meter;
 pub mod order;
 pub mod progress;
 pub mod scratch;
+pub mod track;
 pub mod watch;
 
 use std::cell::RefCell;
@@ -25,7 +26,7 @@ use crate::workload::{Kind, Measured, Settings, Workload};
 use expect::seconds;
 pub use expect::{expected, in_words};
 use folder::{Arm, Folder, Record, Skip, State};
-use meter::Meter;
+use meter::{Meter, Spent, Who};
 use progress::Progress;
 use scratch::Scratch;
 use watch::Watch;
@@ -319,23 +320,29 @@ impl Runner<'_> {
         ));
         let began_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
-        let before = Meter::read(server, client, self.device.as_deref());
+        let who = Who {
+            servers: server.map(Server::pid).into_iter().collect(),
+            clients: client.into_iter().collect(),
+        };
+        let before = Meter::read(&who, self.device.as_deref());
         let watch = matches!(place.workload.kind, Kind::Rated(_))
             .then(|| Watch::start(server.map(Server::pid), client, self.device.as_deref()));
         let clock = Instant::now();
         let mark = Mark {
-            server,
-            client,
+            who: &who,
             device: self.device.as_deref(),
             begun: RefCell::new((before, clock)),
+            spent: RefCell::new(None),
         };
         let result = work(&mark);
         let seconds = clock.elapsed().as_secs_f64();
         let gaps = result.as_ref().map_or(&[][..], |measured| &measured.gaps);
         let stalls = watch.map(|watch| watch.explain(gaps)).unwrap_or_default();
-        let (before, begun) = mark.begun.into_inner();
-        let spent = Meter::read(server, client, self.device.as_deref())
-            .since(&before, begun.elapsed().as_secs_f64());
+        let Mark { begun, spent, .. } = mark;
+        let spent = spent.into_inner().unwrap_or_else(|| {
+            let (before, begun) = begun.into_inner();
+            Meter::read(&who, self.device.as_deref()).since(&before, begun.elapsed().as_secs_f64())
+        });
         let mut full = None;
         let mut sample = place.sample();
         sample.began_ms = u64::try_from(began_ms).unwrap_or(0);
@@ -480,19 +487,29 @@ impl Runner<'_> {
     }
 }
 
-/// Where costs and bytes of a sample are counted from: its beginning, or where a workload says that what it needs is made.
+/// Where costs and bytes of a sample are counted from: its beginning, or where a workload says that what it needs is made;
+/// and where only a part of it counts, what was spent in that.
 pub struct Mark<'a> {
-    server: Option<&'a Server>,
-    client: Option<u32>,
+    who: &'a Who,
     device: Option<&'a Path>,
     begun: RefCell<(Meter, Instant)>,
+    spent: RefCell<Option<Spent>>,
 }
 
 impl Mark<'_> {
     /// What was made so far is no part of the workload.
     pub fn begin(&self) {
-        let meter = Meter::read(self.server, self.client, self.device);
-        self.begun.replace((meter, Instant::now()));
+        self.begun.replace((Meter::read(self.who, self.device), Instant::now()));
+    }
+
+    /// Statistics of the device that holds the disks.
+    pub fn device(&self) -> Option<&Path> {
+        self.device
+    }
+
+    /// Only this counts.
+    pub fn account(&self, spent: Spent) {
+        self.spent.replace(Some(spent));
     }
 }
 

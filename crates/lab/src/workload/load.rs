@@ -77,7 +77,13 @@ pub fn timed(text: &str) -> Result<Timed> {
     let ended = outcome.ended_ms.ok_or_else(|| wrong("it does not say when it ended".into()))?;
     let p99 = Some(outcome.lat_ns.p99).filter(|p99| *p99 > 0.0 && outcome.ios * 0.01 >= BEYOND);
     Ok(Timed {
-        load: Load { iops: outcome.iops, ios: outcome.ios, p99 },
+        load: Load {
+            iops: outcome.iops,
+            ios: outcome.ios,
+            p99,
+            seconds: outcome.seconds,
+            cpu: outcome.cpu_seconds,
+        },
         span: (ended - 1e3 * outcome.seconds, ended),
     })
 }

@@ -89,6 +89,7 @@ pub fn parse(
         ..Measured::default()
     };
     measured.metrics.insert(Metric::Iops, load.iops.into());
+    measured.metrics.insert(Metric::ClientCpu, (load.cpu / load.ios * 1e6).into());
     for (metric, name, quantile) in [
         (Metric::P50, "50.000000", 0.5),
         (Metric::P90, "90.000000", 0.9),
