@@ -80,11 +80,12 @@ pub fn markdown(analysis: &Analysis) -> String {
     if !analysis.columns.is_empty() {
         text.push('\n');
     }
-    for (stage, lines) in ranking::answers(analysis) {
+    let answers = ranking::answers(analysis);
+    for (stage, lines) in &answers {
         let _ = writeln!(
             text,
             "## {stage}: which one for which load\n\n{}.\n",
-            words::stage(analysis, stage)
+            words::stage(analysis, *stage)
         );
         for line in lines {
             let _ = writeln!(text, "- {line}");
@@ -92,6 +93,9 @@ pub fn markdown(analysis: &Analysis) -> String {
         text.push('\n');
     }
     for (stage, arms) in analysis.stages() {
+        if !answers.iter().any(|(of, _)| *of == stage) {
+            let _ = writeln!(text, "## {stage}\n\n{}.\n", words::stage(analysis, stage));
+        }
         let name = reference(run, stage).unwrap_or_default();
         for (workload, metric) in analysis.headlines(stage) {
             let _ = writeln!(text, "### {stage}: {}, {}\n", workload.title, metric.title());
