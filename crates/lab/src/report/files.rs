@@ -141,6 +141,7 @@ pub fn markdown(analysis: &Analysis) -> String {
     if !sentences.is_empty() {
         let _ = writeln!(text, "## Were the writes steady?\n\n{}\n", sentences.join("\n\n"));
     }
+    let _ = writeln!(text, "## Disks\n\n{}\n", words::preconditioned(analysis));
     if !analysis.durability.is_empty() {
         text += "## Flushes that reach the disk\n\n| stage | backend | flushes per fsync | |\n|---|---|---|---|\n";
         for check in &analysis.durability {

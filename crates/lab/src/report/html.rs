@@ -432,7 +432,7 @@ fn method(analysis: &Analysis) -> Markup {
             li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven by ringtap load, another client: compare them with each other first." }
             li { "A number is called disk speed by the ledger alone: where the device saw less than half of the bytes asked for, it is a cache's and not ranked." }
             li { "While a load by schedule runs, the lab looks every 10 ms who works and who waits; a gap over 100 ms is put down to the layer that took half of it." }
-            li { "Disks are written once before they are measured. Writes are steady from the first five rounds in a row that lie within 20 % of their mean and along a line that moves by at most 10 % of it; where there are none the series is marked, and its rounds are shown." }
+            li { (words::preconditioned(analysis)) " Writes are steady from the first five rounds in a row that lie within 20 % of their mean and along a line that moves by at most 10 % of it; where there are none the series is marked, and its rounds are shown." }
             li { "Writes are not flushed, except in the dsync test. dd's 1 GiB write includes the time to read 1 GiB of zeros." }
             li { "Everything here is made of run.json and samples.jsonl; " code { "ringtap report FOLDER" } " makes it again, with every interval and verdict." }
         }

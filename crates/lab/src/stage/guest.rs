@@ -267,6 +267,7 @@ pub fn attach<'a>(
     disk: &Path,
     part: Part,
 ) -> Result<Option<Attached<'a>>> {
+    runner.keep_written(disk)?;
     settle(disk)?;
     let Part { nth, workloads } = part;
     let served = fresh(runner.env, runner.stop, arm, disk, nth)

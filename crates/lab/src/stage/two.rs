@@ -52,6 +52,7 @@ impl Two {
     pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, arm) in (0..).zip(order) {
             let place = |workload| Place { stage: Stage::Two, arm, workload, round, position };
+            self.disks.iter().try_for_each(|disk| runner.keep_written(disk))?;
             let mut pair = match Pair::start(runner, arm, &self.disks) {
                 Ok(pair) => pair,
                 Err(Error::Interrupted) => return Err(Error::Interrupted),

@@ -84,6 +84,31 @@ fn samples(run: &Path) -> Vec<Sample> {
 }
 
 #[test]
+fn what_a_job_discards_is_written_again() {
+    let bench = Bench::new();
+    let job = bench.dir.path().join("run-trim.fio");
+    std::fs::write(&job, "[trim]\nrw=trim\nbs=1M\ndirect=1\nioengine=sync\nnumber_ios=8\n")
+        .unwrap();
+    let arguments =
+        ["compare", "--stages", "host", "--rounds", "1", "--backends", "loop", "--fio-job"];
+    let mut arguments = arguments.map(std::ffi::OsString::from).to_vec();
+    arguments.push(job.into());
+    let settings = ["--seed", "5", "--size", "32M", "--ramp", "0", "--seconds", "0.1", "--dir"];
+    arguments.extend(settings.map(Into::into));
+    arguments.push(bench.dir.path().into());
+    let plan = Plan::from_args(&Cli::parse_from(arguments).args).unwrap();
+    if let Some(missing) = bench.env.loop_devices() {
+        panic!("{}: {}", missing.reason, missing.remedy);
+    }
+    run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    let written = report::load(&bench.out()).unwrap().run.written.unwrap();
+    assert_eq!((written.bytes, written.allocated), (32 << 20, 32 << 20));
+    // Before the twin; after it nobody comes.
+    assert_eq!(written.again, 1);
+}
+
+#[test]
 fn small_disks_for_real() {
     let bench = Bench::new();
     let plan = bench.plan(

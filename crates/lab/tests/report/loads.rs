@@ -1,4 +1,6 @@
-//! Two loads at once, and writes that do not settle, as the report shows them.
+//! Latency curves, two loads at once, how disks were made ready, and writes that do not settle, as the report shows them.
+
+use ringtap_lab::run::folder::Written;
 
 use super::*;
 
@@ -171,4 +173,24 @@ fn latency_from_the_schedule_stands_beside_fios_own_on_one_scale() {
     let (record, samples) = contended();
     let page = html::render(&Analysis::new(record, &samples));
     assert!(!page.contains("figure class=\"latency\""));
+}
+
+#[test]
+fn whether_the_disks_were_written_whole_is_said() {
+    let said = |bytes: u64, allocated: u64, again: u32| {
+        let mut run = record(6, State::Complete);
+        run.written = Some(Written { bytes, allocated, again });
+        let analysis = Analysis::new(run, &samples(6));
+        let markdown = report::files::markdown(&analysis);
+        let sentence = report::words::preconditioned(&analysis);
+        assert!(markdown.contains(&sentence), "{markdown}");
+        assert!(html::render(&analysis).contains(&sentence));
+        sentence
+    };
+    let whole = said(3 << 30, 3 << 30, 0);
+    assert!(whole.contains("3072 MiB in all") && whole.contains("100 % allocated"), "{whole}");
+    assert!(!whole.contains("find") && !whole.contains("discarded"), "{whole}");
+    let thin = said(1 << 30, 1 << 28, 2);
+    assert!(thin.contains("25 % allocated") && thin.contains("find room first"), "{thin}");
+    assert!(thin.contains("2 times a disk was written again"), "{thin}");
 }
