@@ -513,7 +513,7 @@ fn a_stall_is_told_with_its_layer() {
 #[test]
 fn what_is_known_beforehand_is_measured() {
     let bench = Bench::new();
-    let plan = bench.plan("--stages host --rounds 6 --seconds 0.3");
+    let plan = bench.plan("--stages host --rounds 6 --seconds 0.6");
     let outcome = selftest::run(&plan, &bench.env, &Stop::default()).unwrap();
     bench.assert_clean();
     assert_eq!(outcome.skipped, Vec::<String>::new(), "nbdkit, qemu-nbd and root must be there");
