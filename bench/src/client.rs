@@ -142,7 +142,7 @@ fn fio(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
         "--random_generator=tausworthe64".into(),
         "--clat_percentiles=0".into(),
         "--lat_percentiles=1".into(),
-        "--percentile_list=50:99:99.9".into(),
+        "--percentile_list=50:90:99:99.9".into(),
         "--output-format=json".into(),
     ];
     let text = finish(&Launch::new("fio", words), run, run.seconds)?;
@@ -171,6 +171,7 @@ pub(crate) fn read_fio(text: &str, writes: bool) -> Result<Measured> {
         lat_ns: Some(Latency {
             mean: number(&lat["mean"], "lat mean")?,
             p50: percentile("50.000000")?,
+            p90: percentile("90.000000")?,
             p99: percentile("99.000000")?,
             p999: percentile("99.900000")?,
             max: number(&lat["max"], "lat max")? as u64,
@@ -220,7 +221,7 @@ mod tests {
     const FIO: &str = r#"fio: a note before the report
 {"jobs":[{"error":0,"usr_cpu":30.0,"sys_cpu":20.0,
 "read":{"total_ios":1000,"iops":500.5,"runtime":2000,
-  "lat_ns":{"mean":10.5,"max":99,"percentile":{"50.000000":10,"99.000000":20,"99.900000":30}}},
+  "lat_ns":{"mean":10.5,"max":99,"percentile":{"50.000000":10,"90.000000":15,"99.000000":20,"99.900000":30}}},
 "write":{"total_ios":0,"iops":0.0,"runtime":0,"lat_ns":{"mean":0,"max":0}}}]}"#;
 
     #[test]
@@ -229,7 +230,7 @@ mod tests {
         assert_eq!((measured.iops, measured.requests), (500.5, 1000));
         assert!((measured.client_cpu_per_request - 0.001).abs() < 1e-12);
         let lat = measured.lat_ns.unwrap();
-        assert_eq!((lat.p50, lat.p99, lat.p999, lat.max), (10, 20, 30, 99));
+        assert_eq!([lat.p50, lat.p90, lat.p99, lat.p999, lat.max], [10, 15, 20, 30, 99]);
     }
 
     #[test]

@@ -295,7 +295,7 @@ impl Host {
             "fio --name=line --filename={} --rw={} --bs={} --iodepth={} --runtime={}ms --time_based \
                  --direct=1 --ioengine=io_uring --norandommap --randrepeat=0 \
                  --random_generator=tausworthe64 --clat_percentiles=0 --lat_percentiles=1 \
-                 --percentile_list=50:99:99.9 --output-format=json --output=/tmp/fio >&2",
+                 --percentile_list=50:90:99:99.9 --output-format=json --output=/tmp/fio >&2",
             way.device,
             line.rw,
             line.bs,

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -10,8 +10,9 @@ use crate::appliance::{Appliance, Root};
 use crate::error::{Error, Result, io};
 use crate::guest::{Guest, Launch, link};
 use crate::kernel::Machine;
+use crate::kvm::{self, NoKvm};
 use crate::pc::{self, Pc};
-use crate::process::{Group, find_program, run_tool};
+use crate::process::{find_program, run_tool};
 use crate::rundir::RunDir;
 use crate::setup::{Share, root_script, share_script};
 use crate::uml::letter;
@@ -235,12 +236,22 @@ impl Qemu {
     /// Whether KVM really runs a kernel here: `/dev/kvm` may be there and hang. Tried once per
     /// boot of this machine, for at most six seconds; the answer is kept beside the appliance.
     pub fn kvm_works(appliance: &Appliance) -> bool {
-        static WORKS: OnceLock<bool> = OnceLock::new();
+        Qemu::kvm(appliance).is_ok()
+    }
+
+    /// The same, with the reason.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn kvm(appliance: &Appliance) -> std::result::Result<(), NoKvm> {
+        static WORKS: OnceLock<std::result::Result<(), NoKvm>> = OnceLock::new();
         let dir = appliance.initrd.parent().unwrap_or(Path::new("/tmp"));
-        *WORKS.get_or_init(|| {
-            fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
-                && probe_kvm(&appliance.kernel.image, &dir.join("kvm")).unwrap_or(false)
-        })
+        let probe = || {
+            kvm::open(Path::new("/dev/kvm"))?;
+            let works = kvm::probe(&appliance.kernel.image, &dir.join("kvm")).unwrap_or(false);
+            if works { Ok(()) } else { Err(NoKvm::Hangs) }
+        };
+        WORKS.get_or_init(probe).clone()
     }
 
     /// Boots the guest.
@@ -398,34 +409,6 @@ fn reconnect_option(program: &Path) -> Result<&'static str> {
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
     let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     Ok(if version >= (9, 2) { "reconnect-ms=200" } else { "reconnect=1" })
-}
-
-/// Boots the kernel alone: without a root it panics, and QEMU ends, within a second or so. Code
-/// that merely starts proves nothing; on some nested hosts firmware runs and a kernel hangs.
-fn probe_kvm(kernel: &Path, memo: &Path) -> Result<bool> {
-    const GIVEN: Duration = Duration::from_secs(6);
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let known = fs::read_to_string(memo).unwrap_or_default();
-    if let Some(answer) = known.strip_prefix(boot.trim()).filter(|_| !boot.is_empty()) {
-        return Ok(answer.trim() == "works");
-    }
-    let dir = RunDir::new()?;
-    let console = dir.path().join("console");
-    let log = fs::File::create(&console).map_err(io("make", &console))?;
-    let mut command = Command::new(find_program(PROGRAM, PACKAGE)?);
-    command.args(["-accel", "kvm", "-cpu", "host", "-nodefaults", "-no-user-config", "-m", "256M"]);
-    command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-serial", "stdio"]);
-    command.args(["-kernel", &link(dir.path(), "kernel", kernel)?]);
-    command.args(["-append", "console=ttyS0 panic=-1"]);
-    command.stdin(Stdio::null()).stdout(log).stderr(Stdio::null());
-    let mut group = Group::spawn(&mut command)?;
-    let ended = group.wait(GIVEN).is_some();
-    group.kill();
-    let text = fs::read(&console).map_err(io("read", &console))?;
-    let works = ended && String::from_utf8_lossy(&text).contains("Linux version");
-    let answer = format!("{} {}\n", boot.trim(), if works { "works" } else { "hangs" });
-    fs::write(memo, answer).map_err(io("write", memo))?;
-    Ok(works)
 }
 
 /// What is known about the ways in which QEMU fails to start.

@@ -133,6 +133,8 @@ metrics! {
     TimePerOp: "time per write", Nanoseconds, Lower;
     /// Median latency.
     P50: "p50", Nanoseconds, Lower;
+    /// 90th percentile of latency.
+    P90: "p90", Nanoseconds, Lower;
     /// 99th percentile of latency.
     P99: "p99", Nanoseconds, Lower;
     /// 99.9th percentile of latency.
@@ -223,6 +225,10 @@ metrics! {
     SecondP99: "p99 of the second", Nanoseconds, Lower;
     /// The same by its p99 alone.
     SecondP99Factor: "the second's p99 beside / alone", Factor, Lower;
+    /// Median against the schedule on which requests should have been sent (open loop).
+    ScheduleP50: "p50 from schedule", Nanoseconds, Lower;
+    /// p90 against that schedule.
+    ScheduleP90: "p90 from schedule", Nanoseconds, Lower;
     /// p99 against the schedule on which requests should have been sent (open loop).
     ScheduleP99: "p99 from schedule", Nanoseconds, Lower;
     /// p99.9 against that schedule.

@@ -239,7 +239,11 @@ fn measure(arm: &Arm, scratch: &Scratch, settings: &Settings, stop: &Stop) -> Re
     let measured = fio::parse(&output.stdout, arm.job, settings)?;
     measured.metrics.get(&arm.metric).map(|value| value.value).ok_or_else(|| Error::Output {
         what: "fio's JSON",
-        found: format!("no {} of {}: too few I/Os", arm.metric.title(), arm.name),
+        found: format!(
+            "no {} of {}: too few I/Os; longer --seconds help",
+            arm.metric.title(),
+            arm.name
+        ),
     })
 }
 

@@ -13,6 +13,8 @@ pub struct Latency {
     pub mean: f64,
     /// Median.
     pub p50: u64,
+    /// 9 of 10 requests took no longer.
+    pub p90: u64,
     /// 99 of 100 requests took no longer.
     pub p99: u64,
     /// 999 of 1000 requests took no longer.
@@ -29,6 +31,7 @@ impl Latency {
         Latency {
             mean: histogram.mean(),
             p50: histogram.value_at_quantile(0.5),
+            p90: histogram.value_at_quantile(0.9),
             p99: histogram.value_at_quantile(0.99),
             p999: histogram.value_at_quantile(0.999),
             max: histogram.max(),
@@ -183,13 +186,14 @@ struct Microseconds<'a>(&'a Latency);
 
 impl fmt::Display for Microseconds<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Latency { mean, p50, p99, p999, max } = self.0;
+        let Latency { mean, p50, p90, p99, p999, max } = self.0;
         let us = |ns: &u64| *ns as f64 / 1e3;
         write!(
             f,
-            "mean {:.1}  p50 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1} µs",
+            "mean {:.1}  p50 {:.1}  p90 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1} µs",
             mean / 1e3,
             us(p50),
+            us(p90),
             us(p99),
             us(p999),
             us(max)
@@ -210,6 +214,7 @@ mod tests {
         let latency = Latency::of(&histogram);
         let near = |got: u64, want: u64| got.abs_diff(want) * 1000 <= want;
         assert!(near(latency.p50, 5_000_000), "{latency:?}");
+        assert!(near(latency.p90, 9_000_000), "{latency:?}");
         assert!(near(latency.p99, 9_900_000), "{latency:?}");
         assert!(near(latency.p999, 9_990_000), "{latency:?}");
         assert!(near(latency.max, 10_000_000), "{latency:?}");

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::analysis::{Analysis, reference};
-use super::{contention, format, ranking, state_in_words, steady, words};
+use super::{contention, format, latency, ranking, state_in_words, steady, words};
 use crate::error::{Error, Result};
 use crate::run::folder::replace;
 use crate::sample::Unit;
@@ -80,11 +80,12 @@ pub fn markdown(analysis: &Analysis) -> String {
     if !analysis.columns.is_empty() {
         text.push('\n');
     }
-    for (stage, lines) in ranking::answers(analysis) {
+    let answers = ranking::answers(analysis);
+    for (stage, lines) in &answers {
         let _ = writeln!(
             text,
             "## {stage}: which one for which load\n\n{}.\n",
-            words::stage(analysis, stage)
+            words::stage(analysis, *stage)
         );
         for line in lines {
             let _ = writeln!(text, "- {line}");
@@ -92,6 +93,9 @@ pub fn markdown(analysis: &Analysis) -> String {
         text.push('\n');
     }
     for (stage, arms) in analysis.stages() {
+        if !answers.iter().any(|(of, _)| *of == stage) {
+            let _ = writeln!(text, "## {stage}\n\n{}.\n", words::stage(analysis, stage));
+        }
         let name = reference(run, stage).unwrap_or_default();
         for (workload, metric) in analysis.headlines(stage) {
             let _ = writeln!(text, "### {stage}: {}, {}\n", workload.title, metric.title());
@@ -128,6 +132,7 @@ pub fn markdown(analysis: &Analysis) -> String {
             }
             text.push('\n');
             if workload.headline.last() == Some(&metric) {
+                text += &latency::markdown(analysis, stage, workload);
                 text += &contention::markdown(analysis, stage, workload);
             }
         }
@@ -136,6 +141,7 @@ pub fn markdown(analysis: &Analysis) -> String {
     if !sentences.is_empty() {
         let _ = writeln!(text, "## Were the writes steady?\n\n{}\n", sentences.join("\n\n"));
     }
+    let _ = writeln!(text, "## Disks\n\n{}\n", words::preconditioned(analysis));
     if !analysis.durability.is_empty() {
         text += "## Flushes that reach the disk\n\n| stage | backend | flushes per fsync | |\n|---|---|---|---|\n";
         for check in &analysis.durability {

@@ -4,7 +4,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::analysis::{Analysis, Row, reference};
 use super::{
-    answer, contention, facts, format, published, state_in_words, steady, svg, table, words,
+    answer, contention, facts, format, latency, published, state_in_words, steady, svg, table,
+    words,
 };
 use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage, Unit};
@@ -144,7 +145,7 @@ fn workload_card(
     // Latency and cost belong to the run, not to each of its headline metrics.
     let first = workload.headline.first() == Some(&metric);
     let latency =
-        if first { latency(analysis, stage, arms, workload, reference) } else { Vec::new() };
+        if first { latency::figures(analysis, stage, arms, workload) } else { Vec::new() };
     let (cost, per) = if first { cost(analysis, stage, arms, workload) } else { (Vec::new(), "") };
     let notes: Vec<&str> = analysis
         .notes
@@ -169,12 +170,6 @@ fn workload_card(
                     figcaption { "median of the rounds" (less) "; dots: rounds; whisker: 95 % interval" }
                     (svg::bars(workload.title, &axis(metric), metric.unit(), &bars))
                 }
-                @if !latency.is_empty() {
-                    figure {
-                        figcaption { "latency: p50, p99, p99.9 (large to small dot), medians of the rounds; less is better" }
-                        (svg::latency("latency", "time of one I/O, logarithmic", &latency))
-                    }
-                }
                 @if !cost.is_empty() {
                     figure {
                         figcaption {
@@ -184,7 +179,10 @@ fn workload_card(
                         (svg::cost("CPU time", &format!("CPU seconds for a {per}"), &cost))
                     }
                 }
+                // Two belong beside each other.
+                @if let [one] = &latency[..] { (one) }
             }
+            @if latency.len() > 1 { div.charts { @for figure in &latency { (figure) } } }
             div.scroll { (workload_table(analysis, stage, arms, workload, metric, reference)) }
         }
     }
@@ -280,32 +278,6 @@ pub(super) fn class(backend: &str, reference: &str) -> &'static str {
     } else {
         "peer"
     }
-}
-
-fn latency<'a>(
-    analysis: &Analysis,
-    stage: Stage,
-    arms: &[&'a Arm],
-    workload: &Workload,
-    reference: &str,
-) -> Vec<svg::Latency<'a>> {
-    arms.iter()
-        .map(|arm| {
-            let points = [("p50", Metric::P50), ("p99", Metric::P99), ("p99.9", Metric::P999)];
-            let value = |metric| {
-                analysis.median(stage, &arm.name, workload.name, metric).map(|value| value.value)
-            };
-            svg::Latency {
-                label: &arm.name,
-                class: class(&arm.backend, reference),
-                points: points
-                    .iter()
-                    .filter_map(|(name, metric)| Some((*name, value(*metric)?)))
-                    .collect(),
-            }
-        })
-        .filter(|arm| !arm.points.is_empty())
-        .collect()
 }
 
 fn cost<'a>(
@@ -456,11 +428,11 @@ fn method(analysis: &Analysis) -> Markup {
             li { "Claims hold for the whole table at once with 95 % (Westfall and Young's step-down, flipping whole rounds). Holm's p-values stand beside it; with few rounds Holm cannot decide anything in a table this wide." }
             li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
             li { "Percentiles are shown only where at least 100 I/Os of a run lie beyond them; runs are combined by the median." }
-            li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran; the kernel counts it by ticks and without what a hypervisor stole, the others by clock. In the guest stage the client is the whole guest, seen from outside." }
+            li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran; the kernel counts it by ticks and without what a hypervisor stole, the others by clock. In the guest stage the client is the whole guest, seen from outside. Of two loads at once it is the cost of both, by the I/Os of both, over the time that both ran." }
             li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven by ringtap load, another client: compare them with each other first." }
             li { "A number is called disk speed by the ledger alone: where the device saw less than half of the bytes asked for, it is a cache's and not ranked." }
             li { "While a load by schedule runs, the lab looks every 10 ms who works and who waits; a gap over 100 ms is put down to the layer that took half of it." }
-            li { "Disks are written once before they are measured. Writes are steady from the first five rounds in a row that lie within 20 % of their mean and along a line that moves by at most 10 % of it; where there are none the series is marked, and its rounds are shown." }
+            li { (words::preconditioned(analysis)) " Writes are steady from the first five rounds in a row that lie within 20 % of their mean and along a line that moves by at most 10 % of it; where there are none the series is marked, and its rounds are shown." }
             li { "Writes are not flushed, except in the dsync test. dd's 1 GiB write includes the time to read 1 GiB of zeros." }
             li { "Everything here is made of run.json and samples.jsonl; " code { "ringtap report FOLDER" } " makes it again, with every interval and verdict." }
         }

@@ -79,7 +79,10 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Row> {
                 .filter_map(|s| {
                     Some(
                         s.metrics.get(&Metric::ClientCpu)?.value
-                            * s.metrics.get(&Metric::Iops)?.value
+                            * s.metrics
+                                .get(&Metric::Iops)
+                                .or(s.metrics.get(&Metric::SumIops))?
+                                .value
                             / 1e6,
                     )
                 })
@@ -109,6 +112,10 @@ fn limiter(stage: Stage, ledger: &Ledger, client: Option<f64>) -> String {
     }
     // User-Mode Linux is one processor in several processes, taken in turn; a virtual PC has a thread for each.
     let (who, share) = match (stage, ledger.client_thread) {
+        (Stage::TwoVms, Some(thread)) => ("one processor of a guest", Some(thread)),
+        // Each has one processor, and each load on the host one thread.
+        (Stage::TwoGuests, _) => ("the guests' processors", client.map(|client| client / 2.0)),
+        (Stage::Two, _) => ("the clients", client.map(|client| client / 2.0)),
         (Stage::Vm | Stage::Xen, Some(thread)) => ("one processor of the guest", Some(thread)),
         (Stage::Guest | Stage::Vm | Stage::Xen, _) => ("the guest's processor", client),
         _ => ("the client", client),
@@ -154,6 +161,9 @@ mod tests {
         assert!(
             limiter(Stage::Guest, &Ledger::default(), Some(0.99)).contains("guest's processor")
         );
+        let two = limiter(Stage::TwoGuests, &Ledger::default(), Some(1.9));
+        assert!(two.contains("the guests' processors (95 % of one CPU)"), "{two}");
+        assert!(limiter(Stage::Two, &Ledger::default(), Some(1.2)).contains("nothing"));
         let idle = Ledger { client_thread: Some(0.6), ..Ledger::default() };
         assert!(
             limiter(Stage::Vm, &idle, Some(1.1)).contains("nothing"),

@@ -12,6 +12,7 @@ pub mod files;
 pub mod findings;
 pub mod format;
 pub mod html;
+mod latency;
 pub mod ledger;
 pub mod published;
 pub mod ranking;

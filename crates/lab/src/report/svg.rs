@@ -6,15 +6,18 @@ use serde::Serialize;
 use super::format;
 use crate::sample::{Unit, Value};
 
-const WIDTH: f64 = 500.0;
+pub(super) const WIDTH: f64 = 500.0;
 const LABEL: f64 = 122.0;
 const ROOM: f64 = 74.0;
 const ROW: f64 = 26.0;
 /// Labels of ticks, and the axis's title below them.
-const AXIS: f64 = 38.0;
+pub(super) const AXIS: f64 = 38.0;
 /// From a chart's lower edge to the labels of its ticks, and to the title.
-const TICKS: f64 = 22.0;
-const TITLE: f64 = 5.0;
+pub(super) const TICKS: f64 = 22.0;
+pub(super) const TITLE: f64 = 5.0;
+
+/// What the label of a tick on an axis of time takes.
+const TICK_ROOM: f64 = 44.0;
 
 /// A bar: a median with the interval around it and the rounds behind it.
 #[derive(Clone, Debug)]
@@ -69,49 +72,6 @@ pub fn bars(title: &str, axis: &str, unit: Unit, bars: &[Bar<'_>]) -> Markup {
     }
 }
 
-/// An arm's latency: medians over the rounds of p50, p99 and p99.9, in nanoseconds.
-#[derive(Clone, Debug)]
-pub struct Latency<'a> {
-    /// The arm.
-    pub label: &'a str,
-    /// The class of its colour.
-    pub class: &'static str,
-    /// The percentiles that there are, in rising order, with their names.
-    pub points: Vec<(&'static str, f64)>,
-}
-
-/// Percentiles on a logarithmic axis.
-pub fn latency(title: &str, axis: &str, arms: &[Latency<'_>]) -> Markup {
-    let values = || arms.iter().flat_map(|arm| arm.points.iter().map(|point| point.1));
-    let low = values().fold(f64::INFINITY, f64::min).max(1.0).log10() - 0.08;
-    let high = values().fold(1.0, f64::max).log10() + 0.08;
-    let x = |value: f64| {
-        LABEL + (WIDTH - LABEL - 24.0) * (value.max(1.0).log10() - low) / (high - low).max(1e-9)
-    };
-    let height = ROW * arms.len() as f64 + AXIS;
-    html! {
-        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
-            @for (tick, label) in labelled(log_ticks(low, high), x) {
-                line class="grid" x1=(n(x(tick))) x2=(n(x(tick))) y1="0" y2=(n(height - AXIS)) {}
-                @if let Some(label) = label { text class="tick" x=(n(x(tick))) y=(n(height - TICKS)) text-anchor="middle" { (label) } }
-            }
-            (axis_title(axis, height))
-            @for (at, arm) in arms.iter().enumerate() {
-                @let middle = ROW * at as f64 + ROW / 2.0;
-                text class="label" x=(n(LABEL - 8.0)) y=(n(middle + 4.0)) text-anchor="end" { (arm.label) }
-                @if let (Some(first), Some(last)) = (arm.points.first(), arm.points.last()) {
-                    line class=(format!("span {}", arm.class)) x1=(n(x(first.1))) x2=(n(x(last.1))) y1=(n(middle)) y2=(n(middle)) {}
-                }
-                @for (place, (name, value)) in arm.points.iter().enumerate() {
-                    circle class=(format!("mark {}", arm.class)) cx=(n(x(*value))) cy=(n(middle)) r=(n(6.0 - 1.4 * place as f64)) {
-                        title { (arm.label) " " (name) ": " (format::number(*value, Unit::Nanoseconds)) }
-                    }
-                }
-            }
-        }
-    }
-}
-
 /// One of two loads on an arm: its p99 alone and beside the other, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Pair<'a> {
@@ -153,7 +113,7 @@ pub fn pairs(title: &str, axis: &str, loads: &[Pair<'_>]) -> Markup {
     html! {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             text class="tick" x=(n(WIDTH - ROOM + 14.0)) y="11" { "share" }
-            @for (tick, label) in labelled(log_ticks(low, high), x) {
+            @for (tick, label) in labelled(log_ticks(low, high), x, TICK_ROOM) {
                 line class="grid" x1=(n(x(tick))) x2=(n(x(tick))) y1=(n(HEAD)) y2=(n(end)) {}
                 @if let Some(label) = label { text class="tick" x=(n(x(tick))) y=(n(height - TICKS)) text-anchor="middle" { (label) } }
             }
@@ -389,7 +349,7 @@ fn linear_ticks(largest: f64) -> Vec<f64> {
 }
 
 /// Powers of ten between the two exponents, and steps between them where there are few.
-fn log_ticks(low: f64, high: f64) -> Vec<f64> {
+pub(super) fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let within = |steps: &[f64]| -> Vec<f64> {
         (low.floor() as i32..=high.ceil() as i32)
             .flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)))
@@ -404,18 +364,40 @@ fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     if some.len() >= 3 { some } else { within(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) }
 }
 
-/// Ticks of a time with their labels, none where it would touch the one before.
-fn labelled(ticks: Vec<f64>, x: impl Fn(f64) -> f64) -> Vec<(f64, Option<String>)> {
-    const ROOM: f64 = 44.0;
-    let mut last = f64::NEG_INFINITY;
-    let label = |tick: f64| {
-        let free = x(tick) - last >= ROOM;
-        if free {
-            last = x(tick);
+/// Ticks of a time with their labels, none where it would come nearer than `room` to another. Powers of ten go first.
+pub(super) fn labelled(
+    ticks: Vec<f64>,
+    x: impl Fn(f64) -> f64,
+    room: f64,
+) -> Vec<(f64, Option<String>)> {
+    let is_ten = |tick: &f64| (tick.log10() - tick.log10().round()).abs() < 1e-6;
+    let (tens, rest): (Vec<f64>, Vec<f64>) = ticks.iter().partition(|tick| is_ten(tick));
+    let mut taken: Vec<f64> = Vec::new();
+    for tick in tens.into_iter().chain(rest) {
+        if taken.iter().all(|other| (x(tick) - x(*other)).abs() >= room) {
+            taken.push(tick);
         }
-        (tick, free.then(|| tick_label(tick, Unit::Nanoseconds)))
-    };
-    ticks.into_iter().map(label).collect()
+    }
+    let label = |tick: f64| taken.contains(&tick).then(|| tick_label(tick, Unit::Nanoseconds));
+    ticks.into_iter().map(|tick| (tick, label(tick))).collect()
+}
+
+/// Places at least `room` apart within `from` to `to`, each as near to what it wants as its neighbours let it.
+pub(super) fn spread(wanted: &[f64], room: f64, from: f64, to: f64) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    order.sort_by(|a, b| wanted[*a].total_cmp(&wanted[*b]));
+    let mut places = vec![0.0; wanted.len()];
+    let mut least = from;
+    for &at in &order {
+        places[at] = wanted[at].max(least);
+        least = places[at] + room;
+    }
+    let mut most = to;
+    for &at in order.iter().rev() {
+        places[at] = places[at].min(most);
+        most = places[at] - room;
+    }
+    places
 }
 
 fn tick_label(value: f64, unit: Unit) -> String {
@@ -433,7 +415,7 @@ fn tick_label(value: f64, unit: Unit) -> String {
     }
 }
 
-fn n(value: f64) -> String {
+pub(super) fn n(value: f64) -> String {
     format!("{value:.1}")
 }
 
@@ -455,9 +437,20 @@ mod tests {
 
     #[test]
     fn labels_of_ticks_do_not_touch() {
-        let labels = labelled(vec![5e6, 6e6, 7e6, 9e6], |tick| tick / 5e4);
+        let labels = labelled(vec![5e6, 6e6, 7e6, 9e6], |tick| tick / 5e4, TICK_ROOM);
         let texts: Vec<_> = labels.into_iter().filter_map(|(_, label)| label).collect();
         assert_eq!(texts, ["5 ms", "9 ms"]);
+        let labels = labelled(vec![5e4, 1e5, 2e5, 5e5, 1e6, 2e6], |tick| 70.0 * tick.log10(), 44.0);
+        let texts: Vec<_> = labels.into_iter().filter_map(|(_, label)| label).collect();
+        assert_eq!(texts, ["100 µs", "1 ms"], "rather than 50 and 500 µs");
+    }
+
+    #[test]
+    fn names_stand_apart_and_near_what_they_belong_to() {
+        assert_eq!(spread(&[50.0, 10.0], 15.0, 0.0, 100.0), [50.0, 10.0]);
+        assert_eq!(spread(&[50.0, 52.0, 51.0], 15.0, 0.0, 100.0), [50.0, 80.0, 65.0]);
+        assert_eq!(spread(&[99.0, 99.0], 15.0, 0.0, 100.0), [85.0, 100.0]);
+        assert!(spread(&[], 15.0, 0.0, 1.0).is_empty());
     }
 
     #[test]

@@ -33,6 +33,35 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
     })
 }
 
+/// How the disks were made ready: whether random writes found all of them written.
+pub fn preconditioned(analysis: &Analysis) -> String {
+    let Some(written) = analysis.run.written.filter(|written| written.bytes > 0) else {
+        return "Disks are written once before they are measured.".into();
+    };
+    let share = written.allocated as f64 / written.bytes as f64;
+    let mut text = format!(
+        "Before anything was measured every disk was written once, all of it, with what does not compress: {} MiB in all, of \
+         which the file system had {:.0} % allocated then.",
+        written.bytes >> 20,
+        share * 100.0
+    );
+    if share < 0.99 {
+        text += " That is less than was written: it compresses, shares or allocates late, and a random write may have to find \
+                 room first.";
+    }
+    match written.again {
+        0 => {}
+        again => {
+            let times = if again == 1 { "Once".into() } else { format!("{again} times") };
+            text += &format!(
+                " {times} a disk was written again before the next backend, because something of it had been discarded."
+            );
+        }
+    }
+    text + " SNIA's test writes twice the range first; here the rounds that are not steady are marked instead. Overlays, \
+            snapshots and what a program does to its own file system begin fresh."
+}
+
 /// Half of the loads have a noise floor above this: then the run says first that it is unsteady.
 const UNSTEADY: f64 = 0.25;
 

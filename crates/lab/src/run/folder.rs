@@ -63,6 +63,17 @@ pub struct Skip {
     pub missing: Missing,
 }
 
+/// What was written to the disks before they were measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// Bytes: all of every disk.
+    pub bytes: u64,
+    /// Bytes that the file system had allocated for them then.
+    pub allocated: u64,
+    /// How often a disk was written again, because something of it had been discarded.
+    pub again: u32,
+}
+
 /// `run.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -87,6 +98,9 @@ pub struct Record {
     /// The guest of each stage, in words.
     #[serde(default)]
     pub stages: Vec<(Stage, String)>,
+    /// What was written to the disks beforehand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<Written>,
     /// Arms, in the order of the report; the first of a stage is its reference.
     pub arms: Vec<Arm>,
     /// What could not run.

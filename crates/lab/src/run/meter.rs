@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::cost;
-use crate::process::Server;
 use crate::sample::{Layer, Ledger, Metric, Moved, Sample};
 use crate::workload::Measured;
 
@@ -12,6 +11,15 @@ use crate::workload::Measured;
 const SHORTEST_FOR_COST: f64 = 0.25;
 /// Bytes of a sector in the kernel's statistics, whatever the device's own are.
 const SECTOR: f64 = 512.0;
+
+/// Whose CPU time is counted: processes that serve, and those that load (of a guest: all of it).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Who {
+    /// Servers.
+    pub servers: Vec<u32>,
+    /// Clients.
+    pub clients: Vec<u32>,
+}
 
 /// Counters so far.
 #[derive(Clone, Debug)]
@@ -48,14 +56,21 @@ pub struct Spent {
 
 impl Meter {
     /// Reads all counters. `device` is the statistics file of the device below the disks, see [`device_below`].
-    pub fn read(server: Option<&Server>, client: Option<u32>, device: Option<&Path>) -> Meter {
+    pub fn read(who: &Who, device: Option<&Path>) -> Meter {
+        let cpu = |pids: &[u32]| {
+            (!pids.is_empty()).then(|| pids.iter().map(|pid| cost::tree_cpu_seconds(*pid)).sum())
+        };
+        let threads =
+            |pids: &[u32]| pids.iter().flat_map(|pid| cost::thread_seconds(*pid)).collect();
+        // Where no server is, the guest's own process serves its disk.
+        let serving = if who.servers.is_empty() { &who.clients } else { &who.servers };
+        let moved = serving.iter().filter_map(|pid| cost::storage_bytes(*pid));
         Meter {
-            server: server.map(Server::cpu_seconds),
-            threads: server.map(|server| cost::thread_seconds(server.pid())).unwrap_or_default(),
-            client: client.map(cost::tree_cpu_seconds),
-            client_threads: client.map(cost::thread_seconds).unwrap_or_default(),
-            // Where no server is, the guest's own process serves its disk.
-            moved: server.map(Server::pid).or(client).and_then(cost::storage_bytes),
+            server: cpu(&who.servers),
+            threads: threads(&who.servers),
+            client: cpu(&who.clients),
+            client_threads: threads(&who.clients),
+            moved: moved.reduce(|a, b| (a.0 + b.0, a.1 + b.1)),
             reaped: cost::reaped_seconds(),
             machine: cost::machine_cpu_seconds(),
             steal: cost::steal_seconds(),
@@ -212,7 +227,8 @@ mod tests {
             std::thread::spawn(move || while !over.load(Ordering::Relaxed) {})
         };
         let threads = [busy(), busy()];
-        let read = || Meter::read(None, Some(std::process::id()), None);
+        let who = Who { clients: vec![std::process::id()], ..Who::default() };
+        let read = || Meter::read(&who, None);
         let (before, until) = (read(), Instant::now() + Duration::from_secs(60));
         let spent = loop {
             std::thread::sleep(Duration::from_millis(20));

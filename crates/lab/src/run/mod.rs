@@ -6,9 +6,11 @@ pub mod meter;
 pub mod order;
 pub mod progress;
 pub mod scratch;
+pub mod track;
 pub mod watch;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,8 +26,8 @@ use crate::stop::Stop;
 use crate::workload::{Kind, Measured, Settings, Workload};
 use expect::seconds;
 pub use expect::{expected, in_words};
-use folder::{Arm, Folder, Record, Skip, State};
-use meter::Meter;
+use folder::{Arm, Folder, Record, Skip, State, Written};
+use meter::{Meter, Spent, Who};
 use progress::Progress;
 use scratch::Scratch;
 use watch::Watch;
@@ -90,6 +92,10 @@ pub struct Runner<'a> {
     pub failures: usize,
     /// Statistics of the device that holds the disks.
     pub device: Option<PathBuf>,
+    /// What was written to the disks.
+    written: Cell<Written>,
+    /// Bytes that each of them had allocated then.
+    allocated: RefCell<HashMap<PathBuf, u64>>,
     /// Random writes a second that the slowest backend of a stage carries.
     capacity: Vec<(Stage, f64)>,
     /// Errors that were printed.
@@ -127,6 +133,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         host: Host::gather(&plan.dir, &env.ringtap),
         guest: None,
         stages: Vec::new(),
+        written: None,
         arms: arms
             .iter()
             .flat_map(|(stage, arms)| arms.iter().map(|arm| describe(*stage, arm)))
@@ -149,14 +156,17 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         samples: 0,
         failures: 0,
         device: meter::device_below(&plan.dir),
+        written: Cell::default(),
+        allocated: RefCell::default(),
         capacity: Vec::new(),
         said: Vec::new(),
         guests: Vec::new(),
     };
     let result = runner.rounds().map_err(|error| runner.full(&error).unwrap_or(error));
     // The disks go first: the rest may need their room.
-    let Runner { mut record, folder, scratch, progress, samples, failures, .. } = runner;
+    let Runner { mut record, folder, scratch, progress, samples, failures, written, .. } = runner;
     drop(scratch);
+    record.written = Some(written.get());
     record.ended = Some(jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string());
     record.state = match &result {
         Ok(()) => State::Complete,
@@ -319,23 +329,29 @@ impl Runner<'_> {
         ));
         let began_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
-        let before = Meter::read(server, client, self.device.as_deref());
+        let who = Who {
+            servers: server.map(Server::pid).into_iter().collect(),
+            clients: client.into_iter().collect(),
+        };
+        let before = Meter::read(&who, self.device.as_deref());
         let watch = matches!(place.workload.kind, Kind::Rated(_))
             .then(|| Watch::start(server.map(Server::pid), client, self.device.as_deref()));
         let clock = Instant::now();
         let mark = Mark {
-            server,
-            client,
+            who: &who,
             device: self.device.as_deref(),
             begun: RefCell::new((before, clock)),
+            spent: RefCell::new(None),
         };
         let result = work(&mark);
         let seconds = clock.elapsed().as_secs_f64();
         let gaps = result.as_ref().map_or(&[][..], |measured| &measured.gaps);
         let stalls = watch.map(|watch| watch.explain(gaps)).unwrap_or_default();
-        let (before, begun) = mark.begun.into_inner();
-        let spent = Meter::read(server, client, self.device.as_deref())
-            .since(&before, begun.elapsed().as_secs_f64());
+        let Mark { begun, spent, .. } = mark;
+        let spent = spent.into_inner().unwrap_or_else(|| {
+            let (before, begun) = begun.into_inner();
+            Meter::read(&who, self.device.as_deref()).since(&before, begun.elapsed().as_secs_f64())
+        });
         let mut full = None;
         let mut sample = place.sample();
         sample.began_ms = u64::try_from(began_ms).unwrap_or(0);
@@ -476,23 +492,57 @@ impl Runner<'_> {
     /// Makes a disk file of `bytes`.
     pub fn disk_of(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         self.progress.say(&format!("writing {name}, {} MiB", bytes >> 20));
-        self.scratch.write_disk(name, bytes, self.plan.seed, self.stop)
+        let path = self.scratch.write_disk(name, bytes, self.plan.seed, self.stop)?;
+        let (allocated, mut written) = (scratch::allocated(&path)?, self.written.get());
+        written.bytes += bytes;
+        written.allocated += allocated.min(bytes);
+        self.written.set(written);
+        self.allocated.borrow_mut().insert(path.clone(), allocated.min(bytes));
+        Ok(path)
+    }
+
+    /// Writes a raw disk again of which something has been discarded since it was written, as a job of the user's may do:
+    /// the next writes would have to find room first.
+    pub fn keep_written(&self, disk: &Path) -> Result<()> {
+        let then = self.allocated.borrow().get(disk).copied();
+        let Some(then) = then else { return Ok(()) };
+        // A file system may pack what was written since a little better.
+        if scratch::allocated(disk)? as f64 >= 0.99 * then as f64 {
+            return Ok(());
+        }
+        let bytes = std::fs::metadata(disk).map_err(Error::file("look at", disk))?.len();
+        self.progress.say(&format!("writing {} again: some of it was discarded", disk.display()));
+        let name = disk.strip_prefix(self.scratch.disks()).unwrap_or(disk).to_string_lossy();
+        self.scratch.write_disk(&name, bytes, self.plan.seed, self.stop)?;
+        let written = self.written.get();
+        self.written.set(Written { again: written.again + 1, ..written });
+        Ok(())
     }
 }
 
-/// Where costs and bytes of a sample are counted from: its beginning, or where a workload says that what it needs is made.
+/// Where costs and bytes of a sample are counted from: its beginning, or where a workload says that what it needs is made;
+/// and where only a part of it counts, what was spent in that.
 pub struct Mark<'a> {
-    server: Option<&'a Server>,
-    client: Option<u32>,
+    who: &'a Who,
     device: Option<&'a Path>,
     begun: RefCell<(Meter, Instant)>,
+    spent: RefCell<Option<Spent>>,
 }
 
 impl Mark<'_> {
     /// What was made so far is no part of the workload.
     pub fn begin(&self) {
-        let meter = Meter::read(self.server, self.client, self.device);
-        self.begun.replace((meter, Instant::now()));
+        self.begun.replace((Meter::read(self.who, self.device), Instant::now()));
+    }
+
+    /// Statistics of the device that holds the disks.
+    pub fn device(&self) -> Option<&Path> {
+        self.device
+    }
+
+    /// Only this counts.
+    pub fn account(&self, spent: Spent) {
+        self.spent.replace(Some(spent));
     }
 }
 

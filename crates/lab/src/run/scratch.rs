@@ -211,6 +211,11 @@ pub fn wait_unlocked(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Bytes that the file system has allocated for a file; on one without such an account all of it.
+pub fn allocated(path: &Path) -> Result<u64> {
+    fs::metadata(path).map(|file| file.blocks() * 512).map_err(Error::file("look at", path))
+}
+
 /// Brings everything written to `path` to the device and drops its pages from this machine's cache, so that no arm
 /// inherits another's dirty or cached pages. (On tmpfs the pages are the file: nothing happens.)
 pub fn settle(path: &Path) -> Result<()> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use ringtap_guest::Guest as Machine;
+use ringtap_guest::{Guest as Machine, Qemu};
 
 use super::boot::{self, Attached, OVERHEAD, PC_MEMORY, UML_MEMORY, disk_bytes};
 use super::inside::{self, Shell};
@@ -267,6 +267,7 @@ pub fn attach<'a>(
     disk: &Path,
     part: Part,
 ) -> Result<Option<Attached<'a>>> {
+    runner.keep_written(disk)?;
     settle(disk)?;
     let Part { nth, workloads } = part;
     let served = fresh(runner.env, runner.stop, arm, disk, nth)
@@ -398,6 +399,10 @@ pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
         _ => runner.env.appliance(),
     };
     let appliance = appliance.map_err(|missing| Error::Guest(missing.reason))?;
+    // Said before it takes its time.
+    if let Some(why) = translated(runner, stage) {
+        runner.progress.note(&format!("{stage}: {why}"));
+    }
     let kernel = appliance.kernel().image.display().to_string();
     let mib = memory(stage) >> 20;
     let cost = "the client's CPU is the whole guest's, seen from outside";
@@ -411,6 +416,16 @@ pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
     })
 }
 
+/// Why the processor of a stage's guest is translated, and what would help.
+fn translated(runner: &Runner<'_>, stage: Stage) -> Option<String> {
+    let pc = matches!(stage, Stage::Vm | Stage::TwoVms);
+    let why = Qemu::kvm(&runner.env.pc().ok().filter(|_| pc)?).err()?;
+    Some(format!(
+        "the guest's processor is translated (TCG), for {why}. What would help: {}",
+        why.remedy()
+    ))
+}
+
 /// Says in the record what really ran the guest's processor, once it is known.
 pub fn remember_accelerator(
     runner: &mut Runner<'_>,
@@ -418,16 +433,20 @@ pub fn remember_accelerator(
     machine: &Machine,
 ) -> Result<()> {
     let claim = match machine.accelerator() {
-        "kvm" => "; under KVM",
+        "kvm" => "; under KVM".to_owned(),
         "tcg" => {
-            "; under TCG (its processor is translated): only ratios are claimed, and the guest's CPU hides much of a server's cost"
+            let why = translated(runner, stage)
+                .unwrap_or_else(|| "the guest's processor is translated (TCG)".into());
+            format!(
+                "; under TCG: only ratios are claimed, and the guest's CPU hides much of a server's cost ({why})"
+            )
         }
         _ => return Ok(()),
     };
-    match runner.record.stages.iter_mut().find(|(of, words)| *of == stage && !words.contains(claim))
-    {
+    let known = |(of, words): &&mut (Stage, String)| *of == stage && !words.contains(&claim);
+    match runner.record.stages.iter_mut().find(known) {
         Some((_, words)) => {
-            words.push_str(claim);
+            words.push_str(&claim);
             runner.folder.write_record(&runner.record)
         }
         None => Ok(()),

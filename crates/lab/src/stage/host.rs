@@ -133,6 +133,7 @@ impl Host {
     pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, arm) in (0..).zip(order) {
             let place = |workload| Place { stage: Stage::Host, arm, workload, round, position };
+            runner.keep_written(&self.disk)?;
             let mut served = match runner.start(Stage::Host, arm, &self.disk) {
                 Ok(served) => served,
                 Err(Error::Interrupted) => return Err(Error::Interrupted),

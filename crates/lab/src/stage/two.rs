@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::guest;
 use crate::backend::volume::BESIDE;
@@ -12,8 +12,9 @@ use crate::backend::{Access, Context, Image, Served, volume};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::process::{self, Server};
+use crate::run::meter::{Meter, Who};
 use crate::run::scratch::{settle, wait_unlocked};
-use crate::run::{Place, Runner, Running};
+use crate::run::{Mark, Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::fio::{Job, escape};
@@ -51,6 +52,7 @@ impl Two {
     pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, arm) in (0..).zip(order) {
             let place = |workload| Place { stage: Stage::Two, arm, workload, round, position };
+            self.disks.iter().try_for_each(|disk| runner.keep_written(disk))?;
             let mut pair = match Pair::start(runner, arm, &self.disks) {
                 Ok(pair) => pair,
                 Err(Error::Interrupted) => return Err(Error::Interrupted),
@@ -68,9 +70,9 @@ impl Two {
             let settings = runner.plan.settings(round);
             for workload in arm.rounds() {
                 let Kind::Two(shape) = workload.kind else { continue };
-                runner.sample(place(workload), None, None, |_| {
+                runner.sample(place(workload), None, None, |mark| {
                     pair.check()?;
-                    measure(shape, &mut pair, &settings)
+                    measure(shape, &mut pair, &settings, mark)
                 })?;
             }
             for one in pair.served {
@@ -133,6 +135,12 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
+    /// Whose CPU time is that of the path, but for the tools that load: these tell their own.
+    fn who(&self) -> Who {
+        let servers = self.served.iter().filter_map(|one| one.server.as_ref());
+        Who { servers: servers.map(Server::pid).collect(), ..Who::default() }
+    }
+
     /// Whether both servers are alive.
     fn check(&mut self) -> Result<()> {
         let mut servers = self.served.iter_mut().filter_map(|one| one.server.as_mut());
@@ -162,8 +170,15 @@ impl<'a> Pair<'a> {
     }
 }
 
-fn measure(shape: Shape, pair: &mut Pair<'_>, settings: &Settings) -> Result<Measured> {
+fn measure(
+    shape: Shape,
+    pair: &mut Pair<'_>,
+    settings: &Settings,
+    mark: &Mark<'_>,
+) -> Result<Measured> {
     let depths = shape.depths();
+    // Of the time that both run, from before they start until they have ended.
+    let mut cost = None;
     let mut run = |which: &[usize], settings: &Settings| -> Result<Vec<Load>> {
         if shape.write {
             pair.refresh()?;
@@ -175,11 +190,17 @@ fn measure(shape: Shape, pair: &mut Pair<'_>, settings: &Settings) -> Result<Mea
         let by_load = |(access, _): &(&Access, u32)| {
             matches!(access, Access::VhostUser { .. } | Access::Native(_))
         };
-        let loads = if jobs.iter().all(by_load) {
-            by_ringtap_load(shape, &jobs, settings, pair.env, pair.stop)?
+        let who = pair.who();
+        let (before, began) = (Meter::read(&who, mark.device()), Instant::now());
+        let (loads, ramp) = if jobs.iter().all(by_load) {
+            let ramp = settings.ramp.max(RAMP);
+            (by_ringtap_load(shape, &jobs, settings, ramp, pair.env, pair.stop)?, ramp)
         } else {
-            by_fio(shape, &jobs, settings, pair.stop)?
+            (by_fio(shape, &jobs, settings, pair.stop)?, settings.ramp)
         };
+        let seconds = began.elapsed().as_secs_f64();
+        let spent = Meter::read(&who, mark.device()).since(&before, seconds);
+        cost = Some((spent, ramp));
         // What a page cache still holds of one run is not written back at the cost of the next.
         pair.settle()?;
         if loads.len() == which.len() {
@@ -194,7 +215,14 @@ fn measure(shape: Shape, pair: &mut Pair<'_>, settings: &Settings) -> Result<Mea
     }
     let both = two::long_enough(settings, |settings| run(&[0, 1], settings))?;
     match (&alone[..], &both[..]) {
-        (&[first, second], &[a, b]) => Ok(two::measured([first, second], [a, b], shape)),
+        (&[first, second], &[a, b]) => {
+            let mut measured = two::measured([first, second], [a, b], shape);
+            if let Some((spent, ramp)) = cost {
+                two::count(&mut measured, &[a, b], ramp.as_secs_f64());
+                mark.account(spent);
+            }
+            Ok(measured)
+        }
         _ => Err(Error::Output { what: "fio's JSON", found: "not two loads".into() }),
     }
 }
@@ -222,10 +250,11 @@ fn by_ringtap_load(
     shape: Shape,
     jobs: &[(&Access, u32)],
     settings: &Settings,
+    ramp: Duration,
     env: &Env,
     stop: &Stop,
 ) -> Result<Vec<Load>> {
-    let settings = Settings { ramp: settings.ramp.max(RAMP), ..settings.clone() };
+    let settings = Settings { ramp, ..settings.clone() };
     let limit = Duration::from_secs(60) + 2 * (settings.run + settings.ramp);
     let notice = if jobs.len() > 1 { NOTICE } else { Duration::ZERO };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -12,7 +12,9 @@ use super::guest::{self, Part, remember_accelerator};
 use super::inside::{Shell, fio_line};
 use crate::error::{Error, Result};
 use crate::process;
-use crate::run::{Place, Runner, Running};
+use crate::run::meter::Who;
+use crate::run::track::Track;
+use crate::run::{Mark, Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
 use crate::workload::two::{self, LEAST_OVERLAP, Load, Shape};
@@ -43,6 +45,8 @@ pub struct Pair<'a> {
     pub machines: [&'a Machine; 2],
     /// Their block devices.
     pub devices: [&'a str; 2],
+    /// Whose CPU time is that of the path, where the guests' clocks can be told by this machine's.
+    pub who: Option<Who>,
     /// By how many milliseconds each guest's clock is ahead of the one by which they start.
     pub ahead: [f64; 2],
 }
@@ -131,20 +135,26 @@ impl TwoGuests {
                     .into_iter()
                     .filter_map(|side| side.served.server.as_mut())
                     .try_for_each(process::Server::check);
+                let servers = [&*a, &*b].into_iter().filter_map(|side| side.served.server.as_ref());
+                let who = Who {
+                    servers: servers.map(process::Server::pid).collect(),
+                    clients: vec![one.pid(), other.pid()],
+                };
                 let (machines, stop) = ([&one, &other], runner.stop);
                 let ahead = match &clocks {
                     Ok(ahead) => Ok(*ahead),
                     Err(error) => Err(Error::Guest(error.to_string())),
                 };
-                runner.sample(place, None, None, |_| {
+                runner.sample(place, None, None, |mark| {
                     alive?;
                     let [Ok(x), Ok(y)] = devices else {
                         return Err(Error::Guest(format!(
                             "no disk in one of the guests: {devices:?}"
                         )));
                     };
-                    let pair = Pair { machines, devices: [&x, &y], ahead: ahead? };
-                    measure(shape, &pair, &settings, stop, || {
+                    let (devices, who) = ([x.as_str(), &y], Some(who));
+                    let pair = Pair { machines, devices, who, ahead: ahead? };
+                    measure(shape, &pair, &settings, stop, mark, || {
                         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                         Ok(now + notice)
                     })
@@ -183,6 +193,7 @@ pub fn measure(
     pair: &Pair<'_>,
     settings: &Settings,
     stop: &Stop,
+    mark: &Mark<'_>,
     mut start: impl FnMut() -> Result<Duration>,
 ) -> Result<Measured> {
     let depths = shape.depths();
@@ -196,6 +207,8 @@ pub fn measure(
         loads?.first().copied().ok_or_else(none)
     };
     let alone = [alone(one, pair.devices[0], depths.0)?, alone(other, pair.devices[1], depths.1)?];
+    // What was spent while both ran, and the I/Os of that time.
+    let mut cost = None;
     let both = two::long_enough(settings, |settings| {
         let at = start()?.as_secs_f64() * 1e3;
         let on = |ahead: f64| (at + ahead).max(0.0) as u64;
@@ -203,28 +216,38 @@ pub fn measure(
             send(shape, one, pair.devices[0], depths.0, settings, on(pair.ahead[0]))?,
             send(shape, other, pair.devices[1], depths.1, settings, on(pair.ahead[1]))?,
         ];
+        let track = pair.who.clone().map(|who| Track::start(who, mark.device()));
         let (mut first, log_a) = finish(shape, first, stop)?;
         let (mut second, log_b) = finish(shape, second, stop)?;
+        let readings = track.map(Track::end).unwrap_or_default();
         let same = |log: two::Log, ahead: f64| -> two::Log {
             log.into_iter().map(|(time, value)| (time - ahead, value)).collect()
         };
         let (log_a, log_b) = (same(log_a, pair.ahead[0]), same(log_b, pair.ahead[1]));
-        let Some((a, b, common)) = two::overlap(&log_a, &log_b) else {
+        let Some(common) = two::overlap(&log_a, &log_b) else {
             return Err(Error::Guest("the two loads did not run at the same time".into()));
         };
-        if common < LEAST_OVERLAP {
+        if common.share < LEAST_OVERLAP {
             return Err(Error::Guest(format!(
                 "the two loads had only {:.0} % of their time in common: longer --seconds help",
-                common * 100.0
+                common.share * 100.0
             )));
         }
-        (first.iops, second.iops) = (a, b);
+        (first.iops, second.iops) = common.rates;
+        cost = readings.within(common.span.0, common.span.1).and_then(|(spent, from, to)| {
+            let rate = two::mean(&log_a, from, to)? + two::mean(&log_b, from, to)?;
+            Some((spent, rate * (to - from) / 1e3))
+        });
         Ok(vec![first, second])
     })?;
     let &[first, second] = &both[..] else {
         return Err(Error::Output { what: "fio's JSON", found: "not two loads".into() });
     };
     let mut measured = two::measured(alone, [first, second], shape);
+    if let Some((spent, ios)) = cost {
+        (measured.ios, measured.asked) = (Some(ios), Some(ios * two::BLOCK));
+        mark.account(spent);
+    }
     measured.note = Some(format!(
         "two guests; only common time counts (at least {:.0} % of each), p99 is of the whole run",
         LEAST_OVERLAP * 100.0

@@ -73,7 +73,7 @@ pub fn args(job: Job, target: &Target, settings: &Settings) -> Vec<String> {
         "--norandommap".into(),
         format!("--randseed={}", settings.seed),
         "--lat_percentiles=1".into(),
-        "--percentile_list=50:99:99.9".into(),
+        "--percentile_list=50:90:99:99.9".into(),
         "--output-format=json".into(),
     ]);
     if !settings.ramp.is_zero() {
@@ -108,7 +108,7 @@ pub fn escape(path: &str) -> String {
 pub const BEYOND: f64 = 100.0;
 
 /// Puts the percentiles that `ios` I/Os can carry into `metrics`; nanoseconds.
-pub fn percentiles(metrics: &mut Metrics, ios: f64, values: [(Metric, f64, Option<f64>); 3]) {
+pub fn percentiles(metrics: &mut Metrics, ios: f64, values: [(Metric, f64, Option<f64>); 4]) {
     for (metric, quantile, value) in values {
         // 0 is what a tool prints when it has none.
         if let Some(value) = value.filter(|v| *v > 0.0) {
@@ -154,6 +154,7 @@ pub fn parse(text: &str, job: Job, settings: &Settings) -> Result<Measured> {
         ios,
         [
             (Metric::P50, 0.5, percentile("50.000000")),
+            (Metric::P90, 0.9, percentile("90.000000")),
             (Metric::P99, 0.99, percentile("99.000000")),
             (Metric::P999, 0.999, percentile("99.900000")),
         ],
@@ -206,7 +207,7 @@ mod tests {
             r#"fio: connected to NBD server
 {{ "fio version": "fio-3.33", "jobs": [ {{ "error": {error}, "usr_cpu": 9.8, "sys_cpu": 32.6, "job_runtime": 500,
   "read": {{ "io_bytes": 1, "bw": 718051, "bw_bytes": 735284891, "iops": 179512.97, "runtime": 501, "total_ios": {ios},
-    "lat_ns": {{ "min": 1, "percentile": {{ "50.000000": 189440, "99.000000": 234496, "99.900000": 428032 }} }} }},
+    "lat_ns": {{ "min": 1, "percentile": {{ "50.000000": 189440, "90.000000": 211968, "99.000000": 234496, "99.900000": 428032 }} }} }},
   "write": {{ "iops": 0, "total_ios": 0, "bw_bytes": 0, "runtime": 0, "lat_ns": {{ "min": 0 }} }} }} ] }}
 trailing words"#
         )
@@ -219,8 +220,8 @@ trailing words"#
         assert_eq!(value(Metric::Iops), 179_512.97);
         assert_eq!(value(Metric::Bandwidth), 735_284_891.0, "bytes, not fio's bw in KiB");
         assert_eq!(
-            (value(Metric::P50), value(Metric::P99), value(Metric::P999)),
-            (189_440.0, 234_496.0, 428_032.0)
+            [Metric::P50, Metric::P90, Metric::P99, Metric::P999].map(value),
+            [189_440.0, 211_968.0, 234_496.0, 428_032.0]
         );
         // 42.4 % of 0.5 s for 0.1 million I/Os.
         assert!((value(Metric::ClientCpu) - 2.12).abs() < 1e-9);

@@ -57,6 +57,7 @@ struct Outcome {
 #[derive(Deserialize)]
 struct Latency {
     p50: f64,
+    p90: f64,
     p99: f64,
     p999: f64,
 }
@@ -76,7 +77,13 @@ pub fn timed(text: &str) -> Result<Timed> {
     let ended = outcome.ended_ms.ok_or_else(|| wrong("it does not say when it ended".into()))?;
     let p99 = Some(outcome.lat_ns.p99).filter(|p99| *p99 > 0.0 && outcome.ios * 0.01 >= BEYOND);
     Ok(Timed {
-        load: Load { iops: outcome.iops, ios: outcome.ios, p99 },
+        load: Load {
+            iops: outcome.iops,
+            ios: outcome.ios,
+            p99,
+            seconds: outcome.seconds,
+            cpu: outcome.cpu_seconds,
+        },
         span: (ended - 1e3 * outcome.seconds, ended),
     })
 }
@@ -125,6 +132,7 @@ pub fn parse(text: &str) -> Result<Measured> {
         outcome.ios,
         [
             (Metric::P50, 0.5, Some(outcome.lat_ns.p50)),
+            (Metric::P90, 0.9, Some(outcome.lat_ns.p90)),
             (Metric::P99, 0.99, Some(outcome.lat_ns.p99)),
             (Metric::P999, 0.999, Some(outcome.lat_ns.p999)),
         ],
@@ -146,7 +154,7 @@ mod tests {
     fn text(ios: u64, errors: u64) -> String {
         format!(
             r#"{{"seconds": 0.5, "ended_ms": 1000500.0, "bytes": {}, "ios": {ios}, "iops": 90000.5, "bw_bytes": 368642048.0, "cpu_seconds": 0.25, "errors": {errors},
-            "lat_ns": {{"p50": 100, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}}, "total_ios": 60000}}"#,
+            "lat_ns": {{"p50": 100, "p90": 150, "p99": 200, "p999": 300, "max": 400, "mean": 110.0}}, "total_ios": 60000}}"#,
             ios * 4096
         )
     }
@@ -156,6 +164,7 @@ mod tests {
         let measured = parse(&text(50_000, 0)).unwrap();
         assert_eq!(measured.metrics[&Metric::Iops].value, 90_000.5);
         assert_eq!(measured.metrics[&Metric::ClientCpu].value, 5.0);
+        assert_eq!(measured.metrics[&Metric::P90].value, 150.0);
         assert_eq!(measured.metrics[&Metric::P99].value, 200.0);
         assert!(!measured.metrics.contains_key(&Metric::P999), "50 I/Os beyond it are too few");
         assert_eq!(measured.ios, Some(60_000.0));

@@ -54,7 +54,7 @@ pub fn args(target: &Target, log: &str, percent: u32, settings: &Settings) -> Ve
         "--norandommap".into(),
         format!("--randseed={}", settings.seed),
         "--lat_percentiles=1".into(),
-        "--percentile_list=50:99:99.9".into(),
+        "--percentile_list=50:90:99:99.9".into(),
         format!("--write_lat_log={log}"),
         // Times of this machine's or the guest's clock: what other layers did then can be found.
         "--log_unix_epoch=1".into(),
@@ -89,8 +89,10 @@ pub fn parse(
         ..Measured::default()
     };
     measured.metrics.insert(Metric::Iops, load.iops.into());
+    measured.metrics.insert(Metric::ClientCpu, (load.cpu / load.ios * 1e6).into());
     for (metric, name, quantile) in [
         (Metric::P50, "50.000000", 0.5),
+        (Metric::P90, "90.000000", 0.9),
         (Metric::P99, "99.000000", 0.99),
         (Metric::P999, "99.900000", 0.999),
     ] {
@@ -106,7 +108,12 @@ pub fn parse(
     measured.gaps = gaps(&back).map(|(from, to)| (from - ahead_ms, to - ahead_ms)).collect();
     let mut late = from_schedule(&log, rate);
     late.sort_by(f64::total_cmp);
-    for (metric, quantile) in [(Metric::ScheduleP99, 0.99), (Metric::ScheduleP999, 0.999)] {
+    for (metric, quantile) in [
+        (Metric::ScheduleP50, 0.5),
+        (Metric::ScheduleP90, 0.9),
+        (Metric::ScheduleP99, 0.99),
+        (Metric::ScheduleP999, 0.999),
+    ] {
         let beyond = late.len() as f64 * (1.0 - quantile);
         if beyond >= BEYOND - 1e-6 || (quantile == 0.99 && beyond >= 10.0) {
             let at = ((late.len() as f64 * quantile) as usize).min(late.len().saturating_sub(1));

@@ -15,6 +15,8 @@ pub struct Shape {
     pub quiet: bool,
 }
 
+/// Bytes of one I/O.
+pub const BLOCK: f64 = 4096.0;
 /// Requests that a loud load keeps in flight.
 pub const LOUD: u32 = 32;
 
@@ -26,7 +28,7 @@ impl Shape {
 }
 
 /// One load's result.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// I/Os a second.
     pub iops: f64,
@@ -34,6 +36,10 @@ pub struct Load {
     pub ios: f64,
     /// 99th percentile of latency, in nanoseconds, where there are I/Os enough.
     pub p99: Option<f64>,
+    /// How long it was measured, in seconds.
+    pub seconds: f64,
+    /// CPU seconds of the tool meanwhile, by its own account.
+    pub cpu: f64,
 }
 
 /// I/Os that a 99th percentile needs.
@@ -55,7 +61,10 @@ pub fn load(job: &serde_json::Value, write: bool) -> Result<Load> {
     let p99 = side["lat_ns"]["percentile"]["99.000000"]
         .as_f64()
         .filter(|p99| *p99 > 0.0 && ios >= FEWEST);
-    Ok(Load { iops, ios, p99 })
+    let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
+    let share = (number(&job["usr_cpu"]) + number(&job["sys_cpu"])) / 100.0;
+    let seconds = number(&side["runtime"]) / 1e3;
+    Ok(Load { iops, ios, p99, seconds, cpu: share * number(&job["job_runtime"]) / 1e3 })
 }
 
 /// All jobs of fio's JSON, by name.
@@ -77,7 +86,7 @@ pub fn common_args(shape: Shape, settings: &Settings, ramp: f64) -> Vec<String> 
         "--thread".into(),
         "--time_based".into(),
         "--direct=1".into(),
-        "--bs=4096".into(),
+        format!("--bs={BLOCK}"),
         format!("--rw={pattern}"),
         format!("--size={}", settings.size),
         format!("--runtime={}ms", settings.run.as_millis()),
@@ -133,6 +142,22 @@ pub fn measured(alone: [Load; 2], beside: [Load; 2], shape: Shape) -> Measured {
     measured
 }
 
+/// Counts the I/Os of loads at once that began `ramp` seconds before they were measured, and the CPU of their tools, for
+/// the cost.
+pub fn count(measured: &mut Measured, loads: &[Load], ramp: f64) {
+    let (mut ios, mut cpu) = (0.0, 0.0);
+    for load in loads.iter().filter(|load| load.seconds > 0.0) {
+        let ramped = (load.seconds + ramp) / load.seconds;
+        ios += load.ios * ramped;
+        cpu += load.cpu * ramped;
+    }
+    if ios > 0.0 {
+        measured.ios = Some(ios);
+        measured.asked = Some(ios * BLOCK);
+        measured.metrics.insert(Metric::ClientCpu, (cpu / ios * 1e6).into());
+    }
+}
+
 /// Jain's index: the square of the sum by n times the sum of squares.
 pub fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
@@ -161,8 +186,19 @@ pub fn log(text: &str) -> Result<Log> {
         .collect()
 }
 
-/// Mean rates of two logs over the time that both cover, and that time as a share of the shorter log.
-pub fn overlap(one: &Log, two: &Log) -> Option<(f64, f64, f64)> {
+/// What two logs have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Common {
+    /// Mean rate of each.
+    pub rates: (f64, f64),
+    /// From when to when, in milliseconds.
+    pub span: (f64, f64),
+    /// That time as a share of the shorter log.
+    pub share: f64,
+}
+
+/// The time that two logs both cover.
+pub fn overlap(one: &Log, two: &Log) -> Option<Common> {
     let span = |log: &Log| Some((log.first()?.0 - STEP, log.last()?.0));
     let ((a0, a1), (b0, b1)) = (span(one)?, span(two)?);
     let (from, to) = (a0.max(b0), a1.min(b1));
@@ -170,17 +206,19 @@ pub fn overlap(one: &Log, two: &Log) -> Option<(f64, f64, f64)> {
     if to <= from || shorter <= 0.0 {
         return None;
     }
-    let mean = |log: &Log| {
-        // A step counts with the part of it that lies in the common time.
-        let (mut sum, mut weight) = (0.0, 0.0);
-        for (end, value) in log {
-            let part = (end.min(to) - (end - STEP).max(from)).max(0.0);
-            sum += value * part;
-            weight += part;
-        }
-        (weight > 0.0).then(|| sum / weight)
-    };
-    Some((mean(one)?, mean(two)?, (to - from) / shorter))
+    let rates = (mean(one, from, to)?, mean(two, from, to)?);
+    Some(Common { rates, span: (from, to), share: (to - from) / shorter })
+}
+
+/// A log's mean rate within a time. A step counts with the part of it that lies in that time.
+pub fn mean(log: &Log, from: f64, to: f64) -> Option<f64> {
+    let (mut sum, mut weight) = (0.0, 0.0);
+    for (end, value) in log {
+        let part = (end.min(to) - (end - STEP).max(from)).max(0.0);
+        sum += value * part;
+        weight += part;
+    }
+    (weight > 0.0).then(|| sum / weight)
 }
 
 #[cfg(test)]
@@ -196,7 +234,7 @@ mod tests {
 
     #[test]
     fn shares_and_what_the_quiet_one_keeps() {
-        let load = |iops, p99| Load { iops, ios: iops, p99: Some(p99) };
+        let load = |iops, p99| Load { iops, ios: iops, p99: Some(p99), ..Load::default() };
         let shape = Shape { write: false, quiet: true };
         let alone = [load(30_000.0, 50e3), load(80_000.0, 0.5e6)];
         let measured = measured(alone, [load(3000.0, 500e3), load(60_000.0, 1e6)], shape);
@@ -222,7 +260,8 @@ mod tests {
             let mut times = Vec::new();
             let run = |settings: &Settings| {
                 times.push(settings.run);
-                let load = |iops| Load { iops, ios: iops * settings.run.as_secs_f64(), p99: None };
+                let ios = |iops| iops * settings.run.as_secs_f64();
+                let load = |iops| Load { iops, ios: ios(iops), ..Load::default() };
                 Ok(vec![load(100_000.0), load(iops)])
             };
             long_enough(&settings, run).unwrap();
@@ -240,10 +279,23 @@ mod tests {
             (1..=10).map(|i| (f64::from(i) * 100.0, if i <= 5 { 900.0 } else { 100.0 })).collect();
         let two: Log =
             (6..=15).map(|i| (f64::from(i) * 100.0, if i <= 10 { 300.0 } else { 900.0 })).collect();
-        let (a, b, share) = overlap(&one, &two).unwrap();
-        assert_eq!((a, b, share), (100.0, 300.0, 0.5));
+        let common = overlap(&one, &two).unwrap();
+        let Common { rates, span, share } = common;
+        assert_eq!((rates, span, share), ((100.0, 300.0), (500.0, 1000.0), 0.5));
+        assert_eq!(mean(&one, 450.0, 550.0), Some(500.0), "half of a step counts half");
         assert_eq!(overlap(&one, &vec![(9000.0, 1.0)]), None);
         assert_eq!(overlap(&Log::new(), &two), None);
+    }
+
+    #[test]
+    fn both_loads_cpu_is_by_the_ios_of_both() {
+        let load = |ios: f64, cpu| Load { iops: ios, ios, seconds: 1.0, cpu, ..Load::default() };
+        let mut measured = Measured::default();
+        // A ramp of half a second before the second that was measured: both worked through it.
+        count(&mut measured, &[load(900.0, 0.5), load(100.0, 0.1)], 0.5);
+        assert_eq!((measured.ios, measured.asked), (Some(1500.0), Some(1500.0 * 4096.0)));
+        let cpu = measured.metrics[&Metric::ClientCpu].value;
+        assert!((cpu - 0.6 / 1000.0 * 1e6).abs() < 1e-6, "{cpu}");
     }
 
     #[test]

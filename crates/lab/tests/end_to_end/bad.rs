@@ -177,6 +177,60 @@ fn a_kernel_that_is_none_is_given_up() {
 }
 
 #[test]
+fn without_kvm_the_guest_is_translated_and_the_reason_said() {
+    let bench = Bench::new();
+    bench.env.pc().unwrap_or_else(|m| panic!("{}: {}", m.reason, m.remedy));
+    // In a mount namespace of its own the device may be opened by nobody.
+    let script = "[ ! -e /dev/kvm ] || { mount --bind /dev/kvm /dev/kvm && mount -o remount,bind,nodev /dev/kvm; } || exit 99\n\
+                  exec \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--", "sh", "-c", script]).arg(lab()).arg("compare");
+    command.args([
+        "--stages",
+        "vm",
+        "--backends",
+        "virtio-raw",
+        "--workloads",
+        "dd-latency-direct",
+    ]);
+    command.args([
+        "--size",
+        "32M",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.1",
+        "--ramp",
+        "0",
+        "--seed",
+        "5",
+    ]);
+    command.arg("--dir").arg(bench.dir.path()).arg("--out").arg(bench.out());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{}{said}", String::from_utf8_lossy(&output.stdout));
+    bench.assert_clean();
+    let (why, remedy) = match Path::new("/dev/kvm").exists() {
+        true => ("/dev/kvm may not be opened by this user", "a user of the group kvm"),
+        false => ("there is no /dev/kvm", "modprobe kvm_intel or kvm_amd"),
+    };
+    let sentence =
+        format!("the guest's processor is translated (TCG), for {why}. What would help: ");
+    assert!(said.contains(&format!("vm: {sentence}")) && said.contains(remedy), "{said}");
+    // It ran all the same, and the report says how.
+    let samples = samples(&bench.out());
+    assert!(samples.len() == 2 && samples.iter().all(|sample| sample.error.is_none()));
+    let analysis = report::load(&bench.out()).unwrap();
+    for text in [report::files::markdown(&analysis), report::html::render(&analysis)] {
+        let text = text.replace("&#39;", "'");
+        assert!(
+            text.contains("; under TCG: only ratios are claimed") && text.contains(&sentence),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_before_anything_starts() {
     let bench = Bench::new();
     let plan = bench.dir.path().join("run-plan.toml");

@@ -84,6 +84,31 @@ fn samples(run: &Path) -> Vec<Sample> {
 }
 
 #[test]
+fn what_a_job_discards_is_written_again() {
+    let bench = Bench::new();
+    let job = bench.dir.path().join("run-trim.fio");
+    std::fs::write(&job, "[trim]\nrw=trim\nbs=1M\ndirect=1\nioengine=sync\nnumber_ios=8\n")
+        .unwrap();
+    let arguments =
+        ["compare", "--stages", "host", "--rounds", "1", "--backends", "loop", "--fio-job"];
+    let mut arguments = arguments.map(std::ffi::OsString::from).to_vec();
+    arguments.push(job.into());
+    let settings = ["--seed", "5", "--size", "32M", "--ramp", "0", "--seconds", "0.1", "--dir"];
+    arguments.extend(settings.map(Into::into));
+    arguments.push(bench.dir.path().into());
+    let plan = Plan::from_args(&Cli::parse_from(arguments).args).unwrap();
+    if let Some(missing) = bench.env.loop_devices() {
+        panic!("{}: {}", missing.reason, missing.remedy);
+    }
+    run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
+    bench.assert_clean();
+    let written = report::load(&bench.out()).unwrap().run.written.unwrap();
+    assert_eq!((written.bytes, written.allocated), (32 << 20, 32 << 20));
+    // Before the twin; after it nobody comes.
+    assert_eq!(written.again, 1);
+}
+
+#[test]
 fn small_disks_for_real() {
     let bench = Bench::new();
     let plan = bench.plan(
@@ -488,7 +513,7 @@ fn a_stall_is_told_with_its_layer() {
 #[test]
 fn what_is_known_beforehand_is_measured() {
     let bench = Bench::new();
-    let plan = bench.plan("--stages host --rounds 6 --seconds 0.3");
+    let plan = bench.plan("--stages host --rounds 6 --seconds 0.6");
     let outcome = selftest::run(&plan, &bench.env, &Stop::default()).unwrap();
     bench.assert_clean();
     assert_eq!(outcome.skipped, Vec::<String>::new(), "nbdkit, qemu-nbd and root must be there");

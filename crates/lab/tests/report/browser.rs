@@ -15,7 +15,7 @@ use super::{change::faster, record, samples};
 fn the_report_is_shown_and_a_keyboard_sorts_it() {
     let analysis = Analysis::new(record(6, State::Complete), &samples(6));
     let seen = shown(&html::render(&analysis), "table.heat");
-    assert_eq!(seen, "true|ringtap-nbd|descending|loop|ascending|true|true|true");
+    assert_eq!(seen, "true|ringtap-nbd|descending|loop|ascending|true|true|true|true");
 }
 
 #[test]
@@ -23,11 +23,12 @@ fn the_changes_are_shown_and_a_keyboard_sorts_them() {
     let old = Analysis::new(record(6, State::Complete), &samples(6));
     let new = Analysis::new(record(6, State::Complete), &faster(6));
     let seen = shown(&change_page::render(&old, &new, &change::compare(&old, &new)), "table.sort");
-    assert_eq!(seen, "true|host|descending|host|ascending|true|true|true");
+    assert_eq!(seen, "true|host|descending|host|ascending|true|true|true|true");
 }
 
 /// What a hand on the keyboard did to the second column of a page's `table`, and what came of it: focus; first row and
-/// order after one press and after two; whether there are charts, and whether it all fits a wide and a narrow window.
+/// order after one press and after two; whether there are charts, whether it all fits a wide and a narrow window,
+/// and whether the charts can be read in the narrow one.
 fn shown(page: &str, table: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let hand = r#"<script>
@@ -43,6 +44,9 @@ fn shown(page: &str, table: &str) -> String {
       seen.push(document.documentElement.scrollWidth <= window.innerWidth);
       document.body.style.width = "400px";
       seen.push(document.querySelector("main").scrollWidth <= 400);
+      // No text of a chart is smaller than 8 pixels then.
+      const size = (text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a;
+      seen.push(Math.min(...[...document.querySelectorAll("svg text")].map(size)) >= 8);
       const p = document.createElement("p"); p.id = "seen"; p.textContent = seen.join("|"); document.body.append(p);
     </script></body>"#;
     let path = dir.path().join("page.html");

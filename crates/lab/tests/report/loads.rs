@@ -1,4 +1,6 @@
-//! Two loads at once, and writes that do not settle, as the report shows them.
+//! Latency curves, two loads at once, how disks were made ready, and writes that do not settle, as the report shows them.
+
+use ringtap_lab::run::folder::Written;
 
 use super::*;
 
@@ -96,4 +98,99 @@ fn writes_that_do_not_settle_are_marked_wherever_they_stand() {
     // Reads, and writes that hold their level, are not marked.
     let read = Analysis::new(record("randread-4k-qd32"), &samples(6));
     assert!(read.steadiness.is_empty() && !html::render(&read).contains("not steady"));
+}
+
+/// A load by schedule on all arms: `loop` has too few I/Os for a p99.9, and `qemu-nbd` holds a sender up.
+fn rated() -> (Record, Vec<Sample>) {
+    let mut record = record(6, State::Complete);
+    record.plan.workloads = vec!["rated-50".into()];
+    let mut list = samples(6);
+    list.retain(|s| s.workload == "randread-4k-qd32");
+    for sample in &mut list {
+        sample.workload = "rated-50".into();
+        let held = if sample.arm == "qemu-nbd" { 100.0 } else { 1.0 };
+        let mut metrics: Vec<(Metric, Value)> = vec![
+            (Metric::P50, 2e5.into()),
+            (Metric::P90, 3e5.into()),
+            (Metric::P99, 8e5.into()),
+            (Metric::ScheduleP50, 9e5.into()),
+            (Metric::ScheduleP90, (1.2e6 * held).into()),
+            (Metric::ScheduleP99, (3e6 * held).into()),
+        ];
+        if sample.arm != "loop" {
+            metrics.push((Metric::P999, 2e6.into()));
+            metrics.push((Metric::ScheduleP999, (9e6 * held).into()));
+        }
+        sample.metrics = metrics.into_iter().collect();
+    }
+    (record, list)
+}
+
+#[test]
+fn latency_from_the_schedule_stands_beside_fios_own_on_one_scale() {
+    let (record, samples) = rated();
+    let analysis = Analysis::new(record, &samples);
+    let page = Html::parse_document(&html::render(&analysis));
+    let css = |selector: &str| Selector::parse(selector).unwrap();
+    let figures: Vec<_> = page.select(&css("figure.latency")).collect();
+    let texts: Vec<String> = figures.iter().map(|figure| figure.text().collect()).collect();
+    assert_eq!(texts.len(), 2);
+    assert!(texts[0].contains("from when it was due") && texts[0].contains("1 ms"), "{texts:?}");
+    assert!(texts[1].contains("as fio counts it, from when it was sent"), "{texts:?}");
+    for figure in &figures {
+        // A line for each arm and the twin, four points on each but one.
+        assert_eq!(figure.select(&css("polyline")).count(), ARMS.len());
+        assert_eq!(figure.select(&css("circle")).count(), 4 * ARMS.len() - 1);
+    }
+    // The same time is at the same height, so that the eye may compare.
+    let ticks = |at: usize| -> Vec<(String, String)> {
+        let ticks = css("text.tick[text-anchor=end]");
+        let all = figures[at].select(&ticks);
+        all.map(|e| (e.attr("y").unwrap().into(), e.text().collect())).collect()
+    };
+    assert!(ticks(0).len() > 3 && ticks(0) == ticks(1), "{:?} {:?}", ticks(0), ticks(1));
+    // What is under the log's millisecond is marked, in the one chart that comes of it.
+    let coarse = |at: usize| figures[at].select(&css("rect.floor")).count();
+    assert_eq!((coarse(0), coarse(1)), (1, 0));
+    let height = |at: usize, title: &str| -> f64 {
+        let circles = css("circle");
+        let mut all = figures[at].select(&circles);
+        let dot = all.find(|dot| dot.text().collect::<String>() == title).expect(title);
+        dot.attr("cy").unwrap().parse().unwrap()
+    };
+    let (fast, held) = ("ringtap-nbd p99: 3.00 ms", "qemu-nbd p99: 300 ms");
+    assert!(height(0, held) < height(0, fast), "longer is higher up");
+    assert!(height(1, "qemu-nbd p99: 800 µs") > height(0, fast));
+    let markdown = report::files::markdown(&analysis);
+    let rows = [
+        "Latency, from when it was due; medians of the rounds:",
+        "| backend | p50 | p90 | p99 | p99.9 |",
+        "| qemu-nbd | 900 µs | 120 ms | 300 ms | 900 ms |",
+        "| loop | 200 µs | 300 µs | 800 µs | – |",
+    ];
+    rows.iter().for_each(|row| assert!(markdown.contains(row), "{row}: {markdown}"));
+    // One percentile makes no line, and none no chart.
+    let (record, samples) = contended();
+    let page = html::render(&Analysis::new(record, &samples));
+    assert!(!page.contains("figure class=\"latency\""));
+}
+
+#[test]
+fn whether_the_disks_were_written_whole_is_said() {
+    let said = |bytes: u64, allocated: u64, again: u32| {
+        let mut run = record(6, State::Complete);
+        run.written = Some(Written { bytes, allocated, again });
+        let analysis = Analysis::new(run, &samples(6));
+        let markdown = report::files::markdown(&analysis);
+        let sentence = report::words::preconditioned(&analysis);
+        assert!(markdown.contains(&sentence), "{markdown}");
+        assert!(html::render(&analysis).contains(&sentence));
+        sentence
+    };
+    let whole = said(3 << 30, 3 << 30, 0);
+    assert!(whole.contains("3072 MiB in all") && whole.contains("100 % allocated"), "{whole}");
+    assert!(!whole.contains("find") && !whole.contains("discarded"), "{whole}");
+    let thin = said(1 << 30, 1 << 28, 2);
+    assert!(thin.contains("25 % allocated") && thin.contains("find room first"), "{thin}");
+    assert!(thin.contains("2 times a disk was written again"), "{thin}");
 }

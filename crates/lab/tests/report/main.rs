@@ -56,6 +56,7 @@ fn record(rounds: u32, state: State) -> Record {
         host: Host { cpu: "CPU <1>".into(), ..Host::default() },
         guest: None,
         stages: Vec::new(),
+        written: None,
         arms: ARMS.iter().map(arm).collect(),
         skipped: vec![Skip {
             stage: Stage::Host,
