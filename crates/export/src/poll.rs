@@ -12,6 +12,8 @@
 //! the disk at a time ([`batch`]), and a part of those on it is waited for, but not long
 //! ([`Gatherer`]).
 
+use std::time::{Duration, Instant};
+
 use nix::sys::resource::{UsageWho, getrusage};
 use ringtap_io::Time;
 
@@ -24,6 +26,11 @@ const MOST_FOR_GUEST: Time = 100_000;
 const LEAST: Time = 8_000;
 /// How long not to spin on a processor that others want.
 const REST: Time = 5_000_000;
+/// How long to spin for a guest no longer than for a disk, once others were seen to want the processor:
+/// among them may be the guest's own.
+const LONG_REST: Time = 100_000_000;
+/// Giving way takes less than this where nobody wants the processor.
+const GIVEN_WAY: Duration = Duration::from_micros(20);
 
 /// So many requests on the disk are few.
 const FEW: usize = 3;
@@ -109,6 +116,8 @@ pub(crate) struct Poller {
     windows: [Time; 3],
     idle: Option<(Wait, Time)>,
     rest_until: Time,
+    brief_until: Time,
+    gave_way: bool,
     preempted: i64,
 }
 
@@ -119,17 +128,35 @@ impl Poller {
         if wait == Wait::BusyDisk || now < self.rest_until || self.windows[wait as usize] == 0 {
             return false;
         }
-        if now.saturating_sub(since) < self.windows[wait as usize] {
+        let spun = now.saturating_sub(since);
+        if spun < self.windows[wait as usize] && (spun < MOST_FOR_DISK || self.is_alone(now)) {
             return true;
         }
         self.look_around(now);
         false
     }
 
+    /// Whether nobody else wants this processor, so that it may be spun on for long. Seen once a wait.
+    fn is_alone(&mut self, now: Time) -> bool {
+        if now < self.brief_until {
+            return false;
+        }
+        if !std::mem::replace(&mut self.gave_way, true) {
+            let began = Instant::now();
+            rustix::thread::sched_yield();
+            if began.elapsed() > GIVEN_WAY {
+                self.brief_until = now + LONG_REST;
+                return false;
+            }
+        }
+        true
+    }
+
     /// There is something to do again.
     #[inline]
     pub(crate) fn event(&mut self, now: Time) {
         let Some((wait, since)) = self.idle.take() else { return };
+        self.gave_way = false;
         let waited = now.saturating_sub(since);
         let (window, most) = (&mut self.windows[wait as usize], wait.most());
         if waited > most {
@@ -172,10 +199,29 @@ mod tests {
             let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
             poller.spin(0, wait);
             poller.event(MOST_FOR_DISK + 20_000);
+            // As on a processor that nobody else wants: the one of this test may be wanted.
+            poller.gave_way = true;
             assert_eq!(poller.spin(100_000, wait), spins, "{wait:?}");
             assert_eq!(poller.spin(100_000 + MOST_FOR_GUEST - 1, wait), spins, "{wait:?}");
             assert!(!poller.spin(100_000 + MOST_FOR_GUEST, wait), "{wait:?}");
         }
+    }
+
+    #[test]
+    fn a_guest_that_wants_this_processor_is_not_spun_for_long() {
+        let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
+        poller.spin(0, Wait::Guest);
+        poller.event(MOST_FOR_DISK + 20_000);
+        poller.brief_until = 400_000;
+        assert!(poller.spin(100_000, Wait::Guest));
+        assert!(!poller.spin(100_000 + MOST_FOR_DISK, Wait::Guest), "others were seen lately");
+        poller.event(150_000);
+        assert!(poller.spin(400_000, Wait::Guest));
+        // Nobody is asked again in the same wait.
+        poller.gave_way = true;
+        assert!(poller.spin(400_000 + MOST_FOR_DISK, Wait::Guest));
+        poller.event(440_000);
+        assert!(!poller.gave_way);
     }
 
     #[test]
