@@ -4,9 +4,10 @@
 //! measurements. Preloaded into a program, this library stands in for its `main`: it waits for calls in the FIFO
 //! `$RINGTAP_STANDBY.ask` and gives each to the program's own `main` in a child, which starts as if it had just been
 //! loaded. A call is lines, the last of them empty: the process id of the caller, whose stdout and stderr the child
-//! writes to (appending), then the arguments. The exit status goes to the FIFO `$RINGTAP_STANDBY.done`, as a line; a caller
-//! that stops reading it has its child killed. Memory that the program shares with its children (fio's locks, made before
-//! `main`) is copied for each of them, or one would find what another has put away. The file `$RINGTAP_STANDBY.ready` says that calls are heard.
+//! writes to (appending), then the arguments. The exit status goes to the caller's own FIFO, `$RINGTAP_STANDBY.` and its
+//! process id, as a line; a caller that ends before its child has it killed. Memory that the program shares with its
+//! children (fio's locks, made before `main`) is copied for each of them, or one would find what another has put away. The
+//! file `$RINGTAP_STANDBY.ready` says that calls are heard.
 
 #![no_std]
 
@@ -30,7 +31,6 @@ const O_CREAT: c_int = 0o100;
 const O_APPEND: c_int = 0o2000;
 const O_NONBLOCK: c_int = 0o4000;
 const POLLIN: c_short = 1;
-const POLLERR: c_short = 8;
 const SIGKILL: c_int = 9;
 const SIGPIPE: c_int = 13;
 const DEFAULT: usize = 0;
@@ -152,10 +152,7 @@ unsafe extern "C" fn stand_by(
     argv: *mut *mut c_char,
     environment: *mut *mut c_char,
 ) -> c_int {
-    let (Some(ask), Some(done), Some(ready)) = (path(b".ask\0"), path(b".done\0"), path(b".ready\0"))
-    else {
-        return CANNOT;
-    };
+    let (Some(ask), Some(ready)) = (path(b".ask\0"), path(b".ready\0")) else { return CANNOT };
     let mut call = [0u8; LONGEST];
     let mut words = [ptr::null_mut::<c_char>(); MOST + 2];
     // SAFETY: all pointers are to C strings and to buffers of this frame with their lengths, which outlive the calls; in
@@ -172,17 +169,15 @@ unsafe extern "C" fn stand_by(
         let Some(shared) = shared_memory() else { return CANNOT };
         loop {
             let Some(len) = hear(ask, &mut call) else { return CANNOT };
+            let Some(caller) = parse(&mut call[..len], *argv, &mut words) else { continue };
+            let mut name = *b".0000000000\0";
+            let Some(done) = path(decimal(&mut name, 1, caller)) else { return CANNOT };
             let reply = open(done.as_ptr(), O_WRONLY | O_NONBLOCK, 0);
-            if reply < 0 {
-                continue; // Nobody waits for it any more.
-            }
-            let Some(caller) = parse(&mut call[..len], *argv, &mut words) else {
-                answer(reply, CANNOT);
-                continue;
-            };
-            // Where the caller has gone, it is the next one that waits.
-            if kill(caller, 0) < 0 {
+            // Where the caller has gone, nobody reads it.
+            let alive = syscall(PIDFD_OPEN, caller, 0) as c_int;
+            if reply < 0 || alive < 0 {
                 close(reply);
+                close(alive);
                 continue;
             }
             let child = fork();
@@ -190,6 +185,7 @@ unsafe extern "C" fn stand_by(
                 signal(SIGPIPE, DEFAULT);
                 close(ask);
                 close(reply);
+                close(alive);
                 if !copy(&shared) {
                     _exit(CANNOT);
                 }
@@ -198,7 +194,8 @@ unsafe extern "C" fn stand_by(
                 let main = core::mem::transmute::<*mut c_void, Main>(MAIN.load(Ordering::Relaxed));
                 return main(count as c_int, words.as_mut_ptr(), environment);
             }
-            let status = if child < 0 { CANNOT } else { wait(child, reply) };
+            let status = if child < 0 { CANNOT } else { wait(child, alive) };
+            close(alive);
             answer(reply, status);
         }
     }
@@ -338,14 +335,7 @@ unsafe fn write_like(caller: c_int) {
     for fd in [1, 2] {
         let mut path = *b"/proc/0000000000/fd/0\0";
         path[20] = b'0' + fd as u8;
-        let mut rest = caller;
-        for digit in path[6..16].iter_mut().rev() {
-            *digit = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        // Leading zeros are no part of a process's name.
-        let zeros = path[6..16].iter().take_while(|digit| **digit == b'0').count();
-        path.copy_within(6 + zeros.., 6);
+        let path = decimal(&mut path, 6, caller);
         // SAFETY: a C string, and files that are this process's own.
         unsafe {
             let there = open(path.as_ptr().cast(), O_WRONLY | O_APPEND, 0);
@@ -358,20 +348,20 @@ unsafe fn write_like(caller: c_int) {
     }
 }
 
-/// Waits for a child's end; its status as a shell gives it. Kills it when nobody reads the reply any more.
-unsafe fn wait(child: c_int, reply: c_int) -> c_int {
+/// Waits for a child's end; its status as a shell gives it. Kills it when the caller, a pidfd, ends first.
+unsafe fn wait(child: c_int, caller: c_int) -> c_int {
     let mut status = 0;
     // SAFETY: `watched` and `status` are of this frame, and so many as said.
     unsafe {
         let ended = syscall(PIDFD_OPEN, child, 0) as c_int;
         let mut watched = [
             PollFd { fd: ended, events: POLLIN, revents: 0 },
-            PollFd { fd: reply, events: 0, revents: 0 },
+            PollFd { fd: caller, events: POLLIN, revents: 0 },
         ];
         while poll(watched.as_mut_ptr(), watched.len() as u64, -1) < 0
             && *__errno_location() == INTR
         {}
-        if watched[1].revents & POLLERR != 0 {
+        if watched[1].revents != 0 {
             kill(child, SIGKILL);
         }
         close(ended);
@@ -382,10 +372,27 @@ unsafe fn wait(child: c_int, reply: c_int) -> c_int {
 
 /// Writes a status to the reply and closes it.
 unsafe fn answer(reply: c_int, status: c_int) {
-    let text = [b'0' + (status / 100) as u8, b'0' + (status / 10 % 10) as u8, b'0' + (status % 10) as u8, b'\n'];
+    let text = [
+        b'0' + (status / 100) as u8,
+        b'0' + (status / 10 % 10) as u8,
+        b'0' + (status % 10) as u8,
+        b'\n',
+    ];
     // SAFETY: the buffer is of this frame. A reader that has gone is no loss.
     unsafe {
         write(reply, text.as_ptr(), text.len());
         close(reply);
     }
+}
+
+/// Puts a number's digits in the place of the ten from `at`, and what follows them behind it; the whole up to its zero.
+fn decimal<const N: usize>(text: &mut [u8; N], at: usize, number: c_int) -> &[u8] {
+    let mut rest = number;
+    for digit in text[at..at + 10].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let zeros = text[at..at + 9].iter().take_while(|digit| **digit == b'0').count();
+    text.copy_within(at + zeros.., at);
+    &text[..N - zeros]
 }

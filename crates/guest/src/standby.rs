@@ -12,7 +12,7 @@ pub(crate) const CALLER_PATH: &str = "/ringtap-standby.sh";
 /// is none that can.
 pub fn start(program: &str) -> String {
     format!(
-        "cd /run && mkfifo standby-{program}.ask standby-{program}.done || exit 1\n\
+        "cd /run && mkfifo standby-{program}.ask || exit 1\n\
          LD_PRELOAD={LIBRARY_PATH} RINGTAP_STANDBY=/run/standby-{program} {program} </dev/null >/dev/null 2>&1 &\n\
          until [ -e standby-{program}.ready ]; do kill -0 $! 2>/dev/null || exit 1; sleep 0.02; done"
     )

@@ -127,6 +127,17 @@ fn a_program_that_stands_by_is_run_as_if_it_were_started() {
     wait_until("the child's end", || count() == "1");
     assert!(run(&standby::call("fio --version")).stdout.starts_with("fio-"));
 
+    // Also where the next one waits already: it has its own answer.
+    let job = guest.start(&standby::call(endless)).unwrap();
+    wait_until("a child", || count() == "2");
+    let next = guest.start(&standby::call("fio --version")).unwrap();
+    let replies = "ls -l /proc/[0-9]*/fd 2>&1 | grep ' 8 -> /run/standby-fio'";
+    wait_until("who waits", || run(replies).stdout.lines().count() == 2);
+    job.kill().unwrap();
+    job.wait(SHORT).unwrap();
+    let said = next.wait(SHORT).unwrap();
+    assert!(said.status == 0 && said.stdout.starts_with("fio-"), "{said:?}");
+
     // What does not stand by is started.
     assert_eq!(run(&standby::call("echo 'as it is'")).stdout, "as it is\n");
 }
