@@ -1,19 +1,22 @@
 //! Keeps a program loaded and runs it by a fork for each call.
 //!
 //! Debian's fio brings some sixty shared libraries, and in User-Mode Linux loading them takes as long as a few short
-//! measurements. Preloaded into a program, this library stands in for its `main`: it waits for calls in the FIFO
-//! `$RINGTAP_STANDBY.ask` and gives each to the program's own `main` in a child, which starts as if it had just been
-//! loaded. A call is lines, the last of them empty: the process id of the caller, whose stdout and stderr the child
-//! writes to (appending), then the arguments. The exit status goes to the caller's own FIFO, `$RINGTAP_STANDBY.` and its
-//! process id, as a line; a caller that ends before its child has it killed. Memory that the program shares with its
-//! children (fio's locks, made before `main`) is copied for each of them, or one would find what another has put away. The
-//! file `$RINGTAP_STANDBY.ready` says that calls are heard.
+//! measurements. Preloaded into a program, this library stands in for its `main`: it waits for calls at the socket
+//! `$RINGTAP_STANDBY` (`message.rs`) and gives each to the program's own `main` in a child, which starts as if it had just
+//! been loaded, with the caller's files and directory. One call at a time; the others wait. A caller that ends before its
+//! child has it killed. Memory that the program shares with its children (fio's locks, made before `main`) is copied for
+//! each of them, or one would find what another has put away. The socket is at its place once calls are heard.
 
 #![no_std]
 
+#[expect(dead_code, reason = "each side has its half of it")]
+mod message;
+
 use core::ffi::{c_char, c_int, c_long, c_short, c_void};
 use core::ptr;
+use core::slice;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use message::{Address, CANNOT, FILES, LONGEST, MOST, close, packets, read, take};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
@@ -25,11 +28,6 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 extern "C" fn rust_eh_personality() {}
 
 const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
-const O_WRONLY: c_int = 0o1;
-const O_RDWR: c_int = 0o2;
-const O_CREAT: c_int = 0o100;
-const O_APPEND: c_int = 0o2000;
-const O_NONBLOCK: c_int = 0o4000;
 const POLLIN: c_short = 1;
 const SIGKILL: c_int = 9;
 const SIGPIPE: c_int = 13;
@@ -45,12 +43,8 @@ const MAP_ANONYMOUS: c_int = 0x20;
 const MAP_FAILED: *mut u8 = -1isize as *mut u8;
 /// Shared mappings of a program, at most.
 const SHARED: usize = 16;
-/// A pipe takes a call of this length as a whole.
-const LONGEST: usize = 4096;
-/// Arguments of a call, at most.
-const MOST: usize = 128;
-/// What a shell says of a program that cannot be run.
-const CANNOT: c_int = 126;
+/// Calls that wait, at most.
+const WAITING: c_int = 128;
 
 #[repr(C)]
 struct PollFd {
@@ -63,11 +57,15 @@ struct PollFd {
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     fn getenv(name: *const c_char) -> *const c_char;
+    fn strlen(text: *const c_char) -> usize;
     fn unsetenv(name: *const c_char) -> c_int;
     fn open(path: *const c_char, flags: c_int, mode: c_int) -> c_int;
-    fn read(fd: c_int, to: *mut u8, len: usize) -> isize;
     fn write(fd: c_int, from: *const u8, len: usize) -> isize;
-    fn close(fd: c_int) -> c_int;
+    fn bind(socket: c_int, address: *const Address, len: u32) -> c_int;
+    fn listen(socket: c_int, waiting: c_int) -> c_int;
+    fn accept(socket: c_int, address: *mut Address, len: *mut u32) -> c_int;
+    fn rename(from: *const c_char, to: *const c_char) -> c_int;
+    fn fchdir(fd: c_int) -> c_int;
     fn dup2(from: c_int, to: c_int) -> c_int;
     fn fork() -> c_int;
     fn kill(pid: c_int, signal: c_int) -> c_int;
@@ -122,82 +120,65 @@ pub unsafe extern "C" fn __libc_start_main(
     }
 }
 
-/// A path: `$RINGTAP_STANDBY` with an ending, which holds the closing zero.
-fn path(ending: &[u8]) -> Option<[c_char; 256]> {
-    let mut path = [0; 256];
-    // SAFETY: the name is a C string.
-    let base = unsafe { getenv(c"RINGTAP_STANDBY".as_ptr()) };
-    if base.is_null() {
-        return None;
-    }
-    let mut len = 0;
-    // SAFETY: the base is a C string, and is read up to its closing zero at most.
-    while unsafe { *base.add(len) } != 0 {
-        if len + ending.len() >= path.len() {
-            return None;
-        }
-        // SAFETY: as above.
-        path[len] = unsafe { *base.add(len) };
-        len += 1;
-    }
-    for (to, from) in path[len..].iter_mut().zip(ending) {
-        *to = *from as c_char;
-    }
-    Some(path)
-}
-
 /// The program's `main` as long as it stands by; in a child it goes on as the program's own.
 unsafe extern "C" fn stand_by(
     _argc: c_int,
     argv: *mut *mut c_char,
     environment: *mut *mut c_char,
 ) -> c_int {
-    let (Some(ask), Some(ready)) = (path(b".ask\0"), path(b".ready\0")) else { return CANNOT };
     let mut call = [0u8; LONGEST];
-    let mut words = [ptr::null_mut::<c_char>(); MOST + 2];
+    let mut words = [ptr::null_mut::<c_char>(); MOST + 1];
     // SAFETY: all pointers are to C strings and to buffers of this frame with their lengths, which outlive the calls; in
     // the child the program's `main` gets an array of C strings in `call` that ends with a null, as any `main` does.
     unsafe {
         unsetenv(c"LD_PRELOAD".as_ptr());
-        // A caller may stop reading at any time.
+        let Some(calls) = listener() else { return CANNOT };
+        // A caller may go at any time.
         signal(SIGPIPE, IGNORED);
-        // For writing too, so that its end is never seen.
-        let ask = open(ask.as_ptr(), O_RDWR, 0);
-        if ask < 0 || open(ready.as_ptr(), O_WRONLY | O_CREAT, 0o644) < 0 {
-            return CANNOT;
-        }
         let Some(shared) = shared_memory() else { return CANNOT };
         loop {
-            let Some(len) = hear(ask, &mut call) else { return CANNOT };
-            let Some(caller) = parse(&mut call[..len], *argv, &mut words) else { continue };
-            let mut name = *b".0000000000\0";
-            let Some(done) = path(decimal(&mut name, 1, caller)) else { return CANNOT };
-            let reply = open(done.as_ptr(), O_WRONLY | O_NONBLOCK, 0);
-            // Where the caller has gone, nobody reads it.
-            let alive = syscall(PIDFD_OPEN, caller, 0) as c_int;
-            if reply < 0 || alive < 0 {
-                close(reply);
-                close(alive);
+            let caller = accept(calls, ptr::null_mut(), ptr::null_mut());
+            let Some((len, files)) = take(caller, &mut call) else {
+                close(caller);
                 continue;
-            }
+            };
+            let count = cut(&mut call[..len], *argv, &mut words);
             let child = fork();
             if child == 0 {
                 signal(SIGPIPE, DEFAULT);
-                close(ask);
-                close(reply);
-                close(alive);
-                if !copy(&shared) {
+                close(calls);
+                close(caller);
+                if !copy(&shared) || !stand_in(files) {
                     _exit(CANNOT);
                 }
-                write_like(caller);
-                let count = words.iter().take_while(|word| !word.is_null()).count();
                 let main = core::mem::transmute::<*mut c_void, Main>(MAIN.load(Ordering::Relaxed));
-                return main(count as c_int, words.as_mut_ptr(), environment);
+                return main(count, words.as_mut_ptr(), environment);
             }
-            let status = if child < 0 { CANNOT } else { wait(child, alive) };
-            close(alive);
-            answer(reply, status);
+            files.into_iter().for_each(|file| {
+                close(file);
+            });
+            let status = if child < 0 { CANNOT } else { wait(child, caller) }.to_ne_bytes();
+            write(caller, status.as_ptr(), status.len());
+            close(caller);
         }
+    }
+}
+
+/// The socket at `$RINGTAP_STANDBY`, which hears calls by the time it has this name.
+unsafe fn listener() -> Option<c_int> {
+    // SAFETY: the name is a C string, and so is what it gives; the addresses are of this frame.
+    unsafe {
+        let path = getenv(c"RINGTAP_STANDBY".as_ptr());
+        if path.is_null() {
+            return None;
+        }
+        let path = slice::from_raw_parts(path.cast::<u8>(), strlen(path));
+        let (there, new) = (Address::new(&[path])?, Address::new(&[path, b".new"])?);
+        let socket = packets();
+        let heard = bind(socket, &raw const new, Address::LEN) == 0
+            && listen(socket, WAITING) == 0
+            && rename(new.path(), there.path()) == 0;
+        heard.then_some(socket)
     }
 }
 
@@ -279,76 +260,33 @@ unsafe fn copy(shared: &[(usize, usize); SHARED]) -> bool {
     true
 }
 
-/// Reads a call; its length.
-unsafe fn hear(ask: c_int, call: &mut [u8; LONGEST]) -> Option<usize> {
-    let mut len = 0;
-    loop {
-        // SAFETY: what is left of the buffer is writable.
-        let got = unsafe { read(ask, call.as_mut_ptr().add(len), LONGEST - len) };
-        // SAFETY: the calling thread's own variable.
-        if got < 0 && unsafe { *__errno_location() } == INTR {
-            continue;
-        }
-        if got <= 0 {
-            return None;
-        }
-        len += got as usize;
-        if call[..len].ends_with(b"\n\n") {
-            return Some(len - 1);
-        }
-        if len == LONGEST {
-            len = 0;
-        }
-    }
-}
-
-/// Cuts a call into words; the caller's process id.
-fn parse(call: &mut [u8], name: *mut c_char, words: &mut [*mut c_char; MOST + 2]) -> Option<c_int> {
-    let mut lines = call.split_mut(|byte| *byte == b'\n');
-    let mut caller: c_int = 0;
-    for digit in lines.next()? {
-        let digit = c_int::from(digit.wrapping_sub(b'0'));
-        if digit > 9 {
-            return None;
-        }
-        caller = caller.checked_mul(10)?.checked_add(digit)?;
-    }
-    *words = [ptr::null_mut(); MOST + 2];
-    words[0] = name;
-    let mut count = 1;
-    for line in lines.filter(|line| !line.is_empty()) {
-        if count > MOST {
-            return None;
-        }
-        words[count] = line.as_mut_ptr().cast();
+/// Cuts a call into words, the first of them this program's own name; their number.
+fn cut(call: &mut [u8], name: *mut c_char, words: &mut [*mut c_char; MOST + 1]) -> c_int {
+    *words = [ptr::null_mut(); MOST + 1];
+    let mut count = 0;
+    for (place, word) in words[..MOST].iter_mut().zip(call.split_inclusive_mut(|byte| *byte == 0)) {
+        *place = if count == 0 { name } else { word.as_mut_ptr().cast() };
         count += 1;
     }
-    // Each newline is the end of a C string.
-    for byte in call.iter_mut().filter(|byte| **byte == b'\n') {
-        *byte = 0;
-    }
-    (caller > 0).then_some(caller)
+    count
 }
 
-/// Makes stdout and stderr those of another process.
-unsafe fn write_like(caller: c_int) {
-    for fd in [1, 2] {
-        let mut path = *b"/proc/0000000000/fd/0\0";
-        path[20] = b'0' + fd as u8;
-        let path = decimal(&mut path, 6, caller);
-        // SAFETY: a C string, and files that are this process's own.
-        unsafe {
-            let there = open(path.as_ptr().cast(), O_WRONLY | O_APPEND, 0);
-            if there < 0 {
-                _exit(CANNOT);
-            }
-            dup2(there, fd);
-            close(there);
-        }
+/// Makes stdin, stdout, stderr and the directory those of the caller.
+unsafe fn stand_in(files: [c_int; FILES]) -> bool {
+    let [stdin, stdout, stderr, here] = files;
+    // SAFETY: files that came for this process.
+    unsafe {
+        let standard = [stdin, stdout, stderr];
+        let there = fchdir(here) == 0
+            && (0..).zip(standard).all(|(place, file)| dup2(file, place) == place);
+        files.into_iter().for_each(|file| {
+            close(file);
+        });
+        there
     }
 }
 
-/// Waits for a child's end; its status as a shell gives it. Kills it when the caller, a pidfd, ends first.
+/// Waits for a child's end; its status as a shell gives it. Kills it when the caller goes first.
 unsafe fn wait(child: c_int, caller: c_int) -> c_int {
     let mut status = 0;
     // SAFETY: `watched` and `status` are of this frame, and so many as said.
@@ -356,7 +294,7 @@ unsafe fn wait(child: c_int, caller: c_int) -> c_int {
         let ended = syscall(PIDFD_OPEN, child, 0) as c_int;
         let mut watched = [
             PollFd { fd: ended, events: POLLIN, revents: 0 },
-            PollFd { fd: caller, events: POLLIN, revents: 0 },
+            PollFd { fd: caller, events: 0, revents: 0 },
         ];
         while poll(watched.as_mut_ptr(), watched.len() as u64, -1) < 0
             && *__errno_location() == INTR
@@ -368,31 +306,4 @@ unsafe fn wait(child: c_int, caller: c_int) -> c_int {
         while waitpid(child, &raw mut status, 0) < 0 && *__errno_location() == INTR {}
     }
     if status & 0x7f == 0 { status >> 8 & 0xff } else { 128 + (status & 0x7f) }
-}
-
-/// Writes a status to the reply and closes it.
-unsafe fn answer(reply: c_int, status: c_int) {
-    let text = [
-        b'0' + (status / 100) as u8,
-        b'0' + (status / 10 % 10) as u8,
-        b'0' + (status % 10) as u8,
-        b'\n',
-    ];
-    // SAFETY: the buffer is of this frame. A reader that has gone is no loss.
-    unsafe {
-        write(reply, text.as_ptr(), text.len());
-        close(reply);
-    }
-}
-
-/// Puts a number's digits in the place of the ten from `at`, and what follows them behind it; the whole up to its zero.
-fn decimal<const N: usize>(text: &mut [u8; N], at: usize, number: c_int) -> &[u8] {
-    let mut rest = number;
-    for digit in text[at..at + 10].iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    let zeros = text[at..at + 9].iter().take_while(|digit| **digit == b'0').count();
-    text.copy_within(at + zeros.., at);
-    &text[..N - zeros]
 }

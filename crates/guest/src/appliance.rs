@@ -281,7 +281,7 @@ impl Builder {
         }
         let path = |path: &str| format!("{place}{path}");
         archive.file(&path(standby::LIBRARY_PATH), 0o755, standby::LIBRARY.into());
-        archive.file(&path(standby::CALLER_PATH), 0o644, standby::CALLER.into());
+        archive.file(&path(standby::CALLER_PATH), 0o755, standby::CALLER.into());
         Ok(archive)
     }
 

@@ -15,7 +15,7 @@ use crate::rundir::RunDir;
 use crate::setup::{Share, root_script, share_script};
 
 /// Preloaded so that processors with AMX do not kill every process; see `shim/xstate.rs`.
-const XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
+const XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate"));
 
 /// A User-Mode Linux guest about to be booted.
 #[derive(Debug, Clone)]

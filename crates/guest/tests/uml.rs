@@ -127,16 +127,37 @@ fn a_program_that_stands_by_is_run_as_if_it_were_started() {
     wait_until("the child's end", || count() == "1");
     assert!(run(&standby::call("fio --version")).stdout.starts_with("fio-"));
 
-    // Also where the next one waits already: it has its own answer.
+    // Also where others wait already: each has its own answer.
     let job = guest.start(&standby::call(endless)).unwrap();
     wait_until("a child", || count() == "2");
-    let next = guest.start(&standby::call("fio --version")).unwrap();
-    let replies = "ls -l /proc/[0-9]*/fd 2>&1 | grep ' 8 -> /run/standby-fio'";
-    wait_until("who waits", || run(replies).stdout.lines().count() == 2);
+    let next: Vec<_> = ["fio --version", "fio '--no such option'", "fio --version"]
+        .map(|line| guest.start(&standby::call(line)).unwrap())
+        .into();
+    let waiting = "cat /proc/[0-9]*/comm | grep -c ringtap-standby";
+    wait_until("who waits", || run(waiting).stdout.trim() == "4");
     job.kill().unwrap();
     job.wait(SHORT).unwrap();
-    let said = next.wait(SHORT).unwrap();
-    assert!(said.status == 0 && said.stdout.starts_with("fio-"), "{said:?}");
+    let said: Vec<_> = next.into_iter().map(|job| job.wait(SHORT).unwrap()).collect();
+    assert_eq!(said.iter().map(|said| said.status).collect::<Vec<_>>(), [0, 1, 0], "{said:?}");
+    assert!([0, 2].iter().all(|n| said[*n].stdout.starts_with("fio-")), "{said:?}");
+
+    // The caller's files and directory are the program's, and its words need not be short.
+    let long = format!("fio --name={} --parse-only --output=/dev/stdout", "a".repeat(9000));
+    for line in [long.clone(), format!("{long} {}", "--name=b ".repeat(200))] {
+        assert_eq!(run(&standby::call(&line)).status, 0);
+    }
+    let here =
+        "mkdir -p /tmp/here && cd /tmp/here && printf '[a]\\nioengine=null\\nsize=4k\\n' >job";
+    let out =
+        run(&format!("{here} && {} <job && {}", standby::call("fio -"), standby::call("fio job")));
+    assert_eq!(out.stdout.matches("err= 0").count(), 2, "{out:?}");
+
+    // Who stands by is gone: that is said, or it is started anew.
+    let job = guest.start(&standby::call(endless)).unwrap();
+    wait_until("a child", || count() == "2");
+    run("kill -9 $(grep -l '^fio' /proc/[0-9]*/comm | cut -d/ -f3)");
+    assert_eq!(job.wait(SHORT).unwrap().status, 126);
+    assert!(run(&standby::call("fio --version")).stdout.starts_with("fio-"));
 
     // What does not stand by is started.
     assert_eq!(run(&standby::call("echo 'as it is'")).stdout, "as it is\n");
