@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::channel::{Channel, Gone};
 use crate::error::{Error, Result, first_line, io, tail};
 use crate::process::Group;
+use crate::processor::on_one;
 use crate::rundir::RunDir;
 
 /// How a command in a guest ended.
@@ -119,6 +120,8 @@ pub(crate) struct Launch {
     pub(crate) timeout: Duration,
     /// Turns the console's text into advice, where it knows some.
     pub(crate) advise: fn(&str) -> Option<String>,
+    /// Whether its processes are to stay on one of the host's processors.
+    pub(crate) one_processor: bool,
 }
 
 impl Launch {
@@ -131,9 +134,11 @@ impl Launch {
         let (host, guest) = UnixStream::pair().map_err(io("make a socket for", &console))?;
         self.command.stdin(Stdio::from(std::os::fd::OwnedFd::from(guest)));
         self.command.stdout(log).stderr(log_too);
-        let process = Group::spawn(&mut self.command)?;
+        let mut start = || Group::spawn(&mut self.command);
+        let process = if self.one_processor { on_one(start) } else { start() }?;
         // The command still owns the guest's end, and while it does no end of file can be seen.
-        let Launch { machine, files, set_up, disks, advise, command, timeout, accelerator } = self;
+        let Launch { machine, files, set_up, disks, advise, command, timeout, accelerator, .. } =
+            self;
         drop(command);
         let channel = Channel::new(host).map_err(io("read from the guest at", &console))?;
         let body = Monitor { process, console, _files: files };

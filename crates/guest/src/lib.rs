@@ -39,6 +39,12 @@
 //!
 //! Boot times, on two busy cores: User-Mode Linux 1.5 s, QEMU under TCG 10 s to 30 s.
 //!
+//! # Processors
+//!
+//! A User-Mode Linux guest has one processor, and is kept on one of the host's, each guest of a process on the next. Left
+//! to the host's scheduler its processes are spread over several for minutes at a time, and then wait for idle processors
+//! to wake in each system call: 4 KiB I/O at depth 32 was seen at 11k as at 33k IOPS, by the same server.
+//!
 //! # Processors with AMX
 //!
 //! User-Mode Linux before 6.13 kills every guest process on a processor whose register state is
@@ -83,6 +89,7 @@ mod kvm;
 mod modules;
 mod pc;
 mod process;
+mod processor;
 mod qemu;
 mod rundir;
 mod setup;

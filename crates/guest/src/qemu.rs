@@ -291,6 +291,7 @@ impl Qemu {
             disks,
             timeout: self.timeout,
             advise,
+            one_processor: false,
         }
         .start()
     }

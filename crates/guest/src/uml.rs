@@ -151,6 +151,7 @@ impl Uml {
             disks,
             timeout: self.timeout,
             advise,
+            one_processor: true,
         }
         .start()
     }

@@ -184,6 +184,7 @@ impl Xen {
             disks,
             timeout: self.timeout,
             advise,
+            one_processor: false,
         }
         .start()?;
         let lines = Lines { sockets: dir, free: Mutex::new((0..LINES).rev().collect()) };
