@@ -268,10 +268,12 @@ impl Thread {
     /// Answer what has ended, fetch, run what can run, publish.
     ///
     /// Answers come first: what has ended is under way no more, and its slot, still in the cache, is
-    /// the first to be used again.
+    /// the first to be used again. They are told of before more is handed to the disk, for a file in
+    /// memory does all of that in the system call, and the guest would wait until its end.
     fn turn(&self, tasks: &mut Tasks) -> Result<(), RingError> {
         tasks.run_ready();
         let on_disk = self.queue.under_way();
+        self.tell_of_answers(tasks, on_disk, self.may_fetch());
         let mut new = Vec::new();
         let most = batch(on_disk);
         let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new, most) };
@@ -279,13 +281,17 @@ impl Thread {
             tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
         }
         tasks.run_ready();
+        self.tell_of_answers(tasks, on_disk, fetched.is_ok() && self.may_fetch());
+        fetched
+    }
+
+    /// Publish what was answered, and signal the guest unless that may wait.
+    fn tell_of_answers(&self, tasks: &mut Tasks, on_disk: usize, goes_on: bool) {
         self.queue.publish();
         let untold = self.queue.untold();
-        let goes_on = fetched.is_ok() && self.may_fetch();
         if untold > 0 && !tell_later(untold, on_disk, goes_on) {
             self.tell(tasks);
         }
-        fetched
     }
 
     /// Signal the guest if it wants to be told of what was published.
