@@ -126,6 +126,44 @@ pub(crate) fn first_line(script: &str) -> String {
 
 /// The last `lines` lines of a text.
 pub(crate) fn tail(text: &str, lines: usize) -> String {
-    let all: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+    let all = lines_of(text);
     all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// The last lines of a console, or what its kernel began to say when it died.
+pub(crate) fn last_words(console: &str) -> String {
+    const LINES: usize = 25;
+    let all = lines_of(console);
+    let dying =
+        |line: &&str| ["Oops: ", "BUG: ", "kernel BUG at "].iter().any(|w| line.contains(w));
+    let panic = |line: &&str| line.contains("Kernel panic - not syncing");
+    let end = all.iter().position(panic).map_or(all.len(), |at| at + 1);
+    let begin = all[..end].iter().position(dying);
+    let begin = begin.unwrap_or(end.saturating_sub(1)).min(all.len().saturating_sub(LINES));
+    all[begin..].iter().take(2 * LINES).copied().collect::<Vec<_>>().join("\n")
+}
+
+fn lines_of(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| !line.trim().is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dying_kernel_is_heard_from_its_first_word() {
+        let filler = |word: &str, count| format!("{word}\n\n").repeat(count);
+        let quiet = filler("up", 60);
+        assert_eq!(last_words(&quiet), tail(&quiet, 25));
+        assert_eq!(last_words("up"), "up");
+        let story =
+            filler("up", 60) + "[6.6] Oops: int3: 0000\nRIP: e030:here\n" + &filler("trace", 90);
+        let said = last_words(&(story + "Kernel panic - not syncing: Fatal\n"));
+        assert!(said.starts_with("[6.6] Oops: int3"), "{said}");
+        assert_eq!(said.lines().count(), 50);
+        let said =
+            last_words(&("Kernel panic - not syncing: why\n".to_owned() + &filler("at", 30)));
+        assert!(said.starts_with("Kernel panic - not syncing: why\nat"), "{said}");
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::channel::{Channel, Gone};
-use crate::error::{Error, Result, first_line, io, tail};
+use crate::error::{Error, Result, first_line, io, last_words, tail};
 use crate::process::Group;
 use crate::processor::on_one;
 use crate::rundir::RunDir;
@@ -180,7 +180,7 @@ impl Arrival {
                  (boot_timeout; --boot-limit of ringtap compare)"
                     .into()
             });
-            let console = tail(&text, 25);
+            let console = last_words(&text);
             return Err(Error::Boot { machine: machine.into(), why, remedy, console });
         }
         Ok(Guest {
@@ -291,7 +291,7 @@ impl Guest {
         if self.body().wait(timeout).is_some() {
             return Ok(());
         }
-        let console = tail(&self.console(), 15);
+        let console = last_words(&self.console());
         Err(Error::Timeout { command: "poweroff".into(), given: timeout, console })
     }
 
@@ -302,7 +302,7 @@ impl Guest {
     fn ended(&self, command: String) -> Error {
         // The last words of a dying kernel come a moment after its line closes.
         self.body().wait(Duration::from_millis(500));
-        Error::Ended { command, console: tail(&self.console(), 25) }
+        Error::Ended { command, console: last_words(&self.console()) }
     }
 }
 
@@ -329,7 +329,7 @@ impl Job<'_> {
             Err(Gone::Closed) => Err(guest.ended(self.command)),
             Err(Gone::TimedOut) => {
                 let _ = guest.channel.kill(self.id);
-                let console = tail(&guest.console(), 15);
+                let console = last_words(&guest.console());
                 Err(Error::Timeout { command: self.command, given: timeout, console })
             }
         }

@@ -1,5 +1,6 @@
 # Joins the console of domain $id with the host's line $line for as long as both are there, and says
-# `bye` to the host when the domain is gone.
+# `bye` to the host when the domain is gone. The terminal is then gone too, and hangs up on its session.
+trap '' HUP
 for name in /sys/class/virtio-ports/*/name; do
 	[ "$(cat $name)" = ringtap.$line ] && port=${name%/name}
 done

@@ -134,7 +134,10 @@ impl Xen {
             accelerator,
             // With SMAP, which `max` has, TCG has a PV kernel fault at its first instructions. Domains
             // that are no PV ones need SVM with nested pages.
-            translated: "qemu64,+svm,+npt",
+            // With RDRAND a kernel has its random numbers before its second processor starts. One that
+            // collects them rewrites its code while both run, and under TCG a processor may then meet a
+            // breakpoint that nobody knows any more, and panic.
+            translated: "qemu64,+rdrand,+svm,+npt",
             virtio: &format!(",{VIRTIO}"),
         };
         let mut command = pc.command();
