@@ -1,17 +1,19 @@
 //! The reactor on io_uring: one ring for one queue thread, one enter for one turn.
 
+mod files;
+
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::{File, Key, Mem, Nature, Op, Reactor, Time};
+use files::{Files, Known, Target};
+
+use crate::{File, Key, Mem, Op, Reactor, Time};
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
-/// Places in the ring's own table of files; files past that go by descriptor.
-const FIXED_FILES: u32 = 64;
 /// A copy of so many bytes takes longer than waking a worker for it.
 const LARGE: usize = 256 << 10;
 /// A copy of so many bytes takes less time than waking a worker.
@@ -62,65 +64,6 @@ fn timespec(nanos: Time) -> types::Timespec {
     types::Timespec::new().sec(nanos / 1_000_000_000).nsec((nanos % 1_000_000_000) as u32)
 }
 
-#[derive(Clone, Copy)]
-enum Target {
-    Fixed(u32),
-    Plain(RawFd),
-}
-
-/// What the ring knows of a file.
-#[derive(Clone, Copy)]
-struct Known {
-    generation: u32,
-    fd: RawFd,
-    target: Target,
-    nature: Nature,
-}
-
-#[derive(Default)]
-struct Files {
-    known: Vec<Option<Known>>,
-    used: u32,
-}
-
-impl Files {
-    #[inline]
-    fn find(&mut self, ring: &IoUring, file: File) -> Option<Known> {
-        match self.known.get(file.slot() as usize) {
-            Some(Some(known)) if known.generation == file.generation() => Some(*known),
-            _ => self.learn(ring, file),
-        }
-    }
-
-    #[inline]
-    fn target(&mut self, ring: &IoUring, file: File) -> Option<Target> {
-        Some(self.find(ring, file)?.target)
-    }
-
-    #[cold]
-    fn learn(&mut self, ring: &IoUring, file: File) -> Option<Known> {
-        let fd = file.raw_fd()?;
-        let slot = file.slot() as usize;
-        if self.known.len() <= slot {
-            self.known.resize(slot + 1, None);
-        }
-        let place = match self.known[slot] {
-            Some(Known { target: Target::Fixed(place), .. }) => Some(place),
-            _ if self.used < FIXED_FILES => {
-                self.used += 1;
-                Some(self.used - 1)
-            }
-            _ => None,
-        };
-        let fixed =
-            place.filter(|place| ring.submitter().register_files_update(*place, &[fd]).is_ok());
-        let target = fixed.map_or(Target::Plain(fd), Target::Fixed);
-        let known = Known { generation: file.generation(), fd, target, nature: file.nature() };
-        self.known[slot] = Some(known);
-        Some(known)
-    }
-}
-
 impl Ring {
     /// A ring with the newest ways of working the kernel has.
     pub fn new() -> io::Result<Ring> {
@@ -131,9 +74,7 @@ impl Ring {
             }
             Err(error) => return Err(error),
         };
-        // Without a table every file goes by descriptor: slower, not wrong.
-        let sparse = ring.submitter().register_files_sparse(FIXED_FILES);
-        let files = Files { known: Vec::new(), used: if sparse.is_ok() { 0 } else { FIXED_FILES } };
+        let files = Files::new(&ring);
         let limits = ring.params().is_feature_ext_arg();
         let (scratch, start) = (Vec::new(), Instant::now());
         Ok(Ring {
@@ -343,16 +284,18 @@ impl Ring {
         }
     }
 
-    /// A small write into the page cache costs less than waking a worker for it: make it here.
-    fn write_to_page_cache(&mut self, key: Key, op: &Op) -> Option<i32> {
-        let Op::Write { file, offset, mem, durable: false } = op else { return None };
+    /// A small write into the page cache, which costs less than waking a worker for it.
+    fn small_write(&mut self, op: &Op) -> Option<(RawFd, u64, Mem)> {
+        let Op::Write { file, offset, mem, durable: false } = *op else { return None };
         if mem.len() > SMALL || mem.is_kernels() {
             return None;
         }
-        let Known { fd, nature, .. } = self.files.find(&self.ring, *file)?;
-        if !nature.page_cache {
-            return None;
-        }
+        let known = self.files.find(&self.ring, file)?;
+        known.nature.page_cache.then_some((known.fd, offset, mem))
+    }
+
+    /// Make it here.
+    fn write_to_page_cache(&mut self, key: Key, fd: RawFd, offset: u64, mem: &Mem) -> i32 {
         let one;
         let (iovecs, count) = match mem.contiguous() {
             Some(base) => {
@@ -362,24 +305,22 @@ impl Ring {
             None => self.iovecs(key, mem),
         };
         // SAFETY: the iovecs name memory that is valid for reads (the promise of `Mem`).
-        let written = unsafe { libc::pwritev(fd, iovecs, count as i32, *offset as i64) };
-        match written {
-            -1 => Some(-io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
-            written => Some(written as i32),
+        match unsafe { libc::pwritev(fd, iovecs, count as i32, offset as i64) } {
+            -1 => last_error(),
+            written => written as i32,
         }
     }
 
     /// io_uring has this operation from Linux 6.9 on; it is rare, and never waits for a device long.
-    fn set_len(&mut self, op: &Op) -> Option<i32> {
-        let Op::SetLen { file, len } = *op else { return None };
+    fn set_len(&mut self, file: File, len: u64) -> i32 {
         let Some(Known { fd, .. }) = self.files.find(&self.ring, file) else {
-            return Some(-libc::EBADF);
+            return -libc::EBADF;
         };
-        let Ok(len) = i64::try_from(len) else { return Some(-libc::EFBIG) };
+        let Ok(len) = i64::try_from(len) else { return -libc::EFBIG };
         // SAFETY: it takes no memory, and the descriptor is open while its `OpenFile` lives.
         match unsafe { libc::ftruncate(fd, len) } {
-            0 => Some(0),
-            _ => Some(-io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
+            0 => 0,
+            _ => last_error(),
         }
     }
 
@@ -425,38 +366,70 @@ impl Ring {
         }
     }
 
-    /// Put every operation into the submission queue, or carry it out here; leave `submit` empty.
+    /// Put every operation into the submission queue, or carry it out here; leave `submit` empty. What
+    /// others wait for goes first: the kernel carries out what needs no device while it is told.
     fn hand_over(
         &mut self,
         submit: &mut Vec<(Key, Op)>,
         done: &mut Vec<(Key, i32)>,
     ) -> io::Result<()> {
         let alone = submit.len() == 1;
-        for (key, op) in submit.iter() {
-            if let Some(result) = self.set_len(op).or_else(|| self.write_to_page_cache(*key, op)) {
-                done.push((*key, result));
-                continue;
-            }
-            let Some(mut entry) = self.entry(*key, op) else {
-                done.push((*key, -libc::EBADF));
-                continue;
-            };
-            if !alone && self.is_large_copy(op) {
-                entry = entry.flags(squeue::Flags::ASYNC);
-            }
-            loop {
-                // SAFETY: the memory the entry names stays valid until its completion: the window's
-                // by the promise of `Mem`, the scratch because it is boxed and kept by key.
-                if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-                    break;
+        let mut told = false;
+        for (key, op) in submit.iter().filter(|(_, op)| is_awaited(op)) {
+            self.push(*key, op, false, done)?;
+            told = true;
+        }
+        for (key, op) in submit.iter().filter(|(_, op)| !is_awaited(op)) {
+            if let Some((fd, offset, mem)) = self.small_write(op) {
+                if std::mem::take(&mut told) {
+                    self.enter(Sleep::NONE)?;
+                    self.reap(done);
                 }
-                self.enter(Sleep::NONE)?;
-                self.reap(done);
+                done.push((*key, self.write_to_page_cache(*key, fd, offset, &mem)));
+            } else if let Op::SetLen { file, len } = *op {
+                done.push((*key, self.set_len(file, len)));
+            } else {
+                let by_worker = !alone && self.is_large_copy(op);
+                self.push(*key, op, by_worker, done)?;
             }
         }
         submit.clear();
         Ok(())
     }
+
+    fn push(
+        &mut self,
+        key: Key,
+        op: &Op,
+        by_worker: bool,
+        done: &mut Vec<(Key, i32)>,
+    ) -> io::Result<()> {
+        let Some(mut entry) = self.entry(key, op) else {
+            done.push((key, -libc::EBADF));
+            return Ok(());
+        };
+        if by_worker {
+            entry = entry.flags(squeue::Flags::ASYNC);
+        }
+        loop {
+            // SAFETY: the memory the entry names stays valid until its completion: the window's
+            // by the promise of `Mem`, the scratch because it is boxed and kept by key.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return Ok(());
+            }
+            self.enter(Sleep::NONE)?;
+            self.reap(done);
+        }
+    }
+}
+
+fn last_error() -> i32 {
+    -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Whether somebody outside waits for it: an answer, and the call that there is one.
+fn is_awaited(op: &Op) -> bool {
+    matches!(op, Op::SignalEvent { .. } | Op::Send { .. } | Op::Command { .. })
 }
 
 impl Drop for Ring {
@@ -510,8 +483,10 @@ impl Reactor for Ring {
 mod tests {
     use std::os::fd::OwnedFd;
 
+    use rustix::event::{EventfdFlags, eventfd};
+
     use super::*;
-    use crate::{Io, OpenFile};
+    use crate::{Io, Nature, OpenFile};
 
     #[test]
     fn a_turn_enters_the_kernel_once() {
@@ -548,5 +523,31 @@ mod tests {
         // Nothing to hand over and nothing to wait for.
         ring.turn(&mut vec![], &mut done, false).expect("the ring");
         assert!(entered(&mut ring) <= 1 && done.is_empty());
+    }
+
+    #[test]
+    fn what_others_wait_for_goes_first() {
+        let file = tempfile::tempfile().expect("a temporary file");
+        file.set_len(1 << 20).expect("its length");
+        let file = OpenFile::new(OwnedFd::from(file));
+        file.set_nature(Nature { in_memory: false, page_cache: true });
+        let event = eventfd(0, EventfdFlags::NONBLOCK);
+        let event = OpenFile::new(event.expect("an eventfd"));
+        let buffer = Io::new().buffer(8192).expect("memory");
+        let (from, to) = (buffer.mem().window(0, 4096), buffer.mem().window(4096, 4096));
+        let file = file.handle();
+        let transfers = [
+            Op::Write { file, offset: 0, mem: from, durable: false },
+            Op::Read { file, offset: 0, mem: to },
+        ];
+        let mut ring = Ring::new().expect("io_uring");
+        for transfer in transfers {
+            let (mut submit, mut done) =
+                (vec![(0, transfer), (1, Op::SignalEvent { file: event.handle() })], vec![]);
+            while done.len() < 2 {
+                ring.turn(&mut submit, &mut done, true).expect("the ring");
+            }
+            assert_eq!(done, [(1, 8), (0, 4096)]);
+        }
     }
 }

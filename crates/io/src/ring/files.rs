@@ -1,0 +1,74 @@
+//! The files that a ring has met, most of them in its own table.
+
+use std::os::fd::RawFd;
+
+use io_uring::IoUring;
+
+use crate::{File, Nature};
+
+/// Places in the ring's own table of files; files past that go by descriptor.
+const FIXED_FILES: u32 = 64;
+
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    Fixed(u32),
+    Plain(RawFd),
+}
+
+/// What the ring knows of a file.
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    generation: u32,
+    pub(super) fd: RawFd,
+    pub(super) target: Target,
+    pub(super) nature: Nature,
+}
+
+pub(super) struct Files {
+    known: Vec<Option<Known>>,
+    used: u32,
+}
+
+impl Files {
+    pub(super) fn new(ring: &IoUring) -> Files {
+        // Without a table every file goes by descriptor: slower, not wrong.
+        let sparse = ring.submitter().register_files_sparse(FIXED_FILES);
+        Files { known: Vec::new(), used: if sparse.is_ok() { 0 } else { FIXED_FILES } }
+    }
+
+    #[inline]
+    pub(super) fn find(&mut self, ring: &IoUring, file: File) -> Option<Known> {
+        match self.known.get(file.slot() as usize) {
+            Some(Some(known)) if known.generation == file.generation() => Some(*known),
+            _ => self.learn(ring, file),
+        }
+    }
+
+    #[inline]
+    pub(super) fn target(&mut self, ring: &IoUring, file: File) -> Option<Target> {
+        Some(self.find(ring, file)?.target)
+    }
+
+    #[cold]
+    fn learn(&mut self, ring: &IoUring, file: File) -> Option<Known> {
+        let fd = file.raw_fd()?;
+        let slot = file.slot() as usize;
+        if self.known.len() <= slot {
+            self.known.resize(slot + 1, None);
+        }
+        let place = match self.known[slot] {
+            Some(Known { target: Target::Fixed(place), .. }) => Some(place),
+            _ if self.used < FIXED_FILES => {
+                self.used += 1;
+                Some(self.used - 1)
+            }
+            _ => None,
+        };
+        let fixed =
+            place.filter(|place| ring.submitter().register_files_update(*place, &[fd]).is_ok());
+        let target = fixed.map_or(Target::Plain(fd), Target::Fixed);
+        let known = Known { generation: file.generation(), fd, target, nature: file.nature() };
+        self.known[slot] = Some(known);
+        Some(known)
+    }
+}
