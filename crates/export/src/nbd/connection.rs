@@ -97,12 +97,10 @@ fn drive(tasks: &mut Tasks, done: impl Fn() -> bool) -> io::Result<()> {
         if done() {
             return Ok(());
         }
-        if tasks.has_work() {
+        // What was asked for is handed over by the very system call that waits.
+        if poller.spin(io.now(), waits_for(&io)) {
             tasks.turn(false)?;
-            poller.event(io.now());
-        } else if poller.spin(io.now(), waits_for(&io)) {
-            tasks.turn(false)?;
-            if tasks.has_work() {
+            if tasks.has_ready() {
                 poller.event(io.now());
             }
             std::hint::spin_loop();
