@@ -2,6 +2,7 @@
 //! lets its jobs go together, and both last equally long: all of their time is common. vhost-user disks are driven by two
 //! `ringtap load`, of which only common time counts.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -72,7 +73,7 @@ impl Two {
                 let Kind::Two(shape) = workload.kind else { continue };
                 runner.sample(place(workload), None, None, |mark| {
                     pair.check()?;
-                    measure(shape, &mut pair, &settings, mark)
+                    measure(shape, round, &mut pair, &settings, mark)
                 })?;
             }
             for one in pair.served {
@@ -172,13 +173,14 @@ impl<'a> Pair<'a> {
 
 fn measure(
     shape: Shape,
+    round: u32,
     pair: &mut Pair<'_>,
     settings: &Settings,
     mark: &Mark<'_>,
 ) -> Result<Measured> {
     let depths = shape.depths();
-    // Of the time that both run, from before they start until they have ended.
-    let mut cost = None;
+    // Of the last run, from before it starts until it has ended.
+    let cost = Cell::new(None);
     let mut run = |which: &[usize], settings: &Settings| -> Result<Vec<Load>> {
         if shape.write {
             pair.refresh()?;
@@ -200,7 +202,7 @@ fn measure(
         };
         let seconds = began.elapsed().as_secs_f64();
         let spent = Meter::read(&who, mark.device()).since(&before, seconds);
-        cost = Some((spent, ramp));
+        cost.set(Some((spent, ramp)));
         // What a page cache still holds of one run is not written back at the cost of the next.
         pair.settle()?;
         if loads.len() == which.len() {
@@ -209,13 +211,12 @@ fn measure(
         let found = format!("{} loads of {}", loads.len(), which.len());
         Err(Error::Output { what: "what two loads measured", found })
     };
-    let mut alone = Vec::new();
-    for at in [0, 1] {
-        alone.extend(two::long_enough(settings, |settings| run(&[at], settings))?);
-    }
-    let both = two::long_enough(settings, |settings| run(&[0, 1], settings))?;
-    match (&alone[..], &both[..]) {
-        (&[first, second], &[a, b]) => {
+    let ([first, second], (both, cost)) = two::in_turn(round, |which| {
+        let loads = two::long_enough(settings, |settings| run(which, settings))?;
+        Ok((loads, cost.take()))
+    })?;
+    match (&first.0[..], &second.0[..], &both[..]) {
+        (&[first], &[second], &[a, b]) => {
             let mut measured = two::measured([first, second], [a, b], shape);
             if let Some((spent, ramp)) = cost {
                 two::count(&mut measured, &[a, b], ramp.as_secs_f64());

@@ -154,7 +154,7 @@ impl TwoGuests {
                     };
                     let (devices, who) = ([x.as_str(), &y], Some(who));
                     let pair = Pair { machines, devices, who, ahead: ahead? };
-                    measure(shape, &pair, &settings, stop, mark, || {
+                    measure(shape, round, &pair, &settings, stop, mark, || {
                         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                         Ok(now + notice)
                     })
@@ -187,9 +187,10 @@ fn keep_pairs<'a>(
     }
 }
 
-/// Each load alone, then both at once. `start` tells when the two shall begin.
+/// Each load alone, and both at once. `start` tells when the two shall begin.
 pub fn measure(
     shape: Shape,
+    round: u32,
     pair: &Pair<'_>,
     settings: &Settings,
     stop: &Stop,
@@ -198,18 +199,15 @@ pub fn measure(
 ) -> Result<Measured> {
     let depths = shape.depths();
     let [one, other] = pair.machines;
-    let alone = |machine: &Machine, device: &str, depth: u32| {
-        let loads = two::long_enough(settings, |settings| {
-            let sent = send(shape, machine, device, depth, settings, 0)?;
-            Ok(vec![finish(shape, sent, stop)?.0])
-        });
-        let none = || Error::Output { what: "fio's JSON", found: "no load".into() };
-        loads?.first().copied().ok_or_else(none)
+    let alone = |which: usize, settings: &Settings| {
+        let (machine, device, depth) =
+            [(one, pair.devices[0], depths.0), (other, pair.devices[1], depths.1)][which];
+        let sent = send(shape, machine, device, depth, settings, 0)?;
+        Ok(vec![finish(shape, sent, stop)?.0])
     };
-    let alone = [alone(one, pair.devices[0], depths.0)?, alone(other, pair.devices[1], depths.1)?];
     // What was spent while both ran, and the I/Os of that time.
     let mut cost = None;
-    let both = two::long_enough(settings, |settings| {
+    let mut both = |settings: &Settings| {
         let at = start()?.as_secs_f64() * 1e3;
         let on = |ahead: f64| (at + ahead).max(0.0) as u64;
         let [first, second] = [
@@ -239,11 +237,17 @@ pub fn measure(
             Some((spent, rate * (to - from) / 1e3))
         });
         Ok(vec![first, second])
+    };
+    let (alone, both) = two::in_turn(round, |which| {
+        two::long_enough(settings, |settings| match which {
+            &[which] => alone(which, settings),
+            _ => both(settings),
+        })
     })?;
-    let &[first, second] = &both[..] else {
+    let ([&[a], &[b]], &[first, second]) = ([&alone[0][..], &alone[1]], &both[..]) else {
         return Err(Error::Output { what: "fio's JSON", found: "not two loads".into() });
     };
-    let mut measured = two::measured(alone, [first, second], shape);
+    let mut measured = two::measured([a, b], [first, second], shape);
     if let Some((spent, ios)) = cost {
         (measured.ios, measured.asked) = (Some(ios), Some(ios * two::BLOCK));
         mark.account(spent);

@@ -99,6 +99,21 @@ pub fn common_args(shape: Shape, settings: &Settings, ramp: f64) -> Vec<String> 
     ]
 }
 
+/// What each of two loads gives alone, and what both give at once. Whoever comes first finds caches cold and the disk
+/// fresh, so the order is the other way round in every other round.
+pub fn in_turn<T>(
+    round: u32,
+    mut measure: impl FnMut(&[usize]) -> Result<T>,
+) -> Result<([T; 2], T)> {
+    if round % 2 == 0 {
+        let alone = [measure(&[0])?, measure(&[1])?];
+        return Ok((alone, measure(&[0, 1])?));
+    }
+    let both = measure(&[0, 1])?;
+    let second = measure(&[1])?;
+    Ok(([measure(&[0])?, second], both))
+}
+
 /// Runs loads as long as the plan says, and if some then had too few I/Os for a 99th percentile, again for as long as it
 /// needs, where that is not too long.
 pub fn long_enough(
@@ -245,6 +260,19 @@ mod tests {
         assert_eq!((value(Metric::SecondKeeps), value(Metric::SecondP99Factor)), (0.75, 2.0));
         assert_eq!(value(Metric::SecondP99), 1e6);
         assert!(!measured.metrics.contains_key(&Metric::Jain));
+    }
+
+    #[test]
+    fn each_comes_first_in_one_round_of_two() {
+        for (round, order) in [(0, [&[0][..], &[1], &[0, 1]]), (3, [&[0, 1], &[1], &[0]])] {
+            let mut seen = Vec::new();
+            let ran = in_turn(round, |which| {
+                seen.push(which.to_vec());
+                Ok(which.to_vec())
+            });
+            assert_eq!(ran.unwrap(), ([vec![0], vec![1]], vec![0, 1]));
+            assert_eq!(seen, order);
+        }
     }
 
     #[test]

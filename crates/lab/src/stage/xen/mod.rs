@@ -274,7 +274,7 @@ fn sample(
             // Both have Xen's clock, which may not be this machine's.
             let (devices, ahead) = ([first.as_str(), second], [0.0; 2]);
             let pair = Pair { machines: guests, devices, who: None, ahead };
-            two_guests::measure(shape, &pair, &settings, stop, mark, || {
+            two_guests::measure(shape, place.round, &pair, &settings, stop, mark, || {
                 let said = machine.shell(1, stop)?.run("date +%s%3N", Duration::from_secs(60))?;
                 let now = said.stdout.trim().parse().map(Duration::from_millis);
                 let now = now.map_err(|_| Error::Output {
