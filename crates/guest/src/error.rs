@@ -134,8 +134,11 @@ pub(crate) fn tail(text: &str, lines: usize) -> String {
 pub(crate) fn last_words(console: &str) -> String {
     const LINES: usize = 25;
     let all = lines_of(console);
-    let dying =
-        |line: &&str| ["Oops: ", "BUG: ", "kernel BUG at "].iter().any(|w| line.contains(w));
+    let dying = |line: &&str| {
+        // Behind the time, where there is one.
+        let said = line.split_once("] ").map_or(*line, |(_, said)| said);
+        ["Oops: ", "BUG: ", "kernel BUG at "].iter().any(|word| said.starts_with(word))
+    };
     let panic = |line: &&str| line.contains("Kernel panic - not syncing");
     let end = all.iter().position(panic).map_or(all.len(), |at| at + 1);
     let begin = all[..end].iter().position(dying);
@@ -154,7 +157,7 @@ mod tests {
     #[test]
     fn a_dying_kernel_is_heard_from_its_first_word() {
         let filler = |word: &str, count| format!("{word}\n\n").repeat(count);
-        let quiet = filler("up", 60);
+        let quiet = filler("DEBUG: up", 60);
         assert_eq!(last_words(&quiet), tail(&quiet, 25));
         assert_eq!(last_words("up"), "up");
         let story =

@@ -10,5 +10,7 @@ until (exec 3<>$port) 2>/dev/null; do sleep 0.1; done
 exec 3<>$port 4<>$(xenstore-read /local/domain/$id/console/tty)
 cat <&3 >&4 &
 cat <&4 >&3 2>/dev/null
-printf '\nbye\n' >&3
+# Where the host has gone first, the reader of its end is no more (`jobs` sees that): the line's next user is not meant.
+jobs >/dev/null
+kill -0 $! 2>/dev/null && printf '\nbye\n' >&3
 kill $!

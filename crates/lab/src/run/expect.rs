@@ -26,7 +26,7 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
         Kind::Archive => 2.0 + 20.0 * gib,
         Kind::Durability => 1.5,
         Kind::SnapshotLife => 1.0 + 10.0 * gib,
-        // Each alone and then both, longer where a percentile needs it; two guests wait for a common moment.
+        // Each alone and both, longer where a percentile needs it; two guests wait for a common moment.
         Kind::Two(shape) => {
             let longer = if shape.quiet { 3.0 } else { 1.0 };
             let waits = match stage {

@@ -45,10 +45,12 @@ pub struct Pair<'a> {
     pub machines: [&'a Machine; 2],
     /// Their block devices.
     pub devices: [&'a str; 2],
-    /// Whose CPU time is that of the path, where the guests' clocks can be told by this machine's.
-    pub who: Option<Who>,
-    /// By how many milliseconds each guest's clock is ahead of the one by which they start.
+    /// Whose CPU time is that of the path.
+    pub who: Who,
+    /// By how many milliseconds each guest's clock is ahead of this machine's.
     pub ahead: [f64; 2],
+    /// How long before their common start they are told of it.
+    pub notice: Duration,
 }
 
 impl TwoGuests {
@@ -152,12 +154,9 @@ impl TwoGuests {
                             "no disk in one of the guests: {devices:?}"
                         )));
                     };
-                    let (devices, who) = ([x.as_str(), &y], Some(who));
-                    let pair = Pair { machines, devices, who, ahead: ahead? };
-                    measure(shape, round, &pair, &settings, stop, mark, || {
-                        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                        Ok(now + notice)
-                    })
+                    let devices = [x.as_str(), &y];
+                    let pair = Pair { machines, devices, who, ahead: ahead?, notice };
+                    measure(shape, round, &pair, &settings, stop, mark)
                 })?;
             }
         }
@@ -187,7 +186,7 @@ fn keep_pairs<'a>(
     }
 }
 
-/// Each load alone, and both at once. `start` tells when the two shall begin.
+/// Each load alone, and both at once.
 pub fn measure(
     shape: Shape,
     round: u32,
@@ -195,7 +194,6 @@ pub fn measure(
     settings: &Settings,
     stop: &Stop,
     mark: &Mark<'_>,
-    mut start: impl FnMut() -> Result<Duration>,
 ) -> Result<Measured> {
     let depths = shape.depths();
     let [one, other] = pair.machines;
@@ -208,16 +206,17 @@ pub fn measure(
     // What was spent while both ran, and the I/Os of that time.
     let mut cost = None;
     let mut both = |settings: &Settings| {
-        let at = start()?.as_secs_f64() * 1e3;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let at = (now + pair.notice).as_secs_f64() * 1e3;
         let on = |ahead: f64| (at + ahead).max(0.0) as u64;
         let [first, second] = [
             send(shape, one, pair.devices[0], depths.0, settings, on(pair.ahead[0]))?,
             send(shape, other, pair.devices[1], depths.1, settings, on(pair.ahead[1]))?,
         ];
-        let track = pair.who.clone().map(|who| Track::start(who, mark.device()));
+        let track = Track::start(pair.who.clone(), mark.device());
         let (mut first, log_a) = finish(shape, first, stop)?;
         let (mut second, log_b) = finish(shape, second, stop)?;
-        let readings = track.map(Track::end).unwrap_or_default();
+        let readings = track.end();
         let same = |log: two::Log, ahead: f64| -> two::Log {
             log.into_iter().map(|(time, value)| (time - ahead, value)).collect()
         };

@@ -20,6 +20,7 @@ use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::process;
+use crate::run::meter::Who;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::{Layer, Stage};
@@ -271,18 +272,12 @@ fn sample(
         (Kind::Two(shape), [first, second]) => {
             settings.run += LONGER;
             let guests = [machine.guest(1)?, machine.guest(2)?];
-            // Both have Xen's clock, which may not be this machine's.
-            let (devices, ahead) = ([first.as_str(), second], [0.0; 2]);
-            let pair = Pair { machines: guests, devices, who: None, ahead };
-            two_guests::measure(shape, place.round, &pair, &settings, stop, mark, || {
-                let said = machine.shell(1, stop)?.run("date +%s%3N", Duration::from_secs(60))?;
-                let now = said.stdout.trim().parse().map(Duration::from_millis);
-                let now = now.map_err(|_| Error::Output {
-                    what: "a guest's date",
-                    found: said.stdout.trim().to_owned(),
-                })?;
-                Ok(now + NOTICE)
-            })
+            // Both have Xen's clock.
+            let ahead = [machine.shell(1, stop)?.clock_ahead()?; 2];
+            let who = Who { servers: vec![], clients: vec![pid] };
+            let devices = [first.as_str(), second];
+            let pair = Pair { machines: guests, devices, who, ahead, notice: NOTICE };
+            two_guests::measure(shape, place.round, &pair, &settings, stop, mark)
         }
         (_, [device, ..]) => {
             let shell = machine.shell(1, stop)?;
