@@ -26,9 +26,9 @@ pub(crate) struct XenArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
     queues: u16,
 
-    /// Keep pages mapped that a guest uses again and again: the hypervisor has less to do, and the
-    /// guest copies instead; a dom0 may suffer where such a server is killed
-    #[arg(long, value_name = "BOOL", default_value_t = false, action = clap::ArgAction::Set)]
+    /// Keep pages mapped that a guest uses again and again, and copy from and to them without the
+    /// hypervisor; the guest copies as well
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     persistent_grants: bool,
 
     /// Keep the process id in this file while serving

@@ -1,6 +1,9 @@
 //! The copies of one turn: gathered from many requests, made by one call.
 
+use std::ptr;
+
 use super::gntdev::{Copy, Foreign, Way};
+use super::kept::Kept;
 use super::wire::Segment;
 
 /// Copies and whose they are.
@@ -11,11 +14,13 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Add those between the segments and `local`, which holds them one after the other.
+    /// Add those between the segments and `local`, which holds them one after the other. With pages that
+    /// are mapped they are made at once.
     pub(crate) fn add(
         &mut self,
         owner: u16,
         domain: u16,
+        kept: Option<&Kept>,
         segments: &[Segment],
         local: &mut [u8],
         way: Way,
@@ -25,9 +30,16 @@ impl Copies {
             let Some((piece, behind)) = rest.split_at_mut_checked(segment.len.into()) else {
                 return;
             };
-            let Segment { grant, offset, len } = *segment;
-            self.list.push(Copy::new(domain, grant, offset, piece.as_mut_ptr(), len, way));
-            self.owners.push(owner);
+            match kept.and_then(|kept| kept.address(segment)) {
+                // SAFETY: a segment lies in its page, which is mapped while `kept` is borrowed and no memory
+                // of this process's else. The frontend may change its bytes meanwhile: any will do.
+                Some(page) => unsafe { copy(page, piece, way) },
+                None => {
+                    let Segment { grant, offset, len } = *segment;
+                    self.list.push(Copy::new(domain, grant, offset, piece.as_mut_ptr(), len, way));
+                    self.owners.push(owner);
+                }
+            }
             rest = behind;
         }
     }
@@ -52,5 +64,19 @@ impl Copies {
         }
         self.list.clear();
         self.owners.clear();
+    }
+}
+
+/// Copy between a frontend's bytes and ours.
+///
+/// # Safety
+/// At `theirs` are as many bytes as in `ours`, valid for reads and writes, and none of them are ours.
+unsafe fn copy(theirs: *mut u8, ours: &mut [u8], way: Way) {
+    let (local, len) = (ours.as_mut_ptr(), ours.len());
+    match way {
+        // SAFETY: the caller's promise.
+        Way::FromFrontend => unsafe { ptr::copy_nonoverlapping(theirs, local, len) },
+        // SAFETY: the same.
+        Way::ToFrontend => unsafe { ptr::copy_nonoverlapping(local, theirs, len) },
     }
 }

@@ -6,7 +6,7 @@
 //! bytes are copied between the guest's pages and page-aligned buffers by the hypervisor, all copies
 //! of a turn in one call (GNTDEV_GRANT_COPY): mapping pages for one request costs many times that.
 //! Where the frontend uses the same pages again and again (persistent grants), they are mapped once,
-//! and bytes go straight between them and the image.
+//! and the ring's thread copies from and to them.
 //!
 //! A ring is a thread, as everywhere here; a disk has another that follows xenstore. What is under
 //! way is noted on tmpfs, so that a killed server's successor takes over the rings where they were:

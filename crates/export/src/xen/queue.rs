@@ -10,7 +10,7 @@ use ringtap_vbd::{Error, Kind, Request};
 
 use super::copies::Copies;
 use super::gntdev::{Foreign, Way};
-use super::kept::{Kept, Lease};
+use super::kept::Kept;
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
 use super::spare::Spare;
@@ -73,7 +73,8 @@ struct Slot {
     segments: Vec<Segment>,
     /// Bytes counted for it, whatever its segments turn out to be.
     room: usize,
-    memory: Memory,
+    /// Where its bytes are while the disk has them.
+    memory: Option<Buffer>,
     given: Option<Request>,
     /// What follows when the request given has ended well.
     then: Option<Request>,
@@ -85,17 +86,6 @@ impl Slot {
     fn len(&self) -> usize {
         self.segments.iter().map(|segment| usize::from(segment.len)).sum()
     }
-}
-
-/// Where a slot's bytes are.
-#[derive(Default)]
-enum Memory {
-    #[default]
-    None,
-    /// Copied from and to the frontend's pages.
-    Buffer(Buffer),
-    /// The frontend's pages themselves.
-    Kept(Lease),
 }
 
 const FLUSH: Request =
@@ -244,11 +234,8 @@ impl<F: Foreign> XenQueue<F> {
     /// Bytes of the buffers that slots hold.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
-        let held = |slot: &Slot| match &slot.memory {
-            Memory::Buffer(buffer) => buffer.bytes().len(),
-            _ => 0,
-        };
-        self.state.borrow().slots.iter().map(held).sum()
+        let held = |slot: &Slot| Some(slot.memory.as_ref()?.bytes().len());
+        self.state.borrow().slots.iter().filter_map(held).sum()
     }
 
     /// End every slot's loop.
@@ -312,9 +299,16 @@ impl<F: Foreign> State<F> {
             return;
         }
         tables.resize(indirect.len() * TABLE, 0);
-        for ((tag, count, grant), table) in indirect.iter().zip(tables.chunks_exact_mut(TABLE)) {
-            let whole = [Segment { grant: *grant, offset: 0, len: (count * SEGMENT) as u16 }];
-            self.copies.add(*tag, self.foreign.domain(), &whole, table, Way::FromFrontend);
+        let whole = |(_, count, grant): &(u16, usize, u32)| {
+            [Segment { grant: *grant, offset: 0, len: (count * SEGMENT) as u16 }]
+        };
+        let kept = self.kept.as_mut().map(|kept| {
+            kept.map(&self.foreign, indirect.iter().flat_map(whole));
+            &*kept
+        });
+        for (one, table) in indirect.iter().zip(tables.chunks_exact_mut(TABLE)) {
+            let domain = self.foreign.domain();
+            self.copies.add(one.0, domain, kept, &whole(one), table, Way::FromFrontend);
         }
         // SAFETY: the tables are held here, and read only below.
         unsafe { self.copies.make(&self.foreign, |tag| failed.push(tag)) };
@@ -341,19 +335,15 @@ impl<F: Foreign> State<F> {
     /// Give the requests memory, and have there what is to be written.
     fn find_memory(&mut self, io: &Io) {
         let domain = self.foreign.domain();
-        if let Some(kept) = &mut self.kept {
-            let all = self.turn.fetched.iter().map(|tag| &*self.slots[usize::from(*tag)].segments);
-            kept.map(&self.foreign, all);
-        }
+        let kept = self.kept.as_mut().map(|kept| {
+            let all = |tag: &u16| self.slots[usize::from(*tag)].segments.iter().copied();
+            kept.map(&self.foreign, self.turn.fetched.iter().flat_map(all));
+            &*kept
+        });
         for tag in &self.turn.fetched {
             let slot = &mut self.slots[usize::from(*tag)];
             let len = slot.len();
             if len == 0 {
-                continue;
-            }
-            if let Some(lease) = self.kept.as_mut().and_then(|kept| kept.lease(&slot.segments)) {
-                slot.memory = Memory::Kept(lease);
-                self.bytes -= std::mem::take(&mut slot.room);
                 continue;
             }
             let Ok(mut buffer) = self.spare.take(io, len) else {
@@ -362,9 +352,9 @@ impl<F: Foreign> State<F> {
             };
             if slot.action != Some(Action::Read) {
                 let bytes = buffer.bytes_mut();
-                self.copies.add(*tag, domain, &slot.segments, bytes, Way::FromFrontend);
+                self.copies.add(*tag, domain, kept, &slot.segments, bytes, Way::FromFrontend);
             }
-            slot.memory = Memory::Buffer(buffer);
+            slot.memory = Some(buffer);
         }
         let failed = &mut self.turn.failed;
         // SAFETY: the buffers are held by their slots, which have not begun.
@@ -378,9 +368,8 @@ impl<F: Foreign> State<F> {
             let slot = &mut self.slots[usize::from(tag)];
             if let Some(action) = slot.action {
                 let mem = match &slot.memory {
-                    Memory::None => Mem::EMPTY,
-                    Memory::Buffer(buffer) => buffer.mem().window(0, slot.len()),
-                    Memory::Kept(lease) => lease.mem(),
+                    None => Mem::EMPTY,
+                    Some(buffer) => buffer.mem().window(0, slot.len()),
                 };
                 let (offset, len) = (slot.offset, mem.len() as u64);
                 let kind = if action == Action::Read { Kind::Read } else { Kind::Write };
@@ -417,13 +406,13 @@ impl<F: Foreign> State<F> {
 
     /// Copy what was read to where the frontend wants it.
     fn copy_out(&mut self) {
-        let domain = self.foreign.domain();
+        let (domain, kept) = (self.foreign.domain(), self.kept.as_ref());
         for (tag, status) in &self.ended {
             let slot = &mut self.slots[usize::from(*tag)];
             let read = slot.action == Some(Action::Read) && *status == Status::Done;
-            if let (true, Memory::Buffer(buffer)) = (read, &mut slot.memory) {
+            if let (true, Some(buffer)) = (read, &mut slot.memory) {
                 let bytes = buffer.bytes_mut();
-                self.copies.add(*tag, domain, &slot.segments, bytes, Way::ToFrontend);
+                self.copies.add(*tag, domain, kept, &slot.segments, bytes, Way::ToFrontend);
             }
         }
         let ended = &mut self.ended;
@@ -439,14 +428,8 @@ impl<F: Foreign> State<F> {
     fn release(&mut self, tag: u16) {
         let slot = &mut self.slots[usize::from(tag)];
         self.bytes -= std::mem::take(&mut slot.room);
-        match std::mem::take(&mut slot.memory) {
-            Memory::None => {}
-            Memory::Buffer(buffer) => self.spare.keep(buffer),
-            Memory::Kept(lease) => {
-                if let Some(kept) = &mut self.kept {
-                    kept.end(lease);
-                }
-            }
+        if let Some(buffer) = slot.memory.take() {
+            self.spare.keep(buffer);
         }
         if self.barrier == Some(tag) {
             self.barrier = None;

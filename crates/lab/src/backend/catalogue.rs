@@ -196,7 +196,7 @@ pub const CATALOGUE: &[Entry] = &[
     xen("file", "file:, on a loop device as xl makes it, by xen-blkback", true, &XEN_FILE),
     xen("tap-lvm", "ringtap xen on the LVM volume, cache=none", true, &TAP_LVM),
     xen("tap-raw", "ringtap xen on the raw file, cache=none", true, &TAP_RAW),
-    xen("tap-persistent", "the same, with persistent grants", false, &TAP_PERSISTENT),
+    xen("tap-grant-copy", "the same, without persistent grants", false, &TAP_GRANT_COPY),
     xen("tap-cached", "the same, cache=writeback: what file: becomes", true, &TAP_CACHED),
     xen("tap-qcow2", "ringtap xen, qcow2, cache=none", true, &TAP_QCOW2),
     xen(
@@ -250,7 +250,7 @@ const XEN_LOOP: Vbd = Vbd(Way::Blkback(Node::Loop { direct: true }));
 const XEN_FILE: Vbd = Vbd(Way::Blkback(Node::Loop { direct: false }));
 const TAP_LVM: Vbd = Vbd(Way::Ringtap(XenImage::Volume, Mode::Usual));
 const TAP_RAW: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Usual));
-const TAP_PERSISTENT: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Persistent));
+const TAP_GRANT_COPY: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::GrantCopy));
 const TAP_CACHED: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Cached));
 const TAP_QCOW2: Vbd = Vbd(Way::Ringtap(XenImage::Qcow2, Mode::Usual));
 const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
@@ -354,7 +354,7 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::TwoVms, "ringtap-vhost", &["virtio-raw", "qsd-vhost", "loop", "lvm"]),
     (Stage::Xen, "tap-raw", &["phy-loop", "file"]),
     (Stage::Xen, "tap-lvm", &["phy-lvm"]),
-    (Stage::Xen, "tap-persistent", &["phy-loop", "tap-raw"]),
+    (Stage::Xen, "tap-grant-copy", &["phy-loop", "tap-raw"]),
     (Stage::Xen, "tap-cached", &["file"]),
     (Stage::Xen, "tap-qcow2", &["phy-loop"]),
     (Stage::Xen, "tap-overlay", &["phy-loop"]),

@@ -50,8 +50,8 @@ pub enum Mode {
     Usual,
     /// With cache=writeback: what `file:` lines become.
     Cached,
-    /// With pages of the guest kept mapped.
-    Persistent,
+    /// Without persistent grants: the hypervisor copies.
+    GrantCopy,
 }
 
 impl Node {
@@ -104,7 +104,7 @@ impl Mode {
         match self {
             Mode::Usual => "--cache none",
             Mode::Cached => "--cache writeback",
-            Mode::Persistent => "--cache none --persistent-grants true",
+            Mode::GrantCopy => "--cache none --persistent-grants false",
         }
     }
 }
@@ -168,6 +168,6 @@ mod tests {
         assert!(cached(Way::Blkback(Node::Loop { direct: false })));
         assert!(cached(Way::Ringtap(Image::Raw, Mode::Cached)));
         assert!(!cached(Way::Blkback(Node::Loop { direct: true })));
-        assert!(!cached(Way::Ringtap(Image::Raw, Mode::Persistent)));
+        assert!(!cached(Way::Ringtap(Image::Raw, Mode::GrantCopy)));
     }
 }

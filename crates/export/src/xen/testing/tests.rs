@@ -181,6 +181,39 @@ fn all_pages_of_a_turn_are_copied_by_one_call() {
 }
 
 #[test]
+fn pages_that_stay_mapped_are_copied_without_a_call() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let abi = Abi::Wide;
+    let mut front = Frontend::new(abi).expect("memory");
+    let mut back = Backend::new(&front, disk(dir.path()), None, true, 8).expect("a ring");
+    let (kept, other): (Vec<u32>, Vec<u32>) = (1..=16).partition(|grant| *grant <= 8);
+    let mut go = |front: &mut Frontend, operation, grants: &[u32]| {
+        front.put(&transfer(abi, operation, 1, 0, grants));
+        back.serve().expect("a sound ring");
+        assert_eq!(front.take(), [done(1, operation)]);
+        front.copied().1
+    };
+    for (byte, grant) in (0x11..).zip(&kept) {
+        front.fill(*grant, byte);
+    }
+    assert_eq!(go(&mut front, WRITE, &kept), 0);
+    // There is room for no more, and those there were used lately.
+    for round in 1..=8 {
+        assert_eq!(go(&mut front, READ, &other), 8 * round, "copied by the hypervisor");
+        assert_eq!(go(&mut front, READ, &kept), 8 * round, "and not mapped in the place of these");
+    }
+    for (kept, other) in kept.iter().zip(&other) {
+        assert_eq!(front.page(*kept), front.page(*other));
+    }
+    let before = (0..1100).map(|_| go(&mut front, READ, &other)).last();
+    assert_eq!(
+        Some(go(&mut front, READ, &other)),
+        before,
+        "mapped in the place of what nobody uses"
+    );
+}
+
+#[test]
 fn a_grant_revoked_under_way_fails_its_request_alone() {
     let dir = tempfile::tempdir().expect("a folder");
     let abi = Abi::Wide;

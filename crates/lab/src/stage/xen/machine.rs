@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn one_server_has_the_disks_of_both_guests_and_ends_with_them() {
-        let way = Way::Ringtap(Image::Overlay, Mode::Persistent);
+        let way = Way::Ringtap(Image::Overlay, Mode::GrantCopy);
         let script = format!(
             "{}\n{}\nrelease guest1 xvda guest2 xvda\n[ -e $ringtap.end ] && [ ! -e $run/pid ]",
             attach(way, &Disk::new(1, 0)),
@@ -260,7 +260,7 @@ mod tests {
         assert!(done, "{said}");
         let wanted = [
             "ringtap create -q -f qcow2 -b /srv/1.raw -F raw /srv/1.overlay",
-            "ringtap xen --cache none --persistent-grants true",
+            "ringtap xen --cache none --persistent-grants false",
             "xl block-attach guest1 format=raw,vdev=xvda,access=w,script=block-ringtap,target=qcow2:/srv/1.overlay",
             "ringtap create -q -f qcow2 -b /srv/2.raw -F raw /srv/2.overlay",
             "xl block-attach guest2 format=raw,vdev=xvda,access=w,script=block-ringtap,target=qcow2:/srv/2.overlay",
