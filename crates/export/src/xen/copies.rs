@@ -1,4 +1,4 @@
-//! The copies of one turn: gathered from many requests, made by one call.
+//! Copies gathered from many requests, made by one call.
 
 use std::ptr;
 

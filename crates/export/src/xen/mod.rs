@@ -3,8 +3,8 @@
 //!
 //! The toolstack (`xl`) describes each disk in xenstore; those with `script=block-ringtap` are
 //! served here. Requests come in rings of pages that the guest grants, calls by event channels, and
-//! bytes are copied between the guest's pages and page-aligned buffers by the hypervisor, all copies
-//! of a turn in one call (GNTDEV_GRANT_COPY): mapping pages for one request costs many times that.
+//! bytes are copied between the guest's pages and page-aligned buffers by the hypervisor, many
+//! pages by one call (GNTDEV_GRANT_COPY): mapping pages for one request costs many times that.
 //! Where the frontend uses the same pages again and again (persistent grants), they are mapped once,
 //! and the ring's thread copies from and to them.
 //!

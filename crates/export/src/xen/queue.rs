@@ -20,6 +20,8 @@ use crate::queue::Queue;
 /// With so many bytes for its requests a ring takes no more of them: a frontend has no more of this
 /// host's memory than that and what one request takes.
 pub(super) const MOST_BYTES: usize = 16 << 20;
+/// Copied to a guest in one go: it begins with the first answers while others are still copied.
+const AT_ONCE: usize = 64 << 10;
 /// Bytes of the longest description of segments.
 const TABLE: usize = INDIRECT_SEGMENTS * SEGMENT;
 
@@ -170,30 +172,31 @@ impl<F: Foreign> XenQueue<F> {
         Ok(())
     }
 
-    /// Show the frontend what was answered; whether it wants to be called.
+    /// Show the frontend what was answered, or the first of it where much is to be copied; whether it wants
+    /// to be called.
     pub(crate) fn publish(&self) -> bool {
         let state = &mut *self.state.borrow_mut();
         if state.ended.is_empty() {
             return false;
         }
-        state.copy_out();
+        let count = state.copy_out();
         let first = state.ring.published();
-        for (ahead, (tag, status)) in (0..).zip(&state.ended) {
+        for (ahead, (tag, status)) in (0..).zip(&state.ended[..count]) {
             let slot = &state.slots[usize::from(*tag)];
             if let Some(record) = &state.record {
                 record.answering(*tag, first.wrapping_add(ahead));
             }
             state.ring.put(ahead, slot.id, slot.operation, *status);
         }
-        let call = state.ring.publish(state.ended.len() as u32);
-        for place in 0..state.ended.len() {
+        let call = state.ring.publish(count as u32);
+        for place in 0..count {
             let (tag, _) = state.ended[place];
             if let Some(record) = &state.record {
                 record.published(tag);
             }
             state.release(tag);
         }
-        state.ended.clear();
+        state.ended.drain(..count);
         state.pass_barrier(&self.io);
         call
     }
@@ -404,15 +407,22 @@ impl<F: Foreign> State<F> {
         }
     }
 
-    /// Copy what was read to where the frontend wants it.
-    fn copy_out(&mut self) {
+    /// Copy what was read to where the frontend wants it, for the first of those that have ended: of how many.
+    fn copy_out(&mut self) -> usize {
         let (domain, kept) = (self.foreign.domain(), self.kept.as_ref());
+        let (mut count, mut bytes) = (0, 0);
         for (tag, status) in &self.ended {
+            if bytes >= AT_ONCE {
+                break;
+            }
+            count += 1;
             let slot = &mut self.slots[usize::from(*tag)];
             let read = slot.action == Some(Action::Read) && *status == Status::Done;
+            let len = slot.len();
             if let (true, Some(buffer)) = (read, &mut slot.memory) {
-                let bytes = buffer.bytes_mut();
-                self.copies.add(*tag, domain, kept, &slot.segments, bytes, Way::ToFrontend);
+                bytes += len;
+                let local = buffer.bytes_mut();
+                self.copies.add(*tag, domain, kept, &slot.segments, local, Way::ToFrontend);
             }
         }
         let ended = &mut self.ended;
@@ -422,6 +432,7 @@ impl<F: Foreign> State<F> {
                 ended.iter_mut().filter(|one| one.0 == tag).for_each(|one| one.1 = Status::Failed);
             });
         }
+        count
     }
 
     /// A slot's request is answered.

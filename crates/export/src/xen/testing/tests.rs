@@ -153,7 +153,7 @@ fn a_ring_of_several_pages_is_served_around_its_end() {
 }
 
 #[test]
-fn all_pages_of_a_turn_are_copied_by_one_call() {
+fn many_pages_are_copied_by_one_call() {
     let dir = tempfile::tempdir().expect("a folder");
     let abi = Abi::Wide;
     let mut front = Frontend::new(abi).expect("memory");
@@ -176,7 +176,7 @@ fn all_pages_of_a_turn_are_copied_by_one_call() {
         back.tasks.turn(false).expect("the io_uring");
     }
     back.turn(true).expect("a sound ring");
-    assert_eq!(front.copied(), (2, 16 * MOST));
+    assert_eq!(front.copied(), (1 + MOST / 2, 16 * MOST), "16 pages at a time");
     assert_eq!(front.take().len(), 2 * MOST);
 }
 
@@ -211,6 +211,35 @@ fn pages_that_stay_mapped_are_copied_without_a_call() {
         before,
         "mapped in the place of what nobody uses"
     );
+}
+
+#[test]
+fn a_guest_has_the_first_of_many_bytes_while_others_are_copied() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let abi = Abi::Wide;
+    let table: Vec<u8> = (1..=32).flat_map(|grant| segment(grant, 0, 7)).collect();
+    let rest = [&[0; 4][..], &60u32.to_le_bytes()].concat();
+    let large = |id| request(abi, [INDIRECT, READ, 32, 0], id, 0, &rest);
+    for kept in [0, 64] {
+        let mut front = Frontend::new(abi).expect("memory");
+        front.scribble(60 * PAGE / 4, &table);
+        let mut back = Backend::new(&front, disk(dir.path()), None, true, kept).expect("a ring");
+        let mut counts = |requests: Vec<Vec<u8>>| {
+            requests.iter().for_each(|request| front.put(request));
+            while back.queue.has_requests() || back.queue.under_way() > back.queue.answers() {
+                back.turn(false).expect("a sound ring");
+                back.tasks.turn(false).expect("the io_uring");
+            }
+            let shown = |_| {
+                back.queue.publish();
+                front.take().len()
+            };
+            (0..6).map(shown).collect::<Vec<_>>()
+        };
+        assert_eq!(counts((0..5).map(large).collect()), [1, 1, 1, 1, 1, 0], "of 128 KiB each");
+        let small = (0..20).map(|id| transfer(abi, READ, id, 0, &[1])).collect();
+        assert_eq!(counts(small), [16, 4, 0, 0, 0, 0], "of 4 KiB each");
+    }
 }
 
 #[test]
