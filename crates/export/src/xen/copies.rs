@@ -31,8 +31,8 @@ impl Copies {
                 return;
             };
             match kept.and_then(|kept| kept.address(segment)) {
-                // SAFETY: a segment lies in its page, which is mapped while `kept` is borrowed and no memory
-                // of this process's else. The frontend may change its bytes meanwhile: any will do.
+                // SAFETY: a segment lies in its page (`wire` refuses others), which is mapped while `kept` is
+                // borrowed, and is no part of `local`. The frontend may change its bytes meanwhile: any will do.
                 Some(page) => unsafe { copy(page, piece, way) },
                 None => {
                     let Segment { grant, offset, len } = *segment;
