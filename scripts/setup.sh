@@ -62,6 +62,7 @@ if [ "$purpose" = test ]; then
     need cryptsetup cryptsetup-bin
     /usr/bin/python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)
     need mkfs.xfs xfsprogs
+    need fincore util-linux-extra
     need mkfs.btrfs btrfs-progs
     need systemd-socket-activate systemd
     need chromium chromium

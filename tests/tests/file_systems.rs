@@ -241,6 +241,39 @@ fn tmpfs() {
     on_file_system("tmpfs", &[], "");
 }
 
+/// Pages of an image that was copied a moment ago would make its guest's first writes slow; those of an
+/// image that others may be reading are left to them.
+#[test]
+fn who_writes_past_the_page_cache_empties_it_first() {
+    let set_up = file_system("ext4", &["mke2fs", "-q", "-F", "-t", "ext4"], "e2fsprogs");
+    let disk = set_up.mounted.as_ref().expect("it is mounted").join("disk.raw");
+    fs::write(&disk, vec![7; 8 << 20]).expect("written");
+    File::open(&disk).and_then(|file| file.sync_all()).expect("on the disk");
+    let cached = || {
+        let args = ["--bytes", "--noheadings", "--output", "RES", plain(&disk)];
+        let said = ok("fincore", "util-linux-extra", &args);
+        said.trim().parse::<u64>().expect("bytes")
+    };
+    let socket = set_up.dir.path().join("nbd.sock");
+    let address = format!("unix:{}", plain(&socket));
+    let serve = |more: &[&str]| {
+        let usual = [plain(&disk), "-f", "raw", "--nbd", &address];
+        let server = Server::start([&usual[..], more].concat());
+        let now = cached();
+        server.stop();
+        now
+    };
+    assert_eq!(cached(), 8 * MIB);
+    for kept in [["--cache", "writeback"].as_slice(), &["--cache", "none", "--read-only"]] {
+        assert_eq!(serve(kept), 8 * MIB, "{kept:?}");
+    }
+    assert_eq!(serve(&["--cache", "none"]), 0);
+    let uri = format!("nbd+unix:///?socket={}", plain(&socket));
+    let server = Server::start([plain(&disk), "-f", "raw", "--nbd", &address]);
+    ok("qemu-io", "qemu-utils", &["-f", "raw", "-r", "-c", "read -P 7 0 8M", &uri]);
+    server.stop();
+}
+
 /// Only the write that finds no room fails: what was written before stays, what has its room is
 /// written, and room that is freed is used again.
 #[test]

@@ -12,6 +12,8 @@
 //! the disk at a time ([`batch`]), and a part of those on it is waited for, but not long
 //! ([`Gatherer`]).
 
+use std::num::NonZeroU64;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
@@ -22,6 +24,10 @@ const MOST_FOR_DISK: Time = 30_000;
 /// Nor than this for a guest, which may itself have slept: in a virtual machine, waking a halted
 /// processor takes tens of microseconds, and whoever sleeps after that long makes the other sleep, too.
 const MOST_FOR_GUEST: Time = 100_000;
+/// So many times what waking costs is spun for a program of this host, where that is dearer than usual.
+const WAKES: Time = 5;
+/// And at most so long.
+const MOST_FOR_PROGRAM: Time = 1_000_000;
 /// Where spinning begins again after an event came soon.
 const LEAST: Time = 8_000;
 /// How long not to spin on a processor that others want.
@@ -30,7 +36,9 @@ const REST: Time = 5_000_000;
 /// among them may be the guest's own.
 const LONG_REST: Time = 100_000_000;
 /// Giving way takes less than this where nobody wants the processor.
-const GIVEN_WAY: Duration = Duration::from_micros(20);
+const GIVEN_WAY: Time = 20_000;
+/// And less than so many times what waking costs.
+const GIVEN_WAKES: Time = 3;
 
 /// So many requests on the disk are few.
 const FEW: usize = 3;
@@ -100,19 +108,33 @@ impl Wait {
             _ => Wait::BusyDisk,
         }
     }
+}
 
-    /// The longest to spin for it.
-    fn most(self) -> Time {
-        match self {
-            Wait::Guest => MOST_FOR_GUEST,
-            Wait::Disk | Wait::BusyDisk => MOST_FOR_DISK,
+/// How long a sleeping thread needs to run again on this machine: some microseconds on bare metal, a
+/// hundred where waking a processor is an exit to a hypervisor. Measured once, in a millisecond.
+pub(crate) fn waking_takes() -> Time {
+    static TAKES: OnceLock<Time> = OnceLock::new();
+    *TAKES.get_or_init(|| {
+        let nap = Duration::from_micros(50);
+        // Timers of ordinary threads come late on purpose.
+        let exact = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let mut late = [0; 7].map(|_: Time| {
+            let began = Instant::now();
+            std::thread::sleep(nap);
+            began.elapsed().saturating_sub(nap).as_nanos() as Time
+        });
+        if exact.is_ok() {
+            let _ = rustix::thread::set_current_timer_slack(None);
         }
-    }
+        late.sort_unstable();
+        late[late.len() / 2]
+    })
 }
 
 /// Decides between spinning and sleeping, from how long the last waits took.
-#[derive(Default)]
 pub(crate) struct Poller {
+    most_for_guest: Time,
+    given_way: Time,
     windows: [Time; 3],
     idle: Option<(Wait, Time)>,
     rest_until: Time,
@@ -121,7 +143,40 @@ pub(crate) struct Poller {
     preempted: i64,
 }
 
+impl Default for Poller {
+    fn default() -> Poller {
+        Poller {
+            most_for_guest: MOST_FOR_GUEST,
+            given_way: GIVEN_WAY,
+            windows: [0; 3],
+            idle: None,
+            rest_until: 0,
+            brief_until: 0,
+            gave_way: false,
+            preempted: 0,
+        }
+    }
+}
+
 impl Poller {
+    /// For requests of programs that share this kernel with us, which sees for itself whether they
+    /// want this processor: so where waking is dear, more may be spun to spare it.
+    pub(crate) fn for_programs(waking: Time) -> Poller {
+        Poller {
+            most_for_guest: (waking * WAKES).clamp(MOST_FOR_GUEST, MOST_FOR_PROGRAM),
+            given_way: (waking * GIVEN_WAKES).clamp(GIVEN_WAY, MOST_FOR_PROGRAM),
+            ..Poller::default()
+        }
+    }
+
+    /// The longest to spin for it.
+    fn most(&self, wait: Wait) -> Time {
+        match wait {
+            Wait::Guest => self.most_for_guest,
+            Wait::Disk | Wait::BusyDisk => MOST_FOR_DISK,
+        }
+    }
+
     /// There is nothing to do: whether to look again at once rather than sleep.
     pub(crate) fn spin(&mut self, now: Time, wait: Wait) -> bool {
         let (wait, since) = *self.idle.get_or_insert((wait, now));
@@ -144,7 +199,7 @@ impl Poller {
         if !std::mem::replace(&mut self.gave_way, true) {
             let began = Instant::now();
             rustix::thread::sched_yield();
-            if began.elapsed() > GIVEN_WAY {
+            if began.elapsed().as_nanos() as Time > self.given_way {
                 self.brief_until = now + LONG_REST;
                 return false;
             }
@@ -158,7 +213,8 @@ impl Poller {
         let Some((wait, since)) = self.idle.take() else { return };
         self.gave_way = false;
         let waited = now.saturating_sub(since);
-        let (window, most) = (&mut self.windows[wait as usize], wait.most());
+        let most = self.most(wait);
+        let window = &mut self.windows[wait as usize];
         if waited > most {
             *window = 0;
         } else if waited > *window {
@@ -204,6 +260,21 @@ mod tests {
             assert_eq!(poller.spin(100_000, wait), spins, "{wait:?}");
             assert_eq!(poller.spin(100_000 + MOST_FOR_GUEST - 1, wait), spins, "{wait:?}");
             assert!(!poller.spin(100_000 + MOST_FOR_GUEST, wait), "{wait:?}");
+        }
+    }
+
+    #[test]
+    fn where_waking_is_dear_a_program_is_waited_for_longer() {
+        for (waking, most) in [(5_000, MOST_FOR_GUEST), (80_000, 400_000), (1_000_000, 1_000_000)] {
+            let mut poller = Poller { preempted: i64::MAX, ..Poller::for_programs(waking) };
+            poller.spin(0, Wait::Guest);
+            poller.event(most);
+            poller.gave_way = true;
+            assert!(poller.spin(2_000_000, Wait::Guest), "{waking}");
+            assert!(poller.spin(2_000_000 + most - 1, Wait::Guest), "{waking}");
+            assert!(!poller.spin(2_000_000 + most, Wait::Guest), "{waking}");
+            poller.event(3_000_001 + most);
+            assert!(!poller.spin(9_000_000, Wait::Guest), "it came later than that pays");
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, PAGE};
-use rustix::fs::{AtFlags, SeekFrom, StatxFlags};
+use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
 
 use crate::{Error, OpenError, OpenOptions, lock};
 
@@ -106,6 +106,11 @@ impl Container {
         } else {
             lock::lock(open, path, !options.read_only)?
         };
+        if options.cache.direct() && !options.read_only {
+            // Where pages of the file are cached, the kernel passes each write on to a worker that
+            // takes them away first. That they cannot be dropped is not worth a word.
+            let _ = rustix::fs::fadvise(&*file, 0, None, Advice::DontNeed);
+        }
         let len = len_of(&*file).map_err(failed("find the size of"))?;
         let (request_alignment, memory_alignment) = if options.cache.direct() {
             direct_alignment(&file).map_err(failed("find the O_DIRECT alignment of"))?

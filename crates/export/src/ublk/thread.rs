@@ -10,7 +10,7 @@ use ringtap_vbd::Vbd;
 
 use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
-use crate::poll::{GATHER, Gatherer, Poller, Wait};
+use crate::poll::{GATHER, Gatherer, Poller, Wait, waking_takes};
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
@@ -62,7 +62,7 @@ fn run(
     // Nobody listens: then the device is being given up already.
     let _ = fetching.send(queue.failed());
     drop(fetching);
-    let (mut poller, mut gatherer) = (Poller::default(), Gatherer::default());
+    let (mut poller, mut gatherer) = (Poller::for_programs(waking_takes()), Gatherer::default());
     let mut accounted = 0;
     loop {
         tasks.run_ready();
