@@ -15,7 +15,7 @@ use super::kept::Kept;
 use super::queue::XenQueue;
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
-use crate::poll::{GATHER, Gatherer, Poller, Wait, batch};
+use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, waking_takes};
 use crate::queue::run_slot;
 use crate::reclaim::become_io_flusher;
 
@@ -136,7 +136,7 @@ impl Thread {
 
     /// Until it is asked to stop.
     fn serve(&self, tasks: &mut Tasks) -> io::Result<()> {
-        let (mut poller, mut gatherer) = (Poller::default(), Gatherer::default());
+        let (mut poller, mut gatherer) = (Poller::for_domains(waking_takes()), Gatherer::default());
         while !self.stopping.get() {
             if let Err(problem) = self.turn(tasks) {
                 tracing::error!("{} stops, the guest's ring is broken: {problem}", self.name);
