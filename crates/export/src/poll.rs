@@ -5,8 +5,8 @@
 //! guest, or a disk that takes milliseconds, costs no CPU. Waiting for the guest and waiting for the
 //! disk are told apart, for one may be quick and the other slow. Where others wait for this
 //! processor (the thread was put off it while it spun) nobody spins for a while. What waking costs
-//! differs a hundredfold between machines; queues of ublk and Xen, which often run inside a virtual one,
-//! measure it ([`waking_takes`]).
+//! differs much between machines; queues of ublk and Xen, which often run inside a virtual one, measure
+//! it ([`waking_takes`]).
 //!
 //! With many requests on the disk the question is another: how much to do at once. Everything that
 //! is there in one go makes the whole depth move in step, and the disk idles while the software
@@ -115,7 +115,8 @@ impl Wait {
 }
 
 /// How long a sleeping thread needs to run again on this machine: some microseconds on bare metal, a
-/// hundred where waking a processor is an exit to a hypervisor. Measured once, in a millisecond.
+/// hundred where waking a processor is an exit to a hypervisor. Measured once, in a few
+/// milliseconds.
 pub(crate) fn waking_takes() -> Time {
     static TAKES: OnceLock<Time> = OnceLock::new();
     *TAKES.get_or_init(|| {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::ops::{Deref, Range};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -107,9 +107,7 @@ impl Container {
             lock::lock(open, path, !options.read_only)?
         };
         if options.cache.direct() && !options.read_only {
-            // Where pages of the file are cached, the kernel passes each write on to a worker that
-            // takes them away first. That they cannot be dropped is not worth a word.
-            let _ = rustix::fs::fadvise(&*file, 0, None, Advice::DontNeed);
+            drop_cached_pages(&file);
         }
         let len = len_of(&*file).map_err(failed("find the size of"))?;
         let (request_alignment, memory_alignment) = if options.cache.direct() {
@@ -403,6 +401,18 @@ fn on_rotating_medium(file: &OpenFile) -> io::Result<bool> {
         fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{queue}/rotational")).ok()
     });
     Ok(told.is_some_and(|told| told.trim() == "1"))
+}
+
+/// Where pages of the file are cached, the kernel passes each write on to a worker that takes them away
+/// first. Pages that have not been written yet hold up who drops them for as long as that takes, so
+/// nobody waits for it; and the file is opened once more, for a copy of the descriptor would keep its
+/// locks. That they cannot be dropped is not worth a word.
+fn drop_cached_pages(file: &OpenFile) {
+    let again = fs::File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
+    let Ok(again) = again else { return };
+    let _ = std::thread::Builder::new()
+        .name("drop cached".into())
+        .spawn(move || rustix::fs::fadvise(&again, 0, None, Advice::DontNeed));
 }
 
 fn len_of(file: impl AsFd) -> io::Result<u64> {
