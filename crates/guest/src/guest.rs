@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::channel::{Channel, Gone};
 use crate::error::{Error, Result, first_line, io, last_words, tail};
-use crate::process::Group;
+use crate::process::{Group, run_tool};
 use crate::processor::on_one;
 use crate::rundir::RunDir;
 
@@ -274,6 +274,19 @@ impl Guest {
     /// User and system time on the host of the monitor and all its processes so far.
     pub fn cpu_time(&self) -> Duration {
         self.body().cpu_time()
+    }
+
+    /// Has QEMU's own thread, in which its devices are emulated, go before those of the processors. Where a
+    /// translated guest keeps all processors of this machine busy its disks would answer only when one of
+    /// them halts or its time is over, and a real disk waits for no processor.
+    ///
+    /// # Errors
+    /// [`Error::Tool`] where this machine does not allow it.
+    pub fn put_devices_first(&self) -> Result<()> {
+        let pid = self.pid().to_string();
+        let mut command = Command::new("chrt");
+        command.args(["--reset-on-fork", "--fifo", "--pid", "1", &pid]);
+        run_tool(&mut command, Duration::from_secs(20)).map(drop)
     }
 
     /// Kills the guest as a power cut would; nothing is left of it.

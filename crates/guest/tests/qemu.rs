@@ -73,7 +73,7 @@ fn every_kind_of_disk_carries_data_and_the_server_may_come_back() {
 }
 
 #[test]
-fn more_disks_than_there_are_letters_come_in_their_order() {
+fn more_disks_than_there_are_letters_come_in_their_order_and_go_before_processors() {
     const DISKS: u64 = 30;
     let dir = tempfile::tempdir().unwrap();
     let mut qemu = Qemu::new(&appliance(Machine::Pc)).memory(512 << 20);
@@ -85,11 +85,28 @@ fn more_disks_than_there_are_letters_come_in_their_order() {
     let guest = qemu.boot().unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(guest.disks().last().map(String::as_str), Some("/dev/vdad"));
     let nodes = guest.disks().join(" ");
+    let pid = guest.pid().to_string();
+    assert_eq!(in_real_time(&pid), Vec::<String>::new());
+    guest.put_devices_first().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(in_real_time(&pid), [pid.as_str()]);
     let script = format!("for disk in {nodes}; do cat /sys/block/${{disk#/dev/}}/size; done");
     let out = guest.exec(&script, LONG).unwrap().success().unwrap_or_else(|e| panic!("{e}"));
     let sizes: Vec<u64> = out.stdout.lines().map(|line| line.parse().unwrap()).collect();
     assert_eq!(sizes, (1..=DISKS).map(|mib| mib * MIB / 512).collect::<Vec<_>>());
     guest.shutdown(SHORT).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Threads of a process that the kernel never has wait for an ordinary one.
+fn in_real_time(pid: &str) -> Vec<String> {
+    let policy = |thread: &str| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
+        // The name in parentheses may hold anything; behind it state is field 3, the policy 41.
+        let field = stat.rsplit_once(')')?.1.split_whitespace().nth(41 - 3)?;
+        field.parse::<u32>().ok()
+    };
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let threads = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
+    threads.filter(|thread| policy(thread).is_some_and(|policy| policy != 0)).collect()
 }
 
 /// A server that greets whoever connects; the first two are sent away, as by one that has waited too long for a guest

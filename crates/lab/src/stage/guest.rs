@@ -443,10 +443,15 @@ pub fn remember_accelerator(
         }
         _ => return Ok(()),
     };
-    let known = |(of, words): &&mut (Stage, String)| *of == stage && !words.contains(&claim);
+    remember(runner, stage, &claim)
+}
+
+/// Adds to what the report says of a stage, unless it says so already.
+pub fn remember(runner: &mut Runner<'_>, stage: Stage, claim: &str) -> Result<()> {
+    let known = |(of, words): &&mut (Stage, String)| *of == stage && !words.contains(claim);
     match runner.record.stages.iter_mut().find(known) {
         Some((_, words)) => {
-            words.push_str(&claim);
+            words.push_str(claim);
             runner.folder.write_record(&runner.record)
         }
         None => Ok(()),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::guest::{fail_all, remember_accelerator};
+use super::guest::{fail_all, remember, remember_accelerator};
 use super::two_guests::{self, Pair};
 use super::{boot, inside};
 use crate::backend::xen::{Image, Way};
@@ -165,6 +165,17 @@ impl Xen {
         let (env, stop, size) = (runner.env, runner.stop, runner.plan.size);
         let machine = Machine::boot(env, stop, &self.files, &self.volumes, size, self.guests)?;
         remember_accelerator(runner, STAGE, machine.dom0())?;
+        if machine.dom0().accelerator() == "tcg" {
+            let claim = match machine.dom0().put_devices_first() {
+                Ok(()) => {
+                    "; the thread of QEMU's devices goes before those of its processors".into()
+                }
+                Err(error) => format!(
+                    "; QEMU's devices wait for its processors, so disks answer late while a program spins ({error})"
+                ),
+            };
+            remember(runner, STAGE, &claim)?;
+        }
         Ok(machine)
     }
 }
