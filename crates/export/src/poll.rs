@@ -26,12 +26,12 @@ const MOST_FOR_DISK: Time = 30_000;
 /// Nor than this for a guest, which may itself have slept: in a virtual machine, waking a halted
 /// processor takes tens of microseconds, and whoever sleeps after that long makes the other sleep, too.
 const MOST_FOR_GUEST: Time = 100_000;
-/// Where waking is dearer than usual, so many times its cost is spun for who sends requests,
-const WAKES_FOR_GUEST: Time = 5;
-/// so many times for a disk whose interrupts come by way of a hypervisor that must wake us,
-const WAKES_FOR_DISK: Time = 4;
-/// and at most so long.
-const MOST: Time = 1_000_000;
+/// Where waking is dearer than usual, so many times its cost is spun for who sends requests, and for a disk
+/// whose interrupts come by way of a hypervisor that must wake us: who sleeps is woken, and then wakes
+/// the other, so that each of several sleepers adds its own.
+const WAKES: Time = 10;
+/// And at most so long.
+const MOST: Time = 2_000_000;
 /// Where spinning begins again after an event came soon.
 const LEAST: Time = 8_000;
 /// How long not to spin on a processor that others want.
@@ -170,7 +170,7 @@ impl Poller {
     /// For requests of programs of this host, on a machine where waking takes so long.
     pub(crate) fn for_programs(waking: Time) -> Poller {
         Poller {
-            most_for_guest: (waking * WAKES_FOR_GUEST).clamp(MOST_FOR_GUEST, MOST),
+            most_for_guest: (waking * WAKES).clamp(MOST_FOR_GUEST, MOST),
             given_way: (waking * GIVEN_WAKES).clamp(GIVEN_WAY, MOST),
             ..Poller::default()
         }
@@ -180,7 +180,7 @@ impl Poller {
     /// interrupts, too.
     pub(crate) fn for_domains(waking: Time) -> Poller {
         Poller {
-            most_for_disk: (waking * WAKES_FOR_DISK).clamp(MOST_FOR_DISK, MOST),
+            most_for_disk: (waking * WAKES).clamp(MOST_FOR_DISK, MOST),
             ..Poller::for_programs(waking)
         }
     }
@@ -287,15 +287,15 @@ mod tests {
             poller.event(most);
             poller.gave_way = true;
             assert!(
-                poller.spin(2_000_000, wait) && poller.spin(2_000_000 + most - 1, wait),
+                poller.spin(3_000_000, wait) && poller.spin(3_000_000 + most - 1, wait),
                 "{most}"
             );
-            assert!(!poller.spin(2_000_000 + most, wait), "{most}");
-            poller.event(3_000_001 + most);
+            assert!(!poller.spin(3_000_000 + most, wait), "{most}");
+            poller.event(3_000_001 + 2 * most);
             assert!(!poller.spin(9_000_000, wait), "it came later than that pays");
         };
         for (waking, guest, disk) in
-            [(5_000, MOST_FOR_GUEST, MOST_FOR_DISK), (80_000, 400_000, 320_000), (MOST, MOST, MOST)]
+            [(3_000, MOST_FOR_GUEST, MOST_FOR_DISK), (80_000, 800_000, 800_000), (MOST, MOST, MOST)]
         {
             spins_for(Poller::for_programs(waking), Wait::Guest, guest);
             spins_for(Poller::for_programs(waking), Wait::Disk, MOST_FOR_DISK);
