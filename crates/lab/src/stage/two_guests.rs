@@ -247,14 +247,17 @@ pub fn measure(
         return Err(Error::Output { what: "fio's JSON", found: "not two loads".into() });
     };
     let mut measured = two::measured([a, b], [first, second], shape);
+    let mut note = format!(
+        "two guests; only common time counts (at least {:.0} % of each), p99 is of the whole run",
+        LEAST_OVERLAP * 100.0
+    );
     if let Some((spent, ios)) = cost {
         (measured.ios, measured.asked) = (Some(ios), Some(ios * two::BLOCK));
         mark.account(spent);
+    } else {
+        note.push_str("; too busy to count what it cost");
     }
-    measured.note = Some(format!(
-        "two guests; only common time counts (at least {:.0} % of each), p99 is of the whole run",
-        LEAST_OVERLAP * 100.0
-    ));
+    measured.note = Some(note);
     Ok(measured)
 }
 

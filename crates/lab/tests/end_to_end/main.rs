@@ -433,7 +433,8 @@ fn a_host_with_a_device_mapper_and_an_nbd_client_uses_them() {
          --seconds 0.2 --workloads randwrite-4k-qd1,snapshot-life --dir '/mnt/lab/two words'\n\
          '{}' \"$@\" --rounds 1 --out run >&2\n\
          '{}' \"$@\" --rounds 500 --out cut >&2 &\nlab=$!\n\
-         until dmsetup ls | grep -q ^snap && [ -s cut/samples.jsonl ]; do sleep 0.05; done\n\
+         until dmsetup ls | grep -q ^snap && [ -s cut/samples.jsonl ]; do\n\
+         if [ ! -e /proc/$lab/exe ]; then wait $lab || echo \"ended too early with $?\" >&2; exit 1; fi\nsleep 0.05; done\n\
          kill -INT $lab\nwait $lab || echo \"ended with $?\" >&2\n\
          dmsetup ls >&2\nlosetup -a >&2\nfor pid in /sys/block/nbd*/pid; do [ ! -e $pid ] || echo $pid >&2; done\nls . two\\ words >&2\ncat run/samples.jsonl",
         machine.disks()[0],
