@@ -3,7 +3,7 @@
 //! Sleeping and being woken costs some microseconds on both sides. A queue spins for as long as its
 //! events have lately come sooner than that pays, and not at all once they come later: an idle
 //! guest, or a disk that takes milliseconds, costs no CPU. Waiting for the guest and waiting for the
-//! disk are told apart, for one may be quick and the other slow. Where others wait for this
+//! disk are told apart, for one may be quick and the other slow, and so may its reads and writes. Where others wait for this
 //! processor (the thread was put off it while it spun) nobody spins for a while. What waking costs
 //! differs much between machines; queues of ublk and Xen, which often run inside a virtual one, measure
 //! it ([`waking_takes`]).
@@ -26,9 +26,9 @@ const MOST_FOR_DISK: Time = 30_000;
 /// Nor than this for a guest, which may itself have slept: in a virtual machine, waking a halted
 /// processor takes tens of microseconds, and whoever sleeps after that long makes the other sleep, too.
 const MOST_FOR_GUEST: Time = 100_000;
-/// Where waking is dearer than usual, so many times its cost is spun for who sends requests, and for a disk
-/// whose interrupts come by way of a hypervisor that must wake us: who sleeps is woken, and then wakes
-/// the other, so that each of several sleepers adds its own.
+/// Where waking is dearer than usual, so many times its cost is spun for who sends requests, for what the disk
+/// reads, and for all it does where its interrupts come by way of a hypervisor that must wake us: who sleeps is
+/// woken, and then wakes the other, so that each of several sleepers adds its own.
 const WAKES: Time = 10;
 /// And at most so long.
 const MOST: Time = 2_000_000;
@@ -97,6 +97,8 @@ impl Gatherer {
 pub(crate) enum Wait {
     /// Its guest: nothing is under way.
     Guest,
+    /// Its disk, with few requests on it, all of them reads.
+    Read,
     /// Its disk, with few requests on it.
     Disk,
     /// Its disk, with many.
@@ -110,6 +112,14 @@ impl Wait {
             0 => Wait::Guest,
             1..=FEW => Wait::Disk,
             _ => Wait::BusyDisk,
+        }
+    }
+
+    /// The same where it is known how many of them are anything but reads.
+    pub(crate) fn of_reads(under_way: usize, others: usize) -> Wait {
+        match Wait::of(under_way) {
+            Wait::Disk if others == 0 => Wait::Read,
+            wait => wait,
         }
     }
 }
@@ -140,9 +150,10 @@ pub(crate) fn waking_takes() -> Time {
 /// Decides between spinning and sleeping, from how long the last waits took.
 pub(crate) struct Poller {
     most_for_guest: Time,
+    most_for_read: Time,
     most_for_disk: Time,
     given_way: Time,
-    windows: [Time; 3],
+    windows: [Time; 4],
     idle: Option<(Wait, Time)>,
     rest_until: Time,
     brief_until: Time,
@@ -154,9 +165,10 @@ impl Default for Poller {
     fn default() -> Poller {
         Poller {
             most_for_guest: MOST_FOR_GUEST,
+            most_for_read: MOST_FOR_DISK,
             most_for_disk: MOST_FOR_DISK,
             given_way: GIVEN_WAY,
-            windows: [0; 3],
+            windows: [0; 4],
             idle: None,
             rest_until: 0,
             brief_until: 0,
@@ -167,17 +179,19 @@ impl Default for Poller {
 }
 
 impl Poller {
-    /// For requests of programs of this host, on a machine where waking takes so long.
+    /// For requests of programs of this host, on a machine where waking takes so long. Reads alone are worth
+    /// it: what is written to a file is ended by a worker of the kernel, which may want this very processor.
     pub(crate) fn for_programs(waking: Time) -> Poller {
         Poller {
             most_for_guest: (waking * WAKES).clamp(MOST_FOR_GUEST, MOST),
+            most_for_read: (waking * WAKES).clamp(MOST_FOR_DISK, MOST),
             given_way: (waking * GIVEN_WAKES).clamp(GIVEN_WAY, MOST),
             ..Poller::default()
         }
     }
 
     /// For requests of Xen's domains, as one of which we run: the hypervisor passes on the disk's
-    /// interrupts, too.
+    /// interrupts, too, which costs more than the worker's waiting.
     pub(crate) fn for_domains(waking: Time) -> Poller {
         Poller {
             most_for_disk: (waking * WAKES).clamp(MOST_FOR_DISK, MOST),
@@ -189,6 +203,7 @@ impl Poller {
     fn most(&self, wait: Wait) -> Time {
         match wait {
             Wait::Guest => self.most_for_guest,
+            Wait::Read => self.most_for_read,
             Wait::Disk | Wait::BusyDisk => self.most_for_disk,
         }
     }
@@ -298,10 +313,34 @@ mod tests {
             [(3_000, MOST_FOR_GUEST, MOST_FOR_DISK), (80_000, 800_000, 800_000), (MOST, MOST, MOST)]
         {
             spins_for(Poller::for_programs(waking), Wait::Guest, guest);
+            spins_for(Poller::for_programs(waking), Wait::Read, disk);
             spins_for(Poller::for_programs(waking), Wait::Disk, MOST_FOR_DISK);
             spins_for(Poller::for_domains(waking), Wait::Guest, guest);
             spins_for(Poller::for_domains(waking), Wait::Disk, disk);
         }
+    }
+
+    #[test]
+    fn a_few_reads_alone_are_told_from_what_else_the_disk_does() {
+        for (under_way, others, wait) in [
+            (0, 0, Wait::Guest),
+            (1, 0, Wait::Read),
+            (FEW, 0, Wait::Read),
+            (FEW, 1, Wait::Disk),
+            (1, 1, Wait::Disk),
+            (FEW + 1, 0, Wait::BusyDisk),
+        ] {
+            assert_eq!(Wait::of_reads(under_way, others), wait, "{others} of {under_way}");
+        }
+        // A slow write does not stop spinning for quick reads.
+        let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
+        poller.spin(0, Wait::Read);
+        poller.event(5_000);
+        poller.spin(10_000, Wait::Disk);
+        poller.event(2_000_000);
+        assert!(!poller.spin(2_000_001, Wait::Disk));
+        poller.event(4_000_000);
+        assert!(poller.spin(4_000_001, Wait::Read));
     }
 
     #[test]
