@@ -3,10 +3,10 @@
 //! Sleeping and being woken costs some microseconds on both sides. A queue spins for as long as its
 //! events have lately come sooner than that pays, and not at all once they come later: an idle
 //! guest, or a disk that takes milliseconds, costs no CPU. Waiting for the guest and waiting for the
-//! disk are told apart, for one may be quick and the other slow, and so may its reads and writes. Where others wait for this
-//! processor (the thread was put off it while it spun) nobody spins for a while. What waking costs
-//! differs much between machines; queues of ublk and Xen, which often run inside a virtual one, measure
-//! it ([`waking_takes`]).
+//! disk are told apart, for one may be quick and the other slow, and so, for ublk, are the disk's reads
+//! from what else it does. Where others wait for this processor (the thread was put off it while it spun)
+//! nobody spins for a while. What waking costs differs much between machines; queues of ublk and Xen,
+//! which often run inside a virtual one, measure it ([`waking_takes`]).
 //!
 //! With many requests on the disk the question is another: how much to do at once. Everything that
 //! is there in one go makes the whole depth move in step, and the disk idles while the software
@@ -99,7 +99,7 @@ pub(crate) enum Wait {
     Guest,
     /// Its disk, with few requests on it, all of them reads.
     Read,
-    /// Its disk, with few requests on it.
+    /// Its disk, with few requests on it of any kind.
     Disk,
     /// Its disk, with many.
     BusyDisk,
@@ -115,10 +115,10 @@ impl Wait {
         }
     }
 
-    /// The same where it is known how many of them are anything but reads.
-    pub(crate) fn of_reads(under_way: usize, others: usize) -> Wait {
+    /// The same where it is known how many of them are reads.
+    pub(crate) fn of_reads(under_way: usize, reads: usize) -> Wait {
         match Wait::of(under_way) {
-            Wait::Disk if others == 0 => Wait::Read,
+            Wait::Disk if reads == under_way => Wait::Read,
             wait => wait,
         }
     }
@@ -191,7 +191,7 @@ impl Poller {
     }
 
     /// For requests of Xen's domains, as one of which we run: the hypervisor passes on the disk's
-    /// interrupts, too, which costs more than the worker's waiting.
+    /// interrupts, too.
     pub(crate) fn for_domains(waking: Time) -> Poller {
         Poller {
             most_for_disk: (waking * WAKES).clamp(MOST_FOR_DISK, MOST),
@@ -322,25 +322,16 @@ mod tests {
 
     #[test]
     fn a_few_reads_alone_are_told_from_what_else_the_disk_does() {
-        for (under_way, others, wait) in [
+        for (under_way, reads, wait) in [
             (0, 0, Wait::Guest),
-            (1, 0, Wait::Read),
-            (FEW, 0, Wait::Read),
-            (FEW, 1, Wait::Disk),
-            (1, 1, Wait::Disk),
-            (FEW + 1, 0, Wait::BusyDisk),
+            (1, 1, Wait::Read),
+            (FEW, FEW, Wait::Read),
+            (FEW, FEW - 1, Wait::Disk),
+            (1, 0, Wait::Disk),
+            (FEW + 1, FEW + 1, Wait::BusyDisk),
         ] {
-            assert_eq!(Wait::of_reads(under_way, others), wait, "{others} of {under_way}");
+            assert_eq!(Wait::of_reads(under_way, reads), wait, "{reads} of {under_way}");
         }
-        // A slow write does not stop spinning for quick reads.
-        let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
-        poller.spin(0, Wait::Read);
-        poller.event(5_000);
-        poller.spin(10_000, Wait::Disk);
-        poller.event(2_000_000);
-        assert!(!poller.spin(2_000_001, Wait::Disk));
-        poller.event(4_000_000);
-        assert!(poller.spin(4_000_001, Wait::Read));
     }
 
     #[test]
@@ -381,15 +372,17 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_disk_does_not_stop_spinning_for_a_quick_guest() {
-        let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
-        poller.spin(0, Wait::Guest);
-        poller.event(5_000);
-        poller.spin(10_000, Wait::Disk);
-        poller.event(2_000_000);
-        assert!(!poller.spin(2_000_001, Wait::Disk));
-        poller.event(4_000_000);
-        assert!(poller.spin(4_000_001, Wait::Guest));
+    fn a_slow_disk_does_not_stop_spinning_for_a_quick_guest_or_quick_reads() {
+        for quick in [Wait::Guest, Wait::Read] {
+            let mut poller = Poller { preempted: i64::MAX, ..Poller::default() };
+            poller.spin(0, quick);
+            poller.event(5_000);
+            poller.spin(10_000, Wait::Disk);
+            poller.event(2_000_000);
+            assert!(!poller.spin(2_000_001, Wait::Disk));
+            poller.event(4_000_000);
+            assert!(poller.spin(4_000_001, quick), "{quick:?}");
+        }
     }
 
     #[test]

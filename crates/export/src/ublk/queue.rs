@@ -38,7 +38,7 @@ pub(crate) struct UblkQueue {
     pieces: Pieces,
     slots: RefCell<Vec<Slot>>,
     under_way: Cell<usize>,
-    changes: Cell<usize>,
+    reads: Cell<usize>,
     failed: Cell<Option<i32>>,
 }
 
@@ -48,8 +48,8 @@ struct Slot {
     moved: i32,
     /// The answer; none before the first request.
     answer: Option<i32>,
-    /// Whether it is anything but a read.
-    changes: bool,
+    /// Whether its request is a read.
+    is_read: bool,
     /// Whether the bytes that were read have still to be copied to the request's pages.
     copies: bool,
     /// The piece it was given for that, with zero copy.
@@ -80,7 +80,7 @@ impl UblkQueue {
             index,
             slots: RefCell::new(vec![Slot::default(); slots]),
             under_way: Cell::new(0),
-            changes: Cell::new(0),
+            reads: Cell::new(0),
             failed: Cell::new(None),
         })
     }
@@ -90,9 +90,9 @@ impl UblkQueue {
         self.under_way.get()
     }
 
-    /// How many of them are anything but reads.
-    pub(crate) fn changes(&self) -> usize {
-        self.changes.get()
+    /// How many of them are reads.
+    pub(crate) fn reads(&self) -> usize {
+        self.reads.get()
     }
 
     /// The errno by which the driver refused a command, should it have.
@@ -111,10 +111,7 @@ impl UblkQueue {
         let asked = self.descriptors.get(tag).parse(self.arena.each())?;
         let moves = matches!(asked.kind, Kind::Read | Kind::Write);
         let len = if moves { asked.len as usize } else { 0 };
-        let changes = asked.kind != Kind::Read;
-        self.change(tag, |slot| {
-            (slot.moved, slot.copies, slot.changes) = (len as i32, false, changes);
-        });
+        self.change(tag, |slot| (slot.moved, slot.copies) = (len as i32, false));
         let untouched = |vbd: &Vbd| vbd.moves_untouched(asked.kind, asked.offset, asked.len);
         let (mem, copies) = match self.zero_copy {
             false => (self.arena.mem(tag.into(), len), false),
@@ -194,8 +191,9 @@ impl Queue for UblkQueue {
             match self.fetched(tag) {
                 Ok((request, copies)) => {
                     self.under_way.set(self.under_way.get() + 1);
-                    let changes = request.kind != Kind::Read;
-                    self.changes.set(self.changes.get() + usize::from(changes));
+                    let is_read = request.kind == Kind::Read;
+                    self.reads.set(self.reads.get() + usize::from(is_read));
+                    self.change(tag, |slot| slot.is_read = is_read);
                     if !copies {
                         return Some(request);
                     }
@@ -212,7 +210,7 @@ impl Queue for UblkQueue {
     fn reply(&self, tag: u16, end: Result<(), Error>) {
         self.under_way.set(self.under_way.get() - 1);
         self.change(tag, |slot| {
-            self.changes.set(self.changes.get() - usize::from(slot.changes));
+            self.reads.set(self.reads.get() - usize::from(slot.is_read));
             let end = end.and_then(|()| self.copy_back(tag, slot));
             slot.answer = Some(end.map_or_else(|error| -error.errno(), |()| slot.moved));
             if let Some(piece) = slot.piece.take() {

@@ -72,7 +72,7 @@ fn run(
         // What was asked for is handed over by the very system call that waits.
         let under_way = queue.under_way();
         let several = gatherer.wait_for(io.now(), under_way);
-        if several.is_none() && poller.spin(io.now(), Wait::of_reads(under_way, queue.changes())) {
+        if several.is_none() && poller.spin(io.now(), Wait::of_reads(under_way, queue.reads())) {
             tasks.turn(false)?;
             if tasks.has_ready() {
                 poller.event(io.now());

@@ -171,7 +171,7 @@ impl Xen {
                     "; the thread of QEMU's devices goes before those of its processors".into()
                 }
                 Err(error) => format!(
-                    "; QEMU's devices wait for its processors, so disks answer late while a program spins ({error})"
+                    "; QEMU's devices wait for its processors, so disks answer late while a program spins: as root, with chrt, the lab has them go first ({error})"
                 ),
             };
             remember(runner, STAGE, &claim)?;
