@@ -6,6 +6,7 @@ mod areas;
 mod arena;
 mod footprint;
 pub mod fuse;
+mod lone;
 pub mod nbd;
 mod poll;
 mod queue;

@@ -100,7 +100,9 @@ impl Container {
         let in_memory =
             work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
         let open = OpenFile::new(OwnedFd::from(file));
-        open.set_nature(Nature { in_memory, page_cache: !options.cache.direct() });
+        let direct = options.cache.direct();
+        let ended_by_worker = direct && kind.is_file() && !in_memory;
+        open.set_nature(Nature { in_memory, page_cache: !direct, ended_by_worker });
         let file = if options.force_share && options.read_only {
             lock::unlocked(open)
         } else {

@@ -1,9 +1,9 @@
 //! The reactor on io_uring: one ring for one queue thread, one enter for one turn.
 
 mod files;
+mod here;
 
 use std::io;
-use std::os::fd::RawFd;
 use std::time::Instant;
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -16,13 +16,13 @@ const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 /// A copy of so many bytes takes longer than waking a worker for it.
 const LARGE: usize = 256 << 10;
-/// A copy of so many bytes takes less time than waking a worker.
-const SMALL: usize = 64 << 10;
 const ENTER_GETEVENTS: u32 = 1;
 const ENTER_EXT_ARG: u32 = 8;
 const RWF_DSYNC: i32 = 0x2;
 const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 static ONE: u64 = 1;
+/// Beside the key of an operation that a disk carries out.
+const OF_DISK: u64 = 1 << 32;
 
 /// A [`Reactor`] on io_uring. Make it on the thread that will use it.
 pub struct Ring {
@@ -35,6 +35,8 @@ pub struct Ring {
     deferred: bool,
     /// Whether an enter can be told how long to sleep (Linux 5.11).
     limits: bool,
+    /// Operations under way that a disk carries out.
+    on_disk: usize,
     start: Instant,
     #[cfg(test)]
     enters: u32,
@@ -83,6 +85,7 @@ impl Ring {
             scratch,
             deferred,
             limits,
+            on_disk: 0,
             start,
             #[cfg(test)]
             enters: 0,
@@ -269,7 +272,7 @@ impl Ring {
                 opcode::UringCmd16::new(fd, command)
                     .cmd(payload).addr(buffer.map(u64::from)).build()),
         };
-        Some(entry.user_data(u64::from(key)))
+        Some(entry.user_data(u64::from(key) | if is_disks(op) { OF_DISK } else { 0 }))
     }
 
     /// A large read among others goes to the kernel's workers, so that other processors take part.
@@ -281,33 +284,6 @@ impl Ring {
                 .find(&self.ring, *file)
                 .is_some_and(|known| known.nature.in_memory || known.nature.page_cache),
             _ => false,
-        }
-    }
-
-    /// A small write into the page cache, which costs less than waking a worker for it.
-    fn small_write(&mut self, op: &Op) -> Option<(RawFd, u64, Mem)> {
-        let Op::Write { file, offset, mem, durable: false } = *op else { return None };
-        if mem.len() > SMALL || mem.is_kernels() {
-            return None;
-        }
-        let known = self.files.find(&self.ring, file)?;
-        known.nature.page_cache.then_some((known.fd, offset, mem))
-    }
-
-    /// Make it here.
-    fn write_to_page_cache(&mut self, key: Key, fd: RawFd, offset: u64, mem: &Mem) -> i32 {
-        let one;
-        let (iovecs, count) = match mem.contiguous() {
-            Some(base) => {
-                one = libc::iovec { iov_base: base.cast(), iov_len: mem.len() };
-                (&raw const one, 1)
-            }
-            None => self.iovecs(key, mem),
-        };
-        // SAFETY: the iovecs name memory that is valid for reads (the promise of `Mem`).
-        match unsafe { libc::pwritev(fd, iovecs, count as i32, offset as i64) } {
-            -1 => last_error(),
-            written => written as i32,
         }
     }
 
@@ -362,6 +338,9 @@ impl Ring {
 
     fn reap(&mut self, done: &mut Vec<(Key, i32)>) {
         for entry in self.ring.completion() {
+            if entry.user_data() & OF_DISK != 0 {
+                self.on_disk -= 1;
+            }
             done.push((entry.user_data() as Key, entry.result()));
         }
     }
@@ -385,7 +364,7 @@ impl Ring {
                     self.enter(Sleep::NONE)?;
                     self.reap(done);
                 }
-                done.push((*key, self.write_to_page_cache(*key, fd, offset, &mem)));
+                done.push((*key, self.write_here(*key, fd, offset, &mem, 0)));
             } else if let Op::SetLen { file, len } = *op {
                 done.push((*key, self.set_len(file, len)));
             } else {
@@ -415,6 +394,7 @@ impl Ring {
             // SAFETY: the memory the entry names stays valid until its completion: the window's
             // by the promise of `Mem`, the scratch because it is boxed and kept by key.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                self.on_disk += usize::from(is_disks(op));
                 return Ok(());
             }
             self.enter(Sleep::NONE)?;
@@ -425,6 +405,19 @@ impl Ring {
 
 fn last_error() -> i32 {
     -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Whether a disk carries it out.
+fn is_disks(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Read { .. }
+            | Op::Write { .. }
+            | Op::Sync { .. }
+            | Op::PunchHole { .. }
+            | Op::ZeroRange { .. }
+            | Op::Allocate { .. }
+    )
 }
 
 /// Whether somebody outside waits for it: an answer, and the call that there is one.
@@ -472,6 +465,34 @@ impl Reactor for Ring {
         self.enter(sleep)?;
         self.reap(done);
         Ok(())
+    }
+
+    fn has_lone_write(&mut self, submit: &[(Key, Op)]) -> bool {
+        self.lone_write(submit).is_some()
+    }
+
+    fn turn_in_write(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+    ) -> io::Result<bool> {
+        let Some(write) = self.lone_write(submit) else {
+            return self.turn(submit, done, false).map(|()| false);
+        };
+        // Nobody outside waits for what there is beside it.
+        let others = submit.len() > 1;
+        let write = submit.remove(write);
+        if others {
+            self.hand_over(submit, done)?;
+            self.enter(Sleep::NONE)?;
+        }
+        let made = self.write_to_disk(&write);
+        match made {
+            Some(result) => done.push((write.0, result)),
+            None => submit.push(write),
+        }
+        self.turn(submit, done, false)?;
+        Ok(made.is_some())
     }
 
     fn now(&self) -> Time {
@@ -530,7 +551,7 @@ mod tests {
         let file = tempfile::tempfile().expect("a temporary file");
         file.set_len(1 << 20).expect("its length");
         let file = OpenFile::new(OwnedFd::from(file));
-        file.set_nature(Nature { in_memory: false, page_cache: true });
+        file.set_nature(Nature { page_cache: true, ..Nature::default() });
         let event = eventfd(0, EventfdFlags::NONBLOCK);
         let event = OpenFile::new(event.expect("an eventfd"));
         let buffer = Io::new().buffer(8192).expect("memory");

@@ -124,6 +124,20 @@ impl Tasks {
         outcome
     }
 
+    /// Whether all that tasks want of a disk is one small write that this thread may as well sleep in.
+    #[inline]
+    pub fn has_lone_write(&mut self) -> bool {
+        self.reactor.has_lone_write(&self.io.shared.submit.borrow())
+    }
+
+    /// As [`Tasks::turn`], asleep in that write; whether it was.
+    pub fn turn_in_write(&mut self) -> io::Result<bool> {
+        std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
+        let outcome = self.reactor.turn_in_write(&mut self.submit, &mut self.done);
+        self.completed();
+        outcome
+    }
+
     fn completed(&mut self) {
         self.io.shared.now.set(self.reactor.now());
         for (key, result) in self.done.drain(..) {

@@ -68,7 +68,7 @@ impl Reactor for Noting {
 #[test]
 fn many_tasks_share_one_turn() {
     let file = temp_file(1 << 20);
-    file.set_nature(Nature { in_memory: false, page_cache: true });
+    file.set_nature(Nature { page_cache: true, ..Nature::default() });
     let handle = file.handle();
     let turns = Rc::<RefCell<Vec<usize>>>::default();
     let ring = Ring::new().expect("io_uring");

@@ -10,6 +10,7 @@ use ringtap_vbd::Vbd;
 
 use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
+use crate::lone::Lone;
 use crate::poll::{GATHER, Gatherer, Poller, Wait, waking_takes};
 use crate::reclaim::become_io_flusher;
 
@@ -63,7 +64,7 @@ fn run(
     let _ = fetching.send(queue.failed());
     drop(fetching);
     let (mut poller, mut gatherer) = (Poller::for_programs(waking_takes()), Gatherer::default());
-    let mut accounted = 0;
+    let (mut lone, mut accounted) = (Lone::default(), 0);
     loop {
         tasks.run_ready();
         if tasks.count() == 0 {
@@ -71,6 +72,14 @@ fn run(
         }
         // What was asked for is handed over by the very system call that waits.
         let under_way = queue.under_way();
+        let others = |tasks: &mut Tasks| {
+            // Its answer is not handed over yet: what is there has come beside it.
+            tasks.run_ready();
+            queue.under_way() > 0
+        };
+        if lone.turn(&mut tasks, under_way, others)? {
+            continue;
+        }
         let several = gatherer.wait_for(io.now(), under_way);
         if several.is_none() && poller.spin(io.now(), Wait::of_reads(under_way, queue.reads())) {
             tasks.turn(false)?;

@@ -18,6 +18,7 @@ use super::memory::Memory;
 use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
 use super::virtqueue::{Addresses, RingError, Virtqueue};
+use crate::lone::Lone;
 use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, tell_later};
 use crate::queue::run_slot;
 
@@ -208,6 +209,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     thread.call.call(&io);
     let mut poller = Poller::default();
     let mut gatherer = Gatherer::default();
+    let mut lone = Lone::default();
     let mut accounted = 0;
     loop {
         if mailbox.full.swap(false, AcqRel) {
@@ -237,8 +239,12 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         if let Err(problem) = thread.turn(&mut tasks) {
             thread.give_up(&problem);
         }
-        let may_gather = !tasks.has_ready() && !thread.may_fetch();
+        let more = thread.may_fetch();
+        let may_gather = !tasks.has_ready() && !more;
         let under_way = thread.queue.under_way();
+        if lone.turn(&mut tasks, under_way + usize::from(more), |_| thread.may_fetch())? {
+            continue;
+        }
         if let Some(events) = gatherer.wait_for(io.now(), under_way).filter(|_| may_gather) {
             thread.account(&mut accounted);
             tasks.turn_for(events, GATHER)?;
