@@ -153,9 +153,11 @@ pub(crate) struct Poller {
     most_for_read: Time,
     most_for_disk: Time,
     given_way: Time,
+    least_brief: Time,
     windows: [Time; 4],
     idle: Option<(Wait, Time)>,
     rest_until: Time,
+    brief_for: Time,
     brief_until: Time,
     gave_way: bool,
     preempted: i64,
@@ -168,9 +170,11 @@ impl Default for Poller {
             most_for_read: MOST_FOR_DISK,
             most_for_disk: MOST_FOR_DISK,
             given_way: GIVEN_WAY,
+            least_brief: LONG_REST,
             windows: [0; 4],
             idle: None,
             rest_until: 0,
+            brief_for: LONG_REST,
             brief_until: 0,
             gave_way: false,
             preempted: 0,
@@ -181,11 +185,15 @@ impl Default for Poller {
 impl Poller {
     /// For requests of programs of this host, on a machine where waking takes so long. Reads alone are worth
     /// it: what is written to a file is ended by a worker of the kernel, which may want this very processor.
+    /// Where processors are virtual, giving way is slow now and then though nobody is there: only who is seen
+    /// again and again is given way to for long.
     pub(crate) fn for_programs(waking: Time) -> Poller {
         Poller {
             most_for_guest: (waking * WAKES).clamp(MOST_FOR_GUEST, MOST),
             most_for_read: (waking * WAKES).clamp(MOST_FOR_DISK, MOST),
             given_way: (waking * GIVEN_WAKES).clamp(GIVEN_WAY, MOST),
+            least_brief: REST,
+            brief_for: REST,
             ..Poller::default()
         }
     }
@@ -195,6 +203,8 @@ impl Poller {
     pub(crate) fn for_domains(waking: Time) -> Poller {
         Poller {
             most_for_disk: (waking * WAKES).clamp(MOST_FOR_DISK, MOST),
+            least_brief: LONG_REST,
+            brief_for: LONG_REST,
             ..Poller::for_programs(waking)
         }
     }
@@ -230,12 +240,21 @@ impl Poller {
         if !std::mem::replace(&mut self.gave_way, true) {
             let began = Instant::now();
             rustix::thread::sched_yield();
-            if began.elapsed().as_nanos() as Time > self.given_way {
-                self.brief_until = now + LONG_REST;
-                return false;
-            }
+            return self.gave_way_for(began.elapsed().as_nanos() as Time, now);
         }
         true
+    }
+
+    /// It gave way, for so long.
+    fn gave_way_for(&mut self, nanos: Time, now: Time) -> bool {
+        let alone = nanos <= self.given_way;
+        if alone {
+            self.brief_for = (self.brief_for / 2).max(self.least_brief);
+        } else {
+            self.brief_until = now + self.brief_for;
+            self.brief_for = (self.brief_for * 2).min(LONG_REST);
+        }
+        alone
     }
 
     /// There is something to do again.
@@ -349,6 +368,31 @@ mod tests {
         assert!(poller.spin(400_000 + MOST_FOR_DISK, Wait::Guest));
         poller.event(440_000);
         assert!(!poller.gave_way);
+    }
+
+    #[test]
+    fn programs_are_given_way_to_for_longer_when_they_are_seen_again_and_again() {
+        let rest = |poller: &mut Poller, nanos| {
+            let alone = poller.gave_way_for(nanos, 0);
+            assert_eq!(alone, nanos <= GIVEN_WAY);
+            std::mem::take(&mut poller.brief_until)
+        };
+        let mut poller = Poller::for_programs(0);
+        let late = GIVEN_WAY + 1;
+        assert_eq!(
+            [GIVEN_WAY, late, MOST, MOST].map(|nanos| rest(&mut poller, nanos)),
+            [0, REST, 2 * REST, 4 * REST]
+        );
+        assert_eq!([late; 8].map(|nanos| rest(&mut poller, nanos))[7], LONG_REST);
+        // And it takes as many good turns to forget.
+        assert_eq!([0, 0, late].map(|nanos| rest(&mut poller, nanos)), [0, 0, LONG_REST / 4]);
+        assert_eq!([0, 0, 0, 0, 0, late].map(|nanos| rest(&mut poller, nanos))[5], REST);
+        for mut poller in [Poller::default(), Poller::for_domains(0)] {
+            assert_eq!(
+                [0, late, 0, late].map(|nanos| rest(&mut poller, nanos)),
+                [0, LONG_REST, 0, LONG_REST]
+            );
+        }
     }
 
     #[test]
