@@ -19,7 +19,7 @@ use crate::stop::Stop;
 
 /// How often a waiting lab looks again.
 const TICK: Duration = Duration::from_millis(5);
-/// How long a server may take to end after SIGTERM before it is killed.
+/// How long a server may take to end after SIGTERM before it is killed, and what was killed to be gone.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A child that is killed with all its group when it is dropped.
@@ -27,6 +27,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Group {
     name: String,
     child: Child,
+    killed: bool,
 }
 
 impl Group {
@@ -41,7 +42,7 @@ impl Group {
             what: format!("cannot be started: {e}"),
             said: String::new(),
         })?;
-        Ok(Group { name, child })
+        Ok(Group { name, child, killed: false })
     }
 
     /// The process's id.
@@ -74,14 +75,21 @@ impl Group {
             std::thread::sleep(TICK);
         }
     }
+
+    /// Kills it, and says whether it is gone: who waits for a disk whose server is dead ends when that disk does.
+    fn kill(&mut self) -> bool {
+        if self.killed || self.ended().is_some() {
+            return self.ended().is_some();
+        }
+        self.killed = true;
+        self.signal(Signal::KILL);
+        self.wait(GRACE).is_some()
+    }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.ended().is_none() {
-            self.signal(Signal::KILL);
-            let _ = self.child.wait();
-        }
+        self.kill();
     }
 }
 
@@ -96,7 +104,8 @@ fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// A server of the lab: runs until it is stopped, and keeps its stderr in a file of the run's folder.
+/// A server of the lab: runs until it is stopped or dropped, which both let it end in order, and keeps its stderr in a
+/// file of the run's folder.
 #[derive(Debug)]
 pub struct Server {
     group: Group,
@@ -187,14 +196,19 @@ impl Server {
     /// Asks the server to end (SIGTERM) and waits; kills it when it does not.
     pub fn stop(mut self) -> Result<()> {
         self.check()?;
-        self.group.signal(Signal::TERM);
-        match self.group.wait(GRACE) {
-            Some(_) => Ok(()),
-            None => Err(self.failed(format!(
-                "did not end within {} s of SIGTERM and was killed",
-                GRACE.as_secs()
-            ))),
+        if self.end() {
+            return Ok(());
         }
+        Err(self
+            .failed(format!("did not end within {} s of SIGTERM and was killed", GRACE.as_secs())))
+    }
+
+    /// Whether it ended when it was asked to; it is gone in any case.
+    fn end(&mut self) -> bool {
+        self.group.signal(Signal::TERM);
+        let ended = self.group.wait(GRACE).is_some();
+        self.group.kill();
+        ended
     }
 
     /// The end of what this server wrote to stderr since it was started.
@@ -211,6 +225,15 @@ impl Server {
 
     fn failed(&self, what: String) -> Error {
         Error::Program { program: self.group.name.clone(), what, said: self.said() }
+    }
+}
+
+impl Drop for Server {
+    /// A mount or a device of the server's would outlive it where it is killed at once.
+    fn drop(&mut self) {
+        if self.group.ended().is_none() {
+            self.end();
+        }
     }
 }
 
@@ -245,8 +268,11 @@ pub fn run(mut command: Command, limit: Duration, stop: &Stop) -> Result<Output>
         std::thread::sleep(TICK);
     };
     let name = group.name.clone();
-    drop(group);
-    let output = Output { stdout: collect(stdout), stderr: collect(stderr) };
+    // What cannot be killed keeps its pipes open.
+    let output = match group.kill() {
+        true => Output { stdout: collect(stdout), stderr: collect(stderr) },
+        false => Output { stdout: String::new(), stderr: String::new() },
+    };
     let failed = |what| Err(Error::Program { program: name, what, said: tail(&output.stderr) });
     match ended {
         Ok(status) if status.success() => Ok(output),
@@ -350,5 +376,35 @@ mod tests {
         command.args(["-c", "echo $LC_ALL"]).env("LC_ALL", "de_DE.UTF-8");
         let output = run(command, Duration::from_secs(60), &Stop::default());
         assert_eq!(output.unwrap_or_else(|e| panic!("{e}")).stdout, "C\n");
+    }
+
+    /// A server that is ready when this returns, and does that at SIGTERM.
+    fn server(dir: &Path, at_term: &str) -> Server {
+        let mut command = Command::new("sh");
+        let script = format!("trap '{at_term}' TERM; touch ready; while :; do sleep 0.02; done");
+        command.args(["-c", &script]).current_dir(dir);
+        let mut server = Server::start(command, &dir.join("log")).unwrap();
+        let ready = dir.join("ready");
+        let limit = Duration::from_secs(60);
+        server.wait_until(&ready, limit, &Stop::default(), || ready.exists()).unwrap();
+        server
+    }
+
+    #[test]
+    fn a_server_that_is_dropped_ends_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(server(dir.path(), "touch unmounted; exit"));
+        assert!(dir.path().join("unmounted").exists());
+    }
+
+    #[test]
+    fn a_server_that_does_not_end_is_killed_and_waited_for_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (server, began) = (server(dir.path(), ""), Instant::now());
+        let pid = server.pid();
+        let error = server.stop().unwrap_err().to_string();
+        assert!(error.contains("was killed"), "{error}");
+        assert!(began.elapsed() < 2 * GRACE, "{:?}", began.elapsed());
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
 }

@@ -1,5 +1,6 @@
 //! ublk in a real guest: this host's kernel need not have it. One boot, many stories.
 
+mod compare;
 mod lab;
 
 use std::path::Path;
@@ -24,6 +25,7 @@ fn a_disk_is_a_block_device_of_the_host() {
     leaves_nothing_behind(&lab);
     is_for_ordinary_users_too(&lab);
     serves_many_at_once(&lab);
+    compare::is_measured(&lab);
     assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
 }
 

@@ -194,7 +194,7 @@ pub struct Context<'a> {
     pub stop: &'a Stop,
 }
 
-/// A disk that is being served. Dropping it ends the serving.
+/// A disk that is being served. Dropping it ends the serving, field by field: who uses something goes before it.
 #[derive(Debug)]
 pub struct Served {
     /// How the disk is reached.
@@ -209,24 +209,26 @@ pub struct Served {
     pub server: Option<Server>,
     /// What the server mounted: it unmounts it itself, unless it was killed.
     pub mount: Option<Mount>,
+    /// The ublk device that the server made: it deletes it itself, unless it was killed.
+    pub ublk: Option<ublk::Device>,
 }
 
 impl Served {
     fn reached(access: Access) -> Served {
-        Served { access, volume: None, device: None, client: None, server: None, mount: None }
+        let (volume, device, client) = (None, None, None);
+        Served { access, volume, device, client, server: None, mount: None, ublk: None }
     }
 
     fn by(server: Server, access: Access) -> Served {
         Served { server: Some(server), ..Served::reached(access) }
     }
 
-    /// Ends the serving and reports what went wrong with it.
-    pub fn end(self) -> Result<()> {
-        let Served { server, client, volume, device, mount: _mount, .. } = self;
-        volume.map_or(Ok(()), volume::Mapped::remove)?;
-        device.map_or(Ok(()), loopdev::LoopDevice::detach)?;
-        client.map_or(Ok(()), kernelnbd::NbdDevice::detach)?;
-        server.map_or(Ok(()), Server::stop)
+    /// Ends the serving and reports what went wrong with it. What is left then goes in the order of the fields.
+    pub fn end(mut self) -> Result<()> {
+        self.volume.take().map_or(Ok(()), volume::Mapped::remove)?;
+        self.device.take().map_or(Ok(()), loopdev::LoopDevice::detach)?;
+        self.client.take().map_or(Ok(()), kernelnbd::NbdDevice::detach)?;
+        self.server.take().map_or(Ok(()), Server::stop)
     }
 }
 

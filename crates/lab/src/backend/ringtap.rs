@@ -96,8 +96,9 @@ impl Backend for FuseLoop {
         let file = context.sockets.join("ringtap.fuse");
         let mut command = serve(context, Image::Raw);
         command.arg("--fuse").arg(&file);
-        let mut server = Server::start(command, &context.log)?;
+        // Dropped after the server, should this fail.
         let mount = Mount::expected(&file);
+        let mut server = Server::start(command, &context.log)?;
         server.wait_until(&file, READY, context.stop, || mount.there())?;
         let device = LoopDevice::attach(&file, true)?;
         // Should the lab be killed, the server unmounts, and the device no longer says what it lies on.

@@ -3,17 +3,19 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Access, Backend, Context, Reach, Served, ringtap};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
-use crate::process::Server;
+use crate::process::{self, Server};
+use crate::stop::Stop;
 
 const CONTROL: &str = "/dev/ublk-control";
 /// Numbers below are left to others.
 const NUMBERS: std::ops::Range<u32> = 100..200;
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long deleting a device may take.
+const REAPED: Duration = Duration::from_secs(60);
 
 /// Over ublk.
 #[derive(Debug)]
@@ -33,29 +35,44 @@ impl Backend for Ublk {
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
-        let failed = |what: String| Error::Program {
+        let free = |id: &u32| !Path::new(&character_device(*id)).exists();
+        let id = NUMBERS.clone().find(free).ok_or_else(|| Error::Program {
             program: "ringtap".into(),
-            what,
-            said: std::fs::read_to_string(&context.log).unwrap_or_default(),
-        };
-        let free = |id: &u32| !Path::new(&format!("/dev/ublkc{id}")).exists();
-        let Some(id) = NUMBERS.clone().find(free) else {
-            return Err(failed(format!("found no free number in {NUMBERS:?} for its device")));
-        };
-        let device = PathBuf::from(format!("/dev/ublkb{id}"));
+            what: format!("found no free number in {NUMBERS:?} for its device"),
+            said: String::new(),
+        })?;
+        let node = PathBuf::from(format!("/dev/ublkb{id}"));
         let mut command = Command::new(&context.env.ringtap);
         command.arg("serve").arg(context.disk).args(["-f", "raw", "--cache", "none"]);
         command.arg(format!("--ublk={id}"));
-        let server = Server::start(command, &context.log)?;
-        let until = Instant::now() + ringtap::READY;
-        let there = || device.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
-        while !there() {
-            context.stop.check()?;
-            if Instant::now() > until {
-                return Err(failed(format!("did not make {}", device.display())));
-            }
-            std::thread::sleep(PAUSE);
-        }
-        Ok(Served::by(server, Access::Block(device)))
+        // Dropped after the server, should this fail.
+        let device = Device { id, ringtap: context.env.ringtap.clone() };
+        let mut server = Server::start(command, &context.log)?;
+        let there = || node.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
+        server.wait_until(&node, ringtap::READY, context.stop, there)?;
+        Ok(Served { ublk: Some(device), ..Served::by(server, Access::Block(node)) })
     }
+}
+
+/// A ublk device that a server makes. One that was killed leaves it waiting for the next, and whoever uses it with it:
+/// deleted when this is dropped and the server has not done it.
+#[derive(Debug)]
+pub struct Device {
+    id: u32,
+    ringtap: PathBuf,
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if Path::new(&character_device(self.id)).exists() {
+            let mut command = Command::new(&self.ringtap);
+            command.arg("list").arg(format!("--reap={}", self.id));
+            // One that is another's by now is refused.
+            let _ = process::run(command, REAPED, &Stop::default());
+        }
+    }
+}
+
+fn character_device(id: u32) -> String {
+    format!("/dev/ublkc{id}")
 }
