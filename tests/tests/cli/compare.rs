@@ -11,11 +11,15 @@ use serde_json::Value;
 use crate::folder;
 use crate::program::{Output, Running, program};
 
-fn compare(folder: &Path, words: &str) -> Running {
+fn command(folder: &Path, words: &str) -> std::process::Command {
     let mut command = std::process::Command::new(ringtap());
     let words = format!("compare --seconds 0.2 --ramp 0 --dir . {words}");
     command.current_dir(folder).args(words.split_whitespace());
-    Running::start(command)
+    command
+}
+
+fn compare(folder: &Path, words: &str) -> Running {
+    Running::start(command(folder, words))
 }
 
 fn json(output: Output) -> Value {
@@ -142,6 +146,53 @@ fn a_comparison_that_is_stopped_leaves_a_report_and_no_server() {
     assert!(page.to_lowercase().contains("partial"), "it does not say that it is a part");
     let home = dir.path().canonicalize().expect("the folder");
     assert_eq!(left_in(&home), Vec::<String>::new(), "processes stay");
+}
+
+#[test]
+fn a_comparison_over_fuse_leaves_no_mount_and_no_loop_device() {
+    let dir = folder();
+    let home = dir.path().canonicalize().expect("the folder");
+    let start = |words: &str| {
+        let words = format!(
+            "--stages host --size 32M --backends native,ringtap-fuse --workloads randwrite-4k-qd1 {words}"
+        );
+        let mut command = command(&home, &words);
+        // Mounts are where temporary files go.
+        command.env("TMPDIR", &home);
+        Running::start(command)
+    };
+    let device = || {
+        let mut below: Vec<_> = fs::read_dir(&home).expect("it").flatten().collect();
+        below.retain(|entry| entry.file_name().to_string_lossy().starts_with("ringtap-lab-"));
+        let notes = below.iter().map(|lab| lab.path().join("host-ringtap-fuse-1/ringtap.loop"));
+        notes.filter_map(|note| fs::read_to_string(note).ok()).find(|node| !node.is_empty())
+    };
+    let clean = || {
+        let left = fs::read_dir(&home).expect("it").flatten().map(|entry| entry.file_name());
+        let left: BTreeSet<_> = left.filter(|name| name != "whole" && name != "cut").collect();
+        assert!(left.is_empty(), "{left:?}");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        assert!(!mounts.contains(home.to_str().expect("a plain path")), "{mounts}");
+        assert_eq!(left_in(&home), Vec::<String>::new(), "processes stay");
+    };
+
+    let report = json(start("--rounds 1 --out whole --output json").wait());
+    clean();
+    assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{}", report["failures"]);
+    let all = ["host native", "host native#2", "host ringtap-fuse"];
+    assert_eq!(measured(&report, "iops"), all.map(str::to_owned).into());
+
+    let mut running = start("--rounds 50 --out cut");
+    let node = running.until("loop device", |_| device());
+    running.signal(Signal::INT);
+    let end = running.wait();
+    assert_eq!(end.status.code(), Some(3), "{}", end.stderr);
+    clean();
+    // What lies on a mount that is gone is said to lie on nothing.
+    let name = Path::new(&node).file_name().expect("a node");
+    let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+    let file = fs::read_to_string(file).unwrap_or_default();
+    assert!(file.trim() != "/" && !file.contains("ringtap.fuse"), "{node} still lies on {file}");
 }
 
 /// Command lines of the processes that have a file open, or their working folder, below a folder.
