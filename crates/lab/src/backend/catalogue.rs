@@ -201,7 +201,7 @@ pub const CATALOGUE: &[Entry] = &[
     xen("tap-qcow2", "ringtap xen, qcow2, cache=none", true, &TAP_QCOW2),
     xen(
         "tap-overlay",
-        "ringtap xen, a qcow2 overlay made anew each round by `ringtap create -b` (with subclusters)",
+        "ringtap xen, a fresh qcow2 overlay by `ringtap create -b` (with subclusters)",
         true,
         &TAP_OVERLAY,
     ),

@@ -16,6 +16,13 @@ pub enum Way {
     Ringtap(Image, Mode),
 }
 
+impl Way {
+    /// Whether it is made anew whenever it is attached.
+    pub fn is_overlay(self) -> bool {
+        matches!(self, Way::Ringtap(Image::Overlay, _))
+    }
+}
+
 /// The block device that xen-blkback is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
@@ -37,7 +44,7 @@ pub enum Image {
     Raw,
     /// qcow2, all of it written.
     Qcow2,
-    /// A qcow2 overlay on the raw file, made anew each time.
+    /// A qcow2 overlay on the raw file, made anew whenever it is attached.
     Overlay,
     /// A dynamic VHD, all of it written.
     Vhd,

@@ -51,6 +51,8 @@ pub struct Pair<'a> {
     pub ahead: [f64; 2],
     /// How long before their common start they are told of it.
     pub notice: Duration,
+    /// What comes before each load, alone or beside the other.
+    pub ready: &'a dyn Fn() -> Result<()>,
 }
 
 impl TwoGuests {
@@ -155,7 +157,8 @@ impl TwoGuests {
                         )));
                     };
                     let devices = [x.as_str(), &y];
-                    let pair = Pair { machines, devices, who, ahead: ahead?, notice };
+                    let ready = &|| Ok(());
+                    let pair = Pair { machines, devices, who, ahead: ahead?, notice, ready };
                     measure(shape, round, &pair, &settings, stop, mark)
                 })?;
             }
@@ -198,6 +201,7 @@ pub fn measure(
     let depths = shape.depths();
     let [one, other] = pair.machines;
     let alone = |which: usize, settings: &Settings| {
+        (pair.ready)()?;
         let (machine, device, depth) =
             [(one, pair.devices[0], depths.0), (other, pair.devices[1], depths.1)][which];
         let sent = send(shape, machine, device, depth, settings, 0)?;
@@ -206,6 +210,7 @@ pub fn measure(
     // What was spent while both ran, and the I/Os of that time.
     let mut cost = None;
     let mut both = |settings: &Settings| {
+        (pair.ready)()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let at = (now + pair.notice).as_secs_f64() * 1e3;
         let on = |ahead: f64| (at + ahead).max(0.0) as u64;

@@ -6,6 +6,7 @@
 
 mod machine;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ use crate::run::meter::Who;
 use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::{Layer, Stage};
+use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{Kind, Workload, durability};
 use machine::{Disk, FIRST_MEMORY, GUEST_MEMORY, Machine};
@@ -87,7 +89,7 @@ fn images(size: u64, arms: &[Running]) -> u64 {
 
 /// Bytes of the ext4: an overlay may grow to the size of what is below.
 fn file_system(size: u64, arms: &[Running]) -> u64 {
-    let overlays = ways(arms).any(|way| matches!(way, Way::Ringtap(Image::Overlay, _)));
+    let overlays = ways(arms).any(Way::is_overlay);
     let overlays = if overlays { guests(arms) as u64 * (size + (8 << 20)) } else { 0 };
     images(size, arms) + overlays + boot::OVERHEAD
 }
@@ -180,6 +182,52 @@ impl Xen {
     }
 }
 
+/// An arm's disks while the guests have them.
+struct Disks<'a> {
+    machine: &'a Machine,
+    way: Way,
+    disks: Vec<Disk>,
+    /// Whether a load has written to them since they were attached.
+    written: Cell<bool>,
+    /// Where what their server says goes.
+    log: PathBuf,
+    stop: &'a Stop,
+}
+
+impl Disks<'_> {
+    /// Makes an overlay anew before a load, where something has been written to it.
+    fn ready(&self, writes: bool) -> Result<()> {
+        if !self.way.is_overlay() {
+            return Ok(());
+        }
+        fresh(&self.written, writes, || {
+            self.keep(&self.machine.renew(self.way, &self.disks, self.stop)?)
+        })
+    }
+
+    fn release(&self) -> Result<()> {
+        self.keep(&self.machine.release(&self.disks, self.stop)?)
+    }
+
+    fn keep(&self, said: &str) -> Result<()> {
+        if said.is_empty() {
+            return Ok(());
+        }
+        let file = File::options().create(true).append(true).open(&self.log);
+        let written = file.and_then(|mut file| file.write_all(said.as_bytes()));
+        written.map_err(Error::file("write", &self.log))
+    }
+}
+
+/// Has what comes next, which may write, find nothing written. Where renewing fails it is tried again.
+fn fresh(written: &Cell<bool>, writes: bool, renew: impl FnOnce() -> Result<()>) -> Result<()> {
+    if written.get() {
+        renew()?;
+    }
+    written.set(writes);
+    Ok(())
+}
+
 /// Why a block did not come to its end.
 enum Failed {
     /// Its disk could not be attached: nothing was recorded.
@@ -211,32 +259,23 @@ fn block(
     for disk in &disks {
         machine.attach(way, disk, runner.stop).map_err(Failed::Arm)?;
     }
+    let (log, stop) = (runner.folder.log(STAGE, &arm.name), runner.stop);
+    let disks = Disks { machine, way, disks, written: Cell::new(false), log, stop };
     let command = machine::command(way);
     runner.remember_command(STAGE, &arm.name, &command).map_err(Failed::Run)?;
     let once = |w: &&&'static Workload| w.kind == Kind::Durability && arm.name == arm.entry.name;
     let durability = arm.workloads.iter().find(once).filter(|_| round == 0);
-    if let (Some(workload), [disk, ..]) = (durability, &disks[..]) {
+    if let Some(workload) = durability {
         let place = Place { stage: STAGE, arm, workload, round, position };
-        count_flushes(runner, machine, place, disk).map_err(Failed::Run)?;
+        count_flushes(runner, place, &disks).map_err(Failed::Run)?;
     }
     for workload in arm.rounds() {
         let place = Place { stage: STAGE, arm, workload, round, position };
-        sample(runner, machine, place, &disks).map_err(Failed::Run)?;
+        sample(runner, place, &disks).map_err(Failed::Run)?;
     }
-    match machine.release(&disks, runner.stop) {
-        Ok(said) => {
-            if !said.is_empty() {
-                let log = runner.folder.log(STAGE, &arm.name);
-                let written = File::options()
-                    .create(true)
-                    .append(true)
-                    .open(&log)
-                    .and_then(|mut file| file.write_all(said.as_bytes()));
-                written.map_err(Error::file("write", &log)).map_err(Failed::Run)?;
-            }
-            Ok(true)
-        }
-        Err(Error::Interrupted) => Err(Failed::Run(Error::Interrupted)),
+    match disks.release() {
+        Ok(()) => Ok(true),
+        Err(error @ (Error::Interrupted | Error::File { .. })) => Err(Failed::Run(error)),
         // What was measured is measured.
         Err(error) => {
             runner.trouble(STAGE, &arm.name, &error);
@@ -246,14 +285,11 @@ fn block(
 }
 
 /// The flushes that reach the first domain's own disks, on which all images and volumes lie, for each fsync of a guest.
-fn count_flushes(
-    runner: &mut Runner<'_>,
-    machine: &Machine,
-    place: Place<'_>,
-    disk: &Disk,
-) -> Result<()> {
-    let stop = runner.stop;
+fn count_flushes(runner: &mut Runner<'_>, place: Place<'_>, disks: &Disks<'_>) -> Result<()> {
+    let (machine, stop) = (disks.machine, disks.stop);
     runner.sample(place, None, None, |_| {
+        disks.ready(true)?;
+        let [disk, ..] = &disks.disks[..] else { return Err(none()) };
         let before = machine.flushes(stop)?;
         let words = durability::args(&Target::Path(disk.node()));
         let shell = machine.shell(disk.domain, stop)?;
@@ -270,15 +306,16 @@ fn count_flushes(
     })
 }
 
-fn sample(
-    runner: &mut Runner<'_>,
-    machine: &Machine,
-    place: Place<'_>,
-    disks: &[Disk],
-) -> Result<()> {
+fn sample(runner: &mut Runner<'_>, place: Place<'_>, disks: &Disks<'_>) -> Result<()> {
     let mut settings = runner.settings(STAGE, place.round);
-    let (stop, pid, tool) = (runner.stop, machine.dom0().pid(), runner.env.guest_tool());
-    let nodes: Vec<String> = disks.iter().map(Disk::node).collect();
+    let (machine, stop) = (disks.machine, disks.stop);
+    let (pid, tool) = (machine.dom0().pid(), runner.env.guest_tool());
+    let nodes: Vec<String> = disks.disks.iter().map(Disk::node).collect();
+    // No part of what is measured.
+    let ready = match place.workload.kind {
+        Kind::Two(_) => Ok(()),
+        kind => disks.ready(kind.writes()),
+    };
     runner.sample(place, None, Some(pid), |mark| match (place.workload.kind, nodes.as_slice()) {
         (Kind::Two(shape), [first, second]) => {
             settings.run += LONGER;
@@ -287,10 +324,12 @@ fn sample(
             let ahead = [machine.shell(1, stop)?.clock_ahead()?; 2];
             let who = Who { servers: vec![], clients: vec![pid] };
             let devices = [first.as_str(), second];
-            let pair = Pair { machines: guests, devices, who, ahead, notice: NOTICE };
+            let ready = &|| disks.ready(shape.write);
+            let pair = Pair { machines: guests, devices, who, ahead, notice: NOTICE, ready };
             two_guests::measure(shape, place.round, &pair, &settings, stop, mark)
         }
         (_, [device, ..]) => {
+            ready?;
             let shell = machine.shell(1, stop)?;
             let here = inside::Place {
                 shell: &shell,
@@ -304,8 +343,12 @@ fn sample(
             };
             inside::measure(place.workload, &settings, &here)
         }
-        (_, []) => Err(Error::Plan("no disk was attached".into())),
+        (_, []) => Err(none()),
     })
+}
+
+fn none() -> Error {
+    Error::Plan("no disk was attached".into())
 }
 
 fn describe(runner: &Runner<'_>) -> Result<String> {
@@ -381,6 +424,21 @@ mod tests {
         let (all, images) = plan_of("--workloads two-read");
         assert_eq!(images, [Image::Qcow2, Image::Vhd]);
         assert!(all > 2 * raw, "{all}");
+    }
+
+    #[test]
+    fn what_writes_to_an_overlay_finds_a_fresh_one_and_so_does_what_reads_behind_it() {
+        let (written, renewed) = (Cell::new(false), Cell::new(0));
+        let after = |writes, works: bool| {
+            let _ = fresh(&written, writes, || {
+                renewed.set(renewed.get() + 1);
+                if works { Ok(()) } else { Err(none()) }
+            });
+            renewed.get()
+        };
+        let loads = [false, true, true, false, false, true];
+        assert_eq!(loads.map(|writes| after(writes, true)), [0, 0, 1, 2, 2, 2]);
+        assert_eq!([after(false, false), after(false, true), after(true, true)], [3, 4, 4]);
     }
 
     #[test]
