@@ -176,6 +176,35 @@ fn a_kernel_that_is_none_is_given_up() {
     does_not_boot(&bench, "vm", "virtio-raw", &[("PATH", &path)]);
 }
 
+/// Runs the stage `xen` with a QEMU that hangs before it speaks; its samples, and how often it was started.
+fn on_a_xen_that_hangs(words: &str) -> (Vec<Sample>, usize) {
+    let bench = Bench::new();
+    let (first, _) = bench.env.xen().unwrap_or_else(|m| panic!("{}: {}", m.reason, m.remedy));
+    // What is remembered of KVM is found out by the real one.
+    ringtap_guest::Qemu::kvm_works(&first);
+    let script = format!(
+        "#!/bin/sh\ncase $1 in --version) exit;; esac\necho >>'{}'\nexec sleep 600\n",
+        boots(&bench).display()
+    );
+    let path = stands_before(&bench, "qemu-system-x86_64", &script);
+    let began = Instant::now();
+    let words = format!("--stages xen --backends phy-lvm --boot-limit 2 {words}");
+    let (code, table, said) = compare(&bench, &words, &[("PATH", &path)]);
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert_eq!(code, Some(1), "{table}{said}");
+    assert!(said.contains("did not come within 2 s"), "{said}");
+    bench.assert_clean();
+    (samples(&bench.out()), fs::read_to_string(boots(&bench)).unwrap().lines().count())
+}
+
+#[test]
+fn a_xen_that_hangs_is_given_up() {
+    let (samples, boots) = on_a_xen_that_hangs("--workloads dd-latency-direct --rounds 1");
+    assert_eq!((samples.len(), boots), (2, 2), "the reference and its twin");
+    let hung = |s: &Sample| s.error.as_ref().is_some_and(|e| e.contains("within 2 s"));
+    assert!(samples.iter().all(hung), "{samples:?}");
+}
+
 #[test]
 fn without_kvm_the_guest_is_translated_and_the_reason_said() {
     let bench = Bench::new();

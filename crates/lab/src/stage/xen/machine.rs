@@ -63,12 +63,12 @@ fn domain(number: usize) -> String {
 }
 
 impl Machine {
-    /// Boots Xen with these disks and makes so many guests.
+    /// Boots Xen with these disks and makes so many guests; each of them may take as long as `limit`.
     pub fn boot(
         env: &Env,
         stop: &Stop,
-        files: &Path,
-        volumes: &Path,
+        limit: Option<Duration>,
+        [files, volumes]: [&Path; 2],
         size: u64,
         guests: usize,
     ) -> Result<Machine> {
@@ -77,13 +77,15 @@ impl Machine {
         settle(files)?;
         settle(volumes)?;
         let drive = |path: &Path| Drive::raw(path).cache(Cache::None).aio(Aio::Native);
-        let host = Xen::new(&first, &other)
+        let mut host = Xen::new(&first, &other)
             .memory(FIRST_MEMORY)
             .domains_memory(guests as u64 * GUEST_MEMORY)
             .disk(drive(files))
-            .disk(drive(volumes))
-            .boot()
-            .map_err(guest)?;
+            .disk(drive(volumes));
+        if let Some(limit) = limit {
+            host = host.boot_timeout(limit);
+        }
+        let host = host.boot().map_err(guest)?;
         let ringtap = env.guest_tool().display().to_string();
         let mut machine = Machine { guests: Vec::new(), host, ringtap };
         let script = format!(
@@ -95,7 +97,10 @@ impl Machine {
         machine.first(&script, stop)?;
         for number in 1..=guests {
             stop.check()?;
-            let made = Domain::new(domain(number)).memory(GUEST_MEMORY);
+            let mut made = Domain::new(domain(number)).memory(GUEST_MEMORY);
+            if let Some(limit) = limit {
+                made = made.boot_timeout(limit);
+            }
             let made = machine.host.create(&made).map_err(guest)?;
             machine.guests.push(made);
             // The first start of a program is not at the cost of the first arm.

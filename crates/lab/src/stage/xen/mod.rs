@@ -165,7 +165,9 @@ impl Xen {
         let rounds = runner.plan.rounds;
         runner.progress.say(&format!("round {}/{rounds}  {STAGE}  booting", round + 1));
         let (env, stop, size) = (runner.env, runner.stop, runner.plan.size);
-        let machine = Machine::boot(env, stop, &self.files, &self.volumes, size, self.guests)?;
+        let limit = runner.plan.boot_limit.map(Duration::from_secs_f64);
+        let disks = [self.files.as_path(), &self.volumes];
+        let machine = Machine::boot(env, stop, limit, disks, size, self.guests)?;
         remember_accelerator(runner, STAGE, machine.dom0())?;
         if machine.dom0().accelerator() == "tcg" {
             let claim = match machine.dom0().put_devices_first() {
