@@ -205,6 +205,16 @@ fn a_xen_that_hangs_is_given_up() {
     assert!(samples.iter().all(hung), "{samples:?}");
 }
 
+/// Neither the twin nor another round has anything to boot for.
+#[test]
+fn a_durability_that_cannot_be_checked_says_why() {
+    let (samples, boots) = on_a_xen_that_hangs("--workloads durability --rounds 2");
+    let [sample] = &samples[..] else { panic!("{samples:?}") };
+    assert_eq!((sample.arm.as_str(), sample.workload.as_str()), ("phy-lvm", "durability"));
+    assert!(sample.error.as_ref().is_some_and(|e| e.contains("within 2 s")), "{sample:?}");
+    assert_eq!(boots, 1);
+}
+
 #[test]
 fn without_kvm_the_guest_is_translated_and_the_reason_said() {
     let bench = Bench::new();
