@@ -349,14 +349,15 @@ fn has_holes_and_clusters(lab: &Lab) {
     let said = lab.run(
         "zero copy on qcow2",
         "/tmp/ringtap create -f qcow2 /mnt/files/q.qcow2 64M >/dev/null
-         serve a /mnt/files/q.qcow2 -f qcow2 --ublk
+         serve a /mnt/files/q.qcow2 -f qcow2 --ublk --queues 1
          list
          dd if=/dev/ublkb0 bs=1M count=8 iflag=direct status=none | cmp -n 8388608 - /dev/zero
          fio --name=v --filename=/dev/ublkb0 --size=24M --io_size=4M --rw=randrw --bsrange=4k-128k \
              --iodepth=16 --ioengine=libaio --direct=1 --verify=crc32c \
              --verify_state_save=0 --output=/tmp/fio
+         # More at a time than are copied at a time.
          fio --name=w --filename=/dev/ublkb0 --size=24M --io_size=3M --rw=randwrite --bs=12k \
-             --iodepth=16 --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 \
+             --iodepth=64 --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 \
              --verify_state_save=0 --output=/tmp/fio
          crash a
          serve a /mnt/files/q.qcow2 -f qcow2 --ublk

@@ -2,18 +2,20 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::task::{Poll, Waker};
+
+use ringtap_io::{Io, Signal};
 
 /// The free pieces, and the slots that wait for one, first come, first served. All of it belongs to
 /// one thread.
 pub(crate) struct Pieces {
     state: RefCell<State>,
+    /// A slot's, when it was given one.
+    given: Vec<Signal>,
 }
 
 struct State {
     free: Vec<usize>,
-    waiting: VecDeque<(usize, Waker)>,
+    waiting: VecDeque<usize>,
     /// What each slot that waited was given.
     given: Vec<Option<usize>>,
 }
@@ -22,36 +24,33 @@ impl Pieces {
     /// `pieces` free ones for `slots` slots.
     pub(crate) fn new(pieces: usize, slots: usize) -> Pieces {
         let (free, waiting) = ((0..pieces).rev().collect(), VecDeque::with_capacity(slots));
-        Pieces { state: RefCell::new(State { free, waiting, given: vec![None; slots] }) }
+        let given = (0..slots).map(|_| Signal::default()).collect();
+        Pieces { state: RefCell::new(State { free, waiting, given: vec![None; slots] }), given }
     }
 
     /// A piece for a slot, once there is one. A slot waits for one at a time.
-    pub(crate) async fn take(&self, slot: usize) -> usize {
-        if let Some(piece) = self.state.borrow_mut().free.pop() {
-            return piece;
-        }
-        let mut waits = false;
-        poll_fn(|context| {
+    pub(crate) async fn take(&self, io: &Io, slot: usize) -> usize {
+        let given = {
             let state = &mut *self.state.borrow_mut();
-            if let Some(piece) = state.given[slot].take() {
-                return Poll::Ready(piece);
+            if let Some(piece) = state.free.pop() {
+                return piece;
             }
-            if !std::mem::replace(&mut waits, true) {
-                state.waiting.push_back((slot, context.waker().clone()));
-            }
-            Poll::Pending
-        })
-        .await
+            state.waiting.push_back(slot);
+            self.given[slot].wait(io)
+        };
+        given.await;
+        let piece = self.state.borrow_mut().given[slot].take();
+        piece.expect("only who gives a piece wakes its slot")
     }
 
     /// A slot needs its piece no more: the next one may have it.
-    pub(crate) fn give_back(&self, piece: usize) {
+    pub(crate) fn give_back(&self, io: &Io, piece: usize) {
         let state = &mut *self.state.borrow_mut();
         match state.waiting.pop_front() {
             None => state.free.push(piece),
-            Some((slot, waker)) => {
+            Some(slot) => {
                 state.given[slot] = Some(piece);
-                waker.wake();
+                self.given[slot].notify(io);
             }
         }
     }
@@ -59,45 +58,45 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Context, Wake};
+    use std::rc::Rc;
+
+    use ringtap_io::{Ring, Tasks};
 
     use super::*;
 
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
+    /// Slots that took a piece, in this order, with the pieces.
+    type Taken = Rc<RefCell<Vec<(usize, usize)>>>;
 
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
+    fn ask(tasks: &mut Tasks, pieces: &Rc<Pieces>, taken: &Taken, slot: usize) {
+        let (io, pieces, taken) = (tasks.io().clone(), pieces.clone(), taken.clone());
+        tasks.spawn(async move {
+            let piece = pieces.take(&io, slot).await;
+            taken.borrow_mut().push((slot, piece));
+        });
+        tasks.run_ready();
     }
 
     #[test]
     fn who_came_first_is_served_first() {
-        let pieces = Pieces::new(2, 5);
-        let woken = Arc::new(Woken::default());
-        let waker = Waker::from(woken.clone());
-        let context = &mut Context::from_waker(&waker);
-        let mut slots: Vec<_> = (0..5).map(|slot| Box::pin(pieces.take(slot))).collect();
-        assert_eq!(slots[4].as_mut().poll(context), Poll::Ready(0));
-        assert_eq!(slots[0].as_mut().poll(context), Poll::Ready(1));
-        for slot in [2, 1] {
-            assert_eq!(slots[slot].as_mut().poll(context), Poll::Pending);
-            assert_eq!(slots[slot].as_mut().poll(context), Poll::Pending, "it waits once");
+        let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+        let (pieces, taken) = (Rc::new(Pieces::new(2, 5)), Taken::default());
+        for slot in [4, 0, 2, 1] {
+            ask(&mut tasks, &pieces, &taken, slot);
         }
-        pieces.give_back(1);
-        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
-        assert_eq!(slots[3].as_mut().poll(context), Poll::Pending, "it belongs to who waited");
-        assert_eq!(slots[1].as_mut().poll(context), Poll::Pending, "he came second");
-        assert_eq!(slots[2].as_mut().poll(context), Poll::Ready(1));
-        pieces.give_back(0);
-        assert_eq!(slots[1].as_mut().poll(context), Poll::Ready(0));
-        pieces.give_back(0);
-        assert_eq!(slots[3].as_mut().poll(context), Poll::Ready(0));
-        pieces.give_back(1);
-        assert_eq!(pin!(pieces.take(2)).poll(context), Poll::Ready(1), "nobody waits any more");
+        assert_eq!(taken.take(), [(4, 0), (0, 1)]);
+        let give_back = |tasks: &mut Tasks, piece| {
+            pieces.give_back(&tasks.io().clone(), piece);
+            tasks.run_ready();
+        };
+        pieces.give_back(&tasks.io().clone(), 1);
+        ask(&mut tasks, &pieces, &taken, 3);
+        assert_eq!(taken.take(), [(2, 1)], "it belongs to who waited first");
+        give_back(&mut tasks, 0);
+        give_back(&mut tasks, 0);
+        assert_eq!(taken.take(), [(1, 0), (3, 0)]);
+        give_back(&mut tasks, 1);
+        ask(&mut tasks, &pieces, &taken, 2);
+        assert_eq!(taken.take(), [(2, 1)], "nobody waits any more");
+        assert_eq!(tasks.count(), 0);
     }
 }

@@ -125,7 +125,7 @@ impl UblkQueue {
     /// The request with memory that can be looked at: a write's bytes are there, a read's are copied
     /// with the answer.
     async fn copied(&self, tag: u16, request: Request) -> Result<Request, Error> {
-        let piece = self.pieces.take(tag.into()).await;
+        let piece = self.pieces.take(&self.io, tag.into()).await;
         self.change(tag, |slot| slot.piece = Some(piece));
         let mem = self.arena.mem(piece, request.len as usize);
         if request.kind == Kind::Write {
@@ -214,7 +214,7 @@ impl Queue for UblkQueue {
             let end = end.and_then(|()| self.copy_back(tag, slot));
             slot.answer = Some(end.map_or_else(|error| -error.errno(), |()| slot.moved));
             if let Some(piece) = slot.piece.take() {
-                self.pieces.give_back(piece);
+                self.pieces.give_back(&self.io, piece);
             }
         });
     }
