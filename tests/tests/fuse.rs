@@ -227,6 +227,20 @@ fn it_behaves_as_a_file_of_a_fixed_size() {
     assert_eq!(seek(libc::SEEK_DATA, size + 1), Err(Some(libc::ENXIO)));
     assert_eq!(seek(libc::SEEK_HOLE, size - 512), Ok(size));
 
+    // Who copies it sees when it changed, and that it has holes.
+    let shown = || fs::metadata(place.file()).expect("the file");
+    let before = shown().modified().expect("a time");
+    assert_eq!(shown().modified().expect("a time"), before, "nothing has changed");
+    file.write_all_at(b"later", MIB).expect("a write");
+    let after = shown().modified().expect("a time");
+    assert!(after > before, "{before:?}, then {after:?}");
+    let earlier = std::time::UNIX_EPOCH + Duration::new(1_000_000_000, 5_000_000);
+    file.set_modified(earlier).expect("a time");
+    assert_eq!(shown().modified().expect("a time"), earlier);
+    let blocks = fs::metadata(place.disk()).expect("the disk").blocks();
+    assert_eq!(shown().blocks(), blocks);
+    assert!(blocks < size / 512 / 2, "{blocks}");
+
     // It is resized from outside.
     writable(&place.disk()).set_len(16 * MIB).expect("a size");
     server.signal(libc::SIGHUP);
@@ -356,6 +370,19 @@ fn places_where_nothing_can_be_mounted_are_refused() {
         let message = place.refused(&path);
         assert!(message.contains(said), "{}: {message}", path.display());
         assert!(!is_mounted(&path) || path == Path::new("/"));
+    }
+    // One place by two names.
+    let (disk, file) = (place.disk(), place.file());
+    let linked = place.at("linked");
+    std::os::unix::fs::symlink(place.dir.path(), &linked).expect("a link");
+    for other in [linked.join("file"), folder.join("../file")] {
+        let args =
+            ["serve", plain(&disk), "-f", "raw", "--fuse", plain(&file), "--fuse", plain(&other)];
+        let output = program(plain(&ringtap()), "ringtap", args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("two disks ask for the file"), "{said}");
+        assert!(!is_mounted(&file) && !file.exists(), "something is left");
     }
     // A second file fails: the first does not stay mounted.
     let (disk, file) = (place.disk(), place.file());

@@ -119,7 +119,23 @@ fn is_a_file_that_a_loop_device_takes(lab: &Lab) {
          losetup -d /dev/loop0
          stop a
          qemu-img check -q /mnt/files/a.qcow2
-         rm /mnt/files/a.qcow2",
+         rm /mnt/files/a.qcow2
+         # It grows, and nobody but the loop device asks.
+         truncate -s 4M /mnt/files/g.raw
+         touch /tmp/grows
+         serve g /mnt/files/g.raw -f raw --fuse /tmp/grows
+         losetup /dev/loop0 /tmp/grows
+         truncate -s 8M /mnt/files/g.raw
+         kill -HUP $(cat /tmp/g.pid)
+         for i in $(seq 100); do
+             losetup -c /dev/loop0
+             [ $(cat /sys/block/loop0/size) = 16384 ] && break
+             sleep 0.1
+         done
+         [ $(cat /sys/block/loop0/size) = 16384 ]
+         losetup -d /dev/loop0
+         stop g
+         rm /mnt/files/g.raw",
     );
 }
 

@@ -81,6 +81,14 @@ impl Plan {
                 let (read_only, queues) = (disk.options.read_only, disk.queues);
                 let (mode, growable) = (config.socket_mode, disk.growable);
                 let options = fuse::Options { read_only, growable, mode, queues };
+                let resolved = fuse::resolve(path)?;
+                // Nobody answers yet who asks what is mounted there.
+                if plan.fuse.iter().any(|other| other.mount.path() == resolved) {
+                    return Err(Error::Usage(format!(
+                        "two disks ask for the file {}: give each its own",
+                        resolved.display()
+                    )));
+                }
                 let mount = fuse::Mount::new(path, &disk.path, &options)?;
                 plan.fuse.push(File { disk: place, mount, options });
             }

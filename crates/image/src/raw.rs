@@ -1,6 +1,8 @@
 //! Raw images: the disk's bytes as they are, in a file or on a block device.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ringtap_io::Io;
 use rustix::fs::SeekFrom;
@@ -14,6 +16,8 @@ use crate::{
 pub struct Raw {
     container: Container,
     info: Info,
+    /// Its size at opening, or since it has grown.
+    size: Arc<AtomicU64>,
 }
 
 impl Raw {
@@ -42,7 +46,8 @@ impl Raw {
             fast_zero: true,
             rotational: container.is_rotational(),
         };
-        Raw { container, info }
+        let size = Arc::new(AtomicU64::new(info.size));
+        Raw { container, info, size }
     }
 
     async fn discard_range(
@@ -127,15 +132,17 @@ impl Image for Raw {
     }
 
     fn grow(&self, size: u64) -> Result<(), Error> {
-        self.container.lengthen(size)
+        self.container.lengthen(size)?;
+        self.size.fetch_max(size, Relaxed);
+        Ok(())
     }
 
     fn current_size(&self) -> Result<u64, Error> {
-        let size = self.container.present_len()?;
+        let (size, known) = (self.container.present_len()?, self.size.load(Relaxed));
         // A write to an incomplete last block made the file longer, not the disk.
-        let whole = self.info.size.next_multiple_of(self.info.request_alignment);
-        if size > self.info.size && size <= whole {
-            return Ok(self.info.size);
+        let whole = known.next_multiple_of(self.info.request_alignment);
+        if size > known && size <= whole {
+            return Ok(known);
         }
         Ok(size.next_multiple_of(512))
     }

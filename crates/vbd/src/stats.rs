@@ -97,6 +97,16 @@ impl QueueStats {
         add(&kind.latency[bucket_of(nanos)], 1);
     }
 
+    /// Requests that have ended, well or not, and change a disk.
+    pub(crate) fn changes(&self) -> u64 {
+        let (write, zeroes) = (Kind::Write, Kind::WriteZeroes { unmap: false, fast: false });
+        [write, Kind::Discard, zeroes]
+            .into_iter()
+            .map(|kind| &self.kinds[index(kind)])
+            .map(|kind| kind.ended.load(Relaxed) + kind.failed.load(Relaxed))
+            .sum()
+    }
+
     pub(crate) fn record_bounced(&self, bytes: usize) {
         add(&self.bounced, bytes as u64);
     }

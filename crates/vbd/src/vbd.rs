@@ -120,6 +120,8 @@ impl Vbd {
 
     /// Look again how large the image is; true if that changed.
     pub fn reload_size(&self) -> Result<bool, Error> {
+        // Who makes it larger meanwhile is not to be undone.
+        let _alone = self.shared.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.image.current_size()?;
         Ok(self.shared.size.swap(size, Relaxed) != size)
     }
@@ -160,6 +162,13 @@ impl Vbd {
     pub fn stats(&self) -> Stats {
         let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
         Stats::sum(all.iter().map(|queue| &**queue))
+    }
+
+    /// How many requests that may have changed the disk have ended. It moves before any of them is
+    /// answered.
+    pub fn changes(&self) -> u64 {
+        let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|queue| queue.changes()).sum()
     }
 
     /// Count CPU time of the calling thread as this device's, up to now.

@@ -16,22 +16,24 @@ mod helper;
 mod mount;
 mod queue;
 mod request;
+mod shown;
 mod table;
 mod thread;
 mod wire;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use ringtap_io::OpenFile;
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{getegid, geteuid};
 
-pub use self::mount::Mount;
+pub use self::mount::{Mount, resolve};
 use self::request::Facts;
+use self::shown::Shown;
 pub(crate) use self::table::{Entry as MountEntry, mounts};
 use self::thread::{End, QueueThread};
 use crate::Stop;
@@ -159,6 +161,7 @@ impl Server {
         let devices = mount.take_devices(count)?;
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let ended = Arc::new(OpenFile::new(eventfd));
+        let facts = self.facts(mount.take_image());
         let mut threads = vec![];
         let mut started = Ok(());
         for (index, device) in devices.into_iter().enumerate() {
@@ -168,7 +171,7 @@ impl Server {
                     Some(Arc::new(OpenFile::new(again)));
             }
             let (device, vbd) = (OpenFile::new(device), self.vbd.fork());
-            match QueueThread::start(index, device, vbd, self.facts(), ended.clone()) {
+            match QueueThread::start(index, device, vbd, facts.clone(), ended.clone()) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => started = Err(error),
             }
@@ -197,30 +200,34 @@ impl Server {
         }
     }
 
-    /// Tell the kernel that the disk's size changed.
+    /// Tell the kernel that the disk's size changed, and have it ask for the new one: who asks the kernel
+    /// later (a loop device, before Linux 6.17) is told what it knows.
     pub fn resized(&self) {
         let tell = self.tell.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(device) = tell else { return };
         match rustix::io::write(&*device, &wire::forget_size()) {
+            Ok(_) => {
+                // It fails where the file was unmounted meanwhile, and nobody knows its size then.
+                let _ = std::fs::metadata(&self.path);
+            }
             // Nobody has asked for the size yet, so nobody knows the old one.
-            Ok(_) | Err(rustix::io::Errno::NOENT) => {}
+            Err(rustix::io::Errno::NOENT) => {}
             Err(error) => {
                 tracing::warn!("cannot tell the kernel of {}'s size: {error}", self.path.display());
             }
         }
     }
 
-    fn facts(&self) -> Facts {
+    fn facts(&self, image: Option<OwnedFd>) -> Facts {
         let read_only = self.options.read_only || self.vbd.info().read_only;
         let may = if read_only { 0o555 } else { 0o777 };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Facts {
             read_only,
             growable: self.options.growable,
             mode: self.options.mode & may,
             uid: geteuid().as_raw(),
             gid: getegid().as_raw(),
-            time: now.as_secs(),
+            shown: Arc::new(Shown::new(&self.vbd, image)),
         }
     }
 }

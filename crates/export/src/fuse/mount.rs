@@ -32,6 +32,8 @@ const MOST_STALE: usize = 64;
 #[derive(Debug)]
 pub struct Mount {
     path: PathBuf,
+    /// What is shown, to look at: a path may lead to another file by then, or to this mount.
+    image: Option<OwnedFd>,
     device: Option<OwnedFd>,
     /// Whether the file under it was made here.
     made: bool,
@@ -47,7 +49,8 @@ impl Mount {
         let image = &std::path::absolute(image).unwrap_or_else(|_| image.to_owned());
         remove_stale(&path)?;
         let made = prepare(&path, image)?;
-        let mut mount = Mount { path, device: None, made, mounted: false };
+        let shown = open(image, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+        let mut mount = Mount { path, image: shown, device: None, made, mounted: false };
         let device = if geteuid().is_root() {
             mount.by_system_call(image, options)?
         } else {
@@ -64,6 +67,11 @@ impl Mount {
     /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What it shows, where that is a file.
+    pub(crate) fn take_image(&mut self) -> Option<OwnedFd> {
+        self.image.take()
     }
 
     fn by_system_call(&self, image: &Path, options: &Options) -> Result<OwnedFd, Error> {
@@ -146,8 +154,9 @@ fn failed(tried: &'static str, path: &Path, source: io::Error) -> Error {
     Error::Os { tried, path: path.to_owned(), source, hint: "" }
 }
 
-/// The path without symbolic links, though what is mounted there may be dead.
-fn resolve(path: &Path) -> Result<PathBuf, Error> {
+/// The path without symbolic links, though what is mounted there may be dead: two that are the same then
+/// are the same file.
+pub fn resolve(path: &Path) -> Result<PathBuf, Error> {
     let absolute = std::path::absolute(path).map_err(|error| failed("find", path, error))?;
     let (Some(folder), Some(name)) = (absolute.parent(), absolute.file_name()) else {
         return Err(Error::Kind { path: absolute, found: "directory" });

@@ -1,8 +1,12 @@
 //! From a message of the FUSE device to a request, or to its answer where no disk is asked.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use ringtap_io::{Io, Mem};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
+use super::shown::Shown;
 use super::wire::{self, Attributes, Head, op, set, u32_at, u64_at};
 
 /// What becomes of a message.
@@ -37,14 +41,14 @@ pub(crate) enum Answer {
 }
 
 /// The facts of the file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) read_only: bool,
     pub(crate) growable: bool,
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    pub(crate) time: u64,
+    pub(crate) shown: Arc<Shown>,
 }
 
 /// Understand one message. `arguments` is what follows its header (without a write's bytes),
@@ -99,17 +103,19 @@ impl Message<'_> {
     }
 
     fn attributes(&self) -> Attributes {
+        let size = self.vbd.size();
         Attributes {
-            size: self.vbd.size(),
+            size,
             mode: self.facts.mode,
             uid: self.facts.uid,
             gid: self.facts.gid,
-            time: self.facts.time,
+            blocks: self.facts.shown.blocks(size),
+            time: self.facts.shown.modified(self.vbd),
             block: self.vbd.info().physical_block_size.clamp(512, 1 << 20),
         }
     }
 
-    /// Times may be set, and are not kept; the owner is the server's. A disk keeps its size, or grows
+    /// The time of the last change may be set, the owner is the server's. A disk keeps its size, or grows
     /// where it may; it is never made smaller.
     fn set_attributes(&self) -> Option<Asked> {
         let wanted = u32_at(self.arguments, 0)?;
@@ -127,6 +133,13 @@ impl Message<'_> {
             if let Err(failed) = self.reach(size) {
                 return Some(failed);
             }
+        }
+        if wanted & set::MTIME != 0 {
+            let (seconds, nanos) = (u64_at(self.arguments, 40)?, u32_at(self.arguments, 60)?);
+            let given = (wanted & set::MTIME_NOW == 0).then(|| {
+                Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos.into()))
+            });
+            self.facts.shown.set_modified(self.vbd, given);
         }
         Some(Asked::Answer(self.attributes().answer()))
     }
@@ -263,9 +276,11 @@ mod tests {
         let head = Head { len: 0, opcode, unique: 1, node };
         // SAFETY: the memory is only measured here, never touched.
         let memory = |len: usize| unsafe { Mem::from_raw(std::ptr::null_mut(), len.min(MOST)) };
-        let facts =
-            Facts { read_only: false, growable: false, mode: 0o600, uid: 0, gid: 0, time: 0 };
-        understand(head, arguments, carried, memory, &vbd(), &facts)
+        let vbd = vbd();
+        let shown = Arc::new(Shown::new(&vbd, None));
+        let (read_only, growable) = (false, false);
+        let facts = Facts { read_only, growable, mode: 0o600, uid: 0, gid: 0, shown };
+        understand(head, arguments, carried, memory, &vbd, &facts)
     }
 
     fn transfer(offset: u64, size: u32) -> Vec<u8> {

@@ -4,6 +4,8 @@
 //! own order. What the kernel sends is read field by field, with a length check for each: a kernel
 //! newer than this code may send longer messages, never shorter ones.
 
+use std::time::Duration;
+
 /// The one node: the file itself.
 pub(crate) const ROOT: u64 = 1;
 pub(crate) const MAJOR: u32 = 7;
@@ -55,6 +57,8 @@ pub(crate) mod set {
     pub(crate) const UID: u32 = 1 << 1;
     pub(crate) const GID: u32 = 1 << 2;
     pub(crate) const SIZE: u32 = 1 << 3;
+    pub(crate) const MTIME: u32 = 1 << 5;
+    pub(crate) const MTIME_NOW: u32 = 1 << 8;
 }
 
 /// FUSE_NOTIFY_INVAL_INODE, in the error field of a message that nobody asked for.
@@ -142,8 +146,10 @@ pub(crate) struct Attributes {
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Seconds since 1970, of all three times.
-    pub(crate) time: u64,
+    /// Blocks of 512 bytes that it takes.
+    pub(crate) blocks: u64,
+    /// Since 1970, of all three times.
+    pub(crate) time: Duration,
     pub(crate) block: u32,
 }
 
@@ -153,13 +159,14 @@ impl Attributes {
         let mut out = Vec::with_capacity(104);
         // How long it may be kept: seconds, nanoseconds, padding.
         out.extend([0; 16]);
-        let times = [self.time; 3];
-        for long in [ROOT, self.size, self.size.div_ceil(512)].into_iter().chain(times) {
+        let times = [self.time.as_secs(); 3];
+        for long in [ROOT, self.size, self.blocks].into_iter().chain(times) {
             out.extend(long.to_ne_bytes());
         }
         // The times' nanoseconds, then mode, links, owner, group, device, block size, flags.
-        let words = [0, 0, 0, libc::S_IFREG | self.mode, 1, self.uid, self.gid, 0, self.block, 0];
-        for word in words {
+        let mode = libc::S_IFREG | self.mode;
+        let words = [mode, 1, self.uid, self.gid, 0, self.block, 0];
+        for word in [self.time.subsec_nanos(); 3].into_iter().chain(words) {
             out.extend(word.to_ne_bytes());
         }
         out
@@ -213,9 +220,15 @@ mod tests {
         assert_eq!(answer.len(), 64);
         assert_eq!(u32_at(&answer, 4), Some(MINOR));
         assert_eq!(u32_at(&answer, 20), Some(1 << 20));
+        let (size, blocks, time) = (1 << 30, 24, Duration::new(7, 9));
         let attributes =
-            Attributes { size: 1 << 30, mode: 0o600, uid: 0, gid: 0, time: 7, block: 4096 };
-        assert_eq!(attributes.answer().len(), 104);
+            Attributes { size, blocks, mode: 0o600, uid: 0, gid: 0, time, block: 4096 };
+        let answer = attributes.answer();
+        assert_eq!(
+            (answer.len(), u32_at(&answer, 32), u32_at(&answer, 48)),
+            (104, Some(24), Some(7))
+        );
+        assert_eq!(u32_at(&answer, 68), Some(9));
         assert_eq!(statfs_answer(4097).len(), 80);
         assert_eq!(forget_size().len(), 40);
         assert_eq!(u32_at(&forget_size(), 0), Some(40));
