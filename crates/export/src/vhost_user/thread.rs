@@ -242,7 +242,10 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         let more = thread.may_fetch();
         let may_gather = !tasks.has_ready() && !more;
         let under_way = thread.queue.under_way();
+        let came = io.now();
         if lone.turn(&mut tasks, under_way + usize::from(more), |_| thread.may_fetch())? {
+            // The guest was waited for until then, not while its write was under way.
+            poller.event(came);
             continue;
         }
         if let Some(events) = gatherer.wait_for(io.now(), under_way).filter(|_| may_gather) {
