@@ -16,7 +16,7 @@ use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, DiskFacts, say_ready};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
-use crate::{Config, Disk, Error, process};
+use crate::{Address, Config, Disk, Error, process};
 
 /// A disk being served.
 struct Served {
@@ -28,12 +28,14 @@ struct Served {
 }
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
-/// are flushed and the sockets removed.
+/// are flushed and the sockets removed. Where a server ended by itself the others do, too, but for
+/// block devices of this host: they are served until the process ends, and then wait for the next one,
+/// for what is mounted on them must not lose its disk.
 pub fn serve(config: Config) -> Result<(), Error> {
     let config = config.checked()?;
     process::abort_on_panic();
     process::raise_descriptor_limit();
-    leave_mount_namespace(&config);
+    let in_own_namespace = leave_mount_namespace(&config);
     let (events, inbox) = channel();
     listen_for_signals(events.clone())?;
     // Asked for here so that a host without io_uring is told at the start, not to the first guest.
@@ -58,25 +60,41 @@ pub fn serve(config: Config) -> Result<(), Error> {
         });
     }
     let mut plan = Plan::bind(&config)?;
+    if in_own_namespace {
+        let_go_of_disks(&config);
+    }
     let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
-    let stop = Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })?;
+    let new_stop =
+        || Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source });
+    let (stop, stop_devices) = (new_stop()?, new_stop()?);
     // A server of block devices may need any of it when memory is short.
     if config.disks.iter().all(|disk| disk.ublk.is_none()) {
         give_back_startup();
     }
-    let threads = start(&config, &mut plan, &mut disks, &stop, &events)?;
+    let devices = start_devices(&config, &mut disks, &stop_devices, &events)?;
+    let mut threads = start(&config, &mut plan, &mut disks, &stop, &events)?;
     announce(&config, &disks);
 
     let outcome = attend(&config, &disks, &inbox);
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: requests under way run to their end");
     stop.raise();
+    if outcome.is_ok() {
+        stop_devices.raise();
+        threads.extend(devices);
+    } else {
+        disks.iter().filter_map(|disk| disk.ublk.as_ref()).for_each(|server| {
+            let device = server.path().display();
+            tracing::warn!("{device} stays: it waits for the next server of its image");
+        });
+    }
     for thread in threads {
         // A panic has ended the process already.
         let _ = thread.join();
     }
     let late = inbox.try_iter().find_map(Event::failure);
-    let flushed = flush(&config, &disks);
+    let kept = |disk: &Served| outcome.is_err() && disk.ublk.is_some();
+    let flushed = flush(&config, &disks, kept);
     drop(plan);
     outcome.and(late.map_or(Ok(()), Err)).and(flushed)
 }
@@ -98,14 +116,58 @@ fn device(disk: &Disk) -> Result<Vbd, Error> {
 
 /// A server of block devices keeps out of the namespace in which they are mounted, unless it has to
 /// mount something there itself.
-fn leave_mount_namespace(config: &Config) {
+fn leave_mount_namespace(config: &Config) -> bool {
     let any = |has: fn(&Disk) -> bool| config.disks.iter().any(has);
     if !any(|disk| disk.ublk.is_some()) || any(|disk| !disk.fuse.is_empty()) {
-        return;
+        return false;
     }
-    if let Err(error) = ublk::leave_mount_namespace() {
+    let left = ublk::leave_mount_namespace();
+    if let Err(error) = &left {
         tracing::debug!("cannot have a mount namespace of its own (CAP_SYS_ADMIN): {error}");
     }
+    left.is_ok()
+}
+
+/// There it lets go of the disks it might serve, but for those in which its own files lie.
+fn let_go_of_disks(config: &Config) {
+    let images = config.disks.iter().map(|disk| &*disk.path);
+    let sockets = config.disks.iter().flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user));
+    let sockets = sockets.filter_map(|address| match address {
+        Address::Unix(path) => Some(&**path),
+        _ => None,
+    });
+    let others = config.pid_file.as_deref().into_iter().chain([Path::new(".")]);
+    if let Err(error) = ublk::let_go_of_disks(images.chain(sockets).chain(others)) {
+        tracing::warn!("cannot look for file systems on ublk devices: {error}");
+    }
+}
+
+/// Make the block devices of this host, and start a thread for each.
+fn start_devices(
+    config: &Config,
+    disks: &mut [Served],
+    stop: &Stop,
+    events: &Sender<Event>,
+) -> Result<Vec<JoinHandle<()>>, Error> {
+    let mut devices = vec![];
+    for (disk, served) in config.disks.iter().zip(disks.iter_mut()) {
+        let Some(id) = disk.ublk else { continue };
+        let options = ublk::Options { queues: disk.queues };
+        let device = ublk::Device::open(&disk.path, id, &served.vbd, &options)?;
+        let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
+        served.facts.set_ublk(server.path().display().to_string());
+        served.ublk = Some(server.clone());
+        devices.push(server);
+    }
+    let start = |server: Arc<ublk::Server>| {
+        let (stop, events) = (stop.clone(), events.clone());
+        spawn("ublk", move || {
+            let result = server.serve(&stop).map_err(Into::into);
+            let server = format!("ublk {}", server.path().display());
+            let _ = events.send(Event::Ended { server, result });
+        })
+    };
+    devices.into_iter().map(start).collect()
 }
 
 /// Start a thread for each server of the plan.
@@ -117,24 +179,6 @@ fn start(
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = vec![];
-    let mut devices = vec![];
-    for (disk, served) in config.disks.iter().zip(disks.iter_mut()) {
-        let Some(id) = disk.ublk else { continue };
-        let options = ublk::Options { queues: disk.queues };
-        let device = ublk::Device::open(&disk.path, id, &served.vbd, &options)?;
-        let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
-        served.facts.set_ublk(server.path().display().to_string());
-        served.ublk = Some(server.clone());
-        devices.push(server);
-    }
-    for server in devices {
-        let (stop, events) = (stop.clone(), events.clone());
-        threads.push(spawn("ublk", move || {
-            let result = server.serve(&stop).map_err(Into::into);
-            let server = format!("ublk {}", server.path().display());
-            let _ = events.send(Event::Ended { server, result });
-        })?);
-    }
     for group in plan.nbd.drain(..) {
         let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
         for disk in &group.disks {
@@ -230,12 +274,13 @@ fn reload(config: &Config, disks: &[Served]) {
     notify(&[NotifyState::Ready]);
 }
 
-/// Make stable what every disk was given. The first failure is returned, after all were tried.
-fn flush(config: &Config, disks: &[Served]) -> Result<(), Error> {
+/// Make stable what every disk was given, but for those that are `kept` as they are. The first failure is
+/// returned, after all were tried.
+fn flush(config: &Config, disks: &[Served], kept: impl Fn(&Served) -> bool) -> Result<(), Error> {
     let failed = |path: &Path, source| Err(Error::Flush { path: path.to_owned(), source });
     let mut tasks = Tasks::new(Box::new(Ring::new().map_err(Error::Ring)?));
     let mut outcome = Ok(());
-    for (disk, served) in config.disks.iter().zip(disks) {
+    for (disk, served) in config.disks.iter().zip(disks).filter(|(_, served)| !kept(served)) {
         let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
         let flushed = tasks
             .block_on(async move { vbd.close(&io).await })

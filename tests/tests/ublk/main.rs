@@ -2,6 +2,7 @@
 
 mod compare;
 mod lab;
+mod next;
 
 use std::path::Path;
 
@@ -21,6 +22,10 @@ fn a_disk_is_a_block_device_of_the_host() {
     holds_while_memory_is_short(&lab);
     outlives_its_mount_namespace(&lab);
     keeps_its_size_or_says_so(&lab);
+    next::outlives_the_other_servers(&lab);
+    next::waits_for_one_that_can_serve_it(&lab);
+    next::stays_what_it_was(&lab);
+    next::lies_on_another_servers_disk(&lab);
     is_refused_where_it_must_be(&lab);
     leaves_nothing_behind(&lab);
     is_for_ordinary_users_too(&lab);
@@ -37,6 +42,7 @@ fn a_newer_kernel_moves_bytes_uncopied() {
     survives_its_server(&lab);
     moves_bytes_uncopied(&lab);
     has_holes_and_clusters(&lab);
+    next::stays_what_it_was(&lab);
     keeps_its_size_or_says_so(&lab);
     assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
 }

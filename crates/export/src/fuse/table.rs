@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
+    /// Its own number, as fdinfo has it.
+    pub(crate) id: u64,
     /// The number of its device, as stat(2) has it.
     pub(crate) device: (u32, u32),
     pub(crate) place: PathBuf,
@@ -37,6 +39,7 @@ fn parse(line: &[u8]) -> Option<Entry> {
     let device = text(words.get(2)?);
     let (major, minor) = device.split_once(':')?;
     Some(Entry {
+        id: text(words.first()?).parse().ok()?,
         device: (major.parse().ok()?, minor.parse().ok()?),
         place: place.into(),
         kind: text(words.get(end + 1)?),
@@ -77,7 +80,7 @@ mod tests {
             br"36 35 98:0 / /mnt/a\040b\134 rw,noatime master:1 shared:2 - fuse.ringtap tap:/x rw";
         let entry = parse(line).expect("an entry");
         assert_eq!(entry.place, Path::new(r"/mnt/a b\"));
-        assert_eq!(entry.device, (98, 0));
+        assert_eq!((entry.id, entry.device), (36, (98, 0)));
         assert_eq!((entry.kind.as_str(), entry.source.as_str()), ("fuse.ringtap", "tap:/x"));
         for odd in ["", "1 2 3 4", "1 2 3 4 / rw", "1 2 3 4 / rw - ext4", "\\", "\\9", "\\04"] {
             assert!(parse(odd.as_bytes()).is_none(), "{odd}");

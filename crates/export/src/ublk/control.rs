@@ -10,7 +10,7 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use rustix::fs::{Mode, OFlags, open};
 
-use super::wire::{DeviceInfo, State, control, control_command, feature};
+use super::wire::{Described, DeviceInfo, PARAMS, State, control, control_command, feature};
 
 const DEVICE: &str = "/dev/ublk-control";
 /// Starting reads partitions and stopping waits for what is under way: no longer than this.
@@ -22,6 +22,8 @@ const LET_GO: Duration = Duration::from_secs(3);
 pub(crate) struct Control {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     device: OwnedFd,
+    /// Commands given so far: one that was not waited for to its end may answer yet.
+    commands: u64,
 }
 
 /// A device that commands are for.
@@ -66,7 +68,7 @@ impl Control {
     pub(crate) fn open() -> io::Result<Control> {
         let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let ring = IoUring::<squeue::Entry128, cqueue::Entry>::builder().build(4)?;
-        Ok(Control { ring, device })
+        Ok(Control { ring, device, commands: 0 })
     }
 
     /// One command to its end. `path` and `data` are what the driver reads and writes.
@@ -87,9 +89,12 @@ impl Control {
         };
         let address = if buffer.is_empty() { 0 } else { buffer.as_mut_ptr() as u64 };
         let payload = control_command(id, address, len, path_len, inline);
+        self.commands += 1;
+        let number = self.commands;
         let entry = opcode::UringCmd80::new(Fd(self.device.as_raw_fd()), command).cmd(payload);
+        let entry = entry.build().user_data(number);
         // SAFETY: the buffer lives until the completion, or for ever where that does not come.
-        let pushed = unsafe { self.ring.submission().push(&entry.build()) };
+        let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::other("the control ring is full"))?;
         let time = Timespec::new().sec(WITHIN.as_secs());
         let args = SubmitArgs::new().timespec(&time);
@@ -102,8 +107,8 @@ impl Control {
                     return Err(error);
                 }
             }
-            if let Some(entry) = self.ring.completion().next() {
-                break entry.result();
+            if let Some(end) = self.ring.completion().find(|end| end.user_data() == number) {
+                break end.result();
             }
         };
         if result < 0 {
@@ -146,6 +151,14 @@ impl Control {
         let mut bytes = wanted.encode();
         self.run(control::ADD, wanted.id, None, &mut bytes, 0)?;
         Ok(DeviceInfo::decode(&bytes))
+    }
+
+    /// What a device was said to be.
+    pub(crate) fn params(&mut self, target: Target) -> io::Result<Described> {
+        let mut params = [0; PARAMS];
+        params[..4].copy_from_slice(&(PARAMS as u32).to_ne_bytes());
+        self.run(control::GET_PARAMS, target.id, Self::path(target), &mut params, 0)?;
+        Ok(Described::decode(&params))
     }
 
     pub(crate) fn set_params(&mut self, target: Target, params: &mut [u8]) -> io::Result<()> {
@@ -199,12 +212,16 @@ impl Control {
         self.command(control::UPDATE_SIZE, target, size / 512)
     }
 
-    /// Stop and delete a device whose server is gone.
+    /// Stop and delete a device whose server is gone, unless it is gone, too.
     pub(crate) fn remove(&mut self, info: &DeviceInfo) -> io::Result<()> {
         let target = Target::of(info);
-        if info.state != State::Dead {
-            self.stop(target)?;
+        let stopped = match info.state {
+            State::Dead => Ok(()),
+            _ => self.stop(target),
+        };
+        match stopped.and_then(|()| self.delete(target).map(drop)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            end => end,
         }
-        self.delete(target).map(drop)
     }
 }

@@ -21,7 +21,9 @@ const MOST: u32 = 256 << 10;
 const MOST_UNCOPIED: u32 = 1 << 20;
 /// Formats whose images hold a disk's bytes as they are, for the most part.
 const AS_THEY_ARE: [&str; 3] = ["raw", "qcow2", "vpc"];
-/// The driver notices a server's death, and udev makes a device's file, in much less.
+/// A server's death is noticed in much less.
+pub(crate) const SETTLES: Duration = Duration::from_secs(10);
+/// The dead one's files are closed, and udev makes a device's file, in much less.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -32,12 +34,14 @@ pub struct Device {
     pub(crate) info: DeviceInfo,
     /// The file it is served by.
     pub(crate) file: Option<OwnedFd>,
-    pub(crate) taken_over: bool,
+    /// Bytes, where it is taken over.
+    pub(crate) taken_over: Option<u64>,
     /// Whether dropping it is to leave no trace.
     pub(crate) fresh: bool,
 }
 
-/// Whether the process that served a device is there. One that nobody has buried yet is not.
+/// Whether the process that served a device is there, as far as can be seen from here. One that nobody
+/// has buried yet is not.
 pub(crate) fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name, which may be anything, ends with the last parenthesis; the state follows.
@@ -64,15 +68,46 @@ impl Device {
         }
         let mark = record::mark(image);
         let left = find(&mut control, id, mark)?;
-        let mut device = match left {
-            Some(info) => take_over(control, info)?,
+        let device = match left {
+            Some(info) => left_by_another(control, info, vbd)?,
             None => add(control, id, mark, features, vbd, options)?,
         };
-        if device.file.is_none() {
-            device.file = Some(open_file(device.info.id)?);
-        }
-        record::write(device.info.id, image);
+        record::write(device.info.id, mark, image);
         Ok(device)
+    }
+
+    /// Take it over where another has left it, and open the file it is served by. The driver's older
+    /// versions let nobody take it over any more where this one ends before every queue is fetching:
+    /// whatever may fail has to be done before.
+    pub(crate) fn claim(&mut self) -> Result<OwnedFd, Error> {
+        if self.taken_over.is_some() {
+            self.take_over()?;
+        }
+        match self.file.take() {
+            Some(file) => Ok(file),
+            None => open_file(self.info.id),
+        }
+    }
+
+    fn take_over(&mut self) -> Result<(), Error> {
+        let (path, id, target) = (self.path(), self.info.id, self.target());
+        tracing::info!("{}: taking over from a server that was killed", path.display());
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let Err(source) = self.control.start_recovery(target) else { return Ok(()) };
+            match source.raw_os_error() {
+                // The dead server's files are not all closed yet.
+                Some(libc::EBUSY) if Instant::now() < end => std::thread::sleep(PAUSE),
+                // That was done before (Linux 6.12), by one that got no further.
+                Some(libc::EINVAL) if self.is_waiting() => return Ok(()),
+                _ => return Err(Error::Recover { path, id, source }),
+            }
+        }
+    }
+
+    fn is_waiting(&mut self) -> bool {
+        let info = self.control.info(self.info.id);
+        info.is_ok_and(|info| info.is_some_and(|info| info.state == State::Waiting))
     }
 
     /// The block device's path.
@@ -120,7 +155,8 @@ fn find(control: &mut Control, id: Option<u32>, mark: u64) -> Result<Option<Devi
         None => control::all().map_err(failed)?,
     };
     for number in numbers {
-        let known = match control.info(number) {
+        let wanted = |info: &DeviceInfo| id.is_some() || info.mark == mark;
+        let known = match settled(control, number, wanted) {
             Ok(known) => known,
             // Another user's: none of our business, unless it was asked for.
             Err(_) if id.is_none() => continue,
@@ -130,7 +166,7 @@ fn find(control: &mut Control, id: Option<u32>, mark: u64) -> Result<Option<Devi
         };
         let Some(info) = known else { continue };
         let ours = record::is_ours(info.mark);
-        let served = info.state != State::Waiting && is_alive(info.pid);
+        let served = is_served(&info);
         if ours && !served && info.state == State::Dead {
             tracing::info!("deleting {}, which a killed server left", served_by(number).display());
             control.remove(&info).map_err(failed)?;
@@ -147,19 +183,57 @@ fn find(control: &mut Control, id: Option<u32>, mark: u64) -> Result<Option<Devi
     Ok(None)
 }
 
-fn take_over(mut control: Control, info: DeviceInfo) -> Result<Device, Error> {
-    let path = control::block_device(info.id);
-    tracing::info!("{}: taking over from a server that was killed", path.display());
-    let failed = |source| Error::Recover { path: path.clone(), id: info.id, source };
-    let end = Instant::now() + PATIENCE;
-    // EBUSY: the dead server's files are not all closed yet.
-    while let Err(error) = control.start_recovery(Target::of(&info)) {
-        if error.raw_os_error() != Some(libc::EBUSY) || Instant::now() > end {
-            return Err(failed(error));
+/// The facts of a device. Where its server seems to be gone and the driver has not noticed yet, and it is
+/// `wanted`, they are waited for.
+pub(crate) fn settled(
+    control: &mut Control,
+    id: u32,
+    wanted: impl Fn(&DeviceInfo) -> bool,
+) -> io::Result<Option<DeviceInfo>> {
+    let end = Instant::now() + SETTLES;
+    loop {
+        let info = control.info(id)?;
+        let dying = |info: &DeviceInfo| info.state == State::Live && !is_alive(info.pid);
+        if !info.as_ref().is_some_and(|info| dying(info) && wanted(info)) || Instant::now() > end {
+            return Ok(info);
         }
         std::thread::sleep(PAUSE);
     }
-    Ok(Device { control, info, file: None, taken_over: true, fresh: false })
+}
+
+/// Whether somebody serves a device, or is about to. Its process may be one that cannot be seen from
+/// here, in another container.
+pub(crate) fn is_served(info: &DeviceInfo) -> bool {
+    match info.state {
+        State::Live => true,
+        State::Waiting => false,
+        State::Dead => is_alive(info.pid) || is_held(info.id),
+    }
+}
+
+/// Whether somebody has the file by which a device is served.
+fn is_held(id: u32) -> bool {
+    let opened = open(served_by(id), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    opened.is_err_and(|error| error == rustix::io::Errno::BUSY)
+}
+
+/// A device that waits for a server, if this disk can be shown by it.
+fn left_by_another(mut control: Control, info: DeviceInfo, vbd: &Vbd) -> Result<Device, Error> {
+    let (id, path) = (info.id, control::block_device(info.id));
+    let shown = control.params(Target::of(&info)).map_err(|source| Error::Os {
+        tried: "ask for the looks of",
+        path: path.clone(),
+        source,
+    })?;
+    if vbd.info().read_only && !shown.read_only {
+        return Err(Error::Writable { path, id });
+    }
+    if !shown.write_cache && vbd.write_cache() {
+        // Nobody would ever ask for a flush.
+        tracing::info!("{}: written through, as it was made", path.display());
+        vbd.set_write_cache(false);
+    }
+    Ok(Device { control, info, file: None, taken_over: Some(shown.size), fresh: false })
 }
 
 fn add(
@@ -190,7 +264,7 @@ fn add(
         mark,
     };
     let info = control.add(&wanted).map_err(|source| Error::Add { id, source })?;
-    let mut device = Device { control, info, file: None, taken_over: false, fresh: true };
+    let mut device = Device { control, info, file: None, taken_over: None, fresh: true };
     // An ordinary user may say nothing more before the file is his.
     device.file = Some(open_file(info.id)?);
     let mut params = params(vbd.info(), vbd.size(), vbd.write_cache(), &info);

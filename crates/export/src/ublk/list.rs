@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::control::{self, Control, block_device, served_by};
-use super::device::is_alive;
+use super::device::{is_alive, is_served, settled};
 use super::wire::State;
 use super::{Error, record};
 
@@ -75,7 +75,7 @@ pub fn reap(only: Option<u32>) -> Result<Vec<PathBuf>, Error> {
     let mut reaped = vec![];
     for id in only.map_or_else(numbers, |id| Ok(vec![id]))? {
         let failed = |tried, source| Error::Os { tried, path: served_by(id), source };
-        let info = match control.info(id) {
+        let info = match settled(&mut control, id, |info| record::is_ours(info.mark)) {
             Ok(Some(info)) => info,
             Ok(None) if only.is_none() => continue,
             Ok(None) => return Err(failed("find", std::io::ErrorKind::NotFound.into())),
@@ -83,7 +83,7 @@ pub fn reap(only: Option<u32>) -> Result<Vec<PathBuf>, Error> {
             Err(source) => return Err(failed("look at", source)),
         };
         let ours = record::is_ours(info.mark);
-        let served = info.state != State::Waiting && is_alive(info.pid);
+        let served = is_served(&info);
         if served || !ours {
             if only.is_some() {
                 let image = record::read(id, info.mark);

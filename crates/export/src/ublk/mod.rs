@@ -33,6 +33,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ringtap_io::OpenFile;
 use ringtap_vbd::Vbd;
@@ -40,7 +41,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 pub use self::device::Device;
 pub use self::list::{Listed, list, reap};
-pub use self::namespace::leave_mount_namespace;
+pub use self::namespace::{leave_mount_namespace, let_go_of_disks};
 pub use self::wire::State;
 use self::wire::feature;
 use crate::Stop;
@@ -103,6 +104,18 @@ pub enum Error {
         id: u32,
         /// What the driver said.
         source: io::Error,
+    },
+    /// A device that waits for a server takes writes, and the disk does not.
+    #[error(
+        "{} waits for a server and was made for writing: serve the disk without --read-only; \
+         `ringtap list --reap={id}` gives the device up, and what its users had not flushed",
+        path.display()
+    )]
+    Writable {
+        /// The device.
+        path: PathBuf,
+        /// Its number.
+        id: u32,
     },
     /// A system call or a command of the driver failed.
     #[error("cannot {tried} {}: {source}", path.display())]
@@ -173,7 +186,7 @@ struct Running {
 
 impl Server {
     /// Start to serve. When this returns the block device is there.
-    pub fn start(mut device: Device, vbd: Arc<Vbd>) -> Result<Server, Error> {
+    pub fn start(device: Device, vbd: Arc<Vbd>) -> Result<Server, Error> {
         let path = device.path();
         let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
         keep_in_memory();
@@ -181,48 +194,20 @@ impl Server {
         let signal = eventfd(0, EventfdFlags::CLOEXEC);
         let ended = signal.map_err(|error| failed("make an eventfd for", error.into()))?;
         let ended = Arc::new(OpenFile::new(ended));
-        let Some(file) = device.file.take() else {
-            return Err(failed("serve", io::ErrorKind::NotConnected.into()));
-        };
-        let file = Arc::new(OpenFile::new(file));
-        let (fetching, heard) = mpsc::channel();
-        let (info, target) = (device.info, device.target());
+        let taken_over = device.taken_over;
         let mut running = Running { device, threads: vec![] };
-        let mut started = Ok(());
-        for index in 0..info.queues {
-            let (file, fetching) = (file.clone(), fetching.clone());
-            match thread::start(index, file, info, vbd.fork(), fetching, ended.clone()) {
-                Ok(thread) => running.threads.push(thread),
-                Err(source) => started = Err(failed("start a thread for", source)),
-            }
-        }
-        drop((file, fetching));
-        for _ in &running.threads {
-            match heard.recv() {
-                Ok(None) => {}
-                Ok(Some(errno)) => {
-                    let source = io::Error::from_raw_os_error(errno);
-                    started = started.and(Err(failed("fetch requests of", source)));
-                }
-                Err(_) => {
-                    let source = io::Error::other("its thread ended");
-                    started = started.and(Err(failed("serve", source)));
-                }
-            }
-        }
-        let control = &mut running.device.control;
-        let started = started.and_then(|()| match running.device.taken_over {
-            true => control.end_recovery(target).map_err(|e| failed("take over", e)),
-            false => control.start(target).map_err(|e| failed("start", e)),
-        });
-        if let Err(error) = started {
+        if let Err(error) = running.begin(&vbd, &ended) {
             // One that was taken over goes on waiting: its users have not lost anything yet.
             if running.device.fresh {
                 running.end();
             }
             return Err(error);
         }
-        Ok(Server { path, running: Mutex::new(running), ended, vbd })
+        let server = Server { path, running: Mutex::new(running), ended, vbd };
+        if taken_over.is_some_and(|size| size != server.vbd.size()) {
+            server.resized();
+        }
+        Ok(server)
     }
 
     /// The block device.
@@ -231,11 +216,19 @@ impl Server {
     }
 
     /// Serve until `stop` is raised; then take the block device away and leave. The last flush is
-    /// the caller's.
+    /// the caller's. It is taken away as well where somebody else stopped it. Where a thread of ours
+    /// fails it stays, and others of its threads go on: it waits for the next server once the process
+    /// ends.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
         let failed = |tried, source| Error::Os { tried, path: self.path.clone(), source };
         wait(stop, &self.ended).map_err(|source| failed("wait for the threads of", source))?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if !stop.is_raised() {
+            if let Some(source) = running.failure() {
+                running.device.fresh = false;
+                return Err(failed("serve", source));
+            }
+        }
         self.write_back();
         let mut first = Ok(());
         for end in running.end() {
@@ -285,6 +278,60 @@ impl Server {
 }
 
 impl Running {
+    /// Have every queue served, and the block device there.
+    fn begin(&mut self, vbd: &Vbd, ended: &Arc<OpenFile>) -> Result<(), Error> {
+        let (path, info, target) = (self.device.path(), self.device.info, self.device.target());
+        let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
+        let (prepared, ready) = mpsc::channel();
+        let (fetching, heard) = mpsc::channel();
+        let mut waiting = vec![];
+        for index in 0..info.queues {
+            let (give, device) = mpsc::channel();
+            let (prepared, fetching) = (prepared.clone(), fetching.clone());
+            let start = thread::Start { prepared, device, fetching };
+            let thread = thread::start(index, info, vbd.fork(), start, ended.clone());
+            self.threads.push(thread.map_err(|source| failed("start a thread for", source))?);
+            waiting.push(give);
+        }
+        drop((prepared, fetching));
+        let gone = || Err(io::Error::other("its thread ended"));
+        for _ in &waiting {
+            let end = ready.recv().unwrap_or_else(|_| gone());
+            end.map_err(|source| failed("prepare to serve", source))?;
+        }
+        let file = Arc::new(OpenFile::new(self.device.claim()?));
+        for give in &waiting {
+            // One that has ended since says nothing below.
+            let _ = give.send(file.clone());
+        }
+        drop(file);
+        for _ in &waiting {
+            match heard.recv() {
+                Ok(None) => {}
+                Ok(Some(errno)) => {
+                    return Err(failed("fetch requests of", io::Error::from_raw_os_error(errno)));
+                }
+                Err(_) => gone().map_err(|source| failed("serve", source))?,
+            }
+        }
+        let control = &mut self.device.control;
+        match self.device.taken_over {
+            Some(_) => control.end_recovery(target).map_err(|e| failed("take over", e)),
+            None => control.start(target).map_err(|e| failed("start", e)),
+        }
+    }
+
+    /// How the thread failed that has ended first, if it did.
+    fn failure(&mut self) -> Option<io::Error> {
+        loop {
+            // It says that it has ended a moment before it does.
+            if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
+                return join(self.threads.swap_remove(at)).err();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Stop the device, wait for its threads, delete it. How the threads ended.
     fn end(&mut self) -> Vec<io::Result<()>> {
         let path = self.device.path();
@@ -293,14 +340,16 @@ impl Running {
         if let Err(error) = device.control.stop(target) {
             tracing::error!("cannot stop {}: {error}", path.display());
         }
-        let panicked = |_| Err(io::Error::other("the queue thread panicked"));
-        let threads = self.threads.drain(..);
-        let ends = threads.map(|thread| thread.join().unwrap_or_else(panicked)).collect();
+        let ends = self.threads.drain(..).map(join).collect();
         if let Err(error) = device.delete() {
             tracing::error!("cannot delete {}: {error}", path.display());
         }
         ends
     }
+}
+
+fn join(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the queue thread panicked")))
 }
 
 /// Wait until the stop is raised or a thread has ended.

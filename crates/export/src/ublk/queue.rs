@@ -56,19 +56,30 @@ struct Slot {
     piece: Option<usize>,
 }
 
+fn pieces_of(info: &DeviceInfo) -> usize {
+    let slots = usize::from(info.depth);
+    if info.is_zero_copy() { slots.min(COPIES) } else { slots }
+}
+
 impl UblkQueue {
+    /// The memory of one.
+    pub(crate) fn arena(info: &DeviceInfo) -> io::Result<Arena> {
+        let arena = Arena::new(pieces_of(info), info.most_bytes as usize)?;
+        arena.bring_in()?;
+        Ok(arena)
+    }
+
+    /// Queue `index` of `device`, with its memory.
     pub(crate) fn new(
         io: Io,
         vbd: Rc<Vbd>,
         device: Arc<OpenFile>,
         index: u16,
         info: &DeviceInfo,
+        arena: Arena,
     ) -> io::Result<UblkQueue> {
-        let (depth, most_bytes) = (info.depth, info.most_bytes as usize);
-        let slots = usize::from(depth);
-        let pieces = if info.is_zero_copy() { slots.min(COPIES) } else { slots };
-        let arena = Arena::new(pieces, most_bytes)?;
-        arena.bring_in()?;
+        let depth = info.depth;
+        let (slots, pieces) = (usize::from(depth), pieces_of(info));
         Ok(UblkQueue {
             io,
             vbd,

@@ -1,7 +1,10 @@
 //! Which image a device shows, for people and for the next server; gone with the next boot.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
@@ -9,13 +12,20 @@ use rustix::process::geteuid;
 /// The mark of devices of ours, in the upper 16 bits of what the driver keeps for a server.
 const OURS: u64 = 0x5254 << 48;
 
-/// What the driver is to keep so that the next server of the same image knows its device.
+/// What the driver is to keep so that the next server of the same image knows its device: another file of
+/// that name, in another container or since then, is not the same.
 pub(crate) fn mark(image: &Path) -> u64 {
+    let path = name(image).into_os_string().into_encoded_bytes();
+    // Not its device's number, which may change when a file system is mounted again.
+    let number = fs::metadata(image).map_or(0, |meta| match meta.file_type().is_block_device() {
+        true => meta.rdev(),
+        false => meta.ino(),
+    });
     // FNV-1a.
-    let hash =
-        name(image).to_string_lossy().bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
+    let bytes = path.into_iter().chain(number.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
     OURS | hash >> 16
 }
 
@@ -38,22 +48,23 @@ fn folder() -> Option<PathBuf> {
     own.filter(|path| path.is_absolute()).map(|path| path.join("ringtap/ublk"))
 }
 
-/// Note the image of a device. Devices work without, but cannot be told apart by people.
-pub(crate) fn write(id: u32, image: &Path) {
+/// Note the image of a device of that mark. Devices work without, but cannot be told apart by people.
+pub(crate) fn write(id: u32, mark: u64, image: &Path) {
     let Some(folder) = folder() else { return };
     let path = folder.join(id.to_string());
-    let text = name(image).into_os_string().into_encoded_bytes();
+    let mut text = format!("{mark:016x} ").into_bytes();
+    text.extend(name(image).into_os_string().into_encoded_bytes());
     let written = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, text));
     if let Err(error) = written {
         tracing::warn!("cannot note in {} which image it is: {error}", path.display());
     }
 }
 
-/// The image of a device, where it was noted and `mark` shows that this is still so.
-pub(crate) fn read(id: u32, of: u64) -> Option<PathBuf> {
+/// The image of a device of that mark, where it was noted.
+pub(crate) fn read(id: u32, mark: u64) -> Option<PathBuf> {
     let bytes = fs::read(folder()?.join(id.to_string())).ok()?;
-    let image = PathBuf::from(String::from_utf8_lossy(&bytes).into_owned());
-    (mark(&image) == of).then_some(image)
+    let image = bytes.strip_prefix(format!("{mark:016x} ").as_bytes())?;
+    Some(OsString::from_vec(image.to_vec()).into())
 }
 
 pub(crate) fn remove(id: u32) -> io::Result<()> {
@@ -72,6 +83,13 @@ mod tests {
         let (one, two) = (mark(Path::new("null:1M")), mark(Path::new("null:2M")));
         assert!(one != two && is_ours(one) && is_ours(two));
         assert!(!is_ours(0) && !is_ours(u64::MAX));
-        assert_eq!(mark(Path::new("/proc/self/../self/stat")), mark(Path::new("/proc/self/stat")));
+        let dir = tempfile::tempdir().expect("a folder");
+        let (path, other) = (dir.path().join("disk"), dir.path().join("other"));
+        fs::write(&path, "").expect("a file");
+        fs::write(&other, "").expect("a file");
+        let before = mark(&path);
+        assert_eq!(mark(&dir.path().join("../").join(dir.path()).join("disk")), before);
+        fs::rename(&other, &path).expect("another file");
+        assert_ne!(mark(&path), before);
     }
 }

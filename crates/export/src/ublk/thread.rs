@@ -10,6 +10,7 @@ use ringtap_vbd::Vbd;
 
 use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
+use crate::arena::Arena;
 use crate::lone::Lone;
 use crate::poll::{GATHER, Gatherer, Poller, Wait, waking_takes};
 use crate::reclaim::become_io_flusher;
@@ -17,50 +18,68 @@ use crate::reclaim::become_io_flusher;
 const STACK: usize = 256 << 10;
 const ACCOUNT_EVERY: Time = 100_000_000;
 
-/// Start to serve a queue. `fetching` hears of it once every slot has asked for its first request,
-/// and with which errno the driver refused one; `ended` is signalled when it is over.
+/// What a thread and who starts it say to each other.
+pub(crate) struct Start {
+    /// It has its memory and its ring, or cannot have them.
+    pub(crate) prepared: mpsc::Sender<io::Result<()>>,
+    /// The file to serve the device by. Where none comes the thread ends.
+    pub(crate) device: mpsc::Receiver<Arc<OpenFile>>,
+    /// Every slot has asked for its first request; with which errno the driver refused one.
+    pub(crate) fetching: mpsc::Sender<Option<i32>>,
+}
+
+/// Start to serve a queue. `ended` is signalled when it is over.
 pub(crate) fn start(
     index: u16,
-    device: Arc<OpenFile>,
     info: DeviceInfo,
     vbd: Vbd,
-    fetching: mpsc::Sender<Option<i32>>,
+    start: Start,
     ended: Arc<OpenFile>,
 ) -> io::Result<JoinHandle<io::Result<()>>> {
     let name = format!("ublk{}q{index}", info.id);
     std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
-        let end = run(index, device, info, vbd, fetching);
+        let end = run(index, info, vbd, start);
         // It fails only where the count is full, and then it is seen anyway.
         let _ = rustix::io::write(&*ended, &1u64.to_ne_bytes());
         end
     })
 }
 
-fn run(
-    index: u16,
-    device: Arc<OpenFile>,
-    info: DeviceInfo,
-    vbd: Vbd,
-    fetching: mpsc::Sender<Option<i32>>,
-) -> io::Result<()> {
-    become_io_flusher();
+/// All that serving a queue takes and that may be wanting.
+fn prepare(info: &DeviceInfo) -> io::Result<(Box<Ring>, Arena)> {
     let reactor = Box::new(Ring::new()?);
     if info.is_zero_copy() {
         reactor.register_buffers(info.depth)?;
     }
+    Ok((reactor, UblkQueue::arena(info)?))
+}
+
+fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
+    become_io_flusher();
+    let Start { prepared, device, fetching } = start;
+    let (reactor, arena) = match prepare(&info) {
+        Ok(all) => all,
+        Err(error) => {
+            // Nobody listens: then the device is being given up already.
+            let _ = prepared.send(Err(error));
+            return Ok(());
+        }
+    };
+    let _ = prepared.send(Ok(()));
+    drop(prepared);
+    let Ok(device) = device.recv() else { return Ok(()) };
     let vbd = Rc::new(vbd);
     // Declared before the tasks, so dropped after them: they use its memory.
     let queue;
     let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
-    queue = Rc::new(UblkQueue::new(io.clone(), vbd.clone(), device, index, &info)?);
+    queue = Rc::new(UblkQueue::new(io.clone(), vbd.clone(), device, index, &info, arena)?);
     for tag in 0..info.depth {
         tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
     }
     tasks.run_ready();
     tasks.turn(false)?;
     tasks.run_ready();
-    // Nobody listens: then the device is being given up already.
     let _ = fetching.send(queue.failed());
     drop(fetching);
     let (mut poller, mut gatherer) = (Poller::for_programs(waking_takes()), Gatherer::default());

@@ -22,6 +22,7 @@ pub(crate) mod control {
     pub(crate) const START: u32 = encode(READ_WRITE, CONTROL_SIZE, 0x06);
     pub(crate) const STOP: u32 = encode(READ_WRITE, CONTROL_SIZE, 0x07);
     pub(crate) const SET_PARAMS: u32 = encode(READ_WRITE, CONTROL_SIZE, 0x08);
+    pub(crate) const GET_PARAMS: u32 = encode(READ, CONTROL_SIZE, 0x09);
     pub(crate) const START_RECOVERY: u32 = encode(READ_WRITE, CONTROL_SIZE, 0x10);
     pub(crate) const END_RECOVERY: u32 = encode(READ_WRITE, CONTROL_SIZE, 0x11);
     pub(crate) const INFO: u32 = encode(READ, CONTROL_SIZE, 0x12);
@@ -182,6 +183,29 @@ impl DeviceInfo {
 
 /// Bytes of [`params`].
 pub(crate) const PARAMS: usize = 116;
+const READ_ONLY: u32 = 1 << 0;
+const VOLATILE_CACHE: u32 = 1 << 2;
+
+/// What [`params`] made of a disk, when its device was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Described {
+    pub(crate) read_only: bool,
+    pub(crate) write_cache: bool,
+    /// Bytes.
+    pub(crate) size: u64,
+}
+
+impl Described {
+    pub(crate) fn decode(params: &[u8; PARAMS]) -> Described {
+        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| params[at + i]));
+        let sectors = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| params[24 + i]));
+        Described {
+            read_only: word(8) & READ_ONLY != 0,
+            write_cache: word(8) & VOLATILE_CACHE != 0,
+            size: sectors.saturating_mul(SECTOR),
+        }
+    }
+}
 
 /// `struct ublk_params` with what a disk is: the parts "basic" and "discard", and for requests whose
 /// pages go to the image as they are "dma_align".
@@ -194,8 +218,6 @@ pub(crate) fn params(
     const BASIC: u32 = 1 << 0;
     const DISCARD: u32 = 1 << 1;
     const DMA_ALIGN: u32 = 1 << 4;
-    const READ_ONLY: u32 = 1 << 0;
-    const VOLATILE_CACHE: u32 = 1 << 2;
     const FUA: u32 = 1 << 3;
     let logical = info.logical_block_size.next_power_of_two().clamp(512, 4096);
     let physical = info.physical_block_size.next_power_of_two().clamp(logical, 1 << 20);
@@ -300,6 +322,18 @@ mod tests {
             mark: 0x1234_5678_9abc_def0,
         };
         assert_eq!(DeviceInfo::decode(&info.encode()), info);
+    }
+
+    #[test]
+    fn what_a_disk_was_said_to_be_can_be_read_again() {
+        let image = ringtap_image::open("null:1M".as_ref(), &Default::default()).expect("an image");
+        let device = DeviceInfo { features: 0, ..DeviceInfo::decode(&[0; DeviceInfo::LEN]) };
+        for (read_only, write_cache) in [(false, true), (true, false)] {
+            let info = Info { read_only, ..image.info().clone() };
+            let size = 3 << 20;
+            let described = Described::decode(&params(&info, size, write_cache, &device));
+            assert_eq!(described, Described { read_only, write_cache, size });
+        }
     }
 
     #[test]
