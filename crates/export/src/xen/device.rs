@@ -3,6 +3,9 @@
 //! Source: Xen, public/io/xenbus.h and blkif.h, "State diagrams". The device has a thread and a
 //! connection to xenstored of its own, so that nobody waits for another's disk.
 
+#[cfg(test)]
+mod tests;
+
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -61,6 +64,16 @@ enum Look {
     Gone,
 }
 
+/// Whether a frontend has its disk from a server. One that was asked to give it up, or asks itself, goes
+/// on using it until it is [`CLOSED`]: an older Linux does while it is mounted.
+fn is_in_use(state: Option<u32>, frontend: Option<u32>) -> bool {
+    match state {
+        Some(CONNECTED) => matches!(frontend, Some(INITIALISED | CONNECTED | CLOSING)),
+        Some(CLOSING) => matches!(frontend, Some(CONNECTED | CLOSING)),
+        _ => false,
+    }
+}
+
 /// Serve the device at `backend/vbd/DOMAIN/NUMBER` until it is removed or the stop is raised.
 pub(crate) fn run(
     domain: u16,
@@ -71,7 +84,8 @@ pub(crate) fn run(
     stop: &Stop,
 ) {
     let name = format!("xen{domain}-{number}");
-    let device = Device::find(domain, number, &name, options);
+    let store = Store::open().map_err(StoreError::open);
+    let device = store.and_then(|store| Device::find(store, domain, number, &name, options));
     let served = device.and_then(|device| match device {
         Some(mut device) => device.serve(disks, bell, stop),
         None => Ok(()),
@@ -83,13 +97,13 @@ pub(crate) fn run(
 
 impl Device {
     fn find(
+        mut store: Store,
         domain: u16,
         number: u32,
         name: &str,
         options: &Options,
     ) -> Result<Option<Device>, StoreError> {
         let back = format!("backend/vbd/{domain}/{number}");
-        let mut store = Store::open().map_err(StoreError::open)?;
         let Some(front) = store.read(&format!("{back}/frontend"))? else { return Ok(None) };
         let flag = |store: &mut Store, node: &str, or: u32| {
             store.number(&format!("{back}/{node}")).map(|value| value.unwrap_or(or) != 0)
@@ -177,17 +191,14 @@ impl Device {
 
     /// Offer the disk, or take up a connection that a server before this one had.
     fn begin(&mut self) -> Result<(), StoreError> {
-        let frontend = self.frontend_state()?;
-        if self.state()? == Some(CONNECTED) {
-            if matches!(frontend, Some(CONNECTED | INITIALISED)) {
-                tracing::info!("{}: taking over from a server that is gone", self.name);
-                self.connect(true)?;
-                // Its size may have changed meanwhile.
-                return self.resize_to_now();
-            }
-            return Ok(());
+        let state = self.state()?;
+        if is_in_use(state, self.frontend_state()?) {
+            tracing::info!("{}: taking over from a server that is gone", self.name);
+            self.connect(true)?;
+            // Its size may have changed meanwhile.
+            return self.resize_to_now();
         }
-        if matches!(self.state()?, None | Some(0 | INITIALISING | INIT_WAIT)) {
+        if matches!(state, None | Some(0 | INITIALISING | INIT_WAIT)) {
             self.offer()?;
         }
         Ok(())
@@ -197,21 +208,19 @@ impl Device {
         let Some(vbd) = &self.vbd else { return Ok(()) };
         let Options { queues, persistent } = self.options;
         let nodes = nodes::features(vbd, &self.wishes, queues, persistent);
-        self.publish(nodes, INIT_WAIT)
+        self.publish(nodes, Some(INIT_WAIT))
     }
 
-    /// Write nodes, and with them the state.
-    fn publish(&mut self, nodes: Nodes, state: u32) -> Result<(), StoreError> {
-        let back = self.back.clone();
+    /// Write nodes, and with them the state: a new one, or what it is.
+    fn publish(&mut self, nodes: Nodes, state: Option<u32>) -> Result<(), StoreError> {
+        let (back, state) = (self.back.clone(), state.map(|state| state.to_string()));
         self.store.transaction(&back, |store| {
             // Removed by the toolstack: writing would make it anew.
-            if store.read(&format!("{back}/state"))?.is_none() {
-                return Ok(());
-            }
+            let Some(was) = store.read(&format!("{back}/state"))? else { return Ok(()) };
             for (node, value) in &nodes {
                 store.write(&format!("{back}/{node}"), value)?;
             }
-            store.write(&format!("{back}/state"), &state.to_string())
+            store.write(&format!("{back}/state"), state.as_ref().unwrap_or(&was))
         })
     }
 
@@ -239,11 +248,9 @@ impl Device {
             Some(INITIALISING) if state == Some(CLOSED) && online && self.vbd.is_some() => {
                 self.offer()?;
             }
-            Some(CLOSING) => {
-                self.disconnect();
-                if !matches!(state, Some(CLOSING | CLOSED)) {
-                    self.write_state(CLOSING)?;
-                }
+            // Its disk may still be open there: it goes on until it says that it is closed.
+            Some(CLOSING) if !matches!(state, Some(CLOSING | CLOSED)) => {
+                self.write_state(CLOSING)?;
             }
             None | Some(CLOSED) => self.closed(state, online && frontend.is_some())?,
             _ if state == Some(CLOSING) && !connected && !online => self.closed(state, false)?,
@@ -314,7 +321,7 @@ impl Device {
                 if take_over {
                     return Ok(());
                 }
-                self.publish(nodes::properties(&vbd, &self.wishes), CONNECTED)
+                self.publish(nodes::properties(&vbd, &self.wishes), Some(CONNECTED))
             }
             Err(error) => {
                 tracing::error!("{}: {error}", self.name);
@@ -381,7 +388,8 @@ impl Device {
         if self.connection.is_none() || self.read(sectors.0)?.as_ref() == Some(&sectors.1) {
             return Ok(());
         }
-        self.publish(vec![sectors], CONNECTED)
+        // A toolstack may have begun to take it away.
+        self.publish(vec![sectors], None)
     }
 
     fn read(&mut self, node: &str) -> Result<Option<String>, StoreError> {
@@ -401,7 +409,7 @@ impl Device {
     }
 
     fn write_state(&mut self, state: u32) -> Result<(), StoreError> {
-        self.publish(vec![], state)
+        self.publish(vec![], Some(state))
     }
 
     /// Until something has changed.

@@ -3,6 +3,9 @@
 //! Source: Xen, docs/misc/xenstore.txt and public/io/xs_wire.h. A relative path is below
 //! /local/domain/N of the domain this runs in.
 
+#[cfg(test)]
+pub(crate) mod fake;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -1,0 +1,88 @@
+//! A device beside an xenstored in memory, where no domain is.
+
+use ringtap_image::{CacheMode, Null};
+
+use super::*;
+use crate::xen::xenstore::fake::Fake;
+
+const BACK: &str = "backend/vbd/7/51712";
+const FRONT: &str = "/local/domain/7/device/vbd/51712";
+
+/// A disk as the toolstack describes it, and a frontend that has made its ring.
+fn described(state: u32, frontend: u32) -> Fake {
+    let fake = Fake::default();
+    for (node, value) in [("frontend", FRONT), ("params", "a disk"), ("mode", "w"), ("online", "1")]
+    {
+        fake.set(&format!("{BACK}/{node}"), value);
+    }
+    for (node, value) in [("ring-ref", "8"), ("event-channel", "9")] {
+        fake.set(&format!("{FRONT}/{node}"), value);
+    }
+    fake.set(&format!("{BACK}/state"), &state.to_string());
+    fake.set(&format!("{FRONT}/state"), &frontend.to_string());
+    fake
+}
+
+fn device(fake: &Fake) -> Device {
+    let options = Options { queues: 1, persistent: true };
+    let device = Device::find(fake.connect(), 7, 51712, "xen7-51712", &options);
+    let mut device = device.expect("xenstore").expect("a device");
+    let vbd = Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None);
+    device.vbd = Some(Arc::new(vbd));
+    device
+}
+
+/// One whose frontend is connected, but for threads.
+fn connected(fake: &Fake) -> Device {
+    let mut device = device(fake);
+    device.connection = Some(device.wanted().expect("a frontend"));
+    device
+}
+
+fn state(fake: &Fake) -> u32 {
+    fake.get(&format!("{BACK}/state")).expect("a state").parse().expect("a number")
+}
+
+#[test]
+fn a_frontend_has_its_disk_until_it_is_closed() {
+    let fake = described(CONNECTED, CLOSING);
+    let mut device = connected(&fake);
+    // The toolstack wants the disk, and the guest has it mounted.
+    fake.set(&format!("{BACK}/online"), "0");
+    for _ in 0..2 {
+        assert_eq!(device.look().expect("a look"), Look::GoOn);
+        assert!(device.connection.is_some(), "it is served");
+        assert_eq!(state(&fake), CLOSING);
+    }
+    fake.set(&format!("{FRONT}/state"), &CLOSED.to_string());
+    device.look().expect("a look");
+    assert!(device.connection.is_none() && device.vbd.is_none());
+    assert_eq!(state(&fake), CLOSED);
+}
+
+#[test]
+fn a_disk_that_is_being_taken_away_is_taken_over_while_it_is_used() {
+    for (state, frontend, used) in [
+        (CONNECTED, CONNECTED, true),
+        (CONNECTED, CLOSING, true),
+        (CLOSING, CONNECTED, true),
+        (CLOSING, CLOSING, true),
+        (CLOSING, INITIALISING, false),
+        (CLOSING, CLOSED, false),
+        (INIT_WAIT, INITIALISED, false),
+        (CLOSED, CONNECTED, false),
+    ] {
+        assert_eq!(is_in_use(Some(state), Some(frontend)), used, "{state} {frontend}");
+    }
+    assert!(!is_in_use(None, Some(CONNECTED)) && !is_in_use(Some(CONNECTED), None));
+}
+
+#[test]
+fn a_new_size_takes_nothing_back() {
+    for was in [CONNECTED, CLOSING] {
+        let fake = described(was, CONNECTED);
+        connected(&fake).resize_to_now().expect("xenstore");
+        assert_eq!(fake.get(&format!("{BACK}/sectors")).as_deref(), Some("2048"));
+        assert_eq!(state(&fake), was);
+    }
+}

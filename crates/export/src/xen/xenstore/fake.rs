@@ -1,0 +1,127 @@
+//! An xenstored in memory, at the other end of a socket: for tests of those who talk to one.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{
+    DIRECTORY, ERROR, Message, READ, Store, TRANSACTION_END, TRANSACTION_START, WATCH, WATCH_EVENT,
+    WRITE, message, receive, strings,
+};
+
+/// All connections to it see the same nodes. Transactions are carried out as they come.
+#[derive(Clone, Default)]
+pub(crate) struct Fake(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    nodes: BTreeMap<String, String>,
+    watches: Vec<(String, UnixStream)>,
+}
+
+fn is_below(path: &str, node: &str) -> bool {
+    path.strip_prefix(node).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+impl State {
+    fn tell(&self, path: &str) {
+        for (_, client) in self.watches.iter().filter(|(node, _)| is_below(path, node)) {
+            send(client, WATCH_EVENT, format!("{path}\0w\0").as_bytes());
+        }
+    }
+
+    fn names_below(&self, path: &str) -> BTreeSet<String> {
+        let below = |node: &String| Some(node.strip_prefix(path)?.strip_prefix('/')?.to_owned());
+        let first = |rest: String| rest.split('/').next().unwrap_or_default().to_owned();
+        self.nodes.keys().filter_map(below).map(first).collect()
+    }
+}
+
+/// A client that has gone needs no answer.
+fn send(mut client: &UnixStream, kind: u32, payload: &[u8]) {
+    let _ = client.write_all(&message(kind, 0, payload));
+}
+
+impl Fake {
+    pub(crate) fn connect(&self) -> Store {
+        let (ours, theirs) = UnixStream::pair().expect("a socket");
+        let fake = self.clone();
+        std::thread::spawn(move || {
+            while let Ok(message) = receive(&mut &theirs) {
+                fake.answer(&theirs, message);
+            }
+        });
+        let file = File::from(OwnedFd::from(ours));
+        Store { file, events: VecDeque::new(), transaction: 0 }
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Option<String> {
+        self.lock().nodes.get(path).cloned()
+    }
+
+    pub(crate) fn set(&self, path: &str, value: &str) {
+        let mut state = self.lock();
+        state.nodes.insert(path.to_owned(), value.to_owned());
+        state.tell(path);
+    }
+
+    /// Remove a node and all below it.
+    pub(crate) fn remove(&self, path: &str) {
+        let mut state = self.lock();
+        state.nodes.retain(|node, _| !is_below(node, path));
+        state.tell(path);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("a state")
+    }
+
+    fn answer(&self, client: &UnixStream, Message { kind, payload }: Message) {
+        let text = String::from_utf8(payload).expect("text");
+        let (path, value) = text.split_once('\0').expect("a path");
+        if kind == WRITE {
+            self.set(path, value);
+        }
+        let mut state = self.lock();
+        let names = state.names_below(path);
+        let there = state.nodes.get(path).map(|value| value.as_bytes().to_vec());
+        let answer = match kind {
+            READ => there,
+            DIRECTORY if there.is_none() && names.is_empty() => None,
+            DIRECTORY => {
+                Some(names.into_iter().flat_map(|name| (name + "\0").into_bytes()).collect())
+            }
+            TRANSACTION_START => Some(b"1\0".to_vec()),
+            WRITE | WATCH | TRANSACTION_END => Some(b"OK\0".to_vec()),
+            _ => panic!("a request of kind {kind}"),
+        };
+        match answer {
+            Some(payload) => send(client, kind, &payload),
+            None => send(client, ERROR, b"ENOENT\0"),
+        }
+        if kind == WATCH {
+            state.watches.push((path.to_owned(), client.try_clone().expect("a descriptor")));
+            send(client, WATCH_EVENT, format!("{path}\0w\0").as_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_client_has_its_answers_and_its_events() {
+    let fake = Fake::default();
+    let mut store = fake.connect();
+    store.write("a/b/c", "1").expect("a write");
+    assert_eq!(store.read("a/b/c").expect("a read").as_deref(), Some("1"));
+    assert_eq!(store.read("a/b/x").expect("a read"), None);
+    assert_eq!(strings(b"b\0"), store.list("a").expect("a list"));
+    store.watch("a/b").expect("a watch");
+    fake.set("a/bc", "none of its business");
+    fake.set("a/b/d", "2");
+    let events: Vec<_> = std::iter::from_fn(|| store.event().expect("an event")).collect();
+    assert_eq!(events, ["a/b", "a/b/d"]);
+    fake.remove("a/b");
+    assert_eq!(store.list("a").expect("a list"), ["bc"]);
+}
