@@ -47,6 +47,12 @@ impl ConnectError {
     pub(crate) fn ends_connection(&self) -> bool {
         !matches!(self, ConnectError::Record { .. } | ConnectError::Store(_))
     }
+
+    /// Whether it is this host's trouble, which may be over later: a killed server's event channels are
+    /// taken until its io_uring is.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, ConnectError::Os { .. } | ConnectError::Store(_))
+    }
 }
 
 /// How a connection is served.

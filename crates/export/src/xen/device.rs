@@ -10,10 +10,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
+use std::time::{Duration, Instant};
 
 use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connect::{self, ConnectError, Connection, Offer};
 use super::nodes::{self, Nodes, Wishes};
@@ -24,6 +25,10 @@ use crate::Stop;
 
 /// Whether the script `block-ringtap` may let the toolstack go on, or why not.
 const STATUS: &str = "ringtap-status";
+
+/// A killed server's rings are let go some 50 ms after its end.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 const INITIALISING: u32 = 1;
 const INIT_WAIT: u32 = 2;
@@ -54,6 +59,14 @@ pub(crate) struct Device {
     threads: Vec<QueueThread>,
     /// What the threads serve.
     connection: Option<Connection>,
+    retry: Option<Retry>,
+}
+
+/// A guest that a server before this one left waits for its disk: what failed is tried again.
+struct Retry {
+    at: Instant,
+    pause: Duration,
+    why: String,
 }
 
 /// How a look at xenstore ended.
@@ -114,7 +127,7 @@ impl Device {
             discard: flag(&mut store, "discard-enable", 1)?,
         };
         let (name, options) = (name.to_owned(), options.clone());
-        let (vbd, threads, connection) = (None, vec![], None);
+        let (vbd, threads, connection, retry) = (None, vec![], None, None);
         Ok(Some(Device {
             store,
             back,
@@ -126,6 +139,7 @@ impl Device {
             vbd,
             threads,
             connection,
+            retry,
         }))
     }
 
@@ -148,6 +162,9 @@ impl Device {
             }
             if stop.is_raised() {
                 break Ok(());
+            }
+            if self.retry.as_ref().is_some_and(|retry| retry.at <= Instant::now()) {
+                self.begin()?;
             }
             if bell.reload.swap(false, AcqRel) {
                 self.resize()?;
@@ -193,11 +210,14 @@ impl Device {
     fn begin(&mut self) -> Result<(), StoreError> {
         let state = self.state()?;
         if is_in_use(state, self.frontend_state()?) {
-            tracing::info!("{}: taking over from a server that is gone", self.name);
+            if self.retry.is_none() {
+                tracing::info!("{}: taking over from a server that is gone", self.name);
+            }
             self.connect(true)?;
             // Its size may have changed meanwhile.
             return self.resize_to_now();
         }
+        self.retry = None;
         if matches!(state, None | Some(0 | INITIALISING | INIT_WAIT)) {
             self.offer()?;
         }
@@ -253,7 +273,9 @@ impl Device {
                 self.write_state(CLOSING)?;
             }
             None | Some(CLOSED) => self.closed(state, online && frontend.is_some())?,
-            _ if state == Some(CLOSING) && !connected && !online => self.closed(state, false)?,
+            _ if state == Some(CLOSING) && !connected && !online && self.retry.is_none() => {
+                self.closed(state, false)?;
+            }
             _ => {}
         }
         Ok(Look::GoOn)
@@ -318,12 +340,18 @@ impl Device {
                 let line = connection.line(persistent);
                 tracing::info!("{}: connected, {line}", self.name);
                 (self.connection, self.threads) = (Some(connection), threads);
+                self.retry = None;
                 if take_over {
                     return Ok(());
                 }
                 self.publish(nodes::properties(&vbd, &self.wishes), Some(CONNECTED))
             }
+            Err(error) if take_over && error.may_pass() => {
+                self.try_again(format!("cannot take over: {error}"));
+                Ok(())
+            }
             Err(error) => {
+                self.retry = None;
                 tracing::error!("{}: {error}", self.name);
                 match error.ends_connection() {
                     true => self.write_state(CLOSING),
@@ -333,9 +361,19 @@ impl Device {
         }
     }
 
+    /// The guest waits, which it may for long: its disk is not taken from it.
+    fn try_again(&mut self, why: String) {
+        let last = self.retry.take();
+        let pause = last.as_ref().map_or(FIRST_PAUSE, |last| (last.pause * 2).min(LONGEST_PAUSE));
+        if last.is_none_or(|last| last.why != why) {
+            tracing::warn!("{}: {why}; trying again", self.name);
+        }
+        self.retry = Some(Retry { at: Instant::now() + pause, pause, why });
+    }
+
     /// End the threads: what they fetched is answered.
     fn disconnect(&mut self) {
-        self.connection = None;
+        (self.connection, self.retry) = (None, None);
         self.threads.iter().for_each(QueueThread::stop);
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
@@ -412,7 +450,7 @@ impl Device {
         self.publish(vec![], Some(state))
     }
 
-    /// Until something has changed.
+    /// Until something has changed, or is to be tried again.
     fn wait(&mut self, bell: &Bell, stop: &Stop) -> Result<(), StoreError> {
         if !self.store.has_event() {
             let mut fds = [
@@ -420,7 +458,11 @@ impl Device {
                 PollFd::new(&bell.file, PollFlags::IN),
                 PollFd::new(&self.store, PollFlags::IN),
             ];
-            match poll(&mut fds, None) {
+            let left = self.retry.as_ref().map(|retry| {
+                let left = retry.at.saturating_duration_since(Instant::now());
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+            });
+            match poll(&mut fds, left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(StoreError::wait(error.into())),
             }

@@ -86,3 +86,31 @@ fn a_new_size_takes_nothing_back() {
         assert_eq!(state(&fake), was);
     }
 }
+
+/// Here is no gntdev, and no domain 7.
+#[test]
+fn a_take_over_that_fails_is_tried_again_and_takes_nothing_from_the_guest() {
+    for (was, online) in [(CONNECTED, "1"), (CLOSING, "0")] {
+        let fake = described(was, CONNECTED);
+        fake.set(&format!("{BACK}/online"), online);
+        let mut device = device(&fake);
+        let pauses = [0, 1, 2].map(|_| {
+            device.begin().expect("xenstore");
+            assert_eq!(device.look().expect("a look"), Look::GoOn);
+            assert_eq!(state(&fake), was);
+            device.retry.as_ref().expect("it is tried again").pause
+        });
+        assert_eq!(pauses, [FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4]);
+        fake.set(&format!("{FRONT}/state"), &CLOSED.to_string());
+        device.look().expect("a look");
+        assert!(device.retry.is_none(), "nobody waits for it");
+    }
+}
+
+/// A frontend that has never had its disk is told.
+#[test]
+fn a_connection_that_cannot_be_made_ends() {
+    let fake = described(INIT_WAIT, INITIALISED);
+    device(&fake).look().expect("a look");
+    assert_eq!(state(&fake), CLOSING);
+}
