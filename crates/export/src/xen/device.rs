@@ -56,6 +56,8 @@ pub(crate) struct Device {
     wishes: Wishes,
     options: Options,
     vbd: Option<Arc<Vbd>>,
+    /// Whether its image was opened: it may have been closed since.
+    opened: bool,
     threads: Vec<QueueThread>,
     /// What the threads serve.
     connection: Option<Connection>,
@@ -127,7 +129,7 @@ impl Device {
             discard: flag(&mut store, "discard-enable", 1)?,
         };
         let (name, options) = (name.to_owned(), options.clone());
-        let (vbd, threads, connection, retry) = (None, vec![], None, None);
+        let (vbd, opened, threads, connection, retry) = (None, false, vec![], None, None);
         Ok(Some(Device {
             store,
             back,
@@ -137,6 +139,7 @@ impl Device {
             wishes,
             options,
             vbd,
+            opened,
             threads,
             connection,
             retry,
@@ -147,12 +150,9 @@ impl Device {
         // Before the first look, so that no change falls between.
         self.store.watch(&format!("{}/state", self.front))?;
         self.store.watch(&self.back.clone())?;
-        let opened = self.open(disks)?;
-        if opened {
-            self.begin()?;
-        }
+        self.begin(disks)?;
         let outcome = loop {
-            match if opened { self.look() } else { self.look_for_end() } {
+            match if self.opened { self.look() } else { self.look_for_end() } {
                 Ok(Look::GoOn) => {}
                 Ok(Look::Gone) => break Ok(()),
                 Err(error) => break Err(error),
@@ -164,7 +164,7 @@ impl Device {
                 break Ok(());
             }
             if self.retry.as_ref().is_some_and(|retry| retry.at <= Instant::now()) {
-                self.begin()?;
+                self.begin(disks)?;
             }
             if bell.reload.swap(false, AcqRel) {
                 self.resize()?;
@@ -176,8 +176,16 @@ impl Device {
         outcome
     }
 
-    /// Open the image; whether that succeeded. Either way the toolstack is told.
-    fn open(&mut self, disks: &dyn Disks) -> Result<bool, StoreError> {
+    /// Open the image, and serve it.
+    fn begin(&mut self, disks: &dyn Disks) -> Result<(), StoreError> {
+        if !self.opened {
+            self.open(disks)?;
+        }
+        if self.opened { self.offer_or_take_over() } else { Ok(()) }
+    }
+
+    /// Open the image. Whether that succeeded or not, the toolstack is told.
+    fn open(&mut self, disks: &dyn Disks) -> Result<(), StoreError> {
         let params = self.read("params")?.unwrap_or_default();
         let read_only = self.read("mode")?.is_some_and(|mode| !mode.starts_with('w'));
         let driver = format!("/sys/bus/xen-backend/devices/vbd-{}/driver", &self.name[3..]);
@@ -190,24 +198,29 @@ impl Device {
         match opened {
             Ok(vbd) => {
                 tracing::info!("{}: {params}, for domain {}", self.name, self.domain);
-                self.vbd = Some(vbd);
-                self.write(STATUS, "ready")?;
-                Ok(true)
+                (self.vbd, self.opened) = (Some(vbd), true);
+                self.write(STATUS, "ready")
             }
             Err(why) => {
-                tracing::error!("{}: cannot serve {params:?}: {why}", self.name);
                 self.write(STATUS, &why)?;
-                // The toolstack runs its script only then, and hears by that what is wrong.
-                if self.state()? == Some(INITIALISING) {
-                    self.write_state(INIT_WAIT)?;
+                let (state, frontend) = (self.state()?, self.frontend_state()?);
+                if is_in_use(state, frontend) {
+                    self.try_again(format!("cannot serve {params:?}: {why}"));
+                    return Ok(());
                 }
-                Ok(false)
+                self.retry = None;
+                tracing::error!("{}: cannot serve {params:?}: {why}", self.name);
+                // The toolstack runs its script only then, and hears by that what is wrong.
+                match state {
+                    Some(INITIALISING) => self.write_state(INIT_WAIT),
+                    _ => Ok(()),
+                }
             }
         }
     }
 
     /// Offer the disk, or take up a connection that a server before this one had.
-    fn begin(&mut self) -> Result<(), StoreError> {
+    fn offer_or_take_over(&mut self) -> Result<(), StoreError> {
         let state = self.state()?;
         if is_in_use(state, self.frontend_state()?) {
             if self.retry.is_none() {
@@ -296,12 +309,13 @@ impl Device {
         Ok(())
     }
 
-    /// There is no image to serve: only to see the toolstack give up.
+    /// There is no image to serve: only to see the toolstack give up, and a guest that has it already.
     fn look_for_end(&mut self) -> Result<Look, StoreError> {
         if self.read("frontend")?.is_none() {
             return Ok(Look::Gone);
         }
-        if self.state()? == Some(CLOSING) {
+        let (state, frontend) = (self.state()?, self.frontend_state()?);
+        if matches!(state, Some(CONNECTED | CLOSING)) && !is_in_use(state, frontend) {
             self.write_state(CLOSED)?;
         }
         Ok(Look::GoOn)

@@ -1,5 +1,7 @@
 //! A device beside an xenstored in memory, where no domain is.
 
+use std::sync::atomic::AtomicU32;
+
 use ringtap_image::{CacheMode, Null};
 
 use super::*;
@@ -7,6 +9,31 @@ use crate::xen::xenstore::fake::Fake;
 
 const BACK: &str = "backend/vbd/7/51712";
 const FRONT: &str = "/local/domain/7/device/vbd/51712";
+
+/// An image that opens the `opens_at`th time.
+#[derive(Default)]
+struct Disk {
+    opens_at: u32,
+    tried: AtomicU32,
+}
+
+impl Disk {
+    fn some() -> Arc<Vbd> {
+        Arc::new(Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None))
+    }
+}
+
+impl Disks for Disk {
+    fn open(&self, wanted: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
+        assert_eq!((wanted.name, wanted.params), ("xen7-51712", "a disk"));
+        match self.tried.fetch_add(1, AcqRel) + 1 < self.opens_at {
+            true => Err("not now".to_owned()),
+            false => Ok(Disk::some()),
+        }
+    }
+
+    fn closed(&self, _: &str) {}
+}
 
 /// A disk as the toolstack describes it, and a frontend that has made its ring.
 fn described(state: u32, frontend: u32) -> Fake {
@@ -27,8 +54,7 @@ fn device(fake: &Fake) -> Device {
     let options = Options { queues: 1, persistent: true };
     let device = Device::find(fake.connect(), 7, 51712, "xen7-51712", &options);
     let mut device = device.expect("xenstore").expect("a device");
-    let vbd = Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None);
-    device.vbd = Some(Arc::new(vbd));
+    (device.vbd, device.opened) = (Some(Disk::some()), true);
     device
 }
 
@@ -95,7 +121,7 @@ fn a_take_over_that_fails_is_tried_again_and_takes_nothing_from_the_guest() {
         fake.set(&format!("{BACK}/online"), online);
         let mut device = device(&fake);
         let pauses = [0, 1, 2].map(|_| {
-            device.begin().expect("xenstore");
+            device.begin(&Disk::default()).expect("xenstore");
             assert_eq!(device.look().expect("a look"), Look::GoOn);
             assert_eq!(state(&fake), was);
             device.retry.as_ref().expect("it is tried again").pause
@@ -105,6 +131,38 @@ fn a_take_over_that_fails_is_tried_again_and_takes_nothing_from_the_guest() {
         device.look().expect("a look");
         assert!(device.retry.is_none(), "nobody waits for it");
     }
+}
+
+#[test]
+fn an_image_that_a_guest_waits_for_is_opened_when_that_is_possible() {
+    for was in [CONNECTED, CLOSING] {
+        let fake = described(was, CONNECTED);
+        let mut device = device(&fake);
+        (device.vbd, device.opened) = (None, false);
+        let disk = Disk { opens_at: 3, ..Disk::default() };
+        for status in ["not now", "not now", "ready"] {
+            device.begin(&disk).expect("xenstore");
+            assert_eq!(fake.get(&format!("{BACK}/{STATUS}")).as_deref(), Some(status));
+            assert_eq!(device.look_for_end().expect("a look"), Look::GoOn);
+            assert_eq!(state(&fake), was);
+            assert!(device.retry.is_some(), "the guest waits");
+        }
+        assert!(device.opened);
+    }
+}
+
+/// `xl` has been told and takes away what it has made.
+#[test]
+fn an_image_that_nobody_waits_for_is_opened_once() {
+    let fake = described(INITIALISING, INITIALISING);
+    let mut device = device(&fake);
+    (device.vbd, device.opened) = (None, false);
+    device.begin(&Disk { opens_at: 2, ..Disk::default() }).expect("xenstore");
+    assert!(device.retry.is_none() && !device.opened);
+    assert_eq!(state(&fake), INIT_WAIT);
+    fake.set(&format!("{BACK}/state"), &CLOSING.to_string());
+    device.look_for_end().expect("a look");
+    assert_eq!(state(&fake), CLOSED);
 }
 
 /// A frontend that has never had its disk is told.
