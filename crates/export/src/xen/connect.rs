@@ -174,7 +174,7 @@ impl Connection {
                 Ok(thread) => threads.push(thread),
                 Err(source) => {
                     threads.iter().for_each(QueueThread::stop);
-                    threads.into_iter().for_each(|thread| drop(thread.join()));
+                    threads.into_iter().for_each(QueueThread::join);
                     return Err(self.failed("start a thread for a ring", source));
                 }
             }

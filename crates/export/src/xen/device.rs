@@ -389,11 +389,7 @@ impl Device {
     fn disconnect(&mut self) {
         (self.connection, self.retry) = (None, None);
         self.threads.iter().for_each(QueueThread::stop);
-        for thread in self.threads.drain(..) {
-            if let Err(error) = thread.join() {
-                tracing::error!("{}: a queue ended badly: {error}", self.name);
-            }
-        }
+        self.threads.drain(..).for_each(QueueThread::join);
     }
 
     fn close_image(&mut self) {

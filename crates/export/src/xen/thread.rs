@@ -3,6 +3,7 @@
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use ringtap_io::{Io, Op, OpenFile, Ring, Tasks, Time};
@@ -42,20 +43,43 @@ pub(crate) struct Start {
 /// A queue thread that runs.
 pub(crate) struct QueueThread {
     bell: Arc<OpenFile>,
-    handle: JoinHandle<io::Result<()>>,
+    handle: JoinHandle<()>,
+}
+
+/// Start a thread that works with a ring of its own; an error where it cannot have one.
+fn spawn(
+    name: String,
+    ring: impl FnOnce() -> io::Result<Ring> + Send + 'static,
+    work: impl FnOnce(Ring) + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let (outcome, had) = channel();
+    let builder = std::thread::Builder::new().name(name).stack_size(STACK);
+    let handle = builder.spawn(move || {
+        // Whoever starts it waits for the word.
+        let _ = match ring() {
+            Ok(ring) => outcome.send(Ok(())).map(|()| work(ring)),
+            Err(error) => outcome.send(Err(error)),
+        };
+    })?;
+    match had.recv().unwrap_or_else(|_| Err(io::Error::other("the thread panicked"))) {
+        Ok(()) => Ok(handle),
+        Err(error) => {
+            // Only then has it let go of what its work holds.
+            let _ = handle.join();
+            Err(error)
+        }
+    }
 }
 
 impl QueueThread {
     pub(crate) fn start(start: Start) -> io::Result<QueueThread> {
         let bell = Arc::new(OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC)?));
         let theirs = bell.clone();
-        let name = start.name.clone();
-        let handle =
-            std::thread::Builder::new().name(name.clone()).stack_size(STACK).spawn(move || {
-                run(start, &theirs).inspect_err(|error| {
-                    tracing::error!("{name} stops, its io_uring failed: {error}");
-                })
-            })?;
+        let ring = || {
+            become_io_flusher();
+            Ring::new()
+        };
+        let handle = spawn(start.name.clone(), ring, move |ring| run(start, ring, &theirs))?;
         Ok(QueueThread { bell, handle })
     }
 
@@ -66,8 +90,9 @@ impl QueueThread {
     }
 
     /// Wait for its end.
-    pub(crate) fn join(self) -> io::Result<()> {
-        self.handle.join().unwrap_or_else(|_| Err(io::Error::other("the queue thread panicked")))
+    pub(crate) fn join(self) {
+        // A panic has ended the process already.
+        let _ = self.handle.join();
     }
 }
 
@@ -91,12 +116,10 @@ async fn take_calls(io: Io, port: Rc<Port>) {
     }
 }
 
-fn run(start: Start, bell: &Arc<OpenFile>) -> io::Result<()> {
-    become_io_flusher();
-    let reactor = Box::new(Ring::new()?);
+fn run(start: Start, ring: Ring, bell: &Arc<OpenFile>) {
     // Declared before the tasks, so dropped after them: they use its memory.
     let thread;
-    let mut tasks = Tasks::new(reactor);
+    let mut tasks = Tasks::new(Box::new(ring));
     let io = tasks.io().clone();
     let Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over } = start;
     let kept = (kept > 0).then(|| Kept::new(kept));
@@ -125,8 +148,15 @@ fn run(start: Start, bell: &Arc<OpenFile>) -> io::Result<()> {
         // The last server may have ended between an answer and its call.
         thread.call();
     }
-    thread.serve(&mut tasks)?;
-    thread.end(&mut tasks)
+    if let Err(error) = thread.serve(&mut tasks).and_then(|()| thread.end(&mut tasks)) {
+        // What is under way can neither be ended nor left. The guest waits for the next server, as
+        // after a panic.
+        tracing::error!(
+            "{} cannot go on, its io_uring failed: {error}; stopping here",
+            thread.name
+        );
+        std::process::abort();
+    }
 }
 
 impl Thread {
@@ -239,5 +269,21 @@ impl Thread {
             io.run(Op::Cancel { file: port.file.handle() }).await;
         })?;
         tasks.run()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_without_a_ring_does_not_start() {
+        let none = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        let error = spawn("none".into(), none, |_| panic!("it has no ring")).expect_err("no ring");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+        let (worked, did) = channel();
+        let thread = spawn("one".into(), Ring::new, move |_| worked.send(()).expect("a listener"));
+        thread.expect("a thread").join().expect("no panic");
+        did.recv().expect("its word");
     }
 }
