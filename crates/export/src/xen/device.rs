@@ -147,21 +147,26 @@ impl Device {
     }
 
     fn serve(&mut self, disks: &dyn Disks, bell: &Bell, stop: &Stop) -> Result<(), StoreError> {
+        let outcome = self.follow(disks, bell, stop);
+        // The guest stays connected when the server stops: its requests wait for the next one.
+        self.disconnect();
+        self.close(disks);
+        outcome
+    }
+
+    fn follow(&mut self, disks: &dyn Disks, bell: &Bell, stop: &Stop) -> Result<(), StoreError> {
         // Before the first look, so that no change falls between.
         self.store.watch(&format!("{}/state", self.front))?;
         self.store.watch(&self.back.clone())?;
         self.begin(disks)?;
-        let outcome = loop {
-            match if self.opened { self.look() } else { self.look_for_end() } {
-                Ok(Look::GoOn) => {}
-                Ok(Look::Gone) => break Ok(()),
-                Err(error) => break Err(error),
+        loop {
+            let look = if self.opened { self.look()? } else { self.look_for_end()? };
+            if look == Look::Gone {
+                return Ok(());
             }
-            if let Err(error) = self.wait(bell, stop) {
-                break Err(error);
-            }
+            self.wait(bell, stop)?;
             if stop.is_raised() {
-                break Ok(());
+                return Ok(());
             }
             if self.retry.as_ref().is_some_and(|retry| retry.at <= Instant::now()) {
                 self.begin(disks)?;
@@ -169,11 +174,7 @@ impl Device {
             if bell.reload.swap(false, AcqRel) {
                 self.resize()?;
             }
-        };
-        // The guest stays connected when the server stops: its requests wait for the next one.
-        self.disconnect();
-        self.close(disks);
-        outcome
+        }
     }
 
     /// Open the image, and serve it.

@@ -1,8 +1,9 @@
 //! A device beside an xenstored in memory, where no domain is.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering::Acquire};
 
 use ringtap_image::{CacheMode, Null};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 use crate::xen::xenstore::fake::Fake;
@@ -15,6 +16,7 @@ const FRONT: &str = "/local/domain/7/device/vbd/51712";
 struct Disk {
     opens_at: u32,
     tried: AtomicU32,
+    closed: AtomicU32,
 }
 
 impl Disk {
@@ -32,7 +34,9 @@ impl Disks for Disk {
         }
     }
 
-    fn closed(&self, _: &str) {}
+    fn closed(&self, _: &str) {
+        self.closed.fetch_add(1, AcqRel);
+    }
 }
 
 /// A disk as the toolstack describes it, and a frontend that has made its ring.
@@ -171,4 +175,17 @@ fn a_connection_that_cannot_be_made_ends() {
     let fake = described(INIT_WAIT, INITIALISED);
     device(&fake).look().expect("a look");
     assert_eq!(state(&fake), CLOSING);
+}
+
+#[test]
+fn an_error_leaves_nothing_behind() {
+    let fake = described(CONNECTED, CONNECTED);
+    let mut device = connected(&fake);
+    let bell =
+        Bell { file: eventfd(0, EventfdFlags::empty()).expect("a bell"), reload: false.into() };
+    device.store = Fake::gone();
+    let disk = Disk::default();
+    device.serve(&disk, &bell, &Stop::new().expect("a stop")).expect_err("no xenstored");
+    assert!(device.connection.is_none() && device.vbd.is_none());
+    assert_eq!(disk.closed.load(Acquire), 1);
 }

@@ -54,7 +54,16 @@ impl Fake {
                 fake.answer(&theirs, message);
             }
         });
-        let file = File::from(OwnedFd::from(ours));
+        Fake::store(ours)
+    }
+
+    /// A connection to one that is no longer there.
+    pub(crate) fn gone() -> Store {
+        Fake::store(UnixStream::pair().expect("a socket").0)
+    }
+
+    fn store(client: UnixStream) -> Store {
+        let file = File::from(OwnedFd::from(client));
         Store { file, events: VecDeque::new(), transaction: 0 }
     }
 
