@@ -91,22 +91,17 @@ fn is_in_use(state: Option<u32>, frontend: Option<u32>) -> bool {
 
 /// Serve the device at `backend/vbd/DOMAIN/NUMBER` until it is removed or the stop is raised.
 pub(crate) fn run(
-    domain: u16,
-    number: u32,
+    store: Store,
+    (domain, number): (u16, u32),
     options: &Options,
     disks: &dyn Disks,
     bell: &Bell,
     stop: &Stop,
-) {
+) -> Result<(), StoreError> {
     let name = format!("xen{domain}-{number}");
-    let store = Store::open().map_err(StoreError::open);
-    let device = store.and_then(|store| Device::find(store, domain, number, &name, options));
-    let served = device.and_then(|device| match device {
+    match Device::find(store, domain, number, &name, options)? {
         Some(mut device) => device.serve(disks, bell, stop),
         None => Ok(()),
-    });
-    if let Err(error) = served {
-        tracing::error!("{name}: {error}");
     }
 }
 

@@ -1,11 +1,15 @@
 //! Finding the disks to serve: those below backend/vbd whose script is `block-ringtap`.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::device::{self, Bell};
 use super::xenstore::{Store, StoreError};
@@ -16,9 +20,14 @@ use crate::Stop;
 const SCRIPT: &str = "block-ringtap";
 const BACKENDS: &str = "backend/vbd";
 const STACK: usize = 256 << 10;
+/// Before a disk is tried again whose thread failed.
+const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A disk's domain and its number.
 type Key = (u16, u32);
+
+/// How xenstored is reached.
+type Reach = Arc<dyn Fn() -> io::Result<Store> + Send + Sync>;
 
 struct Running {
     bell: Arc<Bell>,
@@ -27,6 +36,7 @@ struct Running {
 
 /// Serves every disk that the toolstack leaves to Ringtap.
 pub struct Server {
+    reach: Reach,
     options: Options,
     disks: Arc<dyn Disks>,
     devices: Mutex<HashMap<Key, Running>>,
@@ -35,15 +45,18 @@ pub struct Server {
 impl Server {
     /// A server on this host, which must be a Xen one.
     pub fn new(mut options: Options, disks: Arc<dyn Disks>) -> Result<Server, Error> {
-        Store::open().map_err(Error::Missing)?;
+        let reach: Reach = Arc::new(Store::open);
+        reach().map_err(Error::Missing)?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         options.queues = options.queues.clamp(1, u16::try_from(cpus).unwrap_or(u16::MAX));
-        Ok(Server { options, disks, devices: Mutex::default() })
+        Ok(Server { reach, options, disks, devices: Mutex::default() })
     }
 
     /// Serve until `stop` is raised. Guests stay connected then, and wait for the next server.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
         let outcome = self.watch(stop);
+        // Where watching failed nobody else has raised it: the server is to end, so that another begins.
+        stop.raise();
         let devices = std::mem::take(&mut *self.lock());
         for (_, device) in devices {
             // A panic has ended the process already.
@@ -65,19 +78,21 @@ impl Server {
     }
 
     fn watch(&self, stop: &Stop) -> Result<(), Error> {
-        let mut store = Store::open().map_err(Error::Missing)?;
+        let mut store = (self.reach)().map_err(Error::Missing)?;
         store.watch(BACKENDS)?;
         let ended = Arc::new(Bell::new()?);
+        // Whether a disk could not be begun with.
+        let mut again = false;
         loop {
             let mut all = false;
             while let Some(path) = store.event()? {
                 match key(&path) {
-                    Some(key) => self.consider(&mut store, key, &ended, stop)?,
+                    Some(key) => again |= !self.consider(&mut store, key, &ended, stop)?,
                     None => all = true,
                 }
             }
             if all {
-                self.look_everywhere(&mut store, &ended, stop)?;
+                again = !self.look_everywhere(&mut store, &ended, stop)?;
             }
             if store.has_event() {
                 continue;
@@ -87,70 +102,96 @@ impl Server {
                 PollFd::new(&ended.file, PollFlags::IN),
                 PollFd::new(&store, PollFlags::IN),
             ];
-            match poll(&mut fds, None) {
+            match poll(&mut fds, again.then_some(&PAUSE)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(StoreError::wait(error.into()).into()),
             }
             if !fds[0].revents().is_empty() {
                 return Ok(());
             }
-            if !fds[1].revents().is_empty() {
+            if again || !fds[1].revents().is_empty() {
                 // One that ended may have been made anew meanwhile.
                 let _ = rustix::io::read(&ended.file, &mut [0; 8]);
-                self.look_everywhere(&mut store, &ended, stop)?;
+                again = !self.look_everywhere(&mut store, &ended, stop)?;
             }
         }
     }
 
+    /// Whether all that are ours are served.
     fn look_everywhere(
         &self,
         store: &mut Store,
         ended: &Arc<Bell>,
         stop: &Stop,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, StoreError> {
+        let mut served = true;
         for domain in store.list(BACKENDS)? {
             for number in store.list(&format!("{BACKENDS}/{domain}"))? {
                 if let Some(key) = key(&format!("{BACKENDS}/{domain}/{number}")) {
-                    self.consider(store, key, ended, stop)?;
+                    served &= self.consider(store, key, ended, stop)?;
                 }
             }
         }
-        Ok(())
+        Ok(served)
     }
 
-    /// Serve the disk, if it is ours and nobody does.
+    /// Serve the disk, if it is ours and nobody does; false where that is to be tried again. What is wrong
+    /// with one is no reason to give up the others.
     fn consider(
         &self,
         store: &mut Store,
         key: Key,
         ended: &Arc<Bell>,
         stop: &Stop,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, StoreError> {
         let mut devices = self.lock();
         match devices.get(&key) {
-            Some(running) if !running.thread.is_finished() => return Ok(()),
+            Some(running) if !running.thread.is_finished() => return Ok(true),
             Some(_) => drop(devices.remove(&key)),
             None => {}
         }
         let (domain, number) = key;
-        let script = store.read(&format!("{BACKENDS}/{domain}/{number}/script"))?;
-        let script = script.unwrap_or_default();
+        let script = match store.read(&format!("{BACKENDS}/{domain}/{number}/script")) {
+            Err(error @ StoreError::Refused { .. }) => {
+                tracing::error!("xen{domain}-{number}: {error}");
+                return Ok(true);
+            }
+            script => script?.unwrap_or_default(),
+        };
         if script.rsplit('/').next() != Some(SCRIPT) {
-            return Ok(());
+            return Ok(true);
         }
+        match self.start(key, ended, stop) {
+            Ok(running) => drop(devices.insert(key, running)),
+            Err(error) => {
+                tracing::error!("xen{domain}-{number}: {error}");
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn start(&self, key: Key, ended: &Arc<Bell>, stop: &Stop) -> Result<Running, Error> {
+        let (domain, number) = key;
         let bell = Arc::new(Bell::new()?);
         let (theirs, ended, stop) = (bell.clone(), ended.clone(), stop.clone());
-        let (options, disks) = (self.options.clone(), self.disks.clone());
+        let (reach, options, disks) =
+            (self.reach.clone(), self.options.clone(), self.disks.clone());
         let thread = std::thread::Builder::new()
             .name(format!("xen{domain}-{number}"))
             .stack_size(STACK)
             .spawn(move || {
-                device::run(domain, number, &options, &*disks, &theirs, &stop);
+                let store = reach().map_err(StoreError::open);
+                let served = store
+                    .and_then(|store| device::run(store, key, &options, &*disks, &theirs, &stop));
+                if let Err(error) = served {
+                    tracing::error!("xen{domain}-{number}: {error}");
+                    let _ = poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&PAUSE));
+                }
                 ended.ring();
             })
             .map_err(|source| Error::Process { tried: "start a thread", source })?;
-        devices.insert(key, Running { bell, thread });
-        Ok(())
+        Ok(Running { bell, thread })
     }
 }
 
@@ -173,19 +214,5 @@ impl Bell {
     fn ring(&self) {
         // It fails only where the count is full, and then it is heard already.
         let _ = rustix::io::write(&self.file, &1u64.to_ne_bytes());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nodes_belong_to_disks() {
-        assert_eq!(key("backend/vbd/7/51712"), Some((7, 51712)));
-        assert_eq!(key("backend/vbd/7/51712/state"), Some((7, 51712)));
-        for none in ["backend/vbd", "backend/vbd/7", "backend/vbd/x/1", "backend/vbd3/7/1"] {
-            assert_eq!(key(none), None, "{none}");
-        }
     }
 }

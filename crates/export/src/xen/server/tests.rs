@@ -1,0 +1,96 @@
+//! A server beside an xenstored in memory.
+
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+use std::time::{Duration, Instant};
+
+use ringtap_image::{CacheMode, Null};
+use ringtap_vbd::Vbd;
+
+use super::*;
+use crate::xen::Wanted;
+use crate::xen::xenstore::fake::Fake;
+
+const BACK: &str = "backend/vbd/7/51712";
+
+/// What was opened, in order.
+#[derive(Default)]
+struct Opened(Mutex<Vec<String>>);
+
+impl Disks for Opened {
+    fn open(&self, wanted: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
+        self.0.lock().expect("a list").push(wanted.params.to_owned());
+        Ok(Arc::new(Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None)))
+    }
+
+    fn closed(&self, _: &str) {}
+}
+
+fn server(reach: impl Fn() -> io::Result<Store> + Send + Sync + 'static) -> Server {
+    let options = Options { queues: 1, persistent: true };
+    let disks = Arc::new(Opened::default());
+    Server { reach: Arc::new(reach), options, disks, devices: Mutex::default() }
+}
+
+/// As the toolstack does.
+fn attach(fake: &Fake, params: &str) {
+    let front = "/local/domain/7/device/vbd/51712";
+    fake.set(&format!("{front}/state"), "1");
+    for (node, value) in [("script", "/etc/xen/scripts/block-ringtap"), ("frontend", front)] {
+        fake.set(&format!("{BACK}/{node}"), value);
+    }
+    for (node, value) in [("params", params), ("mode", "w"), ("online", "1"), ("state", "1")] {
+        fake.set(&format!("{BACK}/{node}"), value);
+    }
+}
+
+fn within_ten_seconds(mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !done() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    done()
+}
+
+#[test]
+fn nodes_belong_to_disks() {
+    assert_eq!(key("backend/vbd/7/51712"), Some((7, 51712)));
+    assert_eq!(key("backend/vbd/7/51712/state"), Some((7, 51712)));
+    for none in ["backend/vbd", "backend/vbd/7", "backend/vbd/x/1", "backend/vbd3/7/1"] {
+        assert_eq!(key(none), None, "{none}");
+    }
+}
+
+#[test]
+fn a_server_that_sees_no_more_ends_and_says_why() {
+    let server = server(|| Ok(Fake::gone()));
+    let stop = Stop::new().expect("a stop");
+    let bell = Arc::new(Bell::new().expect("a bell"));
+    let theirs = stop.clone();
+    let thread = std::thread::spawn(move || {
+        poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None).expect("a stop");
+    });
+    server.lock().insert((7, 51712), Running { bell, thread });
+    let thread = std::thread::spawn(move || server.serve(&stop).expect_err("no xenstored"));
+    assert!(within_ten_seconds(|| thread.is_finished()));
+}
+
+#[test]
+fn a_disk_that_fails_is_served_again_after_a_pause() {
+    let (fake, reached) = (Fake::default(), AtomicUsize::new(0));
+    attach(&fake, "a disk");
+    let theirs = fake.clone();
+    // The first is the server's own.
+    let server = server(move || match reached.fetch_add(1, AcqRel) {
+        1 => Err(io::ErrorKind::OutOfMemory.into()),
+        _ => Ok(theirs.connect()),
+    });
+    let stop = Stop::new().expect("a stop");
+    std::thread::scope(|scope| {
+        let begun = Instant::now();
+        scope.spawn(|| server.serve(&stop).expect("a stop"));
+        let offered =
+            within_ten_seconds(|| fake.get(&format!("{BACK}/state")).as_deref() == Some("2"));
+        stop.raise();
+        assert!(offered && begun.elapsed() >= Duration::from_secs(1));
+    });
+}
