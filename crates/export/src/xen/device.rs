@@ -37,11 +37,13 @@ const CONNECTED: u32 = 4;
 const CLOSING: u32 = 5;
 const CLOSED: u32 = 6;
 
-/// What is said to a device from outside.
+/// What is said to a device from outside, and by it.
 pub(crate) struct Bell {
     pub(crate) file: OwnedFd,
     /// Look again how large the image is.
     pub(crate) reload: AtomicBool,
+    /// Said by the device: its thread serves no more.
+    pub(crate) ended: AtomicBool,
 }
 
 /// A disk of a guest.
@@ -75,7 +77,7 @@ struct Retry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     GoOn,
-    /// The toolstack has removed the device.
+    /// The toolstack has removed the device, and perhaps made another of the same number.
     Gone,
 }
 
@@ -159,15 +161,15 @@ impl Device {
             if look == Look::Gone {
                 return Ok(());
             }
-            self.wait(bell, stop)?;
-            if stop.is_raised() {
-                return Ok(());
-            }
             if self.retry.as_ref().is_some_and(|retry| retry.at <= Instant::now()) {
                 self.begin(disks)?;
             }
             if bell.reload.swap(false, AcqRel) {
                 self.resize()?;
+            }
+            self.wait(bell, stop)?;
+            if stop.is_raised() {
+                return Ok(());
             }
         }
     }
@@ -255,10 +257,10 @@ impl Device {
 
     /// See what both sides want, and do it.
     fn look(&mut self) -> Result<Look, StoreError> {
-        if self.read("frontend")?.is_none() {
+        let (state, frontend) = (self.state()?, self.frontend_state()?);
+        if self.is_gone(state)? {
             return Ok(Look::Gone);
         }
-        let (state, frontend) = (self.state()?, self.frontend_state()?);
         let online = self.store.number(&format!("{}/online", self.back))? == Some(1);
         let connected = self.connection.is_some();
         match frontend {
@@ -290,6 +292,11 @@ impl Device {
         Ok(Look::GoOn)
     }
 
+    /// No state of a device that was begun with is the first one.
+    fn is_gone(&mut self, state: Option<u32>) -> Result<bool, StoreError> {
+        Ok(state == Some(INITIALISING) || self.read("frontend")?.is_none())
+    }
+
     /// The frontend is done. Where the device is not to come back, the image is closed before the
     /// toolstack hears of it: somebody else may want it next.
     fn closed(&mut self, state: Option<u32>, comes_back: bool) -> Result<(), StoreError> {
@@ -307,10 +314,10 @@ impl Device {
 
     /// There is no image to serve: only to see the toolstack give up, and a guest that has it already.
     fn look_for_end(&mut self) -> Result<Look, StoreError> {
-        if self.read("frontend")?.is_none() {
+        let (state, frontend) = (self.state()?, self.frontend_state()?);
+        if self.is_gone(state)? {
             return Ok(Look::Gone);
         }
-        let (state, frontend) = (self.state()?, self.frontend_state()?);
         if matches!(state, Some(CONNECTED | CLOSING)) && !is_in_use(state, frontend) {
             self.write_state(CLOSED)?;
         }

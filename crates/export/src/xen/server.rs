@@ -5,7 +5,8 @@ mod tests;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Release};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -146,7 +147,7 @@ impl Server {
     ) -> Result<bool, StoreError> {
         let mut devices = self.lock();
         match devices.get(&key) {
-            Some(running) if !running.thread.is_finished() => return Ok(true),
+            Some(running) if !running.bell.ended.load(Acquire) => return Ok(true),
             Some(_) => drop(devices.remove(&key)),
             None => {}
         }
@@ -188,6 +189,8 @@ impl Server {
                     tracing::error!("xen{domain}-{number}: {error}");
                     let _ = poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&PAUSE));
                 }
+                // Before it rings, for whoever hears that looks at it once.
+                theirs.ended.store(true, Release);
                 ended.ring();
             })
             .map_err(|source| Error::Process { tried: "start a thread", source })?;
@@ -208,7 +211,8 @@ impl Bell {
             tried: "make an eventfd",
             source: error.into(),
         };
-        Ok(Bell { file: eventfd(0, flags).map_err(failed)?, reload: AtomicBool::new(false) })
+        let file = eventfd(0, flags).map_err(failed)?;
+        Ok(Bell { file, reload: AtomicBool::new(false), ended: AtomicBool::new(false) })
     }
 
     fn ring(&self) {

@@ -181,8 +181,11 @@ fn a_connection_that_cannot_be_made_ends() {
 fn an_error_leaves_nothing_behind() {
     let fake = described(CONNECTED, CONNECTED);
     let mut device = connected(&fake);
-    let bell =
-        Bell { file: eventfd(0, EventfdFlags::empty()).expect("a bell"), reload: false.into() };
+    let bell = Bell {
+        file: eventfd(0, EventfdFlags::empty()).expect("a bell"),
+        reload: false.into(),
+        ended: false.into(),
+    };
     device.store = Fake::gone();
     let disk = Disk::default();
     device.serve(&disk, &bell, &Stop::new().expect("a stop")).expect_err("no xenstored");

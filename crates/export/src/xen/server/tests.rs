@@ -25,10 +25,12 @@ impl Disks for Opened {
     fn closed(&self, _: &str) {}
 }
 
-fn server(reach: impl Fn() -> io::Result<Store> + Send + Sync + 'static) -> Server {
+fn server(
+    disks: &Arc<Opened>,
+    reach: impl Fn() -> io::Result<Store> + Send + Sync + 'static,
+) -> Server {
     let options = Options { queues: 1, persistent: true };
-    let disks = Arc::new(Opened::default());
-    Server { reach: Arc::new(reach), options, disks, devices: Mutex::default() }
+    Server { reach: Arc::new(reach), options, disks: disks.clone(), devices: Mutex::default() }
 }
 
 /// As the toolstack does.
@@ -62,7 +64,7 @@ fn nodes_belong_to_disks() {
 
 #[test]
 fn a_server_that_sees_no_more_ends_and_says_why() {
-    let server = server(|| Ok(Fake::gone()));
+    let server = server(&Arc::default(), || Ok(Fake::gone()));
     let stop = Stop::new().expect("a stop");
     let bell = Arc::new(Bell::new().expect("a bell"));
     let theirs = stop.clone();
@@ -80,7 +82,7 @@ fn a_disk_that_fails_is_served_again_after_a_pause() {
     attach(&fake, "a disk");
     let theirs = fake.clone();
     // The first is the server's own.
-    let server = server(move || match reached.fetch_add(1, AcqRel) {
+    let server = server(&Arc::default(), move || match reached.fetch_add(1, AcqRel) {
         1 => Err(io::ErrorKind::OutOfMemory.into()),
         _ => Ok(theirs.connect()),
     });
@@ -93,4 +95,49 @@ fn a_disk_that_fails_is_served_again_after_a_pause() {
         stop.raise();
         assert!(offered && begun.elapsed() >= Duration::from_secs(1));
     });
+}
+
+#[test]
+fn a_disk_of_the_same_number_is_another() {
+    let (fake, disks) = (Fake::default(), Arc::<Opened>::default());
+    let theirs = fake.clone();
+    let server = server(&disks, move || Ok(theirs.connect()));
+    let stop = Stop::new().expect("a stop");
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.serve(&stop).expect("a stop"));
+        // The second is made where the first still is: its thread has missed that it was removed.
+        let opened = ["one", "two"].map(|params| {
+            attach(&fake, params);
+            within_ten_seconds(|| disks.0.lock().expect("a list").iter().any(|one| one == params))
+        });
+        stop.raise();
+        assert_eq!(opened, [true, true]);
+    });
+}
+
+/// Its thread takes a moment more to end, and rings no second time.
+#[test]
+fn a_disk_that_has_said_its_end_is_made_anew() {
+    let fake = Fake::default();
+    attach(&fake, "a disk");
+    let theirs = fake.clone();
+    let server = server(&Arc::default(), move || Ok(theirs.connect()));
+    let (stop, key) = (Stop::new().expect("a stop"), (7, 51712));
+    let bell = || Arc::new(Bell::new().expect("a bell"));
+    let theirs = stop.clone();
+    let waits = move || {
+        poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None).expect("a stop");
+    };
+    let running = Running { bell: bell(), thread: std::thread::spawn(waits) };
+    let said = running.bell.clone();
+    server.lock().insert(key, running);
+    for ended in [false, true] {
+        said.ended.store(ended, Release);
+        let considered = server.consider(&mut fake.connect(), key, &bell(), &stop);
+        assert!(considered.expect("xenstore"));
+        assert_eq!(!Arc::ptr_eq(&server.lock()[&key].bell, &said), ended);
+    }
+    stop.raise();
+    let devices = std::mem::take(&mut *server.lock());
+    devices.into_values().for_each(|device| device.thread.join().expect("no panic"));
 }
