@@ -77,8 +77,8 @@ pub trait Disks: Send + Sync {
 pub enum Error {
     /// This is no host of guests.
     #[error(
-        "cannot open /dev/xen/xenbus: {0}; this must be Xen's dom0 (or a driver domain), \
-         with xenfs, xen-gntdev and xen-evtchn loaded, and root"
+        "cannot open /dev/xen/xenbus: {0}; this must be Xen's dom0, with \
+         xenfs, xen-gntdev and xen-evtchn loaded, and root"
     )]
     Missing(io::Error),
     /// xenstored cannot be talked to.
