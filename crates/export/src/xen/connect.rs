@@ -16,7 +16,7 @@ use super::wire::Abi;
 use super::xenstore::{Store, StoreError};
 
 /// Where what is under way is noted: only there for this boot.
-const RECORDS: &str = "/run/ringtap/xen";
+pub(crate) const RECORDS: &str = "/run/ringtap/xen";
 /// Pages that one ring keeps mapped: three times what its requests can name at once, where they are
 /// not indirect.
 const KEPT_FOR_EACH_PLACE: u32 = 33;
@@ -234,13 +234,5 @@ impl Connection {
         let vbd = vbd.fork();
         let ring = back.with_left(left.len() as u32);
         Ok(Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over })
-    }
-}
-
-/// Forget the records of a disk that is gone.
-pub(crate) fn forget(name: &str, queues: u16) {
-    for queue in 0..queues {
-        // What is not there needs no forgetting.
-        let _ = std::fs::remove_file(Path::new(RECORDS).join(format!("{name}q{queue}")));
     }
 }

@@ -16,8 +16,9 @@ use ringtap_io::{Ring, Tasks};
 use ringtap_vbd::Vbd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::connect::{self, ConnectError, Connection, Offer};
+use super::connect::{ConnectError, Connection, Offer, RECORDS};
 use super::nodes::{self, Nodes, Wishes};
+use super::record;
 use super::thread::QueueThread;
 use super::xenstore::{Store, StoreError};
 use super::{Disks, Options, Wanted};
@@ -159,6 +160,7 @@ impl Device {
         loop {
             let look = if self.opened { self.look()? } else { self.look_for_end()? };
             if look == Look::Gone {
+                self.forget();
                 return Ok(());
             }
             if self.retry.as_ref().is_some_and(|retry| retry.at <= Instant::now()) {
@@ -303,13 +305,16 @@ impl Device {
         self.disconnect();
         if !comes_back {
             self.close_image();
-            let queues = self.offered_queues()?;
-            connect::forget(&self.name, queues);
+            self.forget();
         }
         if !matches!(state, None | Some(CLOSED)) {
             self.write_state(CLOSED)?;
         }
         Ok(())
+    }
+
+    fn forget(&self) {
+        record::forget(Path::new(RECORDS), |disk| disk == self.name);
     }
 
     /// There is no image to serve: only to see the toolstack give up, and a guest that has it already.

@@ -139,6 +139,23 @@ impl Record {
     }
 }
 
+/// Remove from a folder the records of disks that are gone: those called `DISKqNUMBER`.
+pub(crate) fn forget(folder: &Path, mut is_gone: impl FnMut(&str) -> bool) {
+    // Where there is no folder, there are no records.
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some((disk, queue)) = name.to_str().and_then(|name| name.rsplit_once('q')) else {
+            continue;
+        };
+        if queue.parse::<u16>().is_ok() && is_gone(disk) {
+            if let Err(error) = fs::remove_file(entry.path()) {
+                tracing::debug!("cannot remove {}: {error}", entry.path().display());
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,6 +198,19 @@ mod tests {
             assert_eq!(tags(next.take_up(before)), [1, 2, 3]);
             assert_eq!(tags(next.take_up(before.wrapping_add(2))), [3]);
         }
+    }
+
+    #[test]
+    fn records_go_with_their_disks() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let names = ["xen1-51712q0", "xen1-51712q1", "xen11-51712q0", "xen1-517q0", "xen1-51712qq"];
+        for name in names {
+            Record::create(&dir.path().join(name), 8, "one").expect("a record");
+        }
+        forget(dir.path(), |disk| disk == "xen1-51712");
+        let left = names.map(|name| dir.path().join(name).exists());
+        assert_eq!(left, [false, false, true, true, true]);
+        forget(&dir.path().join("none"), |_| panic!("nothing is there"));
     }
 
     #[test]

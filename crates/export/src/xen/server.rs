@@ -5,6 +5,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +13,9 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::connect::RECORDS;
 use super::device::{self, Bell};
+use super::record;
 use super::xenstore::{Store, StoreError};
 use super::{Disks, Error, Options};
 use crate::Stop;
@@ -37,6 +40,8 @@ struct Running {
 
 /// Serves every disk that the toolstack leaves to Ringtap.
 pub struct Server {
+    /// Where what is under way is noted.
+    records: PathBuf,
     reach: Reach,
     options: Options,
     disks: Arc<dyn Disks>,
@@ -50,7 +55,7 @@ impl Server {
         reach().map_err(Error::Missing)?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         options.queues = options.queues.clamp(1, u16::try_from(cpus).unwrap_or(u16::MAX));
-        Ok(Server { reach, options, disks, devices: Mutex::default() })
+        Ok(Server { records: RECORDS.into(), reach, options, disks, devices: Mutex::default() })
     }
 
     /// Serve until `stop` is raised. Guests stay connected then, and wait for the next server.
@@ -80,6 +85,7 @@ impl Server {
 
     fn watch(&self, stop: &Stop) -> Result<(), Error> {
         let mut store = (self.reach)().map_err(Error::Missing)?;
+        forget_gone(&mut store, &self.records);
         store.watch(BACKENDS)?;
         let ended = Arc::new(Bell::new()?);
         // Whether a disk could not be begun with.
@@ -196,6 +202,16 @@ impl Server {
             .map_err(|source| Error::Process { tried: "start a thread", source })?;
         Ok(Running { bell, thread })
     }
+}
+
+/// Forget what a server has noted of disks that were taken away while none ran.
+fn forget_gone(store: &mut Store, records: &Path) {
+    record::forget(records, |disk| {
+        let key = disk.strip_prefix("xen").and_then(|key| key.split_once('-'));
+        let Some((domain, number)) = key else { return false };
+        let frontend = store.read(&format!("{BACKENDS}/{domain}/{number}/frontend"));
+        matches!(frontend, Ok(None))
+    });
 }
 
 /// The disk that a node below backend/vbd belongs to.

@@ -10,7 +10,10 @@ use super::*;
 use crate::xen::Wanted;
 use crate::xen::xenstore::fake::Fake;
 
-const BACK: &str = "backend/vbd/7/51712";
+/// No domain has that number: where these tests run there may be a real 7.
+const BACK: &str = "backend/vbd/50000/51712";
+const NAME: &str = "xen50000-51712";
+const KEY: Key = (50000, 51712);
 
 /// What was opened, in order.
 #[derive(Default)]
@@ -30,12 +33,14 @@ fn server(
     reach: impl Fn() -> io::Result<Store> + Send + Sync + 'static,
 ) -> Server {
     let options = Options { queues: 1, persistent: true };
-    Server { reach: Arc::new(reach), options, disks: disks.clone(), devices: Mutex::default() }
+    let (reach, disks) = (Arc::new(reach), disks.clone());
+    // None are there.
+    Server { records: PathBuf::new(), reach, options, disks, devices: Mutex::default() }
 }
 
 /// As the toolstack does.
 fn attach(fake: &Fake, params: &str) {
-    let front = "/local/domain/7/device/vbd/51712";
+    let front = "/local/domain/50000/device/vbd/51712";
     fake.set(&format!("{front}/state"), "1");
     for (node, value) in [("script", "/etc/xen/scripts/block-ringtap"), ("frontend", front)] {
         fake.set(&format!("{BACK}/{node}"), value);
@@ -71,7 +76,7 @@ fn a_server_that_sees_no_more_ends_and_says_why() {
     let thread = std::thread::spawn(move || {
         poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None).expect("a stop");
     });
-    server.lock().insert((7, 51712), Running { bell, thread });
+    server.lock().insert(KEY, Running { bell, thread });
     let thread = std::thread::spawn(move || server.serve(&stop).expect_err("no xenstored"));
     assert!(within_ten_seconds(|| thread.is_finished()));
 }
@@ -122,7 +127,7 @@ fn a_disk_that_has_said_its_end_is_made_anew() {
     attach(&fake, "a disk");
     let theirs = fake.clone();
     let server = server(&Arc::default(), move || Ok(theirs.connect()));
-    let (stop, key) = (Stop::new().expect("a stop"), (7, 51712));
+    let stop = Stop::new().expect("a stop");
     let bell = || Arc::new(Bell::new().expect("a bell"));
     let theirs = stop.clone();
     let waits = move || {
@@ -130,14 +135,29 @@ fn a_disk_that_has_said_its_end_is_made_anew() {
     };
     let running = Running { bell: bell(), thread: std::thread::spawn(waits) };
     let said = running.bell.clone();
-    server.lock().insert(key, running);
+    server.lock().insert(KEY, running);
     for ended in [false, true] {
         said.ended.store(ended, Release);
-        let considered = server.consider(&mut fake.connect(), key, &bell(), &stop);
+        let considered = server.consider(&mut fake.connect(), KEY, &bell(), &stop);
         assert!(considered.expect("xenstore"));
-        assert_eq!(!Arc::ptr_eq(&server.lock()[&key].bell, &said), ended);
+        assert_eq!(!Arc::ptr_eq(&server.lock()[&KEY].bell, &said), ended);
     }
     stop.raise();
     let devices = std::mem::take(&mut *server.lock());
     devices.into_values().for_each(|device| device.thread.join().expect("no panic"));
+}
+
+#[test]
+fn records_of_disks_that_are_gone_are_forgotten() {
+    let (fake, dir) = (Fake::default(), tempfile::tempdir().expect("a folder"));
+    attach(&fake, "a disk");
+    let names = [format!("{NAME}q0"), "xen50001-51712q0".into(), "something else".into()];
+    for name in &names {
+        std::fs::write(dir.path().join(name), "").expect("a file");
+    }
+    forget_gone(&mut Fake::gone(), dir.path());
+    let left = || names.each_ref().map(|name| dir.path().join(name).exists());
+    assert_eq!(left(), [true; 3], "nobody knows");
+    forget_gone(&mut fake.connect(), dir.path());
+    assert_eq!(left(), [true, false, true]);
 }
