@@ -199,10 +199,10 @@ impl Device {
             Ok(vbd) => {
                 tracing::info!("{}: {params}, for domain {}", self.name, self.domain);
                 (self.vbd, self.opened) = (Some(vbd), true);
-                self.write(STATUS, "ready")
+                self.say("ready")
             }
             Err(why) => {
-                self.write(STATUS, &why)?;
+                self.say(&why)?;
                 let (state, frontend) = (self.state()?, self.frontend_state()?);
                 if is_in_use(state, frontend) {
                     self.try_again(format!("cannot serve {params:?}: {why}"));
@@ -246,14 +246,29 @@ impl Device {
 
     /// Write nodes, and with them the state: a new one, or what it is.
     fn publish(&mut self, nodes: Nodes, state: Option<u32>) -> Result<(), StoreError> {
-        let (back, state) = (self.back.clone(), state.map(|state| state.to_string()));
+        let state = state.map(|state| state.to_string());
+        self.write(|was| {
+            let mut nodes = nodes.clone();
+            nodes.push(("state", state.clone().unwrap_or(was)));
+            nodes
+        })
+    }
+
+    /// For the toolstack's script.
+    fn say(&mut self, status: &str) -> Result<(), StoreError> {
+        self.write(|_| vec![(STATUS, status.to_owned())])
+    }
+
+    /// Write the nodes that belong to a state. Where the toolstack has removed the device, writing would
+    /// make it anew.
+    fn write(&mut self, nodes: impl Fn(String) -> Nodes) -> Result<(), StoreError> {
+        let back = self.back.clone();
         self.store.transaction(&back, |store| {
-            // Removed by the toolstack: writing would make it anew.
-            let Some(was) = store.read(&format!("{back}/state"))? else { return Ok(()) };
-            for (node, value) in &nodes {
-                store.write(&format!("{back}/{node}"), value)?;
+            let Some(state) = store.read(&format!("{back}/state"))? else { return Ok(()) };
+            for (node, value) in nodes(state) {
+                store.write(&format!("{back}/{node}"), &value)?;
             }
-            store.write(&format!("{back}/state"), state.as_ref().unwrap_or(&was))
+            Ok(())
         })
     }
 
@@ -323,7 +338,11 @@ impl Device {
         if self.is_gone(state)? {
             return Ok(Look::Gone);
         }
-        if matches!(state, Some(CONNECTED | CLOSING)) && !is_in_use(state, frontend) {
+        if is_in_use(state, frontend) {
+            return Ok(Look::GoOn);
+        }
+        self.retry = None;
+        if matches!(state, Some(CONNECTED | CLOSING)) {
             self.write_state(CLOSED)?;
         }
         Ok(Look::GoOn)
@@ -450,10 +469,6 @@ impl Device {
 
     fn read(&mut self, node: &str) -> Result<Option<String>, StoreError> {
         self.store.read(&format!("{}/{node}", self.back))
-    }
-
-    fn write(&mut self, node: &str, value: &str) -> Result<(), StoreError> {
-        self.store.write(&format!("{}/{node}", self.back), value)
     }
 
     fn state(&mut self) -> Result<Option<u32>, StoreError> {

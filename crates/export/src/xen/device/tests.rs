@@ -30,7 +30,7 @@ impl Disk {
 
 impl Disks for Disk {
     fn open(&self, wanted: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
-        assert_eq!((wanted.name, wanted.params), (NAME, "a disk"));
+        assert_eq!(wanted.name, NAME);
         match self.tried.fetch_add(1, AcqRel) + 1 < self.opens_at {
             true => Err("not now".to_owned()),
             false => Ok(Disk::some()),
@@ -170,6 +170,18 @@ fn an_image_that_nobody_waits_for_is_opened_once() {
     fake.set(&format!("{BACK}/state"), &CLOSING.to_string());
     device.look_for_end().expect("a look");
     assert_eq!(state(&fake), CLOSED);
+}
+
+#[test]
+fn a_device_that_was_removed_is_not_made_anew() {
+    let fake = described(CONNECTED, CONNECTED);
+    let mut device = device(&fake);
+    (device.vbd, device.opened) = (None, false);
+    fake.remove(BACK);
+    device.begin(&Disk { opens_at: 2, ..Disk::default() }).expect("xenstore");
+    device.write_state(CLOSED).expect("xenstore");
+    assert_eq!(fake.get(&format!("{BACK}/{STATUS}")).or(fake.get(&format!("{BACK}/state"))), None);
+    assert_eq!(device.look_for_end().expect("a look"), Look::Gone);
 }
 
 /// A frontend that has never had its disk is told.
