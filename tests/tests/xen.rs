@@ -413,14 +413,17 @@ fn two_at_once_outlive_the_server(lab: &Lab, one: &Guest, two: &Guest) {
          md5sum </srv/still",
     );
     device(one, "xvdc", true);
+    let read = "dd if=/dev/xvdc bs=1M iflag=direct status=none | md5sum";
     let (raw, vhd, qcow2) = (start(one, "xvda", 1), start(one, "xvdb", 2), start(two, "xvda", 3));
     for _ in 0..2 {
         lab.first("kill -9", "sleep 2\ncrash\nserve");
         let busy = [&raw, &vhd, &qcow2].iter().any(|load| !load.is_done());
         assert!(busy, "the loads were too short to be killed under");
-        let read = "dd if=/dev/xvdc bs=1M iflag=direct status=none | md5sum";
         assert_eq!(run(one, read, "the read-only disk"), sum);
     }
+    let late = "crash\nmv /srv/still /srv/late\nserve\nsleep 1\nmv /srv/late /srv/still";
+    lab.first("an image that comes late", late);
+    assert_eq!(run(one, read, "the read-only disk"), sum);
     lab.first("its end", "xl block-detach one xvdc");
     for (load, story) in [(raw, "raw"), (vhd, "VHD"), (qcow2, "qcow2")] {
         let done = load.wait(LONG).unwrap_or_else(|error| panic!("{story}: {error}"));
