@@ -415,14 +415,23 @@ fn two_at_once_outlive_the_server(lab: &Lab, one: &Guest, two: &Guest) {
     device(one, "xvdc", true);
     let read = "dd if=/dev/xvdc bs=1M iflag=direct status=none | md5sum";
     let (raw, vhd, qcow2) = (start(one, "xvda", 1), start(one, "xvdb", 2), start(two, "xvda", 3));
+    // fio gives up where it cannot begin within seconds.
+    for (guest, disk) in [(one, "xvda"), (one, "xvdb"), (two, "xvda")] {
+        let writes = format!("$(awk '{{ print $5 }}' /sys/block/{disk}/stat)");
+        run(guest, &format!("until [ {writes} -gt 100 ]; do sleep 0.1; done"), "first writes");
+    }
     for _ in 0..2 {
-        lab.first("kill -9", "sleep 2\ncrash\nserve");
+        lab.first("kill -9", "sleep 1\ncrash\nserve");
         let busy = [&raw, &vhd, &qcow2].iter().any(|load| !load.is_done());
         assert!(busy, "the loads were too short to be killed under");
         assert_eq!(run(one, read, "the read-only disk"), sum);
     }
-    let late = "crash\nmv /srv/still /srv/late\nserve\nsleep 1\nmv /srv/late /srv/still";
-    lab.first("an image that comes late", late);
+    lab.first(
+        "an image that comes late",
+        "crash\nmv /srv/still /srv/late\nserve\nsleep 1
+         grep -q 'cannot serve .*; trying again' /tmp/served.err
+         mv /srv/late /srv/still",
+    );
     assert_eq!(run(one, read, "the read-only disk"), sum);
     lab.first("its end", "xl block-detach one xvdc");
     for (load, story) in [(raw, "raw"), (vhd, "VHD"), (qcow2, "qcow2")] {
