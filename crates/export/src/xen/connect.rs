@@ -48,8 +48,8 @@ impl ConnectError {
         !matches!(self, ConnectError::Record { .. } | ConnectError::Store(_))
     }
 
-    /// Whether it is this host's trouble, which may be over later: a killed server's event channels are
-    /// taken until its io_uring is.
+    /// Whether it is this host's trouble, which may be over later: a killed server's event channels may be
+    /// taken until its io_uring is down.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, ConnectError::Os { .. } | ConnectError::Store(_))
     }

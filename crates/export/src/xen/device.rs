@@ -27,7 +27,7 @@ use crate::Stop;
 /// Whether the script `block-ringtap` may let the toolstack go on, or why not.
 const STATUS: &str = "ringtap-status";
 
-/// A killed server's rings are let go some 50 ms after its end.
+/// The kernel takes a killed server's io_uring down, and with it the event channels, in its own time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
