@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use ringtap_guest::verify::{Filesystem, FioVerify, check_filesystem};
@@ -123,31 +123,35 @@ fn a_guest_outlives_its_server_on_every_format() {
     }
     // And again and again while the guest makes file systems, writes, and reads back.
     let done = AtomicBool::new(false);
-    let (found, (kills, server)) = std::thread::scope(|scope| {
+    let kills = AtomicUsize::new(0);
+    let (found, server) = std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
-            let (mut kills, mut server) = (0, server);
+            let mut server = server;
             while !done.load(SeqCst) {
                 server.kill();
                 server = serve(&disks);
-                kills += 1;
+                kills.fetch_add(1, SeqCst);
                 std::thread::sleep(Duration::from_secs(3));
             }
-            (kills, server)
+            server
         });
         let check = |(number, disk): (usize, &Disk)| {
             let device = format!("/dev/vd{}", ["a", "b", "c", "d"][number]);
             let checked = check_filesystem(&guest, &device, Filesystem::Ext4, 6, LONG);
             checked.map_err(|error| format!("{}: {error}", disk.path.display()))
         };
-        let found: Vec<_> = disks.iter().enumerate().map(check).collect();
+        let mut found: Vec<Result<_, String>> = vec![];
+        // A fast machine is done before the third.
+        while found.is_empty() || (kills.load(SeqCst) < 3 && found.iter().all(Result::is_ok)) {
+            found = disks.iter().enumerate().map(check).collect();
+        }
         done.store(true, SeqCst);
         (found, killer.join().expect("servers start again"))
     });
     for found in found {
         found.unwrap_or_else(|error| panic!("{error}"));
     }
-    println!("{kills} servers were killed under the file systems");
-    assert!(kills > 2, "{kills}");
+    println!("{} servers were killed under the file systems", kills.load(SeqCst));
     guest.kill();
     server.stop();
     for name in ["fresh.qcow2", "overlay.qcow2"] {
