@@ -22,4 +22,4 @@ pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
 pub use ringtap_image::Error;
 pub use stats::{Counts, Latency, Stats};
-pub use vbd::{Kind, Request, Vbd};
+pub use vbd::{Kind, Request, Vbd, WriteThrough};

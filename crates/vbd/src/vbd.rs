@@ -1,6 +1,6 @@
 //! The device and its one door.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::qcow2::BitmapSet;
@@ -51,10 +51,34 @@ pub(crate) struct Shared {
     cache: CacheMode,
     size: AtomicU64,
     growing: Mutex<()>,
-    /// Whether the guest turned its write cache off.
-    writethrough: AtomicBool,
+    /// Those who want writes to be stable when they are answered: the operator, and each [`WriteThrough`].
+    writethrough: AtomicUsize,
     pub(crate) gate: Gate,
     stats: Mutex<Vec<Arc<QueueStats>>>,
+}
+
+/// Says of one wire of a device whether its writes must be stable when they are answered, because who uses it
+/// cannot or will not flush. As long as one wants it so they are, for all.
+pub struct WriteThrough {
+    shared: Arc<Shared>,
+    wanted: bool,
+}
+
+impl WriteThrough {
+    /// Whether it is wanted from now on.
+    pub fn set(&mut self, wanted: bool) {
+        match (std::mem::replace(&mut self.wanted, wanted), wanted) {
+            (false, true) => _ = self.shared.writethrough.fetch_add(1, Relaxed),
+            (true, false) => _ = self.shared.writethrough.fetch_sub(1, Relaxed),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for WriteThrough {
+    fn drop(&mut self) {
+        self.set(false);
+    }
 }
 
 /// A virtual block device, as one queue thread uses it. [`Vbd::fork`] makes another of the same
@@ -89,7 +113,7 @@ impl Vbd {
             size: AtomicU64::new(info.size),
             info,
             growing: Mutex::default(),
-            writethrough: AtomicBool::new(cache.writethrough()),
+            writethrough: AtomicUsize::new(cache.writethrough().into()),
             gate: Gate::default(),
             stats: Mutex::default(),
         });
@@ -150,12 +174,12 @@ impl Vbd {
 
     /// Whether acknowledged writes may still be volatile, so that the guest has to flush.
     pub fn write_cache(&self) -> bool {
-        !self.shared.writethrough.load(Relaxed)
+        self.shared.writethrough.load(Relaxed) == 0
     }
 
-    /// The guest turns its write cache on or off. It cannot turn on what the operator turned off.
-    pub fn set_write_cache(&self, on: bool) {
-        self.shared.writethrough.store(!on || self.shared.cache.writethrough(), Relaxed);
+    /// A voice in that for one of those who serve the device; it wants nothing yet.
+    pub fn write_through(&self) -> WriteThrough {
+        WriteThrough { shared: self.shared.clone(), wanted: false }
     }
 
     /// What has been served so far, all queues together.
@@ -250,7 +274,7 @@ impl Vbd {
     }
 
     fn durable(&self, request: &Request) -> bool {
-        let wanted = request.fua || self.shared.writethrough.load(Relaxed);
+        let wanted = request.fua || !self.write_cache();
         wanted && self.shared.cache.flushes()
     }
 

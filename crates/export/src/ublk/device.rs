@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::{Vbd, WriteThrough};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::geteuid;
 
@@ -38,6 +38,8 @@ pub struct Device {
     pub(crate) taken_over: Option<u64>,
     /// Whether dropping it is to leave no trace.
     pub(crate) fresh: bool,
+    /// Kept as long as the device is served.
+    _through: WriteThrough,
 }
 
 /// Whether the process that served a device is there, as far as can be seen from here. One that nobody
@@ -228,12 +230,14 @@ fn left_by_another(mut control: Control, info: DeviceInfo, vbd: &Vbd) -> Result<
     if vbd.info().read_only && !shown.read_only {
         return Err(Error::Writable { path, id });
     }
-    if !shown.write_cache && vbd.write_cache() {
+    let mut through = vbd.write_through();
+    if !shown.write_cache && !vbd.cache().writethrough() {
         // Nobody would ever ask for a flush.
         tracing::info!("{}: written through, as it was made", path.display());
-        vbd.set_write_cache(false);
+        through.set(true);
     }
-    Ok(Device { control, info, file: None, taken_over: Some(shown.size), fresh: false })
+    let taken_over = Some(shown.size);
+    Ok(Device { control, info, file: None, taken_over, fresh: false, _through: through })
 }
 
 fn add(
@@ -264,10 +268,11 @@ fn add(
         mark,
     };
     let info = control.add(&wanted).map_err(|source| Error::Add { id, source })?;
-    let mut device = Device { control, info, file: None, taken_over: None, fresh: true };
+    let _through = vbd.write_through();
+    let mut device = Device { control, info, file: None, taken_over: None, fresh: true, _through };
     // An ordinary user may say nothing more before the file is his.
     device.file = Some(open_file(info.id)?);
-    let mut params = params(vbd.info(), vbd.size(), vbd.write_cache(), &info);
+    let mut params = params(vbd.info(), vbd.size(), !vbd.cache().writethrough(), &info);
     let target = device.target();
     let set = device.control.set_params(target, &mut params);
     set.map_err(|source| Error::Os { tried: "describe the disk to", path: device.path(), source })?;

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringtap_io::OpenFile;
-use ringtap_vbd::Vbd;
+use ringtap_vbd::{Vbd, WriteThrough};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -36,6 +36,7 @@ const MOST_REGIONS: usize = 509;
 /// What the front-end has said so far, and the queues that run by it.
 pub(crate) struct Backend {
     vbd: Arc<Vbd>,
+    through: WriteThrough,
     options: Options,
     acked: u64,
     memory: Arc<Memory>,
@@ -76,7 +77,8 @@ impl Backend {
         let vrings = (0..options.queues).map(|_| Vring::default()).collect();
         let (memory, inflight) = (Arc::default(), None);
         let (flushes, cache_wanted) = (true, true);
-        Backend { vbd, options, acked: 0, memory, inflight, vrings, flushes, cache_wanted }
+        let through = vbd.write_through();
+        Backend { vbd, through, options, acked: 0, memory, inflight, vrings, flushes, cache_wanted }
     }
 
     /// Whether the guest is told that its write cache is on.
@@ -85,8 +87,8 @@ impl Backend {
     }
 
     /// Writes are volatile only for a driver that can flush and a guest that wants them so.
-    fn set_cache(&self) {
-        self.vbd.set_write_cache(self.flushes && self.cache_wanted);
+    fn set_cache(&mut self) {
+        self.through.set(!(self.flushes && self.cache_wanted));
         if let Some(inflight) = &self.inflight {
             inflight.note_write_cache(self.shows_cache());
         }
@@ -222,7 +224,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         }
         self.acked = features;
         // virtio 1.2, 5.2.6.2: a driver that cannot flush must not need to.
-        self.flushes = has(features, VIRTIO_BLK_F_FLUSH) || !has(features, VIRTIO_F_VERSION_1);
+        self.flushes = has(features, VIRTIO_BLK_F_FLUSH);
         self.set_cache();
         Ok(())
     }
@@ -452,7 +454,15 @@ mod tests {
         let turn = |backend: &mut Backend, on: u8| {
             backend.set_config(32, &[on], VhostUserConfigFlags::WRITABLE).expect("it may");
         };
-        backend.set_features(firmware).expect("offered");
+        for cannot_flush in [0, firmware] {
+            backend.set_features(cannot_flush).expect("offered");
+            assert!(!vbd.write_cache());
+        }
+        // Another's guest has its say for itself.
+        let mut other = Backend::new(vbd.clone(), Options::default());
+        other.set_features(kernel).expect("offered");
+        assert!(!vbd.write_cache(), "the first cannot flush");
+        drop(other);
         assert!(!vbd.write_cache());
         backend.set_features(kernel).expect("offered");
         assert!(vbd.write_cache());
@@ -464,6 +474,7 @@ mod tests {
         let (message, file) = backend.get_inflight_fd(&asked).expect("a buffer");
         let mut next = Backend::new(vbd.clone(), Options::default());
         next.set_inflight_fd(&message, file).expect("it is the same");
+        drop(backend);
         next.set_features(kernel).expect("offered");
         assert!(!vbd.write_cache() && !next.shows_cache());
         turn(&mut next, 1);

@@ -116,7 +116,6 @@ impl Server {
 
     fn serve_front_end(&self, stream: UnixStream, stop: &Stop) {
         tracing::info!("front-end connected");
-        self.vbd.set_write_cache(true);
         let backend = Arc::new(Mutex::new(Backend::new(self.vbd.clone(), self.options.clone())));
         match self.converse(stream, &backend, stop) {
             Ok(()) => tracing::info!("front-end left"),

@@ -43,8 +43,8 @@ pub(crate) fn features(vbd: &Vbd, wishes: &Wishes, queues: u16, persistent: bool
     let flag = |on: bool| u8::from(on).to_string();
     let discard = discards(vbd, wishes);
     let mut nodes = vec![
-        ("feature-flush-cache", flag(vbd.write_cache())),
-        ("feature-barrier", flag(vbd.write_cache())),
+        ("feature-flush-cache", flag(!vbd.cache().writethrough())),
+        ("feature-barrier", flag(!vbd.cache().writethrough())),
         (PERSISTENT, flag(persistent)),
         ("feature-max-indirect-segments", INDIRECT_SEGMENTS.to_string()),
         ("max-ring-page-order", MOST_RING_ORDER.to_string()),
