@@ -197,6 +197,11 @@ fn memory_comes_and_goes_while_a_queue_runs() {
         assert!(front_end.tell(REM_MEM_REG, &second, &[]));
         assert_eq!(ask(), VIRTIO_BLK_S_IOERR);
     }
+    // The ring goes, and comes back with its memory.
+    let first = words(&[&[0][..], &region(0)[..]].concat());
+    assert!(front_end.tell(REM_MEM_REG, &first, &[]));
+    assert!(front_end.tell(ADD_MEM_REG, &first, &memory()));
+    assert_eq!(ask(), VIRTIO_BLK_S_IOERR);
     assert!(!front_end.tell(REM_MEM_REG, &second, &[]), "it is gone already");
     assert!(front_end.is_let_go());
 }

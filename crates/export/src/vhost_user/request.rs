@@ -21,6 +21,9 @@ const RANGE: usize = 16;
 const MOST_IOVECS: usize = 1024;
 /// Sectors of one discard or write-zeroes, as the guest is told: 4 GiB.
 pub(crate) const MOST_ZEROED: u32 = 1 << 23;
+/// Bytes of one read or write, far more than a driver asks for: a chain can name the same memory again and
+/// again, and a request must come to its end before the server can.
+const MOST_MOVED: usize = 256 << 20;
 /// Bytes of the identity a guest may ask for.
 pub(crate) const ID_BYTES: usize = 20;
 
@@ -126,7 +129,7 @@ impl Chain {
         let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
         let Some(offset) = sector.checked_mul(SECTOR) else { return Asked::Bad(Error::Range) };
         let transfer = |kind, mem: Mem| {
-            if mem.len() as u64 % SECTOR != 0 {
+            if mem.len() as u64 % SECTOR != 0 || mem.len() > MOST_MOVED {
                 return Asked::Bad(Error::Range);
             }
             Asked::Device(Request { kind, offset, len: mem.len() as u64, mem, fua: false })

@@ -132,6 +132,8 @@ struct Thread {
     error: Option<Arc<OpenFile>>,
     /// The queue is beyond serving; its thread stays for commands.
     broken: Cell<bool>,
+    /// Its ring lies in memory that the front-end has taken away.
+    unplaced: Cell<bool>,
 }
 
 /// Signals the guest: once at a time, however often it is asked to meanwhile.
@@ -168,8 +170,9 @@ async fn drain_events(io: Io, file: Arc<OpenFile>, call: Rc<Caller>) {
     while io.run(Op::ReadEvent { file: file.handle() }).await > 0 && !call.ending.get() {}
 }
 
-async fn drain_bell(io: Io, mailbox: Arc<Mailbox>) {
-    while io.run(Op::ReadEvent { file: mailbox.bell.handle() }).await > 0 {}
+async fn drain_bell(io: Io, mailbox: Arc<Mailbox>, call: Rc<Caller>) {
+    // Rung while it is being cancelled, it is not to be waited for again.
+    while io.run(Op::ReadEvent { file: mailbox.bell.handle() }).await > 0 && !call.ending.get() {}
 }
 
 fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
@@ -194,7 +197,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     caller.file.replace(call);
     tasks.spawn(caller.clone().run(io.clone()));
     tasks.spawn(drain_events(io.clone(), kick.clone(), caller.clone()));
-    tasks.spawn(drain_bell(io.clone(), mailbox.clone()));
+    tasks.spawn(drain_bell(io.clone(), mailbox.clone(), caller.clone()));
     let thread = Thread {
         io: io.clone(),
         index,
@@ -204,6 +207,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         call: caller,
         error,
         broken: Cell::new(false),
+        unplaced: Cell::new(false),
     };
     // A killed server may have published answers and not told of them.
     thread.call.call(&io);
@@ -212,7 +216,8 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let mut lone = Lone::default();
     let mut accounted = 0;
     loop {
-        if mailbox.full.swap(false, AcqRel) {
+        // Carrying out one may take up the bell of the next.
+        while mailbox.full.swap(false, AcqRel) {
             let commands = std::mem::take(
                 &mut *mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner),
             );
@@ -228,8 +233,15 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
                         thread.drain(&mut tasks)?;
                         let next = thread.queue.next_available();
                         match Virtqueue::new(&memory, addresses, size, event_idx, next) {
-                            Ok(ring) => thread.queue.replace_memory(memory, ring),
-                            Err(problem) => thread.give_up(&problem),
+                            Ok(ring) => {
+                                thread.queue.replace_memory(memory, ring);
+                                thread.unplaced.set(false);
+                            }
+                            // It may come back, larger: a front-end takes a region away to grow it.
+                            Err(problem) => {
+                                tracing::warn!(queue = thread.index, "the queue waits: {problem}");
+                                thread.unplaced.set(true);
+                            }
                         }
                     }
                     Command::Stop => return thread.end(tasks, mailbox),
@@ -262,7 +274,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
             }
             std::hint::spin_loop();
         } else {
-            if !thread.broken.get() && thread.queue.enable_kicks() {
+            if thread.may_use_ring() && thread.queue.enable_kicks() {
                 continue;
             }
             thread.account(&mut accounted);
@@ -285,7 +297,7 @@ impl Thread {
         self.tell_of_answers(tasks, on_disk, self.may_fetch());
         let mut new = Vec::new();
         let most = batch(on_disk);
-        let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new, most) };
+        let fetched = if self.may_use_ring() { self.queue.poll(&mut new, most) } else { Ok(()) };
         for tag in new {
             tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
         }
@@ -324,7 +336,11 @@ impl Thread {
     }
 
     fn may_fetch(&self) -> bool {
-        !self.broken.get() && self.queue.has_available()
+        self.may_use_ring() && self.queue.has_available()
+    }
+
+    fn may_use_ring(&self) -> bool {
+        !self.broken.get() && !self.unplaced.get()
     }
 
     /// Wait until every request fetched has been answered; fetch no more.
@@ -362,6 +378,8 @@ impl Thread {
             // One more turn lets a signal through that has room to go.
             tasks.turn(false)?;
             tasks.run_ready();
+            // One that is cancelled is not to be followed by another.
+            self.call.wanted.set(false);
             tasks.block_on(async move {
                 io.run(Op::Cancel { file: file.handle() }).await;
             })?;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringtap_image::{
     Boxed, CacheMode, Discard, Error, Extent, Format, Image, Info, Null, OpenOptions, Status,
@@ -65,7 +65,15 @@ fn serve_by(
     kick: Arc<OpenFile>,
     error: Arc<OpenFile>,
 ) -> Served {
-    let call = event();
+    serve_with(guest, memory, vbd, [kick, event(), error])
+}
+
+fn serve_with(
+    guest: &GuestRing,
+    memory: &Arc<Memory>,
+    vbd: Vbd,
+    [kick, call, error]: [Arc<OpenFile>; 3],
+) -> Served {
     let start = Start {
         index: 0,
         vbd,
@@ -150,6 +158,29 @@ fn descriptors_that_always_give_or_never_take_hold_nobody_up() {
     let (told, ended) = channel();
     std::thread::spawn(move || told.send(served.thread.stop().expect("it ends")));
     assert_eq!(ended.recv_timeout(Duration::from_secs(30)), Ok(1));
+}
+
+#[test]
+fn a_guest_that_takes_no_signal_does_not_hold_up_the_end() {
+    let chain = [Entry(HEADER, 16, NEXT, 1), Entry(STATUS, 1, WRITE, 0)];
+    let guest = GuestRing::new(&with_header(&chain, VIRTIO_BLK_T_FLUSH), 16, &[]);
+    let (_end, full) = full_pipe();
+    let files = [event(), Arc::new(OpenFile::new(full)), event()];
+    let served = serve_with(&guest, &guest.memory, nothing(), files);
+    // Two more to be told of, while it is still being told that there is a server.
+    for _ in 0..2 {
+        let used = guest.used().wrapping_add(1);
+        guest.make_available(0);
+        signal(&served.kick);
+        let began = Instant::now();
+        while guest.used() != used {
+            assert!(began.elapsed() < Duration::from_secs(60), "no answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let (told, ended) = channel();
+    std::thread::spawn(move || told.send(served.thread.stop().expect("it ends")));
+    assert_eq!(ended.recv_timeout(Duration::from_secs(30)), Ok(2));
 }
 
 #[test]
