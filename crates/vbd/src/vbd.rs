@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::qcow2::BitmapSet;
 use ringtap_image::{CacheMode, Discard, Error, Extent, Image, Info, Status, UnderWay};
-use ringtap_io::{Io, Mem};
+use ringtap_io::{Io, Mem, Time};
 
 use crate::gate::{Gate, Writers};
 use crate::stats::{QueueStats, Stats};
@@ -45,6 +45,11 @@ pub struct Request {
     /// Whether what it writes must be stable when it is acknowledged.
     pub fua: bool,
 }
+
+/// After the first what was freed is not referred to any more, after the others nobody can be looking at it.
+const FLUSHES_TO_REUSE: usize = 3;
+/// Others who are under way get this time to end.
+const PAUSE: Time = 1_000_000;
 
 pub(crate) struct Shared {
     info: Info,
@@ -204,10 +209,25 @@ impl Vbd {
     #[inline]
     pub async fn serve(&self, io: &Io, request: Request) -> Result<(), Error> {
         let began = io.now();
-        let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
-        let end = self.carry_out(io, &request).await;
+        let under_way = self.under_way.as_ref().map(|thread| thread.enter());
+        let mut end = self.carry_out(io, &request).await;
+        if end == Err(Error::Full) && under_way.is_some() {
+            drop(under_way);
+            end = self.carry_out_in_freed_room(io, &request).await;
+        }
         self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
         end
+    }
+
+    /// Begin again a request that found no room. What was freed lately rests until flushes have come, and
+    /// nobody is under way who may have looked at it: this very request was.
+    async fn carry_out_in_freed_room(&self, io: &Io, request: &Request) -> Result<(), Error> {
+        for _ in 0..FLUSHES_TO_REUSE {
+            self.image.flush(io).await.map_err(|_| Error::Full)?;
+            io.sleep(PAUSE).await;
+        }
+        let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
+        self.carry_out(io, request).await
     }
 
     #[inline]

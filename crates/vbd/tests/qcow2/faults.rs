@@ -85,3 +85,49 @@ fn a_full_disk_fails_writes_and_loses_nothing() {
     }
     assert!(full > seen, "{full} failures in {seen} runs");
 }
+
+#[test]
+fn room_that_was_freed_and_flushed_is_had_again_on_a_full_disk() {
+    let mut full = 0;
+    for seed in seeds(100) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut bench = Bench::new(seed);
+        if bench.layers.iter().all(|layer| layer.options.is_none()) {
+            bench.add_layer(&mut rng);
+        }
+        let used: u64 = bench.layers.iter().map(|layer| bench.disk.allocated(layer.file)).sum();
+        bench.disk.limit_space(used + rng.u64(32..64) * 1024);
+        let guest = bench.guest();
+        let Some((mut tasks, served)) = bench.session() else { continue };
+        let mut run = |asks: Vec<Ask>| {
+            guest.spawn(&mut tasks, &served, 1, asks);
+            tasks.run().expect("the simulation runs");
+            if let Some(wrong) = guest.wrong() {
+                panic!("seed {seed}: {wrong}");
+            }
+            guest.failures().len()
+        };
+        let all = 0..bench.sectors();
+        let write = |from: u64| Ask::Write { range: from..from + 1, durable: false };
+        let options = bench.layers.last().and_then(|layer| layer.options.as_ref());
+        let cluster = options.expect("an image").cluster_size;
+        let mut starts = all.clone().step_by(8);
+        let refused = starts.find(|from| run(vec![write(*from)]) > 0);
+        // What it had of its own is freed below, if that is as much as a cluster and its table.
+        if refused.is_none_or(|from| from * 512 < 3 * cluster) {
+            continue;
+        }
+        // Zeros in a part of a cluster, and what a flush writes, may need room of their own.
+        let zeros = Ask::Zero { range: all.clone(), unmap: true, durable: false };
+        let before = guest.failures().len();
+        if run(vec![zeros]) > before || run(vec![Ask::Flush]) > before {
+            continue;
+        }
+        assert_eq!(run(vec![write(0)]), before, "seed {seed}: {:?}", guest.failures());
+        full += 1;
+        if let Err(wrong) = bench.after_power_cut(seed).look(&guest) {
+            panic!("seed {seed}: {wrong}");
+        }
+    }
+    assert!(full > 5, "{full}");
+}
