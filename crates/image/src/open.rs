@@ -38,6 +38,8 @@ pub struct OpenOptions {
     pub allow_discards: bool,
     /// Keep no restart log: who writes this image begins anew after a kill.
     pub no_restart_log: bool,
+    /// Nobody will look at the image's data: what is encrypted stays locked.
+    pub tables_only: bool,
 }
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.

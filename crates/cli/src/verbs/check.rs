@@ -1,11 +1,11 @@
 //! `ringtap check`: whether an image contradicts itself, and repair.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use ringtap_image::qcow2::{self, Repair, Report};
-use ringtap_image::{Format, on_a_ring, vhd};
+use ringtap_image::{Format, OpenError, on_a_ring, vhd};
 use serde_json::json;
 
 use super::offline;
@@ -96,13 +96,35 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
 
 fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
     let container = match args.repair {
-        // One that cannot be opened to take up what a killed server left is repaired without that.
-        Some(_) => offline::settled(&args.file)
-            .or_else(|_| Ok::<_, anyhow::Error>(offline::container(&args.file, true, false)?))?,
+        Some(_) => match offline::settled(&args.file) {
+            Ok(container) => container,
+            Err(error) if may_be_taken_up_later(&error, &args.file) => {
+                return Err(error.context(
+                    "a killed server left changes that are not in the image yet, and to repair it now \
+                     would lose them: serve it once, which takes them up",
+                ));
+            }
+            // One whose tables are so that nobody can take them up is repaired without.
+            Err(_) => offline::container(&args.file, true, false)?,
+        },
         None => offline::container(&args.file, false, args.force_share)?,
     };
     let repair = args.repair();
     Ok(on_a_ring(&args.file, |io| async move { qcow2::check(&io, &container, repair).await })??)
+}
+
+/// Whether it is not for the image's own tables that what a killed server left could not be taken up.
+fn may_be_taken_up_later(error: &anyhow::Error, image: &Path) -> bool {
+    match error.downcast_ref() {
+        Some(OpenError::Os { path, .. }) => path != image,
+        Some(
+            OpenError::RestartLog { .. }
+            | OpenError::Backing { .. }
+            | OpenError::Luks { .. }
+            | OpenError::Locked { .. },
+        ) => true,
+        _ => false,
+    }
 }
 
 /// What a VHD's check finds, in the words of qcow2's.

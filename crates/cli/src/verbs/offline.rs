@@ -44,6 +44,7 @@ pub(crate) fn settled(path: &Path) -> anyhow::Result<Container> {
             format: Some(Format::Qcow2),
             cache: CacheMode::Writeback,
             layers: Some(1),
+            tables_only: true,
             ..OpenOptions::default()
         };
         let place = path.to_owned();

@@ -61,13 +61,21 @@ pub(crate) fn open_chain<'a>(
             chain = chain.with(&below)?;
             path = below;
         }
-        let table_memory = options.table_memory;
+        let (table_memory, tables_only) = (options.table_memory, options.tables_only);
         // Only those of the topmost image tell of the whole disk.
         while let Some(Layer { container, header, data, key, restart }) = layers.pop() {
             let top = layers.is_empty();
             let bitmaps = if top { options.bitmaps.clone() } else { Vec::new() };
-            let parts =
-                Parts { data, restart, base, key, table_memory, bitmaps, ..Parts::default() };
+            let parts = Parts {
+                data,
+                restart,
+                base,
+                key,
+                table_memory,
+                bitmaps,
+                tables_only,
+                ..Parts::default()
+            };
             let image = Qcow2::open(io, container, header, parts).await?;
             base = Some(Box::new(image) as Box<dyn Image>);
         }
@@ -98,7 +106,7 @@ async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<L
         false => None,
     };
     let key = match header.encryption() {
-        Some(place) if header.crypt == Crypt::Luks => {
+        Some(place) if header.crypt == Crypt::Luks && !options.tables_only => {
             Some(unlock(io, &container, place, options).await?)
         }
         _ => None,
