@@ -50,6 +50,8 @@ struct Pending {
     open: bool,
     /// Whether the old content of the whole cluster moves with the write.
     moves: bool,
+    /// Whether nobody may join: zeros past the disk's end may be written with the block that it lies in.
+    alone: bool,
     /// Whether the entry has been set.
     committed: bool,
     users: Vec<User>,
@@ -354,7 +356,7 @@ impl Shared {
             let conflict = pending.users.iter().any(|other| {
                 user.partial & (other.whole | other.partial) != 0 || user.whole & other.partial != 0
             });
-            if conflict || pending.moves || found.moves || !geometry.extended() {
+            if conflict || pending.moves || pending.alone || found.moves || !geometry.extended() {
                 return Some(Plan::Wait);
             }
             (user, wide)
@@ -425,8 +427,8 @@ impl Shared {
                 User { token, whole: bits(0..geometry.units()), partial: 0 }
             };
             let moves = one == cluster && found.moves;
-            let (new, open, committed, users) = (false, false, false, vec![user]);
-            let pending = Pending { host, new, open, moves, committed, users };
+            let (new, open, alone, committed, users) = (false, false, false, false, vec![user]);
+            let pending = Pending { host, new, open, moves, alone, committed, users };
             state.allocations.pending.insert(one, pending);
         }
         let written = self.len_in(&clusters, &range, offset, len);
@@ -460,6 +462,13 @@ impl Shared {
             clusters.end = clusters.start + 1;
         }
         let guest = cluster..cluster + (clusters.end - clusters.start);
+        // What lies past the disk's end would be seen once the disk has grown.
+        let last = guest.end - 1;
+        let used = geometry.bytes_of(last);
+        let beyond = (!fresh && used < geometry.cluster()).then(|| {
+            let host = (clusters.end - 1) << geometry.cluster_bits;
+            host + used..host + geometry.cluster()
+        });
         let token = state.allocations.next_token;
         for (one, host) in guest.clone().zip(clusters.clone()) {
             let user = match one == cluster {
@@ -472,19 +481,13 @@ impl Shared {
                 new: true,
                 open: open && one == cluster,
                 moves: found.moves && one == cluster,
+                alone: beyond.is_some() && one == last,
                 committed: false,
                 users: vec![user],
             };
             state.allocations.pending.insert(one, pending);
         }
         let wide = if open { range.clone() } else { wide };
-        // What lies past the disk's end would be seen once the disk has grown.
-        let last = guest.end - 1;
-        let used = geometry.bytes_of(last);
-        let beyond = (!fresh && used < geometry.cluster()).then(|| {
-            let host = (clusters.end - 1) << geometry.cluster_bits;
-            host + used..host + geometry.cluster()
-        });
         let written = self.len_in(&guest, &range, offset, len);
         let host = clusters.start << geometry.cluster_bits;
         self.go(state, guest, host, &range, &wide, written, beyond)

@@ -352,8 +352,8 @@ impl Shared {
             _ => None,
         };
         if let Some(old) = old {
-            state.cache.set(&self.tables, cluster, entry);
             self.dirty.store(true, SeqCst);
+            state.cache.set(&self.tables, cluster, entry);
             self.release_entry(&mut state, old);
         }
         state.cache.unpin(&self.tables, self.tables.geometry.slice_of(cluster));

@@ -7,11 +7,12 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::ops::Range;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::Io;
 
-use super::refcount::{Contradiction, Writes};
+use super::refcount::{Contradiction, Refcounts, Writes};
 use super::table::{L1_BLOCK, Slices};
 use super::together::together;
 use super::{PAUSE, Released, Sabotage, Shared, ToolError};
@@ -177,12 +178,14 @@ impl Shared {
                 continue;
             }
             let block = self.refcounts().block_of(released.cluster);
-            end = self.load_refcounts(io, block).await;
-            if end.is_err() {
-                resting.push(released);
-                continue;
-            }
-            let counted = self.refcounts().change(released.cluster, -1);
+            let counted = match self.loaded_refcounts(io, block).await {
+                Ok(mut refcounts) => refcounts.change(released.cluster, -1),
+                Err(error) => {
+                    end = Err(error);
+                    resting.push(released);
+                    continue;
+                }
+            };
             match counted {
                 Ok(0) => freed.push(released.cluster),
                 Ok(_) => {}
@@ -213,28 +216,9 @@ impl Shared {
                 continue;
             };
             let block = self.refcounts().block_of(last);
-            self.load_refcounts(io, block).await?;
-            if self.count_block_up(block, run, alone).is_err() {
+            let refcounts = self.loaded_refcounts(io, block).await?;
+            if count_block_up(refcounts, block, run, alone).is_err() {
                 return Err(self.mark_corrupt(io).await);
-            }
-        }
-        Ok(())
-    }
-
-    /// As [`Shared::count_up`], the end of a run, as far as that lies in a block that is in memory.
-    fn count_block_up(
-        &self,
-        block: u64,
-        run: &mut Range<u64>,
-        alone: bool,
-    ) -> Result<(), Contradiction> {
-        let mut refcounts = self.refcounts();
-        let first = refcounts.clusters_of_block(block).start.max(run.start);
-        for cluster in (first..run.end).rev() {
-            run.end = cluster;
-            let count = refcounts.change(cluster, 1)?;
-            if alone && count != 1 {
-                return Err(Contradiction);
             }
         }
         Ok(())
@@ -254,12 +238,15 @@ impl Shared {
             };
             while let Some(cluster) = uncounted.last().copied() {
                 let block = self.refcounts().block_of(cluster);
-                if let Err(error) = self.load_refcounts(io, block).await {
-                    self.refcounts().put_back_uncounted(uncounted);
-                    return Err(error);
-                }
+                let counted = match self.loaded_refcounts(io, block).await {
+                    Ok(mut refcounts) => refcounts.change(cluster, 1),
+                    Err(error) => {
+                        self.refcounts().put_back_uncounted(uncounted);
+                        return Err(error);
+                    }
+                };
                 uncounted.pop();
-                if self.refcounts().change(cluster, 1) != Ok(1) {
+                if counted != Ok(1) {
                     return Err(self.mark_corrupt(io).await);
                 }
             }
@@ -437,4 +424,22 @@ enum Step {
     Run,
     Wait,
     Served(Result<(), Error>),
+}
+
+/// As [`Shared::count_up`], the end of a run, as far as that lies in a block that is in memory.
+fn count_block_up(
+    mut refcounts: MutexGuard<'_, Refcounts>,
+    block: u64,
+    run: &mut Range<u64>,
+    alone: bool,
+) -> Result<(), Contradiction> {
+    let first = refcounts.clusters_of_block(block).start.max(run.start);
+    for cluster in (first..run.end).rev() {
+        run.end = cluster;
+        let count = refcounts.change(cluster, 1)?;
+        if alone && count != 1 {
+            return Err(Contradiction);
+        }
+    }
+    Ok(())
 }

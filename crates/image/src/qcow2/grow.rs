@@ -1,7 +1,10 @@
 //! Finding which host clusters are free, and making the file longer.
 
+use std::sync::MutexGuard;
+
 use ringtap_io::Io;
 
+use super::refcount::Refcounts;
 use super::space::{Runs, Taken};
 use super::{PAUSE, Shared};
 use crate::Error;
@@ -168,8 +171,7 @@ impl Shared {
                 break;
             }
             left = left.saturating_sub(1);
-            self.load_refcounts(io, block).await?;
-            let mut refcounts = self.refcounts();
+            let mut refcounts = self.loaded_refcounts(io, block).await?;
             let clusters = refcounts.clusters_of_block(block);
             if end == 0 {
                 let used = clusters.clone().rev().find(|cluster| refcounts.get(*cluster) > 0);
@@ -191,6 +193,21 @@ impl Shared {
         }
         self.state().space.found(end, gaps);
         Ok(())
+    }
+
+    /// The refcounts with a block in memory: another thread may drop it before it was looked at.
+    pub(super) async fn loaded_refcounts(
+        &self,
+        io: &Io,
+        block: u64,
+    ) -> Result<MutexGuard<'_, Refcounts>, Error> {
+        loop {
+            self.load_refcounts(io, block).await?;
+            let refcounts = self.refcounts();
+            if refcounts.is_loaded(block) {
+                return Ok(refcounts);
+            }
+        }
     }
 
     /// Bring a refcount block to memory.

@@ -184,8 +184,10 @@ impl Shared {
     /// stable, guest data's place and zeros alike, passes here before it is acknowledged.
     fn set_entry(&self, state: &mut State, cluster: u64, entry: entry::Entry) {
         self.note(cluster, entry);
-        state.cache.set(&self.tables, cluster, entry);
+        // First: who finds the entry without the lock, and writes by it durably, must know that it is not
+        // stable yet.
         self.dirty.store(true, SeqCst);
+        state.cache.set(&self.tables, cluster, entry);
     }
 
     fn cipher(&self, offset: u64) -> Option<Cipher<'_>> {
