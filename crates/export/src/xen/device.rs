@@ -61,6 +61,8 @@ pub(crate) struct Device {
     vbd: Option<Arc<Vbd>>,
     /// Whether its image was opened: it may have been closed since.
     opened: bool,
+    /// Another disk has its number.
+    replaced: bool,
     threads: Vec<QueueThread>,
     /// What the threads serve.
     connection: Option<Connection>,
@@ -127,7 +129,8 @@ impl Device {
             discard: flag(&mut store, "discard-enable", 1)?,
         };
         let (name, options) = (name.to_owned(), options.clone());
-        let (vbd, opened, threads, connection, retry) = (None, false, vec![], None, None);
+        let (vbd, opened, replaced) = (None, false, false);
+        let (threads, connection, retry) = (vec![], None, None);
         Ok(Some(Device {
             store,
             back,
@@ -138,6 +141,7 @@ impl Device {
             options,
             vbd,
             opened,
+            replaced,
             threads,
             connection,
             retry,
@@ -181,13 +185,19 @@ impl Device {
         if !self.opened {
             self.open(disks)?;
         }
-        if self.opened { self.offer_or_take_over() } else { Ok(()) }
+        if self.opened && !self.replaced { self.offer_or_take_over() } else { Ok(()) }
+    }
+
+    /// What the toolstack wants served, and whether for reading only.
+    fn image(&mut self) -> Result<(String, bool), StoreError> {
+        let params = self.read("params")?.unwrap_or_default();
+        let read_only = self.read("mode")?.is_some_and(|mode| !mode.starts_with('w'));
+        Ok((params, read_only))
     }
 
     /// Open the image. Whether that succeeded or not, the toolstack is told.
     fn open(&mut self, disks: &dyn Disks) -> Result<(), StoreError> {
-        let params = self.read("params")?.unwrap_or_default();
-        let read_only = self.read("mode")?.is_some_and(|mode| !mode.starts_with('w'));
+        let (params, read_only) = self.image()?;
         let driver = format!("/sys/bus/xen-backend/devices/vbd-{}/driver", &self.name[3..]);
         let opened = match Path::new(&driver).exists() {
             true => Err("the kernel's xen-blkback serves it already: \
@@ -199,7 +209,9 @@ impl Device {
             Ok(vbd) => {
                 tracing::info!("{}: {params}, for domain {}", self.name, self.domain);
                 (self.vbd, self.opened) = (Some(vbd), true);
-                self.say("ready")
+                // That may have taken long, and this number be another disk's by now.
+                self.replaced = self.image()? != (params, read_only);
+                if self.replaced { Ok(()) } else { self.say("ready") }
             }
             Err(why) => {
                 self.say(&why)?;
@@ -311,7 +323,8 @@ impl Device {
 
     /// No state of a device that was begun with is the first one.
     fn is_gone(&mut self, state: Option<u32>) -> Result<bool, StoreError> {
-        Ok(state == Some(INITIALISING) || self.read("frontend")?.is_none())
+        let other = self.replaced || state == Some(INITIALISING);
+        Ok(other || self.read("frontend")?.is_none())
     }
 
     /// The frontend is done. Where the device is not to come back, the image is closed before the

@@ -117,6 +117,8 @@ impl Server {
                 return Ok(());
             }
             if again || !fds[1].revents().is_empty() {
+                // Domains' numbers do not come again: nothing is to be kept of each.
+                self.lock().retain(|_, running| !running.bell.ended.load(Acquire));
                 // One that ended may have been made anew meanwhile.
                 let _ = rustix::io::read(&ended.file, &mut [0; 8]);
                 again = !self.look_everywhere(&mut store, &ended, stop)?;
@@ -166,6 +168,10 @@ impl Server {
             script => script?.unwrap_or_default(),
         };
         if script.rsplit('/').next() != Some(SCRIPT) {
+            return Ok(true);
+        }
+        // One without is not whole yet, or not any more.
+        if store.read(&format!("{BACKENDS}/{domain}/{number}/frontend"))?.is_none() {
             return Ok(true);
         }
         match self.start(key, ended, stop) {

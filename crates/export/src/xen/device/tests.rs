@@ -172,6 +172,28 @@ fn an_image_that_nobody_waits_for_is_opened_once() {
     assert_eq!(state(&fake), CLOSED);
 }
 
+/// The toolstack has given up on an image that came slowly, and attached another.
+struct Slow<'a>(&'a Fake);
+
+impl Disks for Slow<'_> {
+    fn open(&self, _: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
+        self.0.set(&format!("{BACK}/params"), "another disk");
+        Ok(Disk::some())
+    }
+
+    fn closed(&self, _: &str) {}
+}
+
+#[test]
+fn an_image_that_comes_too_late_is_not_offered_as_the_next() {
+    let fake = described(INITIALISING, INITIALISING);
+    let mut device = device(&fake);
+    (device.vbd, device.opened) = (None, false);
+    device.begin(&Slow(&fake)).expect("xenstore");
+    assert_eq!((state(&fake), fake.get(&format!("{BACK}/{STATUS}"))), (INITIALISING, None));
+    assert_eq!(device.look().expect("a look"), Look::Gone);
+}
+
 #[test]
 fn a_device_that_was_removed_is_not_made_anew() {
     let fake = described(CONNECTED, CONNECTED);

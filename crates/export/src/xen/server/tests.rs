@@ -38,14 +38,14 @@ fn server(
     Server { records: PathBuf::new(), reach, options, disks, devices: Mutex::default() }
 }
 
-/// As the toolstack does.
+/// As the toolstack does, but that it writes all at once: what is looked for comes last.
 fn attach(fake: &Fake, params: &str) {
     let front = "/local/domain/50000/device/vbd/51712";
     fake.set(&format!("{front}/state"), "1");
-    for (node, value) in [("script", "/etc/xen/scripts/block-ringtap"), ("frontend", front)] {
+    for (node, value) in [("params", params), ("mode", "w"), ("online", "1"), ("state", "1")] {
         fake.set(&format!("{BACK}/{node}"), value);
     }
-    for (node, value) in [("params", params), ("mode", "w"), ("online", "1"), ("state", "1")] {
+    for (node, value) in [("frontend", front), ("script", "/etc/xen/scripts/block-ringtap")] {
         fake.set(&format!("{BACK}/{node}"), value);
     }
 }
