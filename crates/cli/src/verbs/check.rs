@@ -98,6 +98,9 @@ fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
     let container = match args.repair {
         Some(_) => match offline::settled(&args.file) {
             Ok(container) => container,
+            Err(error) if matches!(error.downcast_ref(), Some(OpenError::Locked { .. })) => {
+                return Err(error);
+            }
             Err(error) if may_be_taken_up_later(&error, &args.file) => {
                 return Err(error.context(
                     "a killed server left changes that are not in the image yet, and to repair it now \
@@ -117,12 +120,9 @@ fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
 fn may_be_taken_up_later(error: &anyhow::Error, image: &Path) -> bool {
     match error.downcast_ref() {
         Some(OpenError::Os { path, .. }) => path != image,
-        Some(
-            OpenError::RestartLog { .. }
-            | OpenError::Backing { .. }
-            | OpenError::Luks { .. }
-            | OpenError::Locked { .. },
-        ) => true,
+        Some(OpenError::RestartLog { .. } | OpenError::Backing { .. } | OpenError::Luks { .. }) => {
+            true
+        }
         _ => false,
     }
 }
