@@ -82,19 +82,15 @@ pub fn serve(config: Config) -> Result<(), Error> {
     if outcome.is_ok() {
         stop_devices.raise();
         threads.extend(devices);
-    } else {
-        disks.iter().filter_map(|disk| disk.ublk.as_ref()).for_each(|server| {
-            let device = server.path().display();
-            tracing::warn!("{device} stays: it waits for the next server of its image");
-        });
     }
     for thread in threads {
         // A panic has ended the process already.
         let _ = thread.join();
     }
     let late = inbox.try_iter().find_map(Event::failure);
-    let kept = |disk: &Served| outcome.is_err() && disk.ublk.is_some();
-    let flushed = flush(&config, &disks, kept);
+    let stays = |disk: &Served| disk.ublk.as_ref().is_some_and(|device| device.is_there());
+    let kept: Vec<bool> = disks.iter().map(|disk| outcome.is_err() && stays(disk)).collect();
+    let flushed = flush(&config, &disks, &kept);
     drop(plan);
     outcome.and(late.map_or(Ok(()), Err)).and(flushed)
 }
@@ -274,16 +270,20 @@ fn reload(config: &Config, disks: &[Served]) {
     notify(&[NotifyState::Ready]);
 }
 
-/// Make stable what every disk was given, but for those that are `kept` as they are. The first failure is
-/// returned, after all were tried.
-fn flush(config: &Config, disks: &[Served], kept: impl Fn(&Served) -> bool) -> Result<(), Error> {
+/// Make stable what every disk was given, and close it, unless it is `kept` for its block device, whose
+/// threads go on. The first failure is returned, after all were tried.
+fn flush(config: &Config, disks: &[Served], kept: &[bool]) -> Result<(), Error> {
     let failed = |path: &Path, source| Err(Error::Flush { path: path.to_owned(), source });
     let mut tasks = Tasks::new(Box::new(Ring::new().map_err(Error::Ring)?));
     let mut outcome = Ok(());
-    for (disk, served) in config.disks.iter().zip(disks).filter(|(_, served)| !kept(served)) {
+    for ((disk, served), kept) in config.disks.iter().zip(disks).zip(kept.iter().copied()) {
         let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
+        if let Some(server) = served.ublk.as_ref().filter(|_| kept) {
+            let device = server.path().display();
+            tracing::warn!("{device} stays: it waits for the next server of its image");
+        }
         let flushed = tasks
-            .block_on(async move { vbd.close(&io).await })
+            .block_on(async move { if kept { vbd.flush(&io).await } else { vbd.close(&io).await } })
             .map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
         if let Err(error) = flushed {
             tracing::error!("cannot flush {}: {error}", disk.path.display());

@@ -207,6 +207,8 @@ impl Server {
         let Some(device) = tell else { return };
         match rustix::io::write(&*device, &wire::forget_size()) {
             Ok(_) => {
+                // Not to keep the connection, should its threads have ended: nobody would answer.
+                drop(device);
                 // It fails where the file was unmounted meanwhile, and nobody knows its size then.
                 let _ = std::fs::metadata(&self.path);
             }

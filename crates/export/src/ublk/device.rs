@@ -21,8 +21,9 @@ const MOST: u32 = 256 << 10;
 const MOST_UNCOPIED: u32 = 1 << 20;
 /// Formats whose images hold a disk's bytes as they are, for the most part.
 const AS_THEY_ARE: [&str; 3] = ["raw", "qcow2", "vpc"];
-/// A server's death is noticed in much less.
-pub(crate) const SETTLES: Duration = Duration::from_secs(10);
+/// A server's death is noticed at once, but where it had all requests of a queue in hand (before Linux
+/// 6.15): then by the block layer, which lets a request take 30 s.
+pub(crate) const SETTLES: Duration = Duration::from_secs(70);
 /// The dead one's files are closed, and udev makes a device's file, in much less.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -123,7 +124,7 @@ impl Device {
 
     /// Stop and delete it. Its file must be closed.
     pub(crate) fn delete(&mut self) -> io::Result<()> {
-        self.fresh = false;
+        (self.fresh, self.file) = (false, None);
         if !self.control.delete(self.target())? {
             let path = self.path();
             tracing::warn!("{} lingers until its last user lets go of it", path.display());
@@ -177,7 +178,9 @@ fn find(control: &mut Control, id: Option<u32>, mark: u64) -> Result<Option<Devi
         if info.mark == mark && !served {
             return Ok(Some(info));
         }
-        if id.is_some() {
+        // A second device of one image beside one whose server is dead, or so it seems, would have its
+        // writes undone by what is handed to whoever takes that one over.
+        if id.is_some() || (info.mark == mark && info.state == State::Live) {
             let image = record::read(number, info.mark);
             return Err(Error::Taken { id: number, pid: info.pid, served, ours, image });
         }

@@ -181,6 +181,8 @@ pub struct Server {
 
 struct Running {
     device: Device,
+    /// The device was deleted.
+    ended: bool,
     threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
@@ -195,7 +197,7 @@ impl Server {
         let ended = signal.map_err(|error| failed("make an eventfd for", error.into()))?;
         let ended = Arc::new(OpenFile::new(ended));
         let taken_over = device.taken_over;
-        let mut running = Running { device, threads: vec![] };
+        let mut running = Running { device, ended: false, threads: vec![] };
         if let Err(error) = running.begin(&vbd, &ended) {
             // One that was taken over goes on waiting: its users have not lost anything yet.
             if running.device.fresh {
@@ -213,6 +215,11 @@ impl Server {
     /// The block device.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the block device is there: nobody has taken it away.
+    pub fn is_there(&self) -> bool {
+        !self.running.lock().unwrap_or_else(PoisonError::into_inner).ended
     }
 
     /// Serve until `stop` is raised; then take the block device away and leave. The last flush is
@@ -321,12 +328,15 @@ impl Running {
         }
     }
 
-    /// How the thread failed that has ended first, if it did.
+    /// How a thread failed of those that have ended first, if one did: its end may end others.
     fn failure(&mut self) -> Option<io::Error> {
         loop {
             // It says that it has ended a moment before it does.
-            if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
-                return join(self.threads.swap_remove(at)).err();
+            let (ended, others): (Vec<_>, Vec<_>) =
+                self.threads.drain(..).partition(JoinHandle::is_finished);
+            self.threads = others;
+            if !ended.is_empty() {
+                return ended.into_iter().find_map(|thread| join(thread).err());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -334,6 +344,7 @@ impl Running {
 
     /// Stop the device, wait for its threads, delete it. How the threads ended.
     fn end(&mut self) -> Vec<io::Result<()>> {
+        self.ended = true;
         let path = self.device.path();
         let device = &mut self.device;
         let target = device.target();
