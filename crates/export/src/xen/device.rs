@@ -215,8 +215,8 @@ impl Device {
             }
             Err(why) => {
                 self.say(&why)?;
-                let (state, frontend) = (self.state()?, self.frontend_state()?);
-                if is_in_use(state, frontend) {
+                let state = self.state()?;
+                if self.is_awaited(state)? {
                     self.try_again(format!("cannot serve {params:?}: {why}"));
                     return Ok(());
                 }
@@ -345,13 +345,24 @@ impl Device {
         record::forget(Path::new(RECORDS), |disk| disk == self.name);
     }
 
+    /// Whether a guest was promised the disk by a server before this one: it has it, or boots and will come
+    /// for it. A toolstack that has not been told yet is not to wait, but to hear what is wrong.
+    fn is_awaited(&mut self, state: Option<u32>) -> Result<bool, StoreError> {
+        if is_in_use(state, self.frontend_state()?) {
+            return Ok(true);
+        }
+        let promised = self.read("hotplug-status")?.as_deref() == Some("connected");
+        let online = self.read("online")?.as_deref() == Some("1");
+        Ok(promised && online && matches!(state, Some(INIT_WAIT | INITIALISED | CLOSED)))
+    }
+
     /// There is no image to serve: only to see the toolstack give up, and a guest that has it already.
     fn look_for_end(&mut self) -> Result<Look, StoreError> {
-        let (state, frontend) = (self.state()?, self.frontend_state()?);
+        let state = self.state()?;
         if self.is_gone(state)? {
             return Ok(Look::Gone);
         }
-        if is_in_use(state, frontend) {
+        if self.is_awaited(state)? {
             return Ok(Look::GoOn);
         }
         self.retry = None;

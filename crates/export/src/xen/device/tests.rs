@@ -158,6 +158,44 @@ fn an_image_that_a_guest_waits_for_is_opened_when_that_is_possible() {
     }
 }
 
+/// The server that the toolstack relied on is gone, and the guest has not come to its disk yet.
+#[test]
+fn a_guest_that_boots_waits_for_its_image() {
+    for was in [INIT_WAIT, CLOSED] {
+        let fake = described(was, INITIALISING);
+        fake.set(&format!("{BACK}/hotplug-status"), "connected");
+        let mut device = device(&fake);
+        (device.vbd, device.opened) = (None, false);
+        let disk = Disk { opens_at: 3, ..Disk::default() };
+        for tried in 1..3 {
+            device.begin(&disk).expect("xenstore");
+            assert_eq!(device.look_for_end().expect("a look"), Look::GoOn);
+            assert!(device.retry.is_some(), "{tried}: the guest waits");
+            assert_eq!(state(&fake), was);
+        }
+        device.begin(&disk).expect("xenstore");
+        assert_eq!(device.look().expect("a look"), Look::GoOn);
+        assert!(device.opened && device.retry.is_none());
+        assert_eq!(state(&fake), INIT_WAIT, "it is offered");
+    }
+}
+
+#[test]
+fn an_image_that_nobody_will_come_for_is_not_tried_again() {
+    let fake = described(INIT_WAIT, INITIALISING);
+    fake.set(&format!("{BACK}/hotplug-status"), "connected");
+    let mut device = device(&fake);
+    (device.vbd, device.opened) = (None, false);
+    device.begin(&Disk { opens_at: 3, ..Disk::default() }).expect("xenstore");
+    assert!(device.retry.is_some());
+    // As `xl block-detach` does.
+    fake.set(&format!("{BACK}/online"), "0");
+    fake.set(&format!("{BACK}/state"), &CLOSING.to_string());
+    device.look_for_end().expect("a look");
+    assert!(device.retry.is_none(), "nobody waits for it");
+    assert_eq!(state(&fake), CLOSED);
+}
+
 /// `xl` has been told and takes away what it has made.
 #[test]
 fn an_image_that_nobody_waits_for_is_opened_once() {
