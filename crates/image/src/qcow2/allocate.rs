@@ -248,12 +248,13 @@ impl Shared {
     /// What to do about a write; where it is to go on, it has its room from now on.
     fn plan(&self, state: &mut State, offset: u64, len: u64, full: bool) -> Plan {
         let geometry = &self.tables.geometry;
+        let (len, clusters) = self.noted_at_once(offset, len);
+        if self.log_is_crowded(state, clusters) {
+            return Plan::Flush;
+        }
         let cluster = offset >> geometry.cluster_bits;
         let start = offset & (geometry.cluster() - 1);
         let mut range = start..(start + len).min(geometry.bytes_of(cluster));
-        if self.log_is_crowded(state) {
-            return Plan::Flush;
-        }
         let found = match self.look(cluster, &mut range) {
             Ok(found) => found,
             Err(plan) => return plan,

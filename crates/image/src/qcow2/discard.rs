@@ -117,7 +117,7 @@ impl Shared {
         if state.allocations.is_pending(cluster) {
             return Step::Wait;
         }
-        if self.log_is_crowded(&state) {
+        if self.log_is_crowded(&state, 1) {
             return Step::NeedsFlush;
         }
         let super::table::Lookup::Entry(old) = self.tables.entry(cluster) else {

@@ -70,13 +70,24 @@ impl Shared {
         debug_assert!(noted, "a change of cluster {cluster} was not noted");
     }
 
-    /// Whether a flush must come before another change is begun.
-    pub(super) fn log_is_crowded(&self, state: &State) -> bool {
+    /// So much of a write as may have its room at once, in bytes and in clusters: what one slice tells of,
+    /// and no more than a flush surely makes room for in the log.
+    pub(super) fn noted_at_once(&self, offset: u64, len: u64) -> (u64, u64) {
+        let geometry = &self.tables.geometry;
+        let first = offset >> geometry.cluster_bits;
+        let slice = geometry.clusters_of_slice(geometry.slice_of(first));
+        let most = self.restart.get().map_or(u64::MAX, |log| (log.capacity() / 8).max(1));
+        let end = (offset + len + geometry.cluster() - 1) >> geometry.cluster_bits;
+        let end = end.min(slice.end).min(first.saturating_add(most));
+        (len.min((end << geometry.cluster_bits) - offset), end - first)
+    }
+
+    /// Whether a flush must come before so many more changes are begun.
+    pub(super) fn log_is_crowded(&self, state: &State, more: u64) -> bool {
         let Some(log) = self.restart.get() else { return false };
         let room = log.room();
-        let most_each = self.tables.geometry.clusters_of_slice(0).end;
         let begun = state.allocations.reserved();
-        room < begun + most_each || room < log.capacity() / 8 && !state.flushing.is_running()
+        room < begun + more || room < log.capacity() / 8 && !state.flushing.is_running()
     }
 
     /// Take up what a killed server left, make it stable, and begin a log of our own.
@@ -291,23 +302,5 @@ impl Shared {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stamp_tells_its_boot() {
-        let mut random = fastrand::Rng::with_seed(5);
-        let boot = random.u128(..);
-        for _ in 0..100 {
-            let stamp = draw(random.u64(..), boot);
-            assert_eq!(stamp & !autoclear::RESTART_STAMP, 0);
-            assert!(names_one_of_boot(autoclear::RESTART_LOG | stamp, boot));
-            assert!(!names_one_of_boot(stamp, boot), "it names none");
-        }
-        let others = (0..1000).filter(|_| {
-            let stamp = draw(random.u64(..), random.u128(..));
-            names_one_of_boot(autoclear::RESTART_LOG | stamp, boot)
-        });
-        assert!(others.count() < 3);
-    }
-}
+#[path = "restart_tests.rs"]
+mod tests;

@@ -469,7 +469,7 @@ impl Bench {
 
 /// Memory for a log that has to be flushed often, or hardly ever.
 fn blank(rng: &mut fastrand::Rng) -> Arc<[AtomicU64]> {
-    let records = [1100, 4000][rng.usize(0..2)];
+    let records = [100, 4000][rng.usize(0..2)];
     zeros(RestartLog::words_for(records))
 }
 

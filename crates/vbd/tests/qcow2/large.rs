@@ -179,3 +179,71 @@ fn an_entry_read_alone_is_not_remembered_when_it_has_changed() {
     };
     tasks.block_on(all).expect("the ring turns");
 }
+
+/// The largest disks that qemu-img makes, written by us and read by QEMU. Writes to them hung for ever.
+#[test]
+fn the_largest_disks_are_written() {
+    let (done, all) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for (options, size) in [
+            ("cluster_size=512", 1 << 37),
+            ("cluster_size=64k", 1 << 51),
+            ("cluster_size=512k", 1 << 57),
+            ("cluster_size=1M", 1 << 59),
+            ("cluster_size=2M", 1 << 61),
+            ("cluster_size=2M,extended_l2=on", 1 << 60),
+        ] {
+            try_largest(options, size);
+        }
+        done.send(()).expect("it is waited for");
+    });
+    let end = all.recv_timeout(std::time::Duration::from_secs(120));
+    assert!(end.is_ok(), "a disk hangs, or see above");
+}
+
+fn try_largest(options: &str, size: u64) {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let path = dir.path().join("image.qcow2");
+    let text = path.display().to_string();
+    qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, &text, &size.to_string()]);
+    let len = 4 << 20;
+    // At the disk's end, too, and across the border of two tables.
+    let places = [4096, size / 2 - len / 2, size / 8 * 5 + 512, size - len];
+    let vbd = open(&path, None);
+    let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+    let io = tasks.io().clone();
+    let all = async move {
+        for (byte, offset) in (1..).zip(places) {
+            let mut buffer = io.buffer(len as usize).expect("memory");
+            buffer.bytes_mut().fill(byte);
+            let mem = buffer.mem();
+            let write = Request { kind: Kind::Write, offset, len, mem, fua: false };
+            vbd.serve(&io, write).await.expect("written");
+        }
+        let (offset, len, mem) = (places[1], len / 2, Mem::EMPTY);
+        let kind = Kind::WriteZeroes { unmap: true, fast: false };
+        vbd.serve(&io, Request { kind, offset, len, mem, fua: false }).await.expect("zeroed");
+        vbd.flush(&io).await.expect("flushed");
+        vbd.close(&io).await.expect("closed");
+    };
+    tasks.block_on(all).expect("the ring turns");
+    qemu_img(&["check", "-q", "-f", "qcow2", &text]);
+    let options = OpenOptions::default();
+    let container = ringtap_image::Container::open(&path, &options).expect("an image");
+    let report = ringtap_image::on_a_ring(&path, |io| async move {
+        ringtap_image::qcow2::check(&io, &container, ringtap_image::qcow2::Repair::Nothing).await
+    });
+    let report = report.expect("a ring").expect("checked");
+    assert!(report.is_clean(), "{size} bytes: {report:?}");
+    let mut reads = vec!["-r".to_owned(), "-f".to_owned(), "qcow2".to_owned(), text];
+    for (byte, offset) in [1, 2, 3, 4].into_iter().zip(places) {
+        let (zeros, rest) = if byte == 2 { (len / 2, len / 2) } else { (0, len) };
+        for (byte, offset, len) in [(0, offset, zeros), (byte, offset + zeros, rest)] {
+            reads.extend(["-c".to_owned(), format!("read -P {byte} {offset} {len}")]);
+        }
+    }
+    let end = Command::new("timeout").arg("60").arg("qemu-io").args(&reads).output();
+    let end = end.expect("qemu-io runs");
+    let said = String::from_utf8_lossy(&end.stdout).into_owned();
+    assert!(end.status.success() && !said.contains("failed"), "{size} bytes: {said}");
+}

@@ -1,0 +1,117 @@
+use ringtap_io::Tasks;
+use ringtap_sim::{Chances, Disk, Sim};
+
+use super::*;
+use crate::qcow2::{CreateOptions, Parts, Qcow2, create};
+use crate::restart::Identity;
+use crate::{Container, Discard, Traits};
+
+#[test]
+fn a_stamp_tells_its_boot() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let boot = random.u128(..);
+    for _ in 0..100 {
+        let stamp = draw(random.u64(..), boot);
+        assert_eq!(stamp & !autoclear::RESTART_STAMP, 0);
+        assert!(names_one_of_boot(autoclear::RESTART_LOG | stamp, boot));
+        assert!(!names_one_of_boot(stamp, boot), "it names none");
+    }
+    let others = (0..1000).filter(|_| {
+        let stamp = draw(random.u64(..), random.u128(..));
+        names_one_of_boot(autoclear::RESTART_LOG | stamp, boot)
+    });
+    assert!(others.count() < 3);
+}
+
+/// Changes that are noted and that no flush has made stable.
+fn noted(shared: &Shared) -> u64 {
+    let log = shared.restart.get().expect("a log");
+    log.capacity() - log.room()
+}
+
+/// Write to `len` bytes, with room for all of it asked for at once; how many rooms that took.
+async fn write(shared: &Shared, io: &Io, offset: u64, len: u64) -> u64 {
+    let (mut at, mut rooms, mut tries) = (offset, 0, 0);
+    while at < offset + len {
+        match shared.allocate(io, at, offset + len - at).await.expect("room") {
+            Some(room) => {
+                at += room.len;
+                shared.commit(room.token, true);
+                (rooms, tries) = (rooms + 1, 0);
+            }
+            None => tries += 1,
+        }
+        assert!(tries < 10, "no room at {at} of {} bytes", shared.info.size);
+    }
+    rooms
+}
+
+/// Do something to an image that was made now, whose log has room for so many changes.
+fn with_image<F: Future<Output = ()> + 'static>(
+    options: CreateOptions,
+    records: u64,
+    task: impl FnOnce(Io, Qcow2) -> F + 'static,
+) {
+    let disk = Disk::new(512);
+    let file = disk.add_file(0, 1);
+    let traits = Traits {
+        regular: true,
+        read_only: false,
+        request_alignment: 1,
+        memory_alignment: 1,
+        logical_block_size: 512,
+        physical_block_size: 4096,
+    };
+    let container = Container::simulated(file, 0, traits);
+    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5).chances(Chances::NEVER)));
+    let io = tasks.io().clone();
+    let work = async move {
+        let header = create(&io, &container, None, &options).await.expect("made");
+        let words = RestartLog::words_for(records);
+        let words: Vec<_> = (0..words).map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
+        let identity = Identity { boot: 1, file: (2, 3) };
+        let log = RestartLog::with(Box::new(words), identity, records);
+        let parts = Parts { restart: Some(log), ..Parts::default() };
+        let image = Qcow2::open(&io, container, header, parts).await.expect("opened");
+        task(io, image).await;
+    };
+    tasks.block_on(work).expect("the simulation runs");
+}
+
+/// The largest disks that qemu-img makes with clusters of each size.
+#[test]
+fn no_disk_is_so_large_that_its_writes_wait_for_flushes() {
+    let kinds = [(9, false), (16, false), (19, false), (20, false), (21, false), (21, true)];
+    for (cluster_bits, extended_l2) in kinds {
+        let coverage = 2 * cluster_bits - 3 - u32::from(extended_l2);
+        let (size, cluster_size) = (1 << (22 + coverage), 1 << cluster_bits);
+        let options = CreateOptions { size, cluster_size, extended_l2, ..Default::default() };
+        with_image(options, RESTART_RECORDS, move |io, image| async move {
+            let shared = &image.shared;
+            let far = size / 2 + 4 * cluster_size;
+            for number in 0..100 {
+                write(shared, &io, number * cluster_size + 512, 512).await;
+                write(shared, &io, far + number * cluster_size, cluster_size).await;
+            }
+            assert_eq!(noted(shared), 200, "{size} bytes");
+            let zero = Discard::Zero { unmap: true };
+            shared.discard(&io, far, 100 * cluster_size, zero).await.expect("discarded");
+            assert_eq!(noted(shared), 300, "{size} bytes");
+            shared.flush(&io).await.expect("flushed");
+            assert_eq!(noted(shared), 0);
+        });
+    }
+}
+
+/// However little the log has room for: a write gets its room in parts.
+#[test]
+fn no_write_is_too_large_for_the_log() {
+    for records in [1, 2, 20] {
+        let options = CreateOptions { size: 1 << 30, ..Default::default() };
+        with_image(options, records, |io, image| async move {
+            assert!(write(&image.shared, &io, 512, 40 << 16).await > 1);
+            let zero = Discard::Zero { unmap: true };
+            image.shared.discard(&io, 0, 41 << 16, zero).await.expect("discarded");
+        });
+    }
+}
