@@ -7,8 +7,8 @@ use ringtap_io::Io;
 
 use super::extension::{self, Extension};
 use super::header::{
-    CLUSTER_BITS, COPIED, MAX_L1_BYTES, MAX_NAME, MAX_REFCOUNT_TABLE_BYTES, autoclear, compatible,
-    incompatible,
+    CLUSTER_BITS, COPIED, MAX_EXTERNAL, MAX_L1_BYTES, MAX_NAME, MAX_REFCOUNT_TABLE_BYTES,
+    autoclear, compatible, incompatible,
 };
 use super::tool::{ToolError, failed};
 use super::{Compression, Crypt, Header};
@@ -347,6 +347,9 @@ fn plan(options: &CreateOptions) -> Result<Plan, &'static str> {
         return Err("the disk is too large for clusters of this size: use a larger cluster_size");
     }
     let external = options.data_file.is_some();
+    if external && header.size > MAX_EXTERNAL {
+        return Err("with data_file a disk has 64 PiB at most");
+    }
     // The raw data file is found by whoever ignores it only if every cluster is said to be there.
     let preallocated = options.preallocation != Preallocation::Off || options.data_file_raw;
     let l2_tables = if preallocated { header.l1_entries_for(header.size) } else { 0 };

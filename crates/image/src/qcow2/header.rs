@@ -14,6 +14,8 @@ pub const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 pub const MAX_L1_BYTES: u64 = 32 << 20;
 /// The most bytes a refcount table takes.
 pub const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
+/// The most bytes of a disk whose data lies in an external file: an entry has no bits for places beyond.
+pub const MAX_EXTERNAL: u64 = 1 << 56;
 /// The most snapshots of an image.
 pub const MAX_SNAPSHOTS: u32 = 65536;
 /// The most bytes of a backing file's name.

@@ -12,7 +12,7 @@ use super::bitmap_set::{self, BitmapSet, Loading};
 use super::decoder::Decoder;
 use super::entry::Geometry;
 use super::flush::{Flushing, patch};
-use super::header::{COPIED, OFFSET_MASK, autoclear, incompatible};
+use super::header::{COPIED, MAX_EXTERNAL, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
 use super::space::Space;
 use super::table::{Cache, Tables};
@@ -124,6 +124,12 @@ impl Qcow2 {
         let has_data_file = header.has(incompatible::DATA_FILE);
         if has_data_file != parts.data.is_some() {
             return Err(refused("its guest data lies in an external file, which is not given"));
+        }
+        if has_data_file && !read_only && header.size > MAX_EXTERNAL {
+            return Err(refused(
+                "its tables cannot say where data lies beyond 64 PiB of its external data file: \
+                 open it read-only, or make it smaller with resize --shrink",
+            ));
         }
         let geometry = Geometry::new(&header, container.is_copied_from());
         let failed = |what| {

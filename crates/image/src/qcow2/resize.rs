@@ -7,7 +7,9 @@ use ringtap_io::Io;
 
 use super::bitmap::resize_bitmaps;
 use super::compressed;
-use super::header::{COMPRESSED, COPIED, MAX_L1_BYTES, OFFSET_MASK, ZERO, autoclear, incompatible};
+use super::header::{
+    COMPRESSED, COPIED, MAX_EXTERNAL, MAX_L1_BYTES, OFFSET_MASK, ZERO, autoclear, incompatible,
+};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
 use super::tool::{ToolError, failed};
@@ -46,6 +48,9 @@ pub async fn resize(
     }
     if image.header.has(incompatible::DATA_FILE) != data.is_some() {
         return Err(image.refused("its external data file must be given"));
+    }
+    if data.is_some() && new > old.max(MAX_EXTERNAL) {
+        return Err(image.refused("with an external data file a disk has 64 PiB at most"));
     }
     let (snapshots, _) = snapshot_table::read(&image).await?;
     if snapshots.iter().any(|snapshot| snapshot.disk_size.is_none()) {

@@ -1,4 +1,7 @@
-use ringtap_image::qcow2::{CreateOptions, Repair, create};
+use std::os::unix::fs::FileExt;
+
+use ringtap_image::qcow2::{CreateOptions, Repair, ResizeOptions, create, resize};
+use ringtap_image::{CacheMode, Format, OpenOptions};
 use serde_json::Value;
 
 use crate::oracle::{Folder, open, with};
@@ -168,6 +171,46 @@ fn what_cannot_be_is_refused() {
         let message = options.set(name, value).expect_err("refused");
         assert!(message.contains(name), "{message}");
     }
+}
+
+/// QEMU makes larger ones, and its assertions fail where one is written to.
+#[test]
+fn a_data_file_is_no_larger_than_entries_can_say() {
+    let folder = Folder::new();
+    let (most, more) = (1u64 << 56, (1u64 << 56) + (1 << 21));
+    let with_size = |size| options("cluster_size=2M,data_file=data.bin", size);
+    let error = make(&folder, "image", &with_size(more)).expect_err("too large");
+    assert!(error.contains("64 PiB"), "{error}");
+    make(&folder, "image", &with_size(most)).expect("made");
+    folder.assert_clean("image");
+    let (path, data) = (folder.path("image"), open(&folder.path("data.bin")));
+    let resized = with(&path, move |io, container| async move {
+        let options = ResizeOptions { size: more, ..ResizeOptions::default() };
+        resize(&io, &container, Some(&data), &options).await.map_err(|error| error.to_string())
+    });
+    let error = resized.expect_err("too large");
+    assert!(error.contains("64 PiB"), "{error}");
+    let look = |read_only| {
+        let (format, cache) = (Some(Format::Qcow2), CacheMode::Writeback);
+        let options = OpenOptions { format, cache, read_only, ..OpenOptions::default() };
+        let opened = ringtap_image::open(&path, &options);
+        opened.map(drop).map_err(|error| error.to_string())
+    };
+    look(false).expect("opened");
+    // As QEMU makes it: its size, and an L1 table for that.
+    let file = std::fs::OpenOptions::new().write(true).open(&path).expect("opened");
+    file.write_all_at(&more.to_be_bytes(), 24).expect("written");
+    file.write_all_at(&((1u32 << 17) + 1).to_be_bytes(), 36).expect("written");
+    folder.assert_clean("image");
+    let error = look(false).expect_err("refused");
+    assert!(error.contains("64 PiB") && error.contains("read-only"), "{error}");
+    look(true).expect("opened to be read");
+    let data = open(&folder.path("data.bin"));
+    with(&path, move |io, container| async move {
+        let options = ResizeOptions { size: most, shrink: true, ..ResizeOptions::default() };
+        resize(&io, &container, Some(&data), &options).await.expect("made smaller");
+    });
+    look(false).expect("opened");
 }
 
 /// Room for a LUKS header of any length, found again and known to be in use.
