@@ -136,6 +136,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
         "G" => 30,
         "T" => 40,
         "P" => 50,
+        "E" => 60,
         _ => return None,
     };
     if let Ok(whole) = digits.parse::<u64>() {
@@ -161,10 +162,11 @@ mod tests {
             ("10G", 10 << 30),
             ("1.5M", 3 << 19),
             ("2TiB", 2 << 40),
+            ("1.5E", 3 << 59),
         ] {
             assert_eq!(parse_size(text), Some(bytes), "{text}");
         }
-        for text in ["", "G", "-1", "1X", "1.3", "9999999999T", "nan", "1e5"] {
+        for text in ["", "G", "-1", "1X", "1.3", "9999999999T", "5E", "16E", "nan", "1e5"] {
             assert_eq!(parse_size(text), None, "{text}");
         }
     }
