@@ -414,7 +414,9 @@ impl Shared {
     ) -> Plan {
         let geometry = &self.tables.geometry;
         let wide = self.widened(cluster, found.moves, &range);
-        let end = match geometry.data_file && wide == range {
+        // Where the range was cut, the rest of the cluster is to be looked at again.
+        let to_end = range.end == geometry.bytes_of(cluster);
+        let end = match geometry.data_file && wide == range && to_end {
             true => self.run_end(state, cluster, offset, len),
             false => cluster + 1,
         };

@@ -352,6 +352,34 @@ fn overlays_of_odd_shapes() {
     }
 }
 
+/// A write of several clusters whose first holds something already, and not in all of the rest: what lies
+/// behind that is to be found, too.
+#[test]
+fn writes_go_on_behind_what_a_cluster_holds_already() {
+    for (seed, (options, below)) in (50..).zip([
+        ("extended_l2=on,cluster_size=16k", Some("qcow2")),
+        ("data_file=DATA,extended_l2=on,cluster_size=16k", Some("qcow2")),
+        ("data_file=DATA,extended_l2=on,cluster_size=16k", None),
+        ("data_file=DATA,data_file_raw=on,extended_l2=on,cluster_size=16k", None),
+    ]) {
+        let mut case = Case::new(seed, options, below);
+        let vbd = case.open(false);
+        let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+        let io = tasks.io().clone();
+        let all = async move {
+            let zero = Kind::WriteZeroes { unmap: true, fast: false };
+            serve(&vbd, &io, zero, 0, 128 << 10, 0, false).await?;
+            serve(&vbd, &io, Kind::Write, 24 << 10, 4096, 1, false).await?;
+            serve(&vbd, &io, Kind::Write, 18 << 10, 60 << 10, 2, false).await?;
+            vbd.close(&io).await
+        };
+        tasks.block_on(all).expect("the ring turns").expect("served");
+        case.holds[..128 << 10].fill(0);
+        case.holds[18 << 10..78 << 10].fill(2);
+        case.compare();
+    }
+}
+
 /// QEMU that writes refcounts late and is killed leaves the image dirty: it can be read as it is, and
 /// is repaired before it is written to.
 #[test]
