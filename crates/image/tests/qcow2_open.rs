@@ -156,3 +156,32 @@ fn what_a_killed_server_left_is_found_by_who_only_reads() {
     closed.expect("a ring").expect("closed");
     assert_eq!(left(), None);
 }
+
+/// Whoever saw a compressed cluster, and then somebody wrote to it, is not given the one below.
+#[test]
+fn what_lies_below_is_not_decoded_where_something_hides_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (below, path) = (dir.path().join("below"), dir.path().join("image"));
+    make(&below, None);
+    let image = open(&below, &options(false)).expect("opened");
+    let packed = on_a_ring(&below, |io| async move {
+        image.compress(&io, 0, &[7; 2 << 16]).await?;
+        image.close(&io).await
+    });
+    packed.expect("a ring").expect("compressed");
+    make(&path, Some(("below", Some("qcow2"))));
+    let image = open(&path, &options(false)).expect("opened");
+    let moved = on_a_ring(&path, |io| async move {
+        let room = image.allocate(&io, 0, 1 << 16).await.expect("allocated").expect("room");
+        image.commit(room, true);
+        let mut moved = Vec::new();
+        for offset in [0, 1 << 16] {
+            image.load(&io, offset).await.expect("loaded");
+            let buffer = io.buffer(512).expect("memory");
+            moved.push(image.decompress(&io, offset, buffer.mem()).await.expect("looked at"));
+        }
+        image.close(&io).await.expect("closed");
+        moved
+    });
+    assert_eq!(moved.expect("a ring"), [0, 512]);
+}

@@ -44,17 +44,22 @@ impl Shared {
     /// Fill `mem` from the compressed cluster at `offset`, here or below.
     pub(super) async fn decompress(&self, io: &Io, offset: u64, mem: Mem) -> Result<usize, Error> {
         let geometry = &self.tables.geometry;
-        match self.tables.entry(offset >> geometry.cluster_bits) {
-            Lookup::Entry(entry) if entry.kind(geometry, 0) == Kind::Compressed => {
+        let within = offset & (geometry.cluster() - 1);
+        let kind = match self.tables.entry(offset >> geometry.cluster_bits) {
+            Lookup::Entry(entry) if entry.is_compressed() && !geometry.data_file => {
                 let cluster = self.decoded(io, entry.word).await?;
-                let within = (offset & (geometry.cluster() - 1)) as usize;
-                Ok(mem.copy_from(cluster.get(within..).unwrap_or_default()))
+                return Ok(mem.copy_from(cluster.get(within as usize..).unwrap_or_default()));
             }
-            Lookup::NotLoaded => Ok(0),
-            _ => match (&self.base, self.map_base(offset, 1)) {
-                (Some(base), Extent::Compressed { .. }) => base.decompress(io, offset, mem).await,
-                _ => Ok(0),
-            },
+            Lookup::Entry(entry) => entry.kind(geometry, within >> geometry.unit_bits),
+            Lookup::NoTable => Kind::Unallocated,
+            Lookup::NotLoaded => return Ok(0),
+        };
+        match (&self.base, self.map_base(offset, 1)) {
+            // What has been written here since the map was looked at hides what lies below.
+            (Some(base), Extent::Compressed { .. }) if kind == Kind::Unallocated => {
+                base.decompress(io, offset, mem).await
+            }
+            _ => Ok(0),
         }
     }
 
