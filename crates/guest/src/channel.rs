@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -20,6 +21,9 @@ const WINDOW: u32 = 3;
 
 /// How long an agent may take to read a line, however busy its guest is.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often one who waits looks whether that shall end.
+const TICK: Duration = Duration::from_millis(50);
 
 /// What one command has shown so far.
 #[derive(Default)]
@@ -60,6 +64,8 @@ pub(crate) enum Gone {
     TimedOut,
     /// The guest has closed its end.
     Closed,
+    /// Nobody wants to wait any more.
+    Interrupted,
 }
 
 /// The stream to one guest.
@@ -67,6 +73,7 @@ pub(crate) struct Channel {
     shared: Arc<Shared>,
     writer: Mutex<UnixStream>,
     next: Mutex<u64>,
+    interrupt: Arc<AtomicBool>,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -77,14 +84,21 @@ impl Shared {
 }
 
 impl Channel {
-    pub(crate) fn new(stream: UnixStream) -> std::io::Result<Self> {
+    /// All waiting ends once `interrupt` is true.
+    pub(crate) fn new(stream: UnixStream, interrupt: Arc<AtomicBool>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let reader = {
             let shared = shared.clone();
             let stream = stream.try_clone()?;
             thread::spawn(move || read_lines(stream, &shared))
         };
-        Ok(Self { shared, writer: Mutex::new(stream), next: Mutex::new(1), reader: Some(reader) })
+        let (writer, next) = (Mutex::new(stream), Mutex::new(1));
+        Ok(Self { shared, writer, next, interrupt, reader: Some(reader) })
+    }
+
+    /// The flag that it was given.
+    pub(crate) fn interrupt(&self) -> &Arc<AtomicBool> {
+        &self.interrupt
     }
 
     /// Waits for the agent's greeting.
@@ -162,11 +176,14 @@ impl Channel {
             if state.closed {
                 return Err(Gone::Closed);
             }
+            if self.interrupt.load(Ordering::SeqCst) {
+                return Err(Gone::Interrupted);
+            }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Gone::TimedOut);
             }
-            let waited = self.shared.changed.wait_timeout(state, left);
+            let waited = self.shared.changed.wait_timeout(state, left.min(TICK));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -232,7 +249,7 @@ mod tests {
     #[test]
     fn a_long_script_arrives_whole_and_its_output_comes_back() {
         let (host, guest) = UnixStream::pair().unwrap();
-        let channel = Channel::new(host).unwrap();
+        let channel = Channel::new(host, Arc::default()).unwrap();
         let script: String = (0..500).map(|n| format!("echo line {n} 'ü'\n")).collect();
         let agent = thread::spawn(move || {
             let mut got = Vec::new();
@@ -263,12 +280,31 @@ mod tests {
     #[test]
     fn a_guest_that_dies_ends_the_wait_at_once() {
         let (host, guest) = UnixStream::pair().unwrap();
-        let channel = Channel::new(host).unwrap();
+        let channel = Channel::new(host, Arc::default()).unwrap();
         let id = channel.start("true", "root").unwrap_or_else(|_| panic!("not sent"));
         drop(guest);
         let started = Instant::now();
         let gone = channel.wait_done(id, soon()).err();
         assert_eq!(gone, Some(Gone::Closed));
+        assert!(started.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn who_waits_for_a_guest_that_says_nothing_can_be_interrupted() {
+        let (host, _guest) = UnixStream::pair().unwrap();
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let channel = Channel::new(host, interrupt.clone()).unwrap();
+        let started = Instant::now();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| channel.wait_hello(soon()));
+            thread::sleep(Duration::from_millis(20));
+            assert!(!waiting.is_finished());
+            interrupt.store(true, Ordering::SeqCst);
+            assert_eq!(waiting.join().unwrap(), Err(Gone::Interrupted));
+        });
+        // What needs no waiting is sent all the same; a long script waits for the agent to read.
+        assert!(channel.start("true", "root").is_ok());
+        assert_eq!(channel.start(&"true;".repeat(CHUNK), "root"), Err(Gone::Interrupted));
         assert!(started.elapsed() < Duration::from_secs(30));
     }
 }

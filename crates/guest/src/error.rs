@@ -96,6 +96,9 @@ pub enum Error {
         /// The end of its stderr.
         stderr: String,
     },
+    /// The flag of `interrupt` was set while a guest was waited for.
+    #[error("{0} was interrupted")]
+    Interrupted(String),
     /// A program in the guest printed what could not be understood.
     #[error("{program} in the guest printed {found}: {output}")]
     Output {

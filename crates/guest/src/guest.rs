@@ -5,7 +5,8 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::channel::{Channel, Gone};
@@ -118,6 +119,8 @@ pub(crate) struct Launch {
     /// The device nodes that must be there then, in the order the caller gave its disks.
     pub(crate) disks: Vec<String>,
     pub(crate) timeout: Duration,
+    /// Ends the boot, and what waits for the guest later, once it is true.
+    pub(crate) interrupt: Arc<AtomicBool>,
     /// Turns the console's text into advice, where it knows some.
     pub(crate) advise: fn(&str) -> Option<String>,
     /// Whether its processes are to stay on one of the host's processors.
@@ -137,10 +140,10 @@ impl Launch {
         let mut start = || Group::spawn(&mut self.command);
         let process = if self.one_processor { on_one(start) } else { start() }?;
         // The command still owns the guest's end, and while it does no end of file can be seen.
-        let Launch { machine, files, set_up, disks, advise, command, timeout, accelerator, .. } =
-            self;
-        drop(command);
-        let channel = Channel::new(host).map_err(io("read from the guest at", &console))?;
+        let Launch { machine, files, set_up, disks, advise, timeout, accelerator, .. } = self;
+        drop(self.command);
+        let channel =
+            Channel::new(host, self.interrupt).map_err(io("read from the guest at", &console))?;
         let body = Monitor { process, console, _files: files };
         Arrival { body: Box::new(body), channel, started, timeout }.ready(
             machine,
@@ -172,6 +175,9 @@ impl Arrival {
         advise: fn(&str) -> Option<String>,
     ) -> Result<Guest> {
         if let Err(why) = self.greet(set_up, &disks) {
+            if self.channel.interrupt().load(Ordering::SeqCst) {
+                return Err(Error::Interrupted(format!("the boot of {machine}")));
+            }
             // Its console is complete once it has ended, or will say no more.
             self.body.wait(Duration::from_secs(1));
             let text = self.body.console();
@@ -214,6 +220,7 @@ impl Arrival {
             Gone::TimedOut => {
                 format!("{step} did not come within {} s", self.timeout.as_secs_f32())
             }
+            Gone::Interrupted => format!("nobody waited any longer for {step}"),
             Gone::Closed => match self.body.wait(Duration::from_secs(1)) {
                 Some(how) => format!("it ended {how} before {step}"),
                 None => format!("it closed its agent's line before {step}"),
@@ -241,8 +248,13 @@ impl Guest {
         let command = first_line(script);
         match self.channel.start(script, "root") {
             Ok(id) => Ok(Job { guest: self, id, command }),
-            Err(_) => Err(self.ended(command)),
+            Err(gone) => Err(self.lost(gone, command)),
         }
+    }
+
+    /// The flag that ends all waiting for it.
+    pub(crate) fn interrupt(&self) -> &Arc<AtomicBool> {
+        self.channel.interrupt()
     }
 
     /// The device nodes of the disks, in the order in which the builder was given them, `ubd`,
@@ -312,7 +324,11 @@ impl Guest {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ended(&self, command: String) -> Error {
+    /// What has become of a command without which there is nothing to wait for.
+    fn lost(&self, gone: Gone, command: String) -> Error {
+        if gone == Gone::Interrupted {
+            return Error::Interrupted(format!("`{command}` in the guest"));
+        }
         // The last words of a dying kernel come a moment after its line closes.
         self.body().wait(Duration::from_millis(500));
         Error::Ended { command, console: last_words(&self.console()) }
@@ -339,12 +355,12 @@ impl Job<'_> {
                 elapsed: done.elapsed,
                 command: self.command,
             }),
-            Err(Gone::Closed) => Err(guest.ended(self.command)),
             Err(Gone::TimedOut) => {
                 let _ = guest.channel.kill(self.id);
                 let console = last_words(&guest.console());
                 Err(Error::Timeout { command: self.command, given: timeout, console })
             }
+            Err(gone) => Err(guest.lost(gone, self.command)),
         }
     }
 
@@ -353,7 +369,8 @@ impl Job<'_> {
     /// # Errors
     /// [`Error::Ended`] when the guest is gone.
     pub fn kill(&self) -> Result<()> {
-        self.guest.channel.kill(self.id).map_err(|_| self.guest.ended(self.command.clone()))
+        let sent = self.guest.channel.kill(self.id);
+        sent.map_err(|gone| self.guest.lost(gone, self.command.clone()))
     }
 }
 

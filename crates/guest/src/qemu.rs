@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::appliance::{Appliance, Root};
@@ -118,6 +119,7 @@ pub struct Qemu {
     forwards: Vec<PathBuf>,
     shares: Vec<Share>,
     timeout: Duration,
+    interrupt: Arc<AtomicBool>,
     accelerator: Option<&'static str>,
 }
 
@@ -150,6 +152,7 @@ impl Qemu {
             forwards: Vec::new(),
             shares: Vec::new(),
             timeout: Duration::from_secs(180),
+            interrupt: Arc::default(),
             accelerator: None,
         }
     }
@@ -257,6 +260,14 @@ impl Qemu {
         WORKS.get_or_init(probe).clone()
     }
 
+    /// Ends the boot, and whatever waits for the guest later, with [`Error::Interrupted`] once the
+    /// flag is true. Then all that is left to do is to drop the guest.
+    #[must_use]
+    pub fn interrupt(mut self, flag: Arc<AtomicBool>) -> Self {
+        self.interrupt = flag;
+        self
+    }
+
     /// Boots the guest.
     ///
     /// # Errors
@@ -300,6 +311,7 @@ impl Qemu {
             set_up,
             disks,
             timeout: self.timeout,
+            interrupt: self.interrupt,
             advise,
             one_processor: false,
         }

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::appliance::{Appliance, Root};
@@ -26,6 +28,7 @@ pub struct Uml {
     vhost_user: Vec<PathBuf>,
     shares: Vec<Share>,
     timeout: Duration,
+    interrupt: Arc<AtomicBool>,
     memory_dir: Option<PathBuf>,
 }
 
@@ -39,6 +42,7 @@ impl Uml {
             vhost_user: Vec::new(),
             shares: Vec::new(),
             timeout: Duration::from_secs(60),
+            interrupt: Arc::default(),
             memory_dir: None,
         }
     }
@@ -96,6 +100,14 @@ impl Uml {
         self
     }
 
+    /// Ends the boot, and whatever waits for the guest later, with [`Error::Interrupted`] once the
+    /// flag is true. Then all that is left to do is to drop the guest.
+    #[must_use]
+    pub fn interrupt(mut self, flag: Arc<AtomicBool>) -> Self {
+        self.interrupt = flag;
+        self
+    }
+
     /// Boots the guest.
     ///
     /// # Errors
@@ -150,6 +162,7 @@ impl Uml {
             set_up,
             disks,
             timeout: self.timeout,
+            interrupt: self.interrupt,
             advise,
             one_processor: true,
         }

@@ -67,6 +67,15 @@ impl Error {
     }
 }
 
+impl From<ringtap_guest::Error> for Error {
+    fn from(error: ringtap_guest::Error) -> Error {
+        match error {
+            ringtap_guest::Error::Interrupted(_) => Error::Interrupted,
+            other => Error::Guest(other.to_string()),
+        }
+    }
+}
+
 /// What to do about some of the system's answers.
 fn remedy(source: &std::io::Error) -> &'static str {
     match source.kind() {

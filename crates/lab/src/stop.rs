@@ -29,6 +29,11 @@ impl Stop {
         self.0.load(Ordering::SeqCst)
     }
 
+    /// The flag itself, for who knows no [`Stop`].
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+
     /// An error once the wish was made.
     pub fn check(&self) -> Result<()> {
         if self.asked() { Err(Error::Interrupted) } else { Ok(()) }

@@ -110,7 +110,8 @@ impl Domain {
         let socket = running.line.socket();
         let stream = UnixStream::connect(&socket).map_err(io("connect to", &socket))?;
         dom0.start(&format!("id={id} line={}\n{LINE}", running.line.name()))?;
-        let channel = Channel::new(stream).map_err(io("read from the guest at", &socket))?;
+        let channel = Channel::new(stream, dom0.interrupt().clone());
+        let channel = channel.map_err(io("read from the guest at", &socket))?;
         let arrival = Arrival { body: Box::new(running), channel, started, timeout: self.timeout };
         arrival
             .ready("A domain of Xen", dom0.accelerator(), &packed_root_script(), vec![], |_| None)
@@ -171,6 +172,7 @@ impl Body for Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // One that has ended by itself is no longer known to `xl`.
+        // Nobody waits for it where an interrupted machine is to go as a whole.
         let _ = self.dom0.exec(&format!("xl destroy {}", quote(&self.name)), TOOL_TIME);
     }
 }

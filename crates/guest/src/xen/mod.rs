@@ -6,6 +6,7 @@ pub(crate) mod vmlinux;
 mod domain;
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ pub struct Xen {
     cpus: u16,
     disks: Vec<Drive>,
     timeout: Duration,
+    interrupt: Arc<AtomicBool>,
 }
 
 /// A running Xen: its first domain, and what it takes to make others.
@@ -70,6 +72,7 @@ impl Xen {
             cpus: 2,
             disks: Vec::new(),
             timeout: Duration::from_secs(400),
+            interrupt: Arc::default(),
         }
     }
 
@@ -105,6 +108,14 @@ impl Xen {
     #[must_use]
     pub fn boot_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// Ends the boot, and whatever waits for the guest later, with [`Error::Interrupted`] once the
+    /// flag is true. Then all that is left to do is to drop the [`Host`]; its domains go with it.
+    #[must_use]
+    pub fn interrupt(mut self, flag: Arc<AtomicBool>) -> Self {
+        self.interrupt = flag;
         self
     }
 
@@ -186,6 +197,7 @@ impl Xen {
             set_up,
             disks,
             timeout: self.timeout,
+            interrupt: self.interrupt,
             advise,
             one_processor: false,
         }

@@ -145,7 +145,7 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
 
 fn uml(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
     let appliance = runner.env.appliance().map_err(|missing| Error::Guest(missing.reason))?;
-    let mut uml = Uml::new(&appliance).memory(UML_MEMORY);
+    let mut uml = Uml::new(&appliance).memory(UML_MEMORY).interrupt(runner.stop.flag());
     for one in attached {
         match &one.served.access {
             Access::Ubd(path) => uml = uml.ubd(path),
@@ -156,12 +156,12 @@ fn uml(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
     if let Some(limit) = runner.plan.boot_limit {
         uml = uml.boot_timeout(Duration::from_secs_f64(limit));
     }
-    uml.boot().map_err(|error| Error::Guest(error.to_string()))
+    Ok(uml.boot()?)
 }
 
 fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
     let appliance = runner.env.pc().map_err(|missing| Error::Guest(missing.reason))?;
-    let mut qemu = Qemu::new(&appliance).memory(PC_MEMORY);
+    let mut qemu = Qemu::new(&appliance).memory(PC_MEMORY).interrupt(runner.stop.flag());
     for one in attached {
         match &one.served.access {
             Access::VhostUser { socket } => qemu = qemu.vhost_user(socket, QUEUES),
@@ -181,7 +181,7 @@ fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
     if let Some(limit) = runner.plan.boot_limit {
         qemu = qemu.boot_timeout(Duration::from_secs_f64(limit));
     }
-    qemu.boot().map_err(|error| Error::Guest(error.to_string()))
+    Ok(qemu.boot()?)
 }
 
 /// Has the guest's kernel attach the nth NBD export, over the guest's network card and QEMU's TCP.

@@ -50,8 +50,7 @@ impl Shell<'_> {
         script: &str,
         limit: Duration,
     ) -> Result<(ringtap_guest::Output, SystemTime)> {
-        let lost = |error: ringtap_guest::Error| Error::Guest(error.to_string());
-        let job = self.machine.start(script).map_err(lost)?;
+        let job = self.machine.start(script)?;
         let until = Instant::now() + limit;
         while !job.is_done() && Instant::now() < until {
             self.stop.check()?;
@@ -60,7 +59,7 @@ impl Shell<'_> {
         let end = SystemTime::now();
         // What a job printed comes a moment after its end.
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_secs(5);
-        let output = job.wait(left).and_then(ringtap_guest::Output::success).map_err(lost)?;
+        let output = job.wait(left).and_then(ringtap_guest::Output::success)?;
         Ok((output, end))
     }
 

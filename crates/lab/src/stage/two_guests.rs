@@ -297,7 +297,7 @@ fn send<'a>(
          cat /tmp/two.json\necho ====\ncat /tmp/two_iops.1.log\nsync",
         fio_line(&words)
     );
-    let job = machine.start(&script).map_err(|error| Error::Guest(error.to_string()))?;
+    let job = machine.start(&script)?;
     let limit = Duration::from_secs(60) + 3 * (settings.run + settings.ramp);
     Ok((job, Instant::now() + limit))
 }
@@ -308,10 +308,7 @@ fn finish(shape: Shape, (job, until): Sent<'_>, stop: &Stop) -> Result<(Load, tw
         std::thread::sleep(Duration::from_millis(5));
     }
     let left = until.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
-    let output = job
-        .wait(left)
-        .and_then(ringtap_guest::Output::success)
-        .map_err(|error| Error::Guest(error.to_string()))?;
+    let output = job.wait(left).and_then(ringtap_guest::Output::success)?;
     let wrong = || Error::Output { what: "fio's log", found: "nothing behind its JSON".into() };
     let (json, log) = output.stdout.split_once("\n====\n").ok_or_else(wrong)?;
     let jobs = two::jobs(json)?;

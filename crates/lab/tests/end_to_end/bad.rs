@@ -120,6 +120,16 @@ fn boots(bench: &Bench) -> PathBuf {
     bench.dir.path().join("run-boots")
 }
 
+/// Has a monitor of guests hang before it speaks; the PATH with it.
+fn hangs(bench: &Bench, program: &str) -> String {
+    let script = format!(
+        "#!/bin/sh\ncase $1 in --version) exec {} --version;; esac\necho >>'{}'\nexec sleep 600\n",
+        real(program),
+        boots(bench).display()
+    );
+    stands_before(bench, program, &script)
+}
+
 /// Three rounds of a guest that does not boot: one try, one sentence, every cell marked.
 fn does_not_boot(bench: &Bench, stage: &str, backend: &str, set: &[(&str, &str)]) -> String {
     let began = Instant::now();
@@ -145,12 +155,7 @@ fn does_not_boot(bench: &Bench, stage: &str, backend: &str, set: &[(&str, &str)]
 #[test]
 fn a_guest_that_hangs_before_it_speaks_is_given_up() {
     let bench = Bench::new();
-    let script = format!(
-        "#!/bin/sh\ncase $1 in --version) exec {} --version;; esac\necho >>'{}'\nexec sleep 600\n",
-        real("linux.uml"),
-        boots(&bench).display()
-    );
-    let path = stands_before(&bench, "linux.uml", &script);
+    let path = hangs(&bench, "linux.uml");
     let cache = bench.dir.path().join("run-cache").display().to_string();
     let said =
         does_not_boot(&bench, "guest", "ubd", &[("PATH", &path), ("XDG_CACHE_HOME", &cache)]);
@@ -182,11 +187,7 @@ fn on_a_xen_that_hangs(words: &str) -> (Vec<Sample>, usize) {
     let (first, _) = bench.env.xen().unwrap_or_else(|m| panic!("{}: {}", m.reason, m.remedy));
     // What is remembered of KVM is found out by the real one.
     ringtap_guest::Qemu::kvm_works(&first);
-    let script = format!(
-        "#!/bin/sh\ncase $1 in --version) exit;; esac\necho >>'{}'\nexec sleep 600\n",
-        boots(&bench).display()
-    );
-    let path = stands_before(&bench, "qemu-system-x86_64", &script);
+    let path = hangs(&bench, "qemu-system-x86_64");
     let began = Instant::now();
     let words = format!("--stages xen --backends phy-lvm --boot-limit 2 {words}");
     let (code, table, said) = compare(&bench, &words, &[("PATH", &path)]);
@@ -213,6 +214,62 @@ fn a_durability_that_cannot_be_checked_says_why() {
     assert_eq!((sample.arm.as_str(), sample.workload.as_str()), ("phy-lvm", "durability"));
     assert!(sample.error.as_ref().is_some_and(|e| e.contains("within 2 s")), "{sample:?}");
     assert_eq!(boots, 1);
+}
+
+#[test]
+fn ctrl_c_is_heard_while_a_guest_boots() {
+    for (stage, backend) in [
+        ("guest", "ubd"),
+        ("two-guests", "ubd"),
+        ("vm", "virtio-raw"),
+        ("two-vms", "virtio-raw"),
+        ("xen", "phy-lvm"),
+    ] {
+        stopped_while_booting(stage, backend);
+    }
+}
+
+fn stopped_while_booting(stage: &str, backend: &str) {
+    let bench = Bench::new();
+    // Where a guest's links and logs are; their paths must be plain.
+    let files = tempfile::Builder::new().prefix("lab-test-").tempdir_in("/tmp").unwrap();
+    let mut command = Command::new(lab());
+    command.env("TMPDIR", files.path());
+    if stage.ends_with("guest") || stage.ends_with("guests") {
+        command.env("PATH", hangs(&bench, "linux.uml"));
+        command.env("XDG_CACHE_HOME", bench.dir.path().join("run-cache"));
+    } else {
+        let appliance = match stage {
+            "xen" => bench.env.xen().map(|(first, _)| first),
+            _ => bench.env.pc(),
+        };
+        let appliance = appliance.unwrap_or_else(|m| panic!("{}: {}", m.reason, m.remedy));
+        // What is remembered of KVM is found out by the real one.
+        ringtap_guest::Qemu::kvm_works(&appliance);
+        command.env("PATH", hangs(&bench, "qemu-system-x86_64"));
+    }
+    command.args(["compare", "--stages", stage, "--backends", backend, "--size", "32M"]);
+    let workload = if stage.starts_with("two") { "two-read" } else { "randread-4k-qd1" };
+    command.args(["--workloads", workload, "--rounds", "2"]);
+    command.arg("--dir").arg(bench.dir.path()).arg("--out").arg(bench.out());
+    let mut lab = process::Group::spawn(command).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !boots(&bench).exists() {
+        assert!(lab.ended().is_none() && Instant::now() < until, "{stage}: nothing was booted");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pid = rustix::process::Pid::from_raw(i32::try_from(lab.pid()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    // Unheard it takes a minute until the boot is given up, or more.
+    let ended = lab.wait(Duration::from_secs(20));
+    assert_eq!(ended.and_then(|status| status.code()), Some(3), "{stage}: {ended:?}");
+    bench.assert_clean();
+    assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0, "{stage}: files stay");
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let cwd = fs::read_link(process.path().join("cwd")).unwrap_or_default();
+        assert!(!cwd.starts_with(files.path()), "{stage}: {process:?} still runs");
+    }
+    assert!(samples(&bench.out()).is_empty(), "{stage}: what was interrupted is no failure");
 }
 
 #[test]

@@ -54,10 +54,6 @@ impl Disk {
     }
 }
 
-fn guest(error: ringtap_guest::Error) -> Error {
-    Error::Guest(error.to_string())
-}
-
 fn domain(number: usize) -> String {
     format!("guest{number}")
 }
@@ -79,13 +75,14 @@ impl Machine {
         let drive = |path: &Path| Drive::raw(path).cache(Cache::None).aio(Aio::Native);
         let mut host = Xen::new(&first, &other)
             .memory(FIRST_MEMORY)
+            .interrupt(stop.flag())
             .domains_memory(guests as u64 * GUEST_MEMORY)
             .disk(drive(files))
             .disk(drive(volumes));
         if let Some(limit) = limit {
             host = host.boot_timeout(limit);
         }
-        let host = host.boot().map_err(guest)?;
+        let host = host.boot()?;
         let ringtap = env.guest_tool().display().to_string();
         let mut machine = Machine { guests: Vec::new(), host, ringtap };
         let script = format!(
@@ -101,7 +98,7 @@ impl Machine {
             if let Some(limit) = limit {
                 made = made.boot_timeout(limit);
             }
-            let made = machine.host.create(&made).map_err(guest)?;
+            let made = machine.host.create(&made)?;
             machine.guests.push(made);
             // The first start of a program is not at the cost of the first arm.
             machine.shell(number, stop)?.run("fio --version; dd --version; true", LONG)?;
