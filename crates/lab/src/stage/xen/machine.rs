@@ -215,40 +215,67 @@ mod tests {
     use super::*;
     use crate::backend::xen::{Mode, Node};
 
-    /// Runs the first domain's functions here, with programs in the place of its own that only say how they were called.
-    fn called(script: &str) -> (bool, String) {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        let log = at("calls");
-        for (name, rest) in [
-            ("xl", ""),
-            ("modprobe", "echo xen_blkback 57344 0 >${0%/*}/modules"),
-            ("rmmod", ""),
-            ("losetup", "[ \"$1\" = -D ] || echo /dev/loop7"),
-            ("sync", ""),
-            // It lives until it is told to end.
-            (
-                "ringtap",
-                "[ \"$1\" = xen ] || exit 0\ntrap 'echo end >>$0.end; exit' TERM\necho ready\nwhile :; do sleep 0.05; done",
-            ),
-            ("setsid", "exec \"$@\""),
-        ] {
-            let said = if name == "setsid" { "" } else { "echo \"${0##*/} $*\" >>LOG\n" };
-            let text = format!("#!/bin/sh\n{said}{rest}\n").replace("LOG", log.to_str().unwrap());
-            std::fs::write(at(name), text).unwrap();
-            std::fs::set_permissions(at(name), PermissionsExt::from_mode(0o755)).unwrap();
+    /// The first domain's functions run here, with programs in the place of its own that only say how they were called.
+    struct Domain0(tempfile::TempDir);
+
+    impl Domain0 {
+        fn new() -> Domain0 {
+            let domain = Domain0(tempfile::tempdir().unwrap());
+            let log = domain.at("calls");
+            for (name, rest) in [
+                // It knows which disks are attached.
+                (
+                    "xl",
+                    "on=$0.$2.$3\ncase $1 in\nblock-attach) >$0.$2.$(expr \"$3\" : '.*vdev=\\([a-z]*\\)');;\n\
+                     block-detach) [ ! -e $0.stuck ] || { echo timed out >&2; exit 1; }\n\
+                     rm $on 2>/dev/null || { echo \"Error: Device $3 not connected.\" >&2; exit 1; };;\nesac",
+                ),
+                ("modprobe", "echo xen_blkback 57344 0 >${0%/*}/modules"),
+                ("rmmod", ""),
+                ("losetup", "[ \"$1\" = -D ] || echo /dev/loop7"),
+                ("sync", ""),
+                // It lives until it is told to end.
+                (
+                    "ringtap",
+                    "[ \"$1\" = xen ] || { [ ! -e $0.full ]; exit; }\n\
+                     trap 'echo end >>$0.end; exit' TERM\necho ready\nwhile :; do sleep 0.05; done",
+                ),
+                ("setsid", "exec \"$@\""),
+            ] {
+                let said = if name == "setsid" { "" } else { "echo \"${0##*/} $*\" >>LOG\n" };
+                let text =
+                    format!("#!/bin/sh\n{said}{rest}\n").replace("LOG", log.to_str().unwrap());
+                std::fs::write(domain.at(name), text).unwrap();
+                let mode = PermissionsExt::from_mode(0o755);
+                std::fs::set_permissions(domain.at(name), mode).unwrap();
+            }
+            std::fs::write(domain.at("modules"), "loop 1 0\n").unwrap();
+            domain
         }
-        let here = dir.path().display();
-        std::fs::write(at("modules"), "loop 1 0\n").unwrap();
-        let library = LIBRARY
-            .replace("/proc/modules", &format!("{here}/modules"))
-            .replace("/run/lab", &format!("{here}"))
-            .replace("/proc/sys/vm/drop_caches", "/dev/null");
-        let script = format!("ringtap={here}/ringtap\n{library}\n{script}");
-        let path = format!("{here}:{}", std::env::var("PATH").unwrap());
-        let output = Command::new("sh").arg("-c").arg(script).env("PATH", path).output().unwrap();
-        let errors = String::from_utf8(output.stderr).unwrap();
-        (output.status.success(), std::fs::read_to_string(log).unwrap_or_default() + &errors)
+
+        fn at(&self, name: &str) -> std::path::PathBuf {
+            self.0.path().join(name)
+        }
+
+        /// Whether a script succeeds, and what it has called and said.
+        fn run(&self, script: &str) -> (bool, String) {
+            let here = self.0.path().display();
+            let library = LIBRARY
+                .replace("/proc/modules", &format!("{here}/modules"))
+                .replace("/run/lab", &format!("{here}"))
+                .replace("/proc/sys/vm/drop_caches", "/dev/null");
+            let script = format!("ringtap={here}/ringtap\n{library}\n{script}");
+            let path = format!("{here}:{}", std::env::var("PATH").unwrap());
+            let output =
+                Command::new("sh").arg("-c").arg(script).env("PATH", path).output().unwrap();
+            let calls = std::fs::read_to_string(self.at("calls")).unwrap_or_default();
+            let _ = std::fs::remove_file(self.at("calls"));
+            (output.status.success(), calls + &String::from_utf8(output.stderr).unwrap())
+        }
+    }
+
+    fn called(script: &str) -> (bool, String) {
+        Domain0::new().run(script)
     }
 
     #[test]
@@ -288,6 +315,33 @@ mod tests {
             "sync ",
         ];
         assert_eq!(said.lines().collect::<Vec<_>>(), wanted);
+    }
+
+    /// Each step of a renewal is a script of its own.
+    #[test]
+    fn an_overlay_that_could_not_be_made_is_made_for_the_next_load() {
+        let domain = Domain0::new();
+        let overlay = attach(Way::Ringtap(Image::Overlay, Mode::Usual), &Disk::new(1, 0));
+        let release = "release guest1 xvda";
+        let done = |script: &str| {
+            let (done, said) = domain.run(script);
+            assert!(done, "{script}: {said}");
+            said
+        };
+        done(&overlay);
+        done(release);
+        std::fs::write(domain.at("ringtap.full"), "").unwrap();
+        let (made, said) = domain.run(&overlay);
+        assert!(!made && !said.contains("block-attach"), "{said}");
+        std::fs::remove_file(domain.at("ringtap.full")).unwrap();
+        done(release);
+        assert!(done(&overlay).contains("block-attach guest1"));
+        // What is attached and does not go is another matter.
+        std::fs::write(domain.at("xl.stuck"), "").unwrap();
+        let (gone, said) = domain.run(release);
+        assert!(!gone && said.ends_with("timed out\n"), "{said}");
+        std::fs::remove_file(domain.at("xl.stuck")).unwrap();
+        done(release);
     }
 
     #[test]
