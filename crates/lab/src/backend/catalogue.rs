@@ -95,7 +95,7 @@ pub const CATALOGUE: &[Entry] = &[
     vm("virtio-qcow2", "virtio-blk in QEMU, qcow2, cache=none, aio=native", true, &VIRTIO_QCOW2),
     vm(
         "virtio-overlay",
-        "virtio-blk in QEMU, a qcow2 overlay made anew each round by `qemu-img create` (without subclusters)",
+        "virtio-blk in QEMU, a qcow2 overlay made anew for each load that writes, by `qemu-img create` (without subclusters)",
         true,
         &VIRTIO_OVERLAY,
     ),
@@ -161,7 +161,7 @@ pub const CATALOGUE: &[Entry] = &[
     two("ringtap-overlay", TWO_OVERLAYS, true, &RINGTAP_NBD_OVERLAY),
     two(
         "lvm-snapshot",
-        "origin of a classic snapshot taken before each load, on lvm",
+        "origin of a classic snapshot taken before each load that writes, on lvm",
         true,
         &volume::Volume(Inner::ORIGIN),
     ),
@@ -201,7 +201,7 @@ pub const CATALOGUE: &[Entry] = &[
     xen("tap-qcow2", "ringtap xen, qcow2, cache=none", true, &TAP_QCOW2),
     xen(
         "tap-overlay",
-        "ringtap xen, a fresh qcow2 overlay by `ringtap create -b` (with subclusters)",
+        "ringtap xen, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)",
         true,
         &TAP_OVERLAY,
     ),
@@ -256,8 +256,8 @@ const TAP_QCOW2: Vbd = Vbd(Way::Ringtap(XenImage::Qcow2, Mode::Usual));
 const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
 const TAP_VHD: Vbd = Vbd(Way::Ringtap(XenImage::Vhd, Mode::Usual));
 
-const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay made anew each round by `ringtap create -b` (with subclusters)";
-const TWO_OVERLAYS: &str = "ringtap serve --nbd, a qcow2 overlay made anew before each load by `ringtap create -b` (with subclusters)";
+const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)";
+const TWO_OVERLAYS: &str = "ringtap serve --nbd, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)";
 const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel's own client";
 const QEMU_KERNEL: &str = "qemu-nbd, cache=none, aio=io_uring, under this kernel's own client";
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";

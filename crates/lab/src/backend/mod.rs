@@ -68,7 +68,7 @@ pub enum Image {
     Raw,
     /// qcow2, all of it written.
     Qcow2,
-    /// A qcow2 overlay on a raw disk, made anew in each round: a fresh snapshot.
+    /// A qcow2 overlay on a raw disk, made anew for each load that writes: a fresh snapshot.
     Overlay(Maker),
     /// A LUKS1 container, aes-256-xts, all of it written; its secret is in [`SECRET`] beside it.
     Luks,
@@ -336,5 +336,16 @@ mod tests {
             assert_eq!(maker_of(stage, "ringtap-overlay"), Maker::Ringtap);
         }
         assert_eq!(maker_of(Stage::Vm, "virtio-overlay"), Maker::QemuImg);
+    }
+
+    #[test]
+    fn titles_say_when_an_overlay_is_made() {
+        for entry in CATALOGUE {
+            let in_xen = entry.backend.in_xen().is_some_and(xen::Way::is_overlay);
+            if in_xen || matches!(entry.backend.image(), Image::Overlay(_)) {
+                let says = entry.title.contains("made anew for each load that writes");
+                assert!(says || entry.title.starts_with("the same"), "{}", entry.title);
+            }
+        }
     }
 }
