@@ -33,22 +33,27 @@ pub fn room(size: u64, arm: &Running) -> u64 {
         (Inner::Loop { .. }, _) => 2 * bytes + OVERHEAD,
         (_, Image::Raw) => bytes,
         // Each overlay may grow to the size of what is below.
-        (_, Image::Overlay(_)) => (1 + parts(arm).len() as u64) * bytes + OVERHEAD,
+        (_, Image::Overlay(_)) => (1 + parts(arm, 0).len() as u64) * bytes + OVERHEAD,
         // Made from a copy.
         (_, Image::Qcow2 | Image::Luks) => 2 * bytes + OVERHEAD,
     }
 }
 
 /// The workloads of an arm by the disk that they share. Each that writes to an overlay has a fresh one, as a snapshot of
-/// device-mapper's is taken anew before each.
-fn parts(arm: &Running) -> Vec<Vec<&'static Workload>> {
+/// device-mapper's is taken anew before each; in the first round there is one more for finding out what the arm carries.
+pub fn parts(arm: &Running, round: u32) -> Vec<Vec<&'static Workload>> {
     let all = arm.rounds().collect::<Vec<_>>();
-    if !matches!(arm.entry.backend.image(), Image::Overlay(_)) {
+    if !is_overlay(arm) {
         return vec![all];
     }
     let (writes, reads): (Vec<_>, Vec<_>) = all.into_iter().partition(|w| w.kind.writes());
     let reads = Some(reads).filter(|reads| !reads.is_empty());
-    reads.into_iter().chain(writes.into_iter().map(|one| vec![one])).collect()
+    let spare = (round == 0 && arm.is_rated()).then(Vec::new);
+    reads.into_iter().chain(writes.into_iter().map(|one| vec![one])).chain(spare).collect()
+}
+
+fn is_overlay(arm: &Running) -> bool {
+    matches!(arm.entry.backend.image(), Image::Overlay(_))
 }
 
 /// Why a workload cannot run in the guest.
@@ -101,7 +106,7 @@ impl Guest {
         let mut attached = Vec::new();
         for (position, arm) in (0..).zip(order) {
             let disk = self.disk(&arm.name)?.to_owned();
-            for (nth, workloads) in (1..).zip(parts(arm)) {
+            for (nth, workloads) in (1..).zip(parts(arm, round)) {
                 let part = Part { nth, workloads };
                 attached.extend(attach(runner, stage, arm, round, position, &disk, part)?);
             }
@@ -176,7 +181,11 @@ fn find_capacity(
 ) -> Result<()> {
     let settings = rated::capacity_settings(&runner.plan.settings(0));
     let shell = Shell { machine, stop: runner.stop };
-    let rated = |one: &&Attached<'_>| one.workloads.iter().any(|w| w.kind.is_rated());
+    // What this writes to an overlay would be found there by a load.
+    let rated = |one: &&Attached<'_>| match is_overlay(one.arm) {
+        true => one.workloads.is_empty(),
+        false => one.arm.is_rated(),
+    };
     for one in attached.iter().filter(rated) {
         let Ok(device) = &one.device else { continue };
         runner.progress.say(&format!("{stage}  {}  what it carries", one.arm.name));
@@ -473,10 +482,14 @@ mod tests {
             let workloads = names.iter().map(|name| workload::find(name).unwrap()).collect();
             Running { name: name.into(), entry, workloads }
         };
-        let of = |name: &str| parts(&arm(name)).iter().map(Vec::len).collect::<Vec<_>>();
+        let of = |name: &str| parts(&arm(name), 0).iter().map(Vec::len).collect::<Vec<_>>();
         assert_eq!(of("ringtap-overlay"), [2, 1, 1, 1]);
         assert_eq!(of("virtio-overlay"), [2, 1, 1, 1]);
         assert_eq!(of("ringtap-qcow2"), [5]);
+        // What an arm carries is found out on none of them.
+        let rated = ["rated-50", "rated-80"].map(|name| workload::find(name).unwrap());
+        let rated = Running { workloads: rated.into(), ..arm("ringtap-overlay") };
+        assert_eq!([0, 1].map(|round| parts(&rated, round).len()), [3, 2]);
         let (size, all) = (64 << 20, arm("ringtap-overlay"));
         assert!(
             room(size, &all) >= 5 * size,
