@@ -1,12 +1,16 @@
 //! How long a plan is expected to take, from what its parts took on two busy cores of 2.5 GHz.
 
 use super::Running;
+use crate::backend::Image;
 use crate::plan::Plan;
 use crate::sample::Stage;
-use crate::workload::{Kind, Workload, dd};
+use crate::stage::{guest, xen};
+use crate::workload::{Kind, Workload, dd, rated};
 
 /// Bytes a second at which disks are written, synced and converted.
 const WRITING: f64 = 250e6;
+/// An arm's disks under Xen, attached and detached.
+const XEN_TURN: f64 = 8.0;
 /// Under TCG a guest's programs take longer.
 const TRANSLATED: f64 = 1.7;
 
@@ -41,27 +45,56 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
     if matches!(stage, Stage::Vm | Stage::Xen) { work * TRANSLATED } else { work }
 }
 
+/// Seconds of each round in which an arm's overlays and snapshots are made anew for what writes to them.
+fn renewing(stage: Stage, arm: &Running) -> f64 {
+    let overlay = matches!(arm.entry.backend.image(), Image::Overlay(_));
+    let snapshot = arm.entry.backend.inner().is_snapshot();
+    let (loads, writing) = (arm.rounds().count(), arm.rounds().filter(|w| w.kind.writes()).count());
+    match stage {
+        Stage::Xen => XEN_TURN * xen::renewals(arm) as f64,
+        // Before each of the two alone, and before both: two servers, or two tables of device-mapper.
+        Stage::Two if overlay => 3.0 * 0.5 * writing as f64,
+        Stage::Two if snapshot => 3.0 * 0.2 * writing as f64,
+        // Each load that writes has a server and a disk of its own.
+        Stage::Guest | Stage::Vm if overlay => {
+            0.5 * guest::parts(arm, 1).len().saturating_sub(1) as f64
+        }
+        Stage::Host | Stage::Guest | Stage::Vm if snapshot => 0.2 * loads as f64,
+        _ => 0.0,
+    }
+}
+
+/// Seconds in which a stage finds out, before its first round, at which rate its loads by schedule go.
+fn rating(stage: Stage, arms: &[Running]) -> f64 {
+    let one = rated::CAPACITY_TIME.as_secs_f64() + 0.5;
+    let one = if stage == Stage::Vm { one * TRANSLATED } else { one };
+    // In a guest the twin has a disk of its own.
+    let counts = |arm: &&Running| stage != Stage::Host || arm.name == arm.entry.name;
+    one * arms.iter().filter(|arm| arm.is_rated()).filter(counts).count() as f64
+}
+
 /// Seconds that a whole plan is expected to take.
 pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
     let rounds = f64::from(plan.rounds);
     let stages = arms.iter().filter(|(_, arms)| !arms.is_empty()).map(|(stage, arms)| {
-        let once = |kind: Kind| kind == Kind::Durability;
-        let of = |want: bool| -> f64 {
-            let all = arms.iter().flat_map(|arm| &arm.workloads);
-            all.filter(|w| once(w.kind) == want).map(|w| seconds(plan, *stage, w)).sum()
-        };
+        let of = |workload: &Workload| seconds(plan, *stage, workload);
+        let checked = |arm: &&Running| arm.name == arm.entry.name;
+        let checks = arms.iter().filter(checked).flat_map(|arm| &arm.workloads);
+        let checks: f64 = checks.filter(|w| w.kind == Kind::Durability).map(|w| of(w)).sum();
+        let loads: f64 = arms.iter().flat_map(Running::rounds).map(of).sum();
+        let renewing: f64 = arms.iter().map(|arm| renewing(*stage, arm)).sum();
         let booting = match stage {
             Stage::Host | Stage::Two => 0.2 * arms.len() as f64,
             Stage::Guest => 4.0,
             Stage::Vm => 12.0 + 0.5 * arms.len() as f64,
             Stage::TwoGuests => 8.0,
             Stage::TwoVms => 24.0 + 1.0 * arms.len() as f64,
-            // Attached and detached for each arm.
-            Stage::Xen => 8.0 * arms.len() as f64,
+            Stage::Xen => XEN_TURN * arms.len() as f64,
         };
         let disks = crate::stage::room(*stage, plan, arms) as f64 / WRITING;
         let beforehand = if *stage == Stage::Xen { 90.0 } else { 0.0 };
-        of(true) + disks + beforehand + rounds * (of(false) + booting)
+        let beforehand = beforehand + rating(*stage, arms);
+        checks + disks + beforehand + rounds * (loads + renewing + booting)
     });
     stages.sum()
 }
@@ -114,5 +147,56 @@ mod tests {
         // Ten workloads, and the reference twice.
         let words = in_words(&few, &arms, 125.0);
         assert!(words.starts_with("120 samples in 6 rounds, about 3 minutes"), "{words}");
+    }
+
+    fn plan(stage: &str, words: &str) -> (Plan, Vec<Running>) {
+        let head = ["compare", "--dir", "/tmp", "--rounds", "6", "--stages", stage];
+        let words = head.into_iter().chain(words.split_whitespace());
+        let plan = Plan::from_args(&Cli::parse_from(words).args).unwrap();
+        let arm = |name: &str, entry: &'static crate::backend::Entry| Running {
+            name: name.into(),
+            entry,
+            workloads: plan.workloads(),
+        };
+        let arms =
+            plan.entries(plan.stages[0]).iter().map(|entry| arm(entry.name, entry)).collect();
+        (plan, arms)
+    }
+
+    #[test]
+    fn what_is_made_anew_for_writers_takes_its_time() {
+        let takes = |stage: &str, backend: &str, workloads: &str| {
+            let (plan, arms) =
+                plan(stage, &format!("--backends {backend} --workloads {workloads}"));
+            renewing(plan.stages[0], &arms[0])
+        };
+        let loads = "randread-4k-qd1,randwrite-4k-qd1,randwrite-4k-qd32,two-write";
+        // The first writer finds what was attached; of two loads each comes alone and both together.
+        assert_eq!(takes("xen", "tap-overlay", loads), 4.0 * XEN_TURN);
+        // What reads behind a writer has a new one, and what reads behind that the same.
+        assert_eq!(takes("xen", "tap-overlay", "write-1m-qd8,two-read"), XEN_TURN);
+        assert_eq!(takes("xen", "tap-raw", loads), 0.0);
+        assert_eq!(takes("two", "ringtap-overlay", "two-read,two-write"), 1.5);
+        assert!(takes("two", "lvm-snapshot", "two-write,quiet-write") > 1.0);
+        assert_eq!(takes("two", "ringtap-nbd", "two-write"), 0.0);
+        for stage in ["guest", "vm"] {
+            assert_eq!(takes(stage, "ringtap-overlay", "fio"), 1.5, "one for reads, three more");
+            assert!(takes(stage, "lvm-snapshot", "fio") > 1.0);
+        }
+    }
+
+    #[test]
+    fn a_plan_with_it_takes_longer_and_so_does_one_with_rates_to_be_found_out() {
+        let takes = |stage: &str, backend: &str, workloads: &str| {
+            let words = format!("--backends {backend} --workloads {workloads} --size 64M");
+            let (plan, arms) = plan(stage, &words);
+            expected(&plan, &[(plan.stages[0], arms)])
+        };
+        let loads = "randwrite-4k-qd1,randwrite-4k-qd32,two-write";
+        let more = takes("xen", "tap-overlay", loads) - takes("xen", "tap-raw", loads);
+        assert!(more >= 6.0 * 4.0 * XEN_TURN, "{more}");
+        let rated =
+            takes("vm", "virtio-raw", "rated-50") - takes("vm", "virtio-raw", "write-1m-qd8");
+        assert!(rated > 1.0, "{rated}");
     }
 }

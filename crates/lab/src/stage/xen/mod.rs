@@ -239,6 +239,22 @@ fn fresh(written: &Cell<bool>, writes: bool, renew: impl FnOnce() -> Result<()>)
     Ok(())
 }
 
+/// How often a round makes the overlay of an arm anew.
+pub fn renewals(arm: &Running) -> usize {
+    if !arm.entry.backend.in_xen().is_some_and(Way::is_overlay) {
+        return 0;
+    }
+    let (written, mut renewed) = (Cell::new(false), 0);
+    for workload in arm.rounds() {
+        // Two loads come each alone, and both together.
+        let runs = if matches!(workload.kind, Kind::Two(_)) { 3 } else { 1 };
+        for _ in 0..runs {
+            renewed += usize::from(written.replace(workload.kind.writes()));
+        }
+    }
+    renewed
+}
+
 /// Why a block did not come to its end.
 enum Failed {
     /// Its disk could not be attached: nothing was recorded.
