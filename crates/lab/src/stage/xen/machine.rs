@@ -91,7 +91,7 @@ impl Machine {
              prepare {} {guests}",
             size / 512
         );
-        machine.first(&script, stop)?;
+        machine.first("mount the images", &script, stop)?;
         for number in 1..=guests {
             stop.check()?;
             let mut made = Domain::new(domain(number)).memory(GUEST_MEMORY);
@@ -124,7 +124,8 @@ impl Machine {
 
     /// Gives a guest its disk, and waits until it has it.
     pub fn attach(&self, way: Way, disk: &Disk, stop: &Stop) -> Result<()> {
-        self.first(&attach(way, disk), stop)?;
+        let what = format!("attach {} to {}", disk.name, domain(disk.domain));
+        self.first(&what, &attach(way, disk), stop)?;
         let node = disk.node();
         let wait = format!(
             "for i in $(seq 300); do [ ! -b {node} ] || exit 0; sleep 0.1; done\n\
@@ -137,7 +138,8 @@ impl Machine {
     pub fn release(&self, disks: &[Disk], stop: &Stop) -> Result<String> {
         let words: Vec<String> =
             disks.iter().map(|disk| format!("{} {}", domain(disk.domain), disk.name)).collect();
-        self.first(&format!("release {}", words.join(" ")), stop)
+        let words = words.join(" ");
+        self.first(&format!("detach {words}"), &format!("release {words}"), stop)
     }
 
     /// Takes the disks away and gives them back, overlays with nothing written to them; gives what the server said.
@@ -159,18 +161,22 @@ impl Machine {
     /// Flushes that the first domain has sent to its disks so far.
     pub fn flushes(&self, stop: &Stop) -> Result<f64> {
         let wrong = |found: String| Error::Output { what: "statistics of the first domain", found };
-        let text = self.first("cat /sys/block/vd[a-z]/stat", stop)?;
+        let text = self.first("count flushes", "cat /sys/block/vd[a-z]/stat", stop)?;
         let disks: Option<Vec<f64>> =
             text.lines().map(|line| Some(meter::layer(line)?.0.flushes)).collect();
         let disks = disks.filter(|disks| !disks.is_empty());
         disks.map(|disks| disks.iter().sum()).ok_or_else(|| wrong(format!("{text:?}")))
     }
 
-    fn first(&self, script: &str, stop: &Stop) -> Result<String> {
+    fn first(&self, what: &str, script: &str, stop: &Stop) -> Result<String> {
         let shell = Shell { machine: self.host.dom0(), stop };
-        let script = format!("ringtap='{}'\n{LIBRARY}\n{script}", self.ringtap);
-        shell.run(&script, LONG).map(|output| output.stdout)
+        shell.run(&named(what, &self.ringtap, script), LONG).map(|output| output.stdout)
     }
+}
+
+/// A script for the first domain. Its first line is what an error says of it.
+fn named(what: &str, ringtap: &str, script: &str) -> String {
+    format!("# {what} (Xen's first domain)\nringtap='{ringtap}'\n{LIBRARY}\n{script}")
 }
 
 /// What has the first domain serve a disk; see `dom0.sh`.
@@ -264,7 +270,8 @@ mod tests {
                 .replace("/proc/modules", &format!("{here}/modules"))
                 .replace("/run/lab", &format!("{here}"))
                 .replace("/proc/sys/vm/drop_caches", "/dev/null");
-            let script = format!("ringtap={here}/ringtap\n{library}\n{script}");
+            let script =
+                named("test", &format!("{here}/ringtap"), script).replace(LIBRARY, &library);
             let path = format!("{here}:{}", std::env::var("PATH").unwrap());
             let output =
                 Command::new("sh").arg("-c").arg(script).env("PATH", path).output().unwrap();
