@@ -45,6 +45,8 @@ pub(crate) struct Finished {
 
 #[derive(Default)]
 struct State {
+    /// The line by which somebody tells of the guest's end.
+    farewell: Option<String>,
     greeted: bool,
     closed: bool,
     unread: u32,
@@ -84,9 +86,15 @@ impl Shared {
 }
 
 impl Channel {
-    /// All waiting ends once `interrupt` is true.
-    pub(crate) fn new(stream: UnixStream, interrupt: Arc<AtomicBool>) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+    /// All waiting ends once `interrupt` is true. Where the stream may outlive the guest, `farewell` is the
+    /// line that says so.
+    pub(crate) fn new(
+        stream: UnixStream,
+        interrupt: Arc<AtomicBool>,
+        farewell: Option<String>,
+    ) -> std::io::Result<Self> {
+        let state = Mutex::new(State { farewell, ..State::default() });
+        let shared = Arc::new(Shared { state, changed: Condvar::default() });
         let reader = {
             let shared = shared.clone();
             let stream = stream.try_clone()?;
@@ -217,12 +225,12 @@ fn read_lines(stream: UnixStream, shared: &Shared) {
 
 /// Lines that are none of the protocol's are passed over: what a guest prints is not trusted.
 fn take_line(line: &str, state: &mut State) {
+    state.closed |= state.farewell.as_deref() == Some(line);
     let mut words = line.split(' ');
     let verb = words.next().unwrap_or("");
     match verb {
         "hello" => state.greeted = true,
         "got" => state.unread = state.unread.saturating_sub(1),
-        "bye" => state.closed = true,
         _ => {}
     }
     let Some(id) = words.next().and_then(|id| id.parse::<u64>().ok()) else { return };
@@ -249,7 +257,7 @@ mod tests {
     #[test]
     fn a_long_script_arrives_whole_and_its_output_comes_back() {
         let (host, guest) = UnixStream::pair().unwrap();
-        let channel = Channel::new(host, Arc::default()).unwrap();
+        let channel = Channel::new(host, Arc::default(), None).unwrap();
         let script: String = (0..500).map(|n| format!("echo line {n} 'ü'\n")).collect();
         let agent = thread::spawn(move || {
             let mut got = Vec::new();
@@ -280,7 +288,7 @@ mod tests {
     #[test]
     fn a_guest_that_dies_ends_the_wait_at_once() {
         let (host, guest) = UnixStream::pair().unwrap();
-        let channel = Channel::new(host, Arc::default()).unwrap();
+        let channel = Channel::new(host, Arc::default(), None).unwrap();
         let id = channel.start("true", "root").unwrap_or_else(|_| panic!("not sent"));
         drop(guest);
         let started = Instant::now();
@@ -290,10 +298,21 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_another_guest_is_not_its_own() {
+        let (host, mut guest) = UnixStream::pair().unwrap();
+        let channel = Channel::new(host, Arc::default(), Some("bye 12".into())).unwrap();
+        guest.write_all(b"out\n\nbye 11\nbye\nhello\n").unwrap();
+        assert_eq!(channel.wait_hello(soon()), Ok(()));
+        let id = channel.start("true", "root").unwrap_or_else(|_| panic!("not sent"));
+        guest.write_all(b"\nbye 12\n").unwrap();
+        assert_eq!(channel.wait_done(id, soon()).err(), Some(Gone::Closed));
+    }
+
+    #[test]
     fn who_waits_for_a_guest_that_says_nothing_can_be_interrupted() {
         let (host, _guest) = UnixStream::pair().unwrap();
         let interrupt = Arc::new(AtomicBool::new(false));
-        let channel = Channel::new(host, interrupt.clone()).unwrap();
+        let channel = Channel::new(host, interrupt.clone(), None).unwrap();
         let started = Instant::now();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| channel.wait_hello(soon()));

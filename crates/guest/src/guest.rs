@@ -142,8 +142,8 @@ impl Launch {
         // The command still owns the guest's end, and while it does no end of file can be seen.
         let Launch { machine, files, set_up, disks, advise, timeout, accelerator, .. } = self;
         drop(self.command);
-        let channel =
-            Channel::new(host, self.interrupt).map_err(io("read from the guest at", &console))?;
+        let channel = Channel::new(host, self.interrupt, None)
+            .map_err(io("read from the guest at", &console))?;
         let body = Monitor { process, console, _files: files };
         Arrival { body: Box::new(body), channel, started, timeout }.ready(
             machine,

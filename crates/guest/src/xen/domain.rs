@@ -110,7 +110,7 @@ impl Domain {
         let socket = running.line.socket();
         let stream = UnixStream::connect(&socket).map_err(io("connect to", &socket))?;
         dom0.start(&format!("id={id} line={}\n{LINE}", running.line.name()))?;
-        let channel = Channel::new(stream, dom0.interrupt().clone());
+        let channel = Channel::new(stream, dom0.interrupt().clone(), Some(format!("bye {id}")));
         let channel = channel.map_err(io("read from the guest at", &socket))?;
         let arrival = Arrival { body: Box::new(running), channel, started, timeout: self.timeout };
         arrival

@@ -1,5 +1,5 @@
 # Joins the console of domain $id with the host's line $line for as long as both are there, and says
-# `bye` to the host when the domain is gone. The terminal is then gone too, and hangs up on its session.
+# `bye` and its number to the host when the domain is gone. The terminal is then gone too, and hangs up on its session.
 trap '' HUP
 for name in /sys/class/virtio-ports/*/name; do
 	[ "$(cat $name)" = ringtap.$line ] && port=${name%/name}
@@ -10,7 +10,8 @@ until (exec 3<>$port) 2>/dev/null; do sleep 0.1; done
 exec 3<>$port 4<>$(xenstore-read /local/domain/$id/console/tty)
 cat <&3 >&4 &
 cat <&4 >&3 2>/dev/null
-# Where the host has gone first, the reader of its end is no more (`jobs` sees that): the line's next user is not meant.
+# Where the host has gone first, the reader of its end is no more (`jobs` sees that), and who says something waits for the line's
+# next user. That may happen meanwhile, too: who it is that has gone is said for that.
 jobs >/dev/null
-kill -0 $! 2>/dev/null && printf '\nbye\n' >&3
+kill -0 $! 2>/dev/null && printf '\nbye %s\n' $id >&3
 kill $!
