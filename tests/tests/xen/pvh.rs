@@ -27,15 +27,15 @@ fn a_pvh_guest_has_its_disk_from_ringtap() {
             resume_unwind(panic);
         }
         ended += 1;
-        eprintln!("QEMU gave {name} its host's registers; another guest");
+        eprintln!("{name} ended by a triple fault; another guest");
         lab.first("its end", &format!("xl destroy {name} 2>/dev/null || true"));
     }
     lab.first("the server's end", "kill -TERM $(cat /tmp/served.pid)\nended");
 }
 
-/// How many guests fell over with Xen's own registers in the place of theirs: no guest has a code segment
-/// e008, and no backend can give it one.
-const FAULTS: &str = "xl dmesg | grep -A 4 'Triple fault' | grep -c 'RIP: *e008:' || true";
+/// How many guests ended by a triple fault, as those do that have no disk at all: a backend that spoils a
+/// guest's memory has its kernel say something.
+const FAULTS: &str = "xl dmesg | grep -c 'Triple fault' || true";
 
 fn one_guest(lab: &Lab, name: &str) {
     let guest = lab.create(&Domain::new(name).memory(320 << 20).pvh());
