@@ -23,14 +23,7 @@ fn run<T: 'static, F: Future<Output = T> + 'static>(disk: &Disk, task: impl FnOn
 }
 
 fn container(disk: &Disk, file: File, read_only: bool) -> Container {
-    let traits = Traits {
-        regular: true,
-        read_only,
-        request_alignment: 1,
-        memory_alignment: 1,
-        logical_block_size: 512,
-        physical_block_size: 4096,
-    };
+    let traits = Traits { read_only, ..Traits::FILE };
     Container::simulated(file, disk.size(file), traits)
 }
 

@@ -33,18 +33,10 @@ impl Bench {
         &self,
         task: impl FnOnce(Io, Container) -> F,
     ) -> T {
-        let traits = Traits {
-            regular: true,
-            read_only: false,
-            request_alignment: 1,
-            memory_alignment: 1,
-            logical_block_size: 512,
-            physical_block_size: 4096,
-        };
         let sim = Sim::new(&self.disk, 1).chances(Chances::NEVER);
         let mut tasks = Tasks::new(Box::new(sim));
         let len = self.disk.size(self.file);
-        let container = Container::simulated(self.file, len, traits);
+        let container = Container::simulated(self.file, len, Traits::FILE);
         let task = task(tasks.io().clone(), container);
         tasks.block_on(task).expect("the simulation runs")
     }

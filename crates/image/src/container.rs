@@ -66,6 +66,18 @@ pub struct Traits {
     pub physical_block_size: u32,
 }
 
+impl Traits {
+    /// A regular file that is used through the page cache.
+    pub const FILE: Traits = Traits {
+        regular: true,
+        read_only: false,
+        request_alignment: 1,
+        memory_alignment: 1,
+        logical_block_size: 512,
+        physical_block_size: 4096,
+    };
+}
+
 #[derive(Default)]
 struct State {
     len: AtomicU64,

@@ -178,15 +178,7 @@ fn change_under_cuts(
             assert!(unlock_header(&left, &secret).is_ok(), "seed {seed}");
         }
     });
-    let traits = Traits {
-        regular: true,
-        read_only: false,
-        request_alignment: 1,
-        memory_alignment: 1,
-        logical_block_size: 512,
-        physical_block_size: 4096,
-    };
-    let container = Container::simulated(file, disk.size(file), traits);
+    let container = Container::simulated(file, disk.size(file), Traits::FILE);
     let opener = opens.clone();
     let mut tasks = Tasks::new(Box::new(sim));
     let io = tasks.io().clone();

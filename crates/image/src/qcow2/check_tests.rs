@@ -10,15 +10,7 @@ use crate::qcow2::{CreateOptions, create, create_snapshot};
 fn rounds_of_little_memory_find_the_same() {
     let disk = Disk::new(512);
     let file = disk.add_file(0, 1);
-    let traits = Traits {
-        regular: true,
-        read_only: false,
-        request_alignment: 1,
-        memory_alignment: 1,
-        logical_block_size: 512,
-        physical_block_size: 4096,
-    };
-    let container = Container::simulated(file, 0, traits);
+    let container = Container::simulated(file, 0, Traits::FILE);
     let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5).chances(Chances::NEVER)));
     let io = tasks.io().clone();
     let work = async move {

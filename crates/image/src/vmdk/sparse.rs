@@ -301,14 +301,7 @@ mod tests {
         let disk = Disk::new(512);
         let file = disk.add_file(0, 1);
         disk.poke(file, 0, &image);
-        let traits = Traits {
-            regular: true,
-            read_only: true,
-            request_alignment: 1,
-            memory_alignment: 1,
-            logical_block_size: 512,
-            physical_block_size: 4096,
-        };
+        let traits = Traits { read_only: true, ..Traits::FILE };
         let container = Container::simulated(file, disk.size(file), traits);
         let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 1).chances(Chances::NEVER)));
         let io = tasks.io().clone();

@@ -29,15 +29,7 @@ impl Bench {
     }
 
     pub fn container(&self) -> Container {
-        let traits = Traits {
-            regular: true,
-            read_only: false,
-            request_alignment: 1,
-            memory_alignment: 1,
-            logical_block_size: 512,
-            physical_block_size: 4096,
-        };
-        Container::simulated(self.file, self.disk.size(self.file), traits)
+        Container::simulated(self.file, self.disk.size(self.file), Traits::FILE)
     }
 
     /// Run a task on it, with what `watch` makes of the reactor.

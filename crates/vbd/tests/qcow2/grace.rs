@@ -26,18 +26,10 @@ async fn serve(vbd: &Vbd, io: &Io, kind: Kind, cluster: u64, value: u8) -> Resul
 fn written(sabotage: Option<Sabotage>, hold: &Rc<Cell<bool>>) -> (Tasks, Rc<Vbd>) {
     let disk = Disk::new(512);
     let file = disk.add_file(0, 1);
-    let traits = Traits {
-        regular: true,
-        read_only: false,
-        request_alignment: 1,
-        memory_alignment: 1,
-        logical_block_size: 512,
-        physical_block_size: 4096,
-    };
     let mut tasks = Tasks::new(Box::new(Held::new(Sim::new(&disk, 1), hold)));
     let io = tasks.io().clone();
     let vbd = tasks.block_on(async move {
-        let container = Container::simulated(file, 0, traits);
+        let container = Container::simulated(file, 0, Traits::FILE);
         let options =
             CreateOptions { size: 1 << 20, cluster_size: CLUSTER, ..CreateOptions::default() };
         create(&io, &container, None, &options).await.expect("an image");
