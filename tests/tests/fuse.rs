@@ -365,7 +365,7 @@ fn places_where_nothing_can_be_mounted_are_refused() {
         (PathBuf::from("/"), "regular file"),
         (PathBuf::from("/dev/null"), "special file"),
         (place.disk(), "the image itself"),
-        (folder.join("no/such"), "cannot find"),
+        (folder.join("no/such"), "make it first"),
     ] {
         let message = place.refused(&path);
         assert!(message.contains(said), "{}: {message}", path.display());

@@ -17,7 +17,7 @@ use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
 use super::bar::{Bar, Talk};
 use super::source::{Sources, format_of, format_to_write, open_source};
 use super::stop::{Signals, Stopped};
-use super::target::{NewImage, Recipe};
+use super::target::{Made, NewImage, Recipe};
 use super::{chain, offline};
 use crate::names::{self, CacheName};
 
@@ -173,7 +173,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     if args.compress && !args.no_create {
         recipe.can_be_compressed()?;
     }
-    let mut made = false;
+    let mut made = Made::default();
     if !args.no_create {
         recipe.size.get_or_insert(size);
         let wanted = recipe.settle_size(&args.sources, true)?;
@@ -204,7 +204,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     let written = write(args, from, &to, over, zeroed, in_memory(target), compress);
     let stopped = written.as_ref().is_err_and(|error| error.is::<Stopped>());
     if stopped && !args.no_create {
-        return written.map(|()| ExitCode::SUCCESS).with_context(|| begun.give_up(to, made));
+        return written.map(|()| ExitCode::SUCCESS).with_context(|| begun.give_up(to, &made));
     }
     written
         .with_context(|| format!("cannot convert to {}", target.display()))
@@ -462,11 +462,11 @@ impl Unfinished {
 
     /// Leave nothing that may be taken for a whole image where it was made here; gives what to say. A
     /// file that was there before stays, empty where nothing in it tells.
-    fn give_up(&self, to: Vbd, made: bool) -> String {
+    fn give_up(&self, to: Vbd, made: &Made) -> String {
         drop(to);
         let name = self.path.display();
         let file = self.path.metadata().is_ok_and(|facts| facts.is_file());
-        if made && std::fs::remove_file(&self.path).is_ok() {
+        if made.remove(&self.path) {
             format!("{name} is removed, for it was not whole")
         } else if file && !self.noted && std::fs::File::create(&self.path).is_ok() {
             format!("{name} is empty, for it was not whole")

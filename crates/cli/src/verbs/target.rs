@@ -195,6 +195,32 @@ pub(crate) fn find_backing(
     Ok(Backing { name, path, format })
 }
 
+/// The files of an image that were not there before.
+#[derive(Default)]
+pub(crate) struct Made(Vec<PathBuf>);
+
+impl Made {
+    fn find_or_create(&mut self, path: &Path) -> anyhow::Result<()> {
+        match fs::File::create_new(path) {
+            Ok(_) => self.0.push(path.to_owned()),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot create {}", path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Remove them, for nothing came of it; whether the image itself was one of them and is gone.
+    pub(crate) fn remove(&self, image: &Path) -> bool {
+        let mut gone = false;
+        for path in &self.0 {
+            gone |= fs::remove_file(path).is_ok() && path == image;
+        }
+        gone
+    }
+}
+
 impl Recipe {
     /// Refuse what does not go together with compressed clusters.
     pub(crate) fn can_be_compressed(&self) -> anyhow::Result<()> {
@@ -222,20 +248,14 @@ impl Recipe {
         Ok(*self.size.insert(size.next_multiple_of(512)))
     }
 
-    /// Make the image; what was there is lost. Its size must be known. Gives whether the file is new; it
-    /// is removed again where this fails.
-    pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<bool> {
-        let made = match fs::File::create_new(path) {
-            Ok(_) => true,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot create {}", path.display()));
-            }
-        };
-        if let Err(error) = self.write(path, secret) {
-            if made {
-                let _ = fs::remove_file(path);
-            } else if probe::unfinished_work(path).as_deref() == Some(VERB) {
+    /// Make the image; what was there is lost. Its size must be known. Gives the files that are new; they
+    /// are removed again where this fails.
+    pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<Made> {
+        let mut made = Made::default();
+        made.find_or_create(path)?;
+        if let Err(error) = self.write(path, secret, &mut made) {
+            let removed = made.remove(path);
+            if !removed && probe::unfinished_work(path).as_deref() == Some(VERB) {
                 let _ = probe::finished(path);
             }
             return Err(error);
@@ -284,7 +304,7 @@ impl Recipe {
         Ok(options)
     }
 
-    fn write(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<()> {
+    fn write(&self, path: &Path, secret: Option<&Secret>, made: &mut Made) -> anyhow::Result<()> {
         let size = self.size.unwrap_or(0);
         let none_left = |left: &[(String, String)]| match left.first() {
             Some((key, _)) => Err(Fault::Usage(format!(
@@ -302,7 +322,7 @@ impl Recipe {
                 make_raw(path, size, how)?;
             }
             Format::Qcow2 => {
-                make_qcow2(path, self.qcow2_options(secret)?)?;
+                make_qcow2(path, self.qcow2_options(secret)?, made)?;
             }
             Format::Vhd => {
                 let mut options = vhd::CreateOptions {
@@ -469,15 +489,12 @@ fn make_raw(path: &Path, size: u64, preallocation: &str) -> anyhow::Result<()> {
     .context(extend)
 }
 
-fn make_qcow2(path: &Path, options: CreateOptions) -> anyhow::Result<()> {
+fn make_qcow2(path: &Path, options: CreateOptions, made: &mut Made) -> anyhow::Result<()> {
     let file = container(path)?;
     let data = match &options.data_file {
         Some(name) => {
             let place = chain::beside(path, Path::new(name));
-            if !place.exists() {
-                fs::File::create_new(&place)
-                    .with_context(|| format!("cannot create {}", place.display()))?;
-            }
+            made.find_or_create(&place)?;
             Some(opened(&place)?)
         }
         None => None,

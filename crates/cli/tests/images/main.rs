@@ -430,3 +430,22 @@ fn options_are_listed_and_wrong_ones_refused() {
     assert!(said.contains("overwritten"), "{said}");
     assert!(Path::exists(&bench.path("a.raw")));
 }
+
+/// Neither the image nor its external data file, unless it was there before.
+#[test]
+fn an_image_that_cannot_be_made_leaves_no_file() {
+    let bench = Bench::new();
+    let too_large = "cluster_size=2M,preallocation=falloc,size=17T";
+    for options in ["refcount_bits=5", "cluster_size=2M,size=1E", too_large] {
+        let line = format!("ringtap create -f qcow2 -o data_file=d.raw,{options} b.qcow2");
+        let line = if options.contains("size=1") { line } else { line + " 1G" };
+        bench.ends(&line, 1);
+        for name in ["b.qcow2", "d.raw"] {
+            assert!(!bench.path(name).exists(), "{options}: {name}");
+        }
+        fs::write(bench.path("d.raw"), [7; 4096]).expect("a file");
+        bench.ends(&line, 1);
+        assert!(!bench.path("b.qcow2").exists(), "{options}");
+        fs::remove_file(bench.path("d.raw")).expect("it stays");
+    }
+}

@@ -53,15 +53,18 @@ fn a_conversion_that_is_stopped_leaves_nothing_that_looks_whole() {
     let bench = Bench::new();
     bench.ok("ringtap create -q a.raw 8M");
     bench.qemu_io("-f raw a.raw", &["write -q -P 5 0 8M".into()]);
-    for (line, signal) in
-        [("-O qcow2 b.qcow2", Signal::INT), ("b.raw", Signal::TERM), ("-c -O qcow2 b", Signal::INT)]
-    {
+    for (line, signal) in [
+        ("-O qcow2 b.qcow2", Signal::INT),
+        ("b.raw", Signal::TERM),
+        ("-c -O qcow2 b", Signal::INT),
+        ("-O qcow2 -o data_file=d.raw b", Signal::INT),
+    ] {
         let line = format!("convert {RATE} -f raw a.raw {line}");
         let said = stop(begun(&bench, &line), signal);
         let target = line.split(' ').next_back().expect("a target");
         assert!(said.contains(&format!("{target} is removed")), "{said}");
         assert!(said.contains(if signal == Signal::INT { "SIGINT" } else { "SIGTERM" }), "{said}");
-        assert!(!bench.path(target).exists());
+        assert!(!bench.path(target).exists() && !bench.path("d.raw").exists());
     }
     // What was there before is not ours to remove.
     bench.ok("ringtap create -q -f qcow2 b.qcow2 8M");

@@ -161,7 +161,13 @@ pub fn resolve(path: &Path) -> Result<PathBuf, Error> {
     let (Some(folder), Some(name)) = (absolute.parent(), absolute.file_name()) else {
         return Err(Error::Kind { path: absolute, found: "directory" });
     };
-    let folder = folder.canonicalize().map_err(|error| failed("find", folder, error))?;
+    let folder = folder.canonicalize().map_err(|source| {
+        let hint = match source.kind() {
+            io::ErrorKind::NotFound => "; make it first, or choose another place for --fuse",
+            _ => "",
+        };
+        Error::Os { tried: "find the folder", path: folder.to_owned(), source, hint }
+    })?;
     let resolved = folder.join(name);
     match resolved.read_link() {
         Ok(_) => resolved.canonicalize().map_err(|error| failed("find", path, error)),
