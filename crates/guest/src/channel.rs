@@ -304,6 +304,7 @@ mod tests {
         guest.write_all(b"out\n\nbye 11\nbye\nhello\n").unwrap();
         assert_eq!(channel.wait_hello(soon()), Ok(()));
         let id = channel.start("true", "root").unwrap_or_else(|_| panic!("not sent"));
+        assert_eq!(channel.wait_done(id, Instant::now()).err(), Some(Gone::TimedOut));
         guest.write_all(b"\nbye 12\n").unwrap();
         assert_eq!(channel.wait_done(id, soon()).err(), Some(Gone::Closed));
     }
