@@ -2,6 +2,7 @@
 
 mod args;
 mod list;
+mod log;
 mod manual;
 mod names;
 mod outcome;
@@ -34,6 +35,10 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
+    // Servers log, each as its own options say.
+    if !matches!(command, Command::Serve(_) | Command::Xen(_)) {
+        log::show_warnings();
+    }
     match command {
         Command::Serve(args) => serve::run(args, matches),
         Command::Xen(args) => xen::run(args),

@@ -1,16 +1,14 @@
 //! `ringtap serve`: the command line turned into a configuration, each option bound to its disk.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{Arg, ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, Disk, Error};
 use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
-use tracing_subscriber::EnvFilter;
 
 use crate::args::Output;
+use crate::log;
 use crate::names::{self, CacheName};
 use crate::secret;
 
@@ -180,30 +178,9 @@ fn octal(text: &str) -> Result<u32, String> {
 
 /// Serve until a signal ends it.
 pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    start_log(args.log.as_deref())?;
+    log::start(args.log.as_deref())?;
     ringtap_daemon::serve(config(args, matches)?)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Begin to log to stderr.
-pub(crate) fn start_log(filter: Option<&str>) -> anyhow::Result<()> {
-    let from_env = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
-    let text = filter.map(str::to_owned).or(from_env).unwrap_or_else(|| "info".into());
-    let filter = EnvFilter::try_new(&text).map_err(|error| {
-        Error::Usage(format!("{text:?} is not a log filter ({error}): try info, or ringtap=debug"))
-    })?;
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
-    // The journal writes the time itself.
-    let started = if std::env::var_os("JOURNAL_STREAM").is_some() {
-        log.without_time().try_init()
-    } else {
-        log.try_init()
-    };
-    started.map_err(|error| anyhow::anyhow!(error)).context("cannot start the log")
 }
 
 fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {

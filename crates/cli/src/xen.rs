@@ -8,8 +8,8 @@ use ringtap_daemon::{Announce, XenConfig, serve_xen};
 use ringtap_image::OpenOptions;
 
 use crate::args::Output;
+use crate::log;
 use crate::names::CacheName;
-use crate::serve::start_log;
 
 /// What `ringtap xen` is told.
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ pub(crate) struct XenArgs {
 
 /// Serve until a signal ends it.
 pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
-    start_log(args.log.as_deref())?;
+    log::start(args.log.as_deref())?;
     let options = OpenOptions {
         cache: args.cache.into(),
         allow_backing: args.allow_backing,

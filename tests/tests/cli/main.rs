@@ -8,6 +8,7 @@ mod compare;
 mod luks;
 mod program;
 mod served;
+mod told;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

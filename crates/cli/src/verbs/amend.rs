@@ -43,7 +43,7 @@ pub(crate) struct AmendArgs {
     #[arg(long)]
     force: bool,
 
-    /// Say nothing but errors
+    /// Say nothing but warnings and errors
     #[arg(short, long)]
     quiet: bool,
 }

@@ -19,7 +19,7 @@ pub(crate) struct Talk {
     #[arg(short, long)]
     pub(crate) progress: bool,
 
-    /// Say nothing but errors
+    /// Say nothing but warnings and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }

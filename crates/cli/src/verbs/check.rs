@@ -37,7 +37,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
 
-    /// Say nothing but errors
+    /// Say nothing but warnings and errors
     #[arg(short, long)]
     quiet: bool,
 

@@ -43,7 +43,7 @@ pub(crate) struct CreateArgs {
     #[arg(short, long = "unsafe")]
     unsafely: bool,
 
-    /// Say nothing but errors
+    /// Say nothing but warnings and errors
     #[arg(short, long)]
     quiet: bool,
 

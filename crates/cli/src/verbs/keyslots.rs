@@ -56,7 +56,7 @@ impl Keyslots {
     ) -> anyhow::Result<Vec<u32>> {
         let usage = |why: &str| Err(Fault::Usage(why.to_owned()));
         let read = |source: &Option<SecretSource>| {
-            let read = |source| secret::read(source, |text| eprintln!("ringtap: warning: {text}"));
+            let read = |source| secret::read(source, |text| tracing::warn!("{text}"));
             source.as_ref().map(read).transpose()
         };
         let (new, old) = (read(&self.new)?, read(&self.old)?);

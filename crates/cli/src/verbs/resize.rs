@@ -42,7 +42,7 @@ pub(crate) struct ResizeArgs {
     #[arg(long)]
     shrink: bool,
 
-    /// Say nothing but errors
+    /// Say nothing but warnings and errors
     #[arg(short, long)]
     quiet: bool,
 

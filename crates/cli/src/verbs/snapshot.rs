@@ -52,7 +52,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
 
-    /// Say nothing but errors
+    /// Say nothing but warnings and errors
     #[arg(short, long)]
     quiet: bool,
 

@@ -66,7 +66,7 @@ pub(crate) fn read_secret(
     if let Some(secret) = known.get() {
         return Ok(Some(secret.clone()));
     }
-    let secret = secret::read(source, |text| eprintln!("ringtap: warning: {text}"))?;
+    let secret = secret::read(source, |text| tracing::warn!("{text}"))?;
     Ok(Some(known.get_or_init(|| secret).clone()))
 }
 
