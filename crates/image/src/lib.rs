@@ -6,6 +6,7 @@
 
 mod backing;
 mod beside;
+mod boot;
 mod bytes;
 mod container;
 mod error;

@@ -28,7 +28,7 @@ use ringtap_io::SharedWords;
 pub(crate) use files::open_ours;
 use files::{may_hold_changes, name_of, open_to_keep};
 
-use crate::{Container, OpenError, reap};
+use crate::{Container, OpenError, boot, reap};
 
 const MAGIC: u64 = 0x5254_4150_4c4f_4702;
 const STAMP: usize = 5;
@@ -50,7 +50,7 @@ pub type Words = Box<dyn Deref<Target = [AtomicU64]> + Send + Sync>;
 /// Whose log it is. A log of another identity is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The boot of the machine, as `/proc/sys/kernel/random/boot_id` names it.
+    /// The boot of the machine, see `boot`.
     pub boot: u128,
     /// The image file's device and inode.
     pub file: (u64, u64),
@@ -99,14 +99,12 @@ impl RestartLog {
     pub fn open(folder: &Path, image: &impl rustix::fd::AsFd, capacity: u64) -> io::Result<Self> {
         let name = reap::name_of(image);
         let image = rustix::fs::fstat(image)?;
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        let boot = u128::from_str_radix(&boot.trim().replace('-', ""), 16)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        let identity = Identity { boot, file: (image.st_dev, image.st_ino) };
         match fs::DirBuilder::new().mode(0o700).create(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
+        let identity =
+            Identity { boot: boot::identity(folder)?, file: (image.st_dev, image.st_ino) };
         let path = folder.join(name_of(&image));
         let file = open_to_keep(folder, &path)?;
         let words = SharedWords::map(&file, FIRST + 2 * RECORD * capacity as usize)?;
