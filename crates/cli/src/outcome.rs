@@ -1,10 +1,11 @@
 //! What is said of a failure, and with which status it ends.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
 
+use crate::log;
 use crate::verbs::stop::Stopped;
 
 /// The command line was not understood, or only asked for help.
@@ -48,7 +49,7 @@ pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
     if error.chain().any(closed) {
         return ExitCode::SUCCESS;
     }
-    let _ = writeln!(io::stderr(), "ringtap: {}", chain(error));
+    log::say_failure(&chain(error));
     if let Some(stopped) = error.chain().find_map(|cause| cause.downcast_ref::<Stopped>()) {
         stopped.pass_on();
         return ExitCode::from(stopped.status());

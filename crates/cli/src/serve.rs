@@ -8,7 +8,7 @@ use ringtap_daemon::{Address, Announce, Config, Disk, Error};
 use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
 
 use crate::args::Output;
-use crate::log;
+use crate::log::{self, LogArgs};
 use crate::names::{self, CacheName};
 use crate::secret;
 
@@ -34,10 +34,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
 
-    /// What to log to stderr: off, error, warn, info, debug, trace, or per part, such as
-    /// ringtap_export=debug [default: $RUST_LOG, else info]
-    #[arg(long, value_name = "FILTER")]
-    log: Option<String>,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// What to print on stdout once every socket listens: the word ready, or one line of JSON
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
@@ -178,7 +176,7 @@ fn octal(text: &str) -> Result<u32, String> {
 
 /// Serve until a signal ends it.
 pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    log::start(args.log.as_deref())?;
+    log::start(&args.log)?;
     ringtap_daemon::serve(config(args, matches)?)?;
     Ok(ExitCode::SUCCESS)
 }

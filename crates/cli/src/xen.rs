@@ -8,7 +8,7 @@ use ringtap_daemon::{Announce, XenConfig, serve_xen};
 use ringtap_image::OpenOptions;
 
 use crate::args::Output;
-use crate::log;
+use crate::log::{self, LogArgs};
 use crate::names::CacheName;
 
 /// What `ringtap xen` is told.
@@ -35,10 +35,8 @@ pub(crate) struct XenArgs {
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
 
-    /// What to log to stderr: off, error, warn, info, debug, trace, or per part, such as
-    /// ringtap_export=debug [default: $RUST_LOG, else info]
-    #[arg(long, value_name = "FILTER")]
-    log: Option<String>,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// What to print on stdout once disks are waited for: the word ready, or one line of JSON
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
@@ -47,7 +45,7 @@ pub(crate) struct XenArgs {
 
 /// Serve until a signal ends it.
 pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
-    log::start(args.log.as_deref())?;
+    log::start(&args.log)?;
     let options = OpenOptions {
         cache: args.cache.into(),
         allow_backing: args.allow_backing,

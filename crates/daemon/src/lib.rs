@@ -12,6 +12,7 @@ mod error;
 mod events;
 mod facts;
 mod handed;
+mod labels;
 mod pid_file;
 mod plan;
 mod process;

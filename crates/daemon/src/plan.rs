@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use ringtap_export::fuse;
 use ringtap_export::nbd::Listener;
+use ringtap_vbd::disk_span;
 
 use crate::handed::Handed;
 use crate::socket::{self, SocketFile};
@@ -57,7 +58,9 @@ impl Plan {
         }
         // Who asks by name goes before who takes the rest.
         wanted.sort_by_key(|(address, ..)| **address == Address::Systemd(None));
+        let span = |disk: usize| disk_span(&config.disks[disk].path.display().to_string());
         for (address, disks, vhost_user) in wanted {
+            let _disk = (disks.len() == 1).then(|| span(disks[0]).entered());
             let listeners = plan.listen(address, config.socket_mode, &mut handed)?;
             if vhost_user {
                 for listener in listeners {
@@ -78,6 +81,7 @@ impl Plan {
         }
         for (place, disk) in config.disks.iter().enumerate() {
             for path in &disk.fuse {
+                let _disk = span(place).entered();
                 let (read_only, queues) = (disk.options.read_only, disk.queues);
                 let (mode, growable) = (config.socket_mode, disk.growable);
                 let options = fuse::Options { read_only, growable, mode, queues };

@@ -8,12 +8,13 @@ use std::thread::JoinHandle;
 use ringtap_export::{Stop, fuse, give_back_startup, nbd, ublk, vhost_user};
 use ringtap_image::open;
 use ringtap_io::{Ring, Tasks};
-use ringtap_vbd::Vbd;
+use ringtap_vbd::{Vbd, disk_span};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, DiskFacts, say_ready};
+use crate::labels::labels;
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
 use crate::{Address, Config, Disk, Error, process};
@@ -42,8 +43,9 @@ pub fn serve(config: Config) -> Result<(), Error> {
     drop(Ring::new().map_err(Error::Ring)?);
 
     let mut disks = vec![];
-    for disk in &config.disks {
-        let vbd = device(disk)?;
+    for (disk, label) in config.disks.iter().zip(labels(&config.disks)) {
+        let name = disk.path.display().to_string();
+        let vbd = disk_span(&name).in_scope(|| device(disk))?.named(&name, &label);
         if disk.growable && vbd.grow(vbd.size()).is_err() {
             return Err(Error::Usage(format!(
                 "{}: --growable takes a raw image in a regular file",
@@ -148,16 +150,19 @@ fn start_devices(
     let mut devices = vec![];
     for (disk, served) in config.disks.iter().zip(disks.iter_mut()) {
         let Some(id) = disk.ublk else { continue };
+        let span = served.vbd.span().clone();
+        let _disk = span.enter();
         let options = ublk::Options { queues: disk.queues };
         let device = ublk::Device::open(&disk.path, id, &served.vbd, &options)?;
         let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
         served.facts.set_ublk(server.path().display().to_string());
         served.ublk = Some(server.clone());
-        devices.push(server);
+        devices.push((served.vbd.clone(), server));
     }
-    let start = |server: Arc<ublk::Server>| {
+    let start = |(vbd, server): (Arc<Vbd>, Arc<ublk::Server>)| {
         let (stop, events) = (stop.clone(), events.clone());
-        spawn("ublk", move || {
+        spawn(&vbd.thread_name("ublk"), move || {
+            let _disk = vbd.span().enter();
             let result = server.serve(&stop).map_err(Into::into);
             let server = format!("ublk {}", server.path().display());
             let _ = events.send(Event::Ended { server, result });
@@ -188,7 +193,13 @@ fn start(
         let server = nbd::Server::new(group.listeners, exports.collect());
         let (stop, events) = (stop.clone(), events.clone());
         let name = format!("NBD {}", places.first().map(ToString::to_string).unwrap_or_default());
-        threads.push(spawn("nbd", move || {
+        let lone = match group.disks[..] {
+            [disk] => Some(disks[disk].vbd.clone()),
+            _ => None,
+        };
+        let thread = lone.as_ref().map_or("nbd".to_owned(), |vbd| vbd.thread_name("nbd"));
+        threads.push(spawn(&thread, move || {
+            let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
             let result = server.serve(&stop).map_err(Into::into);
             let _ = events.send(Event::Ended { server: name, result });
         })?);
@@ -202,7 +213,9 @@ fn start(
             Arc::new(vhost_user::Server::new(socket.listener, served.vbd.clone(), options));
         served.vhost_user.push(server.clone());
         let (stop, events) = (stop.clone(), events.clone());
-        threads.push(spawn("vhost-user", move || {
+        let vbd = served.vbd.clone();
+        threads.push(spawn(&vbd.thread_name("vu"), move || {
+            let _disk = vbd.span().enter();
             let result = server.serve(&stop).map_err(Into::into);
             let _ = events.send(Event::Ended { server: format!("vhost-user {path}"), result });
         })?);
@@ -214,7 +227,9 @@ fn start(
         served.facts.add_fuse(path.clone());
         served.fuse.push(server.clone());
         let (stop, events) = (stop.clone(), events.clone());
-        threads.push(spawn("fuse", move || {
+        let vbd = served.vbd.clone();
+        threads.push(spawn(&vbd.thread_name("fuse"), move || {
+            let _disk = vbd.span().enter();
             let result = server.serve(&stop).map_err(Into::into);
             let _ = events.send(Event::Ended { server: format!("FUSE {path}"), result });
         })?);
@@ -225,8 +240,8 @@ fn start(
 /// Everything listens: say so to whoever waits for it.
 fn announce(config: &Config, disks: &[Served]) {
     let facts: Vec<DiskFacts> = disks.iter().map(|disk| disk.facts.clone()).collect();
-    for disk in &facts {
-        tracing::info!("serving {}", disk.line());
+    for (disk, facts) in disks.iter().zip(&facts) {
+        disk.vbd.span().in_scope(|| tracing::info!("serving {}", facts.line()));
     }
     say_ready(config.announce, &facts);
     let status = format!("serving {} disk(s)", facts.len());
@@ -256,6 +271,7 @@ fn reload(config: &Config, disks: &[Served]) {
     notify_reloading();
     for (disk, served) in config.disks.iter().zip(disks) {
         let path = disk.path.display();
+        let _disk = served.vbd.span().enter();
         match served.vbd.reload_size() {
             Ok(true) => {
                 tracing::info!("{path}: now {} bytes", served.vbd.size());
@@ -277,6 +293,7 @@ fn flush(config: &Config, disks: &[Served], kept: &[bool]) -> Result<(), Error> 
     let mut tasks = Tasks::new(Box::new(Ring::new().map_err(Error::Ring)?));
     let mut outcome = Ok(());
     for ((disk, served), kept) in config.disks.iter().zip(disks).zip(kept.iter().copied()) {
+        let _disk = served.vbd.span().enter();
         let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
         if let Some(server) = served.ublk.as_ref().filter(|_| kept) {
             let device = server.path().display();

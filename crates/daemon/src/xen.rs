@@ -127,7 +127,8 @@ impl Disks for Open {
         options.read_only = wanted.read_only;
         options.cache = target.cache.unwrap_or(options.cache);
         let image = open(&target.path, &options).map_err(|error| error.to_string())?;
-        let vbd = Arc::new(Vbd::new(image, options.cache));
+        // Its threads have names of their own: of the domain, the device and the ring.
+        let vbd = Arc::new(Vbd::new(image, options.cache).named(wanted.name, wanted.name));
         let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
         let disk = (wanted.params.to_owned(), Arc::downgrade(&vbd));
         disks.insert(wanted.name.to_owned(), disk);

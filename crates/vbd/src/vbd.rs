@@ -6,8 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ringtap_image::qcow2::BitmapSet;
 use ringtap_image::{CacheMode, Discard, Error, Extent, Image, Info, Status, UnderWay};
 use ringtap_io::{Io, Mem, Time};
+use tracing::Span;
 
+use crate::failures::Failures;
 use crate::gate::{Gate, Writers};
+use crate::name::Name;
 use crate::stats::{QueueStats, Stats};
 use crate::transfer::Place;
 
@@ -60,6 +63,8 @@ pub(crate) struct Shared {
     writethrough: AtomicUsize,
     pub(crate) gate: Gate,
     stats: Mutex<Vec<Arc<QueueStats>>>,
+    name: Name,
+    failures: Failures,
 }
 
 /// Says of one wire of a device whether its writes must be stable when they are answered, because who uses it
@@ -121,8 +126,34 @@ impl Vbd {
             writethrough: AtomicUsize::new(cache.writethrough().into()),
             gate: Gate::default(),
             stats: Mutex::default(),
+            name: Name::default(),
+            failures: Failures::new(Span::none()),
         });
         Vbd::with(image, shared)
+    }
+
+    /// The same with a name for the log, and a shorter one for its threads. Before it is forked.
+    pub fn named(mut self, name: &str, label: &str) -> Vbd {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.name = Name::new(name, label);
+            shared.failures = Failures::new(shared.name.span.clone());
+        }
+        self
+    }
+
+    /// What a thread that serves the device logs within, entered once.
+    pub fn span(&self) -> &Span {
+        &self.shared.name.span
+    }
+
+    /// The name of a thread that serves the device: 15 bytes, of the device and of what it does.
+    pub fn thread_name(&self, role: &str) -> String {
+        self.shared.name.of_thread(role)
+    }
+
+    /// Tell the log of a request that failed without having been served by this device.
+    pub fn tell_of_failure(&self, operation: &'static str, offset: u64, length: u64, end: Error) {
+        self.shared.failures.tell_of(operation, offset, length, end);
     }
 
     /// The same device for another queue thread.
@@ -216,6 +247,9 @@ impl Vbd {
             end = self.carry_out_in_freed_room(io, &request).await;
         }
         self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
+        if let Err(error) = end {
+            self.shared.failures.tell(&request, error);
+        }
         end
     }
 

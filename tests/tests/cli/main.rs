@@ -298,7 +298,7 @@ fn wrong_command_lines_say_what_to_write() {
         ("serve a.raw -f raw --nbd a.sock", "unix:PATH"),
         ("serve a.raw -f raw --nbd unix:a.sock --cache none --cache unsafe", "given twice"),
         ("serve a.raw -f raw --cache fast --nbd unix:a.sock", "writethrough"),
-        ("serve a.raw -f raw --nbd unix:a.sock --log ringtap=loud", "log filter"),
+        ("serve a.raw -f raw --nbd unix:a.sock --log ringtap=loud", "known are off"),
         ("serve null:much --nbd unix:a.sock", "null:10G"),
         ("serve null:1M --nbd unix:a null:2M --nbd unix:a", "its own --name"),
         ("serve null:1M --vhost-user v --serial 123456789012345678901", "at most 20"),

@@ -1,8 +1,16 @@
 //! What the program says: warnings, messages, the log.
 
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
 use crate::program::{Running, python};
-use crate::served::Server;
-use crate::{folder, run};
+use crate::served::{Server, command};
+use crate::{disk, folder, run};
 
 #[test]
 fn warnings_of_the_library_are_shown_in_every_verb() {
@@ -23,4 +31,141 @@ fn warnings_of_the_library_are_shown_in_every_verb() {
         let warning = said.lines().find(|line| line.starts_with("ringtap: warning: "));
         assert!(warning.is_some_and(|line| line.contains("killed server")), "{verb}: {said}");
     }
+}
+
+/// A qcow2 image whose first cluster is said to lie where none can.
+fn contradicting(folder: &Path, name: &str) {
+    run(folder, &format!("create -f qcow2 {name} 8M")).ok();
+    let server = Server::start(folder, &format!("{name} -f qcow2 --nbd unix:made.sock"));
+    let write = "import nbd, sys; h = nbd.NBD(); h.connect_uri(sys.argv[1]); \
+                 h.pwrite(b'x' * 65536, 0); h.flush(); h.shutdown()";
+    Running::start(python(write, &[&server.uri(0)])).wait().ok();
+    server.stop().ok();
+    let image = File::options().read(true).write(true).open(folder.join(name)).expect("the image");
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        image.read_exact_at(&mut bytes, at).expect("a word");
+        u64::from_be_bytes(bytes)
+    };
+    // Bits 9 to 55 of an L1 entry are the place of the L2 table, bit 63 says that nobody shares it.
+    let l2 = word(word(40)) & 0x00ff_ffff_ffff_fe00;
+    image.write_all_at(&(1 << 63 | 0x200u64).to_be_bytes(), l2).expect("an entry");
+}
+
+const READ_40_TIMES: &str = "import nbd, sys
+h = nbd.NBD(); h.connect_uri(sys.argv[1])
+for i in range(40):
+    try: h.pread(4096, 8192); sys.exit('it was read')
+    except nbd.Error: pass
+h.shutdown()";
+
+#[test]
+fn failed_requests_are_told_with_disk_operation_place_and_cause_and_not_too_often() {
+    let dir = folder();
+    contradicting(dir.path(), "a.qcow2");
+    disk(dir.path(), "b.raw", 1 << 20);
+    let words = "b.raw -f raw --name b --nbd unix:s a.qcow2 -f qcow2 --name a --nbd unix:s";
+    let server = Server::start(dir.path(), words);
+    Running::start(python(READ_40_TIMES, &[&server.uri(1)])).wait().ok();
+    let said = server.stop().stderr;
+    let told: Vec<&str> = said.lines().filter(|line| line.contains("request failed")).collect();
+    assert_eq!(told.len(), 10, "{said}");
+    for line in told {
+        assert!(line.contains(" ERROR a.qcow2: request failed: the image contradicts"), "{line}");
+        assert!(line.contains("operation=\"read\" offset=8192 length=4096"), "{line}");
+    }
+    let rest = said.lines().find(|line| line.contains("more requests failed"));
+    assert!(rest.is_some_and(|line| line.contains("a.qcow2: ") && line.contains("=30")), "{said}");
+}
+
+#[test]
+fn every_line_about_a_disk_names_it_in_json_too() {
+    let dir = folder();
+    contradicting(dir.path(), "a.qcow2");
+    let words = "a.qcow2 -f qcow2 --nbd unix:s --vhost-user v --log debug --log-format json";
+    let server = Server::start(dir.path(), words);
+    Running::start(python(READ_40_TIMES, &[&server.uri(0)])).wait().ok();
+    let said = server.stop().stderr;
+    let lines: Vec<Value> =
+        said.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let failed = lines.iter().find(|line| line["operation"] == "read").expect("a failure");
+    assert_eq!((&failed["level"], &failed["offset"]), (&"ERROR".into(), &8192.into()));
+    for line in &lines {
+        let message = line["message"].as_str().expect("a message");
+        let of_process = message.contains("stopping");
+        assert!(of_process || line["span"]["disk"] == "a.qcow2", "{line}");
+    }
+    let refused = run(dir.path(), "serve a.qcow2 -f raw --nbd unix:/nowhere/s --log-format json");
+    let line: Value = serde_json::from_str(refused.failed(1).trim()).expect("one object");
+    assert!(line["message"].as_str().is_some_and(|text| text.contains("/nowhere/s")), "{line}");
+}
+
+#[test]
+fn lines_for_the_journal_have_priorities() {
+    let dir = folder();
+    let log = File::create_new(dir.path().join("log")).expect("a log");
+    let facts = log.metadata().expect("its inode");
+    let said = || fs::read_to_string(dir.path().join("log")).expect("what it said");
+    let serve = |stream: String, words: &str| {
+        let mut command = command(dir.path(), words);
+        command.env("JOURNAL_STREAM", stream).stdout(Stdio::null());
+        command.stderr(File::create(dir.path().join("log")).expect("the log"));
+        command.spawn().expect("ringtap")
+    };
+    let ours = format!("{}:{}", facts.dev(), facts.ino());
+    serve(ours.clone(), "none.raw -f raw --nbd unix:s").wait().expect("its end");
+    assert!(said().lines().any(|line| line.starts_with("<3>ringtap: ")), "{}", said());
+    let mut server = serve(ours, "null:1M --nbd unix:s");
+    let until = Instant::now() + Duration::from_secs(60);
+    while !said().contains("<6>null:1M: ") {
+        assert!(Instant::now() < until, "{}", said());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.kill().and_then(|()| server.wait()).expect("its end");
+    // It was passed on by another program, whose stderr was the journal.
+    serve("1:1".into(), "none.raw -f raw --nbd unix:s").wait().expect("its end");
+    assert!(said().lines().all(|line| !line.starts_with('<')), "{}", said());
+}
+
+#[test]
+fn unknown_levels_of_the_log_are_refused_with_those_known() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    for wish in ["inof", "ringtap_export=loud", "ringtap_exprot=debug", "ringtap_export"] {
+        let said = run(dir.path(), &format!("serve a.raw -f raw --nbd unix:s --log {wish}"));
+        let said = said.failed(2);
+        assert!(said.contains("known are") && said.contains(wish.rsplit('=').next().unwrap_or("")));
+    }
+}
+
+/// The names of a process's threads.
+fn threads(process: u32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("its threads");
+    let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).ok();
+    tasks.flatten().filter_map(name).map(|name| name.trim().to_owned()).collect()
+}
+
+#[test]
+fn threads_are_named_by_their_disk() {
+    let dir = folder();
+    disk(dir.path(), "web01-root.raw", 1 << 20);
+    disk(dir.path(), "other.raw", 1 << 20);
+    let words = "web01-root.raw -f raw --nbd unix:s --vhost-user v \
+                 other.raw -f raw --name data --nbd unix:s";
+    let mut server = Server::start(dir.path(), words);
+    let wait = "import nbd, sys; h = nbd.NBD(); h.connect_uri(sys.argv[1]); \
+                print('here', flush=True); sys.stdin.read(); import time; time.sleep(60)";
+    let clients: Vec<Running> = [0, 1]
+        .map(|disk| Running::start(python(wait, &[&server.uri(disk)])))
+        .map(|mut client| {
+            client.until("connection", |client| client.stdout().contains("here").then_some(()));
+            client
+        })
+        .into();
+    let names = threads(server.process().pid());
+    for name in ["web01-root:vu", "web01-root:nbd", "data:nbd"] {
+        assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
+    }
+    drop(clients);
+    server.stop().ok();
 }

@@ -46,13 +46,15 @@ impl QueueThread {
     ) -> io::Result<QueueThread> {
         let bell = Arc::new(OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC)?));
         let theirs = bell.clone();
+        let name = vbd.thread_name(&format!("fu{index}"));
         let run = move || {
+            let span = vbd.span().clone();
+            let _disk = span.enter();
             let end = run(device, vbd, facts, theirs);
             // It fails only where the count is full, and then it is seen anyway.
             let _ = rustix::io::write(&*ended, &1u64.to_ne_bytes());
             end
         };
-        let name = format!("fuse{index}");
         let handle = std::thread::Builder::new().name(name).stack_size(STACK).spawn(run)?;
         Ok(QueueThread { bell, handle })
     }

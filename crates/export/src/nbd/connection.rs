@@ -1,6 +1,7 @@
 //! One connection: a thread, a ring, and the tasks that receive, serve and send.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -157,6 +158,9 @@ async fn serve(
         return Ok(());
     };
     let Some(export) = exports.get(choice.export) else { return Ok(()) };
+    // Every task of the thread serves this one disk from now on.
+    let _disk = export.vbd.span().clone().entered();
+    name_thread(&export.vbd.thread_name("nbd"));
     tracing::debug!(export = export.name, "an NBD client has its export");
     let connection = Connection::new(io, export.vbd.fork(), choice, socket, alarm, limits)?;
     *current.connection.borrow_mut() = Some(connection.clone());
@@ -164,6 +168,14 @@ async fn serve(
     connection.clone().serve(input).await;
     current.connection.borrow_mut().take();
     Ok(())
+}
+
+/// Name the calling thread, which began before it was known what it is for.
+fn name_thread(name: &str) {
+    if let Ok(name) = CString::new(name) {
+        // What it is called is of no consequence to its work.
+        let _ = rustix::thread::set_name(&name);
+    }
 }
 
 async fn shake_hands(

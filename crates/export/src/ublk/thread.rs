@@ -36,8 +36,10 @@ pub(crate) fn start(
     start: Start,
     ended: Arc<OpenFile>,
 ) -> io::Result<JoinHandle<io::Result<()>>> {
-    let name = format!("ublk{}q{index}", info.id);
+    let name = vbd.thread_name(&format!("ub{index}"));
     std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
+        let span = vbd.span().clone();
+        let _disk = span.enter();
         let end = run(index, info, vbd, start);
         // It fails only where the count is full, and then it is seen anyway.
         let _ = rustix::io::write(&*ended, &1u64.to_ne_bytes());

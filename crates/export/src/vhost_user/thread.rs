@@ -78,11 +78,13 @@ impl QueueThread {
         let theirs = mailbox.clone();
         let sent = Sent(start);
         let handle = std::thread::Builder::new()
-            .name(format!("vq{}", sent.0.index))
+            .name(sent.0.vbd.thread_name(&format!("vq{}", sent.0.index)))
             .stack_size(STACK)
             .spawn(move || {
                 let sent = sent;
                 let index = sent.0.index;
+                let span = sent.0.vbd.span().clone();
+                let _disk = span.enter();
                 run(sent.0, &theirs).inspect_err(|problem| {
                     tracing::error!(queue = index, "the queue stops, its ring failed: {problem}");
                 })

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use ringtap_vbd::disk_span;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::connect::RECORDS;
@@ -194,11 +195,14 @@ impl Server {
             .name(format!("xen{domain}-{number}"))
             .stack_size(STACK)
             .spawn(move || {
+                let name = format!("xen{domain}-{number}");
+                let span = disk_span(&name);
+                let _disk = span.enter();
                 let store = reach().map_err(StoreError::open);
                 let served = store
                     .and_then(|store| device::run(store, key, &options, &*disks, &theirs, &stop));
                 if let Err(error) = served {
-                    tracing::error!("xen{domain}-{number}: {error}");
+                    tracing::error!("{name}: {error}");
                     let _ = poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&PAUSE));
                 }
                 // Before it rings, for whoever hears that looks at it once.

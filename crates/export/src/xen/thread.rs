@@ -117,6 +117,8 @@ async fn take_calls(io: Io, port: Rc<Port>) {
 }
 
 fn run(start: Start, ring: Ring, bell: &Arc<OpenFile>) {
+    let span = start.vbd.span().clone();
+    let _disk = span.enter();
     // Declared before the tasks, so dropped after them: they use its memory.
     let thread;
     let mut tasks = Tasks::new(Box::new(ring));
