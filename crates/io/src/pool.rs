@@ -2,8 +2,10 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::rc::Rc;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::Mem;
 
@@ -13,6 +15,9 @@ pub const PAGE: usize = 4096;
 /// Buffers of up to 2^SMALLEST … 2^LARGEST bytes are kept, by power of two.
 const SMALLEST: u32 = 12;
 const LARGEST: u32 = 21;
+/// From so many bytes on each is a mapping of its own, which the kernel has back when it is dropped: what was
+/// aligned like this in the heap takes twice the room, and fits nothing else.
+const MAPPED: usize = 256 << 10;
 /// What one class may keep.
 const KEEP_BYTES: usize = 2 << 20;
 
@@ -26,10 +31,31 @@ struct Block {
     layout: Layout,
 }
 
+impl Block {
+    fn new(capacity: usize) -> Option<Block> {
+        let layout = Layout::from_size_align(capacity, PAGE).ok()?;
+        let base = if capacity < MAPPED {
+            // SAFETY: the layout's size is at least one page.
+            unsafe { alloc_zeroed(layout) }
+        } else {
+            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            // SAFETY: a new mapping, at an address of the kernel's choice.
+            unsafe { mmap_anonymous(ptr::null_mut(), capacity, access, flags) }.ok()?.cast()
+        };
+        Some(Block { base: NonNull::new(base)?, layout })
+    }
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc_zeroed` with this layout and is freed once.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        let (base, len) = (self.base.as_ptr(), self.layout.size());
+        if len < MAPPED {
+            // SAFETY: `base` came from `alloc_zeroed` with this layout and is freed once.
+            unsafe { dealloc(base, self.layout) }
+        } else {
+            // SAFETY: exactly the mapping that `new` made, and nobody uses it any more.
+            let _ = unsafe { munmap(base.cast(), len) };
+        }
     }
 }
 
@@ -44,12 +70,7 @@ impl Pool {
         let kept = class_of(capacity).and_then(|class| self.free.borrow_mut()[class].pop());
         let block = match kept {
             Some(block) => block,
-            None => {
-                let layout = Layout::from_size_align(capacity, PAGE).ok()?;
-                // SAFETY: the layout's size is at least one page.
-                let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-                Block { base, layout }
-            }
+            None => Block::new(capacity)?,
         };
         Some(Buffer { block: Some(block), len, pool: self.clone() })
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ringtap_io::OpenFile;
 use ringtap_vbd::{Vbd, WriteThrough};
+use rustix::fs::FileType;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -25,6 +26,7 @@ use virtio_bindings::bindings::virtio_ring::{
 };
 
 use super::inflight::{self, Inflight};
+use super::mapping::Maps;
 use super::memory::{Memory, Region};
 use super::thread::{QueueThread, Start};
 use super::virtqueue::{Addresses, MAX_QUEUE_SIZE, Virtqueue};
@@ -39,6 +41,7 @@ pub(crate) struct Backend {
     through: WriteThrough,
     options: Options,
     acked: u64,
+    maps: Maps,
     memory: Arc<Memory>,
     inflight: Option<Inflight>,
     vrings: Vec<Vring>,
@@ -68,6 +71,19 @@ fn event_file(file: Option<File>) -> Option<Arc<OpenFile>> {
     file.map(|file| Arc::new(OpenFile::new(OwnedFd::from(file))))
 }
 
+/// What a file is that no one can wait for: it would keep a processor busy. Eventfds are of no kind at all;
+/// User-Mode Linux has pipes.
+fn always_readable(file: &File) -> Option<&'static str> {
+    let mode = rustix::fs::fstat(file).ok()?.st_mode;
+    match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => Some("a regular file"),
+        FileType::CharacterDevice => Some("a character device"),
+        FileType::BlockDevice => Some("a block device"),
+        FileType::Directory => Some("a folder"),
+        _ => None,
+    }
+}
+
 fn has(features: u64, bit: u32) -> bool {
     features & (1 << bit) != 0
 }
@@ -78,7 +94,19 @@ impl Backend {
         let (memory, inflight) = (Arc::default(), None);
         let (flushes, cache_wanted) = (true, true);
         let through = vbd.write_through();
-        Backend { vbd, through, options, acked: 0, memory, inflight, vrings, flushes, cache_wanted }
+        let (acked, maps) = (0, Maps::default());
+        Backend {
+            vbd,
+            through,
+            options,
+            acked,
+            maps,
+            memory,
+            inflight,
+            vrings,
+            flushes,
+            cache_wanted,
+        }
     }
 
     /// Whether the guest is told that its write cache is on.
@@ -252,8 +280,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
         if regions.len() > MOST_REGIONS {
             return Err(Error::InvalidParam);
         }
-        let mapped = regions.iter().zip(files).map(|(region, file)| Region::map(region, file));
-        let mapped = mapped.collect::<Result<_>>()?;
+        let map = |(region, file): (_, &File)| Region::map(region, file, &self.maps);
+        let mapped = regions.iter().zip(&files).map(map).collect::<Result<_>>()?;
         self.set_memory(mapped);
         Ok(None)
     }
@@ -272,7 +300,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         if regions.len() >= MOST_REGIONS {
             return Err(Error::InvalidParam);
         }
-        regions.push(Region::map(region, file)?);
+        regions.push(Region::map(region, &file, &self.maps)?);
         self.set_memory(regions);
         Ok(None)
     }
@@ -324,8 +352,15 @@ impl VhostUserBackendReqHandlerMut for Backend {
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let index = u32::from(index);
-        if file.is_none() {
-            return Err(failed(format!("queue {index} comes without a kick descriptor")));
+        match file.as_ref().map(always_readable) {
+            None => return Err(failed(format!("queue {index} comes without a kick descriptor"))),
+            Some(Some(kind)) => {
+                return Err(failed(format!(
+                    "the kick descriptor of queue {index} is {kind}, which always has something to read: it \
+                     must be an eventfd"
+                )));
+            }
+            Some(None) => {}
         }
         self.stop(index)?;
         self.vring(index)?.kick = event_file(file);
@@ -373,14 +408,14 @@ impl VhostUserBackendReqHandlerMut for Backend {
             return Err(Error::InvalidParam);
         }
         let (message, file, inflight) =
-            inflight::create(asked.num_queues, asked.queue_size).map_err(failed)?;
+            inflight::create(asked.num_queues, asked.queue_size, &self.maps).map_err(failed)?;
         self.inflight = Some(inflight);
         self.set_cache();
         Ok((message, file))
     }
 
     fn set_inflight_fd(&mut self, message: &VhostUserInflight, file: File) -> Result<()> {
-        let inflight = Inflight::map(message, file).map_err(failed)?;
+        let inflight = Inflight::map(message, &file, &self.maps).map_err(failed)?;
         // The guest carries on, and may believe that its writes are stable.
         if inflight.write_cache() == Some(false) {
             self.cache_wanted = false;

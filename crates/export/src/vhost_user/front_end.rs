@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use ringtap_image::{CacheMode, Null};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
-use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_T_FLUSH,
+};
 
 use super::chains::*;
 use super::testing::{ADDRESSES, GUEST, GuestRing, REGION, USER};
@@ -27,6 +29,7 @@ const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_BASE: u32 = 10;
 const SET_VRING_KICK: u32 = 12;
+const SET_VRING_ERR: u32 = 14;
 const GET_PROTOCOL_FEATURES: u32 = 15;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
@@ -65,7 +68,19 @@ fn region(number: u64) -> [u64; 4] {
 }
 
 impl FrontEnd {
-    fn connect() -> FrontEnd {
+    pub(super) fn connect() -> FrontEnd {
+        let mut front_end = FrontEnd::connect_only();
+        front_end.send(SET_OWNER, 0, &[], &[]);
+        assert_eq!(front_end.ask(GET_FEATURES) & FEATURES, FEATURES);
+        front_end.send(SET_FEATURES, 0, &words(&[FEATURES]), &[]);
+        let offered = front_end.ask(GET_PROTOCOL_FEATURES);
+        assert_eq!(offered & PROTOCOL_FEATURES, PROTOCOL_FEATURES);
+        front_end.send(SET_PROTOCOL_FEATURES, 0, &words(&[PROTOCOL_FEATURES]), &[]);
+        front_end
+    }
+
+    /// Before the first message.
+    fn connect_only() -> FrontEnd {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).expect("a socket");
@@ -76,17 +91,10 @@ impl FrontEnd {
         let theirs = stop.clone();
         let server = Server::new(listener, vbd, Options::default());
         let server = Some(std::thread::spawn(move || server.serve(&theirs)));
-        let mut front_end = FrontEnd { stream, stop, server };
-        front_end.send(SET_OWNER, 0, &[], &[]);
-        assert_eq!(front_end.ask(GET_FEATURES) & FEATURES, FEATURES);
-        front_end.send(SET_FEATURES, 0, &words(&[FEATURES]), &[]);
-        let offered = front_end.ask(GET_PROTOCOL_FEATURES);
-        assert_eq!(offered & PROTOCOL_FEATURES, PROTOCOL_FEATURES);
-        front_end.send(SET_PROTOCOL_FEATURES, 0, &words(&[PROTOCOL_FEATURES]), &[]);
-        front_end
+        FrontEnd { stream, stop, server }
     }
 
-    fn send(&mut self, request: u32, flags: u32, payload: &[u8], files: &[OwnedFd]) {
+    pub(super) fn send(&mut self, request: u32, flags: u32, payload: &[u8], files: &[OwnedFd]) {
         let head = [request, VERSION | flags, payload.len() as u32];
         let mut bytes: Vec<u8> = head.iter().flat_map(|word| word.to_ne_bytes()).collect();
         bytes.extend(payload);
@@ -102,15 +110,43 @@ impl FrontEnd {
         u64::from_ne_bytes(*reply.last_chunk().expect("eight bytes"))
     }
 
-    fn ask(&mut self, request: u32) -> u64 {
+    pub(super) fn ask(&mut self, request: u32) -> u64 {
         self.send(request, 0, &[], &[]);
         self.reply(request)
     }
 
     /// Whether a message was taken, by the reply that was asked for.
-    fn tell(&mut self, request: u32, payload: &[u8], files: &[OwnedFd]) -> bool {
+    pub(super) fn tell(&mut self, request: u32, payload: &[u8], files: &[OwnedFd]) -> bool {
         self.send(request, NEED_REPLY, payload, files);
         self.reply(request) == 0
+    }
+
+    /// Start queue 0 of a guest whose rings and memory are as a [`GuestRing`] has them; gives its kick.
+    pub(super) fn start_queue(&mut self, guest: &GuestRing) -> OwnedFd {
+        let kick = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        self.share(guest);
+        self.place_queue();
+        self.run_queue(kick)
+    }
+
+    fn run_queue(&mut self, kick: OwnedFd) -> OwnedFd {
+        let theirs = [kick.try_clone().expect("a descriptor")];
+        assert!(self.tell(SET_VRING_KICK, &words(&[0]), &theirs));
+        assert!(self.tell(SET_VRING_ENABLE, &vring(0, 1), &[]));
+        kick
+    }
+
+    fn share(&mut self, guest: &GuestRing) {
+        let memory = [OwnedFd::from(guest.file.try_clone().expect("a descriptor"))];
+        let one = [vring(1, 0), words(&region(0))].concat();
+        assert!(self.tell(SET_MEM_TABLE, &one, &memory));
+    }
+
+    fn place_queue(&mut self) {
+        assert!(self.tell(SET_VRING_NUM, &vring(0, 16), &[]));
+        assert!(self.tell(SET_VRING_BASE, &vring(0, 0), &[]));
+        let at = [0, ADDRESSES.descriptors, ADDRESSES.used, ADDRESSES.available, 0];
+        assert!(self.tell(SET_VRING_ADDR, &words(&at), &[]));
     }
 
     fn is_let_go(&mut self) -> bool {
@@ -162,33 +198,12 @@ fn memory_comes_and_goes_while_a_queue_runs() {
         [Entry(HEADER, 16, NEXT, 1), Entry(DATA, 512, NEXT | WRITE, 2), Entry(status, 1, WRITE, 0)];
     let guest = GuestRing::new(&with_header(&read, 0), 16, &[]);
     let memory = || [OwnedFd::from(guest.file.try_clone().expect("a descriptor"))];
-    let kick = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
-
     let mut front_end = FrontEnd::connect();
     assert!(front_end.ask(GET_MAX_MEM_SLOTS) >= 32);
-    let one = [vring(1, 0), words(&region(0))].concat();
-    assert!(front_end.tell(SET_MEM_TABLE, &one, &memory()));
-    assert!(front_end.tell(SET_VRING_NUM, &vring(0, 16), &[]));
-    assert!(front_end.tell(SET_VRING_BASE, &vring(0, 0), &[]));
-    let at = [0, ADDRESSES.descriptors, ADDRESSES.used, ADDRESSES.available, 0];
-    assert!(front_end.tell(SET_VRING_ADDR, &words(&at), &[]));
-    let theirs = [kick.try_clone().expect("a descriptor")];
-    assert!(front_end.tell(SET_VRING_KICK, &words(&[0]), &theirs));
-    assert!(front_end.tell(SET_VRING_ENABLE, &vring(0, 1), &[]));
+    let kick = front_end.start_queue(&guest);
 
     // Without a call descriptor the front-end polls.
-    let ask = || {
-        let used = guest.used().wrapping_add(1);
-        guest.write(status, &[0xff]);
-        guest.make_available(0);
-        rustix::io::write(&kick, &1u64.to_ne_bytes()).expect("a kick");
-        let began = Instant::now();
-        while guest.used() != used {
-            assert!(began.elapsed() < Duration::from_secs(60), "no answer");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        u32::from(guest.read(status, 1)[0])
-    };
+    let ask = || answers(&guest, &kick, status).expect("an answer");
     let second = words(&[&[0][..], &region(1)[..]].concat());
     assert_eq!(ask(), VIRTIO_BLK_S_IOERR);
     for _ in 0..20 {
@@ -204,4 +219,129 @@ fn memory_comes_and_goes_while_a_queue_runs() {
     assert_eq!(ask(), VIRTIO_BLK_S_IOERR);
     assert!(!front_end.tell(REM_MEM_REG, &second, &[]), "it is gone already");
     assert!(front_end.is_let_go());
+}
+
+/// The status that a guest's chain 0 is answered with; none within a minute.
+fn answers(guest: &GuestRing, kick: &OwnedFd, status: u64) -> Option<u32> {
+    let used = guest.used().wrapping_add(1);
+    guest.write(status, &[0xff]);
+    guest.make_available(0);
+    rustix::io::write(kick, &1u64.to_ne_bytes()).expect("a kick");
+    let began = Instant::now();
+    while guest.used() != used {
+        if began.elapsed() > Duration::from_secs(60) {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Some(u32::from(guest.read(status, 1)[0]))
+}
+
+#[test]
+fn whoever_wants_a_reply_gets_one() {
+    let guest = GuestRing::new(&[], 16, &[]);
+    let memory = || [OwnedFd::from(guest.file.try_clone().expect("a descriptor"))];
+    let first = words(&[&[0][..], &region(0)[..]].concat());
+    assert!(FrontEnd::connect().tell(ADD_MEM_REG, &first, &memory()));
+    // One that knows the features from the last time, and does not ask for them.
+    let mut again = FrontEnd::connect_only();
+    again.send(SET_PROTOCOL_FEATURES, 0, &words(&[PROTOCOL_FEATURES]), &[]);
+    again.send(SET_FEATURES, 0, &words(&[FEATURES]), &[]);
+    assert!(again.tell(ADD_MEM_REG, &first, &memory()));
+    assert!(again.tell(REM_MEM_REG, &first, &[]));
+    // What cannot be taken: without its file, with two, of no size, past the end of the file, cut short, of no
+    // known kind.
+    let of = |size: u64, offset: u64| words(&[0, GUEST, size, USER[0], offset]);
+    let two = [memory(), memory()].map(|[file]| file);
+    let bad: [(u32, Vec<u8>, &[OwnedFd]); 6] = [
+        (ADD_MEM_REG, first.clone(), &[]),
+        (ADD_MEM_REG, first.clone(), &two),
+        (ADD_MEM_REG, of(0, 0), &two[..1]),
+        (ADD_MEM_REG, of(REGION, 2 * REGION), &two[..1]),
+        (ADD_MEM_REG, first[..32].to_vec(), &two[..1]),
+        (99, first.clone(), &[]),
+    ];
+    for (request, payload, files) in &bad {
+        let mut front_end = FrontEnd::connect();
+        assert!(!front_end.tell(*request, payload, files), "{request} {payload:?}");
+        assert!(front_end.is_let_go());
+    }
+    // A value is not mistaken for that.
+    let mut front_end = FrontEnd::connect();
+    front_end.send(GET_MAX_MEM_SLOTS, NEED_REPLY, &[0; 8], &[]);
+    assert!(front_end.is_let_go());
+}
+
+#[test]
+fn what_always_gives_something_is_no_kick() {
+    let guest = GuestRing::new(&[], 16, &[]);
+    let open = |path: &str| OwnedFd::from(std::fs::File::open(path).expect("it is everywhere"));
+    let (end, _other) = rustix::pipe::pipe().expect("a pipe");
+    let event = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    for (kick, may) in [
+        (open("/dev/zero"), false),
+        (open("/proc/self/exe"), false),
+        (open("/"), false),
+        (tempfile::tempfile().expect("a file").into(), false),
+        (end, true),
+        (event, true),
+    ] {
+        let mut front_end = FrontEnd::connect();
+        front_end.share(&guest);
+        front_end.place_queue();
+        assert_eq!(front_end.tell(SET_VRING_KICK, &words(&[0]), &[kick]), may);
+        assert_eq!(may, may && front_end.tell(SET_VRING_ENABLE, &vring(0, 1), &[]));
+    }
+}
+
+/// Regions that one front-end may have.
+const MOST: u64 = 509;
+
+#[test]
+fn one_of_32_front_ends_at_their_limit_truncates_its_memory_and_the_others_go_on() {
+    const FRONT_ENDS: usize = 32;
+    let flush = [Entry(HEADER, 16, NEXT, 1), Entry(HEADER + 0x100, 1, WRITE, 0)];
+    let page = |number: u64| [GUEST + (number << 20), 4096, USER[0] + (number << 20), 0];
+    let add = |front_end: &mut FrontEnd, guest: &GuestRing, region: [u64; 4]| {
+        let memory = [OwnedFd::from(guest.file.try_clone().expect("a descriptor"))];
+        front_end.tell(ADD_MEM_REG, &words(&[&[0][..], &region[..]].concat()), &memory)
+    };
+    let errors = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    // That of the rings comes last, after all that others have.
+    let mut all: Vec<_> = (0..FRONT_ENDS)
+        .map(|_| {
+            let guest = GuestRing::new(&with_header(&flush, VIRTIO_BLK_T_FLUSH), 16, &[]);
+            let mut front_end = FrontEnd::connect();
+            for number in 1..MOST {
+                assert!(add(&mut front_end, &guest, page(number)), "{number}");
+            }
+            assert!(add(&mut front_end, &guest, region(0)));
+            front_end.place_queue();
+            let theirs = [errors.try_clone().expect("a descriptor")];
+            assert!(front_end.tell(SET_VRING_ERR, &words(&[0]), &theirs));
+            let kick = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+            let kick = front_end.run_queue(kick);
+            (front_end, guest, kick)
+        })
+        .collect();
+    let ask = |all: &[(FrontEnd, GuestRing, OwnedFd)]| {
+        for (_, guest, kick) in all {
+            assert_eq!(answers(guest, kick, HEADER + 0x100), Some(VIRTIO_BLK_S_OK));
+        }
+    };
+    ask(&all);
+    let (mut front_end, broken, kick) = all.pop().expect("the last of them");
+    rustix::fs::ftruncate(&broken.file, 0).expect("cut");
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).expect("a kick");
+    // Its queue, and nothing else, is beyond serving.
+    let mut told = [0; 8];
+    rustix::io::read(&errors, &mut told).expect("its front-end is told");
+    ask(&all);
+    assert!(front_end.tell(SET_VRING_NUM, &vring(1, 16), &[]));
+    ask(&all);
+    // One more than they may have.
+    let (mut front_end, guest, _) = all.pop().expect("another");
+    assert!(!add(&mut front_end, &guest, page(MOST)));
+    assert!(front_end.is_let_go());
+    ask(&all);
 }

@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed, Order
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
-use vm_memory::{FileOffset, MmapRegion};
 
-use super::truncated::Guard;
+use super::mapping::{Mapping, Maps};
 use super::virtqueue::MAX_QUEUE_SIZE;
 
 const VERSION: u16 = 1;
@@ -57,19 +56,14 @@ fn own_size(queues: u16) -> u64 {
 pub(crate) fn create(
     queues: u16,
     queue_size: u16,
+    maps: &Maps,
 ) -> std::io::Result<(VhostUserInflight, File, Inflight)> {
     let size = own_size(queues);
     let file = File::from(memfd_create("ringtap-inflight", MemfdFlags::CLOEXEC)?);
     ftruncate(&file, size)?;
     let message = VhostUserInflight::new(size, 0, queues, queue_size);
-    let inflight = Inflight::map(&message, file.try_clone()?)?;
+    let inflight = Inflight::map(&message, &file, maps)?;
     Ok((message, file, inflight))
-}
-
-/// Its guard goes before it is unmapped.
-struct Mapping {
-    _guard: Guard,
-    region: MmapRegion,
 }
 
 /// The mapped buffer.
@@ -88,7 +82,11 @@ impl Display for Inflight {
 
 impl Inflight {
     /// Map the buffer that the front-end kept.
-    pub(crate) fn map(message: &VhostUserInflight, file: File) -> std::io::Result<Inflight> {
+    pub(crate) fn map(
+        message: &VhostUserInflight,
+        file: &File,
+        maps: &Maps,
+    ) -> std::io::Result<Inflight> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, mut queue_size } = *message;
         if mmap_size == own_size(num_queues) {
             queue_size = MAX_QUEUE_SIZE;
@@ -101,19 +99,17 @@ impl Inflight {
             );
             return Err(std::io::Error::other(text));
         }
-        let region = MmapRegion::from_file(FileOffset::new(file, mmap_offset), mmap_size as usize)
-            .map_err(std::io::Error::other)?;
-        let guard = Guard::new(region.as_ptr(), region.size())?;
-        let mapping = Arc::new(Mapping { _guard: guard, region });
+        let mapping = Mapping::new(file, mmap_offset, mmap_size, maps);
+        let mapping = Arc::new(mapping.map_err(std::io::Error::other)?);
         Ok(Inflight { mapping, queues: num_queues, queue_size })
     }
 
     fn tail(&self) -> Option<&AtomicU64> {
         let offset = region_size(self.queue_size) * u64::from(self.queues);
-        if (self.mapping.region.size() as u64) < offset + TAIL {
+        if (self.mapping.len() as u64) < offset + TAIL {
             return None;
         }
-        let base = self.mapping.region.as_ptr();
+        let base = self.mapping.base();
         // SAFETY: the mapping reaches past `offset`, a multiple of 64 in a page-aligned mapping;
         // the word is atomic, so others may change it.
         Some(unsafe { &*base.wrapping_add(offset as usize).cast::<AtomicU64>() })
@@ -141,7 +137,7 @@ impl Inflight {
             return None;
         }
         let offset = region_size(self.queue_size) * u64::from(index);
-        let base = self.mapping.region.as_ptr().wrapping_add(offset as usize);
+        let base = self.mapping.base().wrapping_add(offset as usize);
         Some(QueueInflight {
             header: base.cast(),
             descriptors: base.wrapping_add(size_of::<Header>()).cast(),
@@ -235,13 +231,15 @@ mod tests {
     use super::*;
 
     fn successor(message: &VhostUserInflight, file: &File) -> QueueInflight {
-        let file = file.try_clone().expect("a descriptor");
-        Inflight::map(message, file).expect("the buffer").queue(1, 8).expect("the queue")
+        Inflight::map(message, file, &Maps::default())
+            .expect("the buffer")
+            .queue(1, 8)
+            .expect("the queue")
     }
 
     #[test]
     fn a_successor_takes_up_what_was_left_in_order() {
-        let (message, file, first) = create(2, 8).expect("a buffer");
+        let (message, file, first) = create(2, 8, &Maps::default()).expect("a buffer");
         let mut queue = first.queue(1, 8).expect("the queue");
         assert!(queue.take_up(65_530).is_empty());
         for head in [5, 0, 3, 7] {
@@ -257,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_batch_that_was_published_is_not_served_again() {
-        let (message, file, first) = create(2, 8).expect("a buffer");
+        let (message, file, first) = create(2, 8, &Maps::default()).expect("a buffer");
         let mut queue = first.queue(1, 8).expect("the queue");
         queue.take_up(10);
         for head in [1, 2, 3] {
@@ -272,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_batch_that_was_not_published_is_served_again() {
-        let (message, file, first) = create(2, 8).expect("a buffer");
+        let (message, file, first) = create(2, 8, &Maps::default()).expect("a buffer");
         let mut queue = first.queue(1, 8).expect("the queue");
         queue.take_up(0);
         queue.fetched(4);
@@ -282,29 +280,30 @@ mod tests {
 
     #[test]
     fn a_successor_learns_of_the_write_cache() {
-        let (mut message, file, first) = create(2, 8).expect("a buffer");
+        let (mut message, file, first) = create(2, 8, &Maps::default()).expect("a buffer");
         assert_eq!(first.write_cache(), None);
         first.queue(1, 8).expect("the queue").fetched(7);
         for on in [false, true] {
             first.note_write_cache(on);
-            let next = Inflight::map(&message, file.try_clone().expect("a descriptor"));
+            let next = Inflight::map(&message, &file, &Maps::default());
             assert_eq!(next.expect("the buffer").write_cache(), Some(on));
         }
         message.mmap_size = 2 * region_size(8);
-        let foreign = Inflight::map(&message, file).expect("another program's buffer");
+        let foreign =
+            Inflight::map(&message, &file, &Maps::default()).expect("another program's buffer");
         foreign.note_write_cache(true);
         assert_eq!(foreign.write_cache(), None);
     }
 
     #[test]
     fn a_queue_may_be_longer_than_the_front_end_said() {
-        let (message, file, first) = create(2, 128).expect("a buffer");
+        let (message, file, first) = create(2, 128, &Maps::default()).expect("a buffer");
         assert_eq!((message.num_queues, message.queue_size), (2, 128));
         let mut queues = [0, 1].map(|index| first.queue(index, 256).expect("room for it"));
         queues.iter_mut().for_each(|queue| assert!(queue.take_up(0).is_empty()));
         queues[0].fetched(255);
         queues[1].fetched(200);
-        let next = Inflight::map(&message, file).expect("the buffer");
+        let next = Inflight::map(&message, &file, &Maps::default()).expect("the buffer");
         let left = [0, 1].map(|index| next.queue(index, 256).expect("room for it").take_up(0));
         assert_eq!(left, [[255], [200]]);
         assert!(next.queue(2, 8).is_none() && next.queue(0, 2048).is_none());
@@ -312,8 +311,8 @@ mod tests {
 
     #[test]
     fn a_buffer_too_small_is_refused() {
-        let (mut message, file, _) = create(1, 8).expect("a buffer");
+        let (mut message, file, _) = create(1, 8, &Maps::default()).expect("a buffer");
         message.num_queues = 60_000;
-        assert!(Inflight::map(&message, file).is_err());
+        assert!(Inflight::map(&message, &file, &Maps::default()).is_err());
     }
 }

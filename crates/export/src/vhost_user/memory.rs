@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use vhost::vhost_user::Error;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use vm_memory::MmapRegion;
 
-use super::truncated::Guard;
+use super::mapping::{Mapping, Maps};
 
 /// One region of guest memory, mapped into this process.
 #[derive(Clone)]
@@ -17,22 +16,18 @@ pub(crate) struct Region {
     mapping: Arc<Mapping>,
 }
 
-/// Its guard goes before it is unmapped.
-struct Mapping {
-    _guard: Guard,
-    region: MmapRegion,
-}
-
 impl Region {
     /// Map a region that the front-end describes; `file` must reach to its end.
     pub(crate) fn map(
         region: &VhostUserMemoryRegion,
-        file: std::fs::File,
+        file: &std::fs::File,
+        maps: &Maps,
     ) -> vhost::vhost_user::Result<Region> {
-        let mapped = region.mmap_region::<()>(file)?;
-        let guard = Guard::new(mapped.as_ptr(), mapped.size()).map_err(Error::ReqHandlerError)?;
-        let mapping = Arc::new(Mapping { _guard: guard, region: mapped });
-        let VhostUserMemoryRegion { guest_phys_addr, user_addr, memory_size, .. } = *region;
+        let VhostUserMemoryRegion { guest_phys_addr, user_addr, memory_size, mmap_offset } =
+            *region;
+        let mapping = Mapping::new(file, mmap_offset, memory_size, maps)
+            .map_err(|error| Error::ReqHandlerError(std::io::Error::other(error)))?;
+        let mapping = Arc::new(mapping);
         Ok(Region { guest: guest_phys_addr, user: user_addr, size: memory_size, mapping })
     }
 
@@ -47,9 +42,7 @@ impl Region {
     fn at(&self, base: u64, address: u64) -> Option<(*mut u8, u64)> {
         let offset = address.wrapping_sub(base);
         let inside = offset < self.size;
-        inside.then(|| {
-            (self.mapping.region.as_ptr().wrapping_add(offset as usize), self.size - offset)
-        })
+        inside.then(|| (self.mapping.base().wrapping_add(offset as usize), self.size - offset))
     }
 }
 

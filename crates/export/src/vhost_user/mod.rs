@@ -9,6 +9,9 @@ mod config;
 #[cfg(test)]
 mod front_end;
 mod inflight;
+#[cfg(test)]
+mod limits_tests;
+mod mapping;
 mod memory;
 mod queue;
 mod relay;
@@ -34,6 +37,7 @@ use vhost::vhost_user::BackendReqHandler;
 pub use virtqueue::RingError;
 
 use self::backend::Backend;
+use self::mapping::Kept;
 use self::relay::Relay;
 use crate::Stop;
 
@@ -70,12 +74,13 @@ pub struct Server {
     options: Options,
     /// Where to tell the front-end that the configuration changed.
     requests: Mutex<Option<UnixStream>>,
+    _mappings: Kept,
 }
 
 impl Server {
     /// A server on a bound socket.
     pub fn new(listener: UnixListener, vbd: Arc<Vbd>, options: Options) -> Server {
-        Server { listener, vbd, options, requests: Mutex::new(None) }
+        Server { listener, vbd, options, requests: Mutex::new(None), _mappings: Kept::new() }
     }
 
     /// Serve until `stop` is raised; then drain and leave. The last flush is the caller's.
@@ -132,7 +137,7 @@ impl Server {
         backend: &Arc<Mutex<Backend>>,
         stop: &Stop,
     ) -> io::Result<()> {
-        let (relay, socket) = Relay::new(stream)?;
+        let (mut relay, socket) = Relay::new(stream)?;
         let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
         while wait(relay.front_end(), stop)? {
             let mut requests = None;
@@ -143,7 +148,7 @@ impl Server {
                 *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = requests;
             }
             let handled = handler.handle_request();
-            relay.forward_reply()?;
+            relay.forward_reply(handled.is_ok())?;
             handled.map_err(io::Error::other)?;
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ringtap_image::Info;
 use ringtap_io::{Io, Signal};
 use ringtap_vbd::{Error, Kind, Request};
 
@@ -13,6 +14,14 @@ use super::memory::Memory;
 use super::request::{Asked, Chain, ID_BYTES};
 use super::virtqueue::{RingError, Virtqueue};
 use crate::queue::Queue;
+
+/// Bytes that requests of one ring may hold at a time. More chains are taken from it as these end; one that is
+/// larger than that is served alone.
+pub(crate) const BUDGET: usize = 64 << 20;
+/// What a request that names no memory may hold, to write zeros or around them.
+const ZEROS: u64 = 1 << 20;
+/// Nor does one hold more than this beyond what it moves.
+const MOST_AROUND: u64 = 2 << 20;
 
 /// A virtqueue being served. All of it belongs to one thread.
 pub(crate) struct VirtioQueue {
@@ -32,6 +41,11 @@ struct State {
     idle: Vec<u16>,
     /// Heads answered since the last batch was published.
     answered: Vec<u16>,
+    /// Bytes that the requests under way may hold, and what each may beyond those it moves.
+    held: usize,
+    around: usize,
+    /// The slot of a chain that was taken and waits until there is budget for it.
+    waiting: Option<u16>,
 }
 
 struct Slot {
@@ -39,6 +53,8 @@ struct Slot {
     given: Option<Request>,
     /// Bytes that a read puts into the guest's memory.
     reads: usize,
+    /// What the request may hold.
+    holds: usize,
     wake: Rc<Signal>,
 }
 
@@ -50,6 +66,7 @@ impl VirtioQueue {
         memory: Arc<Memory>,
         mut inflight: Option<QueueInflight>,
         identity: [u8; ID_BYTES],
+        info: &Info,
     ) -> VirtioQueue {
         let mut left = VecDeque::new();
         if let Some(inflight) = &mut inflight {
@@ -65,6 +82,9 @@ impl VirtioQueue {
             slots: Vec::new(),
             idle: Vec::new(),
             answered: Vec::new(),
+            held: 0,
+            around: info.discard_alignment.min(MOST_AROUND) as usize,
+            waiting: None,
         };
         VirtioQueue { io, identity, state: RefCell::new(state), stopping: Cell::new(false) }
     }
@@ -75,7 +95,10 @@ impl VirtioQueue {
     pub(crate) fn poll(&self, new: &mut Vec<u16>, most: usize) -> Result<(), RingError> {
         let state = &mut *self.state.borrow_mut();
         let mut fetched = 0;
-        while !self.stopping.get() && (fetched < most || !state.left.is_empty()) {
+        while !self.stopping.get()
+            && state.waiting.is_none()
+            && (fetched < most || !state.left.is_empty())
+        {
             fetched += 1;
             let tag = match state.idle.pop() {
                 Some(tag) => tag,
@@ -84,7 +107,7 @@ impl VirtioQueue {
                         return Ok(());
                     }
                     let (chain, wake) = (Chain::default(), Rc::default());
-                    state.slots.push(Slot { chain, given: None, reads: 0, wake });
+                    state.slots.push(Slot { chain, given: None, reads: 0, holds: 0, wake });
                     let tag = (state.slots.len() - 1) as u16;
                     new.push(tag);
                     tag
@@ -127,7 +150,9 @@ impl VirtioQueue {
             Asked::Device(request) => {
                 slot.given = Some(request);
                 slot.reads = if request.kind == Kind::Read { request.mem.len() } else { 0 };
-                slot.wake.notify(&self.io);
+                slot.holds = held_by(&request, state.around, slot.chain.storage());
+                state.waiting = Some(tag);
+                state.resume(&self.io);
             }
             Asked::Identity(mem) => {
                 let written = mem.copy_from(&self.identity);
@@ -164,11 +189,16 @@ impl VirtioQueue {
         self.state.borrow_mut().ring.must_notify()
     }
 
-    /// Whether the guest has made something available that a slot could take.
+    /// Whether there is something available that a slot could take.
     pub(crate) fn has_available(&self) -> bool {
         let state = self.state.borrow();
         let room = !state.idle.is_empty() || state.slots.len() < usize::from(state.ring.size());
-        room && state.ring.has_available()
+        room && state.waiting.is_none() && (!state.left.is_empty() || state.ring.has_available())
+    }
+
+    /// Whether there is something yet that a killed server left.
+    pub(crate) fn has_left(&self) -> bool {
+        !self.state.borrow().left.is_empty()
     }
 
     /// Ask for kicks; true if there is something already.
@@ -213,10 +243,35 @@ impl VirtioQueue {
     }
 }
 
+/// What a request may hold until it is answered: a copy of its bytes, of what lies around them in the image's
+/// own units, and the list of its memory.
+fn held_by(request: &Request, around: usize, storage: usize) -> usize {
+    let bytes = match request.kind {
+        Kind::Read | Kind::Write => request.mem.len(),
+        Kind::Discard | Kind::WriteZeroes { .. } => request.len.min(ZEROS) as usize,
+        Kind::Flush => return storage,
+    };
+    bytes + around + storage
+}
+
 impl State {
+    /// Let the chain that waits be served, if there is budget.
+    #[inline]
+    fn resume(&mut self, io: &Io) {
+        let Some(tag) = self.waiting else { return };
+        let slot = &self.slots[usize::from(tag)];
+        if self.held == 0 || self.held + slot.holds <= BUDGET {
+            self.held += slot.holds;
+            self.waiting = None;
+            slot.wake.notify(io);
+        }
+    }
+
     #[inline]
     fn answer(&mut self, tag: u16, end: Result<(), Error>, written: usize) {
-        let chain = &self.slots[usize::from(tag)].chain;
+        let slot = &mut self.slots[usize::from(tag)];
+        self.held -= std::mem::take(&mut slot.holds);
+        let chain = &mut slot.chain;
         let written = chain.answer(end, written);
         self.ring.put_used(self.answered.len() as u16, chain.head, written);
         if let Some(inflight) = &self.inflight {
@@ -233,11 +288,12 @@ impl Queue for VirtioQueue {
         loop {
             let wake = {
                 let mut state = self.state.borrow_mut();
+                let waits = state.waiting == Some(tag);
                 let slot = state.slots.get_mut(usize::from(tag))?;
-                if let Some(request) = slot.given.take() {
-                    return Some(request);
+                match slot.given.take_if(|_| !waits) {
+                    Some(request) => return Some(request),
+                    None => slot.wake.clone(),
                 }
-                slot.wake.clone()
             };
             if self.stopping.get() {
                 return None;
@@ -251,5 +307,6 @@ impl Queue for VirtioQueue {
         let mut state = self.state.borrow_mut();
         let written = if end.is_ok() { state.slots[usize::from(tag)].reads } else { 0 };
         state.answer(tag, end, written);
+        state.resume(&self.io);
     }
 }

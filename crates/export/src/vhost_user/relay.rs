@@ -1,7 +1,8 @@
 //! Between the front-end's socket and the vhost crate's handler: one whole message at a time.
 //!
 //! The crate refuses what some front-ends send (User-Mode Linux pads its memory table) and keeps to
-//! itself the socket on which we tell the front-end of a new size. So each message is taken whole
+//! itself the socket on which we tell the front-end of a new size; and it ends without a word where a message
+//! that wants a reply is not as it should be. So each message is taken whole
 //! here, mended, and handed to the crate through a socket pair; its reply goes the same way back.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -15,9 +16,20 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// VHOST_USER_SET_MEM_TABLE and VHOST_USER_SET_SLAVE_REQ_FD by number (vhost-user.rst).
+/// VHOST_USER_SET_MEM_TABLE, VHOST_USER_SET_PROTOCOL_FEATURES and VHOST_USER_SET_SLAVE_REQ_FD by number
+/// (vhost-user.rst).
 const SET_MEMORY_TABLE: u32 = 5;
+const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_REQUEST_SOCKET: u32 = 21;
+/// Messages whose reply is something else than whether they were taken, of which only the handler knows: the
+/// GET_ ones, SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE.
+const OTHER_REPLY: [u32; 11] = [1, 11, 15, 17, 24, 31, 36, 40, 41, 42, 43];
+/// VHOST_USER_PROTOCOL_F_REPLY_ACK.
+const REPLY_ACK: u64 = 1 << 3;
+/// A message's flags: version 1, a reply, and that one is wanted.
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
 /// A message: request, flags, size of the payload; then the payload.
 const HEADER: usize = 12;
 const MOST_PAYLOAD: usize = 4096;
@@ -33,6 +45,10 @@ pub(crate) struct Relay {
     front_end: UnixStream,
     handler: UnixStream,
     patience: Duration,
+    /// Whether messages that want a reply get one.
+    acks: bool,
+    /// The message under way, where it wants one.
+    wants_reply: Option<u32>,
 }
 
 impl Relay {
@@ -41,7 +57,10 @@ impl Relay {
         front_end.set_nonblocking(false)?;
         front_end.set_write_timeout(Some(PATIENCE))?;
         let (handler, theirs) = UnixStream::pair()?;
-        Ok((Relay { front_end, handler, patience: PATIENCE }, theirs))
+        Ok((
+            Relay { front_end, handler, patience: PATIENCE, acks: false, wants_reply: None },
+            theirs,
+        ))
     }
 
     pub(crate) fn front_end(&self) -> &UnixStream {
@@ -50,14 +69,17 @@ impl Relay {
 
     /// Hand one message to the handler; false at the end of the stream. A socket for our own
     /// requests that came with it is kept in `requests`.
-    pub(crate) fn forward_message(&self, requests: &mut Option<UnixStream>) -> io::Result<bool> {
+    pub(crate) fn forward_message(
+        &mut self,
+        requests: &mut Option<UnixStream>,
+    ) -> io::Result<bool> {
         let mut message = [0; HEADER];
         let (until, mut files) = (Instant::now() + self.patience, Vec::new());
         if !self.fill(&mut message, &mut files, until)? {
             return Ok(false);
         }
         let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| message[at + i]));
-        let (request, size) = (word(0), word(8) as usize);
+        let (request, flags, size) = (word(0), word(4), word(8) as usize);
         if size > MOST_PAYLOAD {
             let text = format!("message {request} has {size} bytes of payload");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
@@ -66,6 +88,11 @@ impl Relay {
         if size > 0 && !self.fill(&mut payload, &mut Vec::new(), until)? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        if let (SET_PROTOCOL_FEATURES, Some(bits)) = (request, payload.first_chunk()) {
+            self.acks = u64::from_ne_bytes(*bits) & REPLY_ACK != 0;
+        }
+        let wants = self.acks && flags & NEED_REPLY != 0 && !OTHER_REPLY.contains(&request);
+        self.wants_reply = wants.then_some(request);
         if request == SET_MEMORY_TABLE {
             trim_table(&mut payload);
         }
@@ -112,8 +139,9 @@ impl Relay {
         Ok(true)
     }
 
-    /// Hand back what the handler answered, if anything.
-    pub(crate) fn forward_reply(&self) -> io::Result<()> {
+    /// Hand back what the handler answered. Where that is nothing, and the front-end wants to know, it is told
+    /// whether the message was `taken`.
+    pub(crate) fn forward_reply(&mut self, taken: bool) -> io::Result<()> {
         let mut files = Vec::new();
         let mut reply = [0; HEADER + MOST_PAYLOAD];
         loop {
@@ -121,12 +149,18 @@ impl Relay {
             let got = receive(&self.handler, &mut reply, &mut files);
             self.handler.set_nonblocking(false)?;
             match got {
-                Ok(0) => return Ok(()),
-                Ok(n) => send(&self.front_end, &reply[..n], &std::mem::take(&mut files))?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Ok(0) => break,
+                Ok(n) => {
+                    self.wants_reply = None;
+                    send(&self.front_end, &reply[..n], &std::mem::take(&mut files))?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
         }
+        let Some(request) = self.wants_reply.take() else { return Ok(()) };
+        let head = [request, VERSION | REPLY, 8].map(u32::to_ne_bytes).concat();
+        send(&self.front_end, &[head, u64::from(!taken).to_ne_bytes().to_vec()].concat(), &[])
     }
 }
 

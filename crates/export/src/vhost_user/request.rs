@@ -24,6 +24,8 @@ pub(crate) const MOST_ZEROED: u32 = 1 << 23;
 /// Bytes of one read or write, far more than a driver asks for: a chain can name the same memory again and
 /// again, and a request must come to its end before the server can.
 const MOST_MOVED: usize = 256 << 20;
+/// The lists of a chain's memory keep room for so many pieces from one chain to the next.
+const KEPT_IOVECS: usize = 512;
 /// Bytes of the identity a guest may ask for.
 pub(crate) const ID_BYTES: usize = 20;
 
@@ -170,9 +172,16 @@ impl Chain {
         (&self.readable, &self.writable)
     }
 
+    /// Bytes that the lists take beyond what they keep.
+    #[inline]
+    pub(crate) fn storage(&self) -> usize {
+        let beyond = |list: &Vec<iovec>| list.capacity().saturating_sub(KEPT_IOVECS);
+        (beyond(&self.readable) + beyond(&self.writable)) * size_of::<iovec>()
+    }
+
     /// Answer: the status byte. Gives the bytes written, for the used ring.
     #[inline]
-    pub(crate) fn answer(&self, end: Result<(), Error>, written: usize) -> u32 {
+    pub(crate) fn answer(&mut self, end: Result<(), Error>, written: usize) -> u32 {
         let status = match end {
             Ok(()) => VIRTIO_BLK_S_OK,
             Err(Error::Unsupported) => VIRTIO_BLK_S_UNSUPP,
@@ -180,6 +189,12 @@ impl Chain {
         };
         // SAFETY: `parse` found this byte in guest memory, which stays mapped until the answer.
         unsafe { self.status.write_volatile(status as u8) };
+        if self.storage() > 0 {
+            for list in [&mut self.readable, &mut self.writable] {
+                list.clear();
+                list.shrink_to(KEPT_IOVECS);
+            }
+        }
         written as u32 + 1
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 
+use super::mapping::Maps;
 use super::memory::{Memory, Region};
 use super::request::{Asked, Chain};
 use super::virtqueue::{Addresses, RingError, Virtqueue};
@@ -63,7 +64,7 @@ impl GuestRing {
             .map(|i: u64| {
                 let (guest, user) = (GUEST + i * REGION, USER[i as usize]);
                 let region = VhostUserMemoryRegion::new(guest, REGION, user, i * REGION);
-                Region::map(&region, file.try_clone().expect("a descriptor")).expect("a mapping")
+                Region::map(&region, &file, &Maps::default()).expect("a mapping")
             })
             .into();
         let memory = Memory::new(regions);

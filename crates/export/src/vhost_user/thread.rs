@@ -25,6 +25,10 @@ use crate::queue::run_slot;
 const STACK: usize = 256 << 10;
 const ACCOUNT_EVERY: Time = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// After so many kicks in a row that brought nothing, there is a pause before the next is taken.
+const IN_VAIN: u32 = 64;
+const LEAST_PAUSE: Time = 100_000;
+const MOST_PAUSE: Time = 20_000_000;
 
 /// What the control side tells a running queue.
 enum Command {
@@ -167,9 +171,24 @@ impl Caller {
     }
 }
 
-/// Take signals until the file is cancelled or broken; there are files that always have one.
-async fn drain_events(io: Io, file: Arc<OpenFile>, call: Rc<Caller>) {
-    while io.run(Op::ReadEvent { file: file.handle() }).await > 0 && !call.ending.get() {}
+/// Take kicks until the file is cancelled or broken. A guest that kicks without making anything available, or a
+/// file that always has a signal, is heeded less and less often.
+async fn drain_kicks(io: Io, file: Arc<OpenFile>, call: Rc<Caller>, queue: Rc<VirtioQueue>) {
+    let (mut in_vain, mut reached, mut pause) = (0, queue.next_available(), LEAST_PAUSE);
+    while io.run(Op::ReadEvent { file: file.handle() }).await > 0 && !call.ending.get() {
+        let before = std::mem::replace(&mut reached, queue.next_available());
+        if before != reached {
+            (in_vain, pause) = (0, LEAST_PAUSE);
+        } else if in_vain < IN_VAIN {
+            in_vain += 1;
+        } else {
+            io.run(Op::Timeout { nanos: pause }).await;
+            pause = (pause * 2).min(MOST_PAUSE);
+            if call.ending.get() {
+                return;
+            }
+        }
+    }
 }
 
 async fn drain_bell(io: Io, mailbox: Arc<Mailbox>, call: Rc<Caller>) {
@@ -194,11 +213,11 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         identity,
     } = start;
     let size = ring.size();
-    let queue = Rc::new(VirtioQueue::new(io.clone(), ring, memory, inflight, identity));
+    let queue = Rc::new(VirtioQueue::new(io.clone(), ring, memory, inflight, identity, vbd.info()));
     let caller = Rc::new(Caller::default());
     caller.file.replace(call);
     tasks.spawn(caller.clone().run(io.clone()));
-    tasks.spawn(drain_events(io.clone(), kick.clone(), caller.clone()));
+    tasks.spawn(drain_kicks(io.clone(), kick.clone(), caller.clone(), queue.clone()));
     tasks.spawn(drain_bell(io.clone(), mailbox.clone(), caller.clone()));
     let thread = Thread {
         io: io.clone(),
@@ -297,14 +316,19 @@ impl Thread {
         tasks.run_ready();
         let on_disk = self.queue.under_way();
         self.tell_of_answers(tasks, on_disk, self.may_fetch());
+        let fetched = self.fetch(tasks, batch(on_disk));
+        tasks.run_ready();
+        self.tell_of_answers(tasks, on_disk, fetched.is_ok() && self.may_fetch());
+        fetched
+    }
+
+    /// Give so many chains to slots, and what a killed server left.
+    fn fetch(&self, tasks: &mut Tasks, most: usize) -> Result<(), RingError> {
         let mut new = Vec::new();
-        let most = batch(on_disk);
         let fetched = if self.may_use_ring() { self.queue.poll(&mut new, most) } else { Ok(()) };
         for tag in new {
             tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
         }
-        tasks.run_ready();
-        self.tell_of_answers(tasks, on_disk, fetched.is_ok() && self.may_fetch());
         fetched
     }
 
@@ -345,13 +369,18 @@ impl Thread {
         !self.broken.get() && !self.unplaced.get()
     }
 
-    /// Wait until every request fetched has been answered; fetch no more.
+    /// Wait until every request fetched has been answered, and those that a killed server had fetched; fetch
+    /// no more.
     fn drain(&self, tasks: &mut Tasks) -> io::Result<()> {
         loop {
+            if let Err(problem) = self.fetch(tasks, 0) {
+                self.give_up(&problem);
+            }
             tasks.run_ready();
             self.queue.publish();
             self.tell(tasks);
-            if self.queue.is_drained() {
+            let all = !self.may_use_ring() || !self.queue.has_left();
+            if all && self.queue.is_drained() {
                 return Ok(());
             }
             tasks.turn(true)?;

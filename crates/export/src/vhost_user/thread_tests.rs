@@ -20,28 +20,29 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::chains::*;
+use super::mapping::Maps;
 use super::memory::{Memory, Region};
 use super::request::ID_BYTES;
 use super::testing::{ADDRESSES, GUEST, GuestRing, REGION};
 use super::thread::{QueueThread, Start};
 
 /// A thread at work, and the guest's ends of what it is kicked and told by.
-struct Served {
-    thread: QueueThread,
+pub(super) struct Served {
+    pub(super) thread: QueueThread,
     kick: Arc<OpenFile>,
-    call: Arc<OpenFile>,
+    pub(super) call: Arc<OpenFile>,
     error: Arc<OpenFile>,
 }
 
-fn event() -> Arc<OpenFile> {
+pub(super) fn event() -> Arc<OpenFile> {
     Arc::new(OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")))
 }
 
-fn signal(event: &OpenFile) {
+pub(super) fn signal(event: &OpenFile) {
     rustix::io::write(event, &1u64.to_ne_bytes()).expect("it takes a signal");
 }
 
-fn wait_for(event: &OpenFile) -> u64 {
+pub(super) fn wait_for(event: &OpenFile) -> u64 {
     let most = Timespec { tv_sec: 20, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::new(event, PollFlags::IN)], Some(&most)).expect("poll");
     assert_eq!(ready, 1, "the guest is not told");
@@ -50,15 +51,15 @@ fn wait_for(event: &OpenFile) -> u64 {
     u64::from_ne_bytes(count)
 }
 
-fn nothing() -> Vbd {
+pub(super) fn nothing() -> Vbd {
     Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None)
 }
 
-fn serve(guest: &GuestRing, memory: &Arc<Memory>, vbd: Vbd) -> Served {
+pub(super) fn serve(guest: &GuestRing, memory: &Arc<Memory>, vbd: Vbd) -> Served {
     serve_by(guest, memory, vbd, event(), event())
 }
 
-fn serve_by(
+pub(super) fn serve_by(
     guest: &GuestRing,
     memory: &Arc<Memory>,
     vbd: Vbd,
@@ -92,7 +93,7 @@ fn serve_with(
 
 impl Served {
     /// Make the chain from descriptor 0 available, and wait until the guest is told of its answer.
-    fn ask(&self, guest: &GuestRing) {
+    pub(super) fn ask(&self, guest: &GuestRing) {
         let used = guest.used().wrapping_add(1);
         guest.make_available(0);
         signal(&self.kick);
@@ -138,7 +139,7 @@ fn the_front_end_is_told_of_a_broken_ring_and_its_thread_still_takes_orders() {
 }
 
 /// A pipe that nobody reads from, full.
-fn full_pipe() -> (OwnedFd, OwnedFd) {
+pub(super) fn full_pipe() -> (OwnedFd, OwnedFd) {
     let (end, full) = rustix::pipe::pipe().expect("a pipe");
     fcntl_setfl(&full, OFlags::NONBLOCK).expect("its flags");
     while rustix::io::write(&full, &[0; 4096]).is_ok() {}
@@ -271,14 +272,14 @@ fn a_request_that_fails_says_so_and_the_next_is_served() {
 const PAGE: usize = 4096;
 const PAGES: usize = 256;
 /// Pages of the guest for data, each beside one that is not used, so that no two can be joined.
-const SCATTERED: u64 = GUEST + (1 << 24);
+pub(super) const SCATTERED: u64 = GUEST + (1 << 24);
 
 /// The guest's memory, and scattered pages.
-fn with_pages(guest: &GuestRing, pages: &File) -> Arc<Memory> {
+pub(super) fn with_pages(guest: &GuestRing, pages: &File) -> Arc<Memory> {
     let len = 2 * PAGES * PAGE;
     ftruncate(pages, len as u64).expect("its size");
     let region = VhostUserMemoryRegion::new(SCATTERED, len as u64, 0x7e00_0000_0000, 0);
-    let region = Region::map(&region, pages.try_clone().expect("a descriptor")).expect("a mapping");
+    let region = Region::map(&region, pages, &Maps::default()).expect("a mapping");
     let mut regions = guest.memory.regions().to_vec();
     regions.push(region);
     Arc::new(Memory::new(regions))

@@ -8,62 +8,93 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+use std::iter;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Mappings that can be guarded at a time; those past that are served unguarded.
-const PLACES: usize = 4096;
-/// Stands in a place while its other word is being written.
-const TAKEN: usize = usize::MAX;
-
+/// A guarded mapping, for the handler.
 struct Place {
     /// 0 where the place is free.
     start: AtomicUsize,
     end: AtomicUsize,
 }
 
-static MAPPINGS: [Place; PLACES] =
-    [const { Place { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; PLACES];
+/// Places come by the block and stay: the handler may look at any of them at any time.
+const PLACES: usize = 512;
+
+struct Block {
+    places: [Place; PLACES],
+    next: AtomicPtr<Block>,
+}
+
+/// The newest block.
+static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
+/// Those that no mapping has.
+static FREE: Mutex<Vec<&'static Place>> = Mutex::new(Vec::new());
+
+fn free() -> std::sync::MutexGuard<'static, Vec<&'static Place>> {
+    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A free place; there are as many as there are mappings.
+fn take_place() -> &'static Place {
+    let mut free = free();
+    if let Some(place) = free.pop() {
+        return place;
+    }
+    let place = || Place { start: AtomicUsize::new(0), end: AtomicUsize::new(0) };
+    let next = AtomicPtr::new(BLOCKS.load(Acquire));
+    let block: &'static mut Block =
+        Box::leak(Box::new(Block { places: std::array::from_fn(|_| place()), next }));
+    BLOCKS.store(block, Release);
+    let (first, rest) = block.places.split_first().expect("a block has places");
+    free.extend(rest);
+    first
+}
+
+fn blocks() -> impl Iterator<Item = &'static Block> {
+    // SAFETY: what is in the list was leaked, whole, before it came there.
+    let block = |at: &AtomicPtr<Block>| unsafe { at.load(Acquire).as_ref() };
+    iter::successors(block(&BLOCKS), move |last| block(&last.next))
+}
 
 /// What was done about SIGBUS before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// While it lives, the mapping may lose its file without harm to this process.
-#[derive(Debug)]
-pub(crate) struct Guard(Option<usize>);
+pub(crate) struct Guard(&'static Place);
+
+impl std::fmt::Debug for Guard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Guard").finish_non_exhaustive()
+    }
+}
 
 impl Guard {
     /// Guard `len` bytes from `base`, which are a mapping of whole pages and stay one for as long.
     pub(crate) fn new(base: *mut u8, len: usize) -> io::Result<Guard> {
         install()?;
-        let start = base as usize;
-        let free = |place: &Place| place.start.compare_exchange(0, TAKEN, AcqRel, Acquire).is_ok();
-        let found = MAPPINGS.iter().position(free);
-        match found {
-            Some(at) => {
-                MAPPINGS[at].end.store(start.saturating_add(len), Release);
-                MAPPINGS[at].start.store(start, Release);
-            }
-            None => tracing::warn!("too many mappings: a front-end that truncates one ends us all"),
-        }
-        Ok(Guard(found))
+        let (place, start) = (take_place(), base as usize);
+        place.end.store(start.saturating_add(len), Release);
+        place.start.store(start, Release);
+        Ok(Guard(place))
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(at) = self.0 {
-            MAPPINGS[at].start.store(0, Release);
-        }
+        self.0.start.store(0, Release);
+        free().push(self.0);
     }
 }
 
 /// The guarded mapping that an address lies in: from, to.
 fn guarded(address: usize) -> Option<(usize, usize)> {
-    MAPPINGS.iter().find_map(|place| {
+    blocks().flat_map(|block| &block.places).find_map(|place| {
         let (start, end) = (place.start.load(Acquire), place.end.load(Acquire));
         // Where the place was given away meanwhile, they are not of one mapping.
-        let same = place.start.load(Acquire) == start && start != 0 && start != TAKEN;
+        let same = place.start.load(Acquire) == start && start != 0;
         (same && address >= start && address < end).then_some((start, end))
     })
 }

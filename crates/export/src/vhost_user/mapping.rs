@@ -1,0 +1,245 @@
+//! Files of a front-end, mapped: guarded against being cut short, and counted.
+//!
+//! The kernel lets a process have so many mappings (vm.max_map_count) and then refuses every one, threads and
+//! buffers of other disks too. So each connection has a limit of its own, and all of them together leave a part
+//! to the rest of the process. Each server keeps [`OWN`] for the guest it will have, whatever others take.
+
+use std::fs::File;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::truncated::Guard;
+
+/// Mappings that one connection may have: 509 regions, a table of 32 that replaces another, and the inflight
+/// buffers of its queues.
+pub(crate) const MOST: usize = 640;
+/// Mappings that are kept for each server.
+const OWN: usize = 48;
+/// What the kernel allows where /proc/sys does not say.
+const USUAL_LIMIT: usize = 65_530;
+
+struct Process {
+    servers: usize,
+    /// Mappings of connections past what was kept for them.
+    common: usize,
+    /// vm.max_map_count.
+    limit: usize,
+}
+
+static PROCESS: Mutex<Process> = Mutex::new(Process { servers: 0, common: 0, limit: 0 });
+
+impl Process {
+    /// What connections may take beyond their own.
+    fn most_common(&self) -> usize {
+        (self.limit / 4 * 3).saturating_sub(self.servers * OWN)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// While it lives, mappings are kept for a server.
+#[derive(Debug)]
+pub(crate) struct Kept(());
+
+impl Kept {
+    pub(crate) fn new() -> Kept {
+        locked(&PROCESS).servers += 1;
+        Kept(())
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        locked(&PROCESS).servers -= 1;
+    }
+}
+
+/// Why a mapping was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the front-end has {MOST} files mapped, and one more is not mapped for it")]
+    Connection,
+    #[error(
+        "vm.max_map_count is {limit}, and front-ends have taken the {taken} mappings of it that are not kept \
+         for others: raise it (sysctl vm.max_map_count), or serve fewer disks in one process"
+    )]
+    Process { limit: usize, taken: usize },
+    #[error("{len} bytes at {offset} are to be mapped of a file of {size} bytes")]
+    Range { offset: u64, len: u64, size: u64 },
+    #[error("cannot map {len} bytes at {offset} of the front-end's file: {source}")]
+    Os { offset: u64, len: u64, source: io::Error },
+}
+
+/// The mappings of one connection.
+#[derive(Clone)]
+pub(crate) struct Maps {
+    count: Arc<Mutex<usize>>,
+    process: &'static Mutex<Process>,
+}
+
+impl Default for Maps {
+    fn default() -> Maps {
+        Maps { count: Arc::default(), process: &PROCESS }
+    }
+}
+
+impl Maps {
+    fn count(&self) -> MutexGuard<'_, usize> {
+        locked(&self.count)
+    }
+
+    fn take(&self) -> Result<Counted, Error> {
+        let mut count = self.count();
+        if *count >= MOST {
+            return Err(Error::Connection);
+        }
+        if *count >= OWN {
+            let mut process = locked(self.process);
+            process.limit = limit();
+            if process.common >= process.most_common() {
+                return Err(Error::Process { limit: process.limit, taken: process.common });
+            }
+            process.common += 1;
+        }
+        *count += 1;
+        Ok(Counted(self.clone()))
+    }
+}
+
+fn limit() -> usize {
+    let told = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    told.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL_LIMIT)
+}
+
+/// One of them.
+struct Counted(Maps);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut count = self.0.count();
+        *count -= 1;
+        if *count >= OWN {
+            locked(self.0.process).common -= 1;
+        }
+    }
+}
+
+/// Memory of a front-end's file, shared with it. The file's descriptor is not kept.
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    guard: Option<Guard>,
+    _counted: Counted,
+}
+
+// SAFETY: the mapping belongs to no thread; what is in it is a guest's, and only reached by raw pointers
+// and atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Map `len` bytes at `offset`, which the file must reach.
+    pub(crate) fn new(file: &File, offset: u64, len: u64, maps: &Maps) -> Result<Mapping, Error> {
+        let os = |source| Error::Os { offset, len, source };
+        let size = file.metadata().map_err(os)?.len();
+        if len == 0 || offset.checked_add(len).is_none_or(|end| end > size) {
+            return Err(Error::Range { offset, len, size });
+        }
+        let counted = maps.take()?;
+        let bytes = usize::try_from(len).map_err(|_| os(io::ErrorKind::OutOfMemory.into()))?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let base = unsafe { mmap(ptr::null_mut(), bytes, protection, flags, file, offset) };
+        let base = base.map_err(|error| os(error.into()))?;
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| os(io::ErrorKind::OutOfMemory.into()))?;
+        let mut mapping = Mapping { base, len: bytes, guard: None, _counted: counted };
+        mapping.guard = Some(Guard::new(mapping.base(), bytes).map_err(os)?);
+        Ok(mapping)
+    }
+
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // Nothing may be put in the place of what is no mapping of ours any more.
+        self.guard = None;
+        // SAFETY: exactly the mapping that `new` made, and nobody uses it any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    #[test]
+    fn a_connection_has_a_limit_and_gives_back() {
+        let file = File::from(memfd_create("memory", MemfdFlags::CLOEXEC).expect("memfd"));
+        ftruncate(&file, 4096).expect("its size");
+        let map = |maps: &Maps| Mapping::new(&file, 0, 4096, maps);
+        let (maps, others) = (Maps::default(), Maps::default());
+        let all: Vec<_> = (0..MOST).map(|_| map(&maps).expect("a mapping")).collect();
+        assert!(matches!(map(&maps), Err(Error::Connection)));
+        map(&others).expect("its own");
+        drop(all);
+        assert_eq!(*maps.count(), 0);
+        map(&maps).expect("there is room again");
+    }
+
+    #[test]
+    fn what_is_kept_for_a_server_is_not_taken_by_others() {
+        let most = |servers, limit| Process { servers, common: 0, limit }.most_common();
+        assert_eq!(most(0, 65_536), 49_152);
+        assert_eq!(most(32, 65_536), 49_152 - 32 * OWN);
+        assert_eq!(most(2000, 65_536), 0, "each has its own, and no more");
+        // As all that may be taken is taken.
+        let process = Process { servers: 1, common: limit() / 4 * 3 - OWN, limit: 0 };
+        let process: &'static Mutex<Process> = Box::leak(Box::new(Mutex::new(process)));
+        let maps = Maps { process, ..Maps::default() };
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(4096).expect("its size");
+        let map = || Mapping::new(&file, 0, 4096, &maps);
+        let mut own: Vec<_> = (0..OWN).map(|_| map().expect("its own")).collect();
+        let text = map().map(drop).expect_err("no more").to_string();
+        assert!(text.contains("vm.max_map_count"), "{text}");
+        own.pop();
+        own.push(map().expect("one went, and one comes"));
+        // Another gives one back.
+        locked(process).common -= 1;
+        own.push(map().expect("there is room"));
+        assert!(map().is_err());
+        drop(own);
+        assert_eq!((*maps.count(), locked(process).common), (0, limit() / 4 * 3 - OWN - 1));
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_not_mapped() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(8192).expect("its size");
+        let maps = Maps::default();
+        for (offset, len) in [(0, 0), (0, 8193), (8192, 1), (u64::MAX, 2), (4096, u64::MAX)] {
+            let end = Mapping::new(&file, offset, len, &maps);
+            assert!(matches!(end, Err(Error::Range { .. })), "{len} at {offset}");
+        }
+        let end = Mapping::new(&file, 1, 4096, &maps);
+        assert!(matches!(end, Err(Error::Os { .. })), "not at a page");
+        assert_eq!(*maps.count(), 0);
+    }
+}
