@@ -26,6 +26,11 @@ pub(crate) struct ServeArgs {
     #[arg(required = true, value_name = "DISK", num_args = 1..)]
     disk: Vec<PathBuf>,
 
+    /// Serve nothing where one of the disks cannot be opened [default: serve the others, say which is
+    /// out, and end with status 1]
+    #[arg(long)]
+    strict: bool,
+
     /// Permissions of the UNIX sockets, and of files by --fuse, in octal
     #[arg(long, value_name = "MODE", value_parser = octal, default_value = "600")]
     socket_mode: u32,
@@ -250,6 +255,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     }
     Ok(Config {
         disks,
+        strict: args.strict,
         socket_mode: args.socket_mode,
         pid_file: args.pid_file,
         announce: match args.output {

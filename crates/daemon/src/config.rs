@@ -58,6 +58,8 @@ pub struct Disk {
 pub struct Config {
     /// The disks.
     pub disks: Vec<Disk>,
+    /// Whether one disk whose image cannot be opened stops all of them.
+    pub strict: bool,
     /// Permissions of the UNIX sockets it makes.
     pub socket_mode: u32,
     /// A file to hold the process id while it serves.
@@ -231,10 +233,16 @@ mod tests {
     }
 
     fn check(disks: Vec<Disk>) -> Result<(), String> {
-        Config { disks, socket_mode: 0o600, pid_file: None, announce: Announce::Text }
-            .checked()
-            .map(drop)
-            .map_err(|error| error.to_string())
+        Config {
+            disks,
+            strict: false,
+            socket_mode: 0o600,
+            pid_file: None,
+            announce: Announce::Text,
+        }
+        .checked()
+        .map(drop)
+        .map_err(|error| error.to_string())
     }
 
     fn named(name: &str, disk: Disk) -> Disk {
@@ -278,8 +286,13 @@ mod tests {
         assert!(check(vec![disk(&["systemd:a"], &["systemd"])]).is_ok());
         let pair = vec![named("a", disk(&["systemd"], &[])), named("b", disk(&[], &["systemd"]))];
         assert!(check(pair.clone()).is_ok());
-        let mut config =
-            Config { disks: pair, socket_mode: 0, pid_file: None, announce: Announce::Text };
+        let mut config = Config {
+            disks: pair,
+            strict: false,
+            socket_mode: 0,
+            pid_file: None,
+            announce: Announce::Text,
+        };
         config.name_handed_sockets().expect("names");
         assert_eq!(config.disks[0].nbd, [Address::Systemd(Some("a".into()))]);
         assert_eq!(config.disks[1].vhost_user, [Address::Systemd(Some("b".into()))]);

@@ -80,6 +80,17 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+    /// Some disks were served, and some were not.
+    #[error("{count} of {of} disks could not be served: {first}")]
+    NotServed {
+        /// How many were not.
+        count: usize,
+        /// How many there should have been.
+        of: usize,
+        /// Why the first of them was not.
+        #[source]
+        first: Box<Error>,
+    },
     /// A server ended by itself.
     #[error("the {server} server ended: {source}")]
     Server {

@@ -7,7 +7,7 @@ use ringtap_image::CacheMode;
 use ringtap_vbd::{Stats, Vbd};
 use serde::Serialize;
 
-use crate::{Address, Announce, Config, Disk};
+use crate::{Address, Announce, Config, Disk, Error};
 
 /// One disk as it is served.
 #[derive(Clone, Debug, Serialize)]
@@ -39,6 +39,27 @@ pub(crate) struct Ready<'a> {
     pid: u32,
     version: &'static str,
     disks: &'a [DiskFacts],
+    not_served: &'a [NotServed],
+}
+
+/// A disk that could not be served.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NotServed {
+    disk: String,
+    name: String,
+    error: String,
+}
+
+impl NotServed {
+    pub(crate) fn new(disk: &Disk, error: &Error) -> NotServed {
+        let path = disk.path.display().to_string();
+        NotServed { disk: path, name: disk.name.clone(), error: error.to_string() }
+    }
+
+    /// The path of its image.
+    pub(crate) fn disk(&self) -> &str {
+        &self.disk
+    }
 }
 
 /// What SIGUSR1 prints.
@@ -107,16 +128,17 @@ impl DiskFacts {
 }
 
 impl<'a> Ready<'a> {
-    pub(crate) fn new(disks: &'a [DiskFacts]) -> Ready<'a> {
-        Ready { ready: true, pid: std::process::id(), version: env!("CARGO_PKG_VERSION"), disks }
+    pub(crate) fn new(disks: &'a [DiskFacts], not_served: &'a [NotServed]) -> Ready<'a> {
+        let (pid, version) = (std::process::id(), env!("CARGO_PKG_VERSION"));
+        Ready { ready: true, pid, version, disks, not_served }
     }
 }
 
 /// Print the word that everything is served, for whoever waits for it.
-pub(crate) fn say_ready(announce: Announce, disks: &[DiskFacts]) {
+pub(crate) fn say_ready(announce: Announce, disks: &[DiskFacts], not_served: &[NotServed]) {
     let line = match announce {
         Announce::Text => "ready".to_owned(),
-        Announce::Json => serde_json::to_string(&Ready::new(disks)).unwrap_or_default(),
+        Announce::Json => serde_json::to_string(&Ready::new(disks, not_served)).unwrap_or_default(),
     };
     let mut out = std::io::stdout().lock();
     // Nobody reads our stdout: then nobody waits for the word.

@@ -44,6 +44,11 @@ impl Handed {
         given.into_iter().map(|(name, socket)| listener(&name, socket)).collect()
     }
 
+    /// Close the sockets of that name: clients find nobody, rather than wait for an answer.
+    pub(crate) fn close(&mut self, name: &str) {
+        self.0.retain(|(held, _)| held != name);
+    }
+
     /// Names of the sockets nobody asked for.
     pub(crate) fn left(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| name.as_str())

@@ -13,6 +13,7 @@ mod events;
 mod facts;
 mod handed;
 mod labels;
+mod opened;
 mod pid_file;
 mod plan;
 mod process;

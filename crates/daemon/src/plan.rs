@@ -8,7 +8,7 @@ use ringtap_vbd::disk_span;
 
 use crate::handed::Handed;
 use crate::socket::{self, SocketFile};
-use crate::{Address, Config, Error};
+use crate::{Address, Config, Disk, Error};
 
 /// An NBD server to be: all its listeners offer the same disks.
 pub(crate) struct NbdGroup {
@@ -43,8 +43,23 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn bind(config: &Config) -> Result<Plan, Error> {
+    /// Bind what the configuration names. What was handed over for disks that are `not_served` is closed.
+    pub(crate) fn bind<'a>(
+        config: &Config,
+        not_served: impl Iterator<Item = &'a Disk>,
+    ) -> Result<Plan, Error> {
         let mut handed = Handed::take()?;
+        let served = |address: &Address| {
+            let mut all =
+                config.disks.iter().flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user));
+            all.any(|other| other == address)
+        };
+        for address in not_served.flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user)) {
+            match address {
+                Address::Systemd(Some(name)) if !served(address) => handed.close(name),
+                _ => {}
+            }
+        }
         let mut plan = Plan::default();
         let mut wanted: Vec<(&Address, Vec<usize>, bool)> = vec![];
         for (place, disk) in config.disks.iter().enumerate() {
@@ -146,7 +161,7 @@ pub(crate) fn unix_path(listener: &std::os::unix::net::UnixListener) -> PathBuf 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Announce, Disk};
+    use crate::Announce;
     use ringtap_image::OpenOptions;
 
     #[test]
@@ -171,11 +186,12 @@ mod tests {
                 disk("a", vec![at("both"), at("alone"), at("again")], vec![at("vu")]),
                 disk("b", vec![at("both"), at("again")], vec![]),
             ],
+            strict: false,
             socket_mode: 0o600,
             pid_file: None,
             announce: Announce::Text,
         };
-        let plan = Plan::bind(&config).expect("sockets");
+        let plan = Plan::bind(&config, std::iter::empty()).expect("sockets");
         let groups: Vec<_> =
             plan.nbd.iter().map(|group| (group.disks.clone(), group.listeners.len())).collect();
         assert_eq!(groups, [(vec![0, 1], 2), (vec![0], 1)]);

@@ -6,15 +6,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use ringtap_export::{Stop, fuse, give_back_startup, nbd, ublk, vhost_user};
-use ringtap_image::open;
 use ringtap_io::{Ring, Tasks};
-use ringtap_vbd::{Vbd, disk_span};
+use ringtap_vbd::Vbd;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
-use crate::facts::{AllStats, DiskFacts, say_ready};
-use crate::labels::labels;
+use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
+use crate::opened::Opened;
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
 use crate::{Address, Config, Disk, Error, process};
@@ -32,6 +31,9 @@ struct Served {
 /// are flushed and the sockets removed. Where a server ended by itself the others do, too, but for
 /// block devices of this host: they are served until the process ends, and then wait for the next one,
 /// for what is mounted on them must not lose its disk.
+///
+/// A disk whose image cannot be opened is left out, unless the configuration is strict: the others are served,
+/// and [`Error::NotServed`] comes at the end.
 pub fn serve(config: Config) -> Result<(), Error> {
     let config = config.checked()?;
     process::abort_on_panic();
@@ -42,28 +44,20 @@ pub fn serve(config: Config) -> Result<(), Error> {
     // Asked for here so that a host without io_uring is told at the start, not to the first guest.
     drop(Ring::new().map_err(Error::Ring)?);
 
-    let mut disks = vec![];
-    for (disk, label) in config.disks.iter().zip(labels(&config.disks)) {
-        let name = disk.path.display().to_string();
-        let vbd = disk_span(&name).in_scope(|| device(disk))?.named(&name, &label);
-        if disk.growable && vbd.grow(vbd.size()).is_err() {
-            return Err(Error::Usage(format!(
-                "{}: --growable takes a raw image in a regular file",
-                disk.path.display()
-            )));
-        }
-        let facts = DiskFacts::new(disk, &vbd);
-        disks.push(Served {
-            vbd: Arc::new(vbd),
-            vhost_user: vec![],
-            fuse: vec![],
-            ublk: None,
-            facts,
-        });
-    }
-    let mut plan = Plan::bind(&config)?;
+    let mut opened = Opened::open(config)?;
+    let served = |(disk, vbd): (&Disk, Vbd)| Served {
+        facts: DiskFacts::new(disk, &vbd),
+        vbd: Arc::new(vbd),
+        vhost_user: vec![],
+        fuse: vec![],
+        ublk: None,
+    };
+    let vbds = std::mem::take(&mut opened.vbds);
+    let mut disks: Vec<Served> = opened.config.disks.iter().zip(vbds).map(served).collect();
+    let config = &opened.config;
+    let mut plan = Plan::bind(config, opened.not_served.iter().map(|(disk, _)| disk))?;
     if in_own_namespace {
-        let_go_of_disks(&config);
+        let_go_of_disks(config);
     }
     let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
     let new_stop =
@@ -73,11 +67,11 @@ pub fn serve(config: Config) -> Result<(), Error> {
     if config.disks.iter().all(|disk| disk.ublk.is_none()) {
         give_back_startup();
     }
-    let devices = start_devices(&config, &mut disks, &stop_devices, &events)?;
-    let mut threads = start(&config, &mut plan, &mut disks, &stop, &events)?;
-    announce(&config, &disks);
+    let devices = start_devices(config, &mut disks, &stop_devices, &events)?;
+    let mut threads = start(config, &mut plan, &mut disks, &stop, &events)?;
+    announce(config, &disks, &opened.facts());
 
-    let outcome = attend(&config, &disks, &inbox);
+    let outcome = attend(config, &disks, &inbox);
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: requests under way run to their end");
     stop.raise();
@@ -92,24 +86,9 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let late = inbox.try_iter().find_map(Event::failure);
     let stays = |disk: &Served| disk.ublk.as_ref().is_some_and(|device| device.is_there());
     let kept: Vec<bool> = disks.iter().map(|disk| outcome.is_err() && stays(disk)).collect();
-    let flushed = flush(&config, &disks, &kept);
+    let flushed = flush(config, &disks, &kept);
     drop(plan);
-    outcome.and(late.map_or(Ok(()), Err)).and(flushed)
-}
-
-/// A disk's image, opened.
-fn device(disk: &Disk) -> Result<Vbd, Error> {
-    let (image, cache) = (open(&disk.path, &disk.options)?, disk.options.cache);
-    let Some(bytes) = disk.logical_block_size else { return Ok(Vbd::new(image, cache)) };
-    let size = image.info().size;
-    if size % u64::from(bytes) != 0 {
-        return Err(Error::Usage(format!(
-            "{}: its {size} bytes are not whole sectors of {bytes}, so a guest would not see the \
-             last of them: resize it, or give another --logical-block-size",
-            disk.path.display()
-        )));
-    }
-    Ok(Vbd::with_logical_block_size(image, cache, bytes))
+    outcome.and(late.map_or(Ok(()), Err)).and(flushed).and_then(|()| opened.outcome())
 }
 
 /// A server of block devices keeps out of the namespace in which they are mounted, unless it has to
@@ -238,13 +217,20 @@ fn start(
 }
 
 /// Everything listens: say so to whoever waits for it.
-fn announce(config: &Config, disks: &[Served]) {
+fn announce(config: &Config, disks: &[Served], not_served: &[NotServed]) {
     let facts: Vec<DiskFacts> = disks.iter().map(|disk| disk.facts.clone()).collect();
     for (disk, facts) in disks.iter().zip(&facts) {
         disk.vbd.span().in_scope(|| tracing::info!("serving {}", facts.line()));
     }
-    say_ready(config.announce, &facts);
-    let status = format!("serving {} disk(s)", facts.len());
+    say_ready(config.announce, &facts, not_served);
+    let status = match not_served {
+        [] => format!("serving {} disk(s)", facts.len()),
+        out => {
+            let paths: Vec<&str> = out.iter().map(NotServed::disk).collect();
+            let of = facts.len() + out.len();
+            format!("serving {} of {of} disks, not {}", facts.len(), paths.join(", "))
+        }
+    };
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 

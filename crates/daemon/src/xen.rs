@@ -57,7 +57,7 @@ pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
         let result = theirs.serve(&their_stop).map_err(Into::into);
         let _ = events.send(Event::Ended { server: "Xen".into(), result });
     })?;
-    say_ready(config.announce, &[]);
+    say_ready(config.announce, &[], &[]);
     notify(&[NotifyState::Ready, NotifyState::Status("serving Xen's guests")]);
     let outcome = attend(&server, &open, &inbox);
     notify(&[NotifyState::Stopping]);

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::program::{Running, python};
 use crate::served::{Server, command};
-use crate::{disk, folder, run};
+use crate::{disk, folder, nbdinfo, run};
 
 #[test]
 fn warnings_of_the_library_are_shown_in_every_verb() {
@@ -168,4 +168,62 @@ fn threads_are_named_by_their_disk() {
     }
     drop(clients);
     server.stop().ok();
+}
+
+#[test]
+fn an_image_that_cannot_be_opened_stops_its_own_disk_only() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    disk(dir.path(), "locked.raw", 1 << 20);
+    fs::write(dir.path().join("corrupt.qcow2"), [0; 4096]).expect("no image");
+    let other = Server::start(dir.path(), "locked.raw -f raw --nbd unix:other.sock");
+    let words = "missing.raw -f raw --name m --nbd unix:s --nbd unix:m.sock --vhost-user m.vu \
+                 a.raw -f raw --name a --nbd unix:s locked.raw -f raw --name l --nbd unix:s \
+                 corrupt.qcow2 -f qcow2 --name c --nbd unix:s";
+    let server = Server::start(dir.path(), words);
+    assert_eq!(server.facts["disks"].as_array().map(Vec::len), Some(1), "{}", server.facts);
+    let not_served = server.facts["not_served"].as_array().expect("a list").clone();
+    let of = |key: &str| -> Vec<&str> {
+        not_served.iter().map(|disk| disk[key].as_str().expect("a string")).collect()
+    };
+    assert_eq!(of("disk"), ["missing.raw", "locked.raw", "corrupt.qcow2"]);
+    assert_eq!(of("name"), ["m", "l", "c"]);
+    for (error, said) in of("error").into_iter().zip(["No such file", "process", "qcow2"]) {
+        assert!(error.contains(said), "{error}");
+    }
+    assert!(nbdinfo(&["--size", &server.uri(0)]).ok().trim() == "1048576");
+    assert!(!dir.path().join("m.sock").exists() && !dir.path().join("m.vu").exists());
+    let end = server.stop();
+    let said = end.failed(1);
+    for path in ["missing.raw", "locked.raw", "corrupt.qcow2"] {
+        let line = said.lines().find(|line| line.contains(&format!("ERROR {path}: not served: ")));
+        assert!(line.is_some(), "{path}: {said}");
+    }
+    assert!(said.contains("ringtap: 3 of 4 disks could not be served: "), "{said}");
+
+    let strict = run(dir.path(), &format!("serve --strict {words}")).failed(1);
+    assert!(strict.contains("missing.raw") && !strict.contains("corrupt"), "{strict}");
+    let none = "serve missing.raw -f raw --nbd unix:s gone.raw -f raw --name b --nbd unix:s";
+    let none = run(dir.path(), none);
+    assert_eq!(none.stdout, "");
+    assert!(none.failed(1).contains("2 of 2 disks could not be served"));
+    let wrong = "serve a.raw -f raw --nbd unix:s missing.raw --name b --nbd unix:s";
+    assert!(run(dir.path(), wrong).failed(2).contains("-f raw"));
+    other.stop().ok();
+}
+
+#[test]
+fn one_image_named_for_two_disks_is_a_mistake_of_the_command_line() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    fs::hard_link(dir.path().join("a.raw"), dir.path().join("b.raw")).expect("a link");
+    for second in ["a.raw", "./a.raw", "b.raw"] {
+        let words =
+            format!("serve a.raw -f raw --nbd unix:s {second} -f raw --name b --nbd unix:s");
+        let said = run(dir.path(), &words).failed(2);
+        assert!(said.contains(&format!("a.raw and {second} are one image")), "{said}");
+    }
+    let words =
+        "a.raw -f raw --read-only --nbd unix:s a.raw -f raw --read-only --name b --nbd unix:s";
+    Server::start(dir.path(), words).stop().ok();
 }

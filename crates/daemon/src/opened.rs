@@ -1,0 +1,131 @@
+//! Opening the images of a configuration: one that cannot be served stops one disk, or all.
+
+use std::collections::HashMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use ringtap_image::{OpenError, open};
+use ringtap_vbd::{Vbd, disk_span};
+
+use crate::facts::NotServed;
+use crate::labels::labels;
+use crate::{Config, Disk, Error};
+
+/// The disks that are served, in the order of the configuration, and those that are not.
+pub(crate) struct Opened {
+    /// The configuration without the disks that are not served.
+    pub(crate) config: Config,
+    /// The device of each of its disks.
+    pub(crate) vbds: Vec<Vbd>,
+    /// The disks that are not served, and why.
+    pub(crate) not_served: Vec<(Disk, Error)>,
+}
+
+impl Opened {
+    /// Open every image. With [`Config::strict`], and where no other disk is left to serve, the first failure
+    /// is returned; a mistake of the command line always is.
+    pub(crate) fn open(config: Config) -> Result<Opened, Error> {
+        refuse_twice(&config.disks)?;
+        let labels = labels(&config.disks);
+        let Config { disks, strict, .. } = config;
+        let mut opened =
+            Opened { config: Config { disks: vec![], ..config }, vbds: vec![], not_served: vec![] };
+        let alone = disks.len() == 1;
+        for (disk, label) in disks.into_iter().zip(labels) {
+            let name = disk.path.display().to_string();
+            let span = disk_span(&name).entered();
+            match device(&disk) {
+                Ok(vbd) => {
+                    opened.vbds.push(vbd.named(&name, &label));
+                    opened.config.disks.push(disk);
+                }
+                Err(error) if strict || alone || is_of_command_line(&error) => return Err(error),
+                Err(error) => {
+                    tracing::error!("not served: {error}");
+                    opened.not_served.push((disk, error));
+                }
+            }
+            drop(span);
+        }
+        match opened.vbds.is_empty() {
+            true => Err(opened.outcome().expect_err("there was a disk, and it is not served")),
+            false => Ok(opened),
+        }
+    }
+
+    /// What the service manager and programs are told of the disks that are not served.
+    pub(crate) fn facts(&self) -> Vec<NotServed> {
+        self.not_served.iter().map(|(disk, error)| NotServed::new(disk, error)).collect()
+    }
+
+    /// An error where a disk was not served, however well the others were.
+    pub(crate) fn outcome(self) -> Result<(), Error> {
+        let count = self.not_served.len();
+        let of = count + self.config.disks.len();
+        let Some((_, first)) = self.not_served.into_iter().next() else { return Ok(()) };
+        Err(Error::NotServed { count, of, first: Box::new(first) })
+    }
+}
+
+/// Whether nothing that happens to the image would help, but only another command line.
+fn is_of_command_line(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Usage(_) | Error::Open(OpenError::NoFormat { .. } | OpenError::NullSize { .. })
+    )
+}
+
+/// Two disks on one image: each would find the other's lock, and name this very process.
+fn refuse_twice(disks: &[Disk]) -> Result<(), Error> {
+    let mut seen: HashMap<(bool, u64, u64), &Disk> = HashMap::new();
+    for disk in disks {
+        let Some(other) = identity(&disk.path).and_then(|file| seen.insert(file, disk)) else {
+            continue;
+        };
+        if !(disk.options.read_only && other.options.read_only) {
+            return Err(Error::Usage(format!(
+                "{} and {} are one image, named for two disks: give one disk all the addresses, as in \
+                 {} -f FORMAT --nbd unix:A --vhost-user B; or add --read-only to both",
+                other.path.display(),
+                disk.path.display(),
+                other.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What tells a file or a block device from all others.
+fn identity(path: &Path) -> Option<(bool, u64, u64)> {
+    let found = std::fs::metadata(path).ok()?;
+    match found.file_type().is_block_device() {
+        true => Some((true, found.rdev(), 0)),
+        false => Some((false, found.dev(), found.ino())),
+    }
+}
+
+/// A disk's image, opened.
+fn device(disk: &Disk) -> Result<Vbd, Error> {
+    let (image, cache) = (open(&disk.path, &disk.options)?, disk.options.cache);
+    let vbd = match disk.logical_block_size {
+        None => Vbd::new(image, cache),
+        Some(bytes) => {
+            let size = image.info().size;
+            if size % u64::from(bytes) != 0 {
+                return Err(Error::Usage(format!(
+                    "{}: its {size} bytes are not whole sectors of {bytes}, so a guest would not see the \
+                     last of them: resize it, or give another --logical-block-size",
+                    disk.path.display()
+                )));
+            }
+            Vbd::with_logical_block_size(image, cache, bytes)
+        }
+    };
+    if disk.growable && vbd.grow(vbd.size()).is_err() {
+        return Err(Error::Usage(format!(
+            "{}: --growable takes a raw image in a regular file",
+            disk.path.display()
+        )));
+    }
+    Ok(vbd)
+}
