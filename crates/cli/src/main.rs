@@ -5,6 +5,7 @@ mod list;
 mod log;
 mod manual;
 mod names;
+mod nbd;
 mod outcome;
 mod secret;
 mod serve;

@@ -10,6 +10,7 @@ use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
 use crate::args::Output;
 use crate::log::{self, LogArgs};
 use crate::names::{self, CacheName};
+use crate::nbd::NbdArgs;
 use crate::secret;
 
 /// Queues offered unless told otherwise. One that no guest uses costs nothing, and QEMU refuses a
@@ -45,6 +46,9 @@ pub(crate) struct ServeArgs {
     /// What to print on stdout once every socket listens: the word ready, or one line of JSON
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
+
+    #[command(flatten, next_help_heading = "Limits for NBD clients")]
+    nbd_limits: NbdArgs,
 
     // Last: the heading goes on to whatever follows.
     #[command(flatten, next_help_heading = "Options of the DISK before them")]
@@ -256,6 +260,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     Ok(Config {
         disks,
         strict: args.strict,
+        nbd_limits: args.nbd_limits.limits(),
         socket_mode: args.socket_mode,
         pid_file: args.pid_file,
         announce: match args.output {
@@ -375,6 +380,11 @@ mod tests {
             ("a -f qcow3", "qcow2"),
             ("a --nbd /run/x", "unix:PATH"),
             ("a --vhost-user tcp:h:1", "UNIX socket"),
+            ("a --nbd unix:x --nbd-connections 0", "at least 1"),
+            ("a --nbd unix:x --nbd-client-memory 1M", "at least 32M"),
+            ("a --nbd unix:x --nbd-memory 63M", "at least 64M"),
+            ("a --nbd unix:x --nbd-idle-timeout 5m", "whole seconds"),
+            ("a --nbd unix:x --nbd-idle-timeout 99999999999", "century"),
             ("a --socket-mode 999", "octal"),
             ("a --nbd unix:x --queues 2", "--vhost-user PATH"),
             ("a --nbdd unix:x", "--nbd"),
@@ -385,6 +395,19 @@ mod tests {
             let message = parse(line).expect_err(line);
             assert!(message.contains(said), "{line}: {message}");
         }
+    }
+
+    #[test]
+    fn limits_hold_for_all_nbd_clients() {
+        let limits = |line: &str| parse(line).expect("a disk").nbd_limits;
+        assert_eq!(limits("a --nbd unix:x"), Default::default());
+        let told = limits(
+            "a --nbd unix:x --nbd-connections 3 --nbd-peer-connections 2 --nbd-memory 1G \
+             --nbd-client-memory 32M --nbd-handshake-timeout 0 --nbd-idle-timeout 60",
+        );
+        assert_eq!((told.connections, told.peer_connections), (3, 2));
+        assert_eq!((told.memory, told.memory_of_all), (32 << 20, 1 << 30));
+        assert_eq!((told.handshake.as_secs(), told.idle.map(|idle| idle.as_secs())), (1, Some(60)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use ringtap_export::nbd::MAX_BITMAPS;
+use ringtap_export::nbd::{Limits, MAX_BITMAPS};
 use ringtap_image::OpenOptions;
 
 use crate::{Address, Error};
@@ -60,6 +60,8 @@ pub struct Config {
     pub disks: Vec<Disk>,
     /// Whether one disk whose image cannot be opened stops all of them.
     pub strict: bool,
+    /// What NBD clients may take.
+    pub nbd_limits: Limits,
     /// Permissions of the UNIX sockets it makes.
     pub socket_mode: u32,
     /// A file to hold the process id while it serves.
@@ -233,16 +235,18 @@ mod tests {
     }
 
     fn check(disks: Vec<Disk>) -> Result<(), String> {
+        config(disks).checked().map(drop).map_err(|error| error.to_string())
+    }
+
+    fn config(disks: Vec<Disk>) -> Config {
         Config {
             disks,
             strict: false,
+            nbd_limits: Limits::default(),
             socket_mode: 0o600,
             pid_file: None,
             announce: Announce::Text,
         }
-        .checked()
-        .map(drop)
-        .map_err(|error| error.to_string())
     }
 
     fn named(name: &str, disk: Disk) -> Disk {
@@ -286,13 +290,7 @@ mod tests {
         assert!(check(vec![disk(&["systemd:a"], &["systemd"])]).is_ok());
         let pair = vec![named("a", disk(&["systemd"], &[])), named("b", disk(&[], &["systemd"]))];
         assert!(check(pair.clone()).is_ok());
-        let mut config = Config {
-            disks: pair,
-            strict: false,
-            socket_mode: 0,
-            pid_file: None,
-            announce: Announce::Text,
-        };
+        let mut config = config(pair);
         config.name_handed_sockets().expect("names");
         assert_eq!(config.disks[0].nbd, [Address::Systemd(Some("a".into()))]);
         assert_eq!(config.disks[1].vhost_user, [Address::Systemd(Some("b".into()))]);

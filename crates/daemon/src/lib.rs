@@ -25,6 +25,7 @@ mod xen;
 pub use address::Address;
 pub use config::{Announce, Config, Disk};
 pub use error::Error;
+pub use ringtap_export::nbd::Limits as NbdLimits;
 pub use ringtap_export::ublk;
 pub use serve::serve;
 pub use target::{Target, TargetError};

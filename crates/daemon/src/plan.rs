@@ -187,6 +187,7 @@ mod tests {
                 disk("b", vec![at("both"), at("again")], vec![]),
             ],
             strict: false,
+            nbd_limits: Default::default(),
             socket_mode: 0o600,
             pid_file: None,
             announce: Announce::Text,

@@ -159,6 +159,7 @@ fn start(
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = vec![];
+    let nbd_budget = nbd::Budget::new(config.nbd_limits.memory_of_all);
     for group in plan.nbd.drain(..) {
         let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
         for disk in &group.disks {
@@ -169,7 +170,9 @@ fn start(
             description: config.disks[*disk].path.display().to_string(),
             vbd: disks[*disk].vbd.clone(),
         });
-        let server = nbd::Server::new(group.listeners, exports.collect());
+        let server = nbd::Server::new(group.listeners, exports.collect())
+            .with_limits(config.nbd_limits)
+            .with_budget(nbd_budget.clone());
         let (stop, events) = (stop.clone(), events.clone());
         let name = format!("NBD {}", places.first().map(ToString::to_string).unwrap_or_default());
         let lone = match group.disks[..] {

@@ -82,6 +82,11 @@ impl Io {
         self.shared.pool.take(len).ok_or(libc::ENOMEM)
     }
 
+    /// Let go of the buffers that are kept for later ones.
+    pub fn trim(&self) {
+        self.shared.pool.trim();
+    }
+
     /// Start another task on this thread.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.shared.spawned.borrow_mut().push(Box::pin(task));

@@ -75,6 +75,10 @@ impl Pool {
         Some(Buffer { block: Some(block), len, pool: self.clone() })
     }
 
+    pub(crate) fn trim(&self) {
+        self.free.borrow_mut().iter_mut().for_each(Vec::clear);
+    }
+
     fn give_back(&self, block: Block) {
         let capacity = block.layout.size();
         if let Some(class) = class_of(capacity) {
@@ -139,6 +143,8 @@ mod tests {
         assert_eq!(first.bytes().len(), 5000);
         drop(first);
         assert_eq!(pool.take(8000).expect("memory").bytes().as_ptr() as usize, address);
+        pool.trim();
+        assert!(pool.free.borrow().iter().all(Vec::is_empty));
         let large = pool.take(33 << 20).expect("memory");
         assert_eq!(large.bytes().len(), 33 << 20);
     }

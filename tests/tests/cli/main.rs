@@ -6,6 +6,7 @@
 mod bitmaps;
 mod compare;
 mod luks;
+mod nbd;
 mod program;
 mod served;
 mod told;

@@ -1,5 +1,6 @@
 //! The one clock of a connection: it ends a handshake that takes too long, gives memory back when
-//! the client rests, and carries the word to stop from the server's thread.
+//! the client rests, and carries the word to stop from the server's thread, and the word that there is
+//! memory from the threads of other connections.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -15,12 +16,14 @@ use rustix::time::{
 pub(super) struct Alarm {
     timer: OpenFile,
     stop: AtomicBool,
+    called: AtomicBool,
 }
 
 impl Alarm {
     pub(super) fn new() -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
-        Ok(Alarm { timer: OpenFile::new(timer), stop: AtomicBool::new(false) })
+        let (stop, called) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Alarm { timer: OpenFile::new(timer), stop, called })
     }
 
     pub(super) fn file(&self) -> File {
@@ -45,10 +48,29 @@ impl Alarm {
     /// As [`Alarm::set`], where the word to stop may come at the same time from another thread and
     /// must not be lost.
     pub(super) fn set_unless_stopped(&self, after: Duration) {
-        self.set(after);
+        self.set_unless_called(after);
         if self.is_stopped() {
             self.ring();
         }
+    }
+
+    /// As [`Alarm::set`], where [`Alarm::call`] may come at the same time and must not be lost.
+    pub(super) fn set_unless_called(&self, after: Duration) {
+        self.set(after);
+        if self.called.load(SeqCst) {
+            self.ring();
+        }
+    }
+
+    /// Let the connection look again whether there is memory; from any thread.
+    pub(super) fn call(&self) {
+        self.called.store(true, SeqCst);
+        self.ring();
+    }
+
+    /// Whether it was called since the last time.
+    pub(super) fn was_called(&self) -> bool {
+        self.called.swap(false, SeqCst)
     }
 
     /// Ring now.

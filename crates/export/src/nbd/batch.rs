@@ -1,8 +1,9 @@
 //! Replies gathered over a turn, sent with one operation.
 
+use std::cell::Cell;
 use std::ops::Range;
 
-use ringtap_io::{Buffer, File, Io, Op};
+use ringtap_io::{Buffer, File, Io, Op, Time};
 
 use super::pieces::Pieces;
 use super::pipes::Pipe;
@@ -51,12 +52,19 @@ impl Batch {
         self.pipes.push(pipe);
     }
 
-    /// Send everything. Errors as the kernel gives them, a positive errno.
-    pub(super) async fn send(&self, io: &Io, socket: File) -> Result<(), i32> {
+    /// Send everything; `since` is when the client last took some of it. Errors as the kernel gives
+    /// them, a positive errno.
+    pub(super) async fn send(
+        &self,
+        io: &Io,
+        socket: File,
+        since: &Cell<Option<Time>>,
+    ) -> Result<(), i32> {
         for mem in self.pieces.mems() {
             let mut sent = 0;
             while sent < mem.len() {
                 let rest = mem.window(sent, usize::MAX);
+                since.set(Some(io.now()));
                 match io.run(Op::Send { file: socket, mem: rest }).await {
                     n if n > 0 => sent += n as usize,
                     0 => return Err(libc::EPIPE),

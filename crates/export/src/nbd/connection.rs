@@ -1,34 +1,33 @@
-//! One connection: a thread, a ring, and the tasks that receive, serve and send.
+//! One connection past its handshake: the tasks that receive, serve and send.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::CString;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringtap_io::{File, Io, Op, OpenFile, Ring, Signal, Tasks};
+use ringtap_io::{Io, OpenFile, Signal, Time};
 use ringtap_vbd::Vbd;
 use rustix::net::{Shutdown, shutdown};
 
 use super::alarm::Alarm;
 use super::batch::Batch;
+use super::budget::Share;
 use super::carry_out::Reply;
 use super::context::Contexts;
-use super::handshake::{Choice, Facts, Handshake, Refusal, Step};
+use super::handshake::Choice;
 use super::input::{Gone, Input};
+use super::limits::Limits;
 use super::memory::Memory;
+use super::peer::Peer;
 use super::pipes::Pipes;
 use super::reply::Head;
 use super::request::{Command, Header, Rules};
-use super::server::{Limits, NamedExport, facts};
 use super::slot::{Job, Slot, Slots};
 use super::wire::errno;
-use crate::poll::{Poller, Wait};
 
 /// How long a connection keeps its memory after the last request.
-const REST: Duration = Duration::from_secs(1);
+pub(super) const REST: Duration = Duration::from_secs(1);
 
 /// How many requests are begun before the disk is given them. With all that a client sends at once the
 /// whole depth would move in step, and the disk idle while the software works.
@@ -45,8 +44,10 @@ pub(super) struct Connection {
     pub(super) zeros_expected: Cell<bool>,
     pub(super) contexts: Contexts,
     socket: Arc<OpenFile>,
+    peer: Peer,
     alarm: Arc<Alarm>,
     limits: Limits,
+    share: Rc<Share>,
     slots: Slots,
     gathering: RefCell<Batch>,
     gathered: Signal,
@@ -54,178 +55,18 @@ pub(super) struct Connection {
     requests: Cell<u64>,
     seen: Cell<u64>,
     armed: Cell<bool>,
+    /// When the client last did something, to within [`REST`].
+    active: Cell<Time>,
+    /// Since when the client is waited for: to take a reply, and to send the rest of a payload.
+    sending: Cell<Option<Time>>,
+    paying: Rc<Cell<Option<Time>>>,
     /// When the word to stop came.
     stopping: Cell<Option<u64>>,
     broken: Cell<bool>,
     ended: Cell<bool>,
 }
 
-/// Serve one client on the calling thread, from the greeting to the last reply.
-pub(super) fn run(
-    socket: OwnedFd,
-    alarm: Arc<Alarm>,
-    exports: Arc<[NamedExport]>,
-    refusal: Option<Refusal>,
-    limits: Limits,
-) -> io::Result<()> {
-    let mut tasks = Tasks::new(Box::new(Ring::new()?));
-    let socket = Arc::new(OpenFile::new(socket));
-    let io = tasks.io().clone();
-    let current = Rc::new(Current::default());
-    tasks.spawn(watch(io.clone(), alarm.clone(), socket.clone(), current.clone()));
-    alarm.set_unless_stopped(limits.handshake);
-    let outcome = Rc::new(RefCell::new(None));
-    let keep = outcome.clone();
-    let (watched, ringing) = (current.clone(), alarm.clone());
-    tasks.spawn(async move {
-        let end = serve(io, socket.clone(), alarm, exports, refusal, limits, &current).await;
-        close(&socket, Shutdown::Both);
-        keep.replace(Some(end));
-    });
-    drive(&mut tasks, || outcome.borrow().is_some())?;
-    watched.over.set(true);
-    ringing.ring();
-    tasks.run()?;
-    outcome.take().unwrap_or(Ok(()))
-}
-
-/// Run the tasks until it is done, looking again at once where the next event comes soon.
-fn drive(tasks: &mut Tasks, done: impl Fn() -> bool) -> io::Result<()> {
-    let io = tasks.io().clone();
-    let mut poller = Poller::default();
-    loop {
-        tasks.run_ready();
-        if done() {
-            return Ok(());
-        }
-        // What was asked for is handed over by the very system call that waits.
-        if poller.spin(io.now(), waits_for(&io)) {
-            tasks.turn(false)?;
-            if tasks.has_ready() {
-                poller.event(io.now());
-            }
-            std::hint::spin_loop();
-        } else {
-            tasks.turn(true)?;
-            poller.event(io.now());
-        }
-    }
-}
-
-/// The alarm and the next request are always waited for; what is more is under way on the disk.
-fn waits_for(io: &Io) -> Wait {
-    Wait::of(io.under_way().saturating_sub(2))
-}
-
-/// What the alarm rings for.
-#[derive(Default)]
-struct Current {
-    connection: RefCell<Option<Rc<Connection>>>,
-    over: Cell<bool>,
-}
-
-/// Whenever the alarm rings, see what for.
-async fn watch(io: Io, alarm: Arc<Alarm>, socket: Arc<OpenFile>, current: Rc<Current>) {
-    loop {
-        io.run(Op::ReadEvent { file: alarm.file() }).await;
-        if current.over.get() {
-            return;
-        }
-        let connection = current.connection.borrow().clone();
-        match connection {
-            Some(connection) => connection.alarm_rang(),
-            None => {
-                let why = if alarm.is_stopped() { "the server stops" } else { "it takes too long" };
-                tracing::debug!("an NBD handshake ended: {why}");
-                close(&socket, Shutdown::Both);
-            }
-        }
-    }
-}
-
-async fn serve(
-    io: Io,
-    socket: Arc<OpenFile>,
-    alarm: Arc<Alarm>,
-    exports: Arc<[NamedExport]>,
-    refusal: Option<Refusal>,
-    limits: Limits,
-    current: &Current,
-) -> io::Result<()> {
-    let facts = exports.iter().map(facts).collect();
-    let mut input = Input::new(&io).map_err(io::Error::from_raw_os_error)?;
-    let Some(choice) = shake_hands(&io, socket.handle(), &mut input, facts, refusal).await else {
-        return Ok(());
-    };
-    let Some(export) = exports.get(choice.export) else { return Ok(()) };
-    // Every task of the thread serves this one disk from now on.
-    let _disk = export.vbd.span().clone().entered();
-    name_thread(&export.vbd.thread_name("nbd"));
-    tracing::debug!(export = export.name, "an NBD client has its export");
-    let connection = Connection::new(io, export.vbd.fork(), choice, socket, alarm, limits)?;
-    *current.connection.borrow_mut() = Some(connection.clone());
-    connection.alarm.set_unless_stopped(REST);
-    connection.clone().serve(input).await;
-    current.connection.borrow_mut().take();
-    Ok(())
-}
-
-/// Name the calling thread, which began before it was known what it is for.
-fn name_thread(name: &str) {
-    if let Ok(name) = CString::new(name) {
-        // What it is called is of no consequence to its work.
-        let _ = rustix::thread::set_name(&name);
-    }
-}
-
-async fn shake_hands(
-    io: &Io,
-    socket: File,
-    input: &mut Input,
-    facts: Vec<Facts>,
-    refusal: Option<Refusal>,
-) -> Option<Choice> {
-    let mut handshake = Handshake::new(facts, refusal);
-    let mut output = handshake.greeting().to_vec();
-    loop {
-        if !output.is_empty() {
-            send(io, socket, &output).await?;
-            output.clear();
-        }
-        let (used, step) = handshake.advance(input.bytes(), &mut output);
-        input.consume(used);
-        match step {
-            Step::Again => {}
-            Step::More => input.fill(io, socket).await.ok()?,
-            Step::Transmission(choice) => {
-                send(io, socket, &output).await?;
-                return Some(choice);
-            }
-            Step::Close(why) => {
-                tracing::debug!("an NBD handshake ended: {why}");
-                send(io, socket, &output).await?;
-                return None;
-            }
-        }
-    }
-}
-
-async fn send(io: &Io, socket: File, bytes: &[u8]) -> Option<()> {
-    let mut buffer = io.buffer(bytes.len()).ok()?;
-    buffer.bytes_mut().copy_from_slice(bytes);
-    let mut sent = 0;
-    while sent < bytes.len() {
-        let rest = buffer.mem().window(sent, usize::MAX);
-        match io.run(Op::Send { file: socket, mem: rest }).await {
-            n if n > 0 => sent += n as usize,
-            n if n == -libc::EINTR => {}
-            _ => return None,
-        }
-    }
-    Some(())
-}
-
-fn close(socket: &OpenFile, how: Shutdown) {
+pub(super) fn close(socket: &OpenFile, how: Shutdown) {
     // It fails where the client was faster.
     let _ = shutdown(socket, how);
 }
@@ -245,33 +86,45 @@ impl From<Gone> for End {
     }
 }
 
+/// What a connection is made of.
+pub(super) struct Accepted {
+    pub(super) vbd: Vbd,
+    pub(super) choice: Choice,
+    pub(super) socket: Arc<OpenFile>,
+    pub(super) peer: Peer,
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) limits: Limits,
+    pub(super) share: Share,
+}
+
 impl Connection {
-    fn new(
-        io: Io,
-        vbd: Vbd,
-        choice: Choice,
-        socket: Arc<OpenFile>,
-        alarm: Arc<Alarm>,
-        limits: Limits,
-    ) -> io::Result<Rc<Connection>> {
+    /// The connection of a client that has chosen.
+    pub(super) fn new(io: Io, of: Accepted, input: &Input) -> io::Result<Rc<Connection>> {
+        let Accepted { vbd, choice, socket, peer, alarm, limits, share } = of;
+        let share = Rc::new(share);
         let batch = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
         let sending = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
         let connection = Rc::new(Connection {
-            memory: Memory::new(io.clone(), limits.memory),
-            pipes: Pipes::default(),
+            memory: Memory::new(io.clone(), limits.memory, share.clone()),
+            pipes: Pipes::new(share.clone()),
             slots: Slots::new(io.clone(), limits.requests),
             vbd,
             structured: choice.structured,
             contexts: choice.contexts,
             zeros_expected: Cell::new(false),
             socket,
+            peer,
             alarm,
             limits,
+            share,
             gathering: RefCell::new(batch),
             gathered: Signal::default(),
             requests: Cell::new(0),
             seen: Cell::new(0),
             armed: Cell::new(true),
+            active: Cell::new(io.now()),
+            sending: Cell::new(None),
+            paying: input.paying.clone(),
             stopping: Cell::new(None),
             broken: Cell::new(false),
             ended: Cell::new(false),
@@ -281,7 +134,7 @@ impl Connection {
         Ok(connection)
     }
 
-    async fn serve(self: Rc<Self>, mut input: Input) {
+    pub(super) async fn serve(self: Rc<Self>, mut input: Input) {
         let Err(end) = self.receive(&mut input).await;
         match end {
             End::Nonsense(magic) => {
@@ -427,7 +280,9 @@ impl Connection {
             }
             std::mem::swap(&mut sending, &mut *self.gathering.borrow_mut());
             if !self.broken.get() {
-                if let Err(error) = sending.send(&self.io, self.socket.handle()).await {
+                let sent = sending.send(&self.io, self.socket.handle(), &self.sending).await;
+                self.sending.set(None);
+                if let Err(error) = sent {
                     let error = io::Error::from_raw_os_error(error);
                     tracing::debug!("cannot send to an NBD client: {error}");
                     self.broken.set(true);
@@ -446,25 +301,71 @@ impl Connection {
 
     /// Let the alarm ring when the client may have come to rest.
     fn arm(&self) {
-        self.alarm.set(REST);
+        self.alarm.set_unless_called(REST);
         if self.alarm.is_stopped() && self.stopping.get().is_none() {
             self.alarm.ring();
         }
     }
 
-    fn alarm_rang(self: &Rc<Self>) {
+    pub(super) fn alarm_rang(self: &Rc<Self>) {
+        if self.alarm.was_called() {
+            self.memory.look_again();
+        }
         if self.alarm.is_stopped() {
             self.stop();
             return;
         }
         self.vbd.account_cpu_time();
-        if self.seen.replace(self.requests.get()) == self.requests.get() && self.slots.all_free() {
+        let rests = self.slots.all_free() && !self.memory.is_used() && !self.memory.is_waited_for();
+        let seen = self.seen.replace(self.requests.get());
+        let now = self.io.now();
+        if seen != self.requests.get() {
+            self.active.set(now);
+        }
+        let waited = self.client_keeps_waiting(now);
+        if self.has_stalled(waited) || self.is_idle(now, rests, waited) {
+            close(&self.socket, Shutdown::Both);
+        } else if rests && seen == self.requests.get() {
             self.memory.trim();
             self.pipes.trim();
             self.armed.set(false);
+            if let Some(idle) = self.limits.idle {
+                let left = idle.saturating_sub(since(self.active.get(), now));
+                self.alarm.set_unless_stopped(left);
+            }
         } else {
             self.arm();
         }
+    }
+
+    /// How long the client has taken no byte of a reply, or sent none of a payload.
+    fn client_keeps_waiting(&self, now: Time) -> Option<Duration> {
+        let times = [self.sending.get(), self.paying.get()];
+        times.into_iter().flatten().map(|from| since(from, now)).max()
+    }
+
+    /// Whether the client holds what others wait for, and does nothing to give it back.
+    fn has_stalled(&self, waited: Option<Duration>) -> bool {
+        let stalled = waited.is_some_and(|waited| waited >= self.limits.stalled)
+            && self.share.is_borrower()
+            && self.share.is_wanted();
+        if stalled {
+            tracing::warn!(
+                "an NBD client ({}) neither takes its replies nor sends its data, and others wait for                  the memory (--nbd-memory): closed",
+                self.peer
+            );
+        }
+        stalled
+    }
+
+    fn is_idle(&self, now: Time, rests: bool, waited: Option<Duration>) -> bool {
+        let rested = if rests { since(self.active.get(), now) } else { Duration::ZERO };
+        let idle =
+            self.limits.idle.is_some_and(|idle| rested.max(waited.unwrap_or_default()) >= idle);
+        if idle {
+            tracing::info!("an NBD client ({}) was idle for too long: closed", self.peer);
+        }
+        idle
     }
 
     /// Take no more requests; those under way end and are answered, within the time there is.
@@ -491,4 +392,8 @@ impl Connection {
             }
         }
     }
+}
+
+fn since(from: Time, now: Time) -> Duration {
+    Duration::from_nanos(now.saturating_sub(from))
 }

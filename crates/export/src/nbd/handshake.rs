@@ -37,6 +37,8 @@ pub struct Facts {
 pub enum Refusal {
     /// There are too many connections.
     Busy,
+    /// This peer has too many connections.
+    PeerBusy,
     /// The server stops.
     ShuttingDown,
 }
@@ -175,6 +177,10 @@ impl Handshake {
             None => {}
             Some(Refusal::Busy) => {
                 let why = "too many connections, try again later";
+                return self.error(output, option, rep::ERR_POLICY, why);
+            }
+            Some(Refusal::PeerBusy) => {
+                let why = "too many connections of yours, close one first";
                 return self.error(output, option, rep::ERR_POLICY, why);
             }
             Some(Refusal::ShuttingDown) => {
@@ -492,9 +498,11 @@ mod tests {
 
     #[test]
     fn refusals_let_a_client_leave_politely() {
-        for (refusal, error) in
-            [(Refusal::Busy, rep::ERR_POLICY), (Refusal::ShuttingDown, rep::ERR_SHUTDOWN)]
-        {
+        for (refusal, error) in [
+            (Refusal::Busy, rep::ERR_POLICY),
+            (Refusal::PeerBusy, rep::ERR_POLICY),
+            (Refusal::ShuttingDown, rep::ERR_SHUTDOWN),
+        ] {
             let mut shake = Handshake::new(vec![facts("a", 1)], Some(refusal));
             shake.advance(&[0, 0, 0, 3], &mut vec![]);
             assert_eq!(ask(&mut shake, opt::GO, &go("a", &[])).0[0].1, error);

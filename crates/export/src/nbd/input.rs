@@ -1,6 +1,9 @@
 //! What a client sent: received in large runs, payloads straight to where they belong.
 
-use ringtap_io::{Buffer, File, Io, Op, PAGE};
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ringtap_io::{Buffer, File, Io, Op, PAGE, Time};
 
 use super::pieces::Pieces;
 
@@ -21,12 +24,15 @@ pub(super) struct Input {
     /// Bytes to receive beyond what is needed.
     ahead: usize,
     pieces: Pieces,
+    /// Since when no byte of the payload came that is being received.
+    pub(super) paying: Rc<Cell<Option<Time>>>,
 }
 
 impl Input {
     pub(super) fn new(io: &Io) -> Result<Input, i32> {
         let buffer = io.buffer(RUN)?;
-        Ok(Input { buffer, from: 0, to: 0, ahead: RUN, pieces: Pieces::default() })
+        let (pieces, paying) = (Pieces::default(), Rc::default());
+        Ok(Input { buffer, from: 0, to: 0, ahead: RUN, pieces, paying })
     }
 
     /// What is there.
@@ -72,11 +78,13 @@ impl Input {
             self.pieces.push(payload, done..len);
             self.pieces.push(&self.buffer, 0..self.ahead);
             let Some(mem) = self.pieces.mems().next() else { return Err(Gone) };
+            self.paying.set(Some(io.now()));
             let received = receive(io, Op::Recv { file: socket, mem }).await?;
             let part = received.min(len - done);
             done += part;
             self.to = received - part;
         }
+        self.paying.set(None);
         Ok(())
     }
 
@@ -92,8 +100,10 @@ impl Input {
             self.consume(part);
             len -= part;
             if len == 0 {
+                self.paying.set(None);
                 return Ok(());
             }
+            self.paying.set(Some(io.now()));
             self.fill(io, socket).await?;
         }
     }

@@ -1,7 +1,7 @@
 //! NBD, the network block device protocol: fixed newstyle, simple and structured replies.
 //!
-//! [`Server`] takes connections. Each has a thread with one ring: `handshake` agrees on an export,
-//! `connection` receives requests in runs, `carry_out` serves each in a slot of its own, and
+//! [`Server`] takes connections, as many as there are `places` for. Each has a thread with one ring
+//! (`welcome`): `handshake` agrees on an export, `connection` receives requests in runs, `carry_out` serves each in a slot of its own, and
 //! `batch` gathers the replies of a turn into one send. What is read from and written to the wire
 //! ([`Handshake`], [`Header`]) are pure functions over bytes.
 //!
@@ -9,24 +9,31 @@
 
 mod alarm;
 mod batch;
+mod budget;
 mod carry_out;
 mod connection;
 mod context;
 mod handshake;
 mod input;
+mod limits;
 mod memory;
 mod options;
+mod peer;
 mod pieces;
 mod pipes;
+mod places;
 mod read;
 mod reply;
 mod request;
 mod server;
 mod slot;
 mod status;
+mod welcome;
 pub mod wire;
 
+pub use budget::Budget;
 pub use context::{Contexts, MAX_BITMAPS};
 pub use handshake::{Choice, Facts, Handshake, Refusal, Step};
+pub use limits::Limits;
 pub use request::{BadMagic, Command, Header, Rules};
-pub use server::{Error, Limits, Listener, NamedExport, Server};
+pub use server::{Error, Listener, NamedExport, Server};

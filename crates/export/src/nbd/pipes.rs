@@ -3,9 +3,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::rc::Rc;
 
 use ringtap_io::{Mem, OpenFile};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+use super::budget::Share;
 
 /// What a pipe holds, a page in each of its places; the kernel gives an ordinary user no more.
 pub(super) const HOLDS: usize = 1 << 20;
@@ -36,15 +39,19 @@ impl Pipe {
     }
 }
 
-/// The pipes of a connection.
-#[derive(Default)]
+/// The pipes of a connection. What is in them counts as its memory.
 pub(super) struct Pipes {
+    share: Rc<Share>,
     free: RefCell<Vec<Pipe>>,
     used: Cell<usize>,
     refused: Cell<bool>,
 }
 
 impl Pipes {
+    pub(super) fn new(share: Rc<Share>) -> Pipes {
+        Pipes { share, free: RefCell::default(), used: Cell::new(0), refused: Cell::new(false) }
+    }
+
     pub(super) fn is_one_free(&self) -> bool {
         self.used.get() < MOST && !self.refused.get()
     }
@@ -60,9 +67,17 @@ impl Pipes {
             return None;
         }
         let kept = self.free.borrow_mut().pop();
-        let Some(pipe) = kept.or_else(|| Pipe::new().ok()) else {
-            self.refuse();
-            return None;
+        let pipe = match kept {
+            Some(pipe) => pipe,
+            None if !self.share.take(HOLDS, None) => return None,
+            None => match Pipe::new() {
+                Ok(pipe) => pipe,
+                Err(_) => {
+                    self.share.give_back(HOLDS);
+                    self.refuse();
+                    return None;
+                }
+            },
         };
         self.used.set(self.used.get() + 1);
         Some(pipe)
@@ -70,6 +85,11 @@ impl Pipes {
 
     /// Give back what [`Pipes::take`] gave, emptied.
     pub(super) fn give_back(&self, pipe: Pipe) {
+        if self.share.is_wanted() {
+            self.close(pipe);
+            self.trim();
+            return;
+        }
         self.used.set(self.used.get() - 1);
         self.free.borrow_mut().push(pipe);
     }
@@ -78,10 +98,12 @@ impl Pipes {
     pub(super) fn close(&self, pipe: Pipe) {
         self.used.set(self.used.get() - 1);
         drop(pipe);
+        self.share.give_back(HOLDS);
     }
 
     /// Let go of all pipes that are not in use.
     pub(super) fn trim(&self) {
-        self.free.borrow_mut().clear();
+        let free = std::mem::take(&mut *self.free.borrow_mut());
+        self.share.give_back(free.len() * HOLDS);
     }
 }

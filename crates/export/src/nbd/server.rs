@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -14,15 +14,17 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::alarm::Alarm;
-use super::connection;
+use super::budget::{Budget, Share};
 use super::context;
-use super::handshake::{Facts, Refusal};
+use super::handshake::Facts;
+use super::limits::Limits;
+use super::peer::Peer;
+use super::places::Places;
+use super::welcome;
 use super::wire::{MAX_PAYLOAD, can};
 use crate::Stop;
 
-/// Connections past the limit that are told so politely; further ones are closed at once.
-const TOLD: usize = 16;
-/// How long one of those may take to listen.
+/// How long a client that is turned away may take to listen.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// How long to wait before taking another connection when the process is out of something.
 const SHORT_OF: Duration = Duration::from_millis(100);
@@ -61,33 +63,6 @@ pub struct NamedExport {
     pub vbd: Arc<Vbd>,
 }
 
-/// What one client, and all of them, may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Connections at a time.
-    pub connections: usize,
-    /// How long a handshake may take.
-    pub handshake: Duration,
-    /// Requests of one connection under way; further ones stay in its socket.
-    pub requests: usize,
-    /// Bytes of one connection's requests under way; 64 MiB is the least.
-    pub memory: usize,
-    /// How long clients may take to receive their last replies when the server stops.
-    pub drain: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            connections: 256,
-            handshake: Duration::from_secs(30),
-            requests: 256,
-            memory: 64 << 20,
-            drain: Duration::from_secs(10),
-        }
-    }
-}
-
 /// Why the server could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -111,6 +86,9 @@ pub struct Server {
     listeners: Vec<Listener>,
     exports: Arc<[NamedExport]>,
     limits: Limits,
+    budget: Arc<Budget>,
+    /// Whether the process was found to be out of descriptors or memory, and that was said.
+    short: AtomicBool,
 }
 
 struct Client {
@@ -121,12 +99,21 @@ struct Client {
 impl Server {
     /// A server of these exports; the first also answers to the empty name.
     pub fn new(listeners: Vec<Listener>, exports: Vec<NamedExport>) -> Server {
-        Server { listeners, exports: exports.into(), limits: Limits::default() }
+        let limits = Limits::default();
+        let (budget, short) = (Budget::new(limits.memory_of_all), AtomicBool::new(false));
+        Server { listeners, exports: exports.into(), limits, budget, short }
     }
 
     /// The same with other limits.
     pub fn with_limits(self, limits: Limits) -> Server {
-        Server { limits, ..self }
+        let memory = limits.memory.max(Limits::LEAST_MEMORY);
+        let budget = Budget::new(limits.memory_of_all);
+        Server { limits: Limits { memory, ..limits }, budget, ..self }
+    }
+
+    /// The same with memory that it shares with other servers of the process.
+    pub fn with_budget(self, budget: Arc<Budget>) -> Server {
+        Server { budget, ..self }
     }
 
     /// Serve until `stop` is raised; then take no more requests, end those under way, flush, close.
@@ -136,8 +123,9 @@ impl Server {
                 .map_err(|error| failed("make non-blocking", listener, error.into()))?;
         }
         let mut clients: Vec<Client> = Vec::new();
-        let count = Arc::new(AtomicUsize::new(0));
-        let outcome = self.take_clients(stop, &mut clients, &count);
+        let places: Vec<_> =
+            self.listeners.iter().map(|one| Places::new(name_of(one), &self.limits)).collect();
+        let outcome = self.take_clients(stop, &mut clients, &places);
         for client in &clients {
             client.alarm.stop();
         }
@@ -151,7 +139,7 @@ impl Server {
         &self,
         stop: &Stop,
         clients: &mut Vec<Client>,
-        count: &Arc<AtomicUsize>,
+        places: &[Arc<Places>],
     ) -> Result<(), Error> {
         loop {
             let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
@@ -163,8 +151,8 @@ impl Server {
             if stop.is_raised() {
                 return Ok(());
             }
-            for listener in &self.listeners {
-                self.take_from(listener, clients, count)?;
+            for (listener, places) in self.listeners.iter().zip(places) {
+                self.take_from(listener, clients, places)?;
             }
             for i in (0..clients.len()).rev() {
                 if clients[i].thread.is_finished() {
@@ -179,15 +167,17 @@ impl Server {
         &self,
         listener: &Listener,
         clients: &mut Vec<Client>,
-        count: &Arc<AtomicUsize>,
+        places: &Arc<Places>,
     ) -> Result<(), Error> {
         use rustix::io::Errno;
         for _ in 0..AT_ONCE {
             match accept_with(listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => match self.welcome(socket, listener, count) {
-                    Ok(Some(client)) => clients.push(client),
-                    Ok(None) => tracing::warn!("too many NBD connections: one was closed"),
-                    Err(error) => tracing::error!("cannot serve an NBD connection: {error}"),
+                Ok(socket) => match self.welcome(socket, listener, places) {
+                    Ok(client) => {
+                        self.short.store(false, Relaxed);
+                        clients.extend(client);
+                    }
+                    Err(error) => self.is_short("serve an NBD connection", &error),
                 },
                 Err(Errno::AGAIN) => return Ok(()),
                 // The client was gone before we came, or the network had trouble.
@@ -202,7 +192,7 @@ impl Server {
                     | Errno::NETUNREACH,
                 ) => {}
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                    tracing::error!("cannot take another NBD connection: {error}");
+                    self.is_short("take another NBD connection", &error.into());
                     thread::sleep(SHORT_OF);
                     return Ok(());
                 }
@@ -212,22 +202,25 @@ impl Server {
         Ok(())
     }
 
+    /// Say once that the process is out of something, until it is not.
+    fn is_short(&self, tried: &str, error: &io::Error) {
+        if !self.short.swap(true, Relaxed) {
+            tracing::error!("cannot {tried}, clients have to wait or are closed: {error}");
+        }
+    }
+
     /// Give a connection its thread; none where there are far too many already.
     fn welcome(
         &self,
         socket: OwnedFd,
         listener: &Listener,
-        count: &Arc<AtomicUsize>,
+        places: &Arc<Places>,
     ) -> io::Result<Option<Client>> {
-        let before = count.fetch_add(1, SeqCst);
-        let leave = Leave(count.clone());
+        let (socket, peer) = Peer::of(socket, listener);
+        let Some(place) = places.enter(peer) else { return Ok(None) };
         let mut limits = self.limits;
-        let refusal = (before >= limits.connections).then_some(Refusal::Busy);
-        if refusal.is_some() {
+        if place.refusal.is_some() {
             limits.handshake = limits.handshake.min(TOLD_WITHIN);
-            if before >= limits.connections + TOLD {
-                return Ok(None);
-            }
         }
         match listener {
             // Large replies wake the client less often; the kernel gives as much as it allows.
@@ -239,23 +232,18 @@ impl Server {
             }
         }
         let alarm = Arc::new(Alarm::new()?);
-        let (exports, theirs) = (self.exports.clone(), alarm.clone());
+        let (exports, theirs, budget) = (self.exports.clone(), alarm.clone(), self.budget.clone());
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
-            let _leave = leave;
-            if let Err(error) = connection::run(socket, theirs, exports, refusal, limits) {
+            let share = Share::new(budget, peer, theirs.clone());
+            let refusal = place.refusal;
+            let client =
+                welcome::Client { socket, peer, alarm: theirs, exports, refusal, limits, share };
+            if let Err(error) = welcome::run(client) {
                 tracing::error!("an NBD connection failed: {error}");
             }
+            drop(place);
         })?;
         Ok(Some(Client { thread, alarm }))
-    }
-}
-
-/// Counts a connection off, however it ends.
-struct Leave(Arc<AtomicUsize>);
-
-impl Drop for Leave {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
     }
 }
 
@@ -266,11 +254,19 @@ fn join(client: Client) {
 }
 
 fn failed(what: &'static str, listener: &Listener, source: io::Error) -> Error {
-    let socket = match listener {
-        Listener::Unix(listener) => listener.local_addr().map(|address| format!("{address:?}")),
+    Error::Socket { what, socket: name_of(listener), source }
+}
+
+/// What people know a listening socket by.
+fn name_of(listener: &Listener) -> String {
+    let name = match listener {
+        Listener::Unix(listener) => listener.local_addr().map(|address| {
+            let path = address.as_pathname().map(|path| path.display().to_string());
+            path.unwrap_or_else(|| format!("{address:?}"))
+        }),
         Listener::Tcp(listener) => listener.local_addr().map(|address| address.to_string()),
     };
-    Error::Socket { what, socket: socket.unwrap_or_default(), source }
+    name.unwrap_or_default()
 }
 
 /// What the handshake tells of an export now.

@@ -4,6 +4,7 @@ mod harness;
 mod hostile;
 mod lent;
 mod lifetime;
+mod limits;
 mod programs;
 mod python;
 mod raw;

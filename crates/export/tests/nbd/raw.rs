@@ -34,10 +34,27 @@ impl Raw {
 
     /// Whether a client is let in, rather than closed or told that there are too many.
     pub fn is_welcome(socket: &Path) -> bool {
-        let mut raw = Raw(UnixStream::connect(socket).expect("a connection"));
+        Raw::is_let_in(UnixStream::connect(socket).expect("a connection"))
+    }
+
+    /// Take the greeting on any stream; none where the server closes first.
+    pub fn greet(stream: UnixStream) -> Option<Raw> {
+        let mut raw = Raw(stream);
         raw.0.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-        if raw.0.read_exact(&mut [0; 18]).is_err() || raw.0.write_all(&3u32.to_be_bytes()).is_err()
-        {
+        raw.0.read_exact(&mut [0; 18]).is_ok().then_some(raw)
+    }
+
+    /// Go on from the greeting to the requests, with simple replies.
+    pub fn choose(&mut self) {
+        self.send(&3u32.to_be_bytes());
+        self.option(opt::EXPORT_NAME, b"");
+        self.take(10);
+    }
+
+    /// As [`Raw::is_welcome`], on any stream.
+    pub fn is_let_in(stream: UnixStream) -> bool {
+        let Some(mut raw) = Raw::greet(stream) else { return false };
+        if raw.0.write_all(&3u32.to_be_bytes()).is_err() {
             return false;
         }
         raw.ask(opt::GO, b"\0\0\0\0\0\0").last().expect("an answer").0 == rep::ACK
@@ -46,9 +63,7 @@ impl Raw {
     /// Connect and go on to the requests, with simple replies.
     pub fn transmit(socket: &Path) -> Raw {
         let mut raw = Raw::connect(socket);
-        raw.send(&3u32.to_be_bytes());
-        raw.option(opt::EXPORT_NAME, b"");
-        raw.take(10);
+        raw.choose();
         raw
     }
 

@@ -1,0 +1,190 @@
+//! A client's thread: a ring, a clock, the handshake, and then its connection.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringtap_io::{File, Io, Op, OpenFile, Ring, Tasks};
+use rustix::net::Shutdown;
+
+use super::alarm::Alarm;
+use super::budget::Share;
+use super::connection::{Accepted, Connection, REST, close};
+use super::handshake::{Choice, Facts, Handshake, Refusal, Step};
+use super::input::Input;
+use super::limits::Limits;
+use super::peer::Peer;
+use super::server::{NamedExport, facts};
+use crate::poll::{Poller, Wait};
+
+/// A client that has just come.
+pub(super) struct Client {
+    pub(super) socket: OwnedFd,
+    pub(super) peer: Peer,
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) exports: Arc<[NamedExport]>,
+    /// Why it may not go on.
+    pub(super) refusal: Option<Refusal>,
+    pub(super) limits: Limits,
+    pub(super) share: Share,
+}
+
+/// Serve one client on the calling thread, from the greeting to the last reply.
+pub(super) fn run(client: Client) -> io::Result<()> {
+    let Client { socket, peer, alarm, exports, refusal, limits, share } = client;
+    let mut tasks = Tasks::new(Box::new(Ring::new()?));
+    let socket = Arc::new(OpenFile::new(socket));
+    let io = tasks.io().clone();
+    let current = Rc::new(Current::default());
+    tasks.spawn(watch(io.clone(), alarm.clone(), socket.clone(), current.clone()));
+    alarm.set_unless_stopped(limits.handshake);
+    let outcome = Rc::new(RefCell::new(None));
+    let keep = outcome.clone();
+    let (watched, ringing) = (current.clone(), alarm.clone());
+    tasks.spawn(async move {
+        let end = async {
+            let mut input = Input::new(&io).map_err(io::Error::from_raw_os_error)?;
+            let facts = exports.iter().map(facts).collect();
+            let chosen = shake_hands(&io, socket.handle(), &mut input, facts, refusal).await;
+            let Some(choice) = chosen else { return Ok(()) };
+            let Some(export) = exports.get(choice.export) else { return Ok(()) };
+            // Every task of the thread serves this one disk from now on.
+            let _disk = export.vbd.span().clone().entered();
+            name_thread(&export.vbd.thread_name("nbd"));
+            tracing::debug!(export = export.name, "an NBD client has its export");
+            let (socket, vbd) = (socket.clone(), export.vbd.fork());
+            let accepted = Accepted { vbd, choice, socket, peer, alarm, limits, share };
+            serve(io, accepted, input, &current).await
+        };
+        let end = end.await;
+        close(&socket, Shutdown::Both);
+        keep.replace(Some(end));
+    });
+    drive(&mut tasks, || outcome.borrow().is_some())?;
+    watched.over.set(true);
+    ringing.ring();
+    tasks.run()?;
+    outcome.take().unwrap_or(Ok(()))
+}
+
+/// Run the tasks until it is done, looking again at once where the next event comes soon.
+fn drive(tasks: &mut Tasks, done: impl Fn() -> bool) -> io::Result<()> {
+    let io = tasks.io().clone();
+    let mut poller = Poller::default();
+    loop {
+        tasks.run_ready();
+        if done() {
+            return Ok(());
+        }
+        // What was asked for is handed over by the very system call that waits.
+        if poller.spin(io.now(), waits_for(&io)) {
+            tasks.turn(false)?;
+            if tasks.has_ready() {
+                poller.event(io.now());
+            }
+            std::hint::spin_loop();
+        } else {
+            tasks.turn(true)?;
+            poller.event(io.now());
+        }
+    }
+}
+
+/// The alarm and the next request are always waited for; what is more is under way on the disk.
+fn waits_for(io: &Io) -> Wait {
+    Wait::of(io.under_way().saturating_sub(2))
+}
+
+/// What the alarm rings for.
+#[derive(Default)]
+struct Current {
+    connection: RefCell<Option<Rc<Connection>>>,
+    over: Cell<bool>,
+}
+
+/// Whenever the alarm rings, see what for.
+async fn watch(io: Io, alarm: Arc<Alarm>, socket: Arc<OpenFile>, current: Rc<Current>) {
+    loop {
+        io.run(Op::ReadEvent { file: alarm.file() }).await;
+        if current.over.get() {
+            return;
+        }
+        let connection = current.connection.borrow().clone();
+        match connection {
+            Some(connection) => connection.alarm_rang(),
+            None => {
+                let why = if alarm.is_stopped() { "the server stops" } else { "it takes too long" };
+                tracing::debug!("an NBD handshake ended: {why}");
+                close(&socket, Shutdown::Both);
+            }
+        }
+    }
+}
+
+async fn serve(io: Io, accepted: Accepted, input: Input, current: &Current) -> io::Result<()> {
+    let alarm = accepted.alarm.clone();
+    let connection = Connection::new(io, accepted, &input)?;
+    *current.connection.borrow_mut() = Some(connection.clone());
+    alarm.set_unless_stopped(REST);
+    connection.serve(input).await;
+    current.connection.borrow_mut().take();
+    Ok(())
+}
+
+/// Name the calling thread, which began before it was known what it is for.
+fn name_thread(name: &str) {
+    if let Ok(name) = CString::new(name) {
+        // What it is called is of no consequence to its work.
+        let _ = rustix::thread::set_name(&name);
+    }
+}
+
+async fn shake_hands(
+    io: &Io,
+    socket: File,
+    input: &mut Input,
+    facts: Vec<Facts>,
+    refusal: Option<Refusal>,
+) -> Option<Choice> {
+    let mut handshake = Handshake::new(facts, refusal);
+    let mut output = handshake.greeting().to_vec();
+    loop {
+        if !output.is_empty() {
+            send(io, socket, &output).await?;
+            output.clear();
+        }
+        let (used, step) = handshake.advance(input.bytes(), &mut output);
+        input.consume(used);
+        match step {
+            Step::Again => {}
+            Step::More => input.fill(io, socket).await.ok()?,
+            Step::Transmission(choice) => {
+                send(io, socket, &output).await?;
+                return Some(choice);
+            }
+            Step::Close(why) => {
+                tracing::debug!("an NBD handshake ended: {why}");
+                send(io, socket, &output).await?;
+                return None;
+            }
+        }
+    }
+}
+
+async fn send(io: &Io, socket: File, bytes: &[u8]) -> Option<()> {
+    let mut buffer = io.buffer(bytes.len()).ok()?;
+    buffer.bytes_mut().copy_from_slice(bytes);
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let rest = buffer.mem().window(sent, usize::MAX);
+        match io.run(Op::Send { file: socket, mem: rest }).await {
+            n if n > 0 => sent += n as usize,
+            n if n == -libc::EINTR => {}
+            _ => return None,
+        }
+    }
+    Some(())
+}
