@@ -59,16 +59,15 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(mut_args = flag)]
 struct DiskArgs {
-    /// Format of the image [default: as Ringtap wrote it down when it made the image]; never guessed,
-    /// for a guest can write any header into a raw disk
-    #[arg(
-        short,
-        long,
-        value_parser = names::format(),
-        value_name = "FORMAT",
-        hide_possible_values = true
-    )]
-    format: Vec<Format>,
+    /// Format of the image [default, and for '': as Ringtap wrote it down when it made the image, or first
+    /// served it]; never guessed, for a guest can write any header into a raw disk
+    #[arg(short, long, value_parser = named_format, value_name = "FORMAT")]
+    format: Vec<NamedFormat>,
+
+    /// Write to the image as the format named by -f though it is recorded as another, or bears another's
+    /// signature: what it held is lost
+    #[arg(long)]
+    force_format: Vec<bool>,
 
     /// Folder in which backing files named inside the image may lie, beside the image's own; repeatable
     #[arg(long, value_name = "DIR")]
@@ -150,7 +149,8 @@ struct DiskArgs {
 
 /// `--read-only` is `--read-only=true`, and takes no other word after it: that would be the next DISK.
 fn flag(arg: Arg) -> Arg {
-    if !["read_only", "allow_discards", "growable"].contains(&arg.get_id().as_str()) {
+    if !["read_only", "allow_discards", "growable", "force_format"].contains(&arg.get_id().as_str())
+    {
         return arg;
     }
     arg.value_name("BOOL")
@@ -176,6 +176,19 @@ impl DeviceNumber {
     }
 }
 
+/// A format that a unit's FORMAT= names, or leaves out.
+#[derive(Clone, Copy, Debug)]
+struct NamedFormat(Option<Format>);
+
+fn named_format(text: &str) -> Result<NamedFormat, String> {
+    match text {
+        "" => Ok(NamedFormat(None)),
+        name => {
+            name.parse().map(|format| NamedFormat(Some(format))).map_err(|error| format!("{error}"))
+        }
+    }
+}
+
 fn octal(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
@@ -197,6 +210,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut format = bound.single("format", of_disk.format)?;
     let mut cache = bound.single("cache", of_disk.cache)?;
     let mut read_only = bound.single("read_only", of_disk.read_only)?;
+    let mut force_format = bound.single("force_format", of_disk.force_format)?;
     let mut secret = bound.single("secret", of_disk.secret)?;
     let mut l2_cache_size = bound.single("l2_cache_size", of_disk.l2_cache_size)?;
     let mut allow_discards = bound.single("allow_discards", of_disk.allow_discards)?;
@@ -236,7 +250,8 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
         disks.push(Disk {
             path: path.clone(),
             options: OpenOptions {
-                format: format[i].take(),
+                format: format[i].take().and_then(|NamedFormat(format)| format),
+                force_format: force_format[i].take().unwrap_or(false),
                 cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
                 read_only: read_only[i].take().unwrap_or(false),
                 allow_backing: std::mem::take(&mut allow_backing[i]),

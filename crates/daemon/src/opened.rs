@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use ringtap_image::{OpenError, open};
+use ringtap_image::{Format, OpenError, Place, open_place, record};
 use ringtap_vbd::{Vbd, disk_span};
 
 use crate::facts::NotServed;
@@ -19,6 +19,8 @@ pub(crate) struct Opened {
     pub(crate) vbds: Vec<Vbd>,
     /// The disks that are not served, and why.
     pub(crate) not_served: Vec<(Disk, Error)>,
+    /// The files of those opened for writing as a format that was named.
+    named: Vec<(Place, Format)>,
 }
 
 impl Opened {
@@ -28,14 +30,15 @@ impl Opened {
         refuse_twice(&config.disks)?;
         let labels = labels(&config.disks);
         let Config { disks, strict, .. } = config;
-        let mut opened =
-            Opened { config: Config { disks: vec![], ..config }, vbds: vec![], not_served: vec![] };
+        let config = Config { disks: vec![], ..config };
+        let mut opened = Opened { config, vbds: vec![], not_served: vec![], named: vec![] };
         let alone = disks.len() == 1;
         for (disk, label) in disks.into_iter().zip(labels) {
             let name = disk.path.display().to_string();
             let span = disk_span(&name).entered();
             match device(&disk) {
-                Ok(vbd) => {
+                Ok((vbd, named)) => {
+                    opened.named.extend(named);
                     opened.vbds.push(vbd.named(&name, &label));
                     opened.config.disks.push(disk);
                 }
@@ -50,6 +53,13 @@ impl Opened {
         match opened.vbds.is_empty() {
             true => Err(opened.outcome().expect_err("there was a disk, and it is not served")),
             false => Ok(opened),
+        }
+    }
+
+    /// Record what the images are, once all is up: from now on a guest decides what a raw disk looks like.
+    pub(crate) fn record_formats(&self) {
+        for (place, format) in &self.named {
+            record::confirm_format(place, *format);
         }
     }
 
@@ -104,9 +114,13 @@ fn identity(path: &Path) -> Option<(bool, u64, u64)> {
     }
 }
 
-/// A disk's image, opened.
-fn device(disk: &Disk) -> Result<Vbd, Error> {
-    let (image, cache) = (open(&disk.path, &disk.options)?, disk.options.cache);
+/// A disk's image, opened, and what is to be recorded of it.
+fn device(disk: &Disk) -> Result<(Vbd, Option<(Place, Format)>), Error> {
+    // One file from here on, whatever is put at its path.
+    let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
+    let (image, cache) = (open_place(&place, &disk.options)?, disk.options.cache);
+    let named = disk.options.format.filter(|_| !image.info().read_only);
+    let named = named.map(|format| (place, format));
     let vbd = match disk.logical_block_size {
         None => Vbd::new(image, cache),
         Some(bytes) => {
@@ -127,5 +141,5 @@ fn device(disk: &Disk) -> Result<Vbd, Error> {
             disk.path.display()
         )));
     }
-    Ok(vbd)
+    Ok((vbd, named))
 }

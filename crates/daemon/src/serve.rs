@@ -69,6 +69,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
     }
     let devices = start_devices(config, &mut disks, &stop_devices, &events)?;
     let mut threads = start(config, &mut plan, &mut disks, &stop, &events)?;
+    opened.record_formats();
     announce(config, &disks, &opened.facts());
 
     let outcome = attend(config, &disks, &inbox);

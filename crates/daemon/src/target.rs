@@ -14,6 +14,8 @@ pub struct Target {
     pub format: Option<Format>,
     /// Host caching, if it is not to be as for other disks.
     pub cache: Option<CacheMode>,
+    /// Whether to write to it as that format though it is known to be another.
+    pub force_format: bool,
 }
 
 /// Why a target cannot be served.
@@ -36,7 +38,7 @@ pub enum TargetError {
     },
     /// An option that there is not.
     #[error(
-        "{option:?} is no option of a target: write \
+        "{option:?} is no option of a target: write force-format, or \
          cache=none, writeback, writethrough, directsync or unsafe"
     )]
     Option {
@@ -50,6 +52,12 @@ fn format(name: &str) -> Option<Format> {
     match name {
         "aio" | "file" | "phy" => Some(Format::Raw),
         _ => name.parse().ok(),
+    }
+}
+
+impl Target {
+    fn new(path: &str, format: Option<Format>) -> Target {
+        Target { path: path.into(), format, cache: None, force_format: false }
     }
 }
 
@@ -67,11 +75,11 @@ fn cache(option: &str) -> Option<CacheMode> {
 impl FromStr for Target {
     type Err = TargetError;
 
-    /// `[FORMAT[,cache=MODE]:]PATH`. A path alone is a raw image: a format is never guessed.
+    /// `[FORMAT[,cache=MODE][,force-format]:]PATH`. A path alone is a raw image: a format is never guessed.
     fn from_str(text: &str) -> Result<Target, TargetError> {
         let wanted = text.strip_prefix("tap:").unwrap_or(text);
         if wanted.starts_with("null:") {
-            return Ok(Target { path: wanted.into(), format: None, cache: None });
+            return Ok(Target::new(wanted, None));
         }
         let wrong = || TargetError::Format { text: text.to_owned() };
         let (head, path) = match wanted.starts_with('/') {
@@ -80,15 +88,19 @@ impl FromStr for Target {
         };
         let mut parts = head.split(',');
         let format = parts.next().and_then(format).ok_or_else(wrong)?;
-        let mut mode = None;
+        let (mut mode, mut force_format) = (None, false);
         for option in parts {
+            if option == "force-format" {
+                force_format = true;
+                continue;
+            }
             let known = cache(option);
             mode = Some(known.ok_or_else(|| TargetError::Option { option: option.to_owned() })?);
         }
         if !path.starts_with('/') {
             return Err(TargetError::Path { text: text.to_owned() });
         }
-        Ok(Target { path: path.into(), format: Some(format), cache: mode })
+        Ok(Target { cache: mode, force_format, ..Target::new(path, Some(format)) })
     }
 }
 
@@ -109,11 +121,13 @@ mod tests {
             ("file:/a", Format::Raw, "/a"),
             ("phy:/dev/vg/a", Format::Raw, "/dev/vg/a"),
         ] {
-            let wanted = Target { path: path.into(), format: Some(format), cache: None };
+            let wanted = Target::new(path, Some(format));
             assert_eq!(text.parse(), Ok(wanted), "{text}");
         }
         let target: Target = "qcow2,cache=writeback:/a".parse().expect("a target");
-        assert_eq!(target.cache, Some(CacheMode::Writeback));
+        assert_eq!((target.cache, target.force_format), (Some(CacheMode::Writeback), false));
+        let target: Target = "raw,force-format:/a".parse().expect("a target");
+        assert!(target.force_format);
         assert_eq!("null:1G".parse().map(|target: Target| target.format), Ok(None));
     }
 

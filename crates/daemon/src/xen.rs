@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ringtap_export::Stop;
 use ringtap_export::xen::{Disks, Options, Server, Wanted};
-use ringtap_image::{OpenOptions, open};
+use ringtap_image::{OpenOptions, Place, open_place, record};
 use ringtap_io::Ring;
 use ringtap_vbd::Vbd;
 use rustix::fs::{FlockOperation, flock};
@@ -125,8 +125,13 @@ impl Disks for Open {
         let mut options = self.options.clone();
         options.format = target.format;
         options.read_only = wanted.read_only;
+        options.force_format = target.force_format;
         options.cache = target.cache.unwrap_or(options.cache);
-        let image = open(&target.path, &options).map_err(|error| error.to_string())?;
+        let place = Place::hold(&target.path).unwrap_or_else(|_| (&target.path).into());
+        let image = open_place(&place, &options).map_err(|error| error.to_string())?;
+        if let Some(format) = options.format.filter(|_| !image.info().read_only) {
+            record::confirm_format(&place, format);
+        }
         // Its threads have names of their own: of the domain, the device and the ring.
         let vbd = Arc::new(Vbd::new(image, options.cache).named(wanted.name, wanted.name));
         let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);

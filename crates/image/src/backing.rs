@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::beside::Folders;
-use crate::{Format, OpenError, OpenOptions, probe};
+use crate::{Format, OpenError, OpenOptions, Place, probe, record};
 
 /// The most images above each other.
 const DEEPEST: usize = 200;
@@ -60,7 +60,7 @@ impl Named<'_> {
                 Err(_) => Err(self.refused(unknown)),
             };
         }
-        if let Some(format) = probe::recorded(path) {
+        if let Some(format) = record::format(path) {
             return Ok(format);
         }
         let failed = |source| OpenError::Os { what: "read", path: path.to_owned(), source };
@@ -83,21 +83,22 @@ pub(crate) struct Chain {
 
 impl Chain {
     /// One image more, that in this file.
-    pub(crate) fn with(mut self, path: &Path) -> Result<Chain, OpenError> {
+    pub(crate) fn with(mut self, place: &Place) -> Result<Chain, OpenError> {
+        let path = place.path();
         let failed = |source| OpenError::Os { what: "open", path: path.to_owned(), source };
-        let facts = fs::metadata(path).map_err(failed)?;
-        let place = match facts.file_type().is_block_device() {
+        let facts = fs::metadata(place.at()).map_err(failed)?;
+        let file = match facts.file_type().is_block_device() {
             true => (u64::MAX, facts.rdev()),
             false => (facts.dev(), facts.ino()),
         };
         let refused = |why| OpenError::Refused { path: path.to_owned(), why };
-        if self.above.contains(&place) {
+        if self.above.contains(&file) {
             return Err(refused("it is its own backing file, directly or by way of others"));
         }
         if self.above.len() >= DEEPEST {
             return Err(refused("more than 200 images lie above it"));
         }
-        self.above.push(place);
+        self.above.push(file);
         Ok(self)
     }
 }

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, PAGE};
 use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
 
-use crate::{Error, OpenError, OpenOptions, lock};
+use crate::place::path_of;
+use crate::{Error, Format, OpenError, OpenOptions, Place, lock, record};
 
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 /// The most that one metadata transfer moves.
@@ -91,13 +92,16 @@ struct State {
 }
 
 impl Container {
-    /// Open and lock a regular file or a block device.
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<Container, OpenError> {
+    /// Open and lock a regular file or a block device; for writing, only as the format it is known to be,
+    /// where the options name one.
+    pub fn open(place: impl Into<Place>, options: &OpenOptions) -> Result<Container, OpenError> {
+        let place = place.into();
+        let (path, at) = (place.path(), place.at());
         let failed = |what| {
             let path: PathBuf = path.to_owned();
             move |source: io::Error| OpenError::Os { what, path, source }
         };
-        let kind = fs::metadata(path).map_err(failed("open"))?.file_type();
+        let kind = fs::metadata(&at).map_err(failed("open"))?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             let found = if kind.is_dir() { "directory" } else { "special file" };
             return Err(OpenError::Kind { path: path.to_owned(), found });
@@ -107,7 +111,7 @@ impl Container {
             .read(true)
             .write(!options.read_only)
             .custom_flags(flags | libc::O_CLOEXEC)
-            .open(path)
+            .open(&at)
             .map_err(failed("open"))?;
         let in_memory =
             work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
@@ -120,6 +124,9 @@ impl Container {
         } else {
             lock::lock(open, path, !options.read_only)?
         };
+        if !options.read_only {
+            record::may_write(&path_of(file.as_fd()), path, options)?;
+        }
         if options.cache.direct() && !options.read_only {
             drop_cached_pages(&file);
         }
@@ -192,6 +199,13 @@ impl Container {
     /// The open file, where it is a real one.
     pub(crate) fn open_file(&self) -> Option<&OpenFile> {
         self.open.as_deref().map(|locked| &**locked)
+    }
+
+    /// It was written to as `format` and all is well: from now on it is known to be that.
+    pub fn confirm_format(&self, format: Format) {
+        if let Some(file) = self.open_file() {
+            record::confirm_format(Place::at_fd(&self.path, path_of(file.as_fd())), format);
+        }
     }
 
     /// Bytes it holds, as far as this process has made it so.

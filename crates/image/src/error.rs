@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::luks;
+use crate::{Format, luks};
 
 /// Why a request failed. Small and `Copy`: each wire turns it into its own code with one `match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,18 @@ pub enum OpenError {
         /// The image.
         path: PathBuf,
     },
+    /// It is known to be of another format than it was to be written to as.
+    #[error("{}", other_format(path, *asked, found, *recorded))]
+    OtherFormat {
+        /// The image.
+        path: PathBuf,
+        /// As what it was to be written to.
+        asked: Format,
+        /// What it is.
+        found: &'static str,
+        /// Whether that was written down, or only its signature says so.
+        recorded: bool,
+    },
     /// The image has no such snapshot.
     #[error("{} has no snapshot {which}: snapshot -l lists those it has", path.display())]
     NoSnapshot {
@@ -210,6 +222,18 @@ pub enum OpenError {
         /// The text found.
         text: String,
     },
+}
+
+fn other_format(path: &Path, asked: Format, found: &str, recorded: bool) -> String {
+    let file = path.display();
+    let (how, instead) = match recorded {
+        true => ("is recorded as", "; leave -f out, or, if the record is wrong: "),
+        false => ("bears the signature of", "; name that with -f, or, if a guest made it: "),
+    };
+    format!(
+        "{file} {how} {found}, and writing to it as {asked} would destroy it{instead}\
+         ringtap amend --record-format {asked} {file} (once, --force-format does it too)"
+    )
 }
 
 fn hint(source: &io::Error) -> &'static str {

@@ -7,8 +7,8 @@ use ringtap_io::{Io, Ring, Tasks};
 
 use crate::backing::Chain;
 use crate::{
-    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Raw, Secret, probe, qcow2, vhd, vhdx,
-    vmdk,
+    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Place, Raw, Secret, probe, qcow2,
+    record, vhd, vhdx, vmdk,
 };
 
 /// How to open an image.
@@ -16,6 +16,8 @@ use crate::{
 pub struct OpenOptions {
     /// The format; where it is not named, that written down when Ringtap made the image.
     pub format: Option<Format>,
+    /// Write to the image as that format though it is known to be another.
+    pub force_format: bool,
     /// Host caching.
     pub cache: CacheMode,
     /// Refuse writes.
@@ -44,20 +46,29 @@ pub struct OpenOptions {
 
 /// Open `disk`: a path, or `null:SIZE` with a size in bytes or like 10G.
 pub fn open(disk: &Path, options: &OpenOptions) -> Result<Box<dyn Image>, OpenError> {
+    open_place(&disk.into(), options)
+}
+
+/// As [`open`], of what is held.
+pub fn open_place(place: &Place, options: &OpenOptions) -> Result<Box<dyn Image>, OpenError> {
+    let disk = place.path();
     if let Some(text) = disk.to_str().and_then(|text| text.strip_prefix("null:")) {
         let size = parse_size(text).ok_or_else(|| OpenError::NullSize { text: text.to_owned() })?;
         without_bitmaps(disk, options)?;
         return Ok(Box::new(Null::new(size, options.read_only)));
     }
-    let options = &settled(disk, options)?;
+    let options = &settled(place, options)?;
     if options.format.is_some_and(|format| format != Format::Qcow2) {
         without_bitmaps(disk, options)?;
     }
     if options.format == Some(Format::Raw) {
-        return Ok(Box::new(Raw::open(disk, options)?));
+        return Ok(Box::new(Raw::open(place, options)?));
     }
-    let (path, options) = (disk.to_owned(), options.clone());
-    on_a_ring(disk, |io| async move { open_on(&io, &path, &options).await })?
+    let (place, options) = (place.clone(), options.clone());
+    on_a_ring(
+        disk,
+        |io| async move { open_in_chain(&io, &place, &options, Chain::default()).await },
+    )?
 }
 
 fn without_bitmaps(disk: &Path, options: &OpenOptions) -> Result<(), OpenError> {
@@ -66,45 +77,42 @@ fn without_bitmaps(disk: &Path, options: &OpenOptions) -> Result<(), OpenError> 
     if options.bitmaps.is_empty() { Ok(()) } else { Err(refused) }
 }
 
-/// The options with the format found where it is not named. What was written down is no longer so
-/// once the image is opened for writing as something else.
-fn settled(path: &Path, options: &OpenOptions) -> Result<OpenOptions, OpenError> {
-    if let Some(verb) = probe::unfinished_work(path) {
-        return Err(OpenError::Unfinished { path: path.to_owned(), verb });
+/// The options with the format found where it is not named.
+fn settled(place: &Place, options: &OpenOptions) -> Result<OpenOptions, OpenError> {
+    let at = place.at();
+    if let Some(verb) = probe::unfinished_work(&at) {
+        return Err(OpenError::Unfinished { path: place.path().to_owned(), verb });
     }
-    let recorded = probe::recorded(path);
-    let format = options.format.or(recorded);
-    if recorded.is_some() && recorded != format && !options.read_only {
-        probe::forget(path);
-    }
+    let format = options.format.or_else(|| record::format(&at));
     Ok(OpenOptions { format, ..options.clone() })
 }
 
 /// As [`open`], from a task: a path only, and the format named.
 pub fn open_on<'a>(
     io: &'a Io,
-    path: &'a Path,
+    place: impl Into<Place>,
     options: &'a OpenOptions,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
-    open_in_chain(io, path, options, Chain::default())
+    let place = place.into();
+    Box::pin(async move { open_in_chain(io, &place, options, Chain::default()).await })
 }
 
 /// As [`open_on`], below the images of `chain`.
 pub(crate) fn open_in_chain<'a>(
     io: &'a Io,
-    path: &'a Path,
+    place: &'a Place,
     options: &'a OpenOptions,
     chain: Chain,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         match options.format {
-            Some(Format::Raw) => Ok(Box::new(Raw::open(path, options)?) as Box<dyn Image>),
-            Some(Format::Qcow2) => qcow2::open_chain(io, path, options, chain.with(path)?).await,
-            Some(Format::Vhd) => vhd::open(io, path, options).await,
-            Some(Format::Luks) => Ok(Box::new(Luks::open(io, path, options).await?) as _),
-            Some(Format::Vhdx) => vhdx::open(io, path, options).await,
-            Some(Format::Vmdk) => vmdk::open(io, path, options).await,
-            None => Err(OpenError::NoFormat { path: path.to_owned() }),
+            Some(Format::Raw) => Ok(Box::new(Raw::open(place, options)?) as Box<dyn Image>),
+            Some(Format::Qcow2) => qcow2::open_chain(io, place, options, chain.with(place)?).await,
+            Some(Format::Vhd) => vhd::open(io, place, options).await,
+            Some(Format::Luks) => Ok(Box::new(Luks::open(io, place, options).await?) as _),
+            Some(Format::Vhdx) => vhdx::open(io, place, options).await,
+            Some(Format::Vmdk) => vmdk::open(io, place, options).await,
+            None => Err(OpenError::NoFormat { path: place.path().to_owned() }),
         }
     })
 }

@@ -1,9 +1,8 @@
-//! What format an image is: what we wrote down when we made it, or what its bytes look like.
+//! What format an image looks like, and whether it is whole.
 //!
 //! A guest decides every byte of a raw disk, so its bytes may look like any format; they are asked
-//! only by what reads an image and tells the user what it took it for. What create and convert write
-//! down stands in an extended attribute of the file, where no guest can reach it: that is believed.
-//! It goes with the file's renames, not with copies; block devices have none.
+//! only by what reads an image and tells the user what it took it for, and to keep it from being written
+//! to as something else. What is believed is what was written down ([`crate::record`]).
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,27 +11,8 @@ use std::path::Path;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
-use crate::Format;
-
-/// Holds the format's name.
-const RECORD: &str = "user.ringtap.format";
 /// Holds what is at work on the file, while it is: its content is not whole.
 const UNFINISHED: &str = "user.ringtap.unfinished";
-
-/// The format that Ringtap made this image in, if it did and the file system keeps such notes.
-pub fn recorded(path: &Path) -> Option<Format> {
-    note(path, RECORD)?.parse().ok()
-}
-
-/// Write down the format of an image that was made here. False where the file system keeps no notes.
-pub fn record(path: &Path, format: Format) -> bool {
-    rustix::fs::setxattr(path, RECORD, format.name().as_bytes(), XattrFlags::empty()).is_ok()
-}
-
-/// Forget what was written down, for it is not so any more.
-pub fn forget(path: &Path) {
-    let _ = rustix::fs::removexattr(path, RECORD);
-}
 
 /// Write down that `verb` is at work on the file, so that nobody takes it for whole before
 /// [`finished`]. False where the file system keeps no notes.
@@ -132,16 +112,9 @@ mod tests {
     fn what_is_written_down_is_found_until_it_is_forgotten() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let path = file.path();
-        assert_eq!(recorded(path), None);
-        if !record(path, Format::Vhd) {
+        if !unfinished(path, "convert") {
             return; // no notes on this file system
         }
-        assert_eq!(recorded(path), Some(Format::Vhd));
-        std::fs::write(path, b"QFI\xfb\0\0\0\x03").expect("what a guest may write");
-        assert_eq!(recorded(path), Some(Format::Vhd));
-        forget(path);
-        assert_eq!(recorded(path), None);
-        assert!(unfinished(path, "convert"));
         assert_eq!(unfinished_work(path).as_deref(), Some("convert"));
         finished(path).expect("removed");
         finished(path).expect("nothing to remove");

@@ -1,6 +1,5 @@
 //! Raw images: the disk's bytes as they are, in a file or on a block device.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,7 +7,8 @@ use ringtap_io::Io;
 use rustix::fs::SeekFrom;
 
 use crate::{
-    Boxed, Container, Discard, Error, Extent, Image, Info, OpenError, OpenOptions, Status, Traits,
+    Boxed, Container, Discard, Error, Extent, Image, Info, OpenError, OpenOptions, Place, Status,
+    Traits,
 };
 
 /// A raw image.
@@ -22,8 +22,8 @@ pub struct Raw {
 
 impl Raw {
     /// Open and lock a regular file or a block device.
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<Raw, OpenError> {
-        Ok(Raw::new(Container::open(path, options)?))
+    pub fn open(place: impl Into<Place>, options: &OpenOptions) -> Result<Raw, OpenError> {
+        Ok(Raw::new(Container::open(place, options)?))
     }
 
     /// A raw image in a container.

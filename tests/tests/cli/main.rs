@@ -5,6 +5,7 @@
 
 mod bitmaps;
 mod compare;
+mod known_format;
 mod luks;
 mod nbd;
 mod program;

@@ -95,7 +95,8 @@ fn every_line_about_a_disk_names_it_in_json_too() {
         let of_process = message.contains("stopping");
         assert!(of_process || line["span"]["disk"] == "a.qcow2", "{line}");
     }
-    let refused = run(dir.path(), "serve a.qcow2 -f raw --nbd unix:/nowhere/s --log-format json");
+    disk(dir.path(), "b.raw", 1 << 20);
+    let refused = run(dir.path(), "serve b.raw -f raw --nbd unix:/nowhere/s --log-format json");
     let line: Value = serde_json::from_str(refused.failed(1).trim()).expect("one object");
     assert!(line["message"].as_str().is_some_and(|text| text.contains("/nowhere/s")), "{line}");
 }

@@ -1,17 +1,21 @@
 //! `ringtap amend`: what an image says of itself, changed where it is.
 
 use std::cell::OnceCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, Amendment, CreateOptions};
-use ringtap_image::{Format, SecretSource, on_a_ring};
+use ringtap_image::{
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, SecretSource, on_a_ring, probe,
+    record,
+};
 
 use super::keyslots::Keyslots;
-use super::offline;
-use super::source::read_secret;
+use super::offline::{self, Writing};
+use super::source::{Force, Names, read_secret};
 use crate::{names, secret};
 
 /// What `ringtap amend` is told.
@@ -32,8 +36,19 @@ pub(crate) struct AmendArgs {
     format: Option<Format>,
 
     /// What to change, as key=value,key=value; `-o help` lists what can be
-    #[arg(short, long, value_name = "OPTIONS", required = true)]
+    #[arg(short, long, value_name = "OPTIONS", required_unless_present = "record_format")]
     options: Vec<String>,
+
+    /// Write down that the image is of this format, and change nothing in it: where the record was lost
+    /// (by cp, say), is wrong, or was never made
+    #[arg(
+        long,
+        value_parser = names::format(),
+        value_name = "FORMAT",
+        hide_possible_values = true,
+        conflicts_with_all = ["options", "format"]
+    )]
+    record_format: Option<Format>,
 
     /// Where a secret is that opens the image, to give it another: file:PATH, fd:N or credential:NAME
     #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
@@ -46,6 +61,12 @@ pub(crate) struct AmendArgs {
     /// Say nothing but warnings and errors
     #[arg(short, long)]
     quiet: bool,
+
+    #[command(flatten)]
+    write: Force,
+
+    #[command(flatten)]
+    names: Names,
 }
 
 const HELP: &str = "What can be changed of qcow2, with -o:
@@ -67,7 +88,11 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
     let Some(file) = &args.file else {
         return Err(Fault::Usage("name the FILE to change".into()).into());
     };
+    if let Some(format) = args.record_format {
+        return record_format(args, file, format);
+    }
     let format = offline::format(file, args.format, true)?;
+    let writing = Writing { format, force: &args.write, names: &args.names };
     let prefix = match format {
         Format::Qcow2 => "encrypt.",
         Format::Luks => "",
@@ -88,16 +113,48 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
     }
     let amendment = amendment(&others)?;
     if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
-        let container = offline::settled(file)?;
+        let container = offline::settled(file, writing)?;
+        let changed = container.clone();
         on_a_ring(file, |io| async move { qcow2::amend(&io, &container, &amendment).await })??;
+        changed.confirm_format(format);
     }
     if of_keyslots {
         let opener = read_secret(args.secret.as_ref(), &OnceCell::new())?;
-        for slot in keyslots.apply(file, format, opener, args.force)? {
+        for slot in keyslots.apply(file, writing, opener, args.force)? {
             if !args.quiet {
                 println!("keyslot {slot} changed");
             }
         }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Write the image's format down. It must look like it, unless it is raw, as which any is taken.
+fn record_format(args: &AmendArgs, file: &Path, format: Format) -> anyhow::Result<ExitCode> {
+    let failed = |source| OpenError::Os { what: "open", path: file.to_owned(), source };
+    let place = Place::hold(file).map_err(failed)?;
+    // Whoever has it for writing goes on as what it was.
+    let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
+    let _container = Container::open(&place, &options)?;
+    let looks_like = probe::mark(&place.at())
+        .with_context(|| format!("cannot read {}", file.display()))?
+        .unwrap_or("raw");
+    if looks_like != format.name() && format != Format::Raw && !args.write.force_format {
+        let why = format!(
+            "{} does not bear the signature of {format}, but looks like {looks_like}: record that, or \
+             add --force-format",
+            file.display()
+        );
+        return Err(Fault::Usage(why).into());
+    }
+    record::set_format(&place.at(), format)
+        .with_context(|| format!("cannot write down that {} is {format}", file.display()))?;
+    if looks_like != format.name() {
+        eprintln!(
+            "ringtap: note: {} bears the signature of {looks_like}; as {format}, a guest sees that \
+             file's bytes as its disk",
+            file.display()
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

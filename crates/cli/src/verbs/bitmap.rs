@@ -9,7 +9,8 @@ use ringtap_image::qcow2::{self, BitmapChange};
 use ringtap_image::{Format, on_a_ring};
 
 use super::convert::same_file;
-use super::offline;
+use super::offline::{self, Writing};
+use super::source::{Force, Names};
 use crate::names;
 
 /// What `ringtap bitmap` is told.
@@ -81,6 +82,12 @@ pub(crate) struct BitmapArgs {
         hide_possible_values = true
     )]
     format: Option<Format>,
+
+    #[command(flatten)]
+    force: Force,
+
+    #[command(flatten)]
+    names: Names,
 }
 
 /// One of the changes on the command line.
@@ -96,7 +103,9 @@ pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<Exi
         return Err(offline::cannot(&args.file, format, "have no bitmaps"));
     }
     let steps = steps(args, matches);
-    let container = offline::settled(&args.file)?;
+    let writing = Writing { format, force: &args.force, names: &args.names };
+    let container = offline::settled(&args.file, writing)?;
+    let changed = container.clone();
     let other = match &args.source_file {
         Some(path) if same_file(path, &args.file) => None,
         Some(path) => {
@@ -104,7 +113,7 @@ pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<Exi
             if format != Format::Qcow2 {
                 return Err(offline::cannot(path, format, "have no bitmaps"));
             }
-            Some(offline::container(path, false, false)?)
+            Some(offline::container(path, false)?)
         }
         None => None,
     };
@@ -128,6 +137,7 @@ pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<Exi
         }
         qcow2::change_bitmaps(&io, &container, &changes).await
     })??;
+    changed.confirm_format(format);
     Ok(ExitCode::SUCCESS)
 }
 

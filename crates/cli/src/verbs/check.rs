@@ -8,7 +8,8 @@ use ringtap_image::qcow2::{self, Repair, Report};
 use ringtap_image::{Format, OpenError, on_a_ring, vhd};
 use serde_json::json;
 
-use super::offline;
+use super::offline::{self, Writing};
+use super::source::{Force, Names};
 use crate::args::Output;
 use crate::{names, outcome};
 
@@ -44,6 +45,12 @@ pub(crate) struct CheckArgs {
     /// Look at the image though another program may be writing to it; what is found may be wrong
     #[arg(short = 'U', long)]
     force_share: bool,
+
+    #[command(flatten)]
+    force: Force,
+
+    #[command(flatten)]
+    names: Names,
 }
 
 /// What to repair.
@@ -56,6 +63,10 @@ enum RepairName {
 }
 
 impl CheckArgs {
+    fn writing(&self, format: Format) -> Writing<'_> {
+        Writing { format, force: &self.force, names: &self.names }
+    }
+
     fn repair(&self) -> Repair {
         match self.repair {
             None => Repair::Nothing,
@@ -96,7 +107,7 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
 
 fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
     let container = match args.repair {
-        Some(_) => match offline::settled(&args.file) {
+        Some(_) => match offline::settled(&args.file, args.writing(Format::Qcow2)) {
             Ok(container) => container,
             Err(error) if matches!(error.downcast_ref(), Some(OpenError::Locked { .. })) => {
                 return Err(error);
@@ -108,12 +119,17 @@ fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
                 ));
             }
             // One whose tables are so that nobody can take them up is repaired without.
-            Err(_) => offline::container(&args.file, true, false)?,
+            Err(_) => offline::to_change(&args.file, args.writing(Format::Qcow2))?,
         },
-        None => offline::container(&args.file, false, args.force_share)?,
+        None => offline::container(&args.file, args.force_share)?,
     };
-    let repair = args.repair();
-    Ok(on_a_ring(&args.file, |io| async move { qcow2::check(&io, &container, repair).await })??)
+    let (repair, looked_at) = (args.repair(), container.clone());
+    let report =
+        on_a_ring(&args.file, |io| async move { qcow2::check(&io, &container, repair).await })??;
+    if args.repair.is_some() {
+        looked_at.confirm_format(Format::Qcow2);
+    }
+    Ok(report)
 }
 
 /// Whether it is not for the image's own tables that what a killed server left could not be taken up.
@@ -130,11 +146,14 @@ fn may_be_taken_up_later(error: &anyhow::Error, image: &Path) -> bool {
 /// What a VHD's check finds, in the words of qcow2's.
 fn check_vhd(args: &CheckArgs) -> anyhow::Result<Report> {
     let container = match args.repair {
-        Some(_) => offline::settled_vhd(&args.file)
-            .or_else(|_| Ok::<_, anyhow::Error>(offline::container(&args.file, true, false)?))?,
-        None => offline::container(&args.file, false, args.force_share)?,
+        Some(_) => {
+            let writing = args.writing(Format::Vhd);
+            let again = || Ok::<_, anyhow::Error>(offline::to_change(&args.file, writing)?);
+            offline::settled_vhd(&args.file, writing).or_else(|_| again())?
+        }
+        None => offline::container(&args.file, args.force_share)?,
     };
-    let wanted = args.repair;
+    let (wanted, looked_at) = (args.repair, container.clone());
     let image_end = container.len();
     let found = on_a_ring(&args.file, |io| async move {
         let found = vhd::check(&io, &container, false).await?;
@@ -144,6 +163,9 @@ fn check_vhd(args: &CheckArgs) -> anyhow::Result<Report> {
             None => Ok(found),
         }
     })??;
+    if wanted.is_some() {
+        looked_at.confirm_format(Format::Vhd);
+    }
     let (footers, leaks) = (found.footers.len() as u64, u64::from(found.leaked > 0));
     let mended = found.repaired > 0;
     let left = |count: u64| if mended { 0 } else { count };

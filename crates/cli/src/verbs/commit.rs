@@ -7,15 +7,17 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, open_on, qcow2};
+use ringtap_image::{
+    CacheMode, Format, OpenError, OpenOptions, Place, on_a_ring, open, open_on, qcow2, record,
+};
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
 use super::chain;
 use super::convert::{finish, same_file};
-use super::offline;
+use super::offline::{self, Writing};
 use super::resize;
-use super::source::Sources;
+use super::source::{Force, Sources};
 use super::stop::Signals;
 use crate::names::{self, CacheName};
 
@@ -58,6 +60,9 @@ pub(crate) struct CommitArgs {
 
     #[command(flatten)]
     sources: Sources,
+
+    #[command(flatten)]
+    force: Force,
 }
 
 pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
@@ -78,10 +83,11 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let base = &layers[depth];
+    let writing = |format| Writing { format, force: &args.force, names: &args.sources.names };
     // Kept off everybody from here on; the overlay is then read without a lock of its own.
     let top = match format {
-        Format::Qcow2 => offline::settled(file)?,
-        _ => offline::container(file, true, false)?,
+        Format::Qcow2 => offline::settled(file, writing(format))?,
+        _ => offline::to_change(file, writing(format))?,
     };
     let overlay = OpenOptions {
         force_share: true,
@@ -89,16 +95,19 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         ..args.sources.options(format, CacheMode::Writeback)?
     };
     let from = Vbd::new(open(file, &overlay)?, CacheMode::Writeback);
-    resize::grow(&base.path, base.format, from.size(), &args.sources)
+    resize::grow(&base.path, writing(base.format), from.size(), &args.sources)
         .with_context(|| format!("cannot make {} as large as the overlay", base.path.display()))?;
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {
         read_only: false,
         force_share: false,
+        force_format: args.force.force_format,
         ..args.sources.options(base.format, cache)?
     };
-    let path = base.path.clone();
-    let image = on_a_ring(&path.clone(), |io| async move { open_on(&io, &path, &options).await })??;
+    let failed = |source| OpenError::Os { what: "open", path: base.path.clone(), source };
+    let place = Place::hold(&base.path).map_err(failed)?;
+    let opened = place.clone();
+    let image = on_a_ring(&base.path, |io| async move { open_on(&io, &opened, &options).await })??;
     let to = Vbd::new(image, cache);
     let size = from.size();
     let progress = Arc::new(Progress::default());
@@ -114,6 +123,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
             base.path.display()
         )
     })?;
+    record::confirm_format(&place, base.format);
     if !args.keep && args.base.is_none() {
         if format != Format::Qcow2 {
             bail!(

@@ -11,11 +11,14 @@ use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::bitmap_directory::flag;
 use ringtap_image::qcow2::{self, BitmapChange, BitmapEntry, Crypt, SnapshotName};
-use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, open, open_on, probe};
+use ringtap_image::{
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, on_a_ring, open, open_on, probe,
+    record,
+};
 use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
-use super::source::{Sources, format_of, format_to_write, open_source};
+use super::source::{Force, Sources, format_of, format_to_write, open_source};
 use super::stop::{Signals, Stopped};
 use super::target::{Made, NewImage, Recipe};
 use super::{chain, offline};
@@ -128,6 +131,9 @@ pub(crate) struct ConvertArgs {
     #[command(flatten)]
     pub(crate) sources: Sources,
 
+    #[command(flatten)]
+    pub(crate) force: Force,
+
     /// Only these bytes of the one source.
     #[arg(skip)]
     pub(crate) part: Option<Range<u64>>,
@@ -192,7 +198,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             _ => recipe.backing.is_none(),
         }
     };
-    let to = open_target(args, target, format)?;
+    let (to, place, format) = open_target(args, target, format)?;
     ensure!(
         to.size() >= size,
         "{} has {} bytes, and the sources {size}",
@@ -216,6 +222,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             .with_context(|| begun.message())?;
     }
     begun.end()?;
+    record::confirm_format(&place, format);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -278,7 +285,7 @@ fn copy_bitmaps(
     target: &Path,
     bitmaps: Vec<BitmapEntry>,
 ) -> anyhow::Result<()> {
-    let from = offline::container(source, false, args.sources.force_share)?;
+    let from = offline::container(source, args.sources.force_share)?;
     let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
     let to = Container::open(target, &options)?;
     Ok(on_a_ring(target, |io| async move {
@@ -347,14 +354,14 @@ pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
     id(one).is_some() && id(one) == id(other)
 }
 
-fn open_target(args: &ConvertArgs, target: &Path, format: Format) -> anyhow::Result<Vbd> {
+fn open_target(
+    args: &ConvertArgs,
+    target: &Path,
+    format: Format,
+) -> anyhow::Result<(Vbd, Place, Format)> {
     let format = if args.no_create {
         // What is there already may be of another format than is to be written.
-        let format = format_to_write(target, args.output_format)?;
-        if probe::recorded(target).is_some_and(|recorded| recorded != format) {
-            probe::forget(target);
-        }
-        format
+        format_to_write(target, args.output_format)?
     } else {
         format
     };
@@ -362,14 +369,18 @@ fn open_target(args: &ConvertArgs, target: &Path, format: Format) -> anyhow::Res
     let options = OpenOptions {
         read_only: false,
         force_share: false,
+        // What was made here is what it was to be.
+        force_format: args.force.force_format || !args.no_create,
         secret: args.new.secret()?,
         // What was made here is made anew.
         no_restart_log: !args.no_create,
         ..args.sources.options(format, cache)?
     };
-    let path = target.to_owned();
-    let image = on_a_ring(target, |io| async move { open_on(&io, &path, &options).await })??;
-    Ok(Vbd::new(image, cache))
+    let failed = |source| OpenError::Os { what: "open", path: target.to_owned(), source };
+    let place = Place::hold(target).map_err(failed)?;
+    let opened = place.clone();
+    let image = on_a_ring(target, |io| async move { open_on(&io, &opened, &options).await })??;
+    Ok((Vbd::new(image, cache), place, format))
 }
 
 fn write(

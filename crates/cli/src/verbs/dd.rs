@@ -9,7 +9,7 @@ use ringtap_image::{CacheMode, Format, parse_size};
 
 use super::bar::Talk;
 use super::convert::{self, ConvertArgs};
-use super::source::{Sources, open_source};
+use super::source::{Force, Sources, open_source};
 use super::target::NewImage;
 use crate::names::{self, CacheName};
 
@@ -136,6 +136,7 @@ pub(crate) fn run(args: DdArgs) -> anyhow::Result<ExitCode> {
         source_cache: CacheName::Writeback,
         talk: args.talk,
         sources: args.sources,
+        force: Force::default(),
         part: Some(begin..end),
     })
 }

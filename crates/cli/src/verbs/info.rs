@@ -448,6 +448,7 @@ pub(crate) fn human(bytes: u64) -> String {
 mod tests {
     use std::cell::OnceCell;
 
+    use super::super::source::Names;
     use super::*;
 
     #[test]
@@ -473,7 +474,7 @@ mod tests {
         let layer = chain::layer(&path, None, false).expect("a layer");
         let sources = Sources {
             force_share: false,
-            allow_backing: vec![],
+            names: Names::default(),
             secret: None,
             known: OnceCell::new(),
         };

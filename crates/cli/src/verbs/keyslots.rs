@@ -7,7 +7,7 @@ use ringtap_daemon::Error as Fault;
 use ringtap_image::luks::{self, Effort, HeaderPlace, KeyslotChange};
 use ringtap_image::{Format, OpenError, Secret, SecretSource, on_a_ring, qcow2};
 
-use super::offline;
+use super::offline::{self, Writing};
 use crate::secret;
 
 /// What `-o` says of keyslots.
@@ -50,7 +50,7 @@ impl Keyslots {
     pub(crate) fn apply(
         &self,
         file: &Path,
-        format: Format,
+        writing: Writing<'_>,
         opener: Option<Secret>,
         force: bool,
     ) -> anyhow::Result<Vec<u32>> {
@@ -76,9 +76,10 @@ impl Keyslots {
                  old-secret",
             )?,
         };
-        let container = offline::container(file, true, false)?;
+        let container = offline::to_change(file, writing)?;
+        let (format, changed) = (writing.format, container.clone());
         let path = file.to_owned();
-        Ok(on_a_ring(file, |io| async move {
+        let slots = on_a_ring(file, |io| async move {
             if format == Format::Qcow2 {
                 return qcow2::change_keyslots(&io, &container, change, opener.as_ref(), force)
                     .await;
@@ -87,6 +88,8 @@ impl Keyslots {
             let end =
                 luks::change_keyslots(&io, &container, front, change, opener.as_ref(), force).await;
             end.map_err(|source| OpenError::Luks { path, source })
-        })??)
+        })??;
+        changed.confirm_format(format);
+        Ok(slots)
     }
 }

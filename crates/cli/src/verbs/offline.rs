@@ -10,43 +10,64 @@ use ringtap_image::{
 };
 
 use super::chain;
-use super::source::{format_of, format_to_write};
+use super::source::{Force, Names, format_of, format_to_write};
 
 /// The format of an image that a verb looks at, or changes.
 pub(crate) fn format(path: &Path, named: Option<Format>, change: bool) -> anyhow::Result<Format> {
     if change { format_to_write(path, named) } else { Ok(format_of(path, named)?.0) }
 }
 
-/// Open the file of an image, locked against everybody if it is to be changed.
-pub(crate) fn container(path: &Path, change: bool, share: bool) -> Result<Container, OpenError> {
-    if let (Some(verb), true) = (probe::unfinished_work(path), change) {
-        return Err(OpenError::Unfinished { path: path.to_owned(), verb });
+/// How an image is written to.
+#[derive(Clone, Copy)]
+pub(crate) struct Writing<'a> {
+    pub(crate) format: Format,
+    pub(crate) force: &'a Force,
+    /// What the image may name.
+    pub(crate) names: &'a Names,
+}
+
+impl Writing<'_> {
+    /// Options to open the image with.
+    pub(crate) fn options(&self) -> OpenOptions {
+        OpenOptions {
+            format: Some(self.format),
+            force_format: self.force.force_format,
+            cache: CacheMode::Writeback,
+            allow_backing: self.names.allow_backing.clone(),
+            ..OpenOptions::default()
+        }
     }
+}
+
+/// Open the file of an image to look at it.
+pub(crate) fn container(path: &Path, share: bool) -> Result<Container, OpenError> {
     let options = OpenOptions {
         cache: CacheMode::Writeback,
-        read_only: !change,
-        force_share: share && !change,
+        read_only: true,
+        force_share: share,
         ..OpenOptions::default()
     };
     Container::open(path, &options)
 }
 
+/// Open the file of an image to change it, locked against everybody.
+pub(crate) fn to_change(path: &Path, writing: Writing<'_>) -> Result<Container, OpenError> {
+    match probe::unfinished_work(path) {
+        Some(verb) => Err(OpenError::Unfinished { path: path.to_owned(), verb }),
+        None => Container::open(path, &writing.options()),
+    }
+}
+
 /// Open the file of a qcow2 image to change it, once it has taken up what a killed server left in its
 /// restart log: those notes would not fit the changed image.
-pub(crate) fn settled(path: &Path) -> anyhow::Result<Container> {
+pub(crate) fn settled(path: &Path, writing: Writing<'_>) -> anyhow::Result<Container> {
     let own = chain::layer(path, Some(Format::Qcow2), true)?;
     // An image of version 2 cannot say so.
     let noted = own.header.is_some_and(|header| {
         header.version == 2 || header.autoclear & autoclear::RESTART_LOG != 0
     });
     if noted && own.in_use.is_none() {
-        let options = OpenOptions {
-            format: Some(Format::Qcow2),
-            cache: CacheMode::Writeback,
-            layers: Some(1),
-            tables_only: true,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions { layers: Some(1), tables_only: true, ..writing.options() };
         let place = path.to_owned();
         on_a_ring(path, |io| async move {
             let image = open_on(&io, &place, &options).await?;
@@ -55,12 +76,12 @@ pub(crate) fn settled(path: &Path) -> anyhow::Result<Container> {
         })??
         .with_context(|| format!("{}: what a killed server left", path.display()))?;
     }
-    Ok(container(path, true, false)?)
+    Ok(to_change(path, writing)?)
 }
 
 /// As [`settled`], of a VHD.
-pub(crate) fn settled_vhd(path: &Path) -> anyhow::Result<Container> {
-    let container = container(path, true, false)?;
+pub(crate) fn settled_vhd(path: &Path, writing: Writing<'_>) -> anyhow::Result<Container> {
+    let container = to_change(path, writing)?;
     let own = container.clone();
     on_a_ring(path, |io| async move { vhd::settle(&io, &own).await })??;
     Ok(container)

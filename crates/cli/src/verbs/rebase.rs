@@ -13,8 +13,8 @@ use ringtap_vbd::{Copy, Progress, Vbd, copy};
 use super::bar::{Bar, Talk};
 use super::chain;
 use super::convert::{finish, same_file};
-use super::offline;
-use super::source::{Sources, open_source};
+use super::offline::{self, Writing};
+use super::source::{Force, Sources, open_source};
 use super::stop::Signals;
 use super::target::{Backing, find_backing};
 use crate::names::{self, CacheName};
@@ -63,6 +63,9 @@ pub(crate) struct RebaseArgs {
 
     #[command(flatten)]
     sources: Sources,
+
+    #[command(flatten)]
+    force: Force,
 }
 
 pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
@@ -91,11 +94,14 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
             "what the overlay reads as is unchanged, and so is what it names as its backing file",
         )?;
     }
-    let container = offline::settled(file)?;
+    let writing = Writing { format, force: &args.force, names: &args.sources.names };
+    let container = offline::settled(file, writing)?;
+    let changed = container.clone();
     on_a_ring(file, |io| async move {
         let backing = backing.as_ref().map(|it| (it.name.as_str(), it.format));
         qcow2::set_backing(&io, &container, backing).await
     })??;
+    changed.confirm_format(format);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -105,6 +111,7 @@ fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow
     let options = OpenOptions {
         read_only: false,
         force_share: false,
+        force_format: args.force.force_format,
         ..args.sources.options(Format::Qcow2, cache)?
     };
     let overlay = Vbd::new(open(file, &options)?, cache);

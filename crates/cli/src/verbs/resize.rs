@@ -13,8 +13,8 @@ use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, open, 
 
 use super::chain;
 use super::info::human;
-use super::offline;
-use super::source::Sources;
+use super::offline::{self, Writing};
+use super::source::{Force, Sources};
 use crate::names;
 
 /// What `ringtap resize` is told.
@@ -48,12 +48,17 @@ pub(crate) struct ResizeArgs {
 
     #[command(flatten)]
     sources: Sources,
+
+    #[command(flatten)]
+    force: Force,
 }
 
 pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
     let file = &args.file;
     let format = offline::format(file, args.format, true)?;
-    let container = to_change(file, format)?;
+    let writing = Writing { format, force: &args.force, names: &args.sources.names };
+    let container = to_change(file, writing)?;
+    let changed = container.clone();
     let old = size_of(file, format, &container)?;
     let new = wanted(&args.size, old)
         .ok_or_else(|| Fault::Usage(format!("{}: write a size like 10G, +1G or -1G", args.size)))?;
@@ -65,7 +70,8 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         );
         return Err(Fault::Usage(why).into());
     }
-    change(file, format, container, new, &args.sources)?;
+    change(file, writing, container, new, &args.sources)?;
+    changed.confirm_format(format);
     if !args.quiet {
         println!("{}: {} ({new} bytes)", file.display(), human(new));
     }
@@ -87,22 +93,22 @@ fn wanted(text: &str, old: u64) -> Option<u64> {
 /// Make a disk at least so large.
 pub(crate) fn grow(
     path: &Path,
-    format: Format,
+    writing: Writing<'_>,
     size: u64,
     sources: &Sources,
 ) -> anyhow::Result<()> {
-    let container = to_change(path, format)?;
-    if size_of(path, format, &container)? < size {
-        change(path, format, container, size, sources)?;
+    let container = to_change(path, writing)?;
+    if size_of(path, writing.format, &container)? < size {
+        change(path, writing, container, size, sources)?;
     }
     Ok(())
 }
 
-fn to_change(path: &Path, format: Format) -> anyhow::Result<Container> {
-    match format {
-        Format::Qcow2 => offline::settled(path),
-        Format::Vhd => offline::settled_vhd(path),
-        _ => Ok(offline::container(path, true, false)?),
+fn to_change(path: &Path, writing: Writing<'_>) -> anyhow::Result<Container> {
+    match writing.format {
+        Format::Qcow2 => offline::settled(path, writing),
+        Format::Vhd => offline::settled_vhd(path, writing),
+        _ => Ok(offline::to_change(path, writing)?),
     }
 }
 
@@ -127,11 +133,12 @@ fn size_of(path: &Path, format: Format, container: &Container) -> anyhow::Result
 
 fn change(
     path: &Path,
-    format: Format,
+    writing: Writing<'_>,
     container: Container,
     size: u64,
     sources: &Sources,
 ) -> anyhow::Result<()> {
+    let format = writing.format;
     match format {
         Format::Raw => {
             if !container.traits().regular {
@@ -148,7 +155,7 @@ fn change(
             let data = match own.header.as_ref().and_then(|header| header.data_file()) {
                 Some(name) => {
                     let name = chain::beside(path, Path::new(OsStr::from_bytes(name)));
-                    Some(offline::container(&name, true, false)?)
+                    Some(offline::to_change(&name, Writing { format: Format::Raw, ..writing })?)
                 }
                 None => None,
             };

@@ -10,7 +10,8 @@ use ringtap_image::{Format, on_a_ring};
 use serde_json::{Value, json};
 
 use super::info::human;
-use super::offline;
+use super::offline::{self, Writing};
+use super::source::{Force, Names};
 use crate::args::Output;
 use crate::names;
 
@@ -59,6 +60,12 @@ pub(crate) struct SnapshotArgs {
     /// List them though another program may be writing to the image
     #[arg(short = 'U', long)]
     force_share: bool,
+
+    #[command(flatten)]
+    force: Force,
+
+    #[command(flatten)]
+    names: Names,
 }
 
 pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
@@ -67,10 +74,12 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
     if format != Format::Qcow2 {
         return Err(offline::cannot(&args.file, format, "have no snapshots"));
     }
+    let writing = Writing { format, force: &args.force, names: &args.names };
     let container = match change {
-        true => offline::settled(&args.file)?,
-        false => offline::container(&args.file, false, args.force_share)?,
+        true => offline::settled(&args.file, writing)?,
+        false => offline::container(&args.file, args.force_share)?,
     };
+    let looked_at = container.clone();
     let (create, apply, delete) = (args.create.clone(), args.apply.clone(), args.delete.clone());
     let list = on_a_ring(&args.file, |io| async move {
         if let Some(name) = create {
@@ -86,6 +95,9 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
         }
         Ok(vec![])
     })??;
+    if change {
+        looked_at.confirm_format(format);
+    }
     if !change && !args.quiet {
         match args.output {
             Output::Json => println!("{:#}", Value::from_iter(list.iter().map(facts))),

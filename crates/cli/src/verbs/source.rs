@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error;
-use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource, open, probe};
+use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource, open, probe, record};
 use ringtap_vbd::Vbd;
 
 use crate::secret;
@@ -29,9 +29,8 @@ pub(crate) struct Sources {
     #[arg(short = 'U', long)]
     pub(crate) force_share: bool,
 
-    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
-    #[arg(long, value_name = "DIR")]
-    pub(crate) allow_backing: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) names: Names,
 
     /// Where the secret of an encrypted image that is read is: file:PATH, fd:N or credential:NAME
     #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
@@ -42,6 +41,23 @@ pub(crate) struct Sources {
     pub(crate) known: OnceCell<Secret>,
 }
 
+/// What an image may name.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Names {
+    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
+    #[arg(long, value_name = "DIR")]
+    pub(crate) allow_backing: Vec<PathBuf>,
+}
+
+/// The option of verbs that write to an image.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Force {
+    /// Write to the image as the format named by -f though it is recorded as another, or bears another's
+    /// signature: what it held is lost
+    #[arg(long)]
+    pub(crate) force_format: bool,
+}
+
 impl Sources {
     /// Options to open an image with, of a format and for reading unless they are changed.
     pub(crate) fn options(&self, format: Format, cache: CacheMode) -> anyhow::Result<OpenOptions> {
@@ -50,7 +66,7 @@ impl Sources {
             cache,
             read_only: true,
             force_share: self.force_share,
-            allow_backing: self.allow_backing.clone(),
+            allow_backing: self.names.allow_backing.clone(),
             secret: read_secret(self.secret.as_ref(), &self.known)?,
             ..OpenOptions::default()
         })
@@ -78,7 +94,7 @@ pub(crate) fn format_of(path: &Path, named: Option<Format>) -> anyhow::Result<(F
     if is_null(path) {
         return Ok((Format::Raw, How::Named));
     }
-    if let Some(format) = probe::recorded(path) {
+    if let Some(format) = record::format(path) {
         return Ok((format, How::Recorded));
     }
     let mark = probe::mark(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -96,7 +112,7 @@ pub(crate) fn format_of(path: &Path, named: Option<Format>) -> anyhow::Result<(F
 /// The format of an image that is to be written: named or written down. What the bytes look like does
 /// not count, for a guest may have written them; but where they look like nothing, that is said.
 pub(crate) fn format_to_write(path: &Path, named: Option<Format>) -> anyhow::Result<Format> {
-    if let Some(format) = named.or_else(|| probe::recorded(path)) {
+    if let Some(format) = named.or_else(|| record::format(path)) {
         return Ok(format);
     }
     let mark = probe::mark(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -12,7 +12,7 @@ use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, CreateOptions};
 use ringtap_image::{
     CacheMode, Container, Format, OpenOptions, Secret, SecretSource, luks, on_a_ring, parse_size,
-    probe, vhd,
+    probe, record, vhd,
 };
 
 use super::source::{Sources, format_of, open_source, read_secret};
@@ -179,7 +179,7 @@ pub(crate) fn find_backing(
     format: Option<Format>,
 ) -> anyhow::Result<Backing> {
     let path = chain::beside(image, Path::new(&name));
-    let known = format.or_else(|| probe::recorded(&path));
+    let known = format.or_else(|| record::format(&path));
     let Some(format) = known else {
         let looks = match format_of(&path, None) {
             Ok((format, _)) => format!(" (it looks like {format})"),
@@ -261,7 +261,7 @@ impl Recipe {
             return Err(error);
         }
         probe::finished(path).with_context(|| format!("cannot change {}", path.display()))?;
-        probe::record(path, self.format);
+        record::confirm_format(path, self.format);
         Ok(made)
     }
 
@@ -378,7 +378,7 @@ impl Recipe {
 }
 
 fn vhd_parent(path: &Path) -> anyhow::Result<vhd::Parent> {
-    let file = offline::container(path, false, false)?;
+    let file = offline::container(path, false)?;
     Ok(on_a_ring(path, |io| async move { vhd::Parent::read(&io, &file).await })??)
 }
 
@@ -443,8 +443,6 @@ fn opened(path: &Path) -> anyhow::Result<Container> {
 /// Open the file of the new image.
 fn container(path: &Path) -> anyhow::Result<Container> {
     let container = opened(path)?;
-    // Until it is whole again, what was written down is no longer so.
-    probe::forget(path);
     probe::unfinished(path, VERB);
     Ok(container)
 }

@@ -242,12 +242,16 @@ fn no_guest_turns_its_raw_disk_into_something_else() {
     fs::write(bench.path("over.qcow2"), bytes).expect("written");
     let said = bench.ends("ringtap convert -f qcow2 over.qcow2 out.raw", 1);
     assert!(said.contains("rebase -u"), "{said}");
-    // A name on the command line that is not what was written down makes that void.
+    // A name on the command line that is not what was written down is not heeded, but by force.
     bench.ok("ringtap create -q -f qcow2 changed.qcow2 1M");
     bench.ok("truncate -s 4M changed.qcow2");
-    bench.ok("ringtap convert -n -O raw -f raw ours.raw changed.qcow2 --target-is-zero");
+    let line = "ringtap convert -n -O raw -f raw ours.raw changed.qcow2 --target-is-zero";
+    let said = bench.ends(line, 1);
+    assert!(said.contains("recorded as qcow2"), "{said}");
+    bench.ok("qemu-img check -q -f qcow2 changed.qcow2");
+    bench.ok(&format!("{line} --force-format"));
     let known = bench.json("ringtap info --output json changed.qcow2");
-    assert_ne!(known["format-known"], "recorded");
+    assert_eq!((&known["format-known"], &known["format"]), (&"recorded".into(), &"raw".into()));
 }
 
 #[test]

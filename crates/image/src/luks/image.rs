@@ -1,6 +1,5 @@
 //! A LUKS container as an image: its payload, deciphered.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use ringtap_io::Io;
@@ -8,7 +7,7 @@ use ringtap_io::Io;
 use super::{Error as LuksError, Xts, read_header, unlock};
 use crate::{
     Boxed, CacheMode, Cipher, Container, Discard, Error, Extent, Image, Info, OpenError,
-    OpenOptions, Secret, SectorCipher, Status, Traits,
+    OpenOptions, Place, Secret, SectorCipher, Status, Traits,
 };
 
 /// The payload of a LUKS container.
@@ -27,10 +26,16 @@ pub struct Luks {
 impl Luks {
     /// Open and lock a container, and open it with the secret of the options. A payload that begins
     /// inside a block of the file's is reached through the page cache.
-    pub async fn open(io: &Io, path: &Path, options: &OpenOptions) -> Result<Luks, OpenError> {
+    pub async fn open(
+        io: &Io,
+        place: impl Into<Place>,
+        options: &OpenOptions,
+    ) -> Result<Luks, OpenError> {
+        let place = place.into();
+        let path = place.path();
         let failed = |source| OpenError::Luks { path: path.to_owned(), source };
         let secret = options.secret.as_ref().ok_or(LuksError::NoSecret).map_err(failed)?;
-        let mut container = Container::open(path, options)?;
+        let mut container = Container::open(&place, options)?;
         let header = read_header(io, &container).await.map_err(failed)?;
         if header.payload_offset % container.traits().request_alignment != 0 {
             let cache = match options.cache {
@@ -39,7 +44,7 @@ impl Luks {
                 other => other,
             };
             drop(container);
-            container = Container::open(path, &OpenOptions { cache, ..options.clone() })?;
+            container = Container::open(&place, &OpenOptions { cache, ..options.clone() })?;
         }
         Luks::on(io, container, secret, options.allow_discards).await.map_err(failed)
     }

@@ -14,8 +14,8 @@ use super::{Crypt, Header, Parts, Qcow2, at_snapshot};
 use crate::backing::{Chain, Named};
 use crate::open::open_in_chain;
 use crate::{
-    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, RestartLog, SectorCipher,
-    luks,
+    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, RestartLog,
+    SectorCipher, luks,
 };
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
@@ -34,32 +34,32 @@ struct Layer {
 /// one within the other: a stack holds no 200 of them.
 pub(crate) fn open_chain<'a>(
     io: &'a Io,
-    path: &'a Path,
+    place: &'a Place,
     options: &'a OpenOptions,
     mut chain: Chain,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
-        let (mut path, mut options) = (path.to_owned(), options.clone());
+        let (mut place, mut options) = (place.clone(), options.clone());
         let mut layers = Vec::new();
         let mut base = None;
         loop {
-            let layer = open_layer(io, &path, &mut options).await?;
+            let layer = open_layer(io, &place, &mut options).await?;
             let name = layer.header.backing_file.clone();
             let format = layer.header.backing_format().map(<[u8]>::to_vec);
             layers.push(layer);
             options.layers = options.layers.map(|left| left.saturating_sub(1));
             let Some(name) = name.filter(|_| options.layers != Some(0)) else { break };
             let name = OsStr::from_bytes(&name);
-            let named = Named { by: &path, name, format: format.as_deref() };
-            let below = named.find(&options)?;
-            options.format = Some(named.find_format(&below)?);
+            let named = Named { by: place.path(), name, format: format.as_deref() };
+            let below = Place::from(&named.find(&options)?);
+            options.format = Some(named.find_format(below.path())?);
             options.read_only = true;
             if options.format != Some(Format::Qcow2) {
                 base = Some(open_in_chain(io, &below, &options, chain).await?);
                 break;
             }
             chain = chain.with(&below)?;
-            path = below;
+            place = below;
         }
         let (table_memory, tables_only) = (options.table_memory, options.tables_only);
         // Only those of the topmost image tell of the whole disk.
@@ -80,13 +80,14 @@ pub(crate) fn open_chain<'a>(
             base = Some(Box::new(image) as Box<dyn Image>);
         }
         let why = "there is nothing to open";
-        base.ok_or(OpenError::Refused { path, why })
+        base.ok_or(OpenError::Refused { path: place.path().to_owned(), why })
     })
 }
 
 /// Open the files of one image; from here on down the chain `options` are those it turns out to need.
-async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<Layer, OpenError> {
-    let mut container = Container::open(path, options)?;
+async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result<Layer, OpenError> {
+    let path = place.path();
+    let mut container = Container::open(place, options)?;
     let mut header = Header::read(io, &container).await?;
     if let Some(which) = options.snapshot.take() {
         at_snapshot::show(io, &container, &mut header, &which).await?;
@@ -99,7 +100,7 @@ async fn open_layer(io: &Io, path: &Path, options: &mut OpenOptions) -> Result<L
             _ => CacheMode::Writeback,
         };
         drop(container);
-        container = Container::open(path, options)?;
+        container = Container::open(place, options)?;
     }
     let data = match header.has(incompatible::DATA_FILE) {
         true => Some(open_data(path, &header, options)?),
@@ -154,5 +155,6 @@ fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Cont
     let refused = OpenError::Refused { path: path.to_owned(), why };
     let name = OsStr::from_bytes(header.data_file().ok_or(refused)?);
     let named = Named { by: path, name, format: Some(b"raw") };
-    Container::open(&named.find(options)?, options)
+    let options = OpenOptions { format: Some(Format::Raw), ..options.clone() };
+    Container::open(&named.find(&options)?, &options)
 }

@@ -11,7 +11,9 @@ use super::layout::Layout;
 use super::restart::RESTART_RECORDS;
 use super::{bad, os, parent};
 use crate::beside::{self, Sought};
-use crate::{Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Raw, RestartLog};
+use crate::{
+    Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Place, Raw, RestartLog,
+};
 
 /// The longest chain of parents.
 const DEEPEST: usize = 32;
@@ -23,10 +25,10 @@ type Link = (Box<dyn Image>, Footer);
 /// `options.allow_backing` names; it is opened read-only, and must be the one that is meant.
 pub fn open<'a>(
     io: &'a Io,
-    path: &'a Path,
+    place: &'a Place,
     options: &'a OpenOptions,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
-    Box::pin(async move { Ok(open_link(io, path, options, &[]).await?.0) })
+    Box::pin(async move { Ok(open_link(io, place, options, &[]).await?.0) })
 }
 
 /// Open a VHD in a container, over a parent that was opened before if it is a differencing one.
@@ -140,16 +142,17 @@ async fn assemble(
 /// One image of a chain; `children` are those above it.
 fn open_link<'a>(
     io: &'a Io,
-    path: &'a Path,
+    place: &'a Place,
     options: &'a OpenOptions,
     children: &'a [PathBuf],
 ) -> Boxed<'a, Result<Link, OpenError>> {
     Box::pin(async move {
-        let mut container = Container::open(path, options)?;
+        let path = place.path();
+        let mut container = Container::open(place, options)?;
         let mut layout = Layout::read(io, &container).await?;
         if !layout.is_aligned(container.traits().request_alignment) {
             drop(container);
-            container = Container::open(path, &through_page_cache(options))?;
+            container = Container::open(place, &through_page_cache(options))?;
             layout = Layout::read(io, &container).await?;
         }
         let footer = layout.footer.clone();
@@ -218,7 +221,7 @@ async fn open_by_id(
         // What Xen's tools write where the parent is a raw disk.
         return Ok(Box::new(Raw::open(path, options)?));
     }
-    let (parent, footer) = open_link(io, path, options, chain).await?;
+    let (parent, footer) = open_link(io, &path.into(), options, chain).await?;
     if footer.id != id {
         let found = format!("{} is not its parent: the unique ids differ", path.display());
         let advice = "the parent was replaced; find the one that the image was made over";

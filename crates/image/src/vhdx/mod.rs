@@ -7,22 +7,21 @@ mod layout;
 mod log;
 
 use std::fmt::Display;
-use std::path::Path;
 
 use ringtap_io::Io;
 
 use crate::container::{malformed, os};
-use crate::{Boxed, Container, Image, OpenError, OpenOptions};
+use crate::{Boxed, Container, Image, OpenError, OpenOptions, Place};
 
 use image::Vhdx;
 
 /// Open a VHDX, which must be asked for read-only.
 pub fn open<'a>(
     io: &'a Io,
-    path: &'a Path,
+    place: &'a Place,
     options: &'a OpenOptions,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
-    Box::pin(async move { open_in(io, Container::open(path, options)?).await })
+    Box::pin(async move { open_in(io, Container::open(place, options)?).await })
 }
 
 /// Open a VHDX in a container, which must be read-only.

@@ -12,7 +12,7 @@ use ringtap_io::Io;
 
 use crate::beside::{self, Sought};
 use crate::container::{malformed, os};
-use crate::{Boxed, Container, Image, OpenError, OpenOptions};
+use crate::{Boxed, Container, Image, OpenError, OpenOptions, Place};
 
 use descriptor::{Descriptor, Part};
 use image::{Kind, Piece, Vmdk};
@@ -31,12 +31,12 @@ const MOST: u64 = 62 << 40;
 /// `options.allow_backing` names.
 pub fn open<'a>(
     io: &'a Io,
-    path: &'a Path,
+    place: &'a Place,
     options: &'a OpenOptions,
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
-        let container = Container::open(path, options)?;
-        open_with(io, container, Some((path, options))).await
+        let container = Container::open(place, options)?;
+        open_with(io, container, Some((place.path(), options))).await
     })
 }
 
@@ -182,7 +182,7 @@ mod tests {
                 read_only: true,
                 ..OpenOptions::default()
             };
-            let named = path.clone();
+            let named = Place::from(&path);
             crate::on_a_ring(&path, |io| async move { open(&io, &named, &options).await.map(drop) })
                 .expect("a ring")
         };

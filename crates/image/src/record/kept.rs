@@ -1,0 +1,145 @@
+//! Records in the state folder, a file each.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::identity;
+
+/// The longest record that is read.
+const LONGEST: u64 = 1 << 20;
+
+/// What is kept of an image. An identity is hashed for the file's name, and stands in it as well.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    identity: String,
+    /// Where the image was at last, for who looks.
+    path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) format: Option<String>,
+}
+
+impl Kept {
+    fn is_empty(&self) -> bool {
+        self.format.is_none()
+    }
+
+    /// What is kept of the image at `path`.
+    pub(super) fn of(path: &Path) -> Option<Kept> {
+        let identity = identity(path)?;
+        read(&folder()?, &identity)
+    }
+
+    /// Change what is kept of the image at `path`. `needless`: nothing has to be, so that it is no error
+    /// where there can be none.
+    pub(super) fn change(
+        path: &Path,
+        needless: bool,
+        change: impl FnOnce(&mut Kept),
+    ) -> io::Result<()> {
+        let none = |why: &str| Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        let (Some(identity), Some(folder)) = (identity(path), folder()) else {
+            return match needless {
+                true => Ok(()),
+                false => none("nothing but its path tells this file from others"),
+            };
+        };
+        let known = read(&folder, &identity);
+        let mut kept = known.clone().unwrap_or_default();
+        change(&mut kept);
+        kept.identity = identity;
+        let now = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        kept.path = now.display().to_string();
+        match (kept.is_empty(), known) {
+            (true, None) => Ok(()),
+            (true, Some(_)) => fs::remove_file(file_of(&folder, &kept.identity)),
+            (false, _) => write(&folder, &kept),
+        }
+    }
+}
+
+/// The folder for records: systemd's for a unit, of the system for root, else of the user.
+fn folder() -> Option<PathBuf> {
+    let given = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
+    if let Some(folders) = given("STATE_DIRECTORY") {
+        let folders = folders.to_string_lossy().into_owned();
+        return folders.split(':').next().map(PathBuf::from);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some(PathBuf::from("/var/lib/ringtap"));
+    }
+    let state = given("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = state.or_else(|| Some(PathBuf::from(given("HOME")?).join(".local/state")))?;
+    Some(state.join("ringtap"))
+}
+
+fn file_of(folder: &Path, identity: &str) -> PathBuf {
+    let hash = Sha256::digest(identity.as_bytes());
+    let name: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    folder.join(format!("{name}.record"))
+}
+
+/// Others must not be able to write there.
+fn is_ours(folder: &Path) -> io::Result<()> {
+    let facts = fs::metadata(folder)?;
+    let own = facts.uid() == rustix::process::geteuid().as_raw();
+    if own && facts.permissions().mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let why = format!("{} can be written to by others", folder.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+fn read(folder: &Path, identity: &str) -> Option<Kept> {
+    let path = file_of(folder, identity);
+    let text = fs::metadata(&path).ok().filter(|facts| facts.len() <= LONGEST)?;
+    if !text.is_file() || is_ours(folder).is_err() {
+        return None;
+    }
+    let kept: Kept = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    (kept.identity == identity).then_some(kept)
+}
+
+/// A power cut leaves the record before or this one.
+fn write(folder: &Path, kept: &Kept) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    is_ours(folder)?;
+    let path = file_of(folder, &kept.identity);
+    let made = path.with_extension(format!("{}.new", std::process::id()));
+    let mut options = fs::File::options();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let mut file = options.open(&made)?;
+    let end = file.write_all(&serde_json::to_vec(kept)?).and_then(|()| file.sync_all());
+    end.and_then(|()| fs::rename(&made, &path)).inspect_err(|_| {
+        let _ = fs::remove_file(&made);
+    })?;
+    fs::File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_found_by_its_identity_alone_and_not_where_others_write() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = dir.path().join("state/ringtap");
+        let kept =
+            Kept { identity: "file 1".into(), path: "/a".into(), format: Some("raw".into()) };
+        write(&folder, &kept).expect("written");
+        assert_eq!(fs::metadata(&folder).expect("made").permissions().mode() & 0o777, 0o700);
+        assert_eq!(read(&folder, "file 1"), Some(kept.clone()));
+        assert_eq!(read(&folder, "file 2"), None);
+        // Neither by a hash that happens to be the same.
+        fs::rename(file_of(&folder, "file 1"), file_of(&folder, "file 2")).expect("moved");
+        assert_eq!(read(&folder, "file 2"), None);
+        write(&folder, &kept).expect("written");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("changed");
+        assert_eq!(read(&folder, "file 1"), None);
+        assert!(write(&folder, &kept).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! What Ringtap knows of an image that stands nowhere in it: its format, and the files it may name.
+//!
+//! The format stands in an extended attribute of the file, where no guest reaches it. What an image may
+//! name is for those who may write the image to wish for, and not to decide: it stands in an attribute
+//! that only root writes. Where there are no such attributes (block devices, some file systems, other
+//! users) a file in the state folder holds both, found by the image's [`identity()`].
+
+mod identity;
+mod kept;
+
+use std::io;
+use std::path::Path;
+
+use rustix::fs::XattrFlags;
+
+use crate::{Format, OpenError, OpenOptions, Place, probe};
+
+pub(crate) use identity::identity;
+use kept::Kept;
+
+/// Holds the format's name.
+const FORMAT: &str = "user.ringtap.format";
+
+/// The format that Ringtap wrote down for this image.
+pub fn format(path: &Path) -> Option<Format> {
+    let text = attribute(path, FORMAT).or_else(|| Kept::of(path)?.format)?;
+    text.parse().ok()
+}
+
+/// Write down the format of an image.
+pub fn set_format(path: &Path, format: Format) -> io::Result<()> {
+    let set = rustix::fs::setxattr(path, FORMAT, format.name().as_bytes(), XattrFlags::empty());
+    let attribute = set.is_ok();
+    let kept = (!attribute).then(|| format.name().to_owned());
+    Kept::change(path, attribute, |own| own.format = kept)
+}
+
+/// Forget what was written down, for it is not so any more.
+pub fn forget_format(path: &Path) {
+    let _ = rustix::fs::removexattr(path, FORMAT);
+    let _ = Kept::change(path, true, |own| own.format = None);
+}
+
+/// An image was written to as `format` and all is well: from now on it is known to be that.
+pub fn confirm_format(place: impl Into<Place>, wanted: Format) {
+    let place = place.into();
+    let at = place.at();
+    if format(&at) == Some(wanted) {
+        return;
+    }
+    if let Err(error) = set_format(&at, wanted) {
+        tracing::warn!(
+            "cannot write down that {} is {wanted}: {error}; always name its format with -f",
+            place.path().display()
+        );
+    }
+}
+
+fn attribute(path: &Path, name: &str) -> Option<String> {
+    let mut bytes = vec![0; 64];
+    loop {
+        match rustix::fs::getxattr(path, name, &mut bytes[..]) {
+            Ok(len) => return String::from_utf8(bytes.get(..len)?.to_vec()).ok(),
+            Err(rustix::io::Errno::RANGE) if bytes.len() < 1 << 16 => {
+                bytes.resize(bytes.len() * 4, 0);
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Whether the file behind `at`, which is called `name`, may be written to as the format of `options`: not
+/// where it is known to be another, or bears the signature of another and nothing is known.
+pub(crate) fn may_write(at: &Path, name: &Path, options: &OpenOptions) -> Result<(), OpenError> {
+    let Some(asked) = options.format.filter(|_| !options.force_format) else { return Ok(()) };
+    let refused = |found: &'static str, recorded| {
+        Err(OpenError::OtherFormat { path: name.to_owned(), asked, found, recorded })
+    };
+    if let Some(known) = format(at) {
+        return if known == asked { Ok(()) } else { refused(known.name(), true) };
+    }
+    let failed = |source| OpenError::Os { what: "read", path: name.to_owned(), source };
+    match probe::mark(at).map_err(failed)? {
+        Some(found) if found != asked.name() => refused(found, false),
+        _ => Ok(()),
+    }
+}
