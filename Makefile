@@ -6,11 +6,12 @@ RINGTAP := $(TARGET)/release/ringtap
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help build demo test bench install uninstall
+.PHONY: help build demo test models bench install uninstall
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
 	@echo "make test       install what is missing, check format and lints, run every test"
+	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
 	@echo "make build      the optimised binary: $(RINGTAP)"
 	@echo "make bench      ratios against other servers, in about an hour"
 	@echo "make install    binary, manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
@@ -32,7 +33,18 @@ test:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	$(CARGO) test --workspace --locked
+	$(MAKE) models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
+
+# With `shuttle` in the place of std's atomics and locks, so these are builds of their own: nothing else is run
+# by them. docs/testing.md.
+MODELS := -p ringtap-image -p ringtap-vbd --features shuttle --locked
+SHOWN := --test-threads 1 --show-output
+models:
+	scripts/setup.sh build
+	$(CARGO) clippy $(MODELS) --all-targets -- -D warnings
+	RINGTAP_ORDERS=$(ORDERS) $(CARGO) test $(MODELS) --lib -- models $(SHOWN)
+	RINGTAP_ORDERS=$(ORDERS) $(CARGO) test $(MODELS) --test models -- $(SHOWN)
 
 bench:
 	scripts/setup.sh bench

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
+use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, PAGE};
 use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
 

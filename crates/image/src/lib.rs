@@ -12,6 +12,8 @@ mod container;
 mod error;
 mod format;
 mod grace;
+#[cfg(all(test, feature = "shuttle"))]
+mod grace_models;
 mod image;
 mod lock;
 pub mod luks;
@@ -25,6 +27,8 @@ mod raw;
 mod reap;
 pub mod record;
 mod restart;
+#[cfg(all(test, feature = "shuttle"))]
+mod restart_models;
 mod secret;
 pub mod vhd;
 pub mod vhdx;

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_io::SharedWords;
+use ringtap_io::sync::{broken, step};
 
 pub(crate) use files::open_ours;
 use files::{may_hold_changes, name_of, open_to_keep};
@@ -237,6 +238,7 @@ impl RestartLog {
     }
 
     fn set(&self, index: usize, value: u64) {
+        step();
         if let Some(word) = self.words.get(index) {
             word.store(value, SeqCst);
         }
@@ -323,6 +325,10 @@ impl RestartLog {
             return false;
         }
         let at = self.place(half, number);
+        if broken("log: told first") {
+            self.set(at, self.word(TURN[half]));
+            self.set(COUNT[half], number + 1);
+        }
         for (next, word) in (1..).zip(record) {
             self.set(at + next, word);
         }

@@ -17,6 +17,7 @@ mod pool;
 mod ring;
 mod shared;
 mod signal;
+pub mod sync;
 mod task;
 
 pub use file::{File, Nature, OpenFile};

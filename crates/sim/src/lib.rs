@@ -39,6 +39,8 @@ mod model;
 mod pipe;
 mod reactor;
 mod stamp;
+#[cfg(feature = "shuttle")]
+pub mod threads;
 mod versions;
 
 pub use disk::{Disk, Fault, Refuses};

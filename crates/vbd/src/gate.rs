@@ -4,10 +4,11 @@
 //! nothing. A partial write shuts the gate and waits until none is under way: else it could write
 //! back old bytes over those of a write that landed between its read and its write.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use ringtap_io::Io;
+use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use ringtap_io::sync::{Mutex, broken};
 
 /// How long to wait before looking again. Partial writes are rare; looking costs nothing to others.
 const PAUSE: u64 = 20_000;
@@ -56,9 +57,10 @@ impl Gate {
         loop {
             // Counted first, looked at second; `alone` shuts first and counts second. One of the
             // two sees the other.
+            let early = broken("gate looked at first").then(|| self.shut.load(SeqCst));
             writers.0.fetch_add(1, SeqCst);
             let ticket = Ticket(writers);
-            if !self.shut.load(SeqCst) {
+            if !early.unwrap_or_else(|| self.shut.load(SeqCst)) {
                 return ticket;
             }
             drop(ticket);
@@ -72,7 +74,7 @@ impl Gate {
             io.sleep(PAUSE).await;
         }
         let alone = Alone(self);
-        while self.writes_under_way() > 0 {
+        while self.writes_under_way() > 0 && !broken("gate not waited at") {
             io.sleep(PAUSE).await;
         }
         alone

@@ -13,6 +13,8 @@ mod differ;
 mod discard;
 mod failures;
 mod gate;
+#[cfg(all(test, feature = "shuttle"))]
+mod gate_models;
 mod name;
 mod stats;
 mod transfer;

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use ringtap_io::Io;
+use ringtap_io::sync::broken;
 
 use super::entry::{Entry, Kind, bits};
 use super::header::{COPIED, OFFSET_MASK};
@@ -484,7 +485,7 @@ impl Shared {
                 new: true,
                 open: open && one == cluster,
                 moves: found.moves && one == cluster,
-                alone: beyond.is_some() && one == last,
+                alone: beyond.is_some() && one == last && !broken("end shared"),
                 committed: false,
                 users: vec![user],
             };

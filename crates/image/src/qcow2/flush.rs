@@ -7,10 +7,10 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::ops::Range;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::Io;
+use ringtap_io::sync::{MutexGuard, broken};
 
 use super::refcount::{Contradiction, Refcounts, Writes};
 use super::table::{L1_BLOCK, Slices};
@@ -57,7 +57,8 @@ impl Shared {
             let mut begin = || {
                 let mut state = self.state();
                 let flushing = &mut state.flushing;
-                let wanted = *number.get_or_insert(flushing.begun + 1);
+                let next = if broken("flush joined") { 0 } else { 1 };
+                let wanted = *number.get_or_insert(flushing.begun + next);
                 if flushing.running {
                     return Step::Wait;
                 }
@@ -115,7 +116,7 @@ impl Shared {
             || !state.referred.is_empty()
             || !state.shared.is_empty()
             || self.refcounts().is_dirty();
-        self.dirty.store(dirty, SeqCst);
+        self.dirty.store(dirty && !broken("dirty forgotten"), SeqCst);
         end
     }
 

@@ -1,8 +1,7 @@
 //! Finding which host clusters are free, and making the file longer.
 
-use std::sync::MutexGuard;
-
 use ringtap_io::Io;
+use ringtap_io::sync::{MutexGuard, broken};
 
 use super::refcount::Refcounts;
 use super::space::{Runs, Taken};
@@ -204,7 +203,7 @@ impl Shared {
         loop {
             self.load_refcounts(io, block).await?;
             let refcounts = self.refcounts();
-            if refcounts.is_loaded(block) {
+            if refcounts.is_loaded(block) || broken("refcounts dropped") {
                 return Ok(refcounts);
             }
         }

@@ -6,9 +6,11 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, PoisonError};
 
+use ringtap_io::sync::atomic::AtomicBool;
+use ringtap_io::sync::{Mutex, MutexGuard, broken};
 use ringtap_io::{File, Io, Mem};
 
 use crate::{
@@ -52,6 +54,8 @@ pub mod snapshot_table;
 mod space;
 mod status;
 mod table;
+#[cfg(all(test, feature = "shuttle"))]
+mod table_models;
 mod together;
 mod tool;
 mod walk;
@@ -186,8 +190,13 @@ impl Shared {
         self.note(cluster, entry);
         // First: who finds the entry without the lock, and writes by it durably, must know that it is not
         // stable yet.
-        self.dirty.store(true, SeqCst);
+        if !broken("dirty late") {
+            self.dirty.store(true, SeqCst);
+        }
         state.cache.set(&self.tables, cluster, entry);
+        if broken("dirty late") {
+            self.dirty.store(true, SeqCst);
+        }
     }
 
     fn cipher(&self, offset: u64) -> Option<Cipher<'_>> {

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use ringtap_io::Io;
+use ringtap_io::sync::Mutex;
+use ringtap_io::sync::atomic::AtomicBool;
 
 use super::bitmap_set::{self, BitmapSet, Loading};
 use super::decoder::Decoder;

@@ -4,9 +4,10 @@
 //! to memory is gone before anybody asks for another of its entries. So the first of them is read
 //! alone, and kept here; the slice follows when it is asked for once more while that is remembered.
 
-use std::sync::atomic::{
+use ringtap_io::sync::atomic::{
     AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
 };
+use ringtap_io::sync::broken;
 
 use super::entry::{Entry, Geometry};
 
@@ -50,7 +51,7 @@ impl Recent {
         let entry = Entry { word: place.word.load(Relaxed), bitmap: place.bitmap.load(Relaxed) };
         fence(Acquire);
         let whole = before & 1 == 0 && place.changes.load(Relaxed) == before;
-        (same && whole).then_some(entry)
+        (same && (whole || broken("recent entry torn"))).then_some(entry)
     }
 
     /// Whether an entry of the slice is here. Under the lock under which entries change, as are those
@@ -71,7 +72,8 @@ impl Recent {
 
     /// The slice comes to memory, where its entries may change.
     pub(super) fn forget(&self, geometry: &Geometry, slice: u64) {
-        if let Some(place) = self.place(slice).filter(|_| self.has(geometry, slice)) {
+        let stays = broken("recent entry kept") || !self.has(geometry, slice);
+        if let Some(place) = self.place(slice).filter(|_| !stays) {
             place.set(NONE, Entry::default());
         }
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::header::{Header, MAX_REFCOUNT_TABLE_BYTES, REFCOUNT_OFFSET_MASK};
 
 /// Blocks that need not be written are kept in memory up to so many bytes.
-const KEEP: usize = 16 << 20;
+const KEEP: usize = if cfg!(feature = "shuttle") { 0 } else { 16 << 20 };
 /// Table entries that are written together.
 pub(super) const TABLE_BLOCK: usize = 64;
 

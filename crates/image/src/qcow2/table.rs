@@ -7,10 +7,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::OnceLock;
-use std::sync::atomic::{
+
+use ringtap_io::sync::atomic::{
     AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
 };
+use ringtap_io::sync::{OnceLock, broken, spin_loop};
 
 use super::entry::{Entry, Geometry, Kind};
 use super::header::OFFSET_MASK;
@@ -19,13 +20,13 @@ use super::recent::Recent;
 use crate::numbered::Numbers;
 
 /// Slots of a chunk; chunks come to be when one of theirs is needed.
-const CHUNK: usize = 4096;
+const CHUNK: usize = if cfg!(feature = "shuttle") { 16 } else { 4096 };
 /// L1 entries that are written together.
 pub(super) const L1_BLOCK: usize = 64;
 /// Frames there are at least, so that requests side by side find one each.
-const FEWEST_FRAMES: u64 = 64;
+const FEWEST_FRAMES: u64 = if cfg!(feature = "shuttle") { 2 } else { 64 };
 /// Where frames are scarce: so many of them for each place of a single entry.
-const FRAMES_PER_PLACE: u64 = 8;
+const FRAMES_PER_PLACE: u64 = if cfg!(feature = "shuttle") { 1 } else { 8 };
 /// Neighbouring slices are written together up to so many bytes.
 const LARGEST_WRITE: usize = 1 << 20;
 /// How often an entry is read again that is being changed, before its lock is asked for.
@@ -144,8 +145,9 @@ impl Tables {
                 let before = count.load(Acquire);
                 let entry = Entry { word: word.load(Acquire), bitmap: bitmap.load(Acquire) };
                 fence(Acquire);
-                if before & 1 != 0 || count.load(Relaxed) != before {
-                    std::hint::spin_loop();
+                let whole = before & 1 == 0 && count.load(Relaxed) == before;
+                if !whole && !broken("entry torn") {
+                    spin_loop();
                     continue;
                 }
                 entry
@@ -153,7 +155,7 @@ impl Tables {
                 Entry { word: word.load(Acquire), bitmap: 0 }
             };
             fence(Acquire);
-            if slot.load(Relaxed) == seen {
+            if slot.load(Relaxed) == seen || broken("slot not seen again") {
                 return Lookup::Entry(entry);
             }
         }
@@ -381,7 +383,7 @@ impl Cache {
             if used.swap(0, Relaxed) != 0 {
                 continue;
             }
-            if let Some(slot) = tables.slot(frame.slice) {
+            if let Some(slot) = tables.slot(frame.slice).filter(|_| !broken("slot kept")) {
                 let memory = tables.frames.get(index)?.get()?;
                 let word = |at: usize| memory.get(at).map_or(0, |word| word.load(Relaxed));
                 let pattern = Pattern::of(&tables.geometry, word);

@@ -1,9 +1,10 @@
 //! Dynamic and differencing VHDs: where a disk's bytes are.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use ringtap_io::Io;
+use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
+use ringtap_io::sync::{Mutex, MutexGuard};
 
 use super::bitmap::{Bitmap, Bitmaps};
 use super::flush::Turns;

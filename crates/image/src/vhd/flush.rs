@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::poll_fn;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
-use std::sync::{MutexGuard, PoisonError};
 use std::task::Poll;
 
 use ringtap_io::Io;
+use ringtap_io::sync::{MutexGuard, broken};
 
 use super::BLOCK_ALIGN;
 use super::dynamic::Shared;
@@ -65,7 +66,8 @@ impl Shared {
     }
 
     pub(super) async fn flush(&self, io: &Io) -> Result<(), Error> {
-        let wanted = self.turns().begun + 1;
+        let next = if broken("flush joined") { 0 } else { 1 };
+        let wanted = self.turns().begun + next;
         let turn = loop {
             {
                 let mut turns = self.turns();
@@ -177,7 +179,7 @@ impl Shared {
         if let Some(log) = self.restart.get() {
             log.end_flush();
         }
-        if room.commits == batch.commits {
+        if room.commits == batch.commits || broken("dirty forgotten") {
             self.dirty.store(false, SeqCst);
         }
     }

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
 use ringtap_io::Io;
+use ringtap_io::sync::broken;
 
 use super::bitmap::Bitmap;
 use super::dynamic::Shared;
@@ -280,7 +281,9 @@ impl Shared {
         if written {
             // Also where others have made it visible: its bytes are not stable before a flush.
             room.commits += 1;
-            self.dirty.store(true, SeqCst);
+            if !broken("dirty late") {
+                self.dirty.store(true, SeqCst);
+            }
         }
         let Some(pending) = room.pending.get(&block).copied() else {
             let bitmap = self.bitmaps.get(block).filter(|bitmap| !bitmap.is_full() && written);
@@ -313,6 +316,9 @@ impl Shared {
         room.new.push(block);
         if let Some(entry) = self.table.get(block as usize) {
             entry.store((pending.place / SECTOR) as u32, Release);
+        }
+        if broken("dirty late") {
+            self.dirty.store(true, SeqCst);
         }
     }
 
