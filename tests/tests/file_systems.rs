@@ -225,6 +225,21 @@ fn ext4() {
     zeros_may_keep_their_space(&set_up);
 }
 
+/// As long as a file may be on ext4 with blocks of 4 KiB, and one byte more.
+#[test]
+fn what_ext4_cannot_hold_is_told_from_want_of_room() {
+    let set_up = file_system("ext4", &["mkfs.ext4", "-q", "-F", "-b", "4096"], "e2fsprogs");
+    let path = set_up.mounted.as_ref().expect("mounted").join("long.raw");
+    let create = |size: &str| {
+        let args = ["create", "-q", "-f", "raw", plain(&path), size];
+        program(plain(&ringtap()), "ringtap", args)
+    };
+    assert!(create("17592186040320").status.success(), "the longest");
+    let refused = create("20T");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("files of 17592186040320 bytes"), "{said}");
+}
+
 #[test]
 fn xfs() {
     let set_up = on_file_system("xfs", &["mkfs.xfs", "-q", "-f"], "xfsprogs");

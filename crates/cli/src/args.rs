@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Arg, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::list::ListArgs;
 use crate::manual;
+use crate::names;
 use crate::serve::ServeArgs;
 use crate::verbs::amend::AmendArgs;
 use crate::verbs::bitmap::BitmapArgs;
@@ -136,7 +137,12 @@ pub(crate) enum Output {
 
 /// The command line with the examples and exit codes that its help and its manual pages share.
 pub(crate) fn command() -> clap::Command {
-    manual::with_sections(Cli::command())
+    let images = ["base", "disk", "file", "files", "images", "source_file"];
+    let named = |arg: Arg| match images.contains(&arg.get_id().as_str()) {
+        true => arg.value_parser(names::image()),
+        false => arg,
+    };
+    manual::with_sections(Cli::command().mut_subcommands(|verb| verb.mut_args(named)))
 }
 
 #[cfg(test)]

@@ -14,12 +14,15 @@ mod xen;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
+    // A write past the limit of a file's size is an error like others, and not the end of the process.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let matches = match args::command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return outcome::refused(&error),

@@ -1,8 +1,25 @@
 //! Names on the command line: formats, cache modes, sizes, options of formats.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
 use clap::ValueEnum;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use ringtap_image::{CacheMode, Format, parse_size};
+use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
+use ringtap_image::{CacheMode, Format, foreign_name, parse_size};
+
+/// Takes the path of an image. What QEMU's programs take beside paths is not looked for among the files,
+/// unless one is there.
+pub(crate) fn image() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(image_path)
+}
+
+/// The same of a path that is parsed already.
+pub(crate) fn image_path(path: PathBuf) -> Result<PathBuf, String> {
+    match foreign_name(path.as_os_str().as_bytes()).filter(|_| !path.exists()) {
+        Some(why) => Err(format!("{why} (a file of that name: ./{})", path.display())),
+        None => Ok(path),
+    }
+}
 
 /// Takes every format by each of its names.
 pub(crate) fn format() -> impl TypedValueParser<Value = Format> {

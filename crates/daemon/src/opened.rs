@@ -87,7 +87,7 @@ fn is_of_command_line(error: &Error) -> bool {
 
 /// Two disks on one image: each would find the other's lock, and name this very process.
 fn refuse_twice(disks: &[Disk]) -> Result<(), Error> {
-    let mut seen: HashMap<(bool, u64, u64), &Disk> = HashMap::new();
+    let mut seen: HashMap<Identity, &Disk> = HashMap::new();
     for disk in disks {
         let Some(other) = identity(&disk.path).and_then(|file| seen.insert(file, disk)) else {
             continue;
@@ -106,7 +106,10 @@ fn refuse_twice(disks: &[Disk]) -> Result<(), Error> {
 }
 
 /// What tells a file or a block device from all others.
-fn identity(path: &Path) -> Option<(bool, u64, u64)> {
+pub(crate) type Identity = (bool, u64, u64);
+
+/// Which file a path leads to now.
+pub(crate) fn identity(path: &Path) -> Option<Identity> {
     let found = std::fs::metadata(path).ok()?;
     match found.file_type().is_block_device() {
         true => Some((true, found.rdev(), 0)),

@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
-use crate::opened::Opened;
+use crate::opened::{Identity, Opened, identity};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
 use crate::{Address, Config, Disk, Error, process};
@@ -25,6 +25,8 @@ struct Served {
     fuse: Vec<Arc<fuse::Server>>,
     ublk: Option<Arc<ublk::Server>>,
     facts: DiskFacts,
+    /// Which file the image was, as it was opened.
+    file: Option<Identity>,
 }
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
@@ -47,6 +49,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let mut opened = Opened::open(config)?;
     let served = |(disk, vbd): (&Disk, Vbd)| Served {
         facts: DiskFacts::new(disk, &vbd),
+        file: identity(&disk.path),
         vbd: Arc::new(vbd),
         vhost_user: vec![],
         fuse: vec![],
@@ -271,6 +274,17 @@ fn reload(config: &Config, disks: &[Served]) {
             }
             Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),
             Err(error) => tracing::error!("cannot find the size of {path}: {error}"),
+        }
+        match (served.file, identity(&disk.path)) {
+            (Some(_), None) => tracing::warn!(
+                "{path}: its file was deleted or moved away; what is served is still that file, and \
+                 where it was deleted it is gone when this ends"
+            ),
+            (Some(opened), Some(now)) if opened != now => tracing::warn!(
+                "{path}: another file has taken its place; what is served is still the one that was \
+                 opened: start the server again to serve the new one"
+            ),
+            _ => {}
         }
     }
     notify(&[NotifyState::Ready]);

@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::beside::Folders;
-use crate::{Format, OpenError, OpenOptions, Place, probe, record};
+use crate::{Format, OpenError, OpenOptions, Place, Role, foreign_name, probe, record};
 
 /// The most images above each other.
 const DEEPEST: usize = 200;
@@ -17,6 +18,8 @@ const DEEPEST: usize = 200;
 pub(crate) struct Named<'a> {
     /// The image.
     pub(crate) by: &'a Path,
+    /// What the file is to it.
+    pub(crate) what: Role,
     /// The name.
     pub(crate) name: &'a OsStr,
     /// The format it names, in QEMU's words.
@@ -28,10 +31,18 @@ impl Named<'_> {
         OpenError::Backing { image: self.by.to_owned(), name: self.name.to_owned(), why }
     }
 
+    fn missing(&self, path: PathBuf) -> OpenError {
+        let (image, name, what) = (self.by.to_owned(), self.name.to_owned(), self.what);
+        OpenError::Missing { image, what, name, path }
+    }
+
     /// The file, if it lies where such may lie: in the image's own folder or below, or in one that
     /// was allowed.
     pub(crate) fn find(&self, options: &OpenOptions) -> Result<PathBuf, OpenError> {
         let bytes = self.name.as_bytes();
+        if let Some(why) = foreign_name(bytes).filter(|_| !bytes.starts_with(b"file:")) {
+            return Err(self.refused(why));
+        }
         let bytes = bytes.strip_prefix(b"file:").unwrap_or(bytes);
         let protocol = bytes.iter().position(|byte| *byte == b':');
         if protocol.is_some_and(|at| !bytes.get(..at).unwrap_or_default().contains(&b'/')) {
@@ -39,8 +50,10 @@ impl Named<'_> {
         }
         let folders = Folders::of(self.by, &options.allow_backing)?;
         let path = folders.own.join(OsStr::from_bytes(bytes));
-        let failed = |source| OpenError::Os { what: "find", path: path.clone(), source };
-        let found = fs::canonicalize(&path).map_err(failed)?;
+        let found = fs::canonicalize(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => self.missing(path.clone()),
+            _ => OpenError::Os { what: "find", path: path.clone(), source },
+        })?;
         if !folders.hold(&found) {
             return Err(self.refused(
                 "that is outside the image's own folder: allow it with --allow-backing DIR",

@@ -1,6 +1,6 @@
 //! What can go wrong: on the data path in a word, at opening in a sentence.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,15 @@ impl std::fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// What a file is to the image that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// What is not in the image is read from it.
+    Backing,
+    /// It holds the guest's data.
+    Data,
+}
+
 /// Why an image could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -84,20 +93,18 @@ pub enum OpenError {
         found: &'static str,
     },
     /// Another program uses the image.
-    #[error(
-        "cannot get {wanted} of {}: {holder} holds {held}; \
-         stop it, or serve the image read-only in both places",
-        path.display()
-    )]
+    #[error("cannot open {} {wanted}: {holder} {held}; {advice}", path.display())]
     Locked {
         /// The image.
         path: PathBuf,
-        /// The permission wanted.
+        /// What it was to be opened for.
         wanted: &'static str,
-        /// What the other holds.
+        /// What the other does with it.
         held: &'static str,
         /// Who, as far as /proc tells.
         holder: String,
+        /// What to do.
+        advice: &'static str,
     },
     /// The format has to be named.
     #[error(
@@ -191,6 +198,18 @@ pub enum OpenError {
         /// Why not, and what to do.
         why: &'static str,
     },
+    /// A file that an image names is not there.
+    #[error("{}", missing(image, *what, name, path))]
+    Missing {
+        /// The image.
+        image: PathBuf,
+        /// What the file is to it.
+        what: Role,
+        /// The name in it.
+        name: OsString,
+        /// Where that leads.
+        path: PathBuf,
+    },
     /// The image's structures cannot be used.
     #[error(
         "cannot use {} as {format}: at byte {offset}: {found}; {advice}",
@@ -234,6 +253,20 @@ fn other_format(path: &Path, asked: Format, found: &str, recorded: bool) -> Stri
         "{file} {how} {found}, and writing to it as {asked} would destroy it{instead}\
          ringtap amend --record-format {asked} {file} (once, --force-format does it too)"
     )
+}
+
+fn missing(image: &Path, what: Role, name: &OsStr, path: &Path) -> String {
+    let (image, path) = (image.display(), path.display());
+    match what {
+        Role::Backing => format!(
+            "the backing file {name:?} of {image} is not there: {path} does not exist; put it back, or, \
+             if it has moved, name it anew: ringtap rebase -u -b FILE -F FORMAT {image}"
+        ),
+        Role::Data => format!(
+            "the external data file {name:?} of {image} is not there: {path} does not exist, and \
+             with it all that the disk holds; put it back"
+        ),
+    }
 }
 
 fn hint(source: &io::Error) -> &'static str {

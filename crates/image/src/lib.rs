@@ -10,11 +10,13 @@ mod boot;
 mod bytes;
 mod container;
 mod error;
+mod foreign;
 mod format;
 mod grace;
 #[cfg(all(test, feature = "shuttle"))]
 mod grace_models;
 mod image;
+mod limit;
 mod lock;
 pub mod luks;
 mod null;
@@ -35,12 +37,14 @@ pub mod vhdx;
 pub mod vmdk;
 
 pub use container::{Container, Traits};
-pub use error::{Error, OpenError};
+pub use error::{Error, OpenError, Role};
+pub use foreign::foreign_name;
 pub use format::{Format, UnknownFormat};
 pub use grace::{Grace, Ticket, UnderWay};
 pub use image::{
     Allocation, Boxed, CacheMode, Cipher, Discard, Extent, Image, Info, SectorCipher, Status,
 };
+pub use limit::limit_of_length;
 pub use luks::Luks;
 pub use null::Null;
 pub use open::{OpenOptions, on_a_ring, open, open_on, open_place, parse_size};

@@ -4,6 +4,7 @@
 //! a shared OFD lock on byte 100 + i of the file, one that lets nobody else have it a shared lock on
 //! byte 200 + i; each tests the other's bytes for locks before it goes on.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::ops::Deref;
@@ -37,15 +38,6 @@ fn lock_at(kind: i32, start: i64) -> libc::flock {
         l_start: start,
         l_len: 1,
         l_pid: 0,
-    }
-}
-
-fn name(permission: i64) -> &'static str {
-    match permission {
-        CONSISTENT_READ => "the right to read",
-        WRITE => "the right to write",
-        RESIZE => "the right to resize",
-        _ => "a right",
     }
 }
 
@@ -100,30 +92,56 @@ fn take(fd: BorrowedFd<'_>, path: &Path, write: bool) -> Result<(), OpenError> {
     }
     let began = Instant::now();
     loop {
-        match conflict(fd, path, write, held, refused)? {
+        match conflict(fd, path, held, refused)? {
             None => return Ok(()),
             Some(Conflict { holder: None, .. }) if began.elapsed() < LAST_BREATH => {
                 std::thread::sleep(PAUSE);
             }
-            Some(Conflict { wanted, held, holder }) => {
-                let holder = holder.unwrap_or_else(|| unseen(path));
-                return Err(OpenError::Locked { path: path.to_owned(), wanted, held, holder });
+            Some(Conflict { held, holder }) => {
+                let advice = match (&holder, write) {
+                    (Some(Holder::Ourselves), _) => {
+                        "name it once, and nothing that is a backing file of something else here"
+                    }
+                    (_, true) => "stop that first, or open the image read-only in both places",
+                    (_, false) => "stop that first; commands that only look have --force-share",
+                };
+                let (wanted, path) =
+                    (if write { "for writing" } else { "for reading" }, path.to_owned());
+                let holder = holder.map_or_else(|| unseen(&path), |holder| holder.to_string());
+                return Err(OpenError::Locked { path, wanted, held, holder, advice });
             }
         }
     }
 }
 
 struct Conflict {
-    wanted: &'static str,
     held: &'static str,
-    holder: Option<String>,
+    holder: Option<Holder>,
+}
+
+/// Who holds a lock.
+enum Holder {
+    /// This process, by another descriptor.
+    Ourselves,
+    Process {
+        id: u32,
+        name: String,
+    },
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Holder::Ourselves => f.write_str("this command itself"),
+            Holder::Process { id, name } => write!(f, "process {id} ({name})"),
+        }
+    }
 }
 
 /// What stands in the way. Our own locks do not: they belong to this open file description.
 fn conflict(
     fd: BorrowedFd<'_>,
     path: &Path,
-    write: bool,
     held: &[i64],
     refused: &[i64],
 ) -> Result<Option<Conflict>, OpenError> {
@@ -132,24 +150,26 @@ fn conflict(
         fcntl(fd, FcntlArg::F_OFD_GETLK(&mut probe)).map_err(|source| failed(path, source))?;
         Ok(i32::from(probe.l_type) != libc::F_UNLCK)
     };
-    let found = |wanted, held, byte| Conflict { wanted, held, holder: holder(fd, byte) };
+    let found = |held, byte| Conflict { held, holder: holder(fd, byte) };
     for permission in refused {
         if taken(HELD + permission)? {
-            let wanted = if write { "the only right to write" } else { "a stable view" };
-            return Ok(Some(found(wanted, name(*permission), HELD + permission)));
+            return Ok(Some(found("has it open for writing", HELD + permission)));
         }
     }
     for permission in held {
         if taken(REFUSED + permission)? {
-            let held = "a lock that lets nobody else write";
-            return Ok(Some(found(name(*permission), held, REFUSED + permission)));
+            let held = match *permission {
+                CONSISTENT_READ => "has it open, and lets nobody read it meanwhile",
+                _ => "has it open for reading, and lets nobody write to it meanwhile",
+            };
+            return Ok(Some(found(held, REFUSED + permission)));
         }
     }
     Ok(None)
 }
 
 /// Who holds a lock on that byte, as far as /proc shows it to us.
-fn holder(fd: BorrowedFd<'_>, byte: i64) -> Option<String> {
+fn holder(fd: BorrowedFd<'_>, byte: i64) -> Option<Holder> {
     let own = std::process::id();
     let file = rustix::fs::fstat(fd).ok()?;
     let (major, minor) = (rustix::fs::major(file.st_dev as _), rustix::fs::minor(file.st_dev as _));
@@ -165,8 +185,11 @@ fn holder(fd: BorrowedFd<'_>, byte: i64) -> Option<String> {
                 && descriptor.file_name().to_str() == Some(fd.as_raw_fd().to_string().as_str());
             let Ok(text) = fs::read_to_string(descriptor.path()) else { continue };
             if !is_this && text.lines().any(|line| covers(line, &inode, byte)) {
+                if pid == own {
+                    return Some(Holder::Ourselves);
+                }
                 let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-                return Some(format!("process {pid} ({})", name.trim()));
+                return Some(Holder::Process { id: pid, name: name.trim().to_owned() });
             }
         }
     }
@@ -219,12 +242,14 @@ mod tests {
         let first = lock(open(), &path, true).expect("the first writer");
         let refused = |write| lock(open(), &path, write).expect_err("refused").to_string();
         let message = refused(true);
-        assert!(message.contains(&format!("process {}", std::process::id())), "{message}");
-        refused(false);
+        let said =
+            "disk.raw for writing: this command itself has it open for writing; name it once";
+        assert!(message.contains(said), "{message}");
+        assert!(refused(false).contains("disk.raw for reading: "));
         drop(first);
         let _reader = lock(open(), &path, false).expect("a reader alone");
         let _second = lock(open(), &path, false).expect("a second reader");
         let message = refused(true);
-        assert!(message.contains("lets nobody else write"), "{message}");
+        assert!(message.contains("for reading, and lets nobody write"), "{message}");
     }
 }

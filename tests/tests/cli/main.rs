@@ -7,6 +7,7 @@ mod bitmaps;
 mod compare;
 mod known_format;
 mod luks;
+mod messages;
 mod nbd;
 mod program;
 mod served;

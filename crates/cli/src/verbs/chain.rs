@@ -8,7 +8,9 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, bail};
 use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
-use ringtap_image::{CacheMode, Container, Format, OpenError, OpenOptions, luks, on_a_ring, vhd};
+use ringtap_image::{
+    CacheMode, Container, Format, OpenError, OpenOptions, Role, luks, on_a_ring, vhd,
+};
 
 use super::source::{How, format_of, is_null};
 
@@ -35,6 +37,19 @@ pub(crate) struct Layer {
     pub(crate) bitmaps: Vec<BitmapEntry>,
     /// Who has the image, if that is why it was looked at without a lock.
     pub(crate) in_use: Option<(String, &'static str)>,
+}
+
+impl Layer {
+    /// Why its backing file cannot be looked at, where there is none at that place.
+    fn missing(&self) -> Option<OpenError> {
+        let backing = self.backing.as_ref().filter(|backing| !backing.path.exists())?;
+        Some(OpenError::Missing {
+            image: self.path.clone(),
+            what: Role::Backing,
+            name: backing.name.clone().into(),
+            path: backing.path.clone(),
+        })
+    }
 }
 
 /// A backing file as an image names it.
@@ -144,6 +159,9 @@ pub(crate) fn layers(
             Some(above) => format!("the backing file of {above}"),
             None => "the image".to_owned(),
         };
+        if let Some(backing) = layers.last().and_then(|above| above.missing()) {
+            return Err(backing.into());
+        }
         let layer = layer(&path, format, share).with_context(of)?;
         if let Ok(facts) = fs::metadata(&path) {
             if !seen.insert((facts.dev(), facts.ino())) {

@@ -74,8 +74,8 @@ impl Operands {
             let (key, value) = operand.split_once('=').unwrap_or((operand, ""));
             let number = || parse_size(value).ok_or_else(|| wrong("a number, such as 8 or 1k"));
             match key {
-                "if" => found.from = value.into(),
-                "of" => found.to = value.into(),
+                "if" => found.from = names::image_path(value.into())?,
+                "of" => found.to = names::image_path(value.into())?,
                 "bs" => block = number()?,
                 "skip" => skip = number()?,
                 "count" => count = Some(number()?),

@@ -345,7 +345,7 @@ impl Facts {
         });
         lines.push(match &self.lock {
             Lock::Free => "lock: free, nobody writes to it".into(),
-            Lock::Held { by, what } => format!("lock: {by} holds {what}"),
+            Lock::Held { by, what } => format!("lock: {by} {what}"),
         });
         lines.extend(self.notes());
         lines.join("\n")

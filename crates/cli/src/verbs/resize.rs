@@ -15,6 +15,7 @@ use super::chain;
 use super::info::human;
 use super::offline::{self, Writing};
 use super::source::{Force, Sources};
+use super::target::or_limit;
 use crate::names;
 
 /// What `ringtap resize` is told.
@@ -148,6 +149,7 @@ fn change(
                 container.set_len(&io, size).await?;
                 container.sync(&io).await
             })?
+            .map_err(|error| or_limit(error, path, size))
             .with_context(|| format!("cannot make {} {size} bytes long", path.display()))
         }
         Format::Qcow2 => {

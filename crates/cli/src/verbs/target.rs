@@ -6,13 +6,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, CreateOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenOptions, Secret, SecretSource, luks, on_a_ring, parse_size,
-    probe, record, vhd,
+    CacheMode, Container, Format, OpenOptions, Secret, SecretSource, limit_of_length, luks,
+    on_a_ring, parse_size, probe, record, vhd,
 };
 
 use super::source::{Sources, format_of, open_source, read_secret};
@@ -484,6 +484,7 @@ fn make_raw(path: &Path, size: u64, preallocation: &str) -> anyhow::Result<()> {
         }
         Ok::<_, ringtap_image::Error>(())
     })?
+    .map_err(|error| or_limit(error, path, size))
     .context(extend)
 }
 
@@ -499,4 +500,12 @@ fn make_qcow2(path: &Path, options: CreateOptions, made: &mut Made) -> anyhow::R
     };
     on_a_ring(path, |io| async move { qcow2::create(&io, &file, data.as_ref(), &options).await })??;
     Ok(())
+}
+
+/// Why a file cannot be so long: a limit says more than that there is no room.
+pub(crate) fn or_limit(error: ringtap_image::Error, path: &Path, len: u64) -> anyhow::Error {
+    match limit_of_length(path, len).filter(|_| error == ringtap_image::Error::Full) {
+        Some(limit) => anyhow!(limit),
+        None => error.into(),
+    }
 }

@@ -14,7 +14,7 @@ use super::{Crypt, Header, Parts, Qcow2, at_snapshot};
 use crate::backing::{Chain, Named};
 use crate::open::open_in_chain;
 use crate::{
-    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, RestartLog,
+    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, RestartLog, Role,
     SectorCipher, luks,
 };
 
@@ -50,7 +50,8 @@ pub(crate) fn open_chain<'a>(
             options.layers = options.layers.map(|left| left.saturating_sub(1));
             let Some(name) = name.filter(|_| options.layers != Some(0)) else { break };
             let name = OsStr::from_bytes(&name);
-            let named = Named { by: place.path(), name, format: format.as_deref() };
+            let named =
+                Named { by: place.path(), what: Role::Backing, name, format: format.as_deref() };
             let below = Place::from(&named.find(&options)?);
             options.format = Some(named.find_format(below.path())?);
             options.read_only = true;
@@ -154,7 +155,7 @@ fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Cont
     let why = "its guest data lies in an external file, and it does not name that";
     let refused = OpenError::Refused { path: path.to_owned(), why };
     let name = OsStr::from_bytes(header.data_file().ok_or(refused)?);
-    let named = Named { by: path, name, format: Some(b"raw") };
+    let named = Named { by: path, what: Role::Data, name, format: Some(b"raw") };
     let options = OpenOptions { format: Some(Format::Raw), ..options.clone() };
     Container::open(&named.find(&options)?, &options)
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::HeaderError;
-use crate::{Container, Error, OpenError};
+use crate::{Container, Error, OpenError, limit_of_length};
 
 /// Why a tool could not do its work. Unless it says otherwise, the image is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -56,5 +56,14 @@ pub(super) fn failed(
     offset: u64,
 ) -> impl FnOnce(Error) -> ToolError {
     let path = container.path().to_owned();
-    move |source| ToolError::Io { what, path, offset, source }
+    move |source| {
+        let limit = limit_of_length(&path, offset).filter(|_| source == Error::Full);
+        match limit.filter(|_| what == "extend") {
+            Some(limit) => {
+                let why = format!("cannot be {offset} bytes long: {limit}");
+                ToolError::Refused { path, why }
+            }
+            None => ToolError::Io { what, path, offset, source },
+        }
+    }
 }

@@ -1,0 +1,109 @@
+//! What is said of what went wrong: what was tried, on which file, what was found, and what to do.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ringtap_tests::ringtap;
+use rustix::process::Signal;
+
+use crate::program::Running;
+use crate::served::Server;
+use crate::{disk, folder, run};
+
+#[test]
+fn messages_tell_of_the_file_that_is_meant_and_what_to_do() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    for words in [
+        "create -q -f qcow2 base.qcow2 1M",
+        "create -q -b base.qcow2 -F qcow2 over.qcow2",
+        "create -q -f qcow2 -o data_file=data.raw data.qcow2 1M",
+        "create -q -u -b nbd://host/x -F raw foreign.qcow2 1M",
+    ] {
+        run(dir.path(), words).ok();
+    }
+    fs::remove_file(dir.path().join("base.qcow2")).expect("the backing file");
+    fs::remove_file(dir.path().join("data.raw")).expect("the data file");
+    let missing = "the backing file \"base.qcow2\" of over.qcow2 is not there";
+    for (code, words, said) in [
+        (1, "serve over.qcow2 -f qcow2 --nbd unix:s", missing),
+        (1, "info --backing-chain over.qcow2", missing),
+        (1, "convert over.qcow2 -O raw x.raw", "ringtap rebase -u -b FILE -F FORMAT over.qcow2"),
+        (1, "map over.qcow2", missing),
+        (1, "commit over.qcow2", missing),
+        (1, "serve data.qcow2 -f qcow2 --nbd unix:s", "the external data file \"data.raw\""),
+        (1, "convert foreign.qcow2 -O raw x.raw", "NBD servers are not read from yet"),
+        (2, "info nbd://host/x", "NBD servers are not read from yet"),
+        (2, "serve nbd+unix:///?socket=s -f raw --nbd unix:t", "nbd-client"),
+        (2, "map json:{}", "name the image's file"),
+        (1, "check json:{}", "name the image's file"),
+        (2, "convert a.raw -O raw rbd:pool/x", "map it as a block device"),
+        (2, "create -f raw https://host/x 1M", "servers are not read from yet"),
+        (2, "dd if=file:a.raw of=x", "without file:"),
+        (2, "compare a.raw ssh://host/a.raw", "servers are not read from yet"),
+    ] {
+        let text = run(dir.path(), words).failed(code);
+        assert!(text.contains(said), "{words}: {text}");
+        assert!(!text.contains("create it first"), "{words}: {text}");
+    }
+    assert!(!dir.path().join("x.raw").exists() && !dir.path().join("rbd:pool").exists());
+    disk(dir.path(), "json:1", 1 << 20);
+    run(dir.path(), "info json:1").ok();
+}
+
+#[test]
+fn a_lock_is_told_by_who_has_it_and_for_what() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    run(dir.path(), "create -q -f qcow2 base.qcow2 1M").ok();
+    run(dir.path(), "create -q -b base.qcow2 -F qcow2 over.qcow2").ok();
+    let mut server = Server::start(dir.path(), "a.raw -f raw --nbd unix:s");
+    let process = format!("process {} (ringtap) has it open for writing", server.process().pid());
+    let said = run(dir.path(), "serve a.raw -f raw --nbd unix:t").failed(1);
+    assert!(said.contains(&format!("cannot open a.raw for writing: {process}")), "{said}");
+    let said = run(dir.path(), "convert a.raw -O raw b.raw").failed(1);
+    assert!(said.contains(&format!("cannot open a.raw for reading: {process}")), "{said}");
+    assert!(run(dir.path(), "info a.raw").ok().contains(&format!("lock: {process}")));
+    server.stop().ok();
+    let server = Server::start(dir.path(), "a.raw -f raw --read-only --nbd unix:s");
+    let said = run(dir.path(), "serve a.raw -f raw --nbd unix:t").failed(1);
+    assert!(said.contains("for reading, and lets nobody write to it"), "{said}");
+    server.stop().ok();
+    // By way of an overlay the same image is in one command twice.
+    let words =
+        "serve --strict over.qcow2 -f qcow2 --nbd unix:s base.qcow2 -f qcow2 --name b --nbd unix:s";
+    let said = run(dir.path(), words).failed(1);
+    assert!(said.contains("base.qcow2 for writing: this command itself has it open"), "{said}");
+}
+
+#[test]
+fn a_reload_tells_of_a_file_that_is_gone_or_replaced() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    let mut server = Server::start(dir.path(), "a.raw -f raw --nbd unix:s");
+    let reload = |server: &mut Server, said: &str| {
+        server.process().signal(Signal::HUP);
+        let until = Instant::now() + Duration::from_secs(60);
+        while !server.process().stderr().contains(said) {
+            assert!(Instant::now() < until, "{}", server.process().stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    reload(&mut server, "a.raw: still 1048576 bytes");
+    fs::remove_file(dir.path().join("a.raw")).expect("the image");
+    reload(&mut server, "WARN a.raw: its file was deleted or moved away");
+    disk(dir.path(), "a.raw", 2 << 20);
+    reload(&mut server, "WARN a.raw: another file has taken its place");
+    server.stop().ok();
+}
+
+#[test]
+fn the_limit_of_a_file_is_an_error_and_not_the_end() {
+    let dir = folder();
+    let mut command = Command::new("sh");
+    command.current_dir(dir.path()).args(["-c", "ulimit -f 1024; exec \"$@\"", "sh"]);
+    command.arg(ringtap()).args(["create", "-f", "raw", "a.raw", "1G"]);
+    let said = Running::start(command).wait().failed(1);
+    assert!(said.contains("cannot extend a.raw") && said.contains("ulimit -f"), "{said}");
+}
