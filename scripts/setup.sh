@@ -65,6 +65,9 @@ if [ "$purpose" = test ]; then
     need fincore util-linux-extra
     need mkfs.btrfs btrfs-progs
     need systemd-socket-activate systemd
+    need systemd-analyze systemd
+    need nsenter util-linux
+    need strip binutils
     need chromium chromium
     # Only a Rust of the distribution has these as packages; rustup's are its components.
     cargo=$(scripts/cargo --find 2>/dev/null || echo /usr/bin/cargo)

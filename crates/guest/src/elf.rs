@@ -84,7 +84,9 @@ impl Resolver {
     /// # Errors
     /// As [`Resolver::add`].
     pub(crate) fn library(&mut self, name: &str, user: &Path) -> Result<()> {
-        let mut candidates = self.directories.iter().map(|dir| dir.join(name));
+        // One beside it comes with whoever needs both and says where they are, as systemd does.
+        let beside = user.parent().map(Path::to_path_buf);
+        let mut candidates = self.directories.iter().chain(&beside).map(|dir| dir.join(name));
         match candidates.find(|path| path.is_file()) {
             Some(path) => self.add_library(&path),
             None => Err(Error::Missing {

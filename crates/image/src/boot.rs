@@ -23,7 +23,12 @@ const TMPFS: u64 = 0x0102_1994;
 /// Where neither the kernel, nor the environment, nor the folder tells it.
 pub(crate) fn identity(folder: &Path) -> io::Result<u128> {
     let on_tmpfs = rustix::fs::statfs(folder).is_ok_and(|facts| facts.f_type as u64 == TMPFS);
-    identity_in(folder, on_tmpfs, fs::read_to_string(KERNELS), std::env::var_os(TOLD))
+    identity_in(
+        folder,
+        on_tmpfs,
+        fs::read_to_string(KERNELS),
+        std::env::var_os(TOLD).filter(|told| !told.is_empty()),
+    )
 }
 
 fn identity_in(
