@@ -1,15 +1,39 @@
 //! What `ringtap serve` lets NBD clients do.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
-use ringtap_daemon::NbdLimits;
+use clap::{ArgMatches, Args, ValueEnum};
+use ringtap_daemon::{Address, Error, NbdLimits, NbdTls, TlsMode};
 
 use crate::names;
 
-/// Limits of all NBD sockets of the process. A peer is a user of a UNIX socket, or a host.
+/// TLS, and limits of all NBD sockets of the process. A peer is a user of a UNIX socket, or a host.
 #[derive(Debug, Args)]
 pub(crate) struct NbdArgs {
+    /// Speak TLS, with the certificates in this folder: server-cert.pem, server-key.pem, ca-cert.pem and,
+    /// where there is one, ca-crl.pem, as for QEMU and nbdkit
+    #[arg(long, value_name = "DIR")]
+    tls_dir: Option<PathBuf>,
+
+    /// Whether the --nbd before it speaks TLS, or all others, before the first --nbd; with --tls-dir only
+    /// [default with --tls-dir: require]
+    #[arg(long, value_enum, value_name = "MODE")]
+    tls: Vec<TlsName>,
+
+    /// Whether NBD clients must show a certificate that ca-cert.pem has signed
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "true",
+        default_missing_value = "true",
+        hide_possible_values = true,
+        action = clap::ArgAction::Set
+    )]
+    tls_verify_peer: bool,
+
     /// The most connections to one NBD socket
     #[arg(long, value_name = "N", default_value = "1024", value_parser = count)]
     nbd_connections: usize,
@@ -37,7 +61,57 @@ pub(crate) struct NbdArgs {
     nbd_idle_timeout: Duration,
 }
 
+/// Whether a socket speaks TLS, on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TlsName {
+    /// It does not.
+    Off,
+    /// With clients that ask for it.
+    On,
+    /// With everybody, before all else.
+    Require,
+}
+
+impl From<TlsName> for TlsMode {
+    fn from(name: TlsName) -> TlsMode {
+        match name {
+            TlsName::Off => TlsMode::Off,
+            TlsName::On => TlsMode::On,
+            TlsName::Require => TlsMode::Require,
+        }
+    }
+}
+
 impl NbdArgs {
+    /// Which of the sockets, in the order in which they stand on the command line, speak TLS.
+    pub(crate) fn tls(
+        &self,
+        matches: &ArgMatches,
+        nbd: &[Address],
+    ) -> Result<Option<NbdTls>, Error> {
+        let Some(folder) = &self.tls_dir else {
+            return match self.tls.iter().all(|mode| *mode == TlsName::Off) {
+                true => Ok(None),
+                false => Err(Error::Usage("--tls on and require want --tls-dir DIR".into())),
+            };
+        };
+        let places = |id| matches.indices_of(id).into_iter().flatten();
+        let mut tls = NbdTls {
+            folder: folder.clone(),
+            verify_peer: self.tls_verify_peer,
+            mode: TlsMode::Require,
+            of: vec![],
+        };
+        for (mode, place) in self.tls.iter().zip(places("tls")) {
+            let before = places("nbd").zip(nbd).take_while(|(nbd, _)| *nbd < place).last();
+            match before {
+                Some((_, address)) => tls.of.push((address.clone(), (*mode).into())),
+                None => tls.mode = (*mode).into(),
+            }
+        }
+        Ok(Some(tls))
+    }
+
     pub(crate) fn limits(&self) -> NbdLimits {
         NbdLimits {
             connections: self.nbd_connections,

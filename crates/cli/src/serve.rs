@@ -47,8 +47,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
 
-    #[command(flatten, next_help_heading = "Limits for NBD clients")]
-    nbd_limits: NbdArgs,
+    #[command(flatten, next_help_heading = "TLS and limits for NBD clients")]
+    nbd_clients: NbdArgs,
 
     // Last: the heading goes on to whatever follows.
     #[command(flatten, next_help_heading = "Options of the DISK before them")]
@@ -207,6 +207,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let places: Vec<usize> = matches.indices_of("disk").into_iter().flatten().collect();
     let bound = Bound { matches, disks: &args.disk, places: &places };
     let of_disk = args.of_disk;
+    let nbd_tls = args.nbd_clients.tls(matches, &of_disk.nbd)?;
     let mut format = bound.single("format", of_disk.format)?;
     let mut cache = bound.single("cache", of_disk.cache)?;
     let mut read_only = bound.single("read_only", of_disk.read_only)?;
@@ -275,7 +276,8 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     Ok(Config {
         disks,
         strict: args.strict,
-        nbd_limits: args.nbd_limits.limits(),
+        nbd_limits: args.nbd_clients.limits(),
+        nbd_tls,
         socket_mode: args.socket_mode,
         pid_file: args.pid_file,
         announce: match args.output {
@@ -423,6 +425,25 @@ mod tests {
         assert_eq!((told.connections, told.peer_connections), (3, 2));
         assert_eq!((told.memory, told.memory_of_all), (32 << 20, 1 << 30));
         assert_eq!((told.handshake.as_secs(), told.idle.map(|idle| idle.as_secs())), (1, Some(60)));
+    }
+
+    #[test]
+    fn tls_belongs_to_the_socket_before_it() {
+        use ringtap_daemon::TlsMode::{Off, On, Require};
+        let tls = |line: &str| parse(line).expect("a disk").nbd_tls;
+        assert_eq!(tls("a --nbd unix:x --tls off"), None);
+        let told = tls("a --nbd unix:x --nbd tcp:h:1 --tls-dir d").expect("TLS");
+        assert!((told.mode, told.verify_peer, told.of.len()) == (Require, true, 0));
+        let told = tls(
+            "a --tls on --nbd unix:x --nbd unix:y --tls off b --nbd unix:z --name b --tls require \
+             --tls-dir d --tls-verify-peer=false",
+        );
+        let told = told.expect("TLS");
+        let at = |path: &str| Address::Unix(path.into());
+        assert_eq!((told.mode, told.verify_peer), (On, false));
+        assert_eq!(told.of, [(at("y"), Off), (at("z"), Require)]);
+        let message = parse("a --nbd unix:x --tls require").expect_err("no certificates");
+        assert!(message.contains("--tls-dir"), "{message}");
     }
 
     #[test]

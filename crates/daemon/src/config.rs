@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ringtap_export::nbd::{Limits, MAX_BITMAPS};
 use ringtap_image::OpenOptions;
 
-use crate::{Address, Error};
+use crate::{Address, Error, NbdTls};
 
 /// The length of a virtio-blk serial number. Source: virtio 1.2, 5.2.6.
 const SERIAL_LEN: usize = 20;
@@ -62,6 +62,8 @@ pub struct Config {
     pub strict: bool,
     /// What NBD clients may take.
     pub nbd_limits: Limits,
+    /// Whether NBD sockets speak TLS.
+    pub nbd_tls: Option<NbdTls>,
     /// Permissions of the UNIX sockets it makes.
     pub socket_mode: u32,
     /// A file to hold the process id while it serves.
@@ -82,6 +84,12 @@ impl Config {
     pub(crate) fn checked(mut self) -> Result<Config, Error> {
         self.name_handed_sockets()?;
         self.check()?;
+        if let Some(tls) = &self.nbd_tls {
+            tls.check()?;
+            if self.disks.iter().all(|disk| disk.nbd.is_empty()) {
+                return Err(Error::Usage("--tls-dir is for NBD: add --nbd tcp:HOST:PORT".into()));
+            }
+        }
         Ok(self)
     }
 
@@ -214,6 +222,7 @@ fn check_bitmaps(disk: &Disk) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TlsMode;
 
     fn disk(nbd: &[&str], vhost_user: &[&str]) -> Disk {
         Disk {
@@ -243,6 +252,7 @@ mod tests {
             disks,
             strict: false,
             nbd_limits: Limits::default(),
+            nbd_tls: None,
             socket_mode: 0o600,
             pid_file: None,
             announce: Announce::Text,
@@ -282,6 +292,26 @@ mod tests {
             let message = check(wrong).expect_err(said);
             assert!(message.contains(said), "{message}");
         }
+    }
+
+    #[test]
+    fn tls_holds_for_the_sockets_it_was_said_of() {
+        let address = |text: &str| Address::nbd(text).expect("an address");
+        let of = vec![(address("unix:a"), TlsMode::Off), (address("systemd"), TlsMode::On)];
+        let mut tls = NbdTls { folder: "x".into(), verify_peer: true, mode: TlsMode::Require, of };
+        for (text, mode) in
+            [("unix:a", TlsMode::Off), ("systemd:name", TlsMode::On), ("tcp:h:1", TlsMode::Require)]
+        {
+            assert_eq!(tls.mode_of(&address(text)), mode, "{text}");
+        }
+        let with = |tls: &NbdTls, disk| {
+            let config = Config { nbd_tls: Some(tls.clone()), ..config(vec![disk]) };
+            config.checked().map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(with(&tls, disk(&["unix:a"], &[])), Ok(()));
+        assert!(with(&tls, disk(&[], &["a"])).expect_err("no NBD").contains("--nbd"));
+        tls.of.push((address("unix:a"), TlsMode::On));
+        assert!(with(&tls, disk(&["unix:a"], &[])).expect_err("two words").contains("unix:a"));
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// The certificates for TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] ringtap_export::nbd::CredentialsError),
     /// A file could not be mounted.
     #[error(transparent)]
     Fuse(#[from] ringtap_export::fuse::Error),

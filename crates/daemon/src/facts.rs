@@ -96,8 +96,8 @@ impl DiskFacts {
         }
     }
 
-    pub(crate) fn add_nbd(&mut self, address: &Address) {
-        let uri = nbd_uri(address, &self.name);
+    pub(crate) fn add_nbd(&mut self, address: &Address, tls: bool) {
+        let uri = nbd_uri(address, &self.name, tls);
         self.nbd.push(Nbd { address: address.to_string(), uri });
     }
 
@@ -184,16 +184,17 @@ fn cache_name(mode: CacheMode) -> &'static str {
 }
 
 /// Source: the NBD URI specification, doc/uri.md of the NetworkBlockDevice project.
-fn nbd_uri(address: &Address, name: &str) -> String {
+fn nbd_uri(address: &Address, name: &str, tls: bool) -> String {
     let name = percent(name);
+    let nbd = if tls { "nbds" } else { "nbd" };
     match address {
         Address::Unix(path) => {
-            format!("nbd+unix:///{name}?socket={}", percent(&path.to_string_lossy()))
+            format!("{nbd}+unix:///{name}?socket={}", percent(&path.to_string_lossy()))
         }
         Address::Tcp { host, port } if host.contains(':') => {
-            format!("nbd://[{host}]:{port}/{name}")
+            format!("{nbd}://[{host}]:{port}/{name}")
         }
-        Address::Tcp { host, port } => format!("nbd://{host}:{port}/{name}"),
+        Address::Tcp { host, port } => format!("{nbd}://{host}:{port}/{name}"),
         Address::Systemd(_) => String::new(),
     }
 }
@@ -218,9 +219,9 @@ mod tests {
     #[test]
     fn uris_are_what_clients_take() {
         let unix = Address::Unix("/run/a b.sock".into());
-        assert_eq!(nbd_uri(&unix, "x&y"), "nbd+unix:///x%26y?socket=/run/a%20b.sock");
+        assert_eq!(nbd_uri(&unix, "x&y", false), "nbd+unix:///x%26y?socket=/run/a%20b.sock");
         let tcp = |host: &str| Address::Tcp { host: host.into(), port: 10809 };
-        assert_eq!(nbd_uri(&tcp("::1"), ""), "nbd://[::1]:10809/");
-        assert_eq!(nbd_uri(&tcp("127.0.0.1"), "a"), "nbd://127.0.0.1:10809/a");
+        assert_eq!(nbd_uri(&tcp("::1"), "", false), "nbd://[::1]:10809/");
+        assert_eq!(nbd_uri(&tcp("127.0.0.1"), "a", true), "nbds://127.0.0.1:10809/a");
     }
 }

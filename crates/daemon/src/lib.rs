@@ -20,6 +20,7 @@ mod process;
 mod serve;
 mod socket;
 mod target;
+mod tls;
 mod xen;
 
 pub use address::Address;
@@ -29,4 +30,5 @@ pub use ringtap_export::nbd::Limits as NbdLimits;
 pub use ringtap_export::ublk;
 pub use serve::serve;
 pub use target::{Target, TargetError};
+pub use tls::{NbdTls, TlsMode};
 pub use xen::{XenConfig, serve_xen};

@@ -8,13 +8,15 @@ use ringtap_vbd::disk_span;
 
 use crate::handed::Handed;
 use crate::socket::{self, SocketFile};
-use crate::{Address, Config, Disk, Error};
+use crate::{Address, Config, Disk, Error, TlsMode};
 
 /// An NBD server to be: all its listeners offer the same disks.
 pub(crate) struct NbdGroup {
     /// Places of its disks in the configuration.
     pub(crate) disks: Vec<usize>,
     pub(crate) listeners: Vec<Listener>,
+    /// Whether each of them speaks TLS.
+    pub(crate) tls: Vec<TlsMode>,
 }
 
 /// A vhost-user server to be.
@@ -88,9 +90,14 @@ impl Plan {
                     plan.vhost_user.push(VhostUser { disk: disks[0], listener });
                 }
             } else {
+                let mode = config.nbd_tls.as_ref().map(|tls| tls.mode_of(address));
+                let tls = vec![mode.unwrap_or(TlsMode::Off); listeners.len()];
                 match plan.nbd.iter_mut().find(|group| group.disks == disks) {
-                    Some(group) => group.listeners.extend(listeners),
-                    None => plan.nbd.push(NbdGroup { disks, listeners }),
+                    Some(group) => {
+                        group.listeners.extend(listeners);
+                        group.tls.extend(tls);
+                    }
+                    None => plan.nbd.push(NbdGroup { disks, listeners, tls }),
                 }
             }
         }
@@ -188,6 +195,7 @@ mod tests {
             ],
             strict: false,
             nbd_limits: Default::default(),
+            nbd_tls: None,
             socket_mode: 0o600,
             pid_file: None,
             announce: Announce::Text,

@@ -16,7 +16,7 @@ use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
 use crate::opened::{Identity, Opened, identity};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
-use crate::{Address, Config, Disk, Error, process};
+use crate::{Address, Config, Disk, Error, NbdTls, TlsMode, process};
 
 /// A disk being served.
 struct Served {
@@ -163,12 +163,16 @@ fn start(
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = vec![];
+    let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
     let nbd_budget = nbd::Budget::new(config.nbd_limits.memory_of_all);
     for group in plan.nbd.drain(..) {
         let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
-        for disk in &group.disks {
-            places.iter().for_each(|place| disks[*disk].facts.add_nbd(place));
+        for (place, tls) in places.iter().zip(&group.tls) {
+            for disk in &group.disks {
+                disks[*disk].facts.add_nbd(place, *tls == TlsMode::Require);
+            }
         }
+        let tls = group.tls.iter().map(|mode| mode.with(credentials.as_ref())).collect();
         let exports = group.disks.iter().map(|disk| nbd::NamedExport {
             name: config.disks[*disk].name.clone(),
             description: config.disks[*disk].path.display().to_string(),
@@ -176,7 +180,8 @@ fn start(
         });
         let server = nbd::Server::new(group.listeners, exports.collect())
             .with_limits(config.nbd_limits)
-            .with_budget(nbd_budget.clone());
+            .with_budget(nbd_budget.clone())
+            .with_tls(tls);
         let (stop, events) = (stop.clone(), events.clone());
         let name = format!("NBD {}", places.first().map(ToString::to_string).unwrap_or_default());
         let lone = match group.disks[..] {

@@ -1,10 +1,11 @@
-//! Limits for NBD clients.
+//! Limits for NBD clients, and TLS.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
+use crate::program::{Running, python};
 use crate::served::Server;
-use crate::{disk, folder, qemu_io};
+use crate::{disk, folder, nbdinfo, qemu_io, run};
 
 #[test]
 fn a_full_socket_tells_its_clients_and_says_so_once() {
@@ -24,4 +25,27 @@ fn a_full_socket_tells_its_clients_and_says_so_once() {
     let about = |words: &str| said.lines().filter(|line| line.contains(words)).count();
     assert_eq!(about("turned away"), 1, "{said}");
     assert!(about("too many") == 0, "{said}");
+}
+
+#[test]
+fn sockets_speak_tls_as_they_are_told() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    let certificates = include_str!("../../../crates/export/tests/nbd/certificates.py");
+    let place = dir.path().display().to_string();
+    Running::start(python(certificates, &[&place])).wait().ok();
+    let words = "a.raw -f raw --nbd tcp:127.0.0.1:0 --nbd unix:a.sock --tls off --tls-dir server";
+    let server = Server::start(dir.path(), words);
+    let uri = server.uri(0);
+    assert!(uri.starts_with("nbds://127.0.0.1:"), "{uri}");
+    let local = uri.replace("127.0.0.1", "localhost");
+    let size = |uri: &str| nbdinfo(&["--size", uri]);
+    assert_eq!(size(&format!("{local}?tls-certificates={place}/client")).ok(), "1048576\n");
+    assert_ne!(size(&format!("{local}?tls-certificates={place}/nobody")).status.code(), Some(0));
+    assert_ne!(size(&uri.replace("nbds:", "nbd:")).status.code(), Some(0));
+    assert_eq!(size(&format!("nbd+unix:///?socket={place}/a.sock")).ok(), "1048576\n");
+    let said = server.stop().stderr;
+    assert!(said.contains("TLS with an NBD client (127.0.0.1) failed"), "{said}");
+    let wrong = run(dir.path(), "serve a.raw -f raw --nbd unix:b.sock --tls-dir client");
+    assert!(wrong.failed(1).contains("client/server-cert.pem"));
 }

@@ -8,6 +8,7 @@ use ringtap_io::{Buffer, File, Io, Op, Time};
 use super::pieces::Pieces;
 use super::pipes::Pipe;
 use super::reply::{Head, MAX_HEAD};
+use super::tls::Sealer;
 
 /// Replies in the order they will be sent, with what has to be kept until then.
 pub(super) struct Batch {
@@ -74,6 +75,20 @@ impl Batch {
             }
         }
         Ok(())
+    }
+
+    /// As [`Batch::send`], through TLS. Nothing of it is in pipes.
+    pub(super) async fn send_sealed(
+        &self,
+        io: &Io,
+        socket: File,
+        sealer: &mut Sealer,
+        since: &Cell<Option<Time>>,
+    ) -> Result<(), i32> {
+        for piece in self.pieces.slices() {
+            sealer.push(io, socket, piece, since).await?;
+        }
+        sealer.flush(io, socket, since).await
     }
 
     /// Empty it; the buffers, pipes and slots must have been taken out.

@@ -24,6 +24,7 @@ use super::pipes::Pipes;
 use super::reply::Head;
 use super::request::{Command, Header, Rules};
 use super::slot::{Job, Slot, Slots};
+use super::tls::Sealer;
 use super::wire::errno;
 
 /// How long a connection keeps its memory after the last request.
@@ -64,6 +65,9 @@ pub(super) struct Connection {
     stopping: Cell<Option<u64>>,
     broken: Cell<bool>,
     ended: Cell<bool>,
+    /// Whether the client is still to be told that nothing follows.
+    farewell: Cell<bool>,
+    told: Signal,
 }
 
 pub(super) fn close(socket: &OpenFile, how: Shutdown) {
@@ -95,12 +99,13 @@ pub(super) struct Accepted {
     pub(super) alarm: Arc<Alarm>,
     pub(super) limits: Limits,
     pub(super) share: Share,
+    pub(super) sealer: Option<Sealer>,
 }
 
 impl Connection {
     /// The connection of a client that has chosen.
     pub(super) fn new(io: Io, of: Accepted, input: &Input) -> io::Result<Rc<Connection>> {
-        let Accepted { vbd, choice, socket, peer, alarm, limits, share } = of;
+        let Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer } = of;
         let share = Rc::new(share);
         let batch = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
         let sending = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
@@ -128,9 +133,16 @@ impl Connection {
             stopping: Cell::new(None),
             broken: Cell::new(false),
             ended: Cell::new(false),
+            farewell: Cell::new(false),
+            told: Signal::default(),
             io: io.clone(),
         });
-        io.spawn(connection.clone().send_replies(sending));
+        if sealer.is_some() {
+            // What is in a pipe nobody can seal.
+            connection.pipes.refuse();
+            connection.farewell.set(true);
+        }
+        io.spawn(connection.clone().send_replies(sending, sealer));
         Ok(connection)
     }
 
@@ -152,6 +164,10 @@ impl Connection {
         self.ended.set(true);
         self.slots.close();
         self.gathered.notify(&self.io);
+        self.alarm.set(REST);
+        while self.farewell.get() {
+            self.told.wait(&self.io).await;
+        }
     }
 
     /// Take requests until there are no more to take.
@@ -270,17 +286,29 @@ impl Connection {
     }
 
     /// Send what is gathered, again and again; more gathers meanwhile.
-    async fn send_replies(self: Rc<Self>, mut sending: Batch) {
+    async fn send_replies(self: Rc<Self>, mut sending: Batch, mut sealer: Option<Sealer>) {
+        let socket = self.socket.handle();
         loop {
             while self.gathering.borrow().is_empty() {
                 if self.ended.get() {
+                    if let Some(sealer) = sealer.as_mut().filter(|_| !self.broken.get()) {
+                        // It may have gone already.
+                        let _ = sealer.close(&self.io, socket, &self.sending).await;
+                    }
+                    self.farewell.set(false);
+                    self.told.notify(&self.io);
                     return;
                 }
                 self.gathered.wait(&self.io).await;
             }
             std::mem::swap(&mut sending, &mut *self.gathering.borrow_mut());
             if !self.broken.get() {
-                let sent = sending.send(&self.io, self.socket.handle(), &self.sending).await;
+                let sent = match &mut sealer {
+                    None => sending.send(&self.io, socket, &self.sending).await,
+                    Some(sealer) => {
+                        sending.send_sealed(&self.io, socket, sealer, &self.sending).await
+                    }
+                };
                 self.sending.set(None);
                 if let Err(error) = sent {
                     let error = io::Error::from_raw_os_error(error);
@@ -310,6 +338,11 @@ impl Connection {
     pub(super) fn alarm_rang(self: &Rc<Self>) {
         if self.alarm.was_called() {
             self.memory.look_again();
+        }
+        if self.ended.get() {
+            // It does not even take a farewell.
+            close(&self.socket, Shutdown::Both);
+            return;
         }
         if self.alarm.is_stopped() {
             self.stop();

@@ -43,6 +43,20 @@ pub enum Refusal {
     ShuttingDown,
 }
 
+/// Whether a handshake is to go on encrypted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Security {
+    /// There is no TLS.
+    #[default]
+    Plain,
+    /// As the client likes.
+    Offered,
+    /// It has to, before all else.
+    Required,
+    /// It does.
+    Encrypted,
+}
+
 /// What was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -61,6 +75,8 @@ pub enum Step {
     More,
     /// Send the answer, go on with the bytes that are left.
     Again,
+    /// Send the answer; what follows is TLS, and in it the handshake goes on.
+    StartTls,
     /// Send the answer; requests follow.
     Transmission(Choice),
     /// Send the answer and close: the client wishes so, or broke the protocol as told.
@@ -71,6 +87,7 @@ pub enum Step {
 pub struct Handshake {
     exports: Vec<Facts>,
     refusal: Option<Refusal>,
+    security: Security,
     /// The client's flags, once they are there.
     flags: Option<u16>,
     structured: bool,
@@ -87,12 +104,18 @@ impl Handshake {
         Handshake {
             exports,
             refusal,
+            security: Security::Plain,
             flags: None,
             structured: false,
             selected: None,
             options: 0,
             skip: 0,
         }
+    }
+
+    /// The same where there is TLS.
+    pub fn with_security(self, security: Security) -> Handshake {
+        Handshake { security, ..self }
     }
 
     /// What the server says first.
@@ -157,6 +180,9 @@ impl Handshake {
         if self.refusal.is_some() {
             return Step::Close("no connection can be taken now");
         }
+        if self.security == Security::Required {
+            return Step::Close("the client wants no TLS, which is required");
+        }
         let Some(export) = self.find(name) else {
             return Step::Close("there is no export of that name");
         };
@@ -191,7 +217,29 @@ impl Handshake {
         if alone && !data.is_empty() {
             return self.error(output, option, rep::ERR_INVALID, "this option takes no data");
         }
+        if self.security == Security::Required && option != opt::STARTTLS {
+            let why = "this server speaks TLS only";
+            return self.error(output, option, rep::ERR_TLS_REQD, why);
+        }
         match option {
+            opt::STARTTLS => match self.security {
+                Security::Plain => {
+                    let why = "there is no TLS here";
+                    self.error(output, option, rep::ERR_UNSUP, why)
+                }
+                Security::Encrypted => {
+                    let why = "this is TLS already";
+                    self.error(output, option, rep::ERR_INVALID, why)
+                }
+                Security::Offered | Security::Required => {
+                    // Nothing that was agreed on in the clear counts any more.
+                    self.security = Security::Encrypted;
+                    self.structured = false;
+                    self.selected = None;
+                    reply(output, option, rep::ACK, &[]);
+                    Step::StartTls
+                }
+            },
             opt::LIST => {
                 for export in &self.exports {
                     let name = export.name.as_bytes();
@@ -494,6 +542,50 @@ mod tests {
         let mut absurd = message(opt::GO, &[]);
         absurd[12] = 0xff;
         assert!(matches!(shake.advance(&absurd, &mut output).1, Step::Close(_)));
+    }
+
+    #[test]
+    fn nothing_but_tls_where_it_is_required() {
+        let begun = |security| {
+            let mut shake = handshake().with_security(security);
+            shake.advance(&[0, 0, 0, 3], &mut vec![]);
+            shake
+        };
+        let mut shake = begun(Security::Required);
+        for (option, data) in [
+            (opt::LIST, vec![]),
+            (opt::STRUCTURED_REPLY, vec![]),
+            (opt::INFO, go("a", &[])),
+            (opt::GO, go("a", &[])),
+            (opt::GO, go("none", &[])),
+            (opt::SET_META_CONTEXT, context("a", &["base:allocation"])),
+            (77, vec![1]),
+        ] {
+            let (told, step) = ask(&mut shake, option, &data);
+            assert_eq!((told.len(), told[0].1, step), (1, rep::ERR_TLS_REQD, Step::Again));
+        }
+        assert_eq!(ask(&mut shake, opt::STARTTLS, b"x").0[0].1, rep::ERR_INVALID);
+        let (told, step) = ask(&mut shake, opt::STARTTLS, &[]);
+        assert_eq!((told[0].1, step), (rep::ACK, Step::StartTls));
+        assert_eq!(ask(&mut shake, opt::STARTTLS, &[]).0[0].1, rep::ERR_INVALID);
+        assert!(matches!(ask(&mut shake, opt::GO, &go("a", &[])).1, Step::Transmission(_)));
+        let (_, step) =
+            begun(Security::Required).advance(&message(opt::EXPORT_NAME, b"a"), &mut vec![]);
+        assert!(matches!(step, Step::Close(_)));
+        let mut shake = begun(Security::Required);
+        assert!(matches!(ask(&mut shake, opt::ABORT, &[]).1, Step::Close(_)));
+    }
+
+    #[test]
+    fn what_was_agreed_on_in_the_clear_is_forgotten() {
+        let mut shake = handshake().with_security(Security::Offered);
+        shake.advance(&[0, 0, 0, 3], &mut vec![]);
+        ask(&mut shake, opt::STRUCTURED_REPLY, &[]);
+        ask(&mut shake, opt::SET_META_CONTEXT, &context("a", &["base:allocation"]));
+        assert_eq!(ask(&mut shake, opt::STARTTLS, &[]).1, Step::StartTls);
+        let (_, step) = ask(&mut shake, opt::GO, &go("a", &[]));
+        let Step::Transmission(choice) = step else { panic!("{step:?}") };
+        assert!(!choice.structured && choice.contexts.is_empty());
     }
 
     #[test]

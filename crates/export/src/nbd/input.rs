@@ -6,6 +6,7 @@ use std::rc::Rc;
 use ringtap_io::{Buffer, File, Io, Op, PAGE, Time};
 
 use super::pieces::Pieces;
+use super::tls::Opener;
 
 /// Bytes received at once: the requests of a deep queue with small payloads.
 const RUN: usize = 256 << 10;
@@ -26,13 +27,15 @@ pub(super) struct Input {
     pieces: Pieces,
     /// Since when no byte of the payload came that is being received.
     pub(super) paying: Rc<Cell<Option<Time>>>,
+    /// Opens what was received, where there is TLS.
+    pub(super) opener: Option<Opener>,
 }
 
 impl Input {
     pub(super) fn new(io: &Io) -> Result<Input, i32> {
         let buffer = io.buffer(RUN)?;
         let (pieces, paying) = (Pieces::default(), Rc::default());
-        Ok(Input { buffer, from: 0, to: 0, ahead: RUN, pieces, paying })
+        Ok(Input { buffer, from: 0, to: 0, ahead: RUN, pieces, paying, opener: None })
     }
 
     /// What is there.
@@ -54,6 +57,11 @@ impl Input {
             self.buffer.bytes_mut().copy_within(self.from..self.to, 0);
             (self.from, self.to) = (0, self.to - self.from);
         }
+        if let Some(opener) = &mut self.opener {
+            let room = &mut self.buffer.bytes_mut()[self.to..];
+            self.to += opener.read(io, socket, room).await?;
+            return Ok(());
+        }
         let room = self.buffer.mem().window(self.to, self.ahead);
         self.to += receive(io, Op::Recv { file: socket, mem: room }).await?;
         Ok(())
@@ -72,6 +80,10 @@ impl Input {
         let mut done = len.min(self.to - self.from);
         payload.bytes_mut()[..done].copy_from_slice(&self.bytes()[..done]);
         self.consume(done);
+        while let Some(opener) = self.opener.as_mut().filter(|_| done < len) {
+            self.paying.set(Some(io.now()));
+            done += opener.read(io, socket, &mut payload.bytes_mut()[done..len]).await?;
+        }
         while done < len {
             // All that was there is used up, so what follows the payload goes to the front.
             self.pieces.clear();
@@ -109,7 +121,7 @@ impl Input {
     }
 }
 
-async fn receive(io: &Io, op: Op) -> Result<usize, Gone> {
+pub(super) async fn receive(io: &Io, op: Op) -> Result<usize, Gone> {
     loop {
         match io.run(op).await {
             n if n > 0 => return Ok(n as usize),

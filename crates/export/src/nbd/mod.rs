@@ -1,9 +1,10 @@
 //! NBD, the network block device protocol: fixed newstyle, simple and structured replies.
 //!
 //! [`Server`] takes connections, as many as there are `places` for. Each has a thread with one ring
-//! (`welcome`): `handshake` agrees on an export, `connection` receives requests in runs, `carry_out` serves each in a slot of its own, and
-//! `batch` gathers the replies of a turn into one send. What is read from and written to the wire
-//! ([`Handshake`], [`Header`]) are pure functions over bytes.
+//! (`welcome`): `handshake` agrees on an export, `connection` receives requests in runs, `carry_out`
+//! serves each in a slot of its own, and `batch` gathers the replies of a turn into one send, through
+//! `tls` where that was agreed on. What is read from and written to the wire ([`Handshake`],
+//! [`Header`]) are pure functions over bytes.
 //!
 //! Source of the protocol: doc/proto.md of github.com/NetworkBlockDevice/nbd.
 
@@ -13,6 +14,7 @@ mod budget;
 mod carry_out;
 mod connection;
 mod context;
+mod credentials;
 mod handshake;
 mod input;
 mod limits;
@@ -28,12 +30,14 @@ mod request;
 mod server;
 mod slot;
 mod status;
+mod tls;
 mod welcome;
 pub mod wire;
 
 pub use budget::Budget;
 pub use context::{Contexts, MAX_BITMAPS};
-pub use handshake::{Choice, Facts, Handshake, Refusal, Step};
+pub use credentials::{Credentials, CredentialsError, Tls};
+pub use handshake::{Choice, Facts, Handshake, Refusal, Security, Step};
 pub use limits::Limits;
 pub use request::{BadMagic, Command, Header, Rules};
 pub use server::{Error, Listener, NamedExport, Server};

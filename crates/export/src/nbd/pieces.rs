@@ -39,6 +39,15 @@ impl Pieces {
         self.pipes.clear();
     }
 
+    /// The pieces as bytes, without what is in pipes. As with [`Pieces::mems`], whoever looks at them
+    /// holds the buffers.
+    pub(super) fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.iovecs.iter().map(|piece| {
+            // SAFETY: it was made of so many bytes of a buffer, which stays in place; see above.
+            unsafe { std::slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len) }
+        })
+    }
+
     /// The pieces as memory for operations, so many of them at a time as the kernel takes. As with
     /// [`Buffer::mem`], the buffers and this list must outlive the operations: whoever awaits them
     /// holds both, and leaves both as they are.
@@ -83,5 +92,6 @@ mod tests {
             (false, 0, vec![]),
         ];
         assert_eq!(shown.collect::<Vec<_>>(), expected);
+        assert_eq!(pieces.slices().collect::<Vec<_>>(), [&b"abc"[..], b"def"]);
     }
 }

@@ -16,6 +16,7 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 use super::alarm::Alarm;
 use super::budget::{Budget, Share};
 use super::context;
+use super::credentials::Tls;
 use super::handshake::Facts;
 use super::limits::Limits;
 use super::peer::Peer;
@@ -87,6 +88,8 @@ pub struct Server {
     exports: Arc<[NamedExport]>,
     limits: Limits,
     budget: Arc<Budget>,
+    /// Of each listener.
+    tls: Vec<Tls>,
     /// Whether the process was found to be out of descriptors or memory, and that was said.
     short: AtomicBool,
 }
@@ -101,7 +104,14 @@ impl Server {
     pub fn new(listeners: Vec<Listener>, exports: Vec<NamedExport>) -> Server {
         let limits = Limits::default();
         let (budget, short) = (Budget::new(limits.memory_of_all), AtomicBool::new(false));
-        Server { listeners, exports: exports.into(), limits, budget, short }
+        let tls = vec![Tls::Off; listeners.len()];
+        Server { listeners, exports: exports.into(), limits, budget, tls, short }
+    }
+
+    /// The same with what each of the listeners has of TLS; what is not said is off.
+    pub fn with_tls(self, mut tls: Vec<Tls>) -> Server {
+        tls.resize(self.listeners.len(), Tls::Off);
+        Server { tls, ..self }
     }
 
     /// The same with other limits.
@@ -123,8 +133,9 @@ impl Server {
                 .map_err(|error| failed("make non-blocking", listener, error.into()))?;
         }
         let mut clients: Vec<Client> = Vec::new();
-        let places: Vec<_> =
-            self.listeners.iter().map(|one| Places::new(name_of(one), &self.limits)).collect();
+        let places = |one: &Listener| Places::new(name_of(one), &self.limits);
+        let places = self.listeners.iter().map(places).zip(self.tls.iter().cloned());
+        let places: Vec<_> = places.collect();
         let outcome = self.take_clients(stop, &mut clients, &places);
         for client in &clients {
             client.alarm.stop();
@@ -139,7 +150,7 @@ impl Server {
         &self,
         stop: &Stop,
         clients: &mut Vec<Client>,
-        places: &[Arc<Places>],
+        places: &[(Arc<Places>, Tls)],
     ) -> Result<(), Error> {
         loop {
             let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
@@ -167,7 +178,7 @@ impl Server {
         &self,
         listener: &Listener,
         clients: &mut Vec<Client>,
-        places: &Arc<Places>,
+        places: &(Arc<Places>, Tls),
     ) -> Result<(), Error> {
         use rustix::io::Errno;
         for _ in 0..AT_ONCE {
@@ -214,7 +225,7 @@ impl Server {
         &self,
         socket: OwnedFd,
         listener: &Listener,
-        places: &Arc<Places>,
+        (places, tls): &(Arc<Places>, Tls),
     ) -> io::Result<Option<Client>> {
         let (socket, peer) = Peer::of(socket, listener);
         let Some(place) = places.enter(peer) else { return Ok(None) };
@@ -233,11 +244,20 @@ impl Server {
         }
         let alarm = Arc::new(Alarm::new()?);
         let (exports, theirs, budget) = (self.exports.clone(), alarm.clone(), self.budget.clone());
+        let tls = tls.clone();
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
             let share = Share::new(budget, peer, theirs.clone());
             let refusal = place.refusal;
-            let client =
-                welcome::Client { socket, peer, alarm: theirs, exports, refusal, limits, share };
+            let client = welcome::Client {
+                socket,
+                peer,
+                alarm: theirs,
+                exports,
+                refusal,
+                limits,
+                share,
+                tls,
+            };
             if let Err(error) = welcome::run(client) {
                 tracing::error!("an NBD connection failed: {error}");
             }

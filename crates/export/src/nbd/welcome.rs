@@ -13,11 +13,13 @@ use rustix::net::Shutdown;
 use super::alarm::Alarm;
 use super::budget::Share;
 use super::connection::{Accepted, Connection, REST, close};
-use super::handshake::{Choice, Facts, Handshake, Refusal, Step};
+use super::credentials::Tls;
+use super::handshake::{Choice, Handshake, Refusal, Security, Step};
 use super::input::Input;
 use super::limits::Limits;
 use super::peer::Peer;
 use super::server::{NamedExport, facts};
+use super::tls::{self, Sealer};
 use crate::poll::{Poller, Wait};
 
 /// A client that has just come.
@@ -30,11 +32,12 @@ pub(super) struct Client {
     pub(super) refusal: Option<Refusal>,
     pub(super) limits: Limits,
     pub(super) share: Share,
+    pub(super) tls: Tls,
 }
 
 /// Serve one client on the calling thread, from the greeting to the last reply.
 pub(super) fn run(client: Client) -> io::Result<()> {
-    let Client { socket, peer, alarm, exports, refusal, limits, share } = client;
+    let Client { socket, peer, alarm, exports, refusal, limits, share, tls } = client;
     let mut tasks = Tasks::new(Box::new(Ring::new()?));
     let socket = Arc::new(OpenFile::new(socket));
     let io = tasks.io().clone();
@@ -48,16 +51,23 @@ pub(super) fn run(client: Client) -> io::Result<()> {
         let end = async {
             let mut input = Input::new(&io).map_err(io::Error::from_raw_os_error)?;
             let facts = exports.iter().map(facts).collect();
-            let chosen = shake_hands(&io, socket.handle(), &mut input, facts, refusal).await;
-            let Some(choice) = chosen else { return Ok(()) };
+            let security = match tls {
+                Tls::Off => Security::Plain,
+                Tls::On(_) => Security::Offered,
+                Tls::Require(_) => Security::Required,
+            };
+            let handshake = Handshake::new(facts, refusal).with_security(security);
+            let line = Line { io: &io, socket: socket.handle(), sealer: None };
+            let chosen = shake_hands(handshake, line, &mut input, &tls, peer).await;
+            let Some((choice, sealer)) = chosen else { return Ok(()) };
             let Some(export) = exports.get(choice.export) else { return Ok(()) };
             // Every task of the thread serves this one disk from now on.
             let _disk = export.vbd.span().clone().entered();
             name_thread(&export.vbd.thread_name("nbd"));
             tracing::debug!(export = export.name, "an NBD client has its export");
             let (socket, vbd) = (socket.clone(), export.vbd.fork());
-            let accepted = Accepted { vbd, choice, socket, peer, alarm, limits, share };
-            serve(io, accepted, input, &current).await
+            let accepted = Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer };
+            serve(io.clone(), accepted, input, &current).await
         };
         let end = end.await;
         close(&socket, Shutdown::Both);
@@ -142,49 +152,62 @@ fn name_thread(name: &str) {
     }
 }
 
-async fn shake_hands(
-    io: &Io,
+/// How answers to options go to the client.
+struct Line<'a> {
+    io: &'a Io,
     socket: File,
+    sealer: Option<Sealer>,
+}
+
+impl Line<'_> {
+    async fn send(&mut self, bytes: &[u8]) -> Option<()> {
+        let Some(sealer) = &mut self.sealer else {
+            return tls::send_plain(self.io, self.socket, bytes).await.ok();
+        };
+        let since = Cell::new(None);
+        sealer.push(self.io, self.socket, bytes, &since).await.ok()?;
+        sealer.flush(self.io, self.socket, &since).await.ok()
+    }
+}
+
+async fn shake_hands(
+    mut handshake: Handshake,
+    mut line: Line<'_>,
     input: &mut Input,
-    facts: Vec<Facts>,
-    refusal: Option<Refusal>,
-) -> Option<Choice> {
-    let mut handshake = Handshake::new(facts, refusal);
+    tls: &Tls,
+    peer: Peer,
+) -> Option<(Choice, Option<Sealer>)> {
     let mut output = handshake.greeting().to_vec();
     loop {
         if !output.is_empty() {
-            send(io, socket, &output).await?;
+            line.send(&output).await?;
             output.clear();
         }
         let (used, step) = handshake.advance(input.bytes(), &mut output);
         input.consume(used);
         match step {
             Step::Again => {}
-            Step::More => input.fill(io, socket).await.ok()?,
+            Step::More => input.fill(line.io, line.socket).await.ok()?,
+            Step::StartTls => {
+                line.send(&output).await?;
+                output.clear();
+                let (Tls::On(credentials) | Tls::Require(credentials)) = tls else { return None };
+                // Whatever came with the option is part of TLS, and never taken for an option.
+                let bytes = input.bytes();
+                let agreed = tls::agree(line.io, line.socket, credentials, peer, bytes).await;
+                let ((opener, sealer), len) = (agreed?, bytes.len());
+                input.consume(len);
+                (input.opener, line.sealer) = (Some(opener), Some(sealer));
+            }
             Step::Transmission(choice) => {
-                send(io, socket, &output).await?;
-                return Some(choice);
+                line.send(&output).await?;
+                return Some((choice, line.sealer));
             }
             Step::Close(why) => {
                 tracing::debug!("an NBD handshake ended: {why}");
-                send(io, socket, &output).await?;
+                line.send(&output).await?;
                 return None;
             }
         }
     }
-}
-
-async fn send(io: &Io, socket: File, bytes: &[u8]) -> Option<()> {
-    let mut buffer = io.buffer(bytes.len()).ok()?;
-    buffer.bytes_mut().copy_from_slice(bytes);
-    let mut sent = 0;
-    while sent < bytes.len() {
-        let rest = buffer.mem().window(sent, usize::MAX);
-        match io.run(Op::Send { file: socket, mem: rest }).await {
-            n if n > 0 => sent += n as usize,
-            n if n == -libc::EINTR => {}
-            _ => return None,
-        }
-    }
-    Some(())
 }

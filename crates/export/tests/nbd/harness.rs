@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use ringtap_export::Stop;
-use ringtap_export::nbd::{Error, Limits, Listener, NamedExport, Server};
+use ringtap_export::nbd::{Error, Limits, Listener, NamedExport, Server, Tls};
 use ringtap_image::{CacheMode, Format, Image, OpenOptions};
 use ringtap_vbd::Vbd;
 use tempfile::TempDir;
@@ -64,26 +64,39 @@ pub fn file(content: &[u8], how: How) -> Served {
 
 /// Serve a sparse file of zeros.
 pub fn sparse(len: u64, how: How) -> Served {
-    on_file(how, |file| file.set_len(len))
+    secured(len, how, Tls::Off)
+}
+
+/// The same at sockets that have TLS.
+pub fn secured(len: u64, how: How, tls: Tls) -> Served {
+    on_secured_file(how, tls, |file| file.set_len(len))
 }
 
 fn on_file(how: How, make: impl FnOnce(fs::File) -> std::io::Result<()>) -> Served {
+    on_secured_file(how, Tls::Off, make)
+}
+
+fn on_secured_file(
+    how: How,
+    tls: Tls,
+    make: impl FnOnce(fs::File) -> std::io::Result<()>,
+) -> Served {
     // Cargo's own folder lies on a file system that does O_DIRECT; /tmp may not.
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let disk = dir.path().join("disk");
     fs::File::create(&disk).and_then(make).expect("the image");
     let image = open(&disk, &how);
-    let mut served = image_in(dir, image, how);
+    let mut served = image_in(dir, image, how, tls);
     served.disk = disk;
     served
 }
 
 /// Serve any image.
 pub fn image(image: Box<dyn Image>, how: How) -> Served {
-    image_in(TempDir::new().expect("a folder"), image, how)
+    image_in(TempDir::new().expect("a folder"), image, how, Tls::Off)
 }
 
-fn image_in(dir: TempDir, image: Box<dyn Image>, how: How) -> Served {
+fn image_in(dir: TempDir, image: Box<dyn Image>, how: How, tls: Tls) -> Served {
     // A socket's path has room for 107 bytes only, so it does not go below Cargo's folder.
     let sockets = TempDir::new().expect("a folder");
     let socket = sockets.path().join("nbd");
@@ -98,7 +111,7 @@ fn image_in(dir: TempDir, image: Box<dyn Image>, how: How) -> Served {
     };
     let server =
         Server::new(vec![listener, Listener::Tcp(tcp)], vec![export("disk"), export("same")]);
-    let server = server.with_limits(how.limits);
+    let server = server.with_limits(how.limits).with_tls(vec![tls; 2]);
     let stop = Stop::new().expect("an eventfd");
     let theirs = stop.clone();
     let thread = std::thread::spawn(move || {

@@ -8,3 +8,4 @@ mod limits;
 mod programs;
 mod python;
 mod raw;
+mod tls;

@@ -10,7 +10,7 @@ use ringtap_export::nbd::wire::{
     STRUCTURED_REPLY_MAGIC, opt, rep,
 };
 
-pub struct Raw(pub UnixStream);
+pub struct Raw<S = UnixStream>(pub S);
 
 /// A reply of the transmission phase: simple, or one chunk.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,7 +76,9 @@ impl Raw {
         stream.read_exact(&mut [0; 10]).ok()?;
         Some(Raw(stream))
     }
+}
 
+impl<S: Read + Write> Raw<S> {
     pub fn send(&mut self, bytes: &[u8]) {
         self.0.write_all(bytes).expect("sent");
     }

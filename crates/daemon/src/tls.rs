@@ -1,0 +1,72 @@
+//! Which NBD sockets speak TLS, and with which certificates.
+
+use std::path::PathBuf;
+
+use ringtap_export::nbd::{Credentials, Tls};
+
+use crate::{Address, Error};
+
+/// Whether an NBD socket speaks TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsMode {
+    /// It does not.
+    Off,
+    /// Where the client asks for it.
+    On,
+    /// With everybody.
+    Require,
+}
+
+/// TLS of the NBD sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdTls {
+    /// Where the certificates are.
+    pub folder: PathBuf,
+    /// Whether clients must show one, too.
+    pub verify_peer: bool,
+    /// What holds for sockets of which nothing is said.
+    pub mode: TlsMode,
+    /// What is said of some.
+    pub of: Vec<(Address, TlsMode)>,
+}
+
+impl NbdTls {
+    /// What holds for a socket.
+    pub(crate) fn mode_of(&self, address: &Address) -> TlsMode {
+        let said = |wanted: &Address| self.of.iter().find(|(known, _)| known == wanted);
+        let bare = match address {
+            // A lone `systemd` has been given the name of its disk meanwhile.
+            Address::Systemd(Some(_)) => said(&Address::Systemd(None)),
+            _ => None,
+        };
+        said(address).or(bare).map_or(self.mode, |(_, mode)| *mode)
+    }
+
+    /// Refuse two words on one socket.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        for (i, (address, mode)) in self.of.iter().enumerate() {
+            if self.of[..i].iter().any(|(known, other)| known == address && other != mode) {
+                return Err(Error::Usage(format!(
+                    "{address} has two different --tls: give it one"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The credentials.
+    pub(crate) fn load(&self) -> Result<Credentials, Error> {
+        Ok(Credentials::load(&self.folder, self.verify_peer)?)
+    }
+}
+
+impl TlsMode {
+    /// The same with credentials.
+    pub(crate) fn with(self, credentials: Option<&Credentials>) -> Tls {
+        match (self, credentials) {
+            (TlsMode::Off, _) | (_, None) => Tls::Off,
+            (TlsMode::On, Some(credentials)) => Tls::On(credentials.clone()),
+            (TlsMode::Require, Some(credentials)) => Tls::Require(credentials.clone()),
+        }
+    }
+}
