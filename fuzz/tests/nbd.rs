@@ -13,10 +13,12 @@ use std::time::Duration;
 use bolero::{TypeGenerator, check};
 use ringtap_export::Stop;
 use ringtap_export::nbd::wire::{
-    IHAVEOPT, MAX_PAYLOAD, OPTION_REPLY_MAGIC, REQUEST_MAGIC, can, errno,
+    EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, IHAVEOPT, MAX_PAYLOAD, OPTION_REPLY_MAGIC,
+    REQUEST_MAGIC, can, cmd_flag, errno, opt, rep,
 };
 use ringtap_export::nbd::{
-    Choice, Command, Facts, Handshake, Header, Listener, NamedExport, Rules, Server, Step,
+    Choice, Command, Contexts, Facts, Handshake, Header, Listener, NamedExport, Rules, Security,
+    Server, Step,
 };
 use ringtap_image::{CacheMode, Null};
 use ringtap_vbd::Vbd;
@@ -34,10 +36,11 @@ fn exports() -> Vec<Facts> {
 }
 
 /// Lead a handshake through, given so many bytes at a time. Gives what the server says, how it
-/// ended, and the bytes it took.
-fn shake(input: &[u8], at_a_time: usize) -> (Vec<u8>, Option<Step>, usize) {
-    let mut handshake = Handshake::new(exports(), None);
+/// ended, and the bytes it took. What would be encrypted is not.
+fn shake(input: &[u8], at_a_time: usize, security: Security) -> (Vec<u8>, Option<Step>, usize) {
+    let mut handshake = Handshake::new(exports(), None).with_security(security);
     let mut output = vec![];
+    let mut secret = false;
     let (mut from, mut to) = (0, 0);
     loop {
         let (used, step) = handshake.advance(&input[from..to], &mut output);
@@ -45,6 +48,10 @@ fn shake(input: &[u8], at_a_time: usize) -> (Vec<u8>, Option<Step>, usize) {
         from += used;
         match step {
             Step::Again => assert!(used > 0, "it would go round for ever"),
+            Step::StartTls => {
+                let offered = [Security::Offered, Security::Required].contains(&security);
+                assert!(used > 0 && offered && !std::mem::replace(&mut secret, true));
+            }
             Step::More if to == input.len() => return (output, None, from),
             Step::More => {
                 // What is looked at as a whole is bounded, whatever the client says.
@@ -57,13 +64,23 @@ fn shake(input: &[u8], at_a_time: usize) -> (Vec<u8>, Option<Step>, usize) {
 }
 
 fn check_handshake(input: &[u8]) {
-    let whole = shake(input, usize::MAX >> 1);
+    for security in [Security::Plain, Security::Offered, Security::Required] {
+        check_handshake_with(input, security);
+    }
+}
+
+fn check_handshake_with(input: &[u8], security: Security) {
+    let whole = shake(input, usize::MAX >> 1, security);
     let piece = 1 + input.len() / 4096;
-    assert_eq!(whole, shake(input, piece), "it depends on how the bytes arrive");
+    let again = shake(input, piece, security);
+    assert_eq!(whole, again, "it depends on how the bytes arrive");
     let (output, end, used) = whole;
-    if let Some(Step::Transmission(Choice { export, structured, contexts })) = end {
+    if security == Security::Required {
+        nothing_is_told_before_tls(&output);
+    }
+    if let Some(Step::Transmission(Choice { export, structured, extended, contexts })) = end {
         assert!(export < 2);
-        assert!(structured || contexts.is_empty());
+        assert!(structured || contexts.is_empty() && !extended);
         assert!(contexts.numbers().all(|number| number < 2));
         return;
     }
@@ -75,6 +92,20 @@ fn check_handshake(input: &[u8]) {
         let len = u32::from_be_bytes(rest[16..20].try_into().expect("four")) as usize;
         rest = &rest[20 + len..];
     }
+}
+
+/// Up to the acknowledgement of STARTTLS every answer is an error, or lets the client go.
+fn nothing_is_told_before_tls(mut output: &[u8]) {
+    let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().expect("four"));
+    while let Some(head) = output.get(..20) {
+        let (option, kind) = (number(&head[8..12]), number(&head[12..16]));
+        if (option, kind) == (opt::STARTTLS, rep::ACK) {
+            return;
+        }
+        assert!(kind >> 31 == 1 || (option, kind) == (opt::ABORT, rep::ACK));
+        output = &output[20 + number(&head[16..20]) as usize..];
+    }
+    assert!(output.is_empty(), "requests without TLS");
 }
 
 #[test]
@@ -181,10 +212,11 @@ impl Say {
 
 #[test]
 fn handshake_of_options() {
-    check!().with_type::<(bool, Vec<Say>)>().for_each(|(structured, all)| {
+    check!().with_type::<(u8, Vec<Say>)>().for_each(|(first, all)| {
         let mut bytes = 3u32.to_be_bytes().to_vec();
-        if *structured {
-            Say::Plain(8).write(&mut bytes);
+        // Structured replies, extended headers, STARTTLS, or whatever comes.
+        if let Some(option) = [8, 11, 5].get(usize::from(first % 4)) {
+            Say::Plain(*option).write(&mut bytes);
         }
         all.iter().for_each(|say| say.write(&mut bytes));
         check_handshake(&bytes);
@@ -192,7 +224,10 @@ fn handshake_of_options() {
 }
 
 fn check_request(header: &Header, rules: &Rules) {
-    let range = header.offset.checked_add(u64::from(header.len)).filter(|end| *end <= rules.size);
+    let within = |header: &Header| {
+        header.offset.checked_add(header.len).is_some_and(|end| end <= rules.size)
+    };
+    let most = u64::from(MAX_PAYLOAD);
     match header.check(rules) {
         Err(error) => {
             let known =
@@ -201,16 +236,30 @@ fn check_request(header: &Header, rules: &Rules) {
             assert!(rules.read_only || error != errno::EPERM);
         }
         Ok(Command::Disconnect | Command::Flush) => {}
+        Ok(Command::NarrowBlockStatus { .. }) => {
+            assert!(header.extended && (12..=264).contains(&header.payload()));
+            // Whatever the payload says.
+            let payload: Vec<u8> = (0..header.payload())
+                .map(|at| (header.cookie >> (at % 8 * 8)) as u8 & [0xff, 3][usize::from(at > 7)])
+                .collect();
+            if let Ok((narrow, of)) = header.narrow(&payload, rules) {
+                assert!(within(&narrow) && narrow.len > 0 && narrow.payload() == 0);
+                let known = |of: usize| rules.contexts.numbers().any(|one| one == of);
+                assert!(!of.is_empty() && of.numbers().all(known));
+            }
+        }
         Ok(command) => {
-            assert!(range.is_some(), "{command:?} is past the end");
+            assert!(within(header), "{command:?} is past the end");
             match command {
                 Command::Read { whole } => {
-                    assert!(header.len <= MAX_PAYLOAD && (rules.structured || !whole));
+                    assert!(header.len <= most && (rules.structured || !whole));
                 }
                 Command::Write => {
-                    assert!(header.len <= MAX_PAYLOAD && header.payload() == header.len);
+                    assert!(header.len <= most && header.payload() == header.len);
                 }
-                Command::BlockStatus { .. } => assert!(rules.status && header.len > 0),
+                Command::BlockStatus { of, .. } => {
+                    assert!(of == rules.contexts && !of.is_empty() && header.len > 0);
+                }
                 _ => {}
             }
             let writes =
@@ -220,28 +269,50 @@ fn check_request(header: &Header, rules: &Rules) {
     }
 }
 
+/// The contexts that a client has which asked for those of allocation, or for none.
+fn contexts(some: bool) -> Contexts {
+    asked_for(if some { vec![Name::Allocation, Name::Dirty] } else { vec![] })
+}
+
+fn asked_for(queries: Vec<Name>) -> Contexts {
+    let mut bytes = 3u32.to_be_bytes().to_vec();
+    Say::Plain(8).write(&mut bytes);
+    Say::Context { set: true, name: Name::Disk, queries }.write(&mut bytes);
+    Say::Info { go: true, name: Name::Disk, wishes: vec![] }.write(&mut bytes);
+    match shake(&bytes, usize::MAX >> 1, Security::Plain).1 {
+        Some(Step::Transmission(choice)) => choice.contexts,
+        end => panic!("{end:?}"),
+    }
+}
+
 #[test]
 fn requests_of_bytes() {
+    let (some, none) = (contexts(true), contexts(false));
     check!().for_each(|input: &[u8]| {
         // Requests follow the handshake, where there is one.
-        let (_, end, used) = shake(input, usize::MAX >> 1);
+        let (_, end, used) = shake(input, usize::MAX >> 1, Security::Plain);
         let choice = match end {
             Some(Step::Transmission(choice)) => Some(choice),
             _ => None,
         };
-        let mut rest = if choice.is_some() { &input[used..] } else { input };
-        for read_only in [false, true] {
+        let headers = choice.map_or(&[false, true][..], |choice| match choice.extended {
+            false => &[false],
+            true => &[true],
+        });
+        for (extended, read_only) in headers.iter().flat_map(|one| [(*one, false), (*one, true)]) {
+            let mut rest = if choice.is_some() { &input[used..] } else { input };
             let rules = Rules {
                 size: 1 << 30,
                 read_only,
                 structured: choice.is_none_or(|choice| choice.structured),
-                status: choice.is_none_or(|choice| !choice.contexts.is_empty()),
+                contexts: choice.map_or(some, |choice| choice.contexts),
             };
-            while let Some(parsed) = Header::parse(rest) {
+            assert!(!some.is_empty() && none.is_empty());
+            while let Some(parsed) = Header::parse(rest, extended) {
                 let Ok(header) = parsed else { break };
                 check_request(&header, &rules);
-                let skip = Header::LEN + header.payload() as usize;
-                rest = rest.get(skip..).unwrap_or(&[]);
+                let skip = (Header::len_of(extended) as u64).saturating_add(header.payload());
+                rest = usize::try_from(skip).ok().and_then(|skip| rest.get(skip..)).unwrap_or(&[]);
             }
         }
     });
@@ -258,11 +329,11 @@ struct Ask {
     anywhere: u64,
     #[generator(0..24)]
     len_bits: u8,
-    len: u32,
+    len: u64,
 }
 
 impl Ask {
-    fn header(&self, size: u64) -> Header {
+    fn header(&self, size: u64, extended: bool) -> Header {
         let offset = match self.near {
             (0..=99, more) => u64::from(more % 100_000),
             (100..=199, less) => size.saturating_sub(u64::from(less % 100_000)),
@@ -270,23 +341,27 @@ impl Ask {
         };
         // Lengths of every magnitude, and absurd ones.
         let len = if self.near.0 == 255 { self.len } else { self.len & ((1 << self.len_bits) - 1) };
+        let len = if extended { len } else { u64::from(len as u32) };
         // Any flags at times, the known ones mostly, or every request would be refused for them.
-        let mask = [0, 1, 0x1f, 0xffff][usize::from(self.near.0 % 4)];
-        Header { flags: self.flags & mask, kind: self.kind, cookie: self.cookie, offset, len }
+        let mask = [0, 1, 0x3f, 0xffff][usize::from(self.near.0 % 4)];
+        let (flags, kind, cookie) = (self.flags & mask, self.kind, self.cookie);
+        // A write says that something follows it, mostly.
+        let follows = extended && kind == 1 && self.near.0 % 8 > 0;
+        let flags = flags | if follows { cmd_flag::PAYLOAD_LEN } else { 0 };
+        Header { flags, kind, cookie, offset, len, extended }
     }
 }
 
 #[test]
 fn requests_by_their_fields() {
+    let (some, none) = (contexts(true), contexts(false));
     check!().with_type::<(Ask, bool, bool, bool, u64)>().for_each(
         |(ask, read_only, structured, status, size)| {
-            let rules = Rules {
-                size: *size,
-                read_only: *read_only,
-                structured: *structured,
-                status: *status,
-            };
-            check_request(&ask.header(*size), &rules);
+            let contexts = if *status { some } else { none };
+            let (size, read_only) = (*size, *read_only);
+            let rules = Rules { size, read_only, structured: *structured, contexts };
+            check_request(&ask.header(size, false), &rules);
+            check_request(&ask.header(size, true), &Rules { structured: true, ..rules });
         },
     );
 }
@@ -372,30 +447,37 @@ fn a_server_of_bytes() {
 fn a_server_of_requests() {
     let live = Live::new();
     let socket = live.socket.as_path();
+    let (allocation, none) = (asked_for(vec![Name::Allocation]), contexts(false));
     let target = check!().with_iterations(300);
-    target.with_type::<(bool, Vec<Ask>, Vec<u8>)>().for_each(|(structured, asks, junk)| {
+    target.with_type::<(u8, Vec<Ask>, Vec<u8>)>().for_each(|(form, asks, junk)| {
+        let (structured, extended) = (form % 3 > 0, form % 3 == 2);
         let mut bytes = 3u32.to_be_bytes().to_vec();
-        if *structured {
-            Say::Plain(8).write(&mut bytes);
+        if structured {
+            Say::Plain(if extended { 11 } else { 8 }).write(&mut bytes);
             let queries = vec![Name::Allocation];
             Say::Context { set: true, name: Name::Disk, queries }.write(&mut bytes);
         }
         Say::Info { go: true, name: Name::Disk, wishes: vec![] }.write(&mut bytes);
-        let rules =
-            Rules { size: 1 << 30, read_only: false, structured: *structured, status: *structured };
+        // The null disk has no bitmaps.
+        let contexts = if structured { allocation } else { none };
+        let rules = Rules { size: 1 << 30, read_only: false, structured, contexts };
         let mut answers = 0;
         for ask in asks {
-            let header = ask.header(rules.size);
-            bytes.extend(REQUEST_MAGIC.to_be_bytes());
+            let header = ask.header(rules.size, extended);
+            let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+            bytes.extend(magic.to_be_bytes());
             bytes.extend(header.flags.to_be_bytes());
             bytes.extend(header.kind.to_be_bytes());
             bytes.extend(header.cookie.to_be_bytes());
             bytes.extend(header.offset.to_be_bytes());
-            bytes.extend(header.len.to_be_bytes());
+            match extended {
+                true => bytes.extend(header.len.to_be_bytes()),
+                false => bytes.extend((header.len as u32).to_be_bytes()),
+            }
             if header.check(&rules) == Ok(Command::Disconnect) {
                 break;
             }
-            if header.payload() > MAX_PAYLOAD {
+            if header.payload() > u64::from(MAX_PAYLOAD) {
                 // Too long to send here: the client leaves in the middle.
                 break;
             }
@@ -404,7 +486,7 @@ fn a_server_of_requests() {
         }
         bytes.extend(junk);
         let heard = talk(socket, &bytes);
-        if *structured {
+        if structured {
             assert_eq!(finished(&heard), answers);
         }
     });
@@ -424,6 +506,12 @@ fn finished(heard: &[u8]) -> usize {
         if rest.starts_with(b"\x67\x44\x66\x98") {
             count += 1;
             rest = &rest[16..];
+            continue;
+        }
+        if rest.starts_with(&EXTENDED_REPLY_MAGIC.to_be_bytes()) {
+            count += usize::from(rest[5] & 1);
+            let len = u64::from_be_bytes(rest[24..32].try_into().expect("eight"));
+            rest = &rest[32 + len as usize..];
             continue;
         }
         assert!(rest.starts_with(b"\x66\x8e\x33\xef"));

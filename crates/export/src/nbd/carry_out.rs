@@ -15,6 +15,9 @@ use super::wire::errno;
 const MAX_CACHED: u64 = 32 << 20;
 const CACHE_PIECE: usize = 256 << 10;
 
+/// Bytes that are discarded or zeroed at once.
+const PIECE: u64 = 1 << 30;
+
 /// How a request ended.
 pub(super) enum Reply {
     Done,
@@ -38,7 +41,12 @@ impl Connection {
             Command::Read { .. } if self.lends_pages(header) => PAGE,
             Command::Read { .. } | Command::Write => header.len as usize,
             Command::Cache => (header.len as usize).min(CACHE_PIECE),
-            Command::BlockStatus { one } => status::memory_for(self.contexts.len(), one),
+            Command::BlockStatus { one, of } => status::memory_for(of.len(), one, header.extended),
+            // Of which contexts it is about is known only once the payload is there.
+            Command::NarrowBlockStatus { one } => {
+                let answer = status::memory_for(self.contexts.len(), one, header.extended);
+                answer.max(header.len as usize)
+            }
             _ => 0,
         }
     }
@@ -77,8 +85,8 @@ impl Connection {
                 self.memory.give_back(buffer);
                 return end.map(|()| Reply::Done);
             }
-            (Command::BlockStatus { one }, Some(buffer)) => {
-                return self.block_status(header, one, buffer).await;
+            (Command::BlockStatus { one, of }, Some(buffer)) => {
+                return self.block_status(header, one, of, buffer).await;
             }
             (Command::Flush, _) => Kind::Flush,
             (Command::Trim, _) => Kind::Discard,
@@ -86,10 +94,28 @@ impl Connection {
             // A read or write of nothing.
             _ => return Ok(Reply::Done),
         };
-        let (offset, len) = (header.offset, u64::from(header.len));
-        let mem = Mem::EMPTY;
-        let request = Request { kind, offset, len, mem, fua: header.fua() };
-        self.vbd.serve(&self.io, request).await.map(|()| Reply::Done)
+        self.in_pieces(header, kind).await.map(|()| Reply::Done)
+    }
+
+    /// Carry out what needs no memory, piece by piece, so that a request about all of a large disk does
+    /// not hold up the end of a connection.
+    async fn in_pieces(&self, header: &Header, kind: Kind) -> Result<(), Error> {
+        let (mut offset, end) = (header.offset, header.offset + header.len);
+        loop {
+            let piece = (offset / PIECE + 1).saturating_mul(PIECE).min(end);
+            let (len, last) = (piece - offset, piece == end);
+            // What the last one makes stable includes what came before.
+            let fua = header.fua() && last;
+            let request = Request { kind, offset, len, mem: Mem::EMPTY, fua };
+            self.vbd.serve(&self.io, request).await?;
+            if last {
+                return Ok(());
+            }
+            if self.is_over() {
+                return Err(Error::Os(libc::ESHUTDOWN));
+            }
+            offset = piece;
+        }
     }
 
     /// Move a part of a request, which begins `from` bytes into it, between the disk and `mem`.
@@ -111,7 +137,7 @@ impl Connection {
         if self.vbd.cache().direct() {
             return Ok(());
         }
-        let len = u64::from(header.len).min(MAX_CACHED);
+        let len = header.len.min(MAX_CACHED);
         let mut done = 0;
         while done < len {
             let part = (len - done).min(CACHE_PIECE as u64);
@@ -142,6 +168,7 @@ fn refusal(error: u32) -> &'static str {
 fn words(error: Error) -> &'static str {
     match error {
         Error::Os(libc::EIO) => "the host's disk reports an I/O error",
+        Error::Os(libc::ESHUTDOWN) => "the server is stopping",
         Error::Os(_) => "the host's kernel refused",
         Error::Range => "past the end of the export",
         Error::ReadOnly => "the image is read-only",

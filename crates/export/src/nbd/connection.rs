@@ -21,7 +21,7 @@ use super::limits::Limits;
 use super::memory::Memory;
 use super::peer::Peer;
 use super::pipes::Pipes;
-use super::reply::Head;
+use super::reply::{Head, To};
 use super::request::{Command, Header, Rules};
 use super::slot::{Job, Slot, Slots};
 use super::tls::Sealer;
@@ -41,6 +41,7 @@ pub(super) struct Connection {
     pub(super) memory: Memory,
     pub(super) pipes: Pipes,
     pub(super) structured: bool,
+    extended: bool,
     /// Whether the last large read ended in zeros.
     pub(super) zeros_expected: Cell<bool>,
     pub(super) contexts: Contexts,
@@ -81,6 +82,7 @@ enum End {
     Disconnected,
     Gone,
     Nonsense(u32),
+    TooLong(u64),
     Stopped,
 }
 
@@ -115,6 +117,7 @@ impl Connection {
             slots: Slots::new(io.clone(), limits.requests),
             vbd,
             structured: choice.structured,
+            extended: choice.extended,
             contexts: choice.contexts,
             zeros_expected: Cell::new(false),
             socket,
@@ -152,6 +155,9 @@ impl Connection {
             End::Nonsense(magic) => {
                 tracing::warn!("an NBD client sent {magic:#010x} where a request begins: closed");
             }
+            End::TooLong(len) => {
+                tracing::warn!("an NBD client announced {len} bytes, more than 32 MiB: closed");
+            }
             end => tracing::debug!(requests = self.requests.get(), "an NBD client left: {end:?}"),
         }
         self.slots.rest().await;
@@ -176,14 +182,18 @@ impl Connection {
         let mut in_one_go = 0;
         loop {
             let header = loop {
-                match Header::parse(input.bytes()) {
+                match Header::parse(input.bytes(), self.extended) {
                     Some(Ok(header)) => break header,
                     Some(Err(magic)) => return Err(End::Nonsense(magic.0)),
                     None if self.stopping.get().is_some() => return Err(End::Stopped),
                     None => input.fill(&self.io, socket).await?,
                 }
             };
-            input.consume(Header::LEN);
+            input.consume(Header::len_of(self.extended));
+            if header.is_absurd() {
+                return Err(End::TooLong(header.len));
+            }
+            let mut header = header;
             let mut command = header.check(&self.rules());
             if command == Ok(Command::Disconnect) {
                 return Err(End::Disconnected);
@@ -206,6 +216,16 @@ impl Connection {
                     None => input.discard(&self.io, socket, payload).await?,
                 }
             }
+            if let (Ok(Command::NarrowBlockStatus { one }), Some(room)) = (command, &buffer) {
+                let narrowed = header.narrow(&room.bytes()[..payload], &self.rules());
+                command = narrowed.map(|(narrow, of)| {
+                    header = narrow;
+                    Command::BlockStatus { one, of }
+                });
+            }
+            if command.is_err() {
+                buffer.take().into_iter().for_each(|room| self.memory.give_back(room));
+            }
             let slot = self.slots.take(|number, slot| self.start(number, slot)).await;
             self.slots.hand(slot, Job { header, command, buffer });
             self.requests.set(self.requests.get() + 1);
@@ -225,7 +245,7 @@ impl Connection {
             size: self.vbd.size(),
             read_only: self.vbd.info().read_only,
             structured: self.structured,
-            status: !self.contexts.is_empty(),
+            contexts: self.contexts,
         }
     }
 
@@ -239,18 +259,26 @@ impl Connection {
         });
     }
 
+    /// Whether nobody waits for replies any more, or the server does not wait for them.
+    pub(super) fn is_over(&self) -> bool {
+        self.stopping.get().is_some() || self.broken.get()
+    }
+
     /// Put a reply where the next send finds it.
     fn gather(&self, slot: usize, header: &Header, reply: Reply) {
         let mut batch = self.gathering.borrow_mut();
-        let (cookie, offset) = (header.cookie, header.offset);
+        let (to, offset) = (To::from(header), header.offset);
         match reply {
             Reply::Failed(error, words) if self.structured => {
-                batch.head(&Head::error(cookie, error, words));
+                batch.head(&Head::error(to, error, words));
             }
-            Reply::Failed(error, _) => batch.head(&Head::simple(cookie, error)),
-            // Only a read must be answered by chunks, even where there is nothing to read.
-            Reply::Done if self.structured && header.is_read() => batch.head(&Head::none(cookie)),
-            Reply::Done => batch.head(&Head::simple(cookie, 0)),
+            Reply::Failed(error, _) => batch.head(&Head::simple(header.cookie, error)),
+            // Only a read must be answered by chunks, even where there is nothing to read; and all,
+            // where headers are extended.
+            Reply::Done if self.structured && header.is_read() || self.extended => {
+                batch.head(&Head::none(to));
+            }
+            Reply::Done => batch.head(&Head::simple(header.cookie, 0)),
             Reply::Data(buffer, len) => {
                 batch.head(&self.data_head(header, len));
                 batch.data(&buffer, 0..len);
@@ -262,7 +290,7 @@ impl Connection {
                 batch.data(&buffer, 0..len);
                 batch.buffers.push(buffer);
             }
-            Reply::Hole(len) => batch.head(&Head::hole(cookie, true, offset, len as u32)),
+            Reply::Hole(len) => batch.head(&Head::hole(to, true, offset, len as u32)),
             Reply::Parts(buffer, mut parts) => {
                 parts.gather(header, &buffer, &mut batch);
                 batch.buffers.push(buffer);
@@ -280,7 +308,7 @@ impl Connection {
     /// What stands before `len` bytes that a read gave.
     fn data_head(&self, header: &Header, len: usize) -> Head {
         match self.structured {
-            true => Head::data(header.cookie, true, header.offset, len as u32),
+            true => Head::data(header.into(), true, header.offset, len as u32),
             false => Head::simple(header.cookie, 0),
         }
     }

@@ -23,6 +23,11 @@ pub(super) fn is_about(query: &[u8], name: &str, list: bool) -> bool {
     query == name.as_bytes() || list && many.contains(&query) && name.as_bytes().starts_with(query)
 }
 
+/// The number of the context that goes by an id.
+pub(super) fn number(id: u32) -> Option<usize> {
+    (1..=64).contains(&id).then(|| id as usize - 1)
+}
+
 /// What a context goes by in replies.
 pub(super) fn id(number: usize) -> u32 {
     number as u32 + 1
@@ -35,6 +40,11 @@ pub struct Contexts(u64);
 impl Contexts {
     pub(super) fn add(&mut self, number: usize) {
         self.0 |= 1u64.checked_shl(number as u32).unwrap_or(0);
+    }
+
+    /// Whether it is one of them.
+    pub(super) fn has(self, number: usize) -> bool {
+        self.0 >> number & 1 == 1
     }
 
     /// Whether there is none.

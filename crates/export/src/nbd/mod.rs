@@ -1,4 +1,5 @@
-//! NBD, the network block device protocol: fixed newstyle, simple and structured replies.
+//! NBD, the network block device protocol: fixed newstyle, simple and structured replies, extended
+//! headers.
 //!
 //! [`Server`] takes connections, as many as there are `places` for. Each has a thread with one ring
 //! (`welcome`): `handshake` agrees on an export, `connection` receives requests in runs, `carry_out`
@@ -6,7 +7,8 @@
 //! `tls` where that was agreed on. What is read from and written to the wire ([`Handshake`],
 //! [`Header`]) are pure functions over bytes.
 //!
-//! Source of the protocol: doc/proto.md of github.com/NetworkBlockDevice/nbd.
+//! Source of the protocol: doc/proto.md of github.com/NetworkBlockDevice/nbd, and for extended headers
+//! the same file in its branch extension-ext-header.
 
 mod alarm;
 mod batch;

@@ -42,9 +42,9 @@ impl Parts {
             let done = i + 1 == self.parts.len();
             let (at, len) = (header.offset + part.from as u64, part.len as u32);
             let head = if part.hole {
-                Head::hole(header.cookie, done, at, len)
+                Head::hole(header.into(), done, at, len)
             } else {
-                Head::data(header.cookie, done, at, len)
+                Head::data(header.into(), done, at, len)
             };
             let bytes = head.bytes();
             self.heads.bytes_mut()[used..][..bytes.len()].copy_from_slice(bytes);
@@ -65,7 +65,7 @@ impl Connection {
         (WORTH_A_PIPE..=HOLDS).contains(&len)
             && !expected
             && self.pipes.is_one_free()
-            && self.vbd.lends_pages(header.offset, header.len.into())
+            && self.vbd.lends_pages(header.offset, header.len)
     }
 
     pub(super) async fn read(

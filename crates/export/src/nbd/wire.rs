@@ -10,8 +10,10 @@ pub const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
 pub const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Handshake flags; the client answers with the same bits.
 pub mod handshake {
@@ -32,6 +34,7 @@ pub mod can {
     pub const MULTI_CONN: u16 = 1 << 8;
     pub const CACHE: u16 = 1 << 10;
     pub const FAST_ZERO: u16 = 1 << 11;
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Options of the handshake.
@@ -45,6 +48,7 @@ pub mod opt {
     pub const STRUCTURED_REPLY: u32 = 8;
     pub const LIST_META_CONTEXT: u32 = 9;
     pub const SET_META_CONTEXT: u32 = 10;
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Replies to options.
@@ -60,6 +64,7 @@ pub mod rep {
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
     pub const ERR_SHUTDOWN: u32 = (1 << 31) + 7;
     pub const ERR_TOO_BIG: u32 = (1 << 31) + 9;
+    pub const ERR_EXT_HEADER_REQD: u32 = (1 << 31) + 10;
 }
 
 /// Kinds of information about an export.
@@ -89,6 +94,7 @@ pub mod cmd_flag {
     pub const DF: u16 = 1 << 2;
     pub const REQ_ONE: u16 = 1 << 3;
     pub const FAST_ZERO: u16 = 1 << 4;
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Chunks of structured replies.
@@ -98,6 +104,7 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     pub const ERROR: u16 = (1 << 15) + 1;
 }
 

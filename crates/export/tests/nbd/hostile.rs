@@ -55,7 +55,7 @@ fn wrong_options_get_an_error_and_the_handshake_goes_on() {
     let mut raw = Raw::connect(&served.socket);
     raw.send(&3u32.to_be_bytes());
     assert_eq!(raw.ask(opt::STARTTLS, b"")[0].0, rep::ERR_UNSUP);
-    assert_eq!(raw.ask(11, b"")[0].0, rep::ERR_UNSUP);
+    assert_eq!(raw.ask(12, b"")[0].0, rep::ERR_UNSUP);
     assert_eq!(raw.ask(0xdead_beef, &[7; 5000])[0].0, rep::ERR_UNSUP);
     assert_eq!(raw.ask(opt::GO, b"\0\0\0\xff")[0].0, rep::ERR_INVALID);
     assert_eq!(raw.ask(opt::LIST, b"data")[0].0, rep::ERR_INVALID);
