@@ -19,6 +19,7 @@ use std::sync::Arc;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
+use crate::verbs::source::backing_is_another;
 
 fn main() -> ExitCode {
     // A write past the limit of a file's size is an error like others, and not the end of the process.
@@ -46,11 +47,11 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
     match command {
         Command::Serve(args) => serve::run(args, matches),
         Command::Xen(args) => xen::run(args),
-        Command::Create(args) => verbs::create::run(&args),
+        Command::Create(args) => verbs::create::run(&args).map_err(backing_is_another),
         Command::Info(args) => verbs::info::run(&args),
         Command::Map(args) => verbs::map::run(&args),
         Command::Measure(args) => verbs::measure::run(&args),
-        Command::Convert(args) => verbs::convert::run(&args),
+        Command::Convert(args) => verbs::convert::run(&args).map_err(backing_is_another),
         Command::Dd(args) => verbs::dd::run(args),
         Command::Check(args) => Ok(verbs::check::run(&args)),
         Command::Resize(args) => verbs::resize::run(&args),
@@ -58,7 +59,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Snapshot(args) => verbs::snapshot::run(&args),
         Command::Bitmap(args) => verbs::bitmap::run(&args, matches),
         Command::Commit(args) => verbs::commit::run(&args),
-        Command::Rebase(args) => verbs::rebase::run(&args),
+        Command::Rebase(args) => verbs::rebase::run(&args).map_err(backing_is_another),
         Command::Compare(args) => verbs::compare::run(&args),
         Command::List(args) => list::run(&args),
         Command::Report(args) => ringtap_lab::report(&args),

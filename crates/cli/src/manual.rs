@@ -117,7 +117,7 @@ fn sections(command: &str) -> &'static [Section] {
                         "in a guest's configuration for xl, where tap:qcow2:/srv/vm.qcow2,xvda,w was",
                     ),
                     (
-                        "ringtap xen --cache writeback --allow-backing /srv/templates",
+                        "ringtap xen --cache writeback --backing /srv/templates",
                         "by the host's page cache, with overlays on images in another folder",
                     ),
                 ],

@@ -69,9 +69,15 @@ struct DiskArgs {
     #[arg(long)]
     force_format: Vec<bool>,
 
-    /// Folder in which backing files named inside the image may lie, beside the image's own; repeatable
-    #[arg(long, value_name = "DIR")]
+    /// File that the image may name as its backing file, parent or extent, or folder with such; needed
+    /// where Ringtap has not recorded it, and image and folder are not your own; repeatable
+    #[arg(long = "backing", alias = "allow-backing", value_name = "FILE|DIR")]
     allow_backing: Vec<PathBuf>,
+
+    /// File that the image may name as its external data file; needed where Ringtap has not recorded it,
+    /// and image and folder are not your own; repeatable
+    #[arg(long, value_name = "FILE")]
+    data_file: Vec<PathBuf>,
 
     /// How host caching is used, as in QEMU [default: none]
     #[arg(long, value_enum, value_name = "MODE")]
@@ -222,6 +228,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut nbd = bound.all("nbd", of_disk.nbd);
     let mut vhost_user = bound.all("vhost_user", of_disk.vhost_user);
     let mut allow_backing = bound.all("allow_backing", of_disk.allow_backing);
+    let mut data_files = bound.all("data_file", of_disk.data_file);
     let mut fuse = bound.all("fuse", of_disk.fuse);
     let mut bitmaps = bound.all("bitmap", of_disk.bitmap);
     let mut growable = bound.single("growable", of_disk.growable)?;
@@ -256,6 +263,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 cache: cache[i].take().map(CacheMode::from).unwrap_or_default(),
                 read_only: read_only[i].take().unwrap_or(false),
                 allow_backing: std::mem::take(&mut allow_backing[i]),
+                data_files: std::mem::take(&mut data_files[i]),
                 bitmaps: std::mem::take(&mut bitmaps[i]),
                 table_memory: l2_cache_size[i].take(),
                 secret: secret[i].take().map(|source| read_secret(path, &source)).transpose()?,

@@ -18,9 +18,15 @@ pub(crate) struct XenArgs {
     #[arg(long, value_enum, value_name = "MODE", default_value = "none")]
     cache: CacheName,
 
-    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
-    #[arg(long, value_name = "DIR")]
+    /// File that an image may name as its backing file, parent or extent, or folder with such; needed
+    /// where Ringtap has not recorded it, and image and folder are not root's own; repeatable
+    #[arg(long = "backing", alias = "allow-backing", value_name = "FILE|DIR")]
     allow_backing: Vec<PathBuf>,
+
+    /// File that an image may name as its external data file; needed where Ringtap has not recorded it,
+    /// and image and folder are not root's own; repeatable
+    #[arg(long, value_name = "FILE")]
+    data_file: Vec<PathBuf>,
 
     /// The most rings of a disk, each a thread once used; never more than there are processors
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
@@ -49,6 +55,7 @@ pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
     let options = OpenOptions {
         cache: args.cache.into(),
         allow_backing: args.allow_backing,
+        data_files: args.data_file,
         ..OpenOptions::default()
     };
     serve_xen(XenConfig {

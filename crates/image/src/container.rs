@@ -201,10 +201,18 @@ impl Container {
         self.open.as_deref().map(|locked| &**locked)
     }
 
+    /// The file, for as long as it is open.
+    pub fn place(&self) -> Place {
+        match self.open_file() {
+            Some(file) => Place::at_fd(&self.path, path_of(file.as_fd())),
+            None => (&*self.path).into(),
+        }
+    }
+
     /// It was written to as `format` and all is well: from now on it is known to be that.
     pub fn confirm_format(&self, format: Format) {
-        if let Some(file) = self.open_file() {
-            record::confirm_format(Place::at_fd(&self.path, path_of(file.as_fd())), format);
+        if self.open.is_some() {
+            record::confirm_format(self.place(), format);
         }
     }
 

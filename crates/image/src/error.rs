@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{Format, luks};
+use crate::{Format, NameError, Role, luks};
 
 /// Why a request failed. Small and `Copy`: each wire turns it into its own code with one `match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,15 +61,6 @@ impl std::fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
-
-/// What a file is to the image that names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// What is not in the image is read from it.
-    Backing,
-    /// It holds the guest's data.
-    Data,
-}
 
 /// Why an image could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -210,6 +201,12 @@ pub enum OpenError {
         /// Where that leads.
         path: PathBuf,
     },
+    /// An image names a file that it may not have.
+    #[error("{source}")]
+    Name {
+        /// Which, why not, and what to do.
+        source: Box<NameError>,
+    },
     /// The image's structures cannot be used.
     #[error(
         "cannot use {} as {format}: at byte {offset}: {found}; {advice}",
@@ -258,13 +255,17 @@ fn other_format(path: &Path, asked: Format, found: &str, recorded: bool) -> Stri
 fn missing(image: &Path, what: Role, name: &OsStr, path: &Path) -> String {
     let (image, path) = (image.display(), path.display());
     match what {
+        Role::DataFile => format!(
+            "the external data file {name:?} of {image} is not there: {path} does not exist, and \
+             with it all that the disk holds; put it back, or name where it is with --data-file FILE"
+        ),
         Role::Backing => format!(
             "the backing file {name:?} of {image} is not there: {path} does not exist; put it back, or, \
              if it has moved, name it anew: ringtap rebase -u -b FILE -F FORMAT {image}"
         ),
-        Role::Data => format!(
-            "the external data file {name:?} of {image} is not there: {path} does not exist, and \
-             with it all that the disk holds; put it back"
+        Role::Parent | Role::Extent => format!(
+            "the {what} {name:?} of {image} is not there: {path} does not exist; put it beside the \
+             image, or name where it is with --backing FILE"
         ),
     }
 }

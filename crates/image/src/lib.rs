@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod backing;
-mod beside;
 mod boot;
 mod bytes;
 mod container;
@@ -19,6 +18,7 @@ mod image;
 mod limit;
 mod lock;
 pub mod luks;
+mod names;
 mod null;
 mod numbered;
 mod open;
@@ -37,7 +37,7 @@ pub mod vhdx;
 pub mod vmdk;
 
 pub use container::{Container, Traits};
-pub use error::{Error, OpenError, Role};
+pub use error::{Error, OpenError};
 pub use foreign::foreign_name;
 pub use format::{Format, UnknownFormat};
 pub use grace::{Grace, Ticket, UnderWay};
@@ -46,6 +46,7 @@ pub use image::{
 };
 pub use limit::limit_of_length;
 pub use luks::Luks;
+pub use names::{NameError, Role, find as find_named};
 pub use null::Null;
 pub use open::{OpenOptions, on_a_ring, open, open_on, open_place, parse_size};
 pub use place::Place;

@@ -24,8 +24,10 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Take no lock, and look at the image though others may write to it. Read-only.
     pub force_share: bool,
-    /// Folders in which backing files named inside an image may lie, beside the image's own.
+    /// Files that images may name as what lies below them or as a part of them, and folders with such.
     pub allow_backing: Vec<PathBuf>,
+    /// Files that images may name as their external data files.
+    pub data_files: Vec<PathBuf>,
     /// Open no more than so many images of a chain, and let nothing lie below the last of them.
     pub layers: Option<u32>,
     /// Show a qcow2 image as it was at this snapshot of it. Read-only.

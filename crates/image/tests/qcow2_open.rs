@@ -45,22 +45,27 @@ fn a_chain_opens_in_its_own_folder_only() {
     let image = dir.path().join("image");
     make(&image, Some((&below.display().to_string(), Some("raw"))));
     let message = refusal(&image, &options(false));
-    assert!(message.contains("--allow-backing"), "{message}");
+    assert!(message.contains("--backing"), "{message}");
     let mut allowed = options(false);
     allowed.allow_backing = vec![other.path().to_owned()];
     open(&image, &allowed).expect("opened");
     // A link is not a way out of the folder.
     std::os::unix::fs::symlink(&below, dir.path().join("link")).expect("a link");
     make(&image, Some(("link", Some("raw"))));
-    assert!(refusal(&image, &options(false)).contains("--allow-backing"));
+    assert!(refusal(&image, &options(false)).contains("--backing"));
     fs::copy(&below, dir.path().join("here")).expect("copied");
     for format in [Some("raw"), None] {
         make(&image, Some(("here", format)));
         open(&image, &options(false)).expect("opened");
     }
-    for name in ["nbd://host/disk", "json:{\"driver\":\"raw\"}"] {
+    for (name, said) in [
+        ("nbd://host/disk", "NBD servers are not read"),
+        ("json:{\"driver\":\"raw\"}", "json: names are not read"),
+        ("vm:disk", "only a file's path"),
+    ] {
         make(&image, Some((name, Some("raw"))));
-        assert!(refusal(&image, &options(false)).contains("only a file's path"));
+        let message = refusal(&image, &options(false));
+        assert!(message.contains(said), "{message}");
     }
     make(&image, Some(("here", Some("qed"))));
     assert!(refusal(&image, &options(false)).contains("format that is not known"));

@@ -157,7 +157,7 @@ fn extents_are_found_only_where_they_may_lie() {
     for name in ["../there/secret", text(&there.join("secret"))] {
         std::fs::write(&path, descriptor.replace("disk-flat.vmdk", name)).expect("written");
         let error = read_all(&path, Format::Vmdk, CacheMode::Writeback).expect_err("refused");
-        assert!(error.to_string().contains("--allow-backing"), "{error}");
+        assert!(error.to_string().contains("--backing"), "{error}");
         let mut options = options(Format::Vmdk, CacheMode::Writeback);
         options.allow_backing.push(there.clone());
         assert!(ringtap_image::open(&path, &options).is_ok());

@@ -258,7 +258,7 @@ fn children_show_their_parents_and_hide_what_was_written() {
         let error = ringtap_image::open(path, &options(CacheMode::Writeback, true)).err();
         error.expect("refused").to_string()
     };
-    assert!(refused(&lonely).contains("--allow-backing"), "{}", refused(&lonely));
+    assert!(refused(&lonely).contains("--backing"), "{}", refused(&lonely));
     std::fs::copy(&base, moved.join("child 1.vhd")).expect("copied");
     assert!(refused(&lonely).contains("unique ids differ"), "{}", refused(&lonely));
     // A ring: the parent's name leads back.

@@ -8,6 +8,7 @@ mod compare;
 mod known_format;
 mod luks;
 mod messages;
+mod named_files;
 mod nbd;
 mod program;
 mod served;

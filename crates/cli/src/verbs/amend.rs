@@ -15,7 +15,7 @@ use ringtap_image::{
 
 use super::keyslots::Keyslots;
 use super::offline::{self, Writing};
-use super::source::{Force, Names, read_secret};
+use super::source::{DataFiles, Force, read_secret};
 use crate::{names, secret};
 
 /// What `ringtap amend` is told.
@@ -66,7 +66,7 @@ pub(crate) struct AmendArgs {
     write: Force,
 
     #[command(flatten)]
-    names: Names,
+    data: DataFiles,
 }
 
 const HELP: &str = "What can be changed of qcow2, with -o:
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         return record_format(args, file, format);
     }
     let format = offline::format(file, args.format, true)?;
-    let writing = Writing { format, force: &args.write, names: &args.names };
+    let writing = Writing { format, force: &args.write, data: &args.data };
     let prefix = match format {
         Format::Qcow2 => "encrypt.",
         Format::Luks => "",

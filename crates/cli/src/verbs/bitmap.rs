@@ -10,7 +10,7 @@ use ringtap_image::{Format, on_a_ring};
 
 use super::convert::same_file;
 use super::offline::{self, Writing};
-use super::source::{Force, Names};
+use super::source::{DataFiles, Force};
 use crate::names;
 
 /// What `ringtap bitmap` is told.
@@ -87,7 +87,7 @@ pub(crate) struct BitmapArgs {
     force: Force,
 
     #[command(flatten)]
-    names: Names,
+    data: DataFiles,
 }
 
 /// One of the changes on the command line.
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<Exi
         return Err(offline::cannot(&args.file, format, "have no bitmaps"));
     }
     let steps = steps(args, matches);
-    let writing = Writing { format, force: &args.force, names: &args.names };
+    let writing = Writing { format, force: &args.force, data: &args.data };
     let container = offline::settled(&args.file, writing)?;
     let changed = container.clone();
     let other = match &args.source_file {

@@ -9,10 +9,11 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, bail};
 use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Role, luks, on_a_ring, vhd,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, luks, on_a_ring,
+    record, vhd,
 };
 
-use super::source::{How, format_of, is_null};
+use super::source::{How, Names, format_of, is_null};
 
 /// The most layers of an image.
 const DEEPEST: usize = 256;
@@ -20,6 +21,7 @@ const DEEPEST: usize = 256;
 /// One file of an image.
 pub(crate) struct Layer {
     pub(crate) path: PathBuf,
+    pub(crate) place: Place,
     pub(crate) format: Format,
     pub(crate) how: How,
     /// The header, if it is qcow2.
@@ -39,34 +41,40 @@ pub(crate) struct Layer {
     pub(crate) in_use: Option<(String, &'static str)>,
 }
 
-impl Layer {
-    /// Why its backing file cannot be looked at, where there is none at that place.
-    fn missing(&self) -> Option<OpenError> {
-        let backing = self.backing.as_ref().filter(|backing| !backing.path.exists())?;
-        Some(OpenError::Missing {
-            image: self.path.clone(),
-            what: Role::Backing,
-            name: backing.name.clone().into(),
-            path: backing.path.clone(),
-        })
-    }
-}
-
 /// A backing file as an image names it.
 pub(crate) struct Backing {
     /// The name in the image.
     pub(crate) name: String,
+    own_name: PathBuf,
     /// Where that is.
     pub(crate) path: PathBuf,
     /// Its format, if the image says it.
     pub(crate) format: Option<String>,
+    /// What was found there, where that was asked for.
+    found: Option<Place>,
 }
 
-/// Look at one file.
-pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::Result<Layer> {
-    let (format, how) = format_of(path, named)?;
+/// Look at one file, and at none that it names.
+pub(crate) fn layer(
+    place: impl Into<Place>,
+    named: Option<Format>,
+    share: bool,
+) -> anyhow::Result<Layer> {
+    look_at(&place.into(), named, share, None)
+}
+
+/// Look at one file, and with `names` find what lies below it, if it may be opened.
+fn look_at(
+    place: &Place,
+    named: Option<Format>,
+    share: bool,
+    names: Option<&Names>,
+) -> anyhow::Result<Layer> {
+    let path = place.path();
+    let (format, how) = format_of(place, named)?;
     let mut layer = Layer {
         path: path.to_owned(),
+        place: place.clone(),
         format,
         how,
         header: None,
@@ -88,15 +96,20 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
         force_share: share,
         ..OpenOptions::default()
     };
-    let container = match Container::open(path, &options) {
+    if let Some(names) = names {
+        options.allow_backing.clone_from(&names.allow_backing);
+        options.data_files.clone_from(&names.data.data_file);
+    }
+    let container = match Container::open(place, &options) {
         Err(OpenError::Locked { held, holder, .. }) => {
             layer.in_use = Some((holder, held));
             options.force_share = true;
-            Container::open(path, &options)?
+            Container::open(place, &options)?
         }
         end => end?,
     };
     layer.len = container.len();
+    let opened = container.clone();
     if format == Format::Qcow2 {
         let (header, snapshots, bitmaps) = on_a_ring(path, |io| async move {
             let header = Header::read(&io, &container).await?;
@@ -117,6 +130,14 @@ pub(crate) fn layer(path: &Path, named: Option<Format>, share: bool) -> anyhow::
             .with_context(|| format!("cannot read the header of {}", path.display()))?;
         layer.luks = Some(header);
     }
+    if let (Some(below), Some(_)) = (&mut layer.backing, names) {
+        let role = if format == Format::Vhd { Role::Parent } else { Role::Backing };
+        let all = match &layer.vhd {
+            Some(facts) => facts.parent.clone(),
+            None => vec![below.own_name.clone()],
+        };
+        below.found = Some(find_named(&opened, role, &all, &options)?);
+    }
     Ok(layer)
 }
 
@@ -130,13 +151,16 @@ fn parent(path: &Path, facts: &vhd::Facts) -> Option<Backing> {
         name: name.display().to_string(),
         path: beside(path, &name),
         format: Some(format.name().to_owned()),
+        found: None,
+        own_name: name,
     })
 }
 
 fn backing(path: &Path, name: &[u8], header: &Header) -> Backing {
     let text = String::from_utf8_lossy(name).into_owned();
     let format = header.backing_format().map(|it| String::from_utf8_lossy(it).into_owned());
-    Backing { path: beside(path, std::ffi::OsStr::from_bytes(name).as_ref()), name: text, format }
+    let own_name = PathBuf::from(std::ffi::OsStr::from_bytes(name));
+    Backing { path: beside(path, &own_name), own_name, name: text, format, found: None }
 }
 
 /// A name within an image, seen from the folder of the image.
@@ -144,26 +168,24 @@ pub(crate) fn beside(image: &Path, name: &Path) -> PathBuf {
     image.parent().unwrap_or(Path::new("")).join(name)
 }
 
-/// Look at an image and all files below it.
+/// Look at an image and all files below it, those that it may name.
 pub(crate) fn layers(
     path: &Path,
     format: Option<Format>,
     share: bool,
+    names: &Names,
 ) -> anyhow::Result<Vec<Layer>> {
     let mut seen = HashSet::new();
     let mut layers: Vec<Layer> = vec![];
-    let mut next = Some((path.to_owned(), format));
-    while let Some((path, format)) = next {
+    let mut next = Some((path.to_owned(), Place::from(path), format));
+    while let Some((path, place, format)) = next {
         let above = layers.last().map(|above| above.path.display().to_string());
         let of = || match &above {
             Some(above) => format!("the backing file of {above}"),
             None => "the image".to_owned(),
         };
-        if let Some(backing) = layers.last().and_then(|above| above.missing()) {
-            return Err(backing.into());
-        }
-        let layer = layer(&path, format, share).with_context(of)?;
-        if let Ok(facts) = fs::metadata(&path) {
+        let mut layer = look_at(&place, format, share, Some(names)).with_context(of)?;
+        if let Ok(facts) = fs::metadata(place.at()) {
             if !seen.insert((facts.dev(), facts.ino())) {
                 bail!("{} is its own backing file, by way of others", path.display());
             }
@@ -179,16 +201,34 @@ pub(crate) fn layers(
                     })?),
                     None => None,
                 };
-                Some((backing.path.clone(), format))
+                backing.found.clone().map(|found| (backing.path.clone(), found, format))
             }
             None => None,
         };
+        // As the image above names it.
+        layer.path = path;
         layers.push(layer);
     }
     Ok(layers)
 }
 
 /// The files of an image from the top down, for those who only want their names.
-pub(crate) fn names(path: &Path, format: Option<Format>) -> anyhow::Result<Vec<PathBuf>> {
-    Ok(layers(path, format, true)?.into_iter().map(|layer| layer.path).collect())
+pub(crate) fn files(
+    path: &Path,
+    format: Option<Format>,
+    names: &Names,
+) -> anyhow::Result<Vec<PathBuf>> {
+    Ok(layers(path, format, true, names)?.into_iter().map(|layer| layer.path).collect())
+}
+
+/// Write down that an image made or changed here may name that file.
+pub(crate) fn record(image: &Place, role: Role, file: Option<&Path>) {
+    if let Err(error) = record::set_allowed(&image.at(), role, file) {
+        let file = file.unwrap_or(Path::new("nothing")).display();
+        tracing::warn!(
+            "cannot write down that {} may name {file}: {error}; where image and folder are not your \
+             own, that is to be named each time",
+            image.path().display()
+        );
+    }
 }

@@ -9,7 +9,7 @@ use ringtap_image::{Format, OpenError, on_a_ring, vhd};
 use serde_json::json;
 
 use super::offline::{self, Writing};
-use super::source::{Force, Names};
+use super::source::{DataFiles, Force};
 use crate::args::Output;
 use crate::{names, outcome};
 
@@ -50,7 +50,7 @@ pub(crate) struct CheckArgs {
     force: Force,
 
     #[command(flatten)]
-    names: Names,
+    data: DataFiles,
 }
 
 /// What to repair.
@@ -64,7 +64,7 @@ enum RepairName {
 
 impl CheckArgs {
     fn writing(&self, format: Format) -> Writing<'_> {
-        Writing { format, force: &self.force, names: &self.names }
+        Writing { format, force: &self.force, data: &self.data }
     }
 
     fn repair(&self) -> Repair {
@@ -136,9 +136,12 @@ fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
 fn may_be_taken_up_later(error: &anyhow::Error, image: &Path) -> bool {
     match error.downcast_ref() {
         Some(OpenError::Os { path, .. }) => path != image,
-        Some(OpenError::RestartLog { .. } | OpenError::Backing { .. } | OpenError::Luks { .. }) => {
-            true
-        }
+        Some(
+            OpenError::RestartLog { .. }
+            | OpenError::Backing { .. }
+            | OpenError::Name { .. }
+            | OpenError::Luks { .. },
+        ) => true,
         _ => false,
     }
 }

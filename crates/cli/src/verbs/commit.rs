@@ -7,9 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::{
-    CacheMode, Format, OpenError, OpenOptions, Place, on_a_ring, open, open_on, qcow2, record,
-};
+use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, open_on, qcow2, record};
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
@@ -17,12 +15,13 @@ use super::chain;
 use super::convert::{finish, same_file};
 use super::offline::{self, Writing};
 use super::resize;
-use super::source::{Force, Sources};
+use super::source::{Force, Sources, backing};
 use super::stop::Signals;
 use crate::names::{self, CacheName};
 
 /// What `ringtap commit` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct CommitArgs {
     /// The overlay; nobody may use it, nor what lies below it
     #[arg(value_name = "FILE")]
@@ -68,7 +67,7 @@ pub(crate) struct CommitArgs {
 pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     let file = &args.file;
     let format = offline::format(file, args.format, true)?;
-    let layers = chain::layers(file, Some(format), true)?;
+    let layers = chain::layers(file, Some(format), true, &args.sources.names)?;
     if layers.len() < 2 {
         return Err(Fault::Usage(format!("{} has no backing file", file.display())).into());
     }
@@ -83,7 +82,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let base = &layers[depth];
-    let writing = |format| Writing { format, force: &args.force, names: &args.sources.names };
+    let writing = |format| Writing { format, force: &args.force, data: &args.sources.names.data };
     // Kept off everybody from here on; the overlay is then read without a lock of its own.
     let top = match format {
         Format::Qcow2 => offline::settled(file, writing(format))?,
@@ -95,7 +94,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         ..args.sources.options(format, CacheMode::Writeback)?
     };
     let from = Vbd::new(open(file, &overlay)?, CacheMode::Writeback);
-    resize::grow(&base.path, writing(base.format), from.size(), &args.sources)
+    resize::grow(&base.place, writing(base.format), from.size(), &args.sources)
         .with_context(|| format!("cannot make {} as large as the overlay", base.path.display()))?;
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {
@@ -104,9 +103,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         force_format: args.force.force_format,
         ..args.sources.options(base.format, cache)?
     };
-    let failed = |source| OpenError::Os { what: "open", path: base.path.clone(), source };
-    let place = Place::hold(&base.path).map_err(failed)?;
-    let opened = place.clone();
+    let opened = base.place.clone();
     let image = on_a_ring(&base.path, |io| async move { open_on(&io, &opened, &options).await })??;
     let to = Vbd::new(image, cache);
     let size = from.size();
@@ -123,7 +120,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
             base.path.display()
         )
     })?;
-    record::confirm_format(&place, base.format);
+    record::confirm_format(&base.place, base.format);
     if !args.keep && args.base.is_none() {
         if format != Format::Qcow2 {
             bail!(

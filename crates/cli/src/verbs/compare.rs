@@ -11,7 +11,7 @@ use ringtap_lab::CompareArgs;
 use ringtap_vbd::{Compare, CompareError, Crew, Found, Progress, Vbd, compare};
 
 use super::bar::{Bar, Talk};
-use super::source::{Sources, open_source};
+use super::source::{Sources, backing, open_source};
 use crate::names::{self, CacheName};
 use crate::outcome;
 
@@ -19,6 +19,7 @@ const OF_IMAGES: &str = "Two images";
 
 /// What `ringtap compare` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct CompareVerb {
     /// Two images whose content is compared; without them ways of serving a disk are measured, by the
     /// plan named here (quick, published) or as the options below say

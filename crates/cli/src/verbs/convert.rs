@@ -337,7 +337,7 @@ fn over_what(args: &ConvertArgs, sources: &[PathBuf], recipe: &Recipe) -> anyhow
     let Some(backing) = &recipe.backing else { return Ok(Over::Nothing) };
     if let [source] = sources {
         let (format, _) = format_of(source, args.format)?;
-        let layers = chain::layers(source, Some(format), true)?;
+        let layers = chain::layers(source, Some(format), true, &args.sources.names)?;
         let depth = layers.iter().position(|layer| {
             same_file(&layer.path, &backing.path) && layer.format == backing.format
         });

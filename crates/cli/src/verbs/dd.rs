@@ -9,7 +9,7 @@ use ringtap_image::{CacheMode, Format, parse_size};
 
 use super::bar::Talk;
 use super::convert::{self, ConvertArgs};
-use super::source::{Force, Sources, open_source};
+use super::source::{Force, Sources, backing, open_source};
 use super::target::NewImage;
 use crate::names::{self, CacheName};
 
@@ -18,6 +18,7 @@ const BLOCK: u64 = 512;
 
 /// What `ringtap dd` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct DdArgs {
     /// if=FILE to read, of=FILE to make, bs=SIZE of a block (512), skip=N blocks at the beginning of what
     /// is read, count=N blocks to copy from there on

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::chain::{self, Layer};
 use super::snapshot;
-use super::source::{How, Sources, is_null};
+use super::source::{How, Sources, backing, is_null};
 use crate::args::Output;
 use crate::names;
 
@@ -28,6 +28,7 @@ const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
 /// What `ringtap info` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct InfoArgs {
     /// An image (a file or a block device), or null:SIZE
     #[arg(value_name = "DISK")]
@@ -122,7 +123,7 @@ enum Lock {
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let share = args.sources.force_share;
     let facts = if args.backing_chain {
-        let layers = chain::layers(&args.disk, args.format, share)?;
+        let layers = chain::layers(&args.disk, args.format, share, &args.sources.names)?;
         layers.iter().map(|layer| look(layer, &args.sources)).collect::<anyhow::Result<Vec<_>>>()?
     } else {
         vec![look(&chain::layer(&args.disk, args.format, share)?, &args.sources)?]

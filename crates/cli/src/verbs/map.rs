@@ -10,12 +10,13 @@ use ringtap_image::{CacheMode, Format, Status, on_a_ring};
 use serde::Serialize;
 
 use super::chain;
-use super::source::{Sources, open_source};
+use super::source::{Sources, backing, open_source};
 use crate::args::Output;
 use crate::names;
 
 /// What `ringtap map` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct MapArgs {
     /// An image
     #[arg(value_name = "FILE")]
@@ -93,7 +94,7 @@ impl Stretch {
 
 pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
     let vbd = open_source(&args.file, args.format, CacheMode::Writeback, &args.sources)?;
-    let layers = chain::names(&args.file, args.format)?;
+    let layers = chain::files(&args.file, args.format, &args.sources.names)?;
     let deepest = layers.len().saturating_sub(1) as u32;
     let start = args.start_offset;
     let end = args.max_length.map_or(vbd.size(), |len| start.saturating_add(len)).min(vbd.size());

@@ -10,7 +10,7 @@ use ringtap_image::{CacheMode, Format, on_a_ring, open};
 use ringtap_vbd::Vbd;
 use serde::Serialize;
 
-use super::source::{Sources, format_of, open_source};
+use super::source::{Sources, backing, format_of, open_source};
 use super::target::NewImage;
 use super::{chain, offline};
 use crate::args::Output;
@@ -18,6 +18,7 @@ use crate::names;
 
 /// What `ringtap measure` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct MeasureArgs {
     /// The image that is to be converted
     #[arg(value_name = "FILE")]

@@ -18,6 +18,6 @@ mod offline;
 pub(crate) mod rebase;
 pub(crate) mod resize;
 pub(crate) mod snapshot;
-mod source;
+pub(crate) mod source;
 pub(crate) mod stop;
 mod target;

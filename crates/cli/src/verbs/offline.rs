@@ -6,11 +6,11 @@ use anyhow::Context;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::header::autoclear;
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, on_a_ring, open_on, probe, vhd,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, on_a_ring, open_on, probe, vhd,
 };
 
 use super::chain;
-use super::source::{Force, Names, format_of, format_to_write};
+use super::source::{DataFiles, Force, format_of, format_to_write};
 
 /// The format of an image that a verb looks at, or changes.
 pub(crate) fn format(path: &Path, named: Option<Format>, change: bool) -> anyhow::Result<Format> {
@@ -22,8 +22,8 @@ pub(crate) fn format(path: &Path, named: Option<Format>, change: bool) -> anyhow
 pub(crate) struct Writing<'a> {
     pub(crate) format: Format,
     pub(crate) force: &'a Force,
-    /// What the image may name.
-    pub(crate) names: &'a Names,
+    /// What the image may name for its data. What lies below it is not opened.
+    pub(crate) data: &'a DataFiles,
 }
 
 impl Writing<'_> {
@@ -33,7 +33,7 @@ impl Writing<'_> {
             format: Some(self.format),
             force_format: self.force.force_format,
             cache: CacheMode::Writeback,
-            allow_backing: self.names.allow_backing.clone(),
+            data_files: self.data.data_file.clone(),
             ..OpenOptions::default()
         }
     }
@@ -51,39 +51,48 @@ pub(crate) fn container(path: &Path, share: bool) -> Result<Container, OpenError
 }
 
 /// Open the file of an image to change it, locked against everybody.
-pub(crate) fn to_change(path: &Path, writing: Writing<'_>) -> Result<Container, OpenError> {
-    match probe::unfinished_work(path) {
-        Some(verb) => Err(OpenError::Unfinished { path: path.to_owned(), verb }),
-        None => Container::open(path, &writing.options()),
+pub(crate) fn to_change(
+    place: impl Into<Place>,
+    writing: Writing<'_>,
+) -> Result<Container, OpenError> {
+    let place = place.into();
+    match probe::unfinished_work(&place.at()) {
+        Some(verb) => Err(OpenError::Unfinished { path: place.path().to_owned(), verb }),
+        None => Container::open(&place, &writing.options()),
     }
 }
 
 /// Open the file of a qcow2 image to change it, once it has taken up what a killed server left in its
 /// restart log: those notes would not fit the changed image.
-pub(crate) fn settled(path: &Path, writing: Writing<'_>) -> anyhow::Result<Container> {
-    let own = chain::layer(path, Some(Format::Qcow2), true)?;
+pub(crate) fn settled(place: impl Into<Place>, writing: Writing<'_>) -> anyhow::Result<Container> {
+    let place = place.into();
+    let own = chain::layer(&place, Some(Format::Qcow2), true)?;
     // An image of version 2 cannot say so.
     let noted = own.header.is_some_and(|header| {
         header.version == 2 || header.autoclear & autoclear::RESTART_LOG != 0
     });
     if noted && own.in_use.is_none() {
         let options = OpenOptions { layers: Some(1), tables_only: true, ..writing.options() };
-        let place = path.to_owned();
-        on_a_ring(path, |io| async move {
-            let image = open_on(&io, &place, &options).await?;
+        let opened = place.clone();
+        on_a_ring(place.path(), |io| async move {
+            let image = open_on(&io, &opened, &options).await?;
             let closed = image.close(&io).await;
             Ok::<_, OpenError>(closed)
         })??
-        .with_context(|| format!("{}: what a killed server left", path.display()))?;
+        .with_context(|| format!("{}: what a killed server left", place.path().display()))?;
     }
-    Ok(to_change(path, writing)?)
+    Ok(to_change(&place, writing)?)
 }
 
 /// As [`settled`], of a VHD.
-pub(crate) fn settled_vhd(path: &Path, writing: Writing<'_>) -> anyhow::Result<Container> {
-    let container = to_change(path, writing)?;
+pub(crate) fn settled_vhd(
+    place: impl Into<Place>,
+    writing: Writing<'_>,
+) -> anyhow::Result<Container> {
+    let place = place.into();
+    let container = to_change(&place, writing)?;
     let own = container.clone();
-    on_a_ring(path, |io| async move { vhd::settle(&io, &own).await })??;
+    on_a_ring(place.path(), |io| async move { vhd::settle(&io, &own).await })??;
     Ok(container)
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, qcow2};
+use ringtap_image::{CacheMode, Format, OpenOptions, Role, on_a_ring, open, qcow2};
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
@@ -85,7 +85,8 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
     }
     if !args.unsafely {
         if let Some(backing) = &backing {
-            let below = chain::layers(&backing.path, Some(backing.format), true)?;
+            let below =
+                chain::layers(&backing.path, Some(backing.format), true, &args.sources.names)?;
             if below.iter().any(|layer| same_file(&layer.path, file)) {
                 bail!("{} lies over {} itself", backing.path.display(), file.display());
             }
@@ -94,14 +95,17 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
             "what the overlay reads as is unchanged, and so is what it names as its backing file",
         )?;
     }
-    let writing = Writing { format, force: &args.force, names: &args.sources.names };
+    let writing = Writing { format, force: &args.force, data: &args.sources.names.data };
     let container = offline::settled(file, writing)?;
     let changed = container.clone();
+    let new = backing.as_ref().map(|it| (it.name.clone(), it.format));
     on_a_ring(file, |io| async move {
-        let backing = backing.as_ref().map(|it| (it.name.as_str(), it.format));
+        let backing = new.as_ref().map(|(name, format)| (name.as_str(), *format));
         qcow2::set_backing(&io, &container, backing).await
     })??;
     changed.confirm_format(format);
+    let file = backing.map(|it| it.path);
+    chain::record(&changed.place(), Role::Backing, file.as_deref());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,17 +9,21 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, ResizeOptions};
-use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring, open, parse_size, vhd};
+use ringtap_image::{
+    CacheMode, Container, Format, OpenOptions, Place, Role, find_named, on_a_ring, open_place,
+    parse_size, record, vhd,
+};
 
 use super::chain;
 use super::info::human;
 use super::offline::{self, Writing};
-use super::source::{Force, Sources};
+use super::source::{Force, Sources, backing};
 use super::target::or_limit;
 use crate::names;
 
 /// What `ringtap resize` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct ResizeArgs {
     /// An image that nobody uses
     #[arg(value_name = "FILE")]
@@ -57,8 +61,9 @@ pub(crate) struct ResizeArgs {
 pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
     let file = &args.file;
     let format = offline::format(file, args.format, true)?;
-    let writing = Writing { format, force: &args.force, names: &args.sources.names };
-    let container = to_change(file, writing)?;
+    let writing = Writing { format, force: &args.force, data: &args.sources.names.data };
+    let place = Place::from(file);
+    let container = to_change(&place, writing)?;
     let changed = container.clone();
     let old = size_of(file, format, &container)?;
     let new = wanted(&args.size, old)
@@ -71,7 +76,7 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         );
         return Err(Fault::Usage(why).into());
     }
-    change(file, writing, container, new, &args.sources)?;
+    change(&place, writing, container, new, &args.sources)?;
     changed.confirm_format(format);
     if !args.quiet {
         println!("{}: {} ({new} bytes)", file.display(), human(new));
@@ -93,23 +98,23 @@ fn wanted(text: &str, old: u64) -> Option<u64> {
 
 /// Make a disk at least so large.
 pub(crate) fn grow(
-    path: &Path,
+    place: &Place,
     writing: Writing<'_>,
     size: u64,
     sources: &Sources,
 ) -> anyhow::Result<()> {
-    let container = to_change(path, writing)?;
-    if size_of(path, writing.format, &container)? < size {
-        change(path, writing, container, size, sources)?;
+    let container = to_change(place, writing)?;
+    if size_of(place.path(), writing.format, &container)? < size {
+        change(place, writing, container, size, sources)?;
     }
     Ok(())
 }
 
-fn to_change(path: &Path, writing: Writing<'_>) -> anyhow::Result<Container> {
+fn to_change(place: &Place, writing: Writing<'_>) -> anyhow::Result<Container> {
     match writing.format {
-        Format::Qcow2 => offline::settled(path, writing),
-        Format::Vhd => offline::settled_vhd(path, writing),
-        _ => Ok(offline::to_change(path, writing)?),
+        Format::Qcow2 => offline::settled(place, writing),
+        Format::Vhd => offline::settled_vhd(place, writing),
+        _ => Ok(offline::to_change(place, writing)?),
     }
 }
 
@@ -133,13 +138,13 @@ fn size_of(path: &Path, format: Format, container: &Container) -> anyhow::Result
 }
 
 fn change(
-    path: &Path,
+    place: &Place,
     writing: Writing<'_>,
     container: Container,
     size: u64,
     sources: &Sources,
 ) -> anyhow::Result<()> {
-    let format = writing.format;
+    let (format, path) = (writing.format, place.path());
     match format {
         Format::Raw => {
             if !container.traits().regular {
@@ -153,11 +158,15 @@ fn change(
             .with_context(|| format!("cannot make {} {size} bytes long", path.display()))
         }
         Format::Qcow2 => {
-            let own = chain::layer(path, Some(format), true)?;
+            let own = chain::layer(place, Some(format), true)?;
             let data = match own.header.as_ref().and_then(|header| header.data_file()) {
                 Some(name) => {
-                    let name = chain::beside(path, Path::new(OsStr::from_bytes(name)));
-                    Some(offline::to_change(&name, Writing { format: Format::Raw, ..writing })?)
+                    let name = PathBuf::from(OsStr::from_bytes(name));
+                    let found =
+                        find_named(&container, Role::DataFile, &[name], &writing.options())?;
+                    record::may_own(place, &found, !writing.data.data_file.is_empty())?;
+                    let writing = Writing { format: Format::Raw, ..writing };
+                    Some(offline::to_change(&found, writing)?)
                 }
                 None => None,
             };
@@ -179,7 +188,7 @@ fn change(
 
 /// Bytes of the disk below an image.
 fn backing_size(path: &Path, sources: &Sources) -> anyhow::Result<u64> {
-    let layers = chain::layers(path, Some(Format::Qcow2), true)?;
+    let layers = chain::layers(path, Some(Format::Qcow2), true, &sources.names)?;
     let Some(below) = layers.get(1) else { return Ok(0) };
     match &below.header {
         Some(header) => Ok(header.size),
@@ -188,7 +197,7 @@ fn backing_size(path: &Path, sources: &Sources) -> anyhow::Result<u64> {
                 force_share: true,
                 ..sources.options(below.format, CacheMode::Writeback)?
             };
-            Ok(open(&below.path, &options)?.info().size)
+            Ok(open_place(&below.place, &options)?.info().size)
         }
     }
 }

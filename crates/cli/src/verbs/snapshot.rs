@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::info::human;
 use super::offline::{self, Writing};
-use super::source::{Force, Names};
+use super::source::{DataFiles, Force};
 use crate::args::Output;
 use crate::names;
 
@@ -65,7 +65,7 @@ pub(crate) struct SnapshotArgs {
     force: Force,
 
     #[command(flatten)]
-    names: Names,
+    data: DataFiles,
 }
 
 pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
     if format != Format::Qcow2 {
         return Err(offline::cannot(&args.file, format, "have no snapshots"));
     }
-    let writing = Writing { format, force: &args.force, names: &args.names };
+    let writing = Writing { format, force: &args.force, data: &args.data };
     let container = match change {
         true => offline::settled(&args.file, writing)?,
         false => offline::container(&args.file, args.force_share)?,

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error;
-use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource, open, probe, record};
+use ringtap_image::{
+    CacheMode, Format, OpenError, OpenOptions, Place, Secret, SecretSource, open_place, probe,
+    record,
+};
 use ringtap_vbd::Vbd;
 
 use crate::secret;
@@ -44,9 +47,35 @@ pub(crate) struct Sources {
 /// What an image may name.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Names {
-    /// Folder in which backing files named inside an image may lie, beside the image's own; repeatable
-    #[arg(long, value_name = "DIR")]
+    /// File that an image may name as its backing file, parent or extent, or folder with such; needed where
+    /// Ringtap has not recorded it, and image and folder are not your own; repeatable
+    #[arg(long, value_name = "FILE|DIR")]
     pub(crate) allow_backing: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) data: DataFiles,
+}
+
+/// What an image may name for its data.
+#[derive(Debug, Default, Args)]
+pub(crate) struct DataFiles {
+    /// File that an image may name as its external data file; needed where Ringtap has not recorded it,
+    /// and image and folder are not your own; repeatable
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data_file: Vec<PathBuf>,
+}
+
+/// `--backing`, where that is nothing else.
+pub(crate) fn backing(arg: clap::Arg) -> clap::Arg {
+    arg.long("backing").alias("allow-backing")
+}
+
+/// Where `--backing` names what is to lie below a new image, an error tells of `--allow-backing`.
+pub(crate) fn backing_is_another(mut error: anyhow::Error) -> anyhow::Error {
+    if let Some(OpenError::Name { source }) = error.downcast_mut::<OpenError>() {
+        source.set_option("--allow-backing");
+    }
+    error
 }
 
 /// The option of verbs that write to an image.
@@ -67,6 +96,7 @@ impl Sources {
             read_only: true,
             force_share: self.force_share,
             allow_backing: self.names.allow_backing.clone(),
+            data_files: self.names.data.data_file.clone(),
             secret: read_secret(self.secret.as_ref(), &self.known)?,
             ..OpenOptions::default()
         })
@@ -87,17 +117,22 @@ pub(crate) fn read_secret(
 }
 
 /// The format of an image that is only read: named, else written down, else by its mark.
-pub(crate) fn format_of(path: &Path, named: Option<Format>) -> anyhow::Result<(Format, How)> {
+pub(crate) fn format_of(
+    place: impl Into<Place>,
+    named: Option<Format>,
+) -> anyhow::Result<(Format, How)> {
+    let place = place.into();
+    let (path, at) = (place.path(), place.at());
     if let Some(format) = named {
         return Ok((format, How::Named));
     }
     if is_null(path) {
         return Ok((Format::Raw, How::Named));
     }
-    if let Some(format) = record::format(path) {
+    if let Some(format) = record::format(&at) {
         return Ok((format, How::Recorded));
     }
-    let mark = probe::mark(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mark = probe::mark(&at).with_context(|| format!("cannot read {}", path.display()))?;
     let Some(name) = mark else { return Ok((Format::Raw, How::Probed)) };
     match name.parse() {
         Ok(format) => Ok((format, How::Probed)),
@@ -127,12 +162,14 @@ pub(crate) fn format_to_write(path: &Path, named: Option<Format>) -> anyhow::Res
 
 /// Open an image to read; where its format was guessed from a mark, say so.
 pub(crate) fn open_source(
-    path: &Path,
+    place: impl Into<Place>,
     named: Option<Format>,
     cache: CacheMode,
     sources: &Sources,
 ) -> anyhow::Result<Vbd> {
-    let (format, how) = format_of(path, named)?;
+    let place = place.into();
+    let path = place.path();
+    let (format, how) = format_of(&place, named)?;
     if how == How::Probed && format != Format::Raw {
         eprintln!(
             "ringtap: note: {} bears the mark of {format} and is taken for it; -f says it for certain",
@@ -140,7 +177,7 @@ pub(crate) fn open_source(
         );
     }
     let options = sources.options(format, cache)?;
-    Ok(Vbd::new(open(path, &options)?, cache))
+    Ok(Vbd::new(open_place(&place, &options)?, cache))
 }
 
 /// Whether this is no file but `null:SIZE`.

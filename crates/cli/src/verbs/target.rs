@@ -11,8 +11,8 @@ use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, CreateOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenOptions, Secret, SecretSource, limit_of_length, luks,
-    on_a_ring, parse_size, probe, record, vhd,
+    CacheMode, Container, Format, OpenOptions, Place, Role, Secret, SecretSource, limit_of_length,
+    luks, on_a_ring, parse_size, probe, record, vhd,
 };
 
 use super::source::{Sources, format_of, open_source, read_secret};
@@ -262,7 +262,25 @@ impl Recipe {
         }
         probe::finished(path).with_context(|| format!("cannot change {}", path.display()))?;
         record::confirm_format(path, self.format);
+        self.record_names(path);
         Ok(made)
+    }
+
+    /// Write down which files the image names, that it may have them.
+    fn record_names(&self, path: &Path) {
+        let data = self.options.iter().rev().find(|(key, _)| key == "data_file");
+        let data = data.filter(|_| self.format == Format::Qcow2);
+        let data = data.map(|(_, name)| chain::beside(path, Path::new(name)));
+        let image = Place::from(path);
+        let backing = self.backing.as_ref().map(|it| it.path.as_path());
+        chain::record(&image, Role::Backing, backing);
+        chain::record(&image, Role::DataFile, data.as_deref());
+        if let Some(Err(error)) = data.map(|data| record::set_owner(&image, &(&data).into())) {
+            tracing::warn!(
+                "cannot write down whose the data file of {} is: {error}",
+                path.display()
+            );
+        }
     }
 
     /// What a qcow2 image is to be. Its size must be known.
@@ -494,6 +512,8 @@ fn make_qcow2(path: &Path, options: CreateOptions, made: &mut Made) -> anyhow::R
         Some(name) => {
             let place = chain::beside(path, Path::new(name));
             made.find_or_create(&place)?;
+            // What another image has there would be lost.
+            record::may_own(&path.into(), &(&place).into(), true)?;
             Some(opened(&place)?)
         }
         None => None,

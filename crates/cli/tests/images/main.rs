@@ -262,9 +262,14 @@ fn backing_files_open_only_where_they_may_lie() {
     bench.ok("ringtap create -q there/base.raw 1M");
     bench.ok("qemu-img create -q -f qcow2 -b ../there/base.raw -F raw here/over.qcow2");
     let said = bench.ends("ringtap map -f qcow2 here/over.qcow2", 1);
-    assert!(said.contains("--allow-backing"), "{said}");
-    bench.ok("ringtap map -f qcow2 here/over.qcow2 --allow-backing there");
-    let both = bench.json("ringtap info --backing-chain --output json here/over.qcow2");
+    let there = fs::canonicalize(bench.path("there/base.raw")).expect("it is there");
+    assert!(said.contains(&format!("--backing {}", there.display())), "{said}");
+    for option in ["--backing there", "--allow-backing there", "--backing there/base.raw"] {
+        bench.ok(&format!("ringtap map -f qcow2 here/over.qcow2 {option}"));
+    }
+    bench.ends("ringtap info --backing-chain --output json here/over.qcow2", 1);
+    let line = "ringtap info --backing-chain --backing there --output json here/over.qcow2";
+    let both = bench.json(line);
     assert_eq!(both.as_array().map(Vec::len), Some(2));
     assert_eq!(both[0]["full-backing-filename"], "here/../there/base.raw");
     // A cycle has an end.

@@ -2,7 +2,8 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::PathBuf;
+use std::slice;
 use std::sync::Arc;
 
 use ringtap_io::Io;
@@ -11,11 +12,12 @@ use super::extension::Encryption;
 use super::header::incompatible;
 use super::restart::{RESTART_RECORDS, names_log};
 use super::{Crypt, Header, Parts, Qcow2, at_snapshot};
-use crate::backing::{Chain, Named};
+use crate::backing::Chain;
+use crate::names::{self, Role};
 use crate::open::open_in_chain;
 use crate::{
-    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, RestartLog, Role,
-    SectorCipher, luks,
+    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, RestartLog,
+    SectorCipher, luks, record,
 };
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
@@ -44,16 +46,16 @@ pub(crate) fn open_chain<'a>(
         let mut base = None;
         loop {
             let layer = open_layer(io, &place, &mut options).await?;
+            let container = layer.container.clone();
             let name = layer.header.backing_file.clone();
             let format = layer.header.backing_format().map(<[u8]>::to_vec);
             layers.push(layer);
             options.layers = options.layers.map(|left| left.saturating_sub(1));
             let Some(name) = name.filter(|_| options.layers != Some(0)) else { break };
-            let name = OsStr::from_bytes(&name);
-            let named =
-                Named { by: place.path(), what: Role::Backing, name, format: format.as_deref() };
-            let below = Place::from(&named.find(&options)?);
-            options.format = Some(named.find_format(below.path())?);
+            let name = PathBuf::from(OsStr::from_bytes(&name));
+            let below = names::find(&container, Role::Backing, slice::from_ref(&name), &options)?;
+            let format = names::find_format(place.path(), &name, format.as_deref(), &below)?;
+            options.format = Some(format);
             options.read_only = true;
             if options.format != Some(Format::Qcow2) {
                 base = Some(open_in_chain(io, &below, &options, chain).await?);
@@ -104,7 +106,7 @@ async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result
         container = Container::open(place, options)?;
     }
     let data = match header.has(incompatible::DATA_FILE) {
-        true => Some(open_data(path, &header, options)?),
+        true => Some(open_data(&container, &header, options)?),
         false => None,
     };
     let key = match header.encryption() {
@@ -151,11 +153,17 @@ async fn unlock(
     luks::unlock_header(&header.map_err(failed)?, secret).map_err(failed)
 }
 
-fn open_data(path: &Path, header: &Header, options: &OpenOptions) -> Result<Container, OpenError> {
+fn open_data(
+    image: &Container,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<Container, OpenError> {
     let why = "its guest data lies in an external file, and it does not name that";
-    let refused = OpenError::Refused { path: path.to_owned(), why };
-    let name = OsStr::from_bytes(header.data_file().ok_or(refused)?);
-    let named = Named { by: path, what: Role::Data, name, format: Some(b"raw") };
+    let refused = OpenError::Refused { path: image.path().to_owned(), why };
+    let name = PathBuf::from(OsStr::from_bytes(header.data_file().ok_or(refused)?));
+    let data = names::find(image, Role::DataFile, slice::from_ref(&name), options)?;
     let options = OpenOptions { format: Some(Format::Raw), ..options.clone() };
-    Container::open(&named.find(&options)?, &options)
+    let container = Container::open(&data, &options)?;
+    record::belong_together(&image.place(), &data, &options)?;
+    Ok(container)
 }

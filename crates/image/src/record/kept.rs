@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::identity;
+use super::named::{Allowed, Known};
 
 /// The longest record that is read.
 const LONGEST: u64 = 1 << 20;
@@ -21,11 +22,15 @@ pub(super) struct Kept {
     path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) format: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) names: Vec<Allowed>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) data_of: Option<Known>,
 }
 
 impl Kept {
     fn is_empty(&self) -> bool {
-        self.format.is_none()
+        self.format.is_none() && self.names.is_empty() && self.data_of.is_none()
     }
 
     /// What is kept of the image at `path`.
@@ -128,8 +133,12 @@ mod tests {
     fn a_record_is_found_by_its_identity_alone_and_not_where_others_write() {
         let dir = tempfile::tempdir().expect("a folder");
         let folder = dir.path().join("state/ringtap");
-        let kept =
-            Kept { identity: "file 1".into(), path: "/a".into(), format: Some("raw".into()) };
+        let kept = Kept {
+            identity: "file 1".into(),
+            path: "/a".into(),
+            format: Some("raw".into()),
+            ..Kept::default()
+        };
         write(&folder, &kept).expect("written");
         assert_eq!(fs::metadata(&folder).expect("made").permissions().mode() & 0o777, 0o700);
         assert_eq!(read(&folder, "file 1"), Some(kept.clone()));

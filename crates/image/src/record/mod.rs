@@ -7,6 +7,7 @@
 
 mod identity;
 mod kept;
+mod named;
 
 use std::io;
 use std::path::Path;
@@ -15,8 +16,10 @@ use rustix::fs::XattrFlags;
 
 use crate::{Format, OpenError, OpenOptions, Place, probe};
 
-pub(crate) use identity::identity;
+use identity::identity;
 use kept::Kept;
+pub(crate) use named::{allowed, belong_together, owner};
+pub use named::{may_own, set_allowed, set_owner};
 
 /// Holds the format's name.
 const FORMAT: &str = "user.ringtap.format";

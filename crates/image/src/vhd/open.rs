@@ -1,6 +1,6 @@
 //! Opening a VHD, with its parents.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ringtap_io::Io;
 
@@ -10,7 +10,7 @@ use super::footer::{Footer, Kind};
 use super::layout::Layout;
 use super::restart::RESTART_RECORDS;
 use super::{bad, os, parent};
-use crate::beside::{self, Sought};
+use crate::names::{self, Role};
 use crate::{
     Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Place, Raw, RestartLog,
 };
@@ -21,8 +21,7 @@ const DEEPEST: usize = 32;
 /// An image of a chain, and its footer.
 type Link = (Box<dyn Image>, Footer);
 
-/// Open a VHD of any kind. A parent is looked for in the image's own folder and in those that
-/// `options.allow_backing` names; it is opened read-only, and must be the one that is meant.
+/// Open a VHD of any kind. A parent is opened where it may be ([`names`]), read-only, and must be the one that is meant.
 pub fn open<'a>(
     io: &'a Io,
     place: &'a Place,
@@ -159,12 +158,11 @@ fn open_link<'a>(
         let parent = match (&layout.sparse, footer.kind) {
             (Some(sparse), Kind::Differencing) => {
                 let names = parent::names(io, &container, &sparse.header).await?;
-                let sought = Sought { format: "VHD", what: "parent", image: path };
-                let below = beside::find(&sought, &names, &options.allow_backing)?;
+                let below = names::find(&container, Role::Parent, &names, options)?;
                 let mut chain = children.to_vec();
                 chain.push(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
-                if chain.contains(&below) || chain.len() > DEEPEST {
-                    let found = format!("its parent {} ends no chain", below.display());
+                if chain.iter().any(|above| above == below.path()) || chain.len() > DEEPEST {
+                    let found = format!("its parent {} ends no chain", below.path().display());
                     return Err(bad(
                         &container,
                         0,
@@ -192,7 +190,7 @@ async fn open_parent(
     io: &Io,
     child: &Container,
     layout: &Layout,
-    path: &Path,
+    place: &Place,
     id: [u8; 16],
     options: &OpenOptions,
     chain: &[PathBuf],
@@ -201,29 +199,29 @@ async fn open_parent(
     let cached = through_page_cache(&direct);
     // The chain is served in blocks of the largest size among it, and those must fit the child too.
     let first = if child.traits().request_alignment == 1 { &cached } else { &direct };
-    let parent = open_by_id(io, child, path, id, first, chain).await?;
+    let parent = open_by_id(io, child, place, id, first, chain).await?;
     if layout.is_aligned(parent.info().request_alignment) {
         return Ok(parent);
     }
     drop(parent);
-    open_by_id(io, child, path, id, &cached, chain).await
+    open_by_id(io, child, place, id, &cached, chain).await
 }
 
 async fn open_by_id(
     io: &Io,
     child: &Container,
-    path: &Path,
+    place: &Place,
     id: [u8; 16],
     options: &OpenOptions,
     chain: &[PathBuf],
 ) -> Result<Box<dyn Image>, OpenError> {
     if id == [0; 16] {
         // What Xen's tools write where the parent is a raw disk.
-        return Ok(Box::new(Raw::open(path, options)?));
+        return Ok(Box::new(Raw::open(place, options)?));
     }
-    let (parent, footer) = open_link(io, &path.into(), options, chain).await?;
+    let (parent, footer) = open_link(io, place, options, chain).await?;
     if footer.id != id {
-        let found = format!("{} is not its parent: the unique ids differ", path.display());
+        let found = format!("{} is not its parent: the unique ids differ", place.path().display());
         let advice = "the parent was replaced; find the one that the image was made over";
         return Err(bad(child, 512 + 40, found, advice));
     }

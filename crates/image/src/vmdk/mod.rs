@@ -6,12 +6,12 @@ mod image;
 mod sparse;
 
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ringtap_io::Io;
 
-use crate::beside::{self, Sought};
 use crate::container::{malformed, os};
+use crate::names::{self, Role};
 use crate::{Boxed, Container, Image, OpenError, OpenOptions, Place};
 
 use descriptor::{Descriptor, Part};
@@ -27,8 +27,7 @@ const MOST_TABLES: usize = 1 << 19;
 const MOST: u64 = 62 << 40;
 
 /// Open a VMDK, which must be asked for read-only: the file with the descriptor, or a sparse extent that
-/// holds its own. Further extents are looked for in the same folder and in those that
-/// `options.allow_backing` names.
+/// holds its own. Further extents are opened where they may be ([`names`]).
 pub fn open<'a>(
     io: &'a Io,
     place: &'a Place,
@@ -36,7 +35,7 @@ pub fn open<'a>(
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         let container = Container::open(place, options)?;
-        open_with(io, container, Some((place.path(), options))).await
+        open_with(io, container, Some(options)).await
     })
 }
 
@@ -48,7 +47,7 @@ pub async fn open_in(io: &Io, container: Container) -> Result<Box<dyn Image>, Op
 async fn open_with(
     io: &Io,
     container: Container,
-    outside: Option<(&Path, &OpenOptions)>,
+    outside: Option<&OpenOptions>,
 ) -> Result<Box<dyn Image>, OpenError> {
     if !container.traits().read_only {
         let found = "it is opened for writing";
@@ -76,13 +75,13 @@ async fn open_with(
         return Err(bad(&container, 0, found, "is it a VMDK? name the descriptor file"));
     }
     let descriptor = read_descriptor(io, &container, 0, len).await?;
-    let Some((path, options)) = outside else {
+    let Some(options) = outside else {
         return Err(bad(&container, 0, "it names other files", "open it by its path"));
     };
     let mut pieces = Vec::new();
     let (mut start, mut tables): (u64, usize) = (0, 0);
     for part in &descriptor.parts {
-        let kind = open_part(io, path, options, part).await?;
+        let kind = open_part(io, &container, options, part).await?;
         if let Kind::Sparse(sparse) = &kind {
             if sparse.size < part.len {
                 let found = format!("{} holds {} bytes of {}", part.name, sparse.size, part.len);
@@ -109,16 +108,15 @@ async fn open_with(
 
 async fn open_part(
     io: &Io,
-    image: &Path,
+    image: &Container,
     options: &OpenOptions,
     part: &Part,
 ) -> Result<Kind, OpenError> {
     if part.kind == descriptor::PartKind::Zero {
         return Ok(Kind::Zero);
     }
-    let sought = Sought { format: "VMDK", what: "extent", image };
-    let path = beside::find(&sought, &[PathBuf::from(&part.name)], &options.allow_backing)?;
-    let container = Container::open(&path, options)?;
+    let place = names::find(image, Role::Extent, &[PathBuf::from(&part.name)], options)?;
+    let container = Container::open(&place, options)?;
     match part.kind {
         descriptor::PartKind::Sparse => Ok(Kind::Sparse(Sparse::read(io, container).await?)),
         _ => {

@@ -1,0 +1,318 @@
+//! Files that an image names, and which of them are opened.
+//!
+//! Whoever may write to an image may have it name any file. So one is opened only where Ringtap itself
+//! recorded it when it wrote the name ([`record`]), where the operator names it, or where both the image
+//! and its folder are the operator's own: then in that folder or below. What was looked at is what is
+//! opened: it is held from the first look on.
+
+mod error;
+mod own;
+
+use std::ffi::OsStr;
+use std::fmt::{self, Display, Formatter};
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+
+pub use error::NameError;
+
+use crate::place::path_of;
+use crate::{Container, Format, OpenError, OpenOptions, Place, foreign_name, probe, record};
+
+/// What a file is to the image that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// What lies below a qcow2 image.
+    Backing,
+    /// What lies below a VHD.
+    Parent,
+    /// A part of a VMDK.
+    Extent,
+    /// Where the guest's data of a qcow2 image lies.
+    DataFile,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Backing => "backing file",
+            Role::Parent => "parent",
+            Role::Extent => "extent",
+            Role::DataFile => "data file",
+        }
+    }
+
+    /// The option by which the operator allows it.
+    fn option(self) -> &'static str {
+        if self == Role::DataFile { "--data-file" } else { "--backing" }
+    }
+}
+
+impl Display for Role {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A file that an image names, by one or several names, the best first.
+struct Sought<'a> {
+    role: Role,
+    /// Where the image is.
+    image: PathBuf,
+    folder: PathBuf,
+    /// What leads to the image and nowhere else.
+    at: PathBuf,
+    names: &'a [PathBuf],
+    options: &'a OpenOptions,
+}
+
+/// The file that an image names, by one or several names, the best first; held.
+pub fn find(
+    image: &Container,
+    role: Role,
+    names: &[PathBuf],
+    options: &OpenOptions,
+) -> Result<Place, OpenError> {
+    let failed = |source| OpenError::Os {
+        what: "find the folder of",
+        path: image.path().to_owned(),
+        source,
+    };
+    let at = match image.open_file() {
+        Some(file) => path_of(file.as_fd()),
+        None => image.path().to_owned(),
+    };
+    let path = fs::canonicalize(&at).or_else(|_| fs::canonicalize(image.path()));
+    let path = path.map_err(failed)?;
+    let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+    let sought = Sought { role, image: image.path().to_owned(), folder, at, names, options };
+    sought.find(&path)
+}
+
+impl Sought<'_> {
+    fn find(&self, image: &Path) -> Result<Place, OpenError> {
+        let recorded = record::allowed(&self.at, self.role);
+        let mut refused = None;
+        for name in self.names {
+            let name = self.path_in(name)?;
+            for candidate in self.candidates(&name) {
+                let Ok(file) = fs::canonicalize(candidate) else { continue };
+                if let Some(place) = self.named_by_operator(&file)? {
+                    return Ok(place);
+                }
+                if let Some(place) = recorded.iter().find_map(|it| it.find(&file)) {
+                    return Ok(place);
+                }
+                match self.beside(image, &file)? {
+                    Ok(place) => return Ok(place),
+                    Err(why) => {
+                        refused.get_or_insert((name.clone(), file, why));
+                    }
+                }
+            }
+        }
+        if let Some((name, file, why)) = refused {
+            let replaced = recorded.iter().any(|it| it.path() == file);
+            let why = match replaced {
+                true => "which is not the file that was recorded, but was put in its place".into(),
+                false => format!("which was not recorded when Ringtap wrote the image, and {why}"),
+            };
+            return Err(self.refuse(&name, why, Some(file)));
+        }
+        // The names lead nowhere; what was named or recorded may be elsewhere now.
+        for name in self.names {
+            let last = Path::new(name).file_name();
+            let same = |path: &Path| path.file_name() == last && path.is_file();
+            let allowed = self.allowed().iter().find(|path| same(path));
+            if let Some(place) = allowed.and_then(|path| Place::hold(path).ok()) {
+                return Ok(place);
+            }
+            if let Some(place) = recorded.iter().find_map(|it| it.find(it.path())) {
+                return Ok(place);
+            }
+        }
+        Err(self.missing())
+    }
+
+    /// What the operator allows.
+    fn allowed(&self) -> &[PathBuf] {
+        match self.role {
+            Role::DataFile => &self.options.data_files,
+            _ => &self.options.allow_backing,
+        }
+    }
+
+    /// A name as the path that it is.
+    fn path_in(&self, name: &Path) -> Result<PathBuf, OpenError> {
+        if matches!(self.role, Role::Parent | Role::Extent) {
+            return Ok(name.to_owned());
+        }
+        let bytes = name.as_os_str().as_bytes();
+        if let Some(why) = foreign_name(bytes).filter(|_| !bytes.starts_with(b"file:")) {
+            return Err(refused(&self.image, name, why));
+        }
+        let bytes = bytes.strip_prefix(b"file:").unwrap_or(bytes);
+        let protocol = bytes.iter().position(|byte| *byte == b':');
+        if protocol.is_some_and(|at| !bytes.get(..at).unwrap_or_default().contains(&b'/')) {
+            return Err(refused(&self.image, name, "only a file's path is understood"));
+        }
+        Ok(PathBuf::from(OsStr::from_bytes(bytes)))
+    }
+
+    /// Where a name may lead. Of one from another machine the last part may still be right.
+    fn candidates(&self, name: &Path) -> impl Iterator<Item = PathBuf> {
+        let last = name.components().next_back();
+        let last = last.filter(|part| matches!(part, Component::Normal(_)));
+        let foreign = matches!(self.role, Role::Parent | Role::Extent);
+        let beside = last.filter(|_| foreign).map(|part| self.folder.join(part));
+        [Some(self.folder.join(name)), beside].into_iter().flatten()
+    }
+
+    fn named_by_operator(&self, file: &Path) -> Result<Option<Place>, OpenError> {
+        for allowed in self.allowed() {
+            let Ok(whole) = fs::canonicalize(allowed) else { continue };
+            if whole == file {
+                let failed = |source| os("open", file, source);
+                return Place::hold(allowed).map(Some).map_err(failed);
+            }
+            let below = file.strip_prefix(&whole).ok().filter(|_| self.role != Role::DataFile);
+            if let Some(inside) = below {
+                return open_beneath(&whole, inside, file).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// A file beside the image or below that, where all of it is the operator's own; else why it is not.
+    fn beside(&self, image: &Path, file: &Path) -> Result<Result<Place, String>, OpenError> {
+        let Ok(inside) = file.strip_prefix(&self.folder) else {
+            return Ok(Err("lies outside the image's own folder".into()));
+        };
+        if let Err(why) = own::is_own(&self.at, image) {
+            return Ok(Err(why));
+        }
+        // A raw disk whose guest has written an image onto it.
+        let known = record::format(&self.at);
+        if let Some(known) = known.filter(|known| self.options.format != Some(*known)) {
+            return Ok(Err(format!("the image is recorded as {known}")));
+        }
+        let place = open_beneath(&self.folder, inside, file)?;
+        let is_image = self.role == Role::DataFile
+            && !self.options.read_only
+            && record::format(&place.at()).is_some()
+            && record::owner(&place.at()).is_none();
+        Ok(if is_image { Err("it is recorded as an image itself".into()) } else { Ok(place) })
+    }
+
+    fn refuse(&self, name: &Path, why: String, file: Option<PathBuf>) -> OpenError {
+        let source = Box::new(NameError::NotAllowed {
+            image: self.image.clone(),
+            role: self.role.name(),
+            name: name.to_owned(),
+            why,
+            option: self.role.option(),
+            file,
+        });
+        OpenError::Name { source }
+    }
+
+    fn missing(&self) -> OpenError {
+        let Some(name) = self.names.first() else {
+            return self.refuse(Path::new(""), "and there is none of that name".into(), None);
+        };
+        let path = self.folder.join(self.path_in(name).unwrap_or_else(|_| name.clone()));
+        match fs::metadata(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => os("find", &path, source),
+            _ => OpenError::Missing {
+                image: self.image.clone(),
+                what: self.role,
+                name: name.as_os_str().to_owned(),
+                path,
+            },
+        }
+    }
+}
+
+/// The format that an image names for the file below, else what Ringtap wrote down. What bears no signature is
+/// raw; a signature alone is not believed, for the guest of a raw disk may have written it.
+pub(crate) fn find_format(
+    image: &Path,
+    name: &Path,
+    format: Option<&[u8]>,
+    below: &Place,
+) -> Result<Format, OpenError> {
+    let refused = |why| refused(image, name, why);
+    if let Some(format) = format {
+        let unknown = "it is said to be of a format that is not known here";
+        return match std::str::from_utf8(format) {
+            Ok("file" | "host_device") => Ok(Format::Raw),
+            Ok(name) => name.parse().map_err(|_| refused(unknown)),
+            Err(_) => Err(refused(unknown)),
+        };
+    }
+    let at = below.at();
+    if let Some(format) = record::format(&at) {
+        return Ok(format);
+    }
+    match probe::mark(&at).map_err(|source| os("read", below.path(), source))? {
+        None => Ok(Format::Raw),
+        Some(_) => Err(refused(
+            "the image does not say of which format that is, and its own signature may be a \
+             guest's work: write it down with ringtap rebase -u -b FILE -F FORMAT IMAGE",
+        )),
+    }
+}
+
+/// Whether a file is where nobody but this user and root could have put it.
+pub(crate) fn is_own(place: &Place) -> bool {
+    own::is_own(&place.at(), place.path()).is_ok()
+}
+
+/// Open what lies in a folder or below and nowhere else, whatever links there are.
+fn open_beneath(folder: &Path, inside: &Path, file: &Path) -> Result<Place, OpenError> {
+    let failed = |error: rustix::io::Errno| os("open", file, error.into());
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let folder = rustix::fs::openat(CWD, folder, flags | OFlags::DIRECTORY, Mode::empty());
+    let folder = folder.map_err(failed)?;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let held = rustix::fs::openat2(folder, inside, flags, Mode::empty(), resolve);
+    Ok(Place::of(file, held.map_err(failed)?))
+}
+
+fn os(what: &'static str, path: &Path, source: io::Error) -> OpenError {
+    OpenError::Os { what, path: path.to_owned(), source }
+}
+
+fn refused(image: &Path, name: &Path, why: &'static str) -> OpenError {
+    OpenError::Backing { image: image.to_owned(), name: name.as_os_str().to_owned(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was looked at may be another by the time it is opened.
+    #[test]
+    fn a_link_put_there_since_leads_nowhere() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (inside, secret) = (dir.path().join("in"), dir.path().join("secret"));
+        fs::create_dir(&inside).expect("made");
+        fs::write(&secret, "secret").expect("written");
+        fs::write(inside.join("file"), "").expect("written");
+        let open = |name: &str| open_beneath(&inside, Path::new(name), &inside.join(name));
+        let held = open("file").expect("a file of that folder");
+        std::os::unix::fs::symlink(&secret, inside.join("link")).expect("linked");
+        std::os::unix::fs::symlink("..", inside.join("up")).expect("linked");
+        for name in ["link", "up/secret", "../secret"] {
+            assert!(open(name).is_err(), "{name}");
+        }
+        // And what is held stays what it is.
+        fs::remove_file(inside.join("file")).expect("removed");
+        std::os::unix::fs::symlink(&secret, inside.join("file")).expect("linked");
+        assert_eq!(fs::read(held.at()).expect("the file that was"), b"");
+    }
+}

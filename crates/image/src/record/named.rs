@@ -1,0 +1,218 @@
+//! What an image may name, and what a data file belongs to: as Ringtap wrote it, where nobody but its user
+//! can.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::XattrFlags;
+use serde::{Deserialize, Serialize};
+
+use super::kept::Kept;
+use super::{attribute, identity};
+use crate::names::{Role, is_own};
+use crate::{NameError, OpenError, OpenOptions, Place};
+
+/// Attributes that only root sees and writes.
+const NAMES: &str = "trusted.ringtap.names";
+const DATA_OF: &str = "trusted.ringtap.data-of";
+
+/// A file, by its path when that was written and by its [`identity()`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    path: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    identity: Option<String>,
+}
+
+/// A file that an image may name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Allowed {
+    /// Whether it is for data: to be written to.
+    #[serde(default)]
+    data: bool,
+    file: Known,
+}
+
+impl Known {
+    /// The file at the path, which may be one of /proc; none where none is.
+    fn of(path: &Path) -> Option<Known> {
+        let whole = fs::canonicalize(path).ok()?;
+        Some(Known { identity: identity(path), path: whole })
+    }
+
+    /// Whether what is held is that file.
+    fn is(&self, place: &Place) -> bool {
+        self.identity.is_some() && identity(&place.at()) == self.identity
+    }
+}
+
+impl Allowed {
+    /// Where it was.
+    pub(crate) fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// What lies at `path` now, held, if it is that file: itself, or another in its place that nobody
+    /// else could have put there.
+    pub(crate) fn find(&self, path: &Path) -> Option<Place> {
+        let place = Place::hold(path).ok()?;
+        let replaced = || path == self.path() && is_own(&place);
+        (self.file.is(&place) || replaced()).then_some(place)
+    }
+}
+
+/// What the image at `path` may name in that role.
+pub(crate) fn allowed(path: &Path, role: Role) -> Vec<Allowed> {
+    let mut all = all_allowed(path);
+    all.retain(|it| it.data == (role == Role::DataFile));
+    all
+}
+
+fn all_allowed(path: &Path) -> Vec<Allowed> {
+    match attribute(path, NAMES) {
+        Some(text) => serde_json::from_str(&text).unwrap_or_default(),
+        None => Kept::of(path).map(|own| own.names).unwrap_or_default(),
+    }
+}
+
+/// Let the image at `path` name that file in that role, or none, and no other.
+pub fn set_allowed(path: &Path, role: Role, file: Option<&Path>) -> io::Result<()> {
+    let data = role == Role::DataFile;
+    let before = all_allowed(path);
+    let mut names = before.clone();
+    names.retain(|it| it.data != data);
+    names.extend(file.and_then(Known::of).map(|file| Allowed { data, file }));
+    if names == before {
+        return Ok(());
+    }
+    let set = match names.is_empty() {
+        true => rustix::fs::removexattr(path, NAMES).is_ok(),
+        false => set_attribute(path, NAMES, &names)?,
+    };
+    let names = if set { vec![] } else { names };
+    Kept::change(path, names.is_empty(), |own| own.names = names)
+}
+
+/// Whose data file lies at `path`.
+pub(crate) fn owner(path: &Path) -> Option<Known> {
+    match attribute(path, DATA_OF) {
+        Some(text) => serde_json::from_str(&text).ok(),
+        None => Kept::of(path)?.data_of,
+    }
+}
+
+/// Whether the data file `data` is no other image's than that at `image`. `insisted`: the operator names the
+/// file, so that one whose image is gone may have another.
+pub fn may_own(image: &Place, data: &Place, insisted: bool) -> Result<(), OpenError> {
+    let Some(owner) = owner(&data.at()) else { return Ok(()) };
+    let same_path = fs::canonicalize(image.at()).is_ok_and(|path| path == owner.path);
+    let gone = || !Place::hold(&owner.path).is_ok_and(|other| owner.is(&other));
+    if owner.is(image) || same_path || (insisted && gone()) {
+        return Ok(());
+    }
+    let source = Box::new(NameError::DataOf {
+        image: image.path().to_owned(),
+        data: data.path().to_owned(),
+        owner: owner.path.clone(),
+        gone: gone(),
+    });
+    Err(OpenError::Name { source })
+}
+
+/// From now on the data file is that image's.
+pub fn set_owner(image: &Place, data: &Place) -> io::Result<()> {
+    let Some(own) = Known::of(&image.at()).filter(|own| own.identity.is_some()) else {
+        return Ok(());
+    };
+    let at = data.at();
+    if owner(&at).as_ref() == Some(&own) {
+        return Ok(());
+    }
+    let set = set_attribute(&at, DATA_OF, &own)?;
+    Kept::change(&at, set, |kept| kept.data_of = (!set).then_some(own))
+}
+
+/// False where that cannot be, for whatever reason.
+fn set_attribute(path: &Path, name: &str, value: &impl Serialize) -> io::Result<bool> {
+    let text = serde_json::to_vec(value)?;
+    Ok(rustix::fs::setxattr(path, name, &text, XattrFlags::empty()).is_ok())
+}
+
+/// An image and its data file are being opened: they must belong together, and do from now on where the image is
+/// opened for writing.
+pub(crate) fn belong_together(
+    image: &Place,
+    data: &Place,
+    options: &OpenOptions,
+) -> Result<(), OpenError> {
+    may_own(image, data, !options.data_files.is_empty())?;
+    if options.read_only {
+        return Ok(());
+    }
+    if let Err(error) = set_owner(image, data) {
+        let (image, data) = (image.path().display(), data.path().display());
+        tracing::warn!("cannot write down that {data} is the data file of {image}: {error}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_may_be_named_is_that_file_wherever_it_is() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| dir.path().join(name);
+        for name in ["image", "base", "other"] {
+            fs::write(path(name), name).expect("written");
+        }
+        if set_allowed(&path("image"), Role::Backing, Some(&path("base"))).is_err() {
+            return; // nowhere to write it
+        }
+        let find = |name: &str| {
+            let all = allowed(&path("image"), Role::Parent);
+            all.iter().find_map(|it| it.find(&path(name))).is_some()
+        };
+        assert!(find("base") && !find("other"));
+        assert!(allowed(&path("image"), Role::DataFile).is_empty());
+        fs::rename(path("base"), path("moved")).expect("moved");
+        assert!(find("moved") && !find("base"));
+        // Another in its place counts where only this user could have put it.
+        fs::rename(path("other"), path("base")).expect("moved");
+        assert!(find("base"));
+        use std::os::unix::fs::PermissionsExt;
+        let shared = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(dir.path(), shared).expect("changed");
+        assert!(!find("base") && find("moved"));
+        set_allowed(&path("image"), Role::Backing, None).expect("removed");
+        assert!(!find("moved"));
+    }
+
+    #[test]
+    fn a_data_file_has_one_image() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let place = |name: &str| Place::hold(&dir.path().join(name)).expect("there");
+        for name in ["one", "two", "data"] {
+            fs::write(dir.path().join(name), name).expect("written");
+        }
+        let (one, two, data) = (place("one"), place("two"), place("data"));
+        may_own(&two, &data, false).expect("nobody's");
+        if set_owner(&one, &data).is_err() || owner(&data.at()).is_none() {
+            return; // nowhere to write it
+        }
+        may_own(&one, &data, false).expect("its own");
+        for insisted in [false, true] {
+            let error = may_own(&two, &data, insisted).expect_err("another's").to_string();
+            assert!(error.contains("one") && error.contains("two"), "{error}");
+        }
+        drop(one);
+        fs::remove_file(dir.path().join("one")).expect("removed");
+        let error = may_own(&two, &data, false).expect_err("nobody said so").to_string();
+        assert!(error.contains("--data-file"), "{error}");
+        may_own(&two, &data, true).expect("its image is gone");
+        fs::write(dir.path().join("one"), "from a backup").expect("written");
+        may_own(&place("one"), &data, false).expect("the image, restored");
+    }
+}
