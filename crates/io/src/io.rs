@@ -2,13 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use crate::pool::{Buffer, Pool};
 use crate::signal::Wait;
-use crate::{File, Key, Mem, Op, Signal, Time};
+use crate::{File, Key, Mem, Op, Reactor, Signal, Time};
 
 pub(crate) type TaskId = u32;
 
@@ -23,6 +24,7 @@ pub(crate) enum State {
 }
 
 pub(crate) struct Shared {
+    pub(crate) reactor: RefCell<Box<dyn Reactor>>,
     pub(crate) submit: RefCell<Vec<(Key, Op)>>,
     states: RefCell<Vec<State>>,
     free: RefCell<Vec<Key>>,
@@ -43,9 +45,11 @@ pub struct Io {
 }
 
 impl Io {
-    pub(crate) fn new() -> Io {
+    pub(crate) fn new(reactor: Box<dyn Reactor>) -> Io {
+        let now = Cell::new(reactor.now());
         Io {
             shared: Rc::new(Shared {
+                reactor: RefCell::new(reactor),
                 submit: RefCell::default(),
                 states: RefCell::default(),
                 free: RefCell::default(),
@@ -53,7 +57,7 @@ impl Io {
                 ready: RefCell::default(),
                 current: Cell::new(0),
                 spawned: RefCell::default(),
-                now: Cell::new(0),
+                now,
                 turned: Signal::default(),
                 pool: Rc::default(),
             }),
@@ -191,13 +195,75 @@ impl Io {
             *state = State::Done(result);
             shared.under_way.set(shared.under_way.get() - 1);
             shared.ready.borrow_mut().push(task);
+            #[cfg(debug_assertions)]
+            shared.pool.is_free(key);
         }
+    }
+
+    fn is_in_flight(&self, key: Key) -> bool {
+        matches!(self.shared.states.borrow()[key as usize], State::UnderWay(_))
+    }
+
+    /// The operation is wanted no more: have it end, and wait until it has. Nobody is told its result.
+    fn give_up(&self, key: Key) -> io::Result<()> {
+        self.cancel(key)?;
+        while self.is_in_flight(key) {
+            self.turn_without_new()?;
+        }
+        self.shared.states.borrow_mut()[key as usize] = State::Free;
+        self.shared.free.borrow_mut().push(key);
+        Ok(())
+    }
+
+    /// Have every operation end, and wait until all have. Their tasks may look at the results.
+    pub(crate) fn give_up_all(&self) -> io::Result<()> {
+        if self.under_way() == 0 {
+            return Ok(());
+        }
+        for key in 0..self.shared.states.borrow().len() as Key {
+            self.cancel(key)?;
+        }
+        while self.under_way() > 0 {
+            self.turn_without_new()?;
+        }
+        Ok(())
+    }
+
+    fn cancel(&self, key: Key) -> io::Result<()> {
+        if !self.is_in_flight(key) || self.take_back(key) {
+            return Ok(());
+        }
+        let mut done = vec![];
+        let outcome = self.shared.reactor.borrow_mut().cancel(key, &mut done);
+        done.into_iter().for_each(|(key, result)| self.complete(key, result));
+        outcome
+    }
+
+    /// Whether the operation had not been handed over yet: then it never is.
+    fn take_back(&self, key: Key) -> bool {
+        let mut submit = self.shared.submit.borrow_mut();
+        let Some(place) = submit.iter().position(|(listed, _)| *listed == key) else {
+            return false;
+        };
+        submit.remove(place);
+        drop(submit);
+        self.complete(key, -libc::ECANCELED);
+        true
+    }
+
+    /// Take what completes, and hand over nothing. An error only where nothing has completed by it.
+    fn turn_without_new(&self) -> io::Result<()> {
+        let (before, mut done) = (self.under_way(), vec![]);
+        let outcome = self.shared.reactor.borrow_mut().turn(&mut vec![], &mut done, true);
+        done.into_iter().for_each(|(key, result)| self.complete(key, result));
+        if self.under_way() < before { Ok(()) } else { outcome }
     }
 }
 
 /// An operation asked for; awaiting it gives the raw result.
 ///
-/// Once polled it must run to its end: the kernel may be writing to the memory it names.
+/// Once polled it runs to its end, for the kernel may be using the memory it names: where it is dropped
+/// before, that cancels it and waits for its end.
 #[must_use = "an operation does nothing until it is awaited"]
 pub struct OpFuture<'a> {
     io: &'a Io,
@@ -231,6 +297,8 @@ impl Future for OpFuture<'_> {
                     }
                 };
                 shared.under_way.set(shared.under_way.get() + 1);
+                #[cfg(debug_assertions)]
+                shared.pool.is_used(key, &op);
                 shared.submit.borrow_mut().push((key, op));
                 drop(states);
                 self.step = Step::UnderWay(key);
@@ -253,10 +321,10 @@ impl Future for OpFuture<'_> {
 impl Drop for OpFuture<'_> {
     fn drop(&mut self) {
         let Step::UnderWay(key) = self.step else { return };
-        let state = self.io.shared.states.borrow()[key as usize];
-        if matches!(state, State::UnderWay(_)) {
-            // The kernel still owns the memory of this operation; there is no safe way on.
-            eprintln!("ringtap: a task was dropped with an operation under way");
+        if let Err(error) = self.io.give_up(key) {
+            // The kernel still owns the memory of this operation, and will never say that it is done;
+            // whoever dropped this is about to free it. There is no safe way on.
+            eprintln!("ringtap: the ring failed with an operation in flight: {error}");
             std::process::abort();
         }
     }

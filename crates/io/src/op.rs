@@ -93,6 +93,13 @@ pub trait Reactor {
         self.turn(submit, done, false).map(|()| false)
     }
 
+    /// Have an operation that was taken end as soon as may be, at the latest with the next turn that waits;
+    /// it completes as any other, perhaps here.
+    fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
+        let _ = (key, done);
+        Ok(())
+    }
+
     /// The present time on this reactor's clock.
     fn now(&self) -> Time;
 }

@@ -24,6 +24,45 @@ const KEEP_BYTES: usize = 2 << 20;
 #[derive(Default)]
 pub(crate) struct Pool {
     free: RefCell<[Vec<Block>; (LARGEST - SMALLEST + 1) as usize]>,
+    /// What operations in flight use. A debug build sees to it that none of it is given back.
+    #[cfg(debug_assertions)]
+    used: RefCell<std::collections::HashMap<crate::Key, Vec<(usize, usize)>>>,
+}
+
+#[cfg(debug_assertions)]
+impl Pool {
+    /// An operation in flight uses memory.
+    pub(crate) fn is_used(&self, key: crate::Key, op: &crate::Op) {
+        use crate::Op;
+        let (Op::Read { mem, .. }
+        | Op::Write { mem, .. }
+        | Op::Recv { mem, .. }
+        | Op::Send { mem, .. }) = op
+        else {
+            return;
+        };
+        let mut pieces = vec![];
+        if !mem.is_kernels() {
+            mem.pieces(|(base, len)| pieces.push((base as usize, len)));
+        }
+        self.used.borrow_mut().insert(key, pieces);
+    }
+
+    /// The operation has completed.
+    pub(crate) fn is_free(&self, key: crate::Key) {
+        self.used.borrow_mut().remove(&key);
+    }
+
+    fn assert_free(&self, block: &Block) {
+        let from = block.base.as_ptr() as usize;
+        let to = from + block.layout.size();
+        let used = self.used.borrow();
+        let mut pieces = used.values().flatten();
+        assert!(
+            pieces.all(|(base, len)| *base >= to || base + len <= from),
+            "a buffer is given back while an operation in flight uses it"
+        );
+    }
 }
 
 struct Block {
@@ -80,6 +119,8 @@ impl Pool {
     }
 
     fn give_back(&self, block: Block) {
+        #[cfg(debug_assertions)]
+        self.assert_free(&block);
         let capacity = block.layout.size();
         if let Some(class) = class_of(capacity) {
             let free = &mut self.free.borrow_mut()[class];
@@ -103,7 +144,7 @@ impl Buffer {
     }
 
     /// The buffer as memory for operations. The buffer must outlive them, which it does while the
-    /// task that awaits them holds it: a task is never dropped with an operation under way.
+    /// task that awaits them holds it: an operation in flight that is dropped waits for its end.
     pub fn mem(&self) -> Mem {
         // SAFETY: the block is live while `self` is; see the doc comment for operations.
         unsafe { Mem::from_raw(self.base(), self.len) }

@@ -23,6 +23,8 @@ const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 static ONE: u64 = 1;
 /// Beside the key of an operation that a disk carries out.
 const OF_DISK: u64 = 1 << 32;
+/// The completion of a cancel that nobody awaits.
+const NOBODYS: u64 = 1 << 33;
 
 /// A [`Reactor`] on io_uring. Make it on the thread that will use it.
 pub struct Ring {
@@ -338,6 +340,9 @@ impl Ring {
 
     fn reap(&mut self, done: &mut Vec<(Key, i32)>) {
         for entry in self.ring.completion() {
+            if entry.user_data() & NOBODYS != 0 {
+                continue;
+            }
             if entry.user_data() & OF_DISK != 0 {
                 self.on_disk -= 1;
             }
@@ -390,11 +395,16 @@ impl Ring {
         if by_worker {
             entry = entry.flags(squeue::Flags::ASYNC);
         }
+        self.push_entry(&entry, done)?;
+        self.on_disk += usize::from(is_disks(op));
+        Ok(())
+    }
+
+    fn push_entry(&mut self, entry: &squeue::Entry, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
         loop {
             // SAFETY: the memory the entry names stays valid until its completion: the window's
             // by the promise of `Mem`, the scratch because it is boxed and kept by key.
-            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-                self.on_disk += usize::from(is_disks(op));
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
             self.enter(Sleep::NONE)?;
@@ -495,6 +505,14 @@ impl Reactor for Ring {
         Ok(made.is_some())
     }
 
+    fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
+        for target in [u64::from(key), u64::from(key) | OF_DISK] {
+            let entry = opcode::AsyncCancel::new(target).build().user_data(NOBODYS);
+            self.push_entry(&entry, done)?;
+        }
+        Ok(())
+    }
+
     fn now(&self) -> Time {
         self.start.elapsed().as_nanos() as Time
     }
@@ -514,7 +532,8 @@ mod tests {
         let file = tempfile::tempfile().expect("a temporary file");
         file.set_len(1 << 20).expect("its length");
         let file = OpenFile::new(OwnedFd::from(file));
-        let buffers = Io::new().buffer(512 * 1024).expect("memory");
+        let buffers =
+            Io::new(Box::new(Ring::new().expect("io_uring"))).buffer(512 * 1024).expect("memory");
         let mut ring = Ring::new().expect("io_uring");
         let mut done = vec![];
         let entered = |ring: &mut Ring| std::mem::take(&mut ring.enters);
@@ -554,7 +573,8 @@ mod tests {
         file.set_nature(Nature { page_cache: true, ..Nature::default() });
         let event = eventfd(0, EventfdFlags::NONBLOCK);
         let event = OpenFile::new(event.expect("an eventfd"));
-        let buffer = Io::new().buffer(8192).expect("memory");
+        let buffer =
+            Io::new(Box::new(Ring::new().expect("io_uring"))).buffer(8192).expect("memory");
         let (from, to) = (buffer.mem().window(0, 4096), buffer.mem().window(4096, 4096));
         let file = file.handle();
         let transfers = [

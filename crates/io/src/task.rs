@@ -15,27 +15,26 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 /// A task wakes only by a completed operation or a [`crate::Signal`]; wakers are not used.
 pub struct Tasks {
     io: Io,
-    reactor: Box<dyn Reactor>,
     tasks: Vec<Option<Task>>,
     free: Vec<TaskId>,
     submit: Vec<(Key, Op)>,
     done: Vec<(Key, i32)>,
+    /// Those that this round runs, and which of them is next.
     ready: Vec<TaskId>,
+    next: usize,
 }
 
 impl Tasks {
     /// An empty loop on a reactor.
     pub fn new(reactor: Box<dyn Reactor>) -> Tasks {
-        let io = Io::new();
-        io.shared.now.set(reactor.now());
         Tasks {
-            io,
-            reactor,
+            io: Io::new(reactor),
             tasks: Vec::new(),
             free: Vec::new(),
             submit: Vec::new(),
             done: Vec::new(),
             ready: Vec::new(),
+            next: 0,
         }
     }
 
@@ -66,7 +65,8 @@ impl Tasks {
     /// Whether a task could run at once or after a turn, or an operation waits to be handed over.
     pub fn has_work(&self) -> bool {
         let shared = &*self.io.shared;
-        !shared.ready.borrow().is_empty()
+        self.is_interrupted()
+            || !shared.ready.borrow().is_empty()
             || !shared.submit.borrow().is_empty()
             || !shared.spawned.borrow().is_empty()
             || shared.turned.is_awaited()
@@ -75,22 +75,25 @@ impl Tasks {
     /// Whether a task could run at once.
     pub fn has_ready(&self) -> bool {
         let shared = &*self.io.shared;
-        !shared.ready.borrow().is_empty() || !shared.spawned.borrow().is_empty()
+        self.is_interrupted()
+            || !shared.ready.borrow().is_empty()
+            || !shared.spawned.borrow().is_empty()
     }
 
     /// Run every task that can go on, until none can.
+    ///
+    /// A task that panics has ended; the panic goes to the caller. Who catches it may go on with the other
+    /// tasks by calling this again.
     pub fn run_ready(&mut self) {
+        if self.next > 0 {
+            let id = self.ready[self.next - 1];
+            self.tasks[id as usize] = None;
+            self.free.push(id);
+        }
         let mut context = Context::from_waker(Waker::noop());
         loop {
-            let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
-            for task in spawned {
-                self.add(task);
-            }
-            std::mem::swap(&mut self.ready, &mut *self.io.shared.ready.borrow_mut());
-            if self.ready.is_empty() {
-                return;
-            }
-            for id in self.ready.drain(..) {
+            while let Some(id) = self.ready.get(self.next).copied() {
+                self.next += 1;
                 let Some(slot) = self.tasks.get_mut(id as usize) else { continue };
                 let Some(task) = slot else { continue };
                 self.io.shared.current.set(id);
@@ -99,7 +102,22 @@ impl Tasks {
                     self.free.push(id);
                 }
             }
+            self.ready.clear();
+            self.next = 0;
+            let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
+            for task in spawned {
+                self.add(task);
+            }
+            std::mem::swap(&mut self.ready, &mut *self.io.shared.ready.borrow_mut());
+            if self.ready.is_empty() {
+                return;
+            }
         }
+    }
+
+    /// Whether a task could go on in the present round.
+    fn is_interrupted(&self) -> bool {
+        self.next < self.ready.len()
     }
 
     /// Hand over what tasks asked for and take what has completed; with `wait`, sleep until
@@ -107,7 +125,8 @@ impl Tasks {
     pub fn turn(&mut self, wait: bool) -> io::Result<()> {
         let wait = wait && !self.io.shared.turned.is_awaited();
         std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
-        let outcome = self.reactor.turn(&mut self.submit, &mut self.done, wait);
+        let outcome =
+            self.io.shared.reactor.borrow_mut().turn(&mut self.submit, &mut self.done, wait);
         self.completed();
         outcome
     }
@@ -119,7 +138,9 @@ impl Tasks {
             return self.turn(false);
         }
         std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
-        let outcome = self.reactor.turn_for(&mut self.submit, &mut self.done, events, nanos);
+        let mut reactor = self.io.shared.reactor.borrow_mut();
+        let outcome = reactor.turn_for(&mut self.submit, &mut self.done, events, nanos);
+        drop(reactor);
         self.completed();
         outcome
     }
@@ -127,19 +148,21 @@ impl Tasks {
     /// Whether all that tasks want of a disk is one small write that this thread may as well sleep in.
     #[inline]
     pub fn has_lone_write(&mut self) -> bool {
-        self.reactor.has_lone_write(&self.io.shared.submit.borrow())
+        let shared = &*self.io.shared;
+        shared.reactor.borrow_mut().has_lone_write(&shared.submit.borrow())
     }
 
     /// As [`Tasks::turn`], asleep in that write; whether it was.
     pub fn turn_in_write(&mut self) -> io::Result<bool> {
         std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
-        let outcome = self.reactor.turn_in_write(&mut self.submit, &mut self.done);
+        let outcome =
+            self.io.shared.reactor.borrow_mut().turn_in_write(&mut self.submit, &mut self.done);
         self.completed();
         outcome
     }
 
     fn completed(&mut self) {
-        self.io.shared.now.set(self.reactor.now());
+        self.io.shared.now.set(self.io.shared.reactor.borrow().now());
         for (key, result) in self.done.drain(..) {
             self.io.complete(key, result);
         }
@@ -179,12 +202,13 @@ impl Tasks {
 }
 
 impl Drop for Tasks {
+    /// Memory of an operation in flight must outlive it, so tasks go only when none is.
     fn drop(&mut self) {
-        // Memory of an operation under way must outlive it, so tasks go only when none is.
-        while self.io.under_way() > 0 {
-            if self.turn(true).is_err() {
-                std::process::abort();
-            }
+        if let Err(error) = self.io.give_up_all() {
+            // The kernel may use that memory for ever: then it is never freed, nor the ring.
+            eprintln!("ringtap: the ring failed with operations in flight: {error}");
+            std::mem::forget(self.io.clone());
+            std::mem::forget(std::mem::take(&mut self.tasks));
         }
     }
 }

@@ -394,6 +394,18 @@ impl Reactor for Sim {
         Ok(())
     }
 
+    /// What waits ends; transfers are past cancelling.
+    fn cancel(&mut self, key: Key, _: &mut Vec<(Key, i32)>) -> io::Result<()> {
+        let waits = |what: &What| {
+            matches!(what, What::ReadEvent { .. } | What::Recv { .. } | What::Timeout { .. })
+        };
+        let found = self.flights.iter_mut().find(|flight| flight.key == Some(key));
+        if let Some(flight) = found.filter(|flight| waits(&flight.what)) {
+            (flight.what, flight.result) = (What::Nothing, -libc::ECANCELED);
+        }
+        Ok(())
+    }
+
     fn now(&self) -> Time {
         self.now
     }

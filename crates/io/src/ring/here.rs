@@ -100,7 +100,8 @@ mod tests {
     fn a_lone_write_is_made_by_this_thread_after_what_others_wait_for() {
         let (mut from, to) = stream();
         let event = OpenFile::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
-        let mut buffer = Io::new().buffer(4096).expect("memory");
+        let mut buffer =
+            Io::new(Box::new(Ring::new().expect("io_uring"))).buffer(4096).expect("memory");
         buffer.bytes_mut().fill(7);
         let write = Op::Write { file: to.handle(), offset: ON, mem: buffer.mem(), durable: false };
         let mut ring = Ring::new().expect("io_uring");
@@ -119,7 +120,8 @@ mod tests {
     #[test]
     fn a_write_that_must_wait_for_more_than_the_disk_is_handed_over() {
         let (mut from, to) = stream();
-        let buffer = Io::new().buffer(4096).expect("memory");
+        let buffer =
+            Io::new(Box::new(Ring::new().expect("io_uring"))).buffer(4096).expect("memory");
         let write = Op::Write { file: to.handle(), offset: ON, mem: buffer.mem(), durable: false };
         let mut into = UnixStream::from(to.as_fd().try_clone_to_owned().expect("a copy"));
         into.set_nonblocking(true).expect("the stream's way");
@@ -149,7 +151,8 @@ mod tests {
         let (_from, to) = stream();
         let (_other_end, cached) = stream();
         cached.set_nature(Nature { page_cache: true, ..Nature::default() });
-        let buffer = Io::new().buffer(2 * SMALL).expect("memory");
+        let buffer =
+            Io::new(Box::new(Ring::new().expect("io_uring"))).buffer(2 * SMALL).expect("memory");
         let (file, mem) = (to.handle(), buffer.mem().window(0, 512));
         let write = Op::Write { file, offset: 0, mem, durable: false };
         let mut ring = Ring::new().expect("io_uring");
