@@ -21,6 +21,8 @@ pub enum Error {
     Corrupt,
     /// This image or its file system cannot do that.
     Unsupported,
+    /// A panic has stopped the disk.
+    Stopped,
 }
 
 impl Error {
@@ -41,7 +43,7 @@ impl Error {
             Error::Range => libc::EINVAL,
             Error::ReadOnly => libc::EROFS,
             Error::Full => libc::ENOSPC,
-            Error::Corrupt => libc::EIO,
+            Error::Corrupt | Error::Stopped => libc::EIO,
             Error::Unsupported => libc::EOPNOTSUPP,
         }
     }
@@ -56,6 +58,7 @@ impl std::fmt::Display for Error {
             Error::Full => f.write_str("no space left where the image lies"),
             Error::Corrupt => f.write_str("the image contradicts itself"),
             Error::Unsupported => f.write_str("not supported by this image or its file system"),
+            Error::Stopped => f.write_str("the disk was stopped by an error of Ringtap itself"),
         }
     }
 }

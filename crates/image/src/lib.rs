@@ -35,6 +35,7 @@ mod secret;
 pub mod vhd;
 pub mod vhdx;
 pub mod vmdk;
+mod whole;
 
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringtap_io::{Io, Ring, Tasks};
+use ringtap_io::{Io, Panic, Ring, Tasks};
 
 /// How many work at once.
 #[derive(Clone, Copy, Debug)]
@@ -67,11 +67,13 @@ impl Progress {
 pub(crate) struct Outcome<E> {
     failed: AtomicBool,
     error: Mutex<Option<E>>,
+    panic: Mutex<Option<Panic>>,
 }
 
 impl<E> Default for Outcome<E> {
     fn default() -> Self {
-        Outcome { failed: AtomicBool::new(false), error: Mutex::new(None) }
+        let failed = AtomicBool::new(false);
+        Outcome { failed, error: Mutex::new(None), panic: Mutex::new(None) }
     }
 }
 
@@ -86,13 +88,20 @@ impl<E> Outcome<E> {
         self.failed.store(true, Relaxed);
     }
 
+    fn panicked(&self, panic: Panic) {
+        let mut kept = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.get_or_insert(panic);
+        self.failed.store(true, Relaxed);
+    }
+
     fn take(&self) -> Option<E> {
         self.error.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 /// Run `tasks` tasks on each of `threads` threads until all have ended; the first failure of any.
-/// `tools` makes what a thread's tasks share, on that thread; `task` is one of them.
+/// `tools` makes what a thread's tasks share, on that thread; `task` is one of them. Where one panics the
+/// others end, and the caller panics as it did.
 pub(crate) fn run<W, E, F>(
     crew: Crew,
     outcome: &Arc<Outcome<E>>,
@@ -123,11 +132,46 @@ where
             outcome.fail(error.into());
         }
     };
+    let work = || Panic::catch(work).unwrap_or_else(|panic| outcome.panicked(panic));
     std::thread::scope(|scope| {
         for _ in 1..crew.threads {
             scope.spawn(work);
         }
         work();
     });
+    if let Some(panic) = outcome.panic.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        panic.pass_on();
+    }
     outcome.take().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_one_ends_all_and_is_the_callers() {
+        let outcome = Arc::<Outcome<io::Error>>::default();
+        let begun = AtomicU64::new(0);
+        let theirs = outcome.clone();
+        let panic = Panic::catch(|| {
+            run(
+                Crew { threads: 3, tasks: 2 },
+                &outcome,
+                || (),
+                |io, _| {
+                    let panics = begun.fetch_add(1, Relaxed) == 3;
+                    let outcome = theirs.clone();
+                    async move {
+                        while !outcome.failed() {
+                            io.sleep(1_000_000).await;
+                            assert!(!panics, "as the test has it");
+                        }
+                        Ok(())
+                    }
+                },
+            )
+        });
+        assert_eq!(panic.expect_err("a panic").message, "as the test has it");
+    }
 }

@@ -15,7 +15,11 @@ mod failures;
 mod gate;
 #[cfg(all(test, feature = "shuttle"))]
 mod gate_models;
+mod health;
 mod name;
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub mod sabotage;
 mod stats;
 mod transfer;
 mod vbd;
@@ -24,6 +28,7 @@ mod walk;
 pub use copy::{Copy, CopyError, copy};
 pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
+pub use health::Health;
 pub use name::{DISK, LABEL, disk_span, shortened};
 pub use ringtap_image::Error;
 pub use stats::{Counts, Latency, Stats};

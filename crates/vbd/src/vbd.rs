@@ -1,5 +1,7 @@
 //! The device and its one door.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,6 +12,7 @@ use tracing::Span;
 
 use crate::failures::Failures;
 use crate::gate::{Gate, Writers};
+use crate::health::Health;
 use crate::name::Name;
 use crate::stats::{QueueStats, Stats};
 use crate::transfer::Place;
@@ -62,6 +65,7 @@ pub(crate) struct Shared {
     /// Those who want writes to be stable when they are answered: the operator, and each [`WriteThrough`].
     writethrough: AtomicUsize,
     pub(crate) gate: Gate,
+    health: Arc<Health>,
     stats: Mutex<Vec<Arc<QueueStats>>>,
     name: Name,
     failures: Failures,
@@ -99,6 +103,7 @@ pub struct Vbd {
     pub(crate) writers: Arc<Writers>,
     under_way: Option<Arc<UnderWay>>,
     bitmaps: Option<Arc<BitmapSet>>,
+    health: Arc<Health>,
     pub(crate) stats: Arc<QueueStats>,
 }
 
@@ -125,6 +130,7 @@ impl Vbd {
             growing: Mutex::default(),
             writethrough: AtomicUsize::new(cache.writethrough().into()),
             gate: Gate::default(),
+            health: Arc::default(),
             stats: Mutex::default(),
             name: Name::default(),
             failures: Failures::new(Span::none()),
@@ -165,7 +171,13 @@ impl Vbd {
         let (writers, stats) = (shared.gate.add_writers(), shared.add_stats());
         let under_way = image.grace().map(|grace| grace.add_thread());
         let bitmaps = image.bitmaps().cloned();
-        Vbd { image, shared, writers, under_way, bitmaps, stats }
+        let health = shared.health.clone();
+        Vbd { image, shared, writers, under_way, bitmaps, health, stats }
+    }
+
+    /// Whether the device can still be served; all its forks have one.
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     /// The facts of the image, as they are shown. Its `size` is that at opening; see [`Vbd::size`].
@@ -182,7 +194,7 @@ impl Vbd {
     pub fn reload_size(&self) -> Result<bool, Error> {
         // Who makes it larger meanwhile is not to be undone.
         let _alone = self.shared.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = self.image.current_size()?;
+        let size = self.health.contain(|| self.image.current_size())??;
         Ok(self.shared.size.swap(size, Relaxed) != size)
     }
 
@@ -197,7 +209,7 @@ impl Vbd {
         let end = end.checked_next_multiple_of(512).ok_or(Error::Range)?;
         let _alone = self.shared.growing.lock().unwrap_or_else(PoisonError::into_inner);
         if end >= self.size() {
-            self.image.grow(end)?;
+            self.health.contain(|| self.image.grow(end))??;
             self.shared.size.store(end, Relaxed);
         }
         Ok(())
@@ -236,19 +248,26 @@ impl Vbd {
         self.stats.set_cpu_time();
     }
 
-    /// Serve one request to its end.
+    /// Serve one request to its end. A panic on the way stops the device, and the request fails.
     #[inline]
     pub async fn serve(&self, io: &Io, request: Request) -> Result<(), Error> {
         let began = io.now();
-        let under_way = self.under_way.as_ref().map(|thread| thread.enter());
-        let mut end = self.carry_out(io, &request).await;
-        if end == Err(Error::Full) && under_way.is_some() {
-            drop(under_way);
-            end = self.carry_out_in_freed_room(io, &request).await;
-        }
+        let mut work = pin!(self.attempt(io, &request));
+        let end = poll_fn(|context| self.health.contain_poll(|| work.as_mut().poll(context))).await;
         self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
         if let Err(error) = end {
             self.shared.failures.tell(&request, error);
+        }
+        end
+    }
+
+    #[inline]
+    async fn attempt(&self, io: &Io, request: &Request) -> Result<(), Error> {
+        let under_way = self.under_way.as_ref().map(|thread| thread.enter());
+        let end = self.carry_out(io, request).await;
+        if end == Err(Error::Full) && under_way.is_some() {
+            drop(under_way);
+            return self.carry_out_in_freed_room(io, request).await;
         }
         end
     }
@@ -273,7 +292,7 @@ impl Vbd {
         }
         match kind {
             Kind::Read => self.read(io, offset, mem).await,
-            Kind::Flush => self.flush(io).await,
+            Kind::Flush => self.flush_now(io).await,
             _ if self.info().read_only => Err(Error::ReadOnly),
             Kind::Write => {
                 self.note(offset, len);
@@ -310,9 +329,8 @@ impl Vbd {
         if !inside || !(write || kind == Kind::Read) {
             return false;
         }
-        let Extent::Data { file, offset, len: there, writable, cipher } =
-            self.image.map(offset, len)
-        else {
+        let extent = self.health.contain(|| self.image.map(offset, len));
+        let Ok(Extent::Data { file, offset, len: there, writable, cipher }) = extent else {
             return false;
         };
         let place = Place { file, offset, cipher };
@@ -334,6 +352,10 @@ impl Vbd {
 
     /// Make every write acknowledged before stable.
     pub async fn flush(&self, io: &Io) -> Result<(), Error> {
+        self.health.contain_all(self.flush_now(io)).await
+    }
+
+    async fn flush_now(&self, io: &Io) -> Result<(), Error> {
         if self.shared.cache.flushes() && !self.info().read_only {
             self.image.flush(io).await?;
         }
@@ -348,7 +370,7 @@ impl Vbd {
         }
         let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
         self.note(offset, bytes.len() as u64);
-        self.image.compress(io, offset, bytes).await
+        self.health.contain_all(async { self.image.compress(io, offset, bytes).await }).await
     }
 
     /// What the range from `offset` holds, for block status.
@@ -358,12 +380,15 @@ impl Vbd {
             return Err(Error::Range);
         }
         let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
-        self.image.status(io, offset, len).await
+        self.health.contain_all(async { self.image.status(io, offset, len).await }).await
     }
 
     /// Leave the image as other programs expect it. After the last request, on one queue thread.
     pub async fn close(&self, io: &Io) -> Result<(), Error> {
-        if self.info().read_only { Ok(()) } else { self.image.close(io).await }
+        if self.info().read_only {
+            return Ok(());
+        }
+        self.health.contain_all(async { self.image.close(io).await }).await
     }
 }
 

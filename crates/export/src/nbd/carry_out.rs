@@ -175,5 +175,6 @@ fn words(error: Error) -> &'static str {
         Error::Full => "no space left where the image lies",
         Error::Corrupt => "the image contradicts itself",
         Error::Unsupported => "zeros would have to be written one by one",
+        Error::Stopped => "the disk was stopped by an error of the server itself",
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ringtap_io::{Io, Op, OpenFile};
+use ringtap_io::{Io, Op, OpenFile, Panic};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Compression, compressed};
@@ -74,8 +74,11 @@ impl Decoder {
         pool.more.notify_one();
         let result = loop {
             let read = io.run(Op::ReadEvent { file }).await;
-            if let Some(result) = lock(&job.result).take() {
-                break result;
+            match lock(&job.result).take() {
+                Some(Ok(result)) => break result,
+                // It belongs to the disk whose cluster it was: here is who serves that.
+                Some(Err(panic)) => panic.pass_on(),
+                None => {}
             }
             // Only a ring that is coming down says anything else than "interrupted".
             if read < 0 && read != -libc::EINTR {
@@ -95,12 +98,14 @@ fn run(kind: Compression, data: &[u8], cluster: usize) -> Result<Arc<[u8]>, Erro
     Ok(out.into())
 }
 
+type Decoded = Result<Arc<[u8]>, Error>;
+
 struct Job {
     kind: Compression,
     cluster: usize,
     data: Vec<u8>,
     event: OpenFile,
-    result: Mutex<Option<Result<Arc<[u8]>, Error>>>,
+    result: Mutex<Option<Result<Decoded, Panic>>>,
 }
 
 #[derive(Default)]
@@ -138,7 +143,7 @@ impl Pool {
                 }
             };
             drop(queue);
-            let result = run(job.kind, &job.data, job.cluster);
+            let result = Panic::catch(|| run(job.kind, &job.data, job.cluster));
             *lock(&job.result) = Some(result);
             // An event takes 2^64 - 2 of these before it would block.
             while rustix::io::write(&job.event, &1u64.to_ne_bytes()) == Err(rustix::io::Errno::INTR)

@@ -7,12 +7,13 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use ringtap_io::sync::atomic::AtomicBool;
 use ringtap_io::sync::{Mutex, MutexGuard, broken};
 use ringtap_io::{File, Io, Mem};
 
+use crate::whole::whole;
 use crate::{
     Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, RestartLog,
     SectorCipher, Status,
@@ -42,6 +43,8 @@ mod kept_bits;
 mod load;
 mod offline;
 mod open;
+#[cfg(test)]
+mod panic_tests;
 mod pattern;
 mod rebase;
 mod recent;
@@ -166,11 +169,11 @@ impl State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        whole(&self.state)
     }
 
     fn refcounts(&self) -> MutexGuard<'_, Refcounts> {
-        self.refcounts.lock().unwrap_or_else(PoisonError::into_inner)
+        whole(&self.refcounts)
     }
 
     fn is_corrupt(&self) -> bool {

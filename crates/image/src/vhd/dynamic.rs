@@ -1,6 +1,6 @@
 //! Dynamic and differencing VHDs: where a disk's bytes are.
 
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use ringtap_io::Io;
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
@@ -12,6 +12,7 @@ use super::footer::{Footer, SECTOR};
 use super::header::{Header, UNUSED};
 use super::layout::{Layout, Sparse};
 use super::room::Room;
+use crate::whole::whole;
 use crate::{
     Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, RestartLog, Status,
 };
@@ -95,7 +96,7 @@ impl Dynamic {
 
 impl Shared {
     pub(super) fn room(&self) -> MutexGuard<'_, Room> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+        whole(&self.room)
     }
 
     pub(super) fn block_size(&self) -> u64 {

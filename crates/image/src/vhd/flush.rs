@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::poll_fn;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::task::Poll;
 
@@ -13,6 +12,7 @@ use super::BLOCK_ALIGN;
 use super::dynamic::Shared;
 use super::footer::SECTOR;
 use super::sabotage::Sabotage;
+use crate::whole::whole;
 use crate::{Boxed, Container, Error};
 
 /// How long to wait before looking again whether another task's flush has ended.
@@ -62,7 +62,7 @@ impl Shared {
     }
 
     fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+        whole(&self.turns)
     }
 
     pub(super) async fn flush(&self, io: &Io) -> Result<(), Error> {

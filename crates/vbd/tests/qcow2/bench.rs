@@ -15,6 +15,7 @@ use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
     Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
 };
+use ringtap_vbd::sabotage::{Trap, Trapped};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use crate::common::Served;
@@ -54,6 +55,8 @@ pub struct Bench {
     align: u64,
     pub sabotage: Option<Sabotage>,
     pub lie: Option<Lie>,
+    /// Set in the topmost image.
+    pub trap: Option<Trap>,
     /// Whole clusters are written compressed.
     pub packs: bool,
     table_memory: u64,
@@ -85,6 +88,7 @@ impl Bench {
             align,
             sabotage,
             lie,
+            trap: None,
             packs: false,
             table_memory,
             words,
@@ -211,6 +215,7 @@ impl Bench {
     /// The chain opened anew, as after a reboot. An error of the outer kind is the power's end.
     pub fn open(&self, tasks: &mut Tasks) -> io::Result<Result<Vbd, String>> {
         let (parts, table_memory, sabotage) = (self.parts(), self.table_memory, self.sabotage);
+        let trap = self.trap.clone();
         let io = tasks.io().clone();
         let (top, words, beside) = (parts.len() - 1, self.words.clone(), self.beside.clone());
         tasks.block_on(async move {
@@ -237,7 +242,12 @@ impl Bench {
                     }
                 });
             }
-            Ok(Vbd::new(base.ok_or("no image")?, CacheMode::None))
+            let image = base.ok_or("no image")?;
+            let image = match trap {
+                Some(trap) => Trapped::new(image, trap),
+                None => image,
+            };
+            Ok(Vbd::new(image, CacheMode::None))
         })
     }
 

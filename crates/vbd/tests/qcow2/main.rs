@@ -12,6 +12,7 @@ mod kill;
 mod large;
 mod oracle;
 mod packs;
+mod panics;
 mod power_cut;
 mod sabotage;
 mod slow;
