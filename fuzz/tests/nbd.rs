@@ -31,6 +31,7 @@ fn exports() -> Vec<Facts> {
         flags: can::FLUSH,
         preferred_block: 4096,
         contexts: vec!["base:allocation".into(), format!("qemu:dirty-bitmap:{name}")],
+        available: true,
     };
     vec![export("disk"), export("other")]
 }

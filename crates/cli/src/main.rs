@@ -17,13 +17,23 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches};
+use ringtap_io::Panic;
 
 use crate::args::{Cli, Command};
 use crate::verbs::source::backing_is_another;
 
+/// What Rust's own programs end with after a panic.
+const PANICKED: u8 = 101;
+
 fn main() -> ExitCode {
     // A write past the limit of a file's size is an error like others, and not the end of the process.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+    ringtap_daemon::report_panics();
+    let code = ringtap();
+    if Panic::any() { ExitCode::from(PANICKED) } else { code }
+}
+
+fn ringtap() -> ExitCode {
     let matches = match args::command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return outcome::refused(&error),

@@ -23,8 +23,11 @@ const EXIT: Section = (
         ("1", "it failed; the reason is on stderr"),
         ("2", "the command line makes no sense; stderr says what to write"),
         ("3", "a part was done (an interrupted comparison, a row that could not be measured)"),
+        ("101", PANIC),
     ],
 );
+
+const PANIC: &str = "an error of ringtap itself (a panic); a line on stderr says where";
 
 /// Of the verbs that write for long.
 const EXIT_WRITING: Section = (
@@ -38,6 +41,7 @@ const EXIT_WRITING: Section = (
             "stopped by SIGINT or SIGTERM, which is what it ends by; stderr says what is left. The \
              second signal ends it at once",
         ),
+        ("101", PANIC),
     ],
 );
 

@@ -1,9 +1,10 @@
 //! Why serving could not begin, or ended otherwise than it was asked to.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ringtap_image::OpenError;
+use ringtap_io::Panic;
 
 /// An error of the daemon.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +103,18 @@ pub enum Error {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A panic has stopped disks.
+    #[error(
+        "{} stopped by a panic, which is an error of Ringtap itself: {panic}; its image is as a killed server \
+         leaves it, and the next server takes up what was acknowledged",
+        .disks.join(", ")
+    )]
+    Panicked {
+        /// Their images.
+        disks: Vec<String>,
+        /// The first panic.
+        panic: String,
+    },
     /// What was written could not be made stable at the end.
     #[error("cannot flush {}: {source}; writes that were not flushed before may be lost", path.display())]
     Flush {
@@ -110,4 +123,11 @@ pub enum Error {
         /// What the image said.
         source: ringtap_image::Error,
     },
+}
+
+impl Error {
+    pub(crate) fn panicked<'a>(disks: impl IntoIterator<Item = &'a Path>, panic: &Panic) -> Error {
+        let disks = disks.into_iter().map(|disk| disk.display().to_string()).collect();
+        Error::Panicked { disks, panic: panic.to_string() }
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 
+use ringtap_io::Panic;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -20,13 +21,22 @@ const AT_ONCE: i32 = 130;
 /// What a serving process waits for.
 pub(crate) enum Event {
     Signal(i32),
-    Ended { server: String, result: Result<(), Box<dyn std::error::Error + Send + Sync>> },
+    /// A server ended, of disks at these places of the configuration.
+    Ended {
+        server: String,
+        disks: Vec<usize>,
+        result: Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// A panic has stopped a disk.
+    Failed,
 }
 
 impl Event {
     pub(crate) fn failure(self) -> Option<Error> {
         match self {
-            Event::Ended { server, result: Err(source) } => Some(Error::Server { server, source }),
+            Event::Ended { server, result: Err(source), .. } => {
+                Some(Error::Server { server, source })
+            }
             _ => None,
         }
     }
@@ -67,7 +77,12 @@ pub(crate) fn spawn(
     thread::Builder::new()
         .name(name.to_owned())
         .stack_size(STACK)
-        .spawn(run)
+        .spawn(|| {
+            // What serves a disk has seen to its panics. Without this thread the process is of no use.
+            if Panic::catch(run).is_err() {
+                std::process::abort();
+            }
+        })
         .map_err(|source| Error::Process { tried: "start a thread", source })
 }
 

@@ -26,9 +26,12 @@ mod xen;
 pub use address::Address;
 pub use config::{Announce, Config, Disk};
 pub use error::Error;
+#[doc(hidden)]
+pub use opened::Wrap;
+pub use process::report_panics;
 pub use ringtap_export::nbd::Limits as NbdLimits;
 pub use ringtap_export::ublk;
-pub use serve::serve;
+pub use serve::{serve, serve_wrapped};
 pub use target::{Target, TargetError};
 pub use tls::{NbdTls, TlsMode};
 pub use xen::{XenConfig, serve_xen};

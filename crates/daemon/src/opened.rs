@@ -4,12 +4,16 @@ use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use ringtap_image::{Format, OpenError, Place, open_place, record};
+use ringtap_image::{Format, Image, OpenError, Place, open_place, record};
+use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, disk_span};
 
 use crate::facts::NotServed;
 use crate::labels::labels;
 use crate::{Config, Disk, Error};
+
+/// What an image is given to before it is served, with its path.
+pub type Wrap<'a> = &'a dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image>;
 
 /// The disks that are served, in the order of the configuration, and those that are not.
 pub(crate) struct Opened {
@@ -26,7 +30,8 @@ pub(crate) struct Opened {
 impl Opened {
     /// Open every image. With [`Config::strict`], and where no other disk is left to serve, the first failure
     /// is returned; a mistake of the command line always is.
-    pub(crate) fn open(config: Config) -> Result<Opened, Error> {
+    /// `wrap` may put another image before each.
+    pub(crate) fn open(config: Config, wrap: Wrap<'_>) -> Result<Opened, Error> {
         refuse_twice(&config.disks)?;
         let labels = labels(&config.disks);
         let Config { disks, strict, .. } = config;
@@ -36,7 +41,8 @@ impl Opened {
         for (disk, label) in disks.into_iter().zip(labels) {
             let name = disk.path.display().to_string();
             let span = disk_span(&name).entered();
-            match device(&disk) {
+            let device = Panic::catch(|| device(&disk, wrap));
+            match device.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic))) {
                 Ok((vbd, named)) => {
                     opened.named.extend(named);
                     opened.vbds.push(vbd.named(&name, &label));
@@ -118,10 +124,11 @@ pub(crate) fn identity(path: &Path) -> Option<Identity> {
 }
 
 /// A disk's image, opened, and what is to be recorded of it.
-fn device(disk: &Disk) -> Result<(Vbd, Option<(Place, Format)>), Error> {
+fn device(disk: &Disk, wrap: Wrap<'_>) -> Result<(Vbd, Option<(Place, Format)>), Error> {
     // One file from here on, whatever is put at its path.
     let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
-    let (image, cache) = (open_place(&place, &disk.options)?, disk.options.cache);
+    let cache = disk.options.cache;
+    let image = wrap(&disk.path, open_place(&place, &disk.options)?);
     let named = disk.options.format.filter(|_| !image.info().read_only);
     let named = named.map(|format| (place, format));
     let vbd = match disk.logical_block_size {

@@ -1,5 +1,8 @@
-//! What the whole process is told once: its limits, and that a panic ends it.
+//! What the whole process is told once: its limits, and where panics are reported.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
+
+use ringtap_io::Panic;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Allow as many descriptors as the process may have: each connection and each queue takes some.
@@ -13,42 +16,19 @@ pub(crate) fn raise_descriptor_limit() {
     }
 }
 
-/// A panic is an error of ours. A server that went on without one of its threads would leave guests
-/// waiting for ever; one that ends is seen, and started again.
-pub(crate) fn abort_on_panic() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        report(panic);
-        eprintln!(
-            "ringtap: this is an error of Ringtap itself, and it stops here; \
-             guests carry on once it is started again. Please report the lines above."
-        );
-        std::process::abort();
-    }));
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::process::ExitStatusExt;
-    use std::process::Command;
-
-    /// Runs this test again in a process of its own, which must not survive it.
-    #[test]
-    fn a_panic_in_any_thread_ends_the_process() {
-        const CHILD: &str = "RINGTAP_TEST_PANICS";
-        if std::env::var_os(CHILD).is_some() {
-            super::abort_on_panic();
-            let _ = std::thread::spawn(|| panic!("a thread fell over")).join();
-            std::process::exit(0);
+/// Have each panic of the process logged as it happens, with the disk whose thread it is.
+pub fn report_panics() {
+    Panic::report_to(|panic| {
+        let trace = Backtrace::capture();
+        let trace = match trace.status() {
+            BacktraceStatus::Captured => format!("\n{trace}"),
+            _ => String::new(),
+        };
+        let said = "an error of Ringtap itself, please report this line";
+        if tracing::dispatcher::has_been_set() {
+            tracing::error!("panic: {panic}: {said}{trace}");
+        } else {
+            eprintln!("ringtap: panic: {panic}: {said}{trace}");
         }
-        let name = "process::tests::a_panic_in_any_thread_ends_the_process";
-        let output = Command::new(std::env::current_exe().expect("the running test"))
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .expect("the test again");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.signal(), Some(6), "SIGABRT: {said}");
-        assert!(said.contains("a thread fell over") && said.contains("error of Ringtap"), "{said}");
-    }
+    });
 }

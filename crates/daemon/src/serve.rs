@@ -6,14 +6,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use ringtap_export::{Stop, fuse, give_back_startup, nbd, ublk, vhost_user};
-use ringtap_io::{Ring, Tasks};
-use ringtap_vbd::Vbd;
+use ringtap_io::{Panic, Ring, Tasks};
+use ringtap_vbd::{Health, Listening, Vbd};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
-use crate::opened::{Identity, Opened, identity};
+use crate::opened::{Identity, Opened, Wrap, identity};
 use crate::pid_file::PidFile;
 use crate::plan::{self, Plan};
 use crate::{Address, Config, Disk, Error, NbdTls, TlsMode, process};
@@ -21,6 +21,8 @@ use crate::{Address, Config, Disk, Error, NbdTls, TlsMode, process};
 /// A disk being served.
 struct Served {
     vbd: Arc<Vbd>,
+    /// Has a panic that stops it told of.
+    _listening: Listening,
     vhost_user: Vec<Arc<vhost_user::Server>>,
     fuse: Vec<Arc<fuse::Server>>,
     ublk: Option<Arc<ublk::Server>>,
@@ -36,9 +38,16 @@ struct Served {
 ///
 /// A disk whose image cannot be opened is left out, unless the configuration is strict: the others are served,
 /// and [`Error::NotServed`] comes at the end.
+///
+/// A disk that a panic stops is served no more; the others are, and [`Error::Panicked`] comes at the end.
 pub fn serve(config: Config) -> Result<(), Error> {
+    serve_wrapped(config, &|_, image| image)
+}
+
+/// As [`serve`], of images that tests have put others before.
+#[doc(hidden)]
+pub fn serve_wrapped(config: Config, wrap: Wrap<'_>) -> Result<(), Error> {
     let config = config.checked()?;
-    process::abort_on_panic();
     process::raise_descriptor_limit();
     let in_own_namespace = leave_mount_namespace(&config);
     let (events, inbox) = channel();
@@ -46,10 +55,11 @@ pub fn serve(config: Config) -> Result<(), Error> {
     // Asked for here so that a host without io_uring is told at the start, not to the first guest.
     drop(Ring::new().map_err(Error::Ring)?);
 
-    let mut opened = Opened::open(config)?;
+    let mut opened = Opened::open(config, wrap)?;
     let served = |(disk, vbd): (&Disk, Vbd)| Served {
         facts: DiskFacts::new(disk, &vbd),
         file: identity(&disk.path),
+        _listening: tell_of_failure(&vbd, &events),
         vbd: Arc::new(vbd),
         vhost_user: vec![],
         fuse: vec![],
@@ -66,33 +76,82 @@ pub fn serve(config: Config) -> Result<(), Error> {
     let new_stop =
         || Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source });
     let (stop, stop_devices) = (new_stop()?, new_stop()?);
+    let mut groups = vec![];
+    for group in &plan.nbd {
+        groups.push(NbdStop { disks: group.disks.clone(), stop: new_stop()? });
+    }
     // A server of block devices may need any of it when memory is short.
     if config.disks.iter().all(|disk| disk.ublk.is_none()) {
         give_back_startup();
     }
     let devices = start_devices(config, &mut disks, &stop_devices, &events)?;
-    let mut threads = start(config, &mut plan, &mut disks, &stop, &events)?;
+    let mut threads = start(config, &mut plan, &mut disks, &stop, &groups, &events)?;
     opened.record_formats();
     announce(config, &disks, &opened.facts());
 
-    let outcome = attend(config, &disks, &inbox);
+    let outcome = attend(config, &disks, &groups, &inbox);
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: requests under way run to their end");
     stop.raise();
+    groups.iter().for_each(|group| group.stop.raise());
     if outcome.is_ok() {
         stop_devices.raise();
         threads.extend(devices);
     }
     for thread in threads {
-        // A panic has ended the process already.
+        // One that panicked has said so to its disk.
         let _ = thread.join();
     }
-    let late = inbox.try_iter().find_map(Event::failure);
+    let late =
+        inbox.try_iter().filter(|event| !is_expected(&disks, event)).find_map(Event::failure);
     let stays = |disk: &Served| disk.ublk.as_ref().is_some_and(|device| device.is_there());
     let kept: Vec<bool> = disks.iter().map(|disk| outcome.is_err() && stays(disk)).collect();
     let flushed = flush(config, &disks, &kept);
     drop(plan);
-    outcome.and(late.map_or(Ok(()), Err)).and(flushed).and_then(|()| opened.outcome())
+    outcome
+        .and(late.map_or(Ok(()), Err))
+        .and(flushed)
+        .and(panicked(config, &disks))
+        .and_then(|()| opened.outcome())
+}
+
+/// The disks of an NBD server, and the word to stop for it.
+struct NbdStop {
+    disks: Vec<usize>,
+    stop: Stop,
+}
+
+/// Have it said, and heard by who attends, when a panic stops the disk.
+fn tell_of_failure(vbd: &Vbd, events: &Sender<Event>) -> Listening {
+    let (span, events) = (vbd.span().clone(), events.clone());
+    vbd.health().when_failed(move |panic| {
+        span.in_scope(|| {
+            tracing::error!(
+                "stopped by a panic: {panic}. Its guests get I/O errors and its exports close; nothing more is \
+                 written of what the image has in memory, and its restart log stays for the next server, \
+                 which can have the image once this process has ended"
+            );
+        });
+        let _ = events.send(Event::Failed);
+    })
+}
+
+fn is_failed(disk: &Served) -> bool {
+    disk.vbd.health().failure().is_some()
+}
+
+/// Whether it is the end of a server whose disks are all stopped.
+fn is_expected(disks: &[Served], event: &Event) -> bool {
+    matches!(event, Event::Ended { disks: of, .. } if of.iter().all(|disk| is_failed(&disks[*disk])))
+}
+
+/// An error where a panic has stopped a disk.
+fn panicked(config: &Config, disks: &[Served]) -> Result<(), Error> {
+    let failed = || disks.iter().zip(&config.disks).filter(|(served, _)| is_failed(served));
+    match failed().find_map(|(served, _)| served.vbd.health().failure()) {
+        Some(panic) => Err(Error::panicked(failed().map(|(_, disk)| &*disk.path), panic)),
+        None => Ok(()),
+    }
 }
 
 /// A server of block devices keeps out of the namespace in which they are mounted, unless it has to
@@ -131,7 +190,7 @@ fn start_devices(
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut devices = vec![];
-    for (disk, served) in config.disks.iter().zip(disks.iter_mut()) {
+    for (place, (disk, served)) in config.disks.iter().zip(disks.iter_mut()).enumerate() {
         let Some(id) = disk.ublk else { continue };
         let span = served.vbd.span().clone();
         let _disk = span.enter();
@@ -140,15 +199,15 @@ fn start_devices(
         let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
         served.facts.set_ublk(server.path().display().to_string());
         served.ublk = Some(server.clone());
-        devices.push((served.vbd.clone(), server));
+        devices.push((place, served.vbd.clone(), server));
     }
-    let start = |(vbd, server): (Arc<Vbd>, Arc<ublk::Server>)| {
+    let start = |(place, vbd, server): (usize, Arc<Vbd>, Arc<ublk::Server>)| {
         let (stop, events) = (stop.clone(), events.clone());
         spawn(&vbd.thread_name("ublk"), move || {
             let _disk = vbd.span().enter();
             let result = server.serve(&stop).map_err(Into::into);
             let server = format!("ublk {}", server.path().display());
-            let _ = events.send(Event::Ended { server, result });
+            let _ = events.send(Event::Ended { server, disks: vec![place], result });
         })
     };
     devices.into_iter().map(start).collect()
@@ -160,12 +219,13 @@ fn start(
     plan: &mut Plan,
     disks: &mut [Served],
     stop: &Stop,
+    groups: &[NbdStop],
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = vec![];
     let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
     let nbd_budget = nbd::Budget::new(config.nbd_limits.memory_of_all);
-    for group in plan.nbd.drain(..) {
+    for (group, NbdStop { stop, .. }) in plan.nbd.drain(..).zip(groups) {
         let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
         for (place, tls) in places.iter().zip(&group.tls) {
             for disk in &group.disks {
@@ -184,6 +244,8 @@ fn start(
             .with_tls(tls);
         let (stop, events) = (stop.clone(), events.clone());
         let name = format!("NBD {}", places.first().map(ToString::to_string).unwrap_or_default());
+        let healths: Vec<Arc<Health>> =
+            group.disks.iter().map(|disk| disks[*disk].vbd.health().clone()).collect();
         let lone = match group.disks[..] {
             [disk] => Some(disks[disk].vbd.clone()),
             _ => None,
@@ -191,8 +253,16 @@ fn start(
         let thread = lone.as_ref().map_or("nbd".to_owned(), |vbd| vbd.thread_name("nbd"));
         threads.push(spawn(&thread, move || {
             let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
-            let result = server.serve(&stop).map_err(Into::into);
-            let _ = events.send(Event::Ended { server: name, result });
+            let served = Panic::catch(|| server.serve(&stop));
+            let result = match served {
+                Ok(end) => end.map_err(Into::into),
+                // Without their listener none of them can be had.
+                Err(panic) => {
+                    healths.iter().for_each(|health| health.fail(panic.clone()));
+                    Err(panic.into())
+                }
+            };
+            let _ = events.send(Event::Ended { server: name, disks: group.disks, result });
         })?);
     }
     for socket in plan.vhost_user.drain(..) {
@@ -208,7 +278,8 @@ fn start(
         threads.push(spawn(&vbd.thread_name("vu"), move || {
             let _disk = vbd.span().enter();
             let result = server.serve(&stop).map_err(Into::into);
-            let _ = events.send(Event::Ended { server: format!("vhost-user {path}"), result });
+            let (server, disks) = (format!("vhost-user {path}"), vec![socket.disk]);
+            let _ = events.send(Event::Ended { server, disks, result });
         })?);
     }
     for file in plan.fuse.drain(..) {
@@ -222,7 +293,8 @@ fn start(
         threads.push(spawn(&vbd.thread_name("fuse"), move || {
             let _disk = vbd.span().enter();
             let result = server.serve(&stop).map_err(Into::into);
-            let _ = events.send(Event::Ended { server: format!("FUSE {path}"), result });
+            let (server, disks) = (format!("FUSE {path}"), vec![file.disk]);
+            let _ = events.send(Event::Ended { server, disks, result });
         })?);
     }
     Ok(threads)
@@ -247,15 +319,32 @@ fn announce(config: &Config, disks: &[Served], not_served: &[NotServed]) {
 }
 
 /// Do what signals ask, until one asks to stop or a server ends by itself.
-fn attend(config: &Config, disks: &[Served], inbox: &Receiver<Event>) -> Result<(), Error> {
+fn attend(
+    config: &Config,
+    disks: &[Served],
+    groups: &[NbdStop],
+    inbox: &Receiver<Event>,
+) -> Result<(), Error> {
     for event in inbox {
         match event {
+            Event::Failed => {
+                // Those that offer others as well go on.
+                let none_left =
+                    |group: &&NbdStop| group.disks.iter().all(|disk| is_failed(&disks[*disk]));
+                groups.iter().filter(none_left).for_each(|group| group.stop.raise());
+                if disks.iter().all(is_failed) {
+                    return panicked(config, disks);
+                }
+            }
+            Event::Ended { ref server, .. } if is_expected(disks, &event) => {
+                tracing::info!("{server} is closed");
+            }
             Event::Signal(SIGHUP) => reload(config, disks),
             Event::Signal(SIGUSR1) => {
                 AllStats::of(config, disks.iter().map(|disk| &*disk.vbd)).print();
             }
             Event::Signal(_) => return Ok(()),
-            Event::Ended { server, result } => {
+            Event::Ended { server, result, .. } => {
                 let source = result.err().unwrap_or_else(|| "without a word".into());
                 return Err(Error::Server { server, source });
             }
@@ -302,6 +391,9 @@ fn flush(config: &Config, disks: &[Served], kept: &[bool]) -> Result<(), Error> 
     let mut tasks = Tasks::new(Box::new(Ring::new().map_err(Error::Ring)?));
     let mut outcome = Ok(());
     for ((disk, served), kept) in config.disks.iter().zip(disks).zip(kept.iter().copied()) {
+        if is_failed(served) {
+            continue;
+        }
         let _disk = served.vbd.span().enter();
         let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
         if let Some(server) = served.ublk.as_ref().filter(|_| kept) {

@@ -41,7 +41,6 @@ pub struct XenConfig {
 
 /// Serve the disks of Xen's guests until SIGTERM or SIGINT.
 pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
-    process::abort_on_panic();
     process::raise_descriptor_limit();
     let (events, inbox) = channel();
     listen_for_signals(events.clone())?;
@@ -55,7 +54,7 @@ pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
     let (theirs, their_stop) = (server.clone(), stop.clone());
     let thread = spawn("xen", move || {
         let result = theirs.serve(&their_stop).map_err(Into::into);
-        let _ = events.send(Event::Ended { server: "Xen".into(), result });
+        let _ = events.send(Event::Ended { server: "Xen".into(), disks: vec![], result });
     })?;
     say_ready(config.announce, &[], &[]);
     notify(&[NotifyState::Ready, NotifyState::Status("serving Xen's guests")]);
@@ -65,7 +64,7 @@ pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
         "stopping: requests under way run to their end; guests wait for the next server"
     );
     stop.raise();
-    // A panic has ended the process already.
+    // One that panicked has ended the process.
     let _ = thread.join();
     let late = inbox.try_iter().find_map(Event::failure);
     outcome.and(late.map_or(Ok(()), Err))
@@ -81,7 +80,8 @@ fn attend(server: &Server, open: &Open, inbox: &Receiver<Event>) -> Result<(), E
             }
             Event::Signal(SIGUSR1) => open.print_stats(),
             Event::Signal(_) => return Ok(()),
-            Event::Ended { server, result } => {
+            Event::Failed => {}
+            Event::Ended { server, result, .. } => {
                 let source = result.err().unwrap_or_else(|| "without a word".into());
                 return Err(Error::Server { server, source });
             }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ringtap_vbd::{Listening, Vbd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// Raised once, seen by everyone who holds a clone; its descriptor stays readable from then on.
@@ -15,6 +16,13 @@ impl Stop {
     pub fn new() -> io::Result<Stop> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Stop(Arc::new(eventfd(0, flags)?)))
+    }
+
+    /// One that is raised when the disk is stopped by a panic.
+    pub(crate) fn at_failure(vbd: &Vbd) -> io::Result<(Stop, Listening)> {
+        let stop = Stop::new()?;
+        let theirs = stop.clone();
+        Ok((stop, vbd.health().when_failed(move |_| theirs.raise())))
     }
 
     /// Ask everyone to stop.

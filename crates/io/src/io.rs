@@ -220,7 +220,8 @@ impl Io {
         if self.under_way() == 0 {
             return Ok(());
         }
-        for key in 0..self.shared.states.borrow().len() as Key {
+        let keys = self.shared.states.borrow().len() as Key;
+        for key in 0..keys {
             self.cancel(key)?;
         }
         while self.under_way() > 0 {

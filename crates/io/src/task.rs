@@ -161,6 +161,11 @@ impl Tasks {
         outcome
     }
 
+    /// Have every operation in flight end, and wait until all have; their tasks may then go on.
+    pub fn cancel_all(&mut self) -> io::Result<()> {
+        self.io.give_up_all()
+    }
+
     fn completed(&mut self) {
         self.io.shared.now.set(self.io.shared.reactor.borrow().now());
         for (key, result) in self.done.drain(..) {

@@ -2,6 +2,7 @@
 //! assertions notices a buffer that is given back too soon.
 
 use std::future::{Future, poll_fn};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
@@ -53,6 +54,25 @@ fn unwinding_cancels_what_is_in_flight_before_its_memory_goes() {
         tasks.run()
     }));
     assert!(unwound.is_err());
+}
+
+#[test]
+fn what_was_not_handed_over_never_is() {
+    let ((mut theirs, socket), event) = (socket(), event());
+    let mut tasks = tasks();
+    wait_in_all_ways(&mut tasks, &socket, &event);
+    let (io, file) = (tasks.io().clone(), socket.handle());
+    tasks.spawn(async move {
+        let buffer = io.buffer(512).expect("memory");
+        io.run(Op::Send { file, mem: buffer.mem() }).await;
+    });
+    tasks.run_ready();
+    assert!(tasks.io().under_way() == 5 && tasks.has_work());
+    drop(tasks);
+    drop(socket);
+    let mut sent = vec![];
+    theirs.read_to_end(&mut sent).expect("the end");
+    assert!(sent.is_empty());
 }
 
 #[test]

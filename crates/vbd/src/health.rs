@@ -7,7 +7,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 
 use ringtap_image::Error;
@@ -19,7 +19,26 @@ type Listener = Box<dyn FnOnce(&Panic) + Send>;
 #[derive(Default)]
 pub struct Health {
     failure: OnceLock<Panic>,
-    listeners: Mutex<Vec<Listener>>,
+    listeners: Mutex<Listeners>,
+}
+
+#[derive(Default)]
+struct Listeners {
+    next: u64,
+    all: Vec<(u64, Listener)>,
+}
+
+/// Who holds it is told when the disk is stopped.
+#[must_use = "nobody is told once it is dropped"]
+pub struct Listening {
+    health: Arc<Health>,
+    number: u64,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.health.lock().all.retain(|(number, _)| *number != self.number);
+    }
 }
 
 impl Health {
@@ -34,24 +53,30 @@ impl Health {
         if self.failure.set(panic).is_err() {
             return;
         }
-        let listeners = std::mem::take(&mut *self.lock());
+        let listeners = std::mem::take(&mut self.lock().all);
         let Some(panic) = self.failure() else { return };
-        listeners.into_iter().for_each(|listener| listener(panic));
+        listeners.into_iter().for_each(|(_, listener)| listener(panic));
     }
 
     /// Call `listener` when the disk is stopped, on whichever thread that happens: at once if it is.
-    pub fn when_failed(&self, listener: impl FnOnce(&Panic) + Send + 'static) {
+    pub fn when_failed(
+        self: &Arc<Health>,
+        listener: impl FnOnce(&Panic) + Send + 'static,
+    ) -> Listening {
         let mut listeners = self.lock();
+        let number = listeners.next;
+        listeners.next += 1;
         match self.failure() {
             Some(panic) => {
                 drop(listeners);
                 listener(panic);
             }
-            None => listeners.push(Box::new(listener)),
+            None => listeners.all.push((number, Box::new(listener))),
         }
+        Listening { health: self.clone(), number }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Listener>> {
+    fn lock(&self) -> MutexGuard<'_, Listeners> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

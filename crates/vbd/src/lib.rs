@@ -28,7 +28,7 @@ mod walk;
 pub use copy::{Copy, CopyError, copy};
 pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
-pub use health::Health;
+pub use health::{Health, Listening};
 pub use name::{DISK, LABEL, disk_span, shortened};
 pub use ringtap_image::Error;
 pub use stats::{Counts, Latency, Stats};

@@ -20,7 +20,7 @@ pub struct Trapped {
 
 impl Trapped {
     /// Set a trap in all the image does.
-    pub fn new(image: Box<dyn Image>, trap: Trap) -> Box<dyn Image> {
+    pub fn boxed(image: Box<dyn Image>, trap: Trap) -> Box<dyn Image> {
         Box::new(Trapped { image, trap })
     }
 
@@ -36,7 +36,7 @@ impl Image for Trapped {
 
     fn fork(&self) -> Box<dyn Image> {
         self.step("fork", 0);
-        Trapped::new(self.image.fork(), self.trap.clone())
+        Trapped::boxed(self.image.fork(), self.trap.clone())
     }
 
     fn map(&self, offset: u64, len: u64) -> Extent<'_> {

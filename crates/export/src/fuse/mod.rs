@@ -122,6 +122,12 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+    /// A panic has stopped the disk.
+    #[error("the disk of {} was stopped by a panic", path.display())]
+    Stopped {
+        /// The path.
+        path: PathBuf,
+    },
     /// Somebody took it off.
     #[error("{} was unmounted by somebody else", path.display())]
     Unmounted {
@@ -152,8 +158,18 @@ impl Server {
         &self.path
     }
 
-    /// Serve until `stop` is raised; then unmount, drain and leave. The last flush is the caller's.
+    /// Serve until `stop` is raised, or the disk is stopped by a panic; then unmount, drain and leave. The
+    /// last flush is the caller's.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
+        let stopped = || Error::Stopped { path: self.path.clone() };
+        let end = self.vbd.health().contain(|| self.serve_until(stop));
+        match (end, self.vbd.health().failure()) {
+            (Ok(end), None) => end,
+            _ => Err(stopped()),
+        }
+    }
+
+    fn serve_until(&self, stop: &Stop) -> Result<(), Error> {
         let failed = |source| Error::Serve { path: self.path.clone(), source };
         let mut mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -161,6 +177,7 @@ impl Server {
         let devices = mount.take_devices(count)?;
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let ended = Arc::new(OpenFile::new(eventfd));
+        let (failure, _listening) = Stop::at_failure(&self.vbd).map_err(failed)?;
         let facts = self.facts(mount.take_image());
         let mut threads = vec![];
         let mut started = Ok(());
@@ -176,7 +193,7 @@ impl Server {
                 Err(error) => started = Err(error),
             }
         }
-        let waited = started.and_then(|()| wait(stop, &ended));
+        let waited = started.and_then(|()| wait([stop, &failure], &ended));
         // While they serve: those who use the file may have to be heard before they let go of it.
         match mount.unmount() {
             Ok(true) => tracing::warn!(
@@ -234,10 +251,11 @@ impl Server {
     }
 }
 
-/// Wait until the stop is raised or a thread has ended.
-fn wait(stop: &Stop, ended: &OpenFile) -> io::Result<()> {
+/// Wait until a stop is raised or a thread has ended.
+fn wait(stops: [&Stop; 2], ended: &OpenFile) -> io::Result<()> {
     loop {
-        let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        let [stop, failure] = stops.map(|stop| PollFd::new(stop, PollFlags::IN));
+        let mut fds = [stop, failure, PollFd::new(ended, PollFlags::IN)];
         match poll(&mut fds, None) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, Op, OpenFile, Ring, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Ring, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -50,7 +50,9 @@ impl QueueThread {
         let run = move || {
             let span = vbd.span().clone();
             let _disk = span.enter();
-            let end = run(device, vbd, facts, theirs);
+            let health = vbd.health().clone();
+            let end = health.contain(|| run(device, vbd, facts, theirs));
+            let end = end.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));
             // It fails only where the count is full, and then it is seen anyway.
             let _ = rustix::io::write(&*ended, &1u64.to_ne_bytes());
             end
@@ -103,6 +105,27 @@ fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Res
     let seen = Rc::new(Seen::default());
     seen.readable.set(true);
     tasks.spawn(wait_for_bell(io.clone(), bell.clone(), seen.clone()));
+    match Panic::catch(|| serve(&mut tasks, &queue, &vbd, &seen, &bell)) {
+        Ok(end) => end,
+        // What slots were given fails: they answer when their operations have ended.
+        Err(panic) => {
+            vbd.health().fail(panic);
+            tasks.cancel_all()?;
+            let _ = Panic::catch(|| tasks.run_ready());
+            Err(io::Error::other("its thread panicked"))
+        }
+    }
+}
+
+/// Until it is told to stop, or the file system is unmounted.
+fn serve(
+    tasks: &mut Tasks,
+    queue: &Rc<FuseQueue>,
+    vbd: &Rc<Vbd>,
+    seen: &Rc<Seen>,
+    bell: &Arc<OpenFile>,
+) -> io::Result<End> {
+    let io = tasks.io().clone();
     let (mut poller, mut accounted, mut new) = (Poller::default(), 0, Vec::new());
     let end = loop {
         tasks.run_ready();
@@ -152,7 +175,7 @@ fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Res
     }
     vbd.account_cpu_time();
     queue.stop();
-    let (cancel, device) = (io.clone(), queue.device());
+    let (cancel, device, bell) = (io.clone(), queue.device(), bell.clone());
     tasks.block_on(async move {
         cancel.run(Op::Cancel { file: device }).await;
         cancel.run(Op::Cancel { file: bell.handle() }).await;

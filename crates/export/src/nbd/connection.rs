@@ -161,7 +161,7 @@ impl Connection {
             end => tracing::debug!(requests = self.requests.get(), "an NBD client left: {end:?}"),
         }
         self.slots.rest().await;
-        if self.stopping.get().is_some() {
+        if self.stopping.get().is_some() && self.vbd.health().failure().is_none() {
             if let Err(error) = self.vbd.flush(&self.io).await {
                 tracing::error!("the last flush of an NBD connection failed: {error}");
             }

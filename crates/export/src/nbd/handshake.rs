@@ -30,6 +30,8 @@ pub struct Facts {
     pub preferred_block: u32,
     /// The names of its metadata contexts, by number.
     pub contexts: Vec<String>,
+    /// Whether it can be had: the disk has not been stopped.
+    pub available: bool,
 }
 
 /// Why nobody may choose an export just now.
@@ -252,7 +254,7 @@ impl Handshake {
                 }
             },
             opt::LIST => {
-                for export in &self.exports {
+                for export in self.exports.iter().filter(|export| export.available) {
                     let name = export.name.as_bytes();
                     let len = (name.len() as u32).to_be_bytes();
                     let about = export.description.as_bytes();
@@ -354,7 +356,8 @@ impl Handshake {
             return None;
         }
         let named = self.exports.iter().position(|export| export.name.as_bytes() == name);
-        named.or((name.is_empty() && !self.exports.is_empty()).then_some(0))
+        let found = named.or((name.is_empty() && !self.exports.is_empty()).then_some(0));
+        found.filter(|export| self.exports[*export].available)
     }
 
     fn transmission_flags(&self, export: usize) -> u16 {

@@ -310,5 +310,6 @@ pub(super) fn facts(export: &NamedExport) -> Facts {
         flags,
         preferred_block: preferred.unwrap_or(4096).min(MAX_PAYLOAD),
         contexts: context::names(shown.iter().map(|(name, _)| name.as_str())),
+        available: export.vbd.health().failure().is_none(),
     }
 }

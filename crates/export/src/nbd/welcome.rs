@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_io::{File, Io, Op, OpenFile, Ring, Tasks};
+use ringtap_io::{File, Io, Op, OpenFile, Panic, Ring, Tasks};
 use rustix::net::Shutdown;
 
 use super::alarm::Alarm;
@@ -46,7 +46,7 @@ pub(super) fn run(client: Client) -> io::Result<()> {
     alarm.set_unless_stopped(limits.handshake);
     let outcome = Rc::new(RefCell::new(None));
     let keep = outcome.clone();
-    let (watched, ringing) = (current.clone(), alarm.clone());
+    let (watched, ringing, asked) = (current.clone(), alarm.clone(), socket.clone());
     tasks.spawn(async move {
         let end = async {
             let mut input = Input::new(&io).map_err(io::Error::from_raw_os_error)?;
@@ -73,11 +73,39 @@ pub(super) fn run(client: Client) -> io::Result<()> {
         close(&socket, Shutdown::Both);
         keep.replace(Some(end));
     });
-    drive(&mut tasks, || outcome.borrow().is_some())?;
-    watched.over.set(true);
-    ringing.ring();
-    tasks.run()?;
-    outcome.take().unwrap_or(Ok(()))
+    let driven = Panic::catch(|| {
+        drive(&mut tasks, || outcome.borrow().is_some())?;
+        watched.over.set(true);
+        ringing.ring();
+        tasks.run()
+    });
+    match driven {
+        Ok(end) => end.and_then(|()| outcome.take().unwrap_or(Ok(()))),
+        Err(panic) => {
+            refuse(&mut tasks, &watched, panic);
+            close(&asked, Shutdown::Both);
+            Err(io::Error::other("its thread panicked"))
+        }
+    }
+}
+
+/// A panic of this thread's own stops the disk that the client has chosen. What slots were given fails: they
+/// answer when their operations have ended, as far as the client takes that at once.
+fn refuse(tasks: &mut Tasks, current: &Current, panic: Panic) {
+    let connection = current.connection.take();
+    let Some(connection) = connection else {
+        tracing::error!("an NBD handshake ended in a panic: {panic}");
+        return;
+    };
+    connection.vbd.health().fail(panic);
+    let answered = Panic::catch(|| {
+        tasks.cancel_all()?;
+        tasks.run_ready();
+        tasks.turn(false)
+    });
+    if let Ok(Err(error)) = answered {
+        tracing::error!("requests in flight have no answer: {error}");
+    }
 }
 
 /// Run the tasks until it is done, looking again at once where the next event comes soon.
@@ -136,6 +164,8 @@ async fn watch(io: Io, alarm: Arc<Alarm>, socket: Arc<OpenFile>, current: Rc<Cur
 
 async fn serve(io: Io, accepted: Accepted, input: Input, current: &Current) -> io::Result<()> {
     let alarm = accepted.alarm.clone();
+    let at_failure = alarm.clone();
+    let _listening = accepted.vbd.health().when_failed(move |_| at_failure.stop());
     let connection = Connection::new(io, accepted, &input)?;
     *current.connection.borrow_mut() = Some(connection.clone());
     alarm.set_unless_stopped(REST);

@@ -127,6 +127,12 @@ pub enum Error {
         /// What was said.
         source: io::Error,
     },
+    /// A panic has stopped the disk.
+    #[error("the disk of {} was stopped by a panic", path.display())]
+    Failed {
+        /// The device.
+        path: PathBuf,
+    },
     /// Somebody else stopped the device.
     #[error("{} was stopped by somebody else", path.display())]
     Stopped {
@@ -225,12 +231,25 @@ impl Server {
     /// Serve until `stop` is raised; then take the block device away and leave. The last flush is
     /// the caller's. It is taken away as well where somebody else stopped it. Where a thread of ours
     /// fails it stays, and others of its threads go on: it waits for the next server once the process
-    /// ends.
+    /// ends. Where a panic has stopped the disk it is taken away: nothing can be had of it.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
+        let stopped = || Error::Failed { path: self.path.clone() };
+        let end = self.vbd.health().contain(|| self.serve_until(stop));
+        match (end, self.vbd.health().failure()) {
+            (Ok(end), None) => end,
+            _ => Err(stopped()),
+        }
+    }
+
+    fn serve_until(&self, stop: &Stop) -> Result<(), Error> {
         let failed = |tried, source| Error::Os { tried, path: self.path.clone(), source };
-        wait(stop, &self.ended).map_err(|source| failed("wait for the threads of", source))?;
+        let failure = Stop::at_failure(&self.vbd);
+        let (failure, _listening) =
+            failure.map_err(|source| failed("make an eventfd for", source))?;
+        wait([stop, &failure], &self.ended)
+            .map_err(|source| failed("wait for the threads of", source))?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if !stop.is_raised() {
+        if !stop.is_raised() && self.vbd.health().failure().is_none() {
             if let Some(source) = running.failure() {
                 running.device.fresh = false;
                 return Err(failed("serve", source));
@@ -363,10 +382,11 @@ fn join(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
     thread.join().unwrap_or_else(|_| Err(io::Error::other("the queue thread panicked")))
 }
 
-/// Wait until the stop is raised or a thread has ended.
-fn wait(stop: &Stop, ended: &OpenFile) -> io::Result<()> {
+/// Wait until a stop is raised or a thread has ended.
+fn wait(stops: [&Stop; 2], ended: &OpenFile) -> io::Result<()> {
     loop {
-        let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        let [stop, failure] = stops.map(|stop| PollFd::new(stop, PollFlags::IN));
+        let mut fds = [stop, failure, PollFd::new(ended, PollFlags::IN)];
         match poll(&mut fds, None) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),

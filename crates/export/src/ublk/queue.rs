@@ -40,6 +40,8 @@ pub(crate) struct UblkQueue {
     under_way: Cell<usize>,
     reads: Cell<usize>,
     failed: Cell<Option<i32>>,
+    /// Slots whose tasks a panic has ended.
+    left: RefCell<Vec<u16>>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -93,6 +95,7 @@ impl UblkQueue {
             under_way: Cell::new(0),
             reads: Cell::new(0),
             failed: Cell::new(None),
+            left: RefCell::default(),
         })
     }
 
@@ -109,6 +112,20 @@ impl UblkQueue {
     /// The errno by which the driver refused a command, should it have.
     pub(crate) fn failed(&self) -> Option<i32> {
         self.failed.get()
+    }
+
+    /// Slots whose tasks a panic has ended: their requests have failed, and the next tasks say so.
+    pub(crate) fn take_left(&self) -> Vec<u16> {
+        let left = self.left.take();
+        for tag in &left {
+            self.change(*tag, |slot| {
+                (slot.answer, slot.copies) = (Some(-libc::EIO), false);
+                if let Some(piece) = slot.piece.take() {
+                    self.pieces.give_back(&self.io, piece);
+                }
+            });
+        }
+        left
     }
 
     fn change(&self, tag: u16, change: impl FnOnce(&mut Slot)) {
@@ -164,8 +181,21 @@ fn os(error: io::Error) -> Error {
     Error::Os(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
+/// Notes it where a panic ends the task of a slot.
+struct OfSlot<'a>(&'a UblkQueue, u16);
+
+impl Drop for OfSlot<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Nobody else looks at the list but between panics.
+            self.0.left.borrow_mut().push(self.1);
+        }
+    }
+}
+
 /// One slot: take a request, serve it, answer it.
 pub(crate) async fn run_slot(queue: Rc<UblkQueue>, vbd: Rc<Vbd>, io: Io, tag: u16) {
+    let _slot = OfSlot(&queue, tag);
     while let Some(request) = queue.next(tag).await {
         let mut end = vbd.serve(&io, request).await;
         if end == Err(Error::Unsupported) && request.mem.is_kernels() {
@@ -219,9 +249,9 @@ impl Queue for UblkQueue {
     }
 
     fn reply(&self, tag: u16, end: Result<(), Error>) {
-        self.under_way.set(self.under_way.get() - 1);
+        self.under_way.set(self.under_way.get().saturating_sub(1));
         self.change(tag, |slot| {
-            self.reads.set(self.reads.get() - usize::from(slot.is_read));
+            self.reads.set(self.reads.get().saturating_sub(usize::from(slot.is_read)));
             let end = end.and_then(|()| self.copy_back(tag, slot));
             slot.answer = Some(end.map_or_else(|error| -error.errno(), |()| slot.moved));
             if let Some(piece) = slot.piece.take() {

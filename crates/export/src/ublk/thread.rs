@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use ringtap_io::{OpenFile, Ring, Tasks, Time};
+use ringtap_io::{OpenFile, Panic, Ring, Tasks, Time};
 use ringtap_vbd::Vbd;
 
 use super::queue::{UblkQueue, run_slot};
@@ -16,6 +16,8 @@ use crate::poll::{GATHER, Gatherer, Poller, Wait, waking_takes};
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
+/// A queue whose panics go on is left to the kernel.
+const MOST_PANICS: usize = 1000;
 const ACCOUNT_EVERY: Time = 100_000_000;
 
 /// What a thread and who starts it say to each other.
@@ -40,7 +42,9 @@ pub(crate) fn start(
     std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
         let span = vbd.span().clone();
         let _disk = span.enter();
-        let end = run(index, info, vbd, start);
+        let health = vbd.health().clone();
+        let end = health.contain(|| run(index, info, vbd, start));
+        let end = end.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));
         // It fails only where the count is full, and then it is seen anyway.
         let _ = rustix::io::write(&*ended, &1u64.to_ne_bytes());
         end
@@ -84,6 +88,28 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
     tasks.run_ready();
     let _ = fetching.send(queue.failed());
     drop(fetching);
+    // The driver's commands end only with the device: after a panic of this thread's own the queue goes on, to
+    // answer that nothing can be had any more. Each ends one slot's task, which is begun again.
+    for _ in 0..MOST_PANICS {
+        match Panic::catch(|| serve(&mut tasks, &queue, &vbd)) {
+            Ok(end) => {
+                end?;
+                return queue.failed().map_or(Ok(()), |no| Err(io::Error::from_raw_os_error(no)));
+            }
+            Err(panic) => vbd.health().fail(panic),
+        }
+        for tag in queue.take_left() {
+            tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
+        }
+    }
+    // The kernel ends what is in flight as this thread ends. Until then its memory must stay.
+    std::mem::forget(tasks);
+    Err(io::Error::other("its thread panicked again and again"))
+}
+
+/// Until the driver has no more for any slot.
+fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
+    let io = tasks.io().clone();
     let (mut poller, mut gatherer) = (Poller::for_programs(waking_takes()), Gatherer::default());
     let (mut lone, mut accounted) = (Lone::default(), 0);
     loop {
@@ -98,7 +124,7 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
             tasks.run_ready();
             queue.under_way() > 0
         };
-        if lone.turn(&mut tasks, under_way, others)? {
+        if lone.turn(tasks, under_way, others)? {
             continue;
         }
         let several = gatherer.wait_for(io.now(), under_way);
@@ -126,8 +152,5 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
         }
     }
     vbd.account_cpu_time();
-    match queue.failed() {
-        None => Ok(()),
-        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-    }
+    Ok(())
 }

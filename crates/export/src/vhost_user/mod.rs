@@ -65,6 +65,9 @@ pub enum Error {
     /// The listening socket is of no use any more.
     #[error("cannot wait for front-ends on the vhost-user socket: {0}")]
     Listen(#[source] io::Error),
+    /// A panic has stopped the disk.
+    #[error("its disk was stopped by a panic")]
+    Stopped,
 }
 
 /// Serves one device to one front-end after the other.
@@ -83,12 +86,21 @@ impl Server {
         Server { listener, vbd, options, requests: Mutex::new(None), _mappings: Kept::new() }
     }
 
-    /// Serve until `stop` is raised; then drain and leave. The last flush is the caller's.
+    /// Serve until `stop` is raised, or the disk is stopped by a panic; then drain and leave. The last
+    /// flush is the caller's.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
+        let (failed, _listening) = Stop::at_failure(&self.vbd).map_err(Error::Listen)?;
+        let stops = [stop, &failed];
+        let health = self.vbd.health();
+        health.contain(|| self.serve_until(stops)).unwrap_or(Err(Error::Stopped))?;
+        if failed.is_raised() { Err(Error::Stopped) } else { Ok(()) }
+    }
+
+    fn serve_until(&self, stops: Stops<'_>) -> Result<(), Error> {
         self.listener.set_nonblocking(true).map_err(Error::Listen)?;
-        while wait(&self.listener, stop).map_err(Error::Listen)? {
+        while wait(&self.listener, stops).map_err(Error::Listen)? {
             match self.listener.accept() {
-                Ok((stream, _)) => self.serve_front_end(stream, stop),
+                Ok((stream, _)) => self.serve_front_end(stream, stops),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ECONNABORTED | libc::EINTR) => {}
@@ -119,10 +131,12 @@ impl Server {
         }
     }
 
-    fn serve_front_end(&self, stream: UnixStream, stop: &Stop) {
+    fn serve_front_end(&self, stream: UnixStream, stops: Stops<'_>) {
         tracing::info!("front-end connected");
         let backend = Arc::new(Mutex::new(Backend::new(self.vbd.clone(), self.options.clone())));
-        match self.converse(stream, &backend, stop) {
+        // Its queues are stopped whatever happens.
+        let end = self.vbd.health().contain(|| self.converse(stream, &backend, stops));
+        match end.unwrap_or_else(|stopped| Err(io::Error::other(stopped))) {
             Ok(()) => tracing::info!("front-end left"),
             Err(error) => tracing::warn!("the front-end is let go: {error}"),
         }
@@ -135,11 +149,11 @@ impl Server {
         &self,
         stream: UnixStream,
         backend: &Arc<Mutex<Backend>>,
-        stop: &Stop,
+        stops: Stops<'_>,
     ) -> io::Result<()> {
         let (mut relay, socket) = Relay::new(stream)?;
         let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
-        while wait(relay.front_end(), stop)? {
+        while wait(relay.front_end(), stops)? {
             let mut requests = None;
             if !relay.forward_message(&mut requests)? {
                 break;
@@ -155,13 +169,17 @@ impl Server {
     }
 }
 
-/// Wait until something can be read (true) or the stop is raised (false).
-fn wait(file: impl AsFd, stop: &Stop) -> io::Result<bool> {
+/// The word to stop, and that of the disk's failure.
+type Stops<'a> = [&'a Stop; 2];
+
+/// Wait until something can be read (true) or a stop is raised (false).
+fn wait(file: impl AsFd, stops: Stops<'_>) -> io::Result<bool> {
     loop {
-        let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&file, PollFlags::IN)];
+        let [stop, failed] = stops.map(|stop| PollFd::new(stop, PollFlags::IN));
+        let mut fds = [stop, failed, PollFd::new(&file, PollFlags::IN)];
         match poll(&mut fds, None) {
-            Ok(_) if !fds[0].revents().is_empty() => return Ok(false),
-            Ok(_) if !fds[1].revents().is_empty() => return Ok(true),
+            Ok(_) if fds[..2].iter().any(|stop| !stop.revents().is_empty()) => return Ok(false),
+            Ok(_) if !fds[2].revents().is_empty() => return Ok(true),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

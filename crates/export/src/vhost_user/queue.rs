@@ -216,6 +216,11 @@ impl VirtioQueue {
         state.idle.len() == state.slots.len() && state.answered.is_empty()
     }
 
+    /// Places of the ring.
+    pub(crate) fn size(&self) -> u16 {
+        self.state.borrow().ring.size()
+    }
+
     /// Requests given to slots and not answered.
     pub(crate) fn under_way(&self) -> usize {
         let state = self.state.borrow();

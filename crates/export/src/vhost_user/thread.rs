@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ringtap_io::{Io, Op, OpenFile, Ring, Signal, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Ring, Signal, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -86,12 +86,18 @@ impl QueueThread {
             .stack_size(STACK)
             .spawn(move || {
                 let sent = sent;
-                let index = sent.0.index;
                 let span = sent.0.vbd.span().clone();
                 let _disk = span.enter();
-                run(sent.0, &theirs).inspect_err(|problem| {
-                    tracing::error!(queue = index, "the queue stops, its ring failed: {problem}");
-                })
+                let (index, health) = (sent.0.index, sent.0.vbd.health().clone());
+                let end = health.contain(|| run(sent.0, &theirs));
+                end.unwrap_or_else(|stopped| Err(io::Error::other(stopped))).inspect_err(
+                    |problem| {
+                        tracing::error!(
+                            queue = index,
+                            "the queue stops, its ring failed: {problem}"
+                        );
+                    },
+                )
             })?;
         Ok(QueueThread { mailbox, handle })
     }
@@ -212,7 +218,6 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         error,
         identity,
     } = start;
-    let size = ring.size();
     let queue = Rc::new(VirtioQueue::new(io.clone(), ring, memory, inflight, identity, vbd.info()));
     let caller = Rc::new(Caller::default());
     caller.file.replace(call);
@@ -232,81 +237,114 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     };
     // A killed server may have published answers and not told of them.
     thread.call.call(&io);
-    let mut poller = Poller::default();
-    let mut gatherer = Gatherer::default();
-    let mut lone = Lone::default();
-    let mut accounted = 0;
-    loop {
-        // Carrying out one may take up the bell of the next.
-        while mailbox.full.swap(false, AcqRel) {
-            let commands = std::mem::take(
-                &mut *mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner),
-            );
-            for command in commands {
-                match command {
-                    Command::Call(call) => {
-                        thread.cancel_call(&mut tasks)?;
-                        thread.call.file.replace(call);
-                        // Answers may have been published while there was nothing to signal.
-                        thread.call.call(&io);
-                    }
-                    Command::Memory(memory, _dropped) => {
-                        thread.drain(&mut tasks)?;
-                        let next = thread.queue.next_available();
-                        match Virtqueue::new(&memory, addresses, size, event_idx, next) {
-                            Ok(ring) => {
-                                thread.queue.replace_memory(memory, ring);
-                                thread.unplaced.set(false);
-                            }
-                            // It may come back, larger: a front-end takes a region away to grow it.
-                            Err(problem) => {
-                                tracing::warn!(queue = thread.index, "the queue waits: {problem}");
-                                thread.unplaced.set(true);
-                            }
-                        }
-                    }
-                    Command::Stop => return thread.end(tasks, mailbox),
-                }
-            }
-        }
-        if let Err(problem) = thread.turn(&mut tasks) {
-            thread.give_up(&problem);
-        }
-        let more = thread.may_fetch();
-        let may_gather = !tasks.has_ready() && !more;
-        let under_way = thread.queue.under_way();
-        let came = io.now();
-        if lone.turn(&mut tasks, under_way + usize::from(more), |_| thread.may_fetch())? {
-            // The guest was waited for until then, not while its write was under way.
-            poller.event(came);
-            continue;
-        }
-        if let Some(events) = gatherer.wait_for(io.now(), under_way).filter(|_| may_gather) {
-            thread.account(&mut accounted);
-            tasks.turn_for(events, GATHER)?;
-            gatherer.woken(io.now(), tasks.has_ready());
-        } else if tasks.has_work() || thread.may_fetch() {
-            tasks.turn(false)?;
-            poller.event(io.now());
-        } else if poller.spin(io.now(), thread.waits_for()) {
-            tasks.turn(false)?;
-            if tasks.has_work() {
-                poller.event(io.now());
-            }
-            std::hint::spin_loop();
-        } else {
-            if thread.may_use_ring() && thread.queue.enable_kicks() {
-                continue;
-            }
-            thread.account(&mut accounted);
-            tasks.turn(true)?;
-            poller.event(io.now());
-            thread.queue.disable_kicks();
-        }
-    }
+    let end = Panic::catch(|| thread.serve(&mut tasks, mailbox, addresses, event_idx));
+    end.unwrap_or_else(|panic| thread.refuse(&mut tasks, panic))
 }
 
 impl Thread {
+    /// Until it is told to stop; the available index reached.
+    fn serve(
+        &self,
+        tasks: &mut Tasks,
+        mailbox: &Arc<Mailbox>,
+        addresses: Addresses,
+        event_idx: bool,
+    ) -> io::Result<u16> {
+        let io = &self.io;
+        let size = self.queue.size();
+        let mut poller = Poller::default();
+        let mut gatherer = Gatherer::default();
+        let mut lone = Lone::default();
+        let mut accounted = 0;
+        loop {
+            // Carrying out one may take up the bell of the next.
+            while mailbox.full.swap(false, AcqRel) {
+                let commands = std::mem::take(
+                    &mut *mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner),
+                );
+                for command in commands {
+                    match command {
+                        Command::Call(call) => {
+                            self.cancel_call(tasks)?;
+                            self.call.file.replace(call);
+                            // Answers may have been published while there was nothing to signal.
+                            self.call.call(io);
+                        }
+                        Command::Memory(memory, _dropped) => {
+                            self.drain(tasks)?;
+                            let next = self.queue.next_available();
+                            match Virtqueue::new(&memory, addresses, size, event_idx, next) {
+                                Ok(ring) => {
+                                    self.queue.replace_memory(memory, ring);
+                                    self.unplaced.set(false);
+                                }
+                                // It may come back, larger: a front-end takes a region away to grow it.
+                                Err(problem) => {
+                                    tracing::warn!(
+                                        queue = self.index,
+                                        "the queue waits: {problem}"
+                                    );
+                                    self.unplaced.set(true);
+                                }
+                            }
+                        }
+                        Command::Stop => return self.end(tasks, mailbox),
+                    }
+                }
+            }
+            if let Err(problem) = self.turn(tasks) {
+                self.give_up(&problem);
+            }
+            let more = self.may_fetch();
+            let may_gather = !tasks.has_ready() && !more;
+            let under_way = self.queue.under_way();
+            let came = io.now();
+            if lone.turn(tasks, under_way + usize::from(more), |_| self.may_fetch())? {
+                // The guest was waited for until then, not while its write was under way.
+                poller.event(came);
+                continue;
+            }
+            if let Some(events) = gatherer.wait_for(io.now(), under_way).filter(|_| may_gather) {
+                self.account(&mut accounted);
+                tasks.turn_for(events, GATHER)?;
+                gatherer.woken(io.now(), tasks.has_ready());
+            } else if tasks.has_work() || self.may_fetch() {
+                tasks.turn(false)?;
+                poller.event(io.now());
+            } else if poller.spin(io.now(), self.waits_for()) {
+                tasks.turn(false)?;
+                if tasks.has_work() {
+                    poller.event(io.now());
+                }
+                std::hint::spin_loop();
+            } else {
+                if self.may_use_ring() && self.queue.enable_kicks() {
+                    continue;
+                }
+                self.account(&mut accounted);
+                tasks.turn(true)?;
+                poller.event(io.now());
+                self.queue.disable_kicks();
+            }
+        }
+    }
+
+    /// A panic of this thread's own stops the disk, too. What slots were given fails: they answer when their
+    /// operations have ended.
+    fn refuse(&self, tasks: &mut Tasks, panic: Panic) -> io::Result<u16> {
+        self.vbd.health().fail(panic);
+        self.queue.stop();
+        tasks.cancel_all()?;
+        let answered = Panic::catch(|| {
+            tasks.run_ready();
+            self.queue.publish();
+            self.tell(tasks);
+            tasks.turn(false)
+        });
+        answered.unwrap_or(Ok(()))?;
+        Err(io::Error::other("its thread panicked"))
+    }
+
     /// Answer what has ended, fetch, run what can run, publish.
     ///
     /// Answers come first: what has ended is under way no more, and its slot, still in the cache, is
@@ -418,11 +456,11 @@ impl Thread {
         Ok(())
     }
 
-    fn end(&self, mut tasks: Tasks, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
-        self.drain(&mut tasks)?;
+    fn end(&self, tasks: &mut Tasks, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
+        self.drain(tasks)?;
         self.vbd.account_cpu_time();
         self.queue.stop();
-        self.cancel_call(&mut tasks)?;
+        self.cancel_call(tasks)?;
         self.call.ending.set(true);
         self.call.wake.notify(&self.io);
         let (io, kick, mailbox) = (self.io.clone(), self.kick.clone(), mailbox.clone());

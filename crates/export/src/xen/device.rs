@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
 use std::time::{Duration, Instant};
 
-use ringtap_io::{Ring, Tasks};
+use ringtap_io::{Panic, Ring, Tasks};
 use ringtap_vbd::Vbd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -100,7 +100,7 @@ pub(crate) fn run(
     (domain, number): (u16, u32),
     options: &Options,
     disks: &dyn Disks,
-    bell: &Bell,
+    bell: &Arc<Bell>,
     stop: &Stop,
 ) -> Result<(), StoreError> {
     let name = format!("xen{domain}-{number}");
@@ -148,20 +148,39 @@ impl Device {
         }))
     }
 
-    fn serve(&mut self, disks: &dyn Disks, bell: &Bell, stop: &Stop) -> Result<(), StoreError> {
-        let outcome = self.follow(disks, bell, stop);
+    fn serve(
+        &mut self,
+        disks: &dyn Disks,
+        bell: &Arc<Bell>,
+        stop: &Stop,
+    ) -> Result<(), StoreError> {
+        let outcome = Panic::catch(|| self.follow(disks, bell, stop)).unwrap_or_else(|panic| {
+            self.vbd.iter().for_each(|vbd| vbd.health().fail(panic.clone()));
+            Err(StoreError::wait(std::io::Error::other(panic)))
+        });
         // The guest stays connected when the server stops: its requests wait for the next one.
         self.disconnect();
         self.close(disks);
         outcome
     }
 
-    fn follow(&mut self, disks: &dyn Disks, bell: &Bell, stop: &Stop) -> Result<(), StoreError> {
+    fn follow(
+        &mut self,
+        disks: &dyn Disks,
+        bell: &Arc<Bell>,
+        stop: &Stop,
+    ) -> Result<(), StoreError> {
         // Before the first look, so that no change falls between.
         self.store.watch(&format!("{}/state", self.front))?;
         self.store.watch(&self.back.clone())?;
         self.begin(disks)?;
+        let mut listening = None;
         loop {
+            if let Some(vbd) = self.vbd.as_ref().filter(|_| listening.is_none()) {
+                let bell = bell.clone();
+                listening = Some(vbd.health().when_failed(move |_| bell.ring()));
+            }
+            self.end_if_failed()?;
             let look = if self.opened { self.look()? } else { self.look_for_end()? };
             if look == Look::Gone {
                 self.forget();
@@ -327,11 +346,23 @@ impl Device {
         Ok(other || self.read("frontend")?.is_none())
     }
 
+    fn has_failed(&self) -> bool {
+        self.vbd.as_ref().is_some_and(|vbd| vbd.health().failure().is_some())
+    }
+
+    /// A panic has stopped the disk: its frontend is to close it, and hears of errors until it does.
+    fn end_if_failed(&mut self) -> Result<(), StoreError> {
+        if self.has_failed() && matches!(self.state()?, Some(INIT_WAIT | INITIALISED | CONNECTED)) {
+            self.write_state(CLOSING)?;
+        }
+        Ok(())
+    }
+
     /// The frontend is done. Where the device is not to come back, the image is closed before the
     /// toolstack hears of it: somebody else may want it next.
     fn closed(&mut self, state: Option<u32>, comes_back: bool) -> Result<(), StoreError> {
         self.disconnect();
-        if !comes_back {
+        if !comes_back || self.has_failed() {
             self.close_image();
             self.forget();
         }
@@ -445,6 +476,10 @@ impl Device {
 
     fn close_image(&mut self) {
         let Some(vbd) = self.vbd.take() else { return };
+        if vbd.health().failure().is_some() {
+            tracing::warn!("{}: closed as a killed server leaves it, after a panic", self.name);
+            return;
+        }
         let closed = Ring::new().and_then(|ring| {
             let mut tasks = Tasks::new(Box::new(ring));
             let io = tasks.io().clone();

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use ringtap_io::Panic;
 use ringtap_vbd::disk_span;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -66,7 +67,7 @@ impl Server {
         stop.raise();
         let devices = std::mem::take(&mut *self.lock());
         for (_, device) in devices {
-            // A panic has ended the process already.
+            // One that panicked has said so.
             let _ = device.thread.join();
         }
         outcome
@@ -199,8 +200,10 @@ impl Server {
                 let span = disk_span(&name);
                 let _disk = span.enter();
                 let store = reach().map_err(StoreError::open);
-                let served = store
-                    .and_then(|store| device::run(store, key, &options, &*disks, &theirs, &stop));
+                let served = store.and_then(|store| {
+                    Panic::catch(|| device::run(store, key, &options, &*disks, &theirs, &stop))
+                        .unwrap_or_else(|panic| Err(StoreError::wait(io::Error::other(panic))))
+                });
                 if let Err(error) = served {
                     tracing::error!("{name}: {error}");
                     let _ = poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&PAUSE));
@@ -241,7 +244,7 @@ impl Bell {
         Ok(Bell { file, reload: AtomicBool::new(false), ended: AtomicBool::new(false) })
     }
 
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         // It fails only where the count is full, and then it is heard already.
         let _ = rustix::io::write(&self.file, &1u64.to_ne_bytes());
     }

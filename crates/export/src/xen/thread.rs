@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, Op, OpenFile, Ring, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Ring, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -79,7 +79,9 @@ impl QueueThread {
             become_io_flusher();
             Ring::new()
         };
-        let handle = spawn(start.name.clone(), ring, move |ring| run(start, ring, &theirs))?;
+        let (name, health) = (start.name.clone(), start.vbd.health().clone());
+        let work = move |ring| _ = health.contain(|| run(start, ring, &theirs));
+        let handle = spawn(name, ring, work)?;
         Ok(QueueThread { bell, handle })
     }
 
@@ -91,7 +93,7 @@ impl QueueThread {
 
     /// Wait for its end.
     pub(crate) fn join(self) {
-        // A panic has ended the process already.
+        // One that panicked has said so to the disk.
         let _ = self.handle.join();
     }
 }
@@ -150,14 +152,18 @@ fn run(start: Start, ring: Ring, bell: &Arc<OpenFile>) {
         // The last server may have ended between an answer and its call.
         thread.call();
     }
-    if let Err(error) = thread.serve(&mut tasks).and_then(|()| thread.end(&mut tasks)) {
-        // What is under way can neither be ended nor left. The guest waits for the next server, as
-        // after a panic.
-        tracing::error!(
-            "{} cannot go on, its io_uring failed: {error}; stopping here",
-            thread.name
-        );
-        std::process::abort();
+    let health = thread.vbd.health().clone();
+    let end = Panic::catch(|| thread.serve(&mut tasks).and_then(|()| thread.end(&mut tasks)));
+    let panic = match end {
+        Ok(Ok(())) => return,
+        // What is in flight can neither be ended nor left: no other ring may go on beside it.
+        Ok(Err(error)) => Panic::of(format!("the io_uring of {} failed: {error}", thread.name)),
+        Err(panic) => panic,
+    };
+    health.fail(panic);
+    let refused = Panic::catch(|| thread.refuse(&mut tasks));
+    if let Ok(Err(error)) = refused {
+        tracing::error!("{}: requests in flight have no answer: {error}", thread.name);
     }
 }
 
@@ -251,6 +257,15 @@ impl Thread {
             self.accounted.set(self.io.now());
             self.vbd.account_cpu_time();
         }
+    }
+
+    /// What slots were given fails: they answer when their operations have ended.
+    fn refuse(&self, tasks: &mut Tasks) -> io::Result<()> {
+        self.queue.stop();
+        tasks.cancel_all()?;
+        tasks.run_ready();
+        self.publish(tasks);
+        Ok(())
     }
 
     /// End what was fetched; fetch no more.

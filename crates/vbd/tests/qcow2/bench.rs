@@ -244,7 +244,7 @@ impl Bench {
             }
             let image = base.ok_or("no image")?;
             let image = match trap {
-                Some(trap) => Trapped::new(image, trap),
+                Some(trap) => Trapped::boxed(image, trap),
                 None => image,
             };
             Ok(Vbd::new(image, CacheMode::None))

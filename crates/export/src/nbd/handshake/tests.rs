@@ -10,6 +10,7 @@ fn facts(name: &str, size: u64) -> Facts {
         flags: can::FLUSH,
         preferred_block: 4096,
         contexts: context::names([name].into_iter()),
+        available: true,
     }
 }
 

@@ -256,14 +256,33 @@ fn a_connection_that_cannot_be_made_ends() {
 fn an_error_leaves_nothing_behind() {
     let fake = described(CONNECTED, CONNECTED);
     let mut device = connected(&fake);
-    let bell = Bell {
+    let bell = Arc::new(Bell {
         file: eventfd(0, EventfdFlags::empty()).expect("a bell"),
         reload: false.into(),
         ended: false.into(),
-    };
+    });
     device.store = Fake::gone();
     let disk = Disk::default();
     device.serve(&disk, &bell, &Stop::new().expect("a stop")).expect_err("no xenstored");
     assert!(device.connection.is_none() && device.vbd.is_none());
     assert_eq!(disk.closed.load(Acquire), 1);
+}
+
+#[test]
+fn a_disk_that_a_panic_stopped_is_closed_and_not_offered_again() {
+    let fake = described(CONNECTED, CONNECTED);
+    let mut device = connected(&fake);
+    device.end_if_failed().expect("xenstore");
+    assert_eq!(state(&fake), CONNECTED);
+    let vbd = device.vbd.clone().expect("a disk");
+    vbd.health().fail(Panic::of("as the test has it"));
+    device.end_if_failed().expect("xenstore");
+    // It is not taken from a frontend that has not let go of it.
+    assert!(state(&fake) == CLOSING && device.connection.is_some());
+    fake.set(&format!("{FRONT}/state"), &CLOSED.to_string());
+    device.look().expect("a look");
+    assert!(state(&fake) == CLOSED && device.connection.is_none() && device.vbd.is_none());
+    fake.set(&format!("{FRONT}/state"), &INITIALISING.to_string());
+    device.look().expect("a look");
+    assert_eq!(state(&fake), CLOSED);
 }
