@@ -5,6 +5,7 @@
 
 mod bitmaps;
 mod compare;
+mod front_ends;
 mod known_format;
 mod luks;
 mod messages;

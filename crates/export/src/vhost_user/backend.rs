@@ -28,10 +28,14 @@ use virtio_bindings::bindings::virtio_ring::{
 use super::inflight::{self, Inflight};
 use super::mapping::Maps;
 use super::memory::{Memory, Region};
+use super::peer::{Peer, SHARE};
 use super::thread::{QueueThread, Start};
 use super::virtqueue::{Addresses, MAX_QUEUE_SIZE, Virtqueue};
 use super::{Options, config};
 
+/// Regions of a front-end of which it is looked whether they are shared: each look reads the list of all its
+/// mappings, and the first are the guest's main memory.
+const LOOKS: u32 = 4;
 /// Memory regions a front-end may share.
 const MOST_REGIONS: usize = 509;
 
@@ -49,6 +53,9 @@ pub(crate) struct Backend {
     flushes: bool,
     /// Whether the guest wants its write cache on.
     cache_wanted: bool,
+    peer: Peer,
+    /// Of how many regions more it is looked whether it shares them.
+    looks: u32,
 }
 
 #[derive(Default)]
@@ -106,6 +113,29 @@ impl Backend {
             vrings,
             flushes,
             cache_wanted,
+            peer: Peer::default(),
+            looks: LOOKS,
+        }
+    }
+
+    /// The same for a front-end that is known.
+    pub(crate) fn with_peer(self, peer: Peer) -> Backend {
+        Backend { peer, ..self }
+    }
+
+    /// A guest whose memory is a private copy waits for ever, and so would whoever looks for the reason.
+    fn look_at_sharing(&mut self, region: &VhostUserMemoryRegion, file: &File) {
+        if self.looks == 0 {
+            return;
+        }
+        self.looks -= 1;
+        if self.peer.keeps_private(file, region.user_addr) {
+            self.looks = 0;
+            tracing::error!(
+                "the front-end, {}, keeps the guest's memory private, and neither sees what the other writes \
+                 there: {SHARE}",
+                self.peer
+            );
         }
     }
 
@@ -163,6 +193,9 @@ impl Backend {
         }
         if vring.size == 0 {
             return Err(failed(format!("queue {index} is to start, and its size was not told")));
+        }
+        if memory.regions().is_empty() {
+            return Err(failed(format!("it shares no memory with this server: {SHARE}")));
         }
         let number = index as u16;
         let ring = Virtqueue::new(&memory, addresses, vring.size, event_idx, vring.base)
@@ -282,6 +315,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         }
         let map = |(region, file): (_, &File)| Region::map(region, file, &self.maps);
         let mapped = regions.iter().zip(&files).map(map).collect::<Result<_>>()?;
+        regions.iter().zip(&files).for_each(|(region, file)| self.look_at_sharing(region, file));
         self.set_memory(mapped);
         Ok(None)
     }
@@ -300,6 +334,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         if regions.len() >= MOST_REGIONS {
             return Err(Error::InvalidParam);
         }
+        self.look_at_sharing(region, &file);
         regions.push(Region::map(region, &file, &self.maps)?);
         self.set_memory(regions);
         Ok(None)

@@ -13,6 +13,8 @@ mod inflight;
 mod limits_tests;
 mod mapping;
 mod memory;
+mod others;
+mod peer;
 mod queue;
 mod relay;
 mod request;
@@ -38,6 +40,8 @@ pub use virtqueue::RingError;
 
 use self::backend::Backend;
 use self::mapping::Kept;
+use self::others::Others;
+use self::peer::Peer;
 use self::relay::Relay;
 use crate::Stop;
 
@@ -132,8 +136,10 @@ impl Server {
     }
 
     fn serve_front_end(&self, stream: UnixStream, stops: Stops<'_>) {
-        tracing::info!("front-end connected");
-        let backend = Arc::new(Mutex::new(Backend::new(self.vbd.clone(), self.options.clone())));
+        let peer = Peer::of(&stream);
+        tracing::info!("front-end connected, {peer}");
+        let backend = Backend::new(self.vbd.clone(), self.options.clone()).with_peer(peer);
+        let backend = Arc::new(Mutex::new(backend));
         // Its queues are stopped whatever happens.
         let end = self.vbd.health().contain(|| self.converse(stream, &backend, stops));
         match end.unwrap_or_else(|stopped| Err(io::Error::other(stopped))) {
@@ -153,7 +159,12 @@ impl Server {
     ) -> io::Result<()> {
         let (mut relay, socket) = Relay::new(stream)?;
         let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
-        while wait(relay.front_end(), stops)? {
+        let served = relay.front_end().try_clone()?;
+        let others = Others::beside(&self.listener, &served)?;
+        while wait(&others, stops)? {
+            if !others.refuse()? {
+                continue;
+            }
             let mut requests = None;
             if !relay.forward_message(&mut requests)? {
                 break;
