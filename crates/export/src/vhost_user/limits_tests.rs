@@ -14,7 +14,7 @@ use ringtap_image::{
 use ringtap_io::{Io, Op, OpenFile};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
@@ -255,4 +255,26 @@ fn a_guest_that_kicks_for_each_request_is_always_heeded() {
         served.ask(&guest);
     }
     assert_eq!(served.thread.stop().expect("it ends"), 200);
+}
+
+#[test]
+fn memory_that_is_cut_short_stops_the_queue_that_uses_it() {
+    let read = [
+        Entry(HEADER, 16, NEXT, 1),
+        Entry(SCATTERED, 4096, NEXT | WRITE, 2),
+        Entry(STATUS, 1, WRITE, 0),
+    ];
+    let guest = GuestRing::new(&with_header(&read, VIRTIO_BLK_T_IN), 16, &[]);
+    let pages = File::from(memfd_create("pages", MemfdFlags::CLOEXEC).expect("memfd"));
+    let memory = with_pages(&guest, &pages);
+    let (vbd, kick, error) = (nothing(), event(), event());
+    let served = serve_by(&guest, &memory, vbd.fork(), kick, error.clone());
+    served.ask(&guest);
+    // The ring and the status lie elsewhere: all but the data is whole.
+    ftruncate(&pages, 0).expect("cut");
+    served.ask(&guest);
+    wait_for(&error);
+    let used = guest.used();
+    guest.make_available(0);
+    assert_eq!(served.thread.stop().expect("it ends"), used, "nothing is taken any more");
 }

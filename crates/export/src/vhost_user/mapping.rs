@@ -18,6 +18,11 @@ use super::truncated::Guard;
 pub(crate) const MOST: usize = 640;
 /// Mappings that are kept for each server.
 const OWN: usize = 48;
+/// Bytes that one connection may have mapped, all connections together beyond what is kept for them, and what that
+/// is for each server: a process has 128 TiB of addresses.
+const MOST_BYTES: u64 = 16 << 40;
+const COMMON_BYTES: u64 = 64 << 40;
+const OWN_BYTES: u64 = 64 << 30;
 /// What the kernel allows where /proc/sys does not say.
 const USUAL_LIMIT: usize = 65_530;
 
@@ -25,11 +30,14 @@ struct Process {
     servers: usize,
     /// Mappings of connections past what was kept for them.
     common: usize,
+    /// Bytes of connections past what was kept for them.
+    common_bytes: u64,
     /// vm.max_map_count.
     limit: usize,
 }
 
-static PROCESS: Mutex<Process> = Mutex::new(Process { servers: 0, common: 0, limit: 0 });
+static PROCESS: Mutex<Process> =
+    Mutex::new(Process { servers: 0, common: 0, common_bytes: 0, limit: 0 });
 
 impl Process {
     /// What connections may take beyond their own.
@@ -69,6 +77,12 @@ pub(crate) enum Error {
          for others: raise it (sysctl vm.max_map_count), or serve fewer disks in one process"
     )]
     Process { limit: usize, taken: usize },
+    #[error(
+        "the front-end has {had} bytes mapped, and {len} more are not mapped for it: it may have {MOST_BYTES}"
+    )]
+    ConnectionBytes { had: u64, len: u64 },
+    #[error("front-ends have taken all the addresses that are not kept for others: {taken} bytes")]
+    ProcessBytes { taken: u64 },
     #[error("{len} bytes at {offset} are to be mapped of a file of {size} bytes")]
     Range { offset: u64, len: u64, size: u64 },
     #[error("cannot map {len} bytes at {offset} of the front-end's file: {source}")]
@@ -78,36 +92,56 @@ pub(crate) enum Error {
 /// The mappings of one connection.
 #[derive(Clone)]
 pub(crate) struct Maps {
-    count: Arc<Mutex<usize>>,
+    has: Arc<Mutex<Has>>,
     process: &'static Mutex<Process>,
+}
+
+/// What a connection has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Has {
+    count: usize,
+    bytes: u64,
+}
+
+impl Has {
+    /// What of it is beyond what is kept for it.
+    fn beyond(self) -> Has {
+        Has { count: self.count.saturating_sub(OWN), bytes: self.bytes.saturating_sub(OWN_BYTES) }
+    }
 }
 
 impl Default for Maps {
     fn default() -> Maps {
-        Maps { count: Arc::default(), process: &PROCESS }
+        Maps { has: Arc::default(), process: &PROCESS }
     }
 }
 
 impl Maps {
-    fn count(&self) -> MutexGuard<'_, usize> {
-        locked(&self.count)
-    }
-
-    fn take(&self) -> Result<Counted, Error> {
-        let mut count = self.count();
-        if *count >= MOST {
+    fn take(&self, len: u64) -> Result<Counted, Error> {
+        let mut has = locked(&self.has);
+        if has.count >= MOST {
             return Err(Error::Connection);
         }
-        if *count >= OWN {
+        let next = Has { count: has.count + 1, bytes: has.bytes.saturating_add(len) };
+        if next.bytes > MOST_BYTES {
+            return Err(Error::ConnectionBytes { had: has.bytes, len });
+        }
+        let (before, after) = (has.beyond(), next.beyond());
+        if before != after {
             let mut process = locked(self.process);
             process.limit = limit();
-            if process.common >= process.most_common() {
+            let common = process.common + after.count - before.count;
+            let bytes = process.common_bytes + after.bytes - before.bytes;
+            if common > process.common && common > process.most_common() {
                 return Err(Error::Process { limit: process.limit, taken: process.common });
             }
-            process.common += 1;
+            if bytes > process.common_bytes && bytes > COMMON_BYTES {
+                return Err(Error::ProcessBytes { taken: process.common_bytes });
+            }
+            (process.common, process.common_bytes) = (common, bytes);
         }
-        *count += 1;
-        Ok(Counted(self.clone()))
+        *has = next;
+        Ok(Counted(self.clone(), len))
     }
 }
 
@@ -116,16 +150,18 @@ fn limit() -> usize {
     told.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL_LIMIT)
 }
 
-/// One of them.
-struct Counted(Maps);
+/// One of them, of so many bytes.
+struct Counted(Maps, u64);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut count = self.0.count();
-        *count -= 1;
-        if *count >= OWN {
-            locked(self.0.process).common -= 1;
-        }
+        let mut has = locked(&self.0.has);
+        let before = has.beyond();
+        *has = Has { count: has.count - 1, bytes: has.bytes - self.1 };
+        let after = has.beyond();
+        let mut process = locked(self.0.process);
+        process.common -= before.count - after.count;
+        process.common_bytes -= before.bytes - after.bytes;
     }
 }
 
@@ -151,7 +187,7 @@ impl Mapping {
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(Error::Range { offset, len, size });
         }
-        let counted = maps.take()?;
+        let counted = maps.take(len)?;
         let bytes = usize::try_from(len).map_err(|_| os(io::ErrorKind::OutOfMemory.into()))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
@@ -171,6 +207,11 @@ impl Mapping {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether its front-end cut the file short, and somebody here looked behind its end.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guard::is_cut)
     }
 }
 
@@ -199,18 +240,20 @@ mod tests {
         assert!(matches!(map(&maps), Err(Error::Connection)));
         map(&others).expect("its own");
         drop(all);
-        assert_eq!(*maps.count(), 0);
+        assert_eq!(*locked(&maps.has), Has::default());
         map(&maps).expect("there is room again");
     }
 
     #[test]
     fn what_is_kept_for_a_server_is_not_taken_by_others() {
-        let most = |servers, limit| Process { servers, common: 0, limit }.most_common();
+        let most =
+            |servers, limit| Process { servers, common: 0, common_bytes: 0, limit }.most_common();
         assert_eq!(most(0, 65_536), 49_152);
         assert_eq!(most(32, 65_536), 49_152 - 32 * OWN);
         assert_eq!(most(2000, 65_536), 0, "each has its own, and no more");
         // As all that may be taken is taken.
-        let process = Process { servers: 1, common: limit() / 4 * 3 - OWN, limit: 0 };
+        let common = limit() / 4 * 3 - OWN;
+        let process = Process { servers: 1, common, common_bytes: 0, limit: 0 };
         let process: &'static Mutex<Process> = Box::leak(Box::new(Mutex::new(process)));
         let maps = Maps { process, ..Maps::default() };
         let file = tempfile::tempfile().expect("a file");
@@ -226,7 +269,8 @@ mod tests {
         own.push(map().expect("there is room"));
         assert!(map().is_err());
         drop(own);
-        assert_eq!((*maps.count(), locked(process).common), (0, limit() / 4 * 3 - OWN - 1));
+        assert_eq!(*locked(&maps.has), Has::default());
+        assert_eq!(locked(process).common, common - 1);
     }
 
     #[test]
@@ -240,6 +284,28 @@ mod tests {
         }
         let end = Mapping::new(&file, 1, 4096, &maps);
         assert!(matches!(end, Err(Error::Os { .. })), "not at a page");
-        assert_eq!(*maps.count(), 0);
+        assert_eq!(*locked(&maps.has), Has::default());
+    }
+
+    #[test]
+    fn no_front_end_takes_all_addresses() {
+        let file = File::from(memfd_create("memory", MemfdFlags::CLOEXEC).expect("memfd"));
+        ftruncate(&file, MOST_BYTES + 4096).expect("its size");
+        let process = Process { servers: 5, common: 0, common_bytes: 0, limit: 0 };
+        let process: &'static Mutex<Process> = Box::leak(Box::new(Mutex::new(process)));
+        let connect = || Maps { process, ..Maps::default() };
+        let first = connect();
+        let end = Mapping::new(&file, 0, MOST_BYTES + 4096, &first).map(drop);
+        assert!(matches!(end, Err(Error::ConnectionBytes { had: 0, .. })), "{end:?}");
+        let map = |maps: &Maps| Mapping::new(&file, 0, MOST_BYTES, maps);
+        let all: Vec<_> = (0..4).map(|_| map(&connect()).expect("a large guest")).collect();
+        // Each of the four has what is kept for it besides.
+        let fifth = connect();
+        let end = map(&fifth).map(drop);
+        assert!(matches!(end, Err(Error::ProcessBytes { .. })), "{end:?}");
+        Mapping::new(&file, 0, OWN_BYTES, &fifth).expect("its own");
+        drop(all);
+        assert_eq!(locked(process).common_bytes, 0);
+        map(&fifth).expect("there is room again");
     }
 }

@@ -37,6 +37,10 @@ impl Region {
         (self.guest, self.user, self.size) == (guest_phys_addr, user_addr, memory_size)
     }
 
+    fn is_cut(&self) -> bool {
+        self.mapping.is_cut()
+    }
+
     /// Bytes from `address` (counted from `base`) to the region's end, and where they are.
     #[inline]
     fn at(&self, base: u64, address: u64) -> Option<(*mut u8, u64)> {
@@ -59,6 +63,11 @@ impl Memory {
 
     pub(crate) fn regions(&self) -> &[Region] {
         &self.regions
+    }
+
+    /// Whether its front-end cut a part of it short.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.regions.iter().any(Region::is_cut)
     }
 
     /// Call `each` with every contiguous piece of `len` bytes at a guest address; false where some

@@ -19,6 +19,8 @@ mod queue;
 mod relay;
 mod request;
 #[doc(hidden)]
+pub mod talk;
+#[doc(hidden)]
 pub mod testing;
 mod thread;
 #[cfg(test)]

@@ -227,6 +227,11 @@ impl VirtioQueue {
         state.slots.len() - state.idle.len()
     }
 
+    /// Whether the guest's memory was cut short.
+    pub(crate) fn has_lost_memory(&self) -> bool {
+        self.state.borrow().memory.is_cut()
+    }
+
     /// Use other memory and the ring as it lies in it. Only while drained.
     pub(crate) fn replace_memory(&self, memory: Arc<Memory>, ring: Virtqueue) {
         let state = &mut *self.state.borrow_mut();

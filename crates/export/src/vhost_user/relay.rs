@@ -19,11 +19,11 @@ use rustix::net::{
 /// VHOST_USER_SET_MEM_TABLE, VHOST_USER_SET_PROTOCOL_FEATURES and VHOST_USER_SET_SLAVE_REQ_FD by number
 /// (vhost-user.rst).
 const SET_MEMORY_TABLE: u32 = 5;
-const SET_PROTOCOL_FEATURES: u32 = 16;
+pub(super) const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_REQUEST_SOCKET: u32 = 21;
 /// Messages whose reply is something else than whether they were taken, of which only the handler knows: the
 /// GET_ ones, SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE.
-const OTHER_REPLY: [u32; 11] = [1, 11, 15, 17, 24, 31, 36, 40, 41, 42, 43];
+pub(super) const OTHER_REPLY: [u32; 11] = [1, 11, 15, 17, 24, 31, 36, 40, 41, 42, 43];
 /// VHOST_USER_PROTOCOL_F_REPLY_ACK.
 const REPLY_ACK: u64 = 1 << 3;
 /// A message's flags: version 1, a reply, and that one is wanted.

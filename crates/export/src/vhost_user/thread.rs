@@ -17,6 +17,7 @@ use super::inflight::QueueInflight;
 use super::memory::Memory;
 use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
+use super::truncated;
 use super::virtqueue::{Addresses, RingError, Virtqueue};
 use crate::lone::Lone;
 use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, tell_later};
@@ -146,6 +147,8 @@ struct Thread {
     broken: Cell<bool>,
     /// Its ring lies in memory that the front-end has taken away.
     unplaced: Cell<bool>,
+    /// How often memory of any guest had been cut short when this one's was looked at.
+    cuts: Cell<usize>,
 }
 
 /// Signals the guest: once at a time, however often it is asked to meanwhile.
@@ -234,6 +237,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         error,
         broken: Cell::new(false),
         unplaced: Cell::new(false),
+        cuts: Cell::new(truncated::cuts()),
     };
     // A killed server may have published answers and not told of them.
     thread.call.call(&io);
@@ -362,6 +366,10 @@ impl Thread {
 
     /// Give so many chains to slots, and what a killed server left.
     fn fetch(&self, tasks: &mut Tasks, most: usize) -> Result<(), RingError> {
+        let cuts = truncated::cuts();
+        if self.cuts.replace(cuts) != cuts && self.queue.has_lost_memory() {
+            return Err(RingError::Memory);
+        }
         let mut new = Vec::new();
         let fetched = if self.may_use_ring() { self.queue.poll(&mut new, most) } else { Ok(()) };
         for tag in new {

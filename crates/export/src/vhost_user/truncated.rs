@@ -3,14 +3,14 @@
 //! Whoever touches a page behind the file's new end is sent SIGBUS, which would end the server and
 //! with it the disks of every other guest. The kernel's own accesses (O_DIRECT, `readv`) end in
 //! EFAULT instead, an I/O error to the guest. For ours a handler puts zeros in the place of the whole
-//! mapping: nothing that was in that guest's rings can be trusted any more, and zeros stop its
-//! queues. Other guests do not notice. Elsewhere SIGBUS does what it did before.
+//! mapping, and the queues that use it stop: nothing in that guest's memory can be trusted any more, and what
+//! was put there now would be memory of ours. Other guests do not notice. Elsewhere SIGBUS does what it did before.
 
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::iter;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A guarded mapping, for the handler.
@@ -18,6 +18,8 @@ struct Place {
     /// 0 where the place is free.
     start: AtomicUsize,
     end: AtomicUsize,
+    /// Whether zeros are in the mapping's place.
+    cut: AtomicBool,
 }
 
 /// Places come by the block and stay: the handler may look at any of them at any time.
@@ -33,6 +35,15 @@ static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
 /// Those that no mapping has.
 static FREE: Mutex<Vec<&'static Place>> = Mutex::new(Vec::new());
 
+/// How often a mapping was cut short.
+static CUTS: AtomicUsize = AtomicUsize::new(0);
+
+/// How often a mapping of this process was cut short so far.
+#[inline]
+pub(crate) fn cuts() -> usize {
+    CUTS.load(Acquire)
+}
+
 fn free() -> std::sync::MutexGuard<'static, Vec<&'static Place>> {
     FREE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -43,7 +54,11 @@ fn take_place() -> &'static Place {
     if let Some(place) = free.pop() {
         return place;
     }
-    let place = || Place { start: AtomicUsize::new(0), end: AtomicUsize::new(0) };
+    let place = || Place {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        cut: AtomicBool::new(false),
+    };
     let next = AtomicPtr::new(BLOCKS.load(Acquire));
     let block: &'static mut Block =
         Box::leak(Box::new(Block { places: std::array::from_fn(|_| place()), next }));
@@ -76,9 +91,15 @@ impl Guard {
     pub(crate) fn new(base: *mut u8, len: usize) -> io::Result<Guard> {
         install()?;
         let (place, start) = (take_place(), base as usize);
+        place.cut.store(false, Release);
         place.end.store(start.saturating_add(len), Release);
         place.start.store(start, Release);
         Ok(Guard(place))
+    }
+
+    /// Whether it was cut short.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.0.cut.load(Acquire)
     }
 }
 
@@ -89,13 +110,13 @@ impl Drop for Guard {
     }
 }
 
-/// The guarded mapping that an address lies in: from, to.
-fn guarded(address: usize) -> Option<(usize, usize)> {
+/// The guarded mapping that an address lies in: from, to, and its place.
+fn guarded(address: usize) -> Option<(usize, usize, &'static Place)> {
     blocks().flat_map(|block| &block.places).find_map(|place| {
         let (start, end) = (place.start.load(Acquire), place.end.load(Acquire));
         // Where the place was given away meanwhile, they are not of one mapping.
         let same = place.start.load(Acquire) == start && start != 0;
-        (same && address >= start && address < end).then_some((start, end))
+        (same && address >= start && address < end).then_some((start, end, place))
     })
 }
 
@@ -127,7 +148,7 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) 
     // SAFETY: the kernel gives a handler with SA_SIGINFO a valid siginfo. Its address is only
     // compared unless it lies in a mapping of ours.
     let address = unsafe { (*info).si_addr() } as usize;
-    if let Some((start, end)) = guarded(address) {
+    if let Some((start, end, place)) = guarded(address) {
         let (readable, zeros) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
@@ -136,6 +157,8 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) 
         // SAFETY: a `Guard` promised that this is a mapping and stays one. Its bytes are a guest's,
         // which may change at any time, and are read by nobody as anything else.
         if unsafe { libc::mmap(base, end - start, readable, zeros, -1, 0) } != libc::MAP_FAILED {
+            place.cut.store(true, Release);
+            CUTS.fetch_add(1, Release);
             const WORDS: &[u8] = b"ringtap: a front-end cut the memory of its guest short\n";
             // SAFETY: it reads constant memory. What becomes of the words matters to nobody.
             unsafe { libc::write(2, WORDS.as_ptr().cast(), WORDS.len()) };

@@ -67,6 +67,9 @@ pub enum RingError {
         /// Its length in bytes.
         len: u32,
     },
+    /// The front-end has truncated a file that the guest's memory lies in.
+    #[error("the front-end cut the guest's memory short")]
+    Memory,
     /// A chain without a byte to answer in.
     #[error("the chain from descriptor {head} has no room for a status byte")]
     NoStatus {
