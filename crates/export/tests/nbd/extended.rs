@@ -78,9 +78,10 @@ fn payloads_are_taken_as_their_flag_says() {
     let served = sparse(1 << 20, How::default());
     let mut raw = begun(&served.socket);
     let payload = cmd_flag::PAYLOAD_LEN;
-    // None follows, though it is a write.
+    // QEMU's client writes without the flag.
     raw.send(&extended(cmd::WRITE, 0, 1, 0, 512));
-    assert_eq!(error(&mut raw), errno::EINVAL);
+    raw.send(&[0; 512]);
+    assert_eq!(answer(&mut raw), (chunk::NONE, 1, 0, vec![]));
     for kind in [cmd::READ, cmd::TRIM, cmd::CACHE, cmd::FLUSH, cmd::WRITE_ZEROES, 77] {
         raw.send(&extended(kind, payload, 2, 0, 70_000));
         raw.send(&vec![0x25; 70_000]);
@@ -105,14 +106,15 @@ fn payloads_are_taken_as_their_flag_says() {
         raw.send(&bad);
         assert_eq!(error(&mut raw), errno::EINVAL, "{bad:?}");
     }
-    raw.send(&extended(cmd::BLOCK_STATUS, payload, 4, 512, 12));
+    raw.send(&extended(cmd::BLOCK_STATUS, payload, 4, 65536, 12));
     raw.send(&narrow(4096, &[1]));
     let (kind, cookie, offset, told) = answer(&mut raw);
-    assert_eq!((kind, cookie, offset), (chunk::BLOCK_STATUS_EXT, 4, 512));
+    assert_eq!((kind, cookie, offset), (chunk::BLOCK_STATUS_EXT, 4, 65536));
     assert_eq!(told[8..], [4096u64, 3].map(u64::to_be_bytes).concat());
     // Neither an absurd payload nor a compact header is waited for.
     for bytes in [
         extended(cmd::WRITE, payload, 5, 0, (32 << 20) + 1),
+        extended(cmd::WRITE, 0, 5, 0, 1 << 40),
         extended(cmd::READ, payload, 5, 0, u64::MAX),
         [request(cmd::READ, 0, 5, 0, 512), vec![0; 4]].concat(),
     ] {
@@ -173,4 +175,34 @@ fn libnbd_has_them_too() {
     assert_same(&served.content(), &content);
     newer.run("nbdcopy", &["--request-size=1048576", &served.uri(), &path(&back)]);
     assert_same(&fs::read(&back).expect("read"), &content);
+}
+
+#[test]
+fn qemu_has_them_too() {
+    let newer = Newer::get();
+    let served = sparse(5 << 40, How::default());
+    let uri = served.uri();
+    let script = [
+        ["-c", "write -P 7 3T 1M"],
+        ["-c", "write -z -u -n 1T 1500G"],
+        ["-c", "discard 0 2047M"],
+        ["-c", "read -P 7 3T 1M"],
+        ["-c", "read -P 0 1T 1M"],
+    ];
+    let said = newer.run("qemu-io", &[&["-fraw"], &script.concat()[..], &[&uri]].concat());
+    assert!(said.matches("ops; ").count() == 5 && !said.contains("failed"), "{said}");
+    let stats = served.vbd.stats();
+    assert_eq!(stats.write_zeroes.ended, 1500, "one request, in pieces of 1 GiB");
+    let map = newer.run("qemu-img", &["map", "--output=json", "-fraw", &uri]);
+    let map: serde_json::Value = serde_json::from_str(&map).expect("JSON");
+    let lengths: Vec<_> = map.as_array().expect("a list").iter().map(|e| &e["length"]).collect();
+    assert_eq!(lengths, [3 * TIB, 1 << 20, 2 * TIB - (1 << 20)]);
+    let content = pattern(9 << 20, 13);
+    let served = sparse(content.len() as u64, How::default());
+    let source = served.dir.path().join("source");
+    fs::write(&source, &content).expect("written");
+    let source = source.to_str().expect("UTF-8");
+    newer.run("qemu-img", &["convert", "-n", "-W", "-fraw", "-Oraw", source, &served.uri()]);
+    assert_same(&served.content(), &content);
+    newer.run("qemu-img", &["compare", "-fraw", "-Fraw", source, &served.uri()]);
 }

@@ -1,4 +1,4 @@
-//! A libnbd newer than that of Debian 12: Debian 13's packages, fetched with all they need down to the
+//! libnbd and QEMU newer than those of Debian 12: Debian 13's packages, fetched with all they need down to the
 //! C library, and run by their own dynamic linker. Nothing is installed.
 
 use std::fs;
@@ -7,8 +7,7 @@ use std::process::Command;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// What nothing here depends on is left where it is.
-const PACKAGES: [&str; 2] = ["libnbd-bin", "python3-libnbd"];
+const PACKAGES: [&str; 3] = ["libnbd-bin", "python3-libnbd", "qemu-utils"];
 
 pub struct Newer {
     root: PathBuf,
@@ -17,14 +16,15 @@ pub struct Newer {
 }
 
 impl Newer {
-    /// The one fetched earlier, or fetches it now: 25 MB.
+    /// Those fetched earlier, or fetches them now: 60 MB.
     pub fn get() -> Newer {
         let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian13");
         fs::create_dir_all(&store).expect("a folder");
         let lock = fs::File::create(store.join("lock")).expect("a lock");
         flock(&lock, FlockOperation::LockExclusive).expect("the lock");
         let root = store.join("root");
-        if !root.exists() {
+        if !root.join("usr/bin/qemu-img").exists() {
+            let _ = fs::remove_dir_all(&root);
             fetch(&store, &root);
         }
         let libraries = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
@@ -39,6 +39,7 @@ impl Newer {
         command.args(["--kill-after=5", "60"]).arg(&self.linker);
         command.arg("--library-path").arg(&self.libraries);
         command.arg(self.root.join("usr/bin").join(program));
+        command.env("QEMU_MODULE_DIR", self.libraries.join("qemu"));
         command
     }
 
