@@ -55,6 +55,7 @@ pub fn serve_wrapped(config: Config, wrap: Wrap<'_>) -> Result<(), Error> {
     // Asked for here so that a host without io_uring is told at the start, not to the first guest.
     drop(Ring::new().map_err(Error::Ring)?);
 
+    let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
     let mut opened = Opened::open(config, wrap)?;
     let served = |(disk, vbd): (&Disk, Vbd)| Served {
         facts: DiskFacts::new(disk, &vbd),
@@ -85,11 +86,12 @@ pub fn serve_wrapped(config: Config, wrap: Wrap<'_>) -> Result<(), Error> {
         give_back_startup();
     }
     let devices = start_devices(config, &mut disks, &stop_devices, &events)?;
-    let mut threads = start(config, &mut plan, &mut disks, &stop, &groups, &events)?;
+    let tls = credentials.as_ref();
+    let mut threads = start(config, tls, &mut plan, &mut disks, &stop, &groups, &events)?;
     opened.record_formats();
     announce(config, &disks, &opened.facts());
 
-    let outcome = attend(config, &disks, &groups, &inbox);
+    let outcome = attend(config, &disks, &groups, tls, &inbox);
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: requests under way run to their end");
     stop.raise();
@@ -216,6 +218,7 @@ fn start_devices(
 /// Start a thread for each server of the plan.
 fn start(
     config: &Config,
+    credentials: Option<&nbd::Credentials>,
     plan: &mut Plan,
     disks: &mut [Served],
     stop: &Stop,
@@ -223,7 +226,6 @@ fn start(
     events: &Sender<Event>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = vec![];
-    let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
     let nbd_budget = nbd::Budget::new(config.nbd_limits.memory_of_all);
     for (group, NbdStop { stop, .. }) in plan.nbd.drain(..).zip(groups) {
         let places: Vec<_> = group.listeners.iter().map(plan::place).collect();
@@ -232,7 +234,7 @@ fn start(
                 disks[*disk].facts.add_nbd(place, *tls == TlsMode::Require);
             }
         }
-        let tls = group.tls.iter().map(|mode| mode.with(credentials.as_ref())).collect();
+        let tls = group.tls.iter().map(|mode| mode.with(credentials)).collect();
         let exports = group.disks.iter().map(|disk| nbd::NamedExport {
             name: config.disks[*disk].name.clone(),
             description: config.disks[*disk].path.display().to_string(),
@@ -323,6 +325,7 @@ fn attend(
     config: &Config,
     disks: &[Served],
     groups: &[NbdStop],
+    credentials: Option<&nbd::Credentials>,
     inbox: &Receiver<Event>,
 ) -> Result<(), Error> {
     for event in inbox {
@@ -339,7 +342,7 @@ fn attend(
             Event::Ended { ref server, .. } if is_expected(disks, &event) => {
                 tracing::info!("{server} is closed");
             }
-            Event::Signal(SIGHUP) => reload(config, disks),
+            Event::Signal(SIGHUP) => reload(config, disks, credentials),
             Event::Signal(SIGUSR1) => {
                 AllStats::of(config, disks.iter().map(|disk| &*disk.vbd)).print();
             }
@@ -353,9 +356,14 @@ fn attend(
     Ok(())
 }
 
-/// Look again how large the images are, and tell the guests.
-fn reload(config: &Config, disks: &[Served]) {
+/// Look again how large the images are, and tell the guests; read the certificates again.
+fn reload(config: &Config, disks: &[Served], credentials: Option<&nbd::Credentials>) {
     notify_reloading();
+    match credentials.map(nbd::Credentials::reload) {
+        Some(Ok(())) => tracing::info!("new NBD clients meet the certificates that are there now"),
+        Some(Err(error)) => tracing::error!("those read before stay in use: {error}"),
+        None => {}
+    }
     for (disk, served) in config.disks.iter().zip(disks) {
         let path = disk.path.display();
         let _disk = served.vbd.span().enter();

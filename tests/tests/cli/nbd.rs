@@ -3,6 +3,8 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
+use rustix::process::Signal;
+
 use crate::program::{Running, python};
 use crate::served::Server;
 use crate::{disk, folder, nbdinfo, qemu_io, run};
@@ -44,6 +46,23 @@ fn sockets_speak_tls_as_they_are_told() {
     assert_ne!(size(&format!("{local}?tls-certificates={place}/nobody")).status.code(), Some(0));
     assert_ne!(size(&uri.replace("nbds:", "nbd:")).status.code(), Some(0));
     assert_eq!(size(&format!("nbd+unix:///?socket={place}/a.sock")).ok(), "1048576\n");
+    // Certificates are read again on SIGHUP: one that was revoked since is not let in any more, and what
+    // cannot be used leaves things as they are.
+    let revoked = format!("{local}?tls-certificates={place}/revoked");
+    assert_eq!(size(&revoked).ok(), "1048576\n");
+    let list = dir.path().join("server/ca-crl.pem");
+    std::fs::copy(dir.path().join("server-crl/ca-crl.pem"), &list).expect("copied");
+    let mut server = server;
+    let mut hang_up = |words: &str| {
+        server.process().signal(Signal::HUP);
+        server.process().until(words, |it| it.stderr().contains(words).then_some(()));
+    };
+    hang_up("certificates that are there now");
+    assert_ne!(size(&revoked).status.code(), Some(0));
+    std::fs::write(&list, "no list").expect("written");
+    hang_up("stay in use");
+    assert_ne!(size(&revoked).status.code(), Some(0));
+    assert_eq!(size(&format!("{local}?tls-certificates={place}/client")).ok(), "1048576\n");
     let said = server.stop().stderr;
     assert!(said.contains("TLS with an NBD client (127.0.0.1) failed"), "{said}");
     let wrong = run(dir.path(), "serve a.raw -f raw --nbd unix:b.sock --tls-dir client");

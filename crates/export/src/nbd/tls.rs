@@ -88,7 +88,7 @@ fn encode<D>(mut data: EncodeTlsData<'_, D>, to: &mut Vec<u8>) {
 
 impl Session {
     fn new(credentials: &Credentials) -> Result<Rc<Session>, rustls::Error> {
-        let session = UnbufferedServerConnection::new(credentials.config.clone())?;
+        let session = UnbufferedServerConnection::new(credentials.config())?;
         let (sealed, opened, to_say) = (vec![], vec![], vec![]);
         let state = State { session, sealed, opened, taken: 0, to_say, closed: false };
         Ok(Rc::new(Session(RefCell::new(state))))
