@@ -98,6 +98,10 @@ fn sections(command: &str) -> &'static [Section] {
                         "an encrypted disk, opened with LoadCredential=vm:PATH of its systemd unit",
                     ),
                     (
+                        "ringtap serve vm.qcow2 --backing /srv/base --vhost-user /run/vm.sock",
+                        "an overlay that qemu-img made, in a folder that others write to",
+                    ),
+                    (
                         "ringtap serve data.qcow2 -f qcow2 --ublk=7",
                         "make it a block device of this host, /dev/ublkb7",
                     ),
@@ -269,6 +273,10 @@ fn sections(command: &str) -> &'static [Section] {
                 &[
                     ("ringtap amend -o compat=1.1 old.qcow2", "version 2 becomes 3"),
                     ("ringtap amend -o lazy_refcounts=off vm.qcow2", "exact refcounts again"),
+                    (
+                        "ringtap amend --record-format qcow2 copy.qcow2",
+                        "what cp has lost: the record of what it is",
+                    ),
                     (
                         "ringtap amend --secret file:old -o state=active,new-secret=file:new vm.luks",
                         "another secret opens it, too; encrypt.state= and so on inside qcow2",

@@ -2,13 +2,14 @@
 //! image is found by that, and never taken for another's.
 
 use std::fs;
-use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ringtap_io::FileHandle;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+
+use crate::boot;
 
 /// The most devices one on top of the other: partitions, loop devices and the files they show.
 const DEEPEST: u32 = 8;
@@ -77,10 +78,9 @@ fn device(folder: &Path, deepest: u32) -> Option<String> {
             }
         }
     }
-    let mut boot = String::new();
-    let random = fs::File::open("/proc/sys/kernel/random/boot_id");
-    random.and_then(|mut file| file.read_to_string(&mut boot)).ok()?;
-    Some(format!("disk {} of boot {}", fact("diskseq")?, boot.trim()))
+    // No folder that keeps a boot's identity by itself: the kernel's, or what the service manager tells.
+    let boot = boot::identity(Path::new("/proc")).ok()?;
+    Some(format!("disk {} of boot {boot:032x}", fact("diskseq")?))
 }
 
 /// That of what lies at `path`, where it is not a symbolic link.
