@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, PAGE};
+use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, PAGE, Wall, Witness};
 use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
 
 use crate::place::path_of;
@@ -34,7 +34,13 @@ pub struct Container {
     never_synced: bool,
     rotational: bool,
     state: Arc<State>,
+    /// Notes when the file is changed, from when a restart log asks for it.
+    witness: Arc<Witness>,
+    /// When a simulated one was last written to.
+    simulated_time: Option<SimulatedTime>,
 }
+
+type SimulatedTime = Arc<dyn Fn() -> Wall + Send + Sync>;
 
 /// Metadata that was read, where the kernel put it.
 pub(crate) struct Piece {
@@ -156,6 +162,9 @@ impl Container {
         let rotational = on_rotating_medium(&file).map_err(failed("look at the device of"))?;
         let handle = file.handle();
         let container = Container::simulated(handle, len, traits);
+        if !options.read_only {
+            file.set_witness(container.witness.clone());
+        }
         let (open, path) = (Some(Arc::new(file)), path.into());
         let never_synced = !options.cache.flushes();
         Ok(Container { open, path, in_memory, rotational, never_synced, ..container })
@@ -166,7 +175,33 @@ impl Container {
         let state = Arc::new(State { len: AtomicU64::new(len), ..State::default() });
         let path = Path::new("simulated").into();
         let (in_memory, rotational, never_synced) = (false, false, false);
-        Container { file, open: None, path, traits, in_memory, rotational, never_synced, state }
+        let (witness, simulated_time) = Default::default();
+        Container {
+            file,
+            open: None,
+            path,
+            traits,
+            in_memory,
+            rotational,
+            never_synced,
+            state,
+            witness,
+            simulated_time,
+        }
+    }
+
+    /// The same, of which the simulation says when it was last written to.
+    pub fn with_time(self, time: impl Fn() -> Wall + Send + Sync + 'static) -> Container {
+        Container { simulated_time: Some(Arc::new(time)), ..self }
+    }
+
+    pub(crate) fn simulated_time(&self) -> Option<Wall> {
+        self.simulated_time.as_ref().map(|time| time())
+    }
+
+    /// Who notes when the file is changed.
+    pub fn witness(&self) -> &Arc<Witness> {
+        &self.witness
     }
 
     /// The handle that operations take.

@@ -160,6 +160,35 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// It cannot be told whether what a killed server left belongs to the image as it is.
+    #[error(
+        "cannot open {}: a killed server left {told} that are not in it yet, and whether it still is the \
+         image that they were made for cannot be told: {why}; --restart-log use takes them up, \
+         --restart-log drop leaves the image as it is (ringtap check does either, too)",
+        path.display()
+    )]
+    RestartLogInDoubt {
+        /// The image.
+        path: PathBuf,
+        /// How many changes.
+        told: String,
+        /// Why not.
+        why: String,
+    },
+    /// The changes that a killed server left are not to be found.
+    #[error(
+        "cannot open {}: a server of it was killed since the machine was started, and its restart log is \
+         not in {}: what its guest had not flushed would be lost; open it as the user who served it, with \
+         the same /run or --state-dir, or give it up with --restart-log drop (ringtap check does that, too)",
+        path.display(),
+        folder.display()
+    )]
+    RestartLogMissing {
+        /// The image.
+        path: PathBuf,
+        /// Where logs are looked for.
+        folder: PathBuf,
+    },
     /// The header of a qcow2 image is wrong, or says what is not supported.
     #[error("cannot open {} as qcow2: {source}", path.display())]
     Qcow2 {

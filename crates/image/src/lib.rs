@@ -52,5 +52,5 @@ pub use null::Null;
 pub use open::{OpenOptions, on_a_ring, open, open_on, open_place, parse_size};
 pub use place::Place;
 pub use raw::Raw;
-pub use restart::{Identity, Left, Record, RestartLog, Words};
+pub use restart::{Identity, Left, Record, RestartChoice, RestartLog, Standing, Words, set_folder};
 pub use secret::{Secret, SecretError, SecretSource};

@@ -7,8 +7,8 @@ use ringtap_io::{Io, Ring, Tasks};
 
 use crate::backing::Chain;
 use crate::{
-    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Place, Raw, Secret, probe, qcow2,
-    record, vhd, vhdx, vmdk,
+    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Place, Raw, RestartChoice, Secret, probe,
+    qcow2, record, vhd, vhdx, vmdk,
 };
 
 /// How to open an image.
@@ -42,6 +42,8 @@ pub struct OpenOptions {
     pub allow_discards: bool,
     /// Keep no restart log: who writes this image begins anew after a kill.
     pub no_restart_log: bool,
+    /// What becomes of a restart log of which it cannot be told whether it belongs to the image.
+    pub restart_log: Option<RestartChoice>,
     /// Nobody will look at the image's data: what is encrypted stays locked.
     pub tables_only: bool,
 }

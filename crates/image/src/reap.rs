@@ -35,6 +35,15 @@ pub(crate) fn name_of(file: impl AsFd) -> [u64; WORDS] {
     name().unwrap_or_default()
 }
 
+/// A number that tells the file from others, copies of it among them; the same on any path to it.
+pub(crate) fn number_of(file: impl AsFd, born: u64) -> u64 {
+    let mut words = FileHandle::of(&file).map(|handle| handle.words().to_vec()).unwrap_or_default();
+    words.extend([fstat(&file).map_or(0, |facts| facts.st_ino), born]);
+    let step =
+        |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    words.into_iter().fold(0, step)
+}
+
 fn file_system_of(file: impl AsFd) -> io::Result<u64> {
     let known = KNOWN.contains(&(fstatfs(&file)?.f_type as u64));
     let id = if known { fstatvfs(&file)?.f_fsid } else { 0 };

@@ -8,36 +8,55 @@
 //! The log has two halves. A flush begins by turning to the other half; when it has ended well, what
 //! the half before holds is on the disk and is dropped.
 //!
-//! Layout, in 64-bit words of the host's order: [`MAGIC`], boot (2), device, inode, owner's stamp (2),
-//! then for each half its turn (0: empty) and the count of its records, then what the image's file system
-//! calls it ([`NAME`]); from [`FIRST`] on the records
-//! of half 0, then of half 1. A record is its mark (the half's turn, stored last) and three words.
+//! A log is believed only of the image in the state in which its writer left it ([`Standing`]). Where the
+//! image was closed in good order, the beginning of its log stays and says so ([`CLOSED`]): a copy of the
+//! image from before is then known for one.
+//!
+//! Layout, in 64-bit words of the host's order: [`MAGIC`], boot (2), device, inode, the image's generation
+//! and the next ([`GENERATION`]), then for each half its turn (0: empty) and the count of its records, then
+//! what the image's file system calls it ([`NAME`]), when it came to be, bytes written to the device it is,
+//! the witness; from [`FIRST`] on the records of half 0, then of half 1. A record is its mark (the half's
+//! turn, stored last) and three words.
 
 mod files;
+mod standing;
 
 use std::fs;
 use std::io;
 use std::ops::Deref;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use ringtap_io::SharedWords;
 use ringtap_io::sync::{broken, step};
+use ringtap_io::{SharedWords, Witness};
 
 pub(crate) use files::open_ours;
-use files::{may_hold_changes, name_of, open_to_keep};
+pub use files::set_folder;
+use files::{make_folder, may_hold_changes, name_of, open_to_keep};
+use standing::Facts;
+pub use standing::Standing;
+
+use rustix::fs::FallocateFlags;
 
 use crate::{Container, OpenError, boot, reap};
 
-const MAGIC: u64 = 0x5254_4150_4c4f_4702;
-const STAMP: usize = 5;
+const MAGIC: u64 = 0x5254_4150_4c4f_4703;
+/// In place of [`MAGIC`]: the image was closed in good order.
+const CLOSED: u64 = 0x5254_4150_4c4f_47ff;
+/// The generation that the image has, and that which is being written to it.
+const GENERATION: [usize; 2] = [5, 6];
 const TURN: [usize; 2] = [7, 9];
 const COUNT: [usize; 2] = [8, 10];
 /// What the image is called by its file system, see `reap`.
 const NAME: usize = 11;
-pub(crate) const FIRST: usize = 16;
+/// When the image's file came to be.
+const BORN: usize = 16;
+/// Bytes that had been written to the device when the witness began.
+const WRITTEN: usize = 17;
+const WITNESS: usize = 24;
+pub(crate) const FIRST: usize = 32;
 const RECORD: usize = 4;
 /// How the name of the memory beside a log ends.
 pub(crate) const MEMORY: &str = "memory";
@@ -47,6 +66,15 @@ pub type Record = [u64; 3];
 
 /// The memory of a log: mapped, or of a simulation.
 pub type Words = Box<dyn Deref<Target = [AtomicU64]> + Send + Sync>;
+
+/// What the operator wants done with a log of which it cannot be told whether it belongs to the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestartChoice {
+    /// Take it up.
+    Use,
+    /// Drop it.
+    Drop,
+}
 
 /// Whose log it is. A log of another identity is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +88,6 @@ pub struct Identity {
 /// What a server before us left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// The stamp it gave [`RestartLog::start`].
-    pub stamp: u128,
     /// Its changes, oldest first.
     pub records: Vec<Record>,
 }
@@ -79,11 +105,11 @@ impl Left {
 /// The log of one image. Appending, and the beginning of a flush, are the caller's to serialise with
 /// the changes they note.
 pub struct RestartLog {
-    words: Words,
+    words: ringtap_io::Words,
     /// Where the file lies, to be removed at a clean end.
     path: Option<PathBuf>,
     /// The file, whose lock says that a server has it.
-    _file: Option<fs::File>,
+    file: Option<fs::File>,
     /// What the image is called on any path.
     name: [u64; reap::WORDS],
     /// More memory that is kept as the log is, where a simulation provides it.
@@ -92,6 +118,9 @@ pub struct RestartLog {
     identity: Identity,
     /// The image, whose lock keeps others from this log.
     image: Option<Container>,
+    standing: Standing,
+    /// The boot, and a number of the image's file.
+    own: (u128, u64),
 }
 
 impl RestartLog {
@@ -100,17 +129,13 @@ impl RestartLog {
     pub fn open(folder: &Path, image: &impl rustix::fd::AsFd, capacity: u64) -> io::Result<Self> {
         let name = reap::name_of(image);
         let image = rustix::fs::fstat(image)?;
-        match fs::DirBuilder::new().mode(0o700).create(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let identity =
-            Identity { boot: boot::identity(folder)?, file: (image.st_dev, image.st_ino) };
+        make_folder(folder)?;
+        let identity = Identity { boot: boot::identity(folder)?, file: files::place_of(&image) };
         let path = folder.join(name_of(&image));
         let file = open_to_keep(folder, &path)?;
-        let words = SharedWords::map(&file, FIRST + 2 * RECORD * capacity as usize)?;
-        let mut log = RestartLog::with(Box::new(words), identity, capacity);
-        (log.path, log._file, log.name) = (Some(path), Some(file), name);
+        let words = SharedWords::map(&file, RestartLog::words_for(capacity))?;
+        let mut log = RestartLog::with(Arc::new(words), identity, capacity);
+        (log.path, log.file, log.name) = (Some(path), Some(file), name);
         Ok(log)
     }
 
@@ -137,12 +162,11 @@ impl RestartLog {
         let was_there = log.symlink_metadata().is_ok();
         let path = container.path();
         match RestartLog::open(folder, open, capacity) {
-            Ok(mut log) => {
+            Ok(log) => {
                 if let Ok(gone @ 1..) = reap::reap(folder, open) {
                     tracing::info!("dropped {gone} restart logs of images that were deleted");
                 }
-                log.image = Some(container.clone());
-                Ok(Some(log))
+                Ok(Some(log.of(container)))
             }
             Err(source) if was_there && may_hold_changes(folder, &log) => {
                 Err(OpenError::RestartLog { path: path.to_owned(), log, source })
@@ -174,13 +198,35 @@ impl RestartLog {
         let _ = fs::remove_file(path);
     }
 
-    /// What a killed server left for an image that is only read, and so does not take it up.
-    pub fn left_for(container: &Container, capacity: u64) -> Option<Left> {
-        let open = container.open_file()?;
+    /// The log of an image that is only read, and so takes up nothing, if there is one.
+    ///
+    /// # Errors
+    /// Where there is one that cannot be read.
+    pub fn to_read(container: &Container, capacity: u64) -> Result<Option<RestartLog>, OpenError> {
+        let open = container.open_file();
+        let Some((open, stat)) = open.and_then(|open| Some((open, rustix::fs::fstat(open).ok()?)))
+        else {
+            return Ok(None);
+        };
         let folder = RestartLog::usual_folder();
-        let there = folder.join(name_of(&rustix::fs::fstat(open).ok()?)).exists();
-        let log = there.then(|| RestartLog::open(&folder, open, capacity).ok())??;
-        log.left().filter(|left| !left.records.is_empty())
+        let log = folder.join(name_of(&stat));
+        let begin = fs::File::open(&log).and_then(|file| {
+            let mut word = [0; 8];
+            file.read_exact_at(&mut word, 0).map(|()| u64::from_ne_bytes(word))
+        });
+        match begin {
+            Ok(MAGIC | CLOSED) => {}
+            Ok(_) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(_) if !may_hold_changes(&folder, &log) => return Ok(None),
+            Err(_) => {}
+        }
+        match RestartLog::open(&folder, open, capacity) {
+            Ok(log) => Ok(Some(log.of(container))),
+            Err(source) => {
+                Err(OpenError::RestartLog { path: container.path().to_owned(), log, source })
+            }
+        }
     }
 
     /// The folder for logs: of the system for root, else of the user.
@@ -189,11 +235,132 @@ impl RestartLog {
     }
 
     /// A log in the memory of a simulation, which keeps a copy of it over a kill.
-    pub fn with(words: Words, identity: Identity, capacity: u64) -> RestartLog {
+    pub fn with(words: ringtap_io::Words, identity: Identity, capacity: u64) -> RestartLog {
         let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);
         let capacity = capacity.min(fits as u64);
         let (path, beside, image, name) = (None, None, None, [0; reap::WORDS]);
-        RestartLog { words, path, _file: None, name, beside, capacity, identity, image }
+        let (standing, own) = (Standing::Same, (identity.boot, identity.file.1));
+        RestartLog {
+            words,
+            path,
+            file: None,
+            name,
+            beside,
+            capacity,
+            identity,
+            image,
+            standing,
+            own,
+        }
+    }
+
+    /// The log of the image in this container, which nobody has written to since it was opened: whether
+    /// it is in the state in which the log's writer left it is seen now.
+    pub fn of(mut self, container: &Container) -> RestartLog {
+        let facts = Facts::of(container);
+        let (name, born) = (self.name, facts.born);
+        let known = self.word(NAME) != 0 && name[0] != 0;
+        let renamed = known && (NAME..).zip(name).any(|(at, word)| self.word(at) != word);
+        let reborn = born != 0 && self.word(BORN) != 0 && born != self.word(BORN);
+        self.standing = if renamed || reborn {
+            Standing::Other("the file that it was of is gone, and this is another".into())
+        } else {
+            let said = Witness::read(&self.words, WITNESS);
+            Standing::of(said, &facts, self.word(WRITTEN))
+        };
+        if let Some(file) = container.open_file() {
+            self.own.1 = reap::number_of(file, born);
+        }
+        self.image = Some(container.clone());
+        self
+    }
+
+    /// Whether what it holds belongs to the image as it is.
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// It does not, for what the image itself says.
+    pub(crate) fn belongs_to_another(&mut self, why: &str) {
+        self.standing = Standing::Other(why.into());
+    }
+
+    /// Decide what becomes of what it holds: from then on it is [`Standing::Same`], and to be taken up, or
+    /// [`Standing::Other`], and void, which is told. `choice` is the operator's.
+    ///
+    /// # Errors
+    /// Where there is something in it, whether it belongs to the image cannot be told, and nobody chose.
+    pub(crate) fn decide(&mut self, choice: Option<RestartChoice>) -> Result<(), OpenError> {
+        let Some(left) = self.left().filter(|left| !left.records.is_empty() || self.has_memory())
+        else {
+            if let Standing::Unknown(why) = &self.standing {
+                self.standing = Standing::Other(why.clone());
+            }
+            return Ok(());
+        };
+        let path = self.image.as_ref().map_or(Path::new("the image"), |image| image.path());
+        self.standing = match (&self.standing, choice) {
+            (_, Some(RestartChoice::Use)) => Standing::Same,
+            (_, Some(RestartChoice::Drop)) => Standing::Other("that was asked for".into()),
+            (Standing::Unknown(why), None) => {
+                let (path, why, told) = (path.to_owned(), why.clone(), left.told());
+                return Err(OpenError::RestartLogInDoubt { path, told, why });
+            }
+            (known, None) => known.clone(),
+        };
+        if let Standing::Other(why) = &self.standing {
+            tracing::warn!(
+                "{}: {} that a killed server left are not used: {why}",
+                path.display(),
+                left.told()
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether it holds something that belongs to the image.
+    pub(crate) fn is_to_be_used(&self) -> bool {
+        self.standing == Standing::Same && self.left().is_some()
+    }
+
+    fn has_memory(&self) -> bool {
+        match &self.path {
+            Some(path) => path.with_extension(MEMORY).exists(),
+            None => self.beside.is_some(),
+        }
+    }
+
+    /// Whether the image was closed in good order by the last who had this log.
+    pub(crate) fn is_closed(&self) -> bool {
+        let [_, whose @ ..] = self.identity_words();
+        self.word(0) == CLOSED && (1..).zip(whose).all(|(at, word)| self.word(at) == word)
+    }
+
+    /// The image is as it is, and from now on every change of its file is noted. Nothing is in flight.
+    pub(crate) fn watch(&self) {
+        let Some(container) = &self.image else { return };
+        let facts = Facts::of(container);
+        Witness::reset(&self.words, WITNESS, facts.modified.unwrap_or_default());
+        self.set(WRITTEN, facts.written.unwrap_or_default());
+        self.set(BORN, facts.born);
+        container.witness().start(self.words.clone(), WITNESS);
+    }
+
+    /// Generations that the image may have, if it is in the state in which the log's writer left it.
+    pub(crate) fn generations(&self) -> [u64; 2] {
+        GENERATION.map(|at| self.word(at))
+    }
+
+    /// The next generation, before it is written to the image.
+    pub(crate) fn begin_generation(&self) -> u64 {
+        let next = self.word(GENERATION[0]).wrapping_add(1);
+        self.set(GENERATION[1], next);
+        next
+    }
+
+    /// The image has it.
+    pub(crate) fn end_generation(&self) {
+        self.set(GENERATION[0], self.word(GENERATION[1]));
     }
 
     /// The same, with the memory of [`RestartLog::memory`] in a simulation.
@@ -223,9 +390,16 @@ impl RestartLog {
         Ok(Box::new(SharedWords::map(&file, count)?))
     }
 
-    /// The boot of the machine that it belongs to.
-    pub(crate) fn boot(&self) -> u128 {
-        self.identity.boot
+    /// The boot of the machine, and a number of the image's file, that a log of it here would have.
+    pub(crate) fn whose(container: &Container) -> Option<(u128, u64)> {
+        let open = container.open_file()?;
+        let boot = boot::identity(&RestartLog::usual_folder()).ok()?;
+        Some((boot, reap::number_of(open, Facts::of(container).born)))
+    }
+
+    /// The same of this log.
+    pub(crate) fn own(&self) -> (u128, u64) {
+        self.own
     }
 
     /// Words that a log of that capacity takes.
@@ -268,26 +442,25 @@ impl RestartLog {
                 }
             }
         }
-        let stamp = u128::from(self.word(STAMP)) << 64 | u128::from(self.word(STAMP + 1));
-        Some(Left { stamp, records })
+        Some(Left { records })
     }
 
     fn place(&self, half: usize, number: u64) -> usize {
         FIRST + RECORD * (half as u64 * self.capacity + number) as usize
     }
 
-    /// Begin anew, with nothing noted. `stamp` is what the image itself keeps too, so that notes are
-    /// believed only for the image as their writer left it.
-    pub fn start(&self, stamp: u128) {
-        self.set(0, 0);
+    /// Begin anew, with nothing noted. `generation` is what the image itself keeps too, where it can.
+    pub fn start(&self, generation: u64) {
+        // What was there is stable by now, so that it is as after a good end until the new one stands.
+        self.set(0, CLOSED);
         let turn = self.word(TURN[0]).max(self.word(TURN[1])).saturating_add(1);
         for at in TURN[0]..=COUNT[1] {
             self.set(at, 0);
         }
         // Marks of what was there before must not match.
         self.set(TURN[0], turn);
-        self.set(STAMP, (stamp >> 64) as u64);
-        self.set(STAMP + 1, stamp as u64);
+        GENERATION.into_iter().for_each(|at| self.set(at, generation));
+        self.watch();
         (NAME..).zip(self.name).for_each(|(at, word)| self.set(at, word));
         for (at, word) in self.identity_words().into_iter().enumerate().rev() {
             self.set(at, word);
@@ -354,10 +527,22 @@ impl RestartLog {
         self.set(TURN[1 - self.current()], 0);
     }
 
-    /// The image was closed in good order: nothing is left to be taken up.
-    pub fn close(&self) {
-        self.set(0, 0);
-        self.remove();
+    /// The image was closed in good order: nothing is left to be taken up. `remembered`: where the image
+    /// can say which log it had, that stays known.
+    pub fn close(&self, remembered: bool) {
+        self.set(0, if remembered { CLOSED } else { 0 });
+        if remembered { self.shrink() } else { self.remove() }
+    }
+
+    /// Give back the memory of all but the beginning.
+    fn shrink(&self) {
+        let Some(path) = &self.path else { return };
+        let _ = fs::remove_file(path.with_extension(MEMORY));
+        if let Some(file) = &self.file {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let (first, len) = (4096, 8 * RestartLog::words_for(self.capacity) as u64);
+            let _ = rustix::fs::fallocate(file, punch, first, len);
+        }
     }
 
     fn remove(&self) {
@@ -373,8 +558,12 @@ impl Drop for RestartLog {
     /// Of an image that could not be opened nothing was noted. It is locked still: nobody else has
     /// begun to use the log.
     fn drop(&mut self) {
-        if self.image.is_some() && self.word(0) != MAGIC {
-            self.remove();
+        let writable = self.image.as_ref().is_some_and(|image| !image.traits().read_only);
+        match self.word(0) {
+            MAGIC => {}
+            CLOSED => self.shrink(),
+            _ if writable => self.remove(),
+            _ => {}
         }
     }
 }
@@ -382,173 +571,11 @@ impl Drop for RestartLog {
 /// What the image of a log, which begins with these words, is called; none where it is no log of an image
 /// on that device that has a name.
 pub(crate) fn name_in(words: &[u64; FIRST], device: u64) -> Option<[u64; reap::WORDS]> {
-    let is_one = words[0] == MAGIC && words[3] == device;
+    let is_one = [MAGIC, CLOSED].contains(&words[0]) && words[3] == device;
     let mut name = [0; reap::WORDS];
     name.copy_from_slice(words.get(NAME..NAME + reap::WORDS)?);
     Some(name).filter(|name| is_one && name[0] != 0)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn records(log: &RestartLog) -> Vec<u64> {
-        log.left().expect("a log").records.iter().map(|record| record[0]).collect()
-    }
-
-    fn note(log: &RestartLog, numbers: std::ops::Range<u64>) {
-        for number in numbers {
-            assert!(log.append([number, number + 1, number + 2]));
-        }
-    }
-
-    #[test]
-    fn what_was_noted_is_found_by_the_next_process() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let image = tempfile::NamedTempFile::new().expect("a file");
-        let open = || RestartLog::open(&folder.path().join("logs"), &image, 100).expect("a log");
-        let log = open();
-        assert_eq!(log.left(), None);
-        log.start(7);
-        note(&log, 0..3);
-        drop(log);
-        let log = open();
-        let left = log.left().expect("a log");
-        assert_eq!((left.stamp, left.records), (7, vec![[0, 1, 2], [1, 2, 3], [2, 3, 4]]));
-        log.start(8);
-        assert_eq!(open().left(), Some(Left { stamp: 8, records: vec![] }));
-        note(&log, 5..6);
-        log.close();
-        assert_eq!(open().left(), None);
-        // The same inode number on another boot or another file is somebody else's.
-        log.start(9);
-        let words: Vec<_> =
-            log.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
-        let other = Identity { boot: 1, ..log.identity };
-        assert_eq!(RestartLog::with(Box::new(words), other, 100).left(), None);
-    }
-
-    #[test]
-    fn a_log_that_was_never_begun_is_removed() {
-        let image = tempfile::NamedTempFile::new().expect("a file");
-        let options = crate::OpenOptions {
-            cache: crate::CacheMode::Writeback,
-            ..crate::OpenOptions::default()
-        };
-        let container = Container::open(image.path(), &options).expect("an image");
-        let open = || RestartLog::beside(&container, 10).expect("opened").expect("a log");
-        let log = open();
-        let path = log.path.clone().expect("a file");
-        assert!(path.exists());
-        drop(log);
-        assert!(!path.exists());
-        let log = open();
-        log.start(1);
-        drop(log);
-        // Somebody's notes stay, whoever else fails to open the image.
-        drop(open());
-        assert!(path.exists());
-        open().close();
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_log_that_cannot_be_read_is_no_reason_to_go_on_without_it() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let image = tempfile::NamedTempFile::new().expect("a file");
-        let options = crate::OpenOptions {
-            cache: crate::CacheMode::Writeback,
-            ..crate::OpenOptions::default()
-        };
-        let container = Container::open(image.path(), &options).expect("an image");
-        let beside = || RestartLog::beside_in(folder.path(), &container, 10);
-        let log = beside().expect("opened").expect("a log");
-        log.start(7);
-        note(&log, 0..3);
-        let path = log.path.clone().expect("a file");
-        drop(log);
-        let kept = folder.path().join("kept");
-        fs::rename(&path, &kept).expect("renamed");
-        // A link is not followed.
-        std::os::unix::fs::symlink(&kept, &path).expect("a link");
-        let error = beside().err().expect("refused").to_string();
-        assert!(error.contains(path.to_str().expect("a name")), "{error}");
-        fs::rename(&kept, &path).expect("renamed");
-        assert_eq!(records(&beside().expect("opened").expect("a log")), [0, 1, 2]);
-        // What nobody ever began holds nothing.
-        fs::write(&kept, "").expect("written");
-        fs::remove_file(&path).expect("removed");
-        std::os::unix::fs::symlink(&kept, &path).expect("a link");
-        assert!(beside().expect("opened").is_none());
-        // Nor does what somebody else has put there, or what nobody ever writes to.
-        fs::remove_file(&path).expect("removed");
-        fs::write(&path, MAGIC.to_ne_bytes()).expect("written");
-        if rustix::process::geteuid().is_root() {
-            std::os::unix::fs::chown(folder.path(), Some(1), None).expect("given away");
-            assert!(beside().expect("opened").is_none());
-            std::os::unix::fs::chown(folder.path(), Some(0), None).expect("taken back");
-        }
-        fs::remove_file(&path).expect("removed");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).expect("a pipe");
-        assert!(beside().expect("opened").is_none());
-    }
-
-    fn simulated(capacity: u64) -> RestartLog {
-        let words: Vec<AtomicU64> =
-            (0..RestartLog::words_for(capacity)).map(|_| AtomicU64::new(0)).collect();
-        let log = RestartLog::with(Box::new(words), Identity { boot: 1, file: (2, 3) }, capacity);
-        log.start(1);
-        log
-    }
-
-    #[test]
-    fn a_flush_drops_what_was_noted_before_it_began() {
-        let log = simulated(4);
-        note(&log, 0..4);
-        assert_eq!(log.room(), 0);
-        assert!(!log.append([9, 9, 9]));
-        log.begin_flush();
-        note(&log, 4..6);
-        assert_eq!(records(&log), [0, 1, 2, 3, 4, 5]);
-        log.end_flush();
-        assert_eq!(records(&log), [4, 5]);
-        for round in 0..10 {
-            log.begin_flush();
-            note(&log, 10 * round..10 * round + 1);
-            log.end_flush();
-            assert_eq!(records(&log), [10 * round]);
-        }
-    }
-
-    #[test]
-    fn a_flush_that_fails_drops_nothing() {
-        let log = simulated(4);
-        note(&log, 0..2);
-        log.begin_flush();
-        note(&log, 2..4);
-        log.begin_flush();
-        note(&log, 4..6);
-        assert_eq!(records(&log), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(log.room(), 0);
-        log.end_flush();
-        assert_eq!(records(&log), [2, 3, 4, 5]);
-        log.begin_flush();
-        log.end_flush();
-        assert!(records(&log).is_empty());
-    }
-
-    #[test]
-    fn a_log_of_nonsense_gives_no_more_than_it_holds() {
-        let log = simulated(4);
-        note(&log, 0..1);
-        for at in FIRST - 8..log.words.len() {
-            log.set(at, u64::MAX);
-        }
-        for at in 5..FIRST {
-            log.set(at, u64::MAX);
-        }
-        assert!(log.left().is_none_or(|left| left.records.len() <= 8));
-        log.start(3);
-        assert!(records(&log).is_empty());
-    }
-}
+mod tests;

@@ -1,7 +1,9 @@
 //! Handles of open files: small and `Copy` on the hot path, closed by their one owner.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::Witness;
 
 /// A handle of an open file, valid on every queue thread while its [`OpenFile`] lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +38,11 @@ impl File {
         self.look(|slot| slot.nature).unwrap_or_default()
     }
 
+    /// Who notes its changes, where somebody does.
+    pub(crate) fn witness(self) -> Option<Arc<Witness>> {
+        self.look(|slot| slot.witness.clone()).flatten()
+    }
+
     fn look<T>(self, at: impl FnOnce(&Slot) -> T) -> Option<T> {
         let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = table.get(self.slot as usize)?;
@@ -58,6 +65,7 @@ struct Slot {
     generation: u32,
     fd: Option<RawFd>,
     nature: Nature,
+    witness: Option<Arc<Witness>>,
 }
 
 static TABLE: Mutex<Vec<Slot>> = Mutex::new(Vec::new());
@@ -75,11 +83,12 @@ impl OpenFile {
         let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let free = table.iter().position(|slot| slot.fd.is_none());
         let slot = free.unwrap_or_else(|| {
-            table.push(Slot { generation: 0, fd: None, nature: Nature::default() });
+            table.push(Slot { generation: 0, fd: None, nature: Nature::default(), witness: None });
             table.len() - 1
         });
         table[slot].fd = Some(fd.as_raw_fd());
         table[slot].nature = Nature::default();
+        table[slot].witness = None;
         let handle = File { slot: slot as u32, generation: table[slot].generation };
         OpenFile { fd, handle }
     }
@@ -89,6 +98,14 @@ impl OpenFile {
         let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = table.get_mut(self.handle.slot as usize) {
             slot.nature = nature;
+        }
+    }
+
+    /// Have every change of the file noted. Before its first operation.
+    pub fn set_witness(&self, witness: Arc<Witness>) {
+        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = table.get_mut(self.handle.slot as usize) {
+            slot.witness = Some(witness);
         }
     }
 
@@ -109,6 +126,7 @@ impl Drop for OpenFile {
         let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = table.get_mut(self.handle.slot as usize) {
             slot.fd = None;
+            slot.witness = None;
             slot.generation = slot.generation.wrapping_add(1);
         }
     }

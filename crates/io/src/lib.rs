@@ -20,6 +20,7 @@ mod shared;
 mod signal;
 pub mod sync;
 mod task;
+mod witness;
 
 pub use file::{File, Nature, OpenFile};
 pub use handle::FileHandle;
@@ -34,3 +35,4 @@ pub use ring::Ring;
 pub use shared::SharedWords;
 pub use signal::Signal;
 pub use task::Tasks;
+pub use witness::{Testimony, Wall, Watch, Witness, Words, coarse_wall, wall};

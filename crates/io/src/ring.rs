@@ -2,6 +2,7 @@
 
 mod files;
 mod here;
+mod watched;
 
 use std::io;
 use std::time::Instant;
@@ -323,6 +324,7 @@ impl Ring {
         {
             self.enters += 1;
         }
+        self.files.watched.settle_begun();
         // SAFETY: the argument is of the type that the flags say and outlives the call, and every
         // entry in the queue names memory that its task keeps valid until completion (the promise
         // of `Mem` and of `Io`).
@@ -346,8 +348,10 @@ impl Ring {
             if entry.user_data() & OF_DISK != 0 {
                 self.on_disk -= 1;
             }
+            self.files.watched.end(entry.user_data(), entry.result());
             done.push((entry.user_data() as Key, entry.result()));
         }
+        self.files.watched.settle_ended();
     }
 
     /// Put every operation into the submission queue, or carry it out here; leave `submit` empty. What
@@ -369,9 +373,11 @@ impl Ring {
                     self.enter(Sleep::NONE)?;
                     self.reap(done);
                 }
-                done.push((*key, self.write_here(*key, fd, offset, &mem, 0)));
+                let written =
+                    self.watch_here(op, |ring| ring.write_here(*key, fd, offset, &mem, 0));
+                done.push((*key, written));
             } else if let Op::SetLen { file, len } = *op {
-                done.push((*key, self.set_len(file, len)));
+                done.push((*key, self.watch_here(op, |ring| ring.set_len(file, len))));
             } else {
                 let by_worker = !alone && self.is_large_copy(op);
                 self.push(*key, op, by_worker, done)?;
@@ -394,6 +400,11 @@ impl Ring {
         };
         if by_worker {
             entry = entry.flags(squeue::Flags::ASYNC);
+        }
+        let beside = self.watch(op);
+        if beside != 0 {
+            let key = entry.get_user_data();
+            entry = entry.user_data(key | beside);
         }
         self.push_entry(&entry, done)?;
         self.on_disk += usize::from(is_disks(op));

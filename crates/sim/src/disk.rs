@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringtap_io::File;
+use ringtap_io::{File, Wall, Witness};
 
 use crate::medium::{Bad, Cell, Kind, Lacks, Medium, Style};
 use crate::pipe::{Event, Socket};
 use crate::versions::OpId;
+use crate::watched::BEGINNING;
 
 /// Everything that keeps bytes, and the faults it was told to have. Clones are the same disk.
 ///
@@ -49,6 +50,7 @@ pub(crate) enum Thing {
 struct Slot {
     generation: u32,
     thing: Option<Thing>,
+    witness: Option<Arc<Witness>>,
 }
 
 #[derive(Clone, Debug)]
@@ -67,6 +69,8 @@ pub(crate) struct State {
     pub(crate) turns: u64,
     pub(crate) cut_at: Option<u64>,
     pub(crate) cut: bool,
+    /// The wall clock.
+    pub(crate) clock: Wall,
 }
 
 impl State {
@@ -80,7 +84,7 @@ impl State {
 
     pub(crate) fn look(&self, file: File) -> Option<&Medium> {
         match &self.slots.get(file.slot() as usize)? {
-            Slot { generation, thing: Some(Thing::Medium(medium)) }
+            Slot { generation, thing: Some(Thing::Medium(medium)), .. }
                 if *generation == file.generation() =>
             {
                 Some(medium)
@@ -96,14 +100,25 @@ impl State {
         }
     }
 
+    pub(crate) fn witness(&self, file: File) -> Option<Arc<Witness>> {
+        let slot = self.slots.get(file.slot() as usize)?;
+        slot.witness.clone().filter(|_| slot.generation == file.generation())
+    }
+
+    pub(crate) fn set_witness(&mut self, file: File, witness: Arc<Witness>) {
+        if let Some(slot) = self.slots.get_mut(file.slot() as usize) {
+            slot.witness = Some(witness);
+        }
+    }
+
     fn add(&mut self, thing: Thing) -> File {
         let free = self.slots.iter().position(|slot| slot.thing.is_none());
         let index = free.unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, thing: None });
+            self.slots.push(Slot { generation: 0, thing: None, witness: None });
             self.slots.len() - 1
         });
         let slot = &mut self.slots[index];
-        slot.thing = Some(thing);
+        (slot.thing, slot.witness) = (Some(thing), None);
         File::from_parts(index as u32, slot.generation)
     }
 
@@ -143,6 +158,7 @@ impl Disk {
             turns: 0,
             cut_at: None,
             cut: false,
+            clock: BEGINNING,
         })
     }
 
@@ -330,7 +346,7 @@ impl Disk {
                 }
                 _ => None,
             };
-            Slot { generation: slot.generation, thing }
+            Slot { generation: slot.generation, thing, witness: None }
         });
         let slots = slots.collect();
         Disk::from_state(State {
@@ -363,7 +379,7 @@ impl Disk {
                 }
                 _ => None,
             };
-            Slot { generation: slot.generation, thing }
+            Slot { generation: slot.generation, thing, witness: None }
         });
         let slots = slots.collect();
         Disk::from_state(State {

@@ -42,6 +42,7 @@ mod stamp;
 #[cfg(feature = "shuttle")]
 pub mod threads;
 mod versions;
+mod watched;
 
 pub use disk::{Disk, Fault, Refuses};
 pub use guest::{Ask, Device, Failure, Guest, Promise, Wrong, random_asks};
@@ -50,3 +51,4 @@ pub use medium::Lacks;
 pub use model::Model;
 pub use reactor::{Chances, Lie, PowerCut, Sim, Stuck, is_power_cut, is_stuck};
 pub use stamp::{Garbled, SECTOR, stamp, stamps};
+pub use watched::Saved;

@@ -72,6 +72,8 @@ pub(crate) struct Medium {
     size: Versions<u64>,
     sectors: BTreeMap<u64, Versions<Cell>>,
     dirty: BTreeSet<u64>,
+    /// When it was last written to.
+    pub(crate) modified: u64,
 }
 
 impl Medium {
@@ -85,6 +87,7 @@ impl Medium {
             size: Versions::new(size),
             sectors: BTreeMap::new(),
             dirty: BTreeSet::new(),
+            modified: 0,
         }
     }
 

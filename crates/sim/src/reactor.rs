@@ -8,6 +8,7 @@ use crate::Disk;
 use crate::disk::{State, Thing};
 use crate::medium::Piece;
 use crate::versions::OpId;
+use crate::watched::Watched;
 
 /// How often the disk is awkward without being broken, as odds of one in so many; 0 is never.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +161,7 @@ pub struct Sim {
     pub(crate) flights: Vec<Flight>,
     pub(crate) now: Time,
     told: bool,
+    pub(crate) watched: Watched,
 }
 
 impl Sim {
@@ -174,6 +176,7 @@ impl Sim {
             flights: Vec::new(),
             now: 0,
             told: false,
+            watched: Watched::default(),
         }
     }
 
@@ -364,7 +367,9 @@ impl Reactor for Sim {
         }
         state.turns += 1;
         self.now += self.rng.u64(1_000..20_000);
+        self.note_begun(&mut state, submit);
         for (key, op) in submit.drain(..) {
+            state.stamp(&op);
             self.begin(&mut state, key, op, done);
         }
         if let Some(mut hook) = self.hook.take() {
@@ -391,6 +396,7 @@ impl Reactor for Sim {
                 return Err(io::Error::other(Stuck { waiting }));
             }
         }
+        self.note_ended(&state, done);
         Ok(())
     }
 

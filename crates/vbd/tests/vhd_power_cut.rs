@@ -142,7 +142,8 @@ impl Bench {
             logical_block_size: 512,
             physical_block_size: 4096,
         };
-        Container::simulated(file, self.disk.size(file), traits)
+        let disk = self.disk.clone();
+        Container::simulated(file, disk.size(file), traits).with_time(move || disk.modified(file))
     }
 
     async fn open(&self, io: &Io, read_only: bool) -> Box<dyn Image> {
@@ -153,8 +154,10 @@ impl Bench {
             let container = self.container(*file, read_only);
             let words = self.words.clone();
             let identity = Identity { boot: 1, file: (2, 3) };
-            let restart = (number == top && !read_only)
-                .then(|| RestartLog::with(Box::new(words), identity, u64::MAX));
+            let restart = (number == top && !read_only).then(|| {
+                self.disk.watch(*file, container.witness().clone());
+                RestartLog::with(Arc::new(words), identity, u64::MAX).of(&container)
+            });
             let opened = vhd::open_in_with(io, container, image.take(), restart).await;
             image = Some(opened.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed)));
         }

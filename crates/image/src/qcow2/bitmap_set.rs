@@ -16,10 +16,9 @@ use super::bits::Bits;
 use super::header::OFFSET_MASK;
 use super::kept_bits::{Kept, Layout};
 use super::offline::Offline;
-use super::restart::names_log;
 use super::rewrite::Rewrite;
 use super::tool::ToolError;
-use crate::{Container, OpenError, RestartLog, Words};
+use crate::{Container, OpenError, RestartLog, Standing, Words};
 
 /// The most bytes of the bits of an image in use, whoever made it.
 const MOST_BYTES: usize = 48 << 20;
@@ -186,9 +185,8 @@ async fn load_noted(
     loading: &Loading<'_>,
 ) -> Result<Vec<(String, Arc<Bits>)>, ToolError> {
     let size = image.header.size;
-    let named =
-        |log: &&RestartLog| log.left().is_some_and(|left| names_log(&image.header, left.stamp));
-    let kept = loading.log.filter(named).and_then(Kept::left);
+    let is_own = |log: &&RestartLog| log.left().is_some() && *log.standing() == Standing::Same;
+    let kept = loading.log.filter(is_own).and_then(Kept::left);
     let is_kept = |entry: &BitmapEntry| {
         kept.as_ref().is_some_and(|kept| kept.has(&entry.name, size, entry.granularity_bits))
     };

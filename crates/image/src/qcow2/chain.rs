@@ -10,7 +10,7 @@ use ringtap_io::Io;
 
 use super::extension::Encryption;
 use super::header::incompatible;
-use super::restart::{RESTART_RECORDS, names_log};
+use super::restart::RESTART_RECORDS;
 use super::{Crypt, Header, Parts, Qcow2, at_snapshot};
 use crate::backing::Chain;
 use crate::names::{self, Role};
@@ -30,6 +30,7 @@ struct Layer {
     data: Option<Container>,
     key: Option<Arc<dyn SectorCipher>>,
     restart: Option<RestartLog>,
+    restart_of: Option<(u128, u64)>,
 }
 
 /// Open an image and what it names; `chain` knows the images above it and itself. Layer by layer, not
@@ -65,13 +66,17 @@ pub(crate) fn open_chain<'a>(
             place = below;
         }
         let (table_memory, tables_only) = (options.table_memory, options.tables_only);
+        let restart_choice = options.restart_log;
         // Only those of the topmost image tell of the whole disk.
-        while let Some(Layer { container, header, data, key, restart }) = layers.pop() {
+        while let Some(layer) = layers.pop() {
+            let Layer { container, header, data, key, restart, restart_of } = layer;
             let top = layers.is_empty();
             let bitmaps = if top { options.bitmaps.clone() } else { Vec::new() };
             let parts = Parts {
                 data,
                 restart,
+                restart_of,
+                restart_choice,
                 base,
                 key,
                 table_memory,
@@ -92,7 +97,9 @@ async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result
     let path = place.path();
     let mut container = Container::open(place, options)?;
     let mut header = Header::read(io, &container).await?;
-    if let Some(which) = options.snapshot.take() {
+    let snapshot = options.snapshot.take();
+    let of_snapshot = snapshot.is_some();
+    if let Some(which) = snapshot {
         at_snapshot::show(io, &container, &mut header, &which).await?;
     }
     let cluster = header.cluster_size();
@@ -115,29 +122,20 @@ async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result
         }
         _ => None,
     };
-    let restart = match options.no_restart_log {
-        true => {
-            RestartLog::forget(&container);
-            None
-        }
-        false => RestartLog::beside(&container, RESTART_RECORDS)?,
+    let writable = !container.traits().read_only;
+    // A snapshot was whole when it was taken; and what is being served under --force-share has a log that
+    // goes on changing.
+    let (restart, restart_of) = if options.no_restart_log {
+        RestartLog::forget(&container);
+        (None, None)
+    } else if writable {
+        (RestartLog::beside(&container, RESTART_RECORDS)?, RestartLog::whose(&container))
+    } else if of_snapshot || options.force_share {
+        (None, None)
+    } else {
+        (RestartLog::to_read(&container, RESTART_RECORDS)?, RestartLog::whose(&container))
     };
-    // Of one that is being served, under --force-share, that says nothing.
-    if let Some(count) = left_unread(&container, &header).filter(|_| !options.force_share) {
-        tracing::warn!(
-            "{}: a killed server left {count} changes that are not in the image yet, and are not \
-             seen here: open it for writing once, as serve and check --repair leaks do",
-            path.display()
-        );
-    }
-    Ok(Layer { container, header, data, key, restart })
-}
-
-/// How many changes a killed server left that whoever only reads does not see.
-fn left_unread(container: &Container, header: &Header) -> Option<usize> {
-    let left = RestartLog::left_for(container, RESTART_RECORDS);
-    let left = left.filter(|left| container.traits().read_only && names_log(header, left.stamp));
-    left.map(|left| left.records.len())
+    Ok(Layer { container, header, data, key, restart, restart_of })
 }
 
 /// The cipher behind the LUKS header at that place, which counts sectors from the file's beginning.

@@ -292,10 +292,14 @@ impl Shared {
         }
         if !work.slices.is_empty() {
             self.write_slices(io, &work.slices).await?;
+            if work.l1.is_empty() {
+                self.advance_generation(io).await?;
+            }
             container.sync(io).await?;
         }
         if !work.l1.is_empty() {
             self.write_l1(io, work).await?;
+            self.advance_generation(io).await?;
             container.sync(io).await?;
         }
         Ok(())
@@ -363,10 +367,16 @@ impl Shared {
 
     /// Change some bytes of the header, within its first sector, and make that stable.
     pub(super) async fn patch_header(&self, io: &Io, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.write_header(io, at, bytes).await?;
+        self.container.sync(io).await
+    }
+
+    /// The same without making it stable.
+    pub(super) async fn write_header(&self, io: &Io, at: u64, bytes: &[u8]) -> Result<(), Error> {
         while self.header_busy.swap(true, SeqCst) {
             io.sleep(PAUSE).await;
         }
-        let end = patch(io, &self.container, at, bytes).await;
+        let end = self.container.write(io, at, bytes).await;
         self.header_busy.store(false, SeqCst);
         end
     }

@@ -65,8 +65,9 @@ pub mod autoclear {
     /// Ringtap's own: a restart log holds newer tables. Whoever else writes to the image clears it, as
     /// the rule is, and the log is void.
     pub const RESTART_LOG: u64 = 1 << 63;
-    /// With it, in these bits, which log: each server of the image draws its own number.
-    pub const RESTART_STAMP: u64 = 0x7fff_ffff << 32;
+    /// With it, in these bits, which log, and in which state the image is: the boot, the file, and a
+    /// generation that moves with every flush of tables.
+    pub const RESTART_STAMP: u64 = 0x7fff_ffff_ffff_ff00;
     /// Those that are QEMU's.
     pub const KNOWN: u64 = 3;
 }

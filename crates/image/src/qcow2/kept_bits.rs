@@ -146,7 +146,7 @@ mod tests {
     fn log(words: &Arc<[AtomicU64]>, boot: u128) -> RestartLog {
         let own: Box<[AtomicU64]> = (0..100).map(|_| AtomicU64::new(0)).collect();
         let identity = Identity { boot, file: (2, 3) };
-        RestartLog::with(Box::new(own), identity, 1).with_memory(words.clone())
+        RestartLog::with(Arc::new(own), identity, 1).with_memory(words.clone())
     }
 
     #[test]

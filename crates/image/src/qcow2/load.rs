@@ -79,6 +79,11 @@ impl Shared {
         self.bring(io, cluster, false).await
     }
 
+    /// Bring the whole slice of a cluster's entry to memory; the cluster has an L2 table.
+    pub(super) async fn bring_slice(&self, io: &Io, cluster: u64) -> Result<(), Error> {
+        self.bring(io, cluster, true).await.map(|_| ())
+    }
+
     /// As [`Shared::load_entry`]; with `whole` all of its slice.
     async fn bring(&self, io: &Io, cluster: u64, whole: bool) -> Result<Option<Entry>, Error> {
         let slice = self.tables.geometry.slice_of(cluster);

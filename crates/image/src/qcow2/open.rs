@@ -17,8 +17,10 @@ use super::header::{COPIED, MAX_EXTERNAL, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
 use super::space::Space;
 use super::table::{Cache, Tables};
-use super::{Crypt, Header, Qcow2, Repair, Shared, State, check};
-use crate::{Container, Error, Grace, Image, Info, OpenError, RestartLog, SectorCipher};
+use super::{Crypt, Header, Qcow2, Repair, Shared, State, check, restart};
+use crate::{
+    Container, Error, Grace, Image, Info, OpenError, RestartChoice, RestartLog, SectorCipher,
+};
 
 /// Memory for L2 tables, unless told otherwise.
 pub const DEFAULT_TABLE_MEMORY: u64 = 64 << 20;
@@ -40,6 +42,10 @@ pub struct Parts {
     pub table_memory: Option<u64>,
     /// Where changes are kept over a killed server; what is in it already is taken up.
     pub restart: Option<RestartLog>,
+    /// What the image would say of its log, by which one that is missing is missed.
+    pub restart_of: Option<(u128, u64)>,
+    /// What becomes of a log of which it cannot be told whether it belongs to the image.
+    pub restart_choice: Option<RestartChoice>,
     /// Names of bitmaps to show.
     pub bitmaps: Vec<String>,
     /// What to do wrong.
@@ -99,7 +105,13 @@ impl Qcow2 {
                 "it is marked corrupt: repair it with check --repair all, or open it read-only",
             ));
         }
-        let mut header = header;
+        let (mut header, mut parts) = (header, parts);
+        let (of, choice) = (parts.restart_of, parts.restart_choice);
+        restart::decide(&container, &header, parts.restart.as_mut(), of, choice)?;
+        if let Some(log) = parts.restart.as_ref().filter(|log| !read_only && log.is_to_be_used()) {
+            // Killed again before all of it is taken up, it is still the image's.
+            log.watch();
+        }
         if !read_only && header.has(incompatible::DIRTY) {
             // Its last user left refcounts to be found out again.
             let report = check(io, &container, Repair::All).await;
@@ -171,6 +183,8 @@ impl Qcow2 {
         let cluster = header.cluster_size() as usize;
         let decoder = Decoder::new(header.compression, cluster, DECODED_MEMORY, inline);
         let memory = parts.table_memory.unwrap_or(DEFAULT_TABLE_MEMORY);
+        let shown = parts.restart.as_ref().filter(|log| read_only && log.is_to_be_used());
+        let memory = memory.max(shown.map_or(0, |log| restart::memory_to_show(log, &geometry)));
         let refcounts = Refcounts::new(&header, table);
         let mut state = State::new();
         if !read_only {
@@ -198,8 +212,10 @@ impl Qcow2 {
             sabotage,
             grace: Arc::new(Grace::default()),
         };
-        if let Some(log) = parts.restart.filter(|_| !read_only) {
-            shared.take_up(io, log).await.map_err(failed("take up the restart log of"))?;
+        match parts.restart {
+            Some(log) if read_only => shared.show(io, &log).await?,
+            Some(log) => shared.take_up(io, log).await?,
+            None => {}
         }
         // The log is named in the image by now: who finds the marks finds the bits, too.
         if !read_only && sabotage != Some(Sabotage::BitmapsNotMarked) {

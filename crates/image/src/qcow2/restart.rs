@@ -3,48 +3,109 @@
 //! The rest of what is in memory only follows from it. A record is the cluster, its new entry, and the
 //! bitmap of an extended entry or what a standard one said before.
 //!
-//! In a version 3 image autoclear bits say which log belongs to it: another program that wrote to the
-//! image has cleared them, another server has set others. Version 2 has no such bits: there the log is
-//! believed where nothing else in the file lies in the clusters that it names. Standard entries show by
-//! what they said before whether anybody has changed them.
+//! In a version 3 image autoclear bits say which log belongs to it, and in which state: another program
+//! that wrote to the image has cleared them, another server has set others, and each flush of tables moves
+//! their generation on. That, and the witness of the file's last write ([`crate::Standing`]), decide whether
+//! the log is taken up. Version 2 has no such bits: there nothing else in the file may lie in the clusters
+//! that the log names either. Standard entries show by what they said before whether anybody has changed
+//! them.
 
 use std::collections::HashMap;
 
 use ringtap_io::Io;
 
 use super::counts::Counts;
-use super::entry::{Entry, Kind};
-use super::header::{OFFSET_MASK, autoclear};
+use super::entry::{Entry, Geometry, Kind};
+use super::header::{COPIED, OFFSET_MASK, autoclear};
 use super::offline::Offline;
 use super::table::Lookup;
 use super::tool::ToolError;
 use super::walk::{self, Problems};
 use super::{Header, Sabotage, Shared, State};
-use crate::{Error, Left, RestartLog};
+use crate::container::os;
+use crate::{Container, Error, Left, OpenError, RestartChoice, RestartLog, Standing};
 
 /// Changes that a log has room for between two flushes: 2 MiB of memory, twice.
 pub(super) const RESTART_RECORDS: u64 = 1 << 16;
 
-/// Whether the image names the log of that stamp as its own, or cannot name any.
-pub(super) fn names_log(header: &Header, stamp: u128) -> bool {
-    let said = header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP);
-    header.version < 3 || u128::from(said) == u128::from(autoclear::RESTART_LOG) | stamp
-}
+/// Slices in memory beside those that show what a log holds.
+const FRAMES_BESIDE: u64 = 128;
 
-/// The part of a stamp that tells boots of the machine apart, as a rule.
+/// Bits of a stamp: which boot of the machine,
 const BOOT: u64 = 0xffff << 47;
+/// which file,
+const FILE: u64 = 0x3fff << 33;
+/// and the generation.
+const GENERATION: u64 = 0x1ff_ffff << 8;
 
-/// A stamp of a server of that boot.
-fn draw(random: u64, boot: u128) -> u64 {
-    let folded = (boot >> 64) as u64 ^ boot as u64;
-    let folded = folded ^ folded >> 32;
-    (random & !BOOT | (folded ^ folded >> 16) << 47 & BOOT) & autoclear::RESTART_STAMP
+/// What an image says in its autoclear bits that has a log on that boot, in that file and generation.
+fn stamp((boot, file): (u128, u64), generation: u64) -> u64 {
+    let fold = |number: u64| {
+        let folded = number ^ number >> 32;
+        folded ^ folded >> 16
+    };
+    let boot = fold((boot >> 64) as u64 ^ boot as u64) << 47 & BOOT;
+    let file = fold(file) << 33 & FILE;
+    autoclear::RESTART_LOG | boot | file | generation << 8 & GENERATION
 }
 
-/// Whether autoclear bits name a log of that boot. Where it is not the one at hand, it is somebody
-/// else's.
-fn names_one_of_boot(said: u64, boot: u128) -> bool {
-    said & autoclear::RESTART_LOG != 0 && said & BOOT == draw(0, boot)
+/// A generation to begin with.
+fn draw() -> Result<u64, Error> {
+    Ok(getrandom::u64().map_err(|_| Error::Os(libc::EIO))? & GENERATION >> 8)
+}
+
+/// See from what the image says of itself whether the log found beside it is its own, and decide what
+/// becomes of what that holds. `own`: what it would say of its log on this boot.
+pub(super) fn decide(
+    container: &Container,
+    header: &Header,
+    log: Option<&mut RestartLog>,
+    own: Option<(u128, u64)>,
+    choice: Option<RestartChoice>,
+) -> Result<(), OpenError> {
+    let path = container.path();
+    let said = header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP);
+    let named = header.version > 2 && said & autoclear::RESTART_LOG != 0;
+    let own = log.as_ref().map(|log| log.own()).or(own);
+    let here = own.map_or(0, |own| stamp(own, 0));
+    let of_boot = named && own.is_some() && (said ^ here) & BOOT == 0;
+    let of_file = of_boot && (said ^ here) & FILE == 0;
+    let closed = log.as_ref().is_some_and(|log| log.is_closed());
+    let found = log.as_ref().is_some_and(|log| log.left().is_some());
+    if of_file && !found && !closed && choice != Some(RestartChoice::Drop) {
+        let folder = RestartLog::usual_folder();
+        return Err(OpenError::RestartLogMissing { path: path.to_owned(), folder });
+    }
+    if of_boot && !found && (!of_file || closed) {
+        tracing::warn!(
+            "{}: it is a copy of an image that was being served: what its server had not written to it yet \
+             is not here",
+            path.display()
+        );
+    }
+    let Some(log) = log else { return Ok(()) };
+    if header.version > 2 {
+        let is_own = log.generations().iter().any(|number| said == stamp(log.own(), *number));
+        match (named, of_file) {
+            (false, _) => log.belongs_to_another("something else has written to the image since"),
+            (true, false) => log.belongs_to_another("the image is a copy of another"),
+            (true, true) if !is_own => {
+                log.belongs_to_another("the image was put back to an earlier state");
+            }
+            (true, true) => {}
+        }
+    }
+    log.decide(choice)
+}
+
+/// Memory for L2 tables in which all that the log holds can be shown at once.
+pub(super) fn memory_to_show(log: &RestartLog, geometry: &Geometry) -> u64 {
+    let records = log.left().map(|left| left.records).unwrap_or_default();
+    let mut slices: Vec<u64> =
+        records.iter().map(|[cluster, ..]| geometry.slice_of(*cluster)).collect();
+    slices.sort_unstable();
+    slices.dedup();
+    (slices.len() as u64 + FRAMES_BESIDE) * geometry.bytes_of_slice()
 }
 
 /// What the log says of one cluster.
@@ -90,55 +151,86 @@ impl Shared {
         room < begun + more || room < log.capacity() / 8 && !state.flushing.is_running()
     }
 
-    /// Take up what a killed server left, make it stable, and begin a log of our own.
-    pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), Error> {
-        let left = log.left().filter(|left| names_log(&self.header, left.stamp));
-        if left.is_none()
-            && self.header.version > 2
-            && names_one_of_boot(self.header.autoclear, log.boot())
-        {
-            tracing::warn!(
-                "{}: a server of this image was killed since the machine was started, and its restart \
-                 log is not in {}: what its guest had not flushed is lost; let the same user serve an \
-                 image again, with the same /run",
-                self.container.path().display(),
-                RestartLog::usual_folder().display()
-            );
+    /// Take up what a killed server left, if that was decided, make it stable, and begin a log of our own.
+    pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), OpenError> {
+        let failed = |error| os(&self.container, "take up the restart log of", error);
+        if let Some(left) = self.to_take_up(&log) {
+            let (path, told) = (self.container.path().display(), left.told());
+            let changes = self.believed(io, left).await.map_err(failed)?;
+            let Some(changes) = changes else { return Err(self.contradicts(told)) };
+            tracing::info!("{path}: taking up {told} that a killed server left");
+            self.replay(io, changes).await.map_err(failed)?;
+            self.flush(io).await.map_err(failed)?;
         }
-        let left = left.filter(|left| !left.records.is_empty());
-        if let Some(left) = left.filter(|_| !self.does(Sabotage::RestartLogIgnored)) {
-            let path = self.container.path().display();
-            let told = left.told();
-            match self.believed(io, left).await? {
-                Some(changes) => {
-                    tracing::info!("{path}: taking up {told} that a killed server left");
-                    self.replay(io, changes).await?;
-                    self.flush(io).await?;
-                }
-                None => tracing::warn!(
-                    "{path}: a killed server left {told}, and the image was written to by \
-                     someone else since: dropped"
-                ),
-            }
-        }
-        let stamp = draw(getrandom::u64().map_err(|_| Error::Os(libc::EIO))?, log.boot());
+        let generation = draw().map_err(failed)?;
         // First, so that the image never names a log with anything in it that is stable already.
-        log.start(stamp.into());
+        log.start(generation);
         if self.header.version > 2 {
-            let bits = self.header.known_autoclear() | autoclear::RESTART_LOG | stamp;
-            self.patch_header(io, 88, &bits.to_be_bytes()).await?;
+            let bits = self.header.known_autoclear() | stamp(log.own(), generation);
+            self.patch_header(io, 88, &bits.to_be_bytes()).await.map_err(failed)?;
         }
         let _first = self.restart.set(log);
+        Ok(())
+    }
+
+    fn to_take_up(&self, log: &RestartLog) -> Option<Left> {
+        let left = log.left().filter(|_| *log.standing() == Standing::Same);
+        let left = left.filter(|left| !left.records.is_empty());
+        left.filter(|_| !self.does(Sabotage::RestartLogIgnored))
+    }
+
+    fn contradicts(&self, told: String) -> OpenError {
+        let (path, why) = (self.container.path().to_owned(), "they contradict it".to_owned());
+        OpenError::RestartLogInDoubt { path, told, why }
+    }
+
+    /// Have an image that is only read show what a killed server left. In memory only, for good: the
+    /// tables are never written.
+    pub(super) async fn show(&self, io: &Io, log: &RestartLog) -> Result<(), OpenError> {
+        let failed = |error| os(&self.container, "read the restart log of", error);
+        let Some(left) = self.to_take_up(log) else { return Ok(()) };
+        let told = left.told();
+        let changes = self.believed(io, left).await.map_err(failed)?;
+        let Some(changes) = changes else { return Err(self.contradicts(told)) };
+        let geometry = &self.tables.geometry;
+        for (cluster, change) in changes {
+            let (table, slice) = (geometry.table_of(cluster), geometry.slice_of(cluster));
+            if self.tables.l1(table) == 0 {
+                let state = &mut *self.state();
+                state.cache.add_blank(&self.tables, table);
+                // Nothing is ever read there.
+                state.cache.set_l1(&self.tables, table, geometry.cluster() | COPIED);
+            }
+            self.bring_slice(io, cluster).await.map_err(failed)?;
+            let mut state = self.state();
+            if !state.cache.pin_frame(&self.tables, slice) {
+                return Err(failed(Error::Os(libc::ENOMEM)));
+            }
+            state.cache.set(&self.tables, cluster, change.entry);
+        }
+        Ok(())
+    }
+
+    /// Say in the image that its tables are in another state than before. It is stable with the sync of
+    /// the flush that wrote them.
+    pub(super) async fn advance_generation(&self, io: &Io) -> Result<(), Error> {
+        let Some(log) = self.restart.get().filter(|_| self.header.version > 2) else {
+            return Ok(());
+        };
+        let bits = self.header.known_autoclear() | stamp(log.own(), log.begin_generation());
+        self.write_header(io, 88, &bits.to_be_bytes()).await?;
+        log.end_generation();
         Ok(())
     }
 
     /// The image is closed in good order: there is nothing to be taken up.
     pub(super) async fn close_log(&self, io: &Io) -> Result<(), Error> {
         let Some(log) = self.restart.get() else { return Ok(()) };
-        if self.header.version > 2 {
+        let remembered = self.header.version > 2;
+        if remembered {
             self.patch_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
         }
-        log.close();
+        log.close(remembered);
         Ok(())
     }
 

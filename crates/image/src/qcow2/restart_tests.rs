@@ -7,20 +7,25 @@ use crate::restart::Identity;
 use crate::{Container, Discard, Traits};
 
 #[test]
-fn a_stamp_tells_its_boot() {
+fn a_stamp_tells_boot_file_and_generation() {
     let mut random = fastrand::Rng::with_seed(5);
-    let boot = random.u128(..);
+    let own = (random.u128(..), random.u64(..));
+    let first = stamp(own, 1 << 24);
+    assert_eq!(first & !autoclear::RESTART_STAMP, autoclear::RESTART_LOG);
+    assert_eq!(stamp(own, 0), stamp(own, 1 << 25), "generations begin again");
     for _ in 0..100 {
-        let stamp = draw(random.u64(..), boot);
-        assert_eq!(stamp & !autoclear::RESTART_STAMP, 0);
-        assert!(names_one_of_boot(autoclear::RESTART_LOG | stamp, boot));
-        assert!(!names_one_of_boot(stamp, boot), "it names none");
+        let other = stamp(own, random.u64(..));
+        assert_eq!(first & (BOOT | FILE), other & (BOOT | FILE));
     }
-    let others = (0..1000).filter(|_| {
-        let stamp = draw(random.u64(..), random.u128(..));
-        names_one_of_boot(autoclear::RESTART_LOG | stamp, boot)
-    });
-    assert!(others.count() < 3);
+    let mut alike = |make: &mut dyn FnMut(&mut fastrand::Rng) -> (u128, u64), mask: u64| {
+        let others = (0..1000).filter(|_| {
+            let other = make(&mut random);
+            (stamp(other, 0) ^ first) & mask == 0
+        });
+        others.count()
+    };
+    assert!(alike(&mut |random| (random.u128(..), own.1), BOOT) < 3);
+    assert!(alike(&mut |random| (own.0, random.u64(..)), FILE) < 3);
 }
 
 /// Changes that are noted and that no flush has made stable.
@@ -62,7 +67,7 @@ fn with_image<F: Future<Output = ()> + 'static>(
         let words = RestartLog::words_for(records);
         let words: Vec<_> = (0..words).map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
         let identity = Identity { boot: 1, file: (2, 3) };
-        let log = RestartLog::with(Box::new(words), identity, records);
+        let log = RestartLog::with(std::sync::Arc::new(words), identity, records);
         let parts = Parts { restart: Some(log), ..Parts::default() };
         let image = Qcow2::open(&io, container, header, parts).await.expect("opened");
         task(io, image).await;

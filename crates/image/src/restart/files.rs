@@ -2,13 +2,54 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use super::MAGIC;
 
-/// The folder for logs: of the system for root, else of the user.
+/// The operator's folder for logs.
+static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+/// Where ordinary users without a folder of their own on tmpfs have one.
+const SHARED: &str = "/dev/shm";
+
+/// Keep restart logs in this folder, which is made where it is missing: for the whole process, once, before
+/// the first image is opened.
+///
+/// # Errors
+/// Where it cannot be made, or belongs to another user.
+pub fn set_folder(folder: &Path) -> io::Result<()> {
+    make_folder(folder)?;
+    let folder = fs::canonicalize(folder)?;
+    let _first = FOLDER.set(folder);
+    Ok(())
+}
+
+/// Make a folder that only this user may look into, or see that there is one.
+pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let facts = fs::symlink_metadata(folder)?;
+    if is_ours(&facts) && facts.is_dir() {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("{} is not a folder of this user", folder.display()),
+    ))
+}
+
+fn is_ours(facts: &fs::Metadata) -> bool {
+    facts.uid() == rustix::process::geteuid().as_raw()
+}
+
+/// The folder for logs: the operator's, else of the system for root, else of the user.
 pub(super) fn usual_folder() -> PathBuf {
+    if let Some(folder) = FOLDER.get() {
+        return folder.clone();
+    }
     let uid = rustix::process::geteuid();
     let run = match std::env::var_os("XDG_RUNTIME_DIR") {
         _ if uid.is_root() => Some(PathBuf::from("/run")),
@@ -17,12 +58,51 @@ pub(super) fn usual_folder() -> PathBuf {
     };
     match run.filter(|run| on_tmpfs(run)) {
         Some(run) => run.join("ringtap"),
-        None => PathBuf::from(format!("/dev/shm/ringtap-{}", uid.as_raw())),
+        None => folder_in(Path::new(SHARED), &format!("ringtap-{}", uid.as_raw())),
+    }
+}
+
+/// This user's folder in one that everybody may write to: of that name, or, where somebody else has taken
+/// it, of one that begins so. Nobody can take away or rename what is there already (the sticky bit).
+fn folder_in(shared: &Path, name: &str) -> PathBuf {
+    let usual = shared.join(name);
+    let ours = |path: &Path| {
+        fs::symlink_metadata(path).is_ok_and(|facts| facts.is_dir() && is_ours(&facts))
+    };
+    if ours(&usual) || usual.symlink_metadata().is_err() {
+        return usual;
+    }
+    let begins = format!("{name}.");
+    let entries = fs::read_dir(shared).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(&begins)) && ours(path)
+        })
+        .collect();
+    names.sort();
+    names.into_iter().next().unwrap_or_else(|| {
+        let drawn = getrandom::u64().unwrap_or_default();
+        let new = shared.join(format!("{begins}{drawn:016x}"));
+        match make_folder(&new) {
+            Ok(()) => new,
+            Err(_) => usual,
+        }
+    })
+}
+
+/// What tells an image's file, or the device that holds it, from others on this machine.
+pub(super) fn place_of(image: &rustix::fs::Stat) -> (u64, u64) {
+    match rustix::fs::FileType::from_raw_mode(image.st_mode).is_block_device() {
+        true => (u64::MAX, image.st_rdev),
+        false => (image.st_dev, image.st_ino),
     }
 }
 
 pub(super) fn name_of(image: &rustix::fs::Stat) -> String {
-    format!("{:x}-{:x}.restart", image.st_dev, image.st_ino)
+    let (device, inode) = place_of(image);
+    format!("{device:x}-{inode:x}.restart")
 }
 
 /// Whether this user began to note changes in the log, or that cannot be seen. In a folder of somebody
@@ -75,4 +155,32 @@ pub(super) fn open_to_keep(folder: &Path, path: &Path) -> io::Result<fs::File> {
 fn on_tmpfs(folder: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     rustix::fs::statfs(folder).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_somebody_else_took_is_passed_by() {
+        let shared = tempfile::tempdir().expect("a folder");
+        let usual = shared.path().join("ringtap-0");
+        assert_eq!(folder_in(shared.path(), "ringtap-0"), usual);
+        fs::create_dir(&usual).expect("made");
+        assert_eq!(folder_in(shared.path(), "ringtap-0"), usual);
+        fs::remove_dir(&usual).expect("gone");
+        // A link of another's to somewhere is no folder of ours either.
+        std::os::unix::fs::symlink("/", &usual).expect("a link");
+        let other = folder_in(shared.path(), "ringtap-0");
+        assert_ne!(other, usual);
+        assert!(other.is_dir());
+        assert_eq!(folder_in(shared.path(), "ringtap-0"), other, "the same the next time");
+        if rustix::process::geteuid().is_root() {
+            let alien = shared.path().join("ringtap-0.0");
+            fs::create_dir(&alien).expect("made");
+            std::os::unix::fs::chown(&alien, Some(65534), None).expect("given away");
+            assert_eq!(folder_in(shared.path(), "ringtap-0"), other);
+            assert!(make_folder(&alien).is_err());
+        }
+    }
 }

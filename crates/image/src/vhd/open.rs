@@ -12,7 +12,8 @@ use super::restart::RESTART_RECORDS;
 use super::{bad, os, parent};
 use crate::names::{self, Role};
 use crate::{
-    Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Place, Raw, RestartLog,
+    Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Place, Raw, RestartChoice,
+    RestartLog,
 };
 
 /// The longest chain of parents.
@@ -53,7 +54,7 @@ pub async fn open_in_with(
         let found = format!("blocks that do not begin at multiples of {align} bytes");
         return Err(bad(&container, 0, found, "open it through the page cache"));
     }
-    assemble(io, container, layout, parent, restart).await
+    assemble(io, container, layout, parent, restart, None).await
 }
 
 /// What a VHD says of itself.
@@ -93,18 +94,25 @@ pub async fn facts(io: &Io, container: &Container) -> Result<Facts, OpenError> {
 
 /// Take up what a killed server left in the restart log of an image, in a container that is open for
 /// writing.
-pub async fn settle(io: &Io, container: &Container) -> Result<(), OpenError> {
-    let restart = RestartLog::beside(container, RESTART_RECORDS)?;
-    let left = restart.as_ref().and_then(RestartLog::left);
-    if left.is_none_or(|left| left.records.is_empty()) {
-        restart.iter().for_each(RestartLog::close);
+pub async fn settle(
+    io: &Io,
+    container: &Container,
+    choice: Option<RestartChoice>,
+) -> Result<(), OpenError> {
+    let mut restart = RestartLog::beside(container, RESTART_RECORDS)?;
+    if let Some(log) = &mut restart {
+        log.decide(choice)?;
+    }
+    let to_use = restart.as_ref().filter(|log| log.is_to_be_used()).and_then(RestartLog::left);
+    if to_use.is_none_or(|left| left.records.is_empty()) {
+        restart.iter().for_each(|log| log.close(false));
         return Ok(());
     }
     let layout = Layout::read(io, container).await?;
     let below = layout.footer.kind == Kind::Differencing;
     // What lies below is not looked at.
     let below = below.then(|| Box::new(Null::new(layout.size, true)) as Box<dyn Image>);
-    let image = assemble(io, container.clone(), layout, below, restart).await?;
+    let image = assemble(io, container.clone(), layout, below, restart, choice).await?;
     image.close(io).await.map_err(|error| os(container, "take up the restart log of", error))
 }
 
@@ -113,17 +121,26 @@ async fn assemble(
     container: Container,
     mut layout: Layout,
     parent: Option<Box<dyn Image>>,
-    restart: Option<RestartLog>,
+    mut restart: Option<RestartLog>,
+    choice: Option<RestartChoice>,
 ) -> Result<Box<dyn Image>, OpenError> {
     let Some(sparse) = layout.sparse.take() else {
         return Ok(Box::new(Fixed::new(container, layout.size)));
     };
+    let writable = !container.traits().read_only;
+    if let Some(log) = &mut restart {
+        log.decide(choice)?;
+        if writable && log.is_to_be_used() {
+            // Killed again before all of it is taken up, it is still the image's.
+            log.watch();
+        }
+    }
     let wanted = layout.footer.kind == Kind::Differencing;
     if wanted != parent.is_some() {
         let found = if wanted { "it needs its parent" } else { "it has no parent" };
         return Err(bad(&container, 60, found, "name the image as it is"));
     }
-    if !sparse.head && !container.traits().read_only {
+    if !sparse.head && writable {
         // From now on it is the one that counts.
         let failed = |error| os(&container, "write the footer's copy of", error);
         container.write(io, 0, layout.footer.bytes()).await.map_err(failed)?;
@@ -131,9 +148,10 @@ async fn assemble(
     }
     let image = Dynamic::new(container, layout, sparse, parent);
     if let Some(log) = restart {
-        let shared = &image.shared;
-        let failed = |error| os(&shared.container, "take up the restart log of", error);
-        shared.take_up(io, log).await.map_err(failed)?;
+        match writable {
+            true => image.shared.take_up(io, log).await?,
+            false => image.shared.show(io, &log).await?,
+        }
     }
     Ok(Box::new(image))
 }
@@ -175,14 +193,19 @@ fn open_link<'a>(
             }
             _ => None,
         };
-        let restart = match options.no_restart_log {
-            true => {
-                RestartLog::forget(&container);
-                None
-            }
-            false => RestartLog::beside(&container, RESTART_RECORDS)?,
+        let restart = if options.no_restart_log {
+            RestartLog::forget(&container);
+            None
+        } else if !container.traits().read_only {
+            RestartLog::beside(&container, RESTART_RECORDS)?
+        } else if options.force_share {
+            // What is being served has a log that goes on changing.
+            None
+        } else {
+            RestartLog::to_read(&container, RESTART_RECORDS)?
         };
-        Ok((assemble(io, container, layout, parent, restart).await?, footer))
+        let choice = options.restart_log;
+        Ok((assemble(io, container, layout, parent, restart, choice).await?, footer))
     })
 }
 

@@ -13,7 +13,8 @@ use super::bitmap::Bitmap;
 use super::dynamic::Shared;
 use super::footer::SECTOR;
 use super::header::UNUSED;
-use crate::{Error, Left, RestartLog};
+use crate::container::os;
+use crate::{Error, Left, OpenError, RestartLog};
 
 /// Changes that a log has room for between two flushes: 512 KiB of memory, twice.
 pub(super) const RESTART_RECORDS: u64 = 1 << 14;
@@ -55,26 +56,45 @@ impl Shared {
         }
     }
 
-    /// Take up what a killed server left, make it stable, and begin a log of our own.
-    pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), Error> {
-        if let Some(left) = log.left().filter(|left| !left.records.is_empty()) {
+    /// Take up what a killed server left, if that was decided, make it stable, and begin a log of our own.
+    pub(super) async fn take_up(&self, io: &Io, log: RestartLog) -> Result<(), OpenError> {
+        let failed = |error| os(&self.container, "take up the restart log of", error);
+        if let Some((changes, told)) = self.to_take_up(&log)? {
             let path = self.container.path().display();
-            let told = left.told();
-            match self.believed(left) {
-                Some(changes) => {
-                    tracing::info!("{path}: taking up {told} that a killed server left");
-                    self.replay(io, changes).await?;
-                    self.flush(io).await?;
-                }
-                None => tracing::warn!(
-                    "{path}: a killed server left {told}, and the image was written to by \
-                     someone else since: dropped"
-                ),
-            }
+            tracing::info!("{path}: taking up {told} that a killed server left");
+            self.replay(io, changes).await.map_err(failed)?;
+            self.flush(io).await.map_err(failed)?;
         }
         log.start(0);
         let _first = self.restart.set(log);
         Ok(())
+    }
+
+    /// Have an image that is only read show what a killed server left. In memory only.
+    pub(super) async fn show(&self, io: &Io, log: &RestartLog) -> Result<(), OpenError> {
+        let failed = |error| os(&self.container, "read the restart log of", error);
+        match self.to_take_up(log)? {
+            Some((changes, _)) => self.replay(io, changes).await.map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// What the log holds, and how much that is, if it is to be taken up.
+    fn to_take_up(
+        &self,
+        log: &RestartLog,
+    ) -> Result<Option<(HashMap<u32, Change>, String)>, OpenError> {
+        let left = log.left().filter(|_| log.is_to_be_used());
+        let Some(left) = left.filter(|left| !left.records.is_empty()) else { return Ok(None) };
+        let told = left.told();
+        match self.believed(left) {
+            Some(changes) => Ok(Some((changes, told))),
+            None => Err(OpenError::RestartLogInDoubt {
+                path: self.container.path().to_owned(),
+                told,
+                why: "they contradict it".to_owned(),
+            }),
+        }
     }
 
     /// The changes by block, if the file is as the log's writer left it: new blocks are where the table

@@ -349,7 +349,7 @@ impl Shared {
         };
         if tail && (untouched || !container.traits().regular) {
             if let Some(log) = self.restart.get() {
-                log.close();
+                log.close(false);
             }
             return Ok(());
         }
@@ -363,7 +363,7 @@ impl Shared {
         let mut room = self.room();
         room.tail = true;
         if let Some(log) = self.restart.get() {
-            log.close();
+            log.close(false);
         }
         if container.traits().regular {
             room.end = next;

@@ -4,7 +4,8 @@ use std::os::fd::RawFd;
 
 use io_uring::IoUring;
 
-use crate::{File, Nature};
+use super::watched::Watched;
+use crate::{File, Nature, Watch};
 
 /// Places in the ring's own table of files; files past that go by descriptor.
 const FIXED_FILES: u32 = 64;
@@ -22,18 +23,22 @@ pub(super) struct Known {
     pub(super) fd: RawFd,
     pub(super) target: Target,
     pub(super) nature: Nature,
+    /// Somebody may want to know of its changes.
+    pub(super) watched: bool,
 }
 
 pub(super) struct Files {
     known: Vec<Option<Known>>,
     used: u32,
+    pub(super) watched: Watched,
 }
 
 impl Files {
     pub(super) fn new(ring: &IoUring) -> Files {
         // Without a table every file goes by descriptor: slower, not wrong.
         let sparse = ring.submitter().register_files_sparse(FIXED_FILES);
-        Files { known: Vec::new(), used: if sparse.is_ok() { 0 } else { FIXED_FILES } }
+        let used = if sparse.is_ok() { 0 } else { FIXED_FILES };
+        Files { known: Vec::new(), used, watched: Watched::default() }
     }
 
     #[inline]
@@ -67,7 +72,10 @@ impl Files {
         let fixed =
             place.filter(|place| ring.submitter().register_files_update(*place, &[fd]).is_ok());
         let target = fixed.map_or(Target::Plain(fd), Target::Fixed);
-        let known = Known { generation: file.generation(), fd, target, nature: file.nature() };
+        let witness = file.witness();
+        let (watched, nature) = (witness.is_some(), file.nature());
+        self.watched.put(slot, witness.map(Watch::new));
+        let known = Known { generation: file.generation(), fd, target, nature, watched };
         self.known[slot] = Some(known);
         Some(known)
     }

@@ -42,7 +42,8 @@ impl Ring {
     /// what this thread serves. (A frozen file system is waited for all the same: there is no asking.)
     pub(super) fn write_to_disk(&mut self, (key, op): &(Key, Op)) -> Option<i32> {
         let (Known { fd, .. }, offset, mem) = self.volatile_write(op)?;
-        match self.write_here(*key, fd, offset, &mem, libc::RWF_NOWAIT) {
+        let nowait = libc::RWF_NOWAIT;
+        match self.watch_here(op, |ring| ring.write_here(*key, fd, offset, &mem, nowait)) {
             refused if refused == -libc::EAGAIN || refused == -libc::EOPNOTSUPP => None,
             result => Some(result),
         }

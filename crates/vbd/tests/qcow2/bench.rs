@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_image::qcow2::{
     CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check, create, create_snapshot,
 };
-use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog, Traits};
+use ringtap_image::{
+    CacheMode, Container, Identity, Image, Raw, RestartChoice, RestartLog, Traits,
+};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
     Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
@@ -64,6 +66,10 @@ pub struct Bench {
     words: Arc<[AtomicU64]>,
     /// That beside it.
     beside: Arc<[AtomicU64]>,
+    /// Which boot of the machine it is.
+    boot: u128,
+    /// What the operator wants done with a log that is in doubt.
+    pub choice: Option<RestartChoice>,
     /// What the disk held when its bitmap was made, where it has one.
     pub baseline: Option<Rc<[u8]>>,
 }
@@ -93,6 +99,8 @@ impl Bench {
             table_memory,
             words,
             beside,
+            boot: 1,
+            choice: None,
             baseline,
         };
         match rng.u8(0..4) {
@@ -191,7 +199,9 @@ impl Bench {
     }
 
     fn contain(&self, file: File, traits: Traits, read_only: bool) -> Container {
-        Container::simulated(file, self.disk.size(file), Traits { read_only, ..traits })
+        let disk = self.disk.clone();
+        Container::simulated(file, disk.size(file), Traits { read_only, ..traits })
+            .with_time(move || disk.modified(file))
     }
 
     pub fn container(&self, layer: &Layer, read_only: bool) -> Container {
@@ -216,8 +226,12 @@ impl Bench {
     pub fn open(&self, tasks: &mut Tasks) -> io::Result<Result<Vbd, String>> {
         let (parts, table_memory, sabotage) = (self.parts(), self.table_memory, self.sabotage);
         let trap = self.trap.clone();
+        let (boot, restart_choice) = (self.boot, self.choice);
         let io = tasks.io().clone();
         let (top, words, beside) = (parts.len() - 1, self.words.clone(), self.beside.clone());
+        if let Some((container, ..)) = parts.last() {
+            self.disk.watch(container.file(), container.witness().clone());
+        }
         tasks.block_on(async move {
             let mut base: Option<Box<dyn Image>> = None;
             for (index, (container, data, raw)) in parts.into_iter().enumerate() {
@@ -227,13 +241,15 @@ impl Bench {
                         let header =
                             Header::read(&io, &container).await.map_err(|e| e.to_string())?;
                         let table_memory = Some(table_memory);
-                        let log = || restart_log(words.clone(), beside.clone());
+                        let log =
+                            || restart_log(words.clone(), beside.clone(), boot).of(&container);
                         let restart = (index == top).then(log);
                         let parts = Parts {
                             data,
                             base,
                             table_memory,
                             restart,
+                            restart_choice,
                             sabotage,
                             ..Parts::default()
                         };
@@ -249,6 +265,27 @@ impl Bench {
             };
             Ok(Vbd::new(image, CacheMode::None))
         })
+    }
+
+    /// The topmost image's file.
+    pub fn top(&self) -> File {
+        self.layers.last().expect("a chain has an image").file
+    }
+
+    /// The same, served by somebody who finds no log.
+    pub fn without_log(&self) -> Bench {
+        let (words, beside) = (zeros(self.words.len()), zeros(self.beside.len()));
+        Bench { words, beside, choice: Some(RestartChoice::Drop), ..self.clone() }
+    }
+
+    /// This log, and the disk of another.
+    pub fn with_disk_of(&self, other: &Bench) -> Bench {
+        Bench { disk: other.disk.clone(), ..self.clone() }
+    }
+
+    /// A copy, so that what is done to it is not done to this one.
+    pub fn apart(&self) -> Bench {
+        self.after_kill(0)
     }
 
     pub fn sectors(&self) -> u64 {
@@ -292,12 +329,37 @@ impl Bench {
         close: bool,
         watch: Option<Rc<Watch>>,
     ) -> Result<(), Wrong> {
+        match watch {
+            Some(watch) => self.run_hooked(
+                guest,
+                asks,
+                close,
+                Some(Rc::new(move |cut: &Disk| watch.look(cut))),
+            ),
+            None => self.run_hooked(guest, asks, close, None),
+        }
+    }
+
+    /// As [`Bench::run`], left as a killed server does, with somebody who looks at the disk at every turn.
+    pub fn run_looking(&self, guest: &Guest, asks: Vec<Ask>, look: impl FnMut(&Disk) + 'static) {
+        let look = RefCell::new(look);
+        let hook = Rc::new(move |cut: &Disk| (look.borrow_mut())(cut));
+        self.run_hooked(guest, asks, false, Some(hook)).expect("served");
+    }
+
+    fn run_hooked(
+        &self,
+        guest: &Guest,
+        asks: Vec<Ask>,
+        close: bool,
+        hook: Option<Rc<dyn Fn(&Disk)>>,
+    ) -> Result<(), Wrong> {
         let queues = 1 + self.seed % 2;
         let mut all: Vec<Tasks> = (0..queues)
             .map(|queue| {
                 let sim = self.queue(self.seed ^ (queue << 32));
-                let sim = match watch.clone() {
-                    Some(watch) => sim.at_every_turn(move |cut| watch.look(cut)),
+                let sim = match hook.clone() {
+                    Some(hook) => sim.at_every_turn(move |cut| hook(cut)),
                     None => sim,
                 };
                 match self.seed % 3 {
@@ -380,7 +442,8 @@ impl Bench {
     /// What a power cut now leaves.
     pub fn after_power_cut(&self, seed: u64) -> Bench {
         let (words, beside) = (zeros(self.words.len()), zeros(self.beside.len()));
-        Bench { disk: self.disk.after_power_cut(seed), words, beside, ..self.clone() }
+        let (disk, boot) = (self.disk.after_power_cut(seed), self.boot + 1);
+        Bench { disk, words, beside, boot, ..self.clone() }
     }
 
     /// What the server leaves if it is killed now.
@@ -394,7 +457,7 @@ impl Bench {
 
     /// The same disk, served by whoever finds another log.
     pub fn with_log_of(&self, other: &Bench) -> Bench {
-        Bench { words: other.words.clone(), ..self.clone() }
+        Bench { words: other.words.clone(), choice: None, ..self.clone() }
     }
 
     /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
@@ -490,9 +553,9 @@ fn zeros(count: usize) -> Arc<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-fn restart_log(words: Arc<[AtomicU64]>, beside: Arc<[AtomicU64]>) -> RestartLog {
-    let identity = Identity { boot: 1, file: (2, 3) };
-    RestartLog::with(Box::new(words), identity, u64::MAX).with_memory(beside)
+fn restart_log(words: Arc<[AtomicU64]>, beside: Arc<[AtomicU64]>, boot: u128) -> RestartLog {
+    let identity = Identity { boot, file: (2, 3) };
+    RestartLog::with(Arc::new(words), identity, u64::MAX).with_memory(beside)
 }
 
 /// Looks at what power cuts would leave.

@@ -1,8 +1,11 @@
 //! Servers that are killed while their guests live on: nothing acknowledged may be missing, flushed or
 //! not.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use ringtap_image::qcow2::Sabotage;
-use ringtap_sim::random_asks;
+use ringtap_sim::{Disk, Guest, Saved, random_asks};
 
 use crate::bench::{Bench, Watch, seeds};
 
@@ -65,7 +68,7 @@ fn a_log_that_another_server_passed_by_is_void() {
         let guest = first.guest();
         first.run(&guest, asks(), false, None).expect("served");
         let first = first.after_kill(seed);
-        let second = first.with_log_of(&Bench::new(seed));
+        let second = first.without_log();
         let guest = second.look(&guest).expect("as after a power cut");
         second.run(&guest, asks(), false, None).expect("served");
         // Takes up its own log, makes that stable, and is killed.
@@ -74,5 +77,78 @@ fn a_log_that_another_server_passed_by_is_void() {
         let found = third.read_all().expect("read");
         assert!(found == holds, "seed {seed}: a stale log changed the disk");
         third.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
+
+/// How an image comes to be in another state than its killed server left it.
+#[derive(Clone, Copy, Debug)]
+enum Back {
+    /// An older state is written over it, some time later.
+    Copied,
+    /// The same, with the time that it had then: it may be at once.
+    CopiedWithTime,
+    /// Somebody who does not know the log writes to it.
+    Written,
+}
+
+/// A copy of the image at some turn of a run, its end included.
+fn copy_during(bench: &Bench, guest: &Guest, rng: &mut fastrand::Rng) -> Saved {
+    let kept: Rc<RefCell<Option<Saved>>> = Rc::default();
+    let file = bench.top();
+    let (keep, odds) = (kept.clone(), rng.u64(1..40));
+    let mut own = fastrand::Rng::with_seed(rng.u64(..));
+    let asks = random_asks(rng, bench.sectors(), ASKS);
+    let look = move |cut: &Disk| {
+        if own.u64(0..odds) == 0 {
+            *keep.borrow_mut() = cut.save(file, own.u64(..));
+        }
+    };
+    bench.run_looking(guest, asks, look);
+    let saved = kept.borrow_mut().take();
+    saved.or_else(|| bench.disk.save(file, 0)).expect("a file")
+}
+
+/// An image that was put back reads as what was put back, whatever its killed server left.
+fn put_back(seed: u64, back: Back) -> Result<(), String> {
+    let mut bench = Bench::new(seed);
+    let mut rng = fastrand::Rng::with_seed(seed ^ 0x5a5a);
+    let guest = bench.guest();
+    let saved = copy_during(&bench, &guest, &mut rng);
+    bench = bench.after_kill(rng.u64(..));
+    // More is written after the copy was taken, and the server is killed with some of it in flight.
+    let guest = guest.after_kill();
+    bench.disk.cut_power_at_turn(rng.u64(20..200));
+    bench.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS), false, None).expect("served");
+    bench = bench.after_kill(rng.u64(..));
+    let file = bench.top();
+    match back {
+        Back::Copied => {
+            bench.disk.pass(rng.u64(1_100_000_000..10_000_000_000));
+            bench.disk.restore(file, &saved, false);
+        }
+        Back::CopiedWithTime => bench.disk.restore(file, &saved, true),
+        Back::Written => {
+            bench.disk.pass(rng.u64(1_100_000_000..10_000_000_000));
+            let other = bench.without_log();
+            let guest = other.guest();
+            other.run(&guest, random_asks(&mut rng, bench.sectors(), ASKS), rng.bool(), None).ok();
+            bench = bench.with_disk_of(&other);
+        }
+    }
+    let holds = bench.apart().without_log().read_all()?;
+    let found = bench.read_all()?;
+    if found != holds {
+        let differs = found.iter().zip(&holds).position(|(one, other)| one != other);
+        return Err(format!("byte {differs:?} does not read as what was put back"));
+    }
+    bench.check().map(|_| ())
+}
+
+#[test]
+fn a_log_is_of_no_other_state_of_its_image() {
+    for seed in seeds(60) {
+        for back in [Back::Copied, Back::CopiedWithTime, Back::Written] {
+            put_back(seed, back).unwrap_or_else(|wrong| panic!("seed {seed}, {back:?}: {wrong}"));
+        }
     }
 }

@@ -1,0 +1,228 @@
+//! Whether what a log holds belongs to the image as it is now.
+//!
+//! An image may have been put back to an earlier state, copied over, or written to by others since its
+//! server was killed; the log would then point its tables to bytes that were never there. The witness
+//! ([`ringtap_io::Witness`]) knows between which times the last write of the log's writer lies, or, of a
+//! block device, how much it wrote.
+
+use std::fs;
+
+use ringtap_io::{Testimony, Wall};
+use rustix::fs::{AtFlags, StatxFlags, fstat, fstatfs, statx};
+
+use crate::Container;
+
+/// A change in flight when the server was killed puts its stamp on the image as soon as the kernel gets to
+/// it. So long after the last was begun nobody else is taken for the writer.
+const SOON: Wall = 100_000_000;
+/// And so long it may yet be either.
+const LATE: Wall = 1_000_000_000;
+
+/// File systems whose time stamps are of this machine's clock: ext2 to ext4, xfs, btrfs, tmpfs, f2fs, zfs,
+/// bcachefs, overlayfs, ramfs.
+const OWN_CLOCK: [u64; 9] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+    0x794c_7630,
+    0x8584_58f6,
+];
+
+/// How a log and its image stand to each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The image is as the log's writer left it.
+    Same,
+    /// It is not, and this is why.
+    Other(String),
+    /// That cannot be told, and this is why.
+    Unknown(String),
+}
+
+/// What is known of an image's file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// When it was last written to, where it keeps that.
+    pub(crate) modified: Option<Wall>,
+    /// Whether that is of this machine's clock.
+    pub(crate) own_clock: bool,
+    /// Bytes that were written to the block device it is, as the kernel counts.
+    pub(crate) written: Option<u64>,
+    /// Whether those are the bytes that its writers wrote: none was kept in the page cache.
+    pub(crate) direct: bool,
+    /// When it came to be, if that is known.
+    pub(crate) born: Wall,
+}
+
+impl Facts {
+    pub(crate) fn of(container: &Container) -> Facts {
+        let Some(file) = container.open_file() else {
+            let modified = container.simulated_time();
+            return Facts { modified, own_clock: true, ..Facts::default() };
+        };
+        let Ok(facts) = fstat(file) else { return Facts::default() };
+        if !container.traits().regular {
+            let (major, minor) =
+                (rustix::fs::major(facts.st_rdev), rustix::fs::minor(facts.st_rdev));
+            let written = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat"));
+            let written = written.ok().and_then(|text| sectors_written(&text));
+            return Facts {
+                written: written.map(|sectors| sectors.wrapping_mul(512)),
+                direct: container.traits().request_alignment > 1,
+                ..Facts::default()
+            };
+        }
+        let kind = fstatfs(file).map_or(0, |facts| facts.f_type as u64);
+        let born = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
+        let born = born.filter(|facts| facts.stx_mask & StatxFlags::BTIME.bits() != 0);
+        Facts {
+            modified: Some(nanos(facts.st_mtime, facts.st_mtime_nsec as u64)),
+            own_clock: OWN_CLOCK.contains(&kind),
+            born: born.map_or(0, |facts| {
+                nanos(facts.stx_btime.tv_sec, u64::from(facts.stx_btime.tv_nsec))
+            }),
+            ..Facts::default()
+        }
+    }
+}
+
+fn nanos(seconds: i64, nanos: u64) -> Wall {
+    (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos)
+}
+
+/// Of /sys/dev/block/*/stat (source: Documentation/block/stat.rst of Linux).
+fn sectors_written(text: &str) -> Option<u64> {
+    text.split_ascii_whitespace().nth(6)?.parse().ok()
+}
+
+impl Standing {
+    /// By what the witness of the log's writer says, and the file. `before`: bytes that were written to the
+    /// device when the witness began.
+    pub(super) fn of(said: Testimony, facts: &Facts, before: u64) -> Standing {
+        match (facts.modified, facts.written) {
+            (Some(modified), _) => by_time(said, modified, facts.own_clock),
+            (None, Some(written)) => by_count(said, written.checked_sub(before), facts.direct),
+            (None, None) => Standing::Unknown("when it was last written to is not known".into()),
+        }
+    }
+}
+
+fn by_time(said: Testimony, modified: Wall, own_clock: bool) -> Standing {
+    let not = |why: String| match own_clock {
+        true => Standing::Other(why),
+        false => Standing::Unknown(format!("{why}, by the clock of another machine")),
+    };
+    let seconds = |nanos: Wall| format!("{:.3} s", nanos as f64 / 1e9);
+    if modified.saturating_add(step_of(modified)) < said.floor {
+        let early = seconds(said.floor - modified);
+        return not(format!(
+            "its last write is {early} older than the server's: it was put back to an earlier state"
+        ));
+    }
+    let last = if said.in_flight == 0 { said.ended } else { said.ended.max(said.begun) };
+    let late = modified.saturating_sub(last);
+    if late == 0 || said.in_flight > 0 && late <= SOON {
+        return Standing::Same;
+    }
+    let why = format!("it was written to {} after the server's last write", seconds(late));
+    if said.in_flight > 0 && late <= LATE {
+        return Standing::Unknown(format!("{why}, of which {} were in flight", said.in_flight));
+    }
+    not(format!("{why}, by something else"))
+}
+
+/// The step in which a file system keeps times that has kept this one: a power of ten, to two seconds.
+fn step_of(time: Wall) -> Wall {
+    let mut step = 1;
+    while step < 1_000_000_000 && time % (step * 10) == 0 {
+        step *= 10;
+    }
+    match step {
+        1 => 0,
+        1_000_000_000 => 2_000_000_000,
+        step => step,
+    }
+}
+
+fn by_count(said: Testimony, written: Option<u64>, direct: bool) -> Standing {
+    let (begun, ended) = said.bytes;
+    match written {
+        Some(written) if written > begun => Standing::Other(format!(
+            "{} bytes were written to the device by something else",
+            written - begun
+        )),
+        Some(written) if direct && written >= ended => Standing::Same,
+        Some(_) if !direct => Standing::Unknown(
+            "how much was written to a device through the page cache cannot be told".into(),
+        ),
+        _ => Standing::Unknown(
+            "the kernel counts fewer bytes written to the device than the server wrote".into(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Wall = 1_000_000_000;
+    const NOW: Wall = 1_790_000_000 * SECOND + 123_456_789;
+
+    fn said(in_flight: u64) -> Testimony {
+        Testimony { floor: NOW - 50, ended: NOW, begun: NOW + 10, in_flight, bytes: (8192, 4096) }
+    }
+
+    fn is_other(standing: Standing) -> bool {
+        matches!(standing, Standing::Other(_))
+    }
+
+    #[test]
+    fn times_between_which_the_last_write_lies() {
+        for time in [NOW - 50, NOW - 1, NOW] {
+            assert_eq!(by_time(said(0), time, true), Standing::Same);
+        }
+        for time in [0, NOW - 51, NOW - SECOND, NOW + 1, NOW + 5, NOW + 3600 * SECOND] {
+            assert!(is_other(by_time(said(0), time, true)), "{time}");
+            assert!(matches!(by_time(said(0), time, false), Standing::Unknown(_)), "{time}");
+        }
+        for time in [NOW + 10, NOW + 10 + SOON] {
+            assert_eq!(by_time(said(1), time, true), Standing::Same);
+        }
+        let unsure = by_time(said(3), NOW + SOON + 11, true);
+        assert!(matches!(&unsure, Standing::Unknown(why) if why.contains("3 were")), "{unsure:?}");
+        assert!(is_other(by_time(said(1), NOW + 11 + LATE, true)));
+    }
+
+    #[test]
+    fn file_systems_that_keep_whole_seconds() {
+        let second = NOW - NOW % SECOND;
+        assert_eq!(by_time(said(0), second, true), Standing::Same);
+        assert!(is_other(by_time(said(0), second - 3 * SECOND, true)));
+        assert_eq!(step_of(NOW), 0);
+        assert_eq!(step_of(1_000), 1_000);
+    }
+
+    #[test]
+    fn bytes_that_a_device_was_written() {
+        for written in [4096, 5000, 8192] {
+            assert_eq!(by_count(said(1), Some(written), true), Standing::Same);
+        }
+        assert!(is_other(by_count(said(1), Some(8193), true)));
+        assert!(is_other(by_count(said(1), Some(8193), false)));
+        for (written, direct) in [(Some(4095), true), (None, true), (Some(8192), false)] {
+            let standing = by_count(said(1), written, direct);
+            assert!(matches!(standing, Standing::Unknown(_)), "{standing:?}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_line() {
+        let line = "    8213     1000  2001  55  4407  3127  765432  1 0 0 0 0 0 0 0\n";
+        assert_eq!(sectors_written(line), Some(765_432));
+        assert_eq!(sectors_written("1 2"), None);
+    }
+}

@@ -1,0 +1,332 @@
+//! When a file was last changed by this program, kept where a killed program leaves it.
+//!
+//! Every change of a watched file is counted before it is begun and after it has ended, with the wall
+//! clock's time. The file system stamps the file's time of modification in between, by the same clock. So
+//! whoever finds these words and the file after a kill knows whether somebody else has changed the file
+//! since: then it says a later time; a copy put back with its own time says an earlier one.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Words that other processes may share.
+pub type Words = Arc<dyn Deref<Target = [AtomicU64]> + Send + Sync>;
+
+const BEGUN: usize = 0;
+const CEILING: usize = 1;
+const FLOOR: usize = 2;
+const ENDED: usize = 3;
+const IN_FLIGHT: usize = 4;
+const BYTES_BEGUN: usize = 5;
+const BYTES_ENDED: usize = 6;
+
+/// Nanoseconds of the wall clock since 1970.
+pub type Wall = u64;
+
+/// The words of one watched file; until [`Witness::start`] nothing is noted.
+#[derive(Default)]
+pub struct Witness {
+    words: OnceLock<(Words, usize)>,
+}
+
+/// What a killed program's words say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Testimony {
+    /// The file was written to no earlier than this.
+    pub floor: Wall,
+    /// And was changed no later than this, but for the changes in flight.
+    pub ended: Wall,
+    /// When the last change was begun.
+    pub begun: Wall,
+    /// Changes that were in flight.
+    pub in_flight: u64,
+    /// Bytes whose writing was begun, and had ended.
+    pub bytes: (u64, u64),
+}
+
+impl Witness {
+    /// Words it takes.
+    pub const WORDS: usize = 8;
+
+    /// Note in these words from now on, from `at` on; nothing is in flight. They say what they said.
+    pub fn start(&self, words: Words, at: usize) {
+        let _first = self.words.set((words, at));
+        // Of a program that was killed.
+        self.set(IN_FLIGHT, 0);
+        let (begun, ended) = self.word(BYTES_BEGUN).zip(self.word(BYTES_ENDED)).unwrap_or_default();
+        self.set(BYTES_ENDED, ended.max(begun));
+    }
+
+    /// Whether changes are noted.
+    #[inline]
+    pub fn is_started(&self) -> bool {
+        self.words.get().is_some()
+    }
+
+    /// What the words at `at` say.
+    pub fn read(words: &[AtomicU64], at: usize) -> Testimony {
+        let word = |index: usize| words.get(at + index).map_or(0, |word| word.load(SeqCst));
+        Testimony {
+            floor: word(FLOOR),
+            ended: word(ENDED),
+            begun: word(BEGUN).max(word(CEILING)),
+            in_flight: word(IN_FLIGHT),
+            bytes: (word(BYTES_BEGUN), word(BYTES_ENDED)),
+        }
+    }
+
+    /// Forget what was noted: the file is as it is, and its time of modification is `modified`.
+    pub fn reset(words: &[AtomicU64], at: usize, modified: Wall) {
+        for (index, value) in [
+            (IN_FLIGHT, 0),
+            (CEILING, 0),
+            (BEGUN, modified),
+            (FLOOR, modified),
+            (ENDED, modified),
+            (BYTES_BEGUN, 0),
+            (BYTES_ENDED, 0),
+        ] {
+            if let Some(word) = words.get(at + index) {
+                word.store(value, SeqCst);
+            }
+        }
+    }
+
+    fn at(&self, index: usize) -> Option<&AtomicU64> {
+        let (words, at) = self.words.get()?;
+        words.get(at + index)
+    }
+
+    fn word(&self, index: usize) -> Option<u64> {
+        self.at(index).map(|word| word.load(Relaxed))
+    }
+
+    fn set(&self, index: usize, value: u64) {
+        if let Some(word) = self.at(index) {
+            word.store(value, SeqCst);
+        }
+    }
+
+    /// Changes are about to begin, at `now` by the coarse clock, which time stamps of files follow.
+    pub fn begin(&self, changes: u64, bytes: u64, now: Wall) {
+        let Some((words, at)) = self.words.get() else { return };
+        let Some(words) = words.get(*at..*at + Witness::WORDS) else { return };
+        words[IN_FLIGHT].fetch_add(changes, SeqCst);
+        if bytes > 0 {
+            words[BYTES_BEGUN].fetch_add(bytes, Relaxed);
+        }
+        let before = words[BEGUN].load(Relaxed);
+        if now < before {
+            self.step_back(before, now);
+        }
+        if now != before {
+            words[BEGUN].store(now, SeqCst);
+        }
+    }
+
+    /// The clock was set back: time stamps begin again below those that are there.
+    #[cold]
+    fn step_back(&self, before: Wall, now: Wall) {
+        self.set(CEILING, before);
+        self.set(FLOOR, now);
+    }
+
+    /// Changes have ended, at `now`, by the exact clock. `written`: a write has put a stamp on the file,
+    /// no earlier than that.
+    pub fn end(&self, changes: u64, bytes: u64, written: Option<Wall>, now: Wall) {
+        let Some((words, at)) = self.words.get() else { return };
+        let Some(words) = words.get(*at..*at + Witness::WORDS) else { return };
+        // One that began before the clock was set back says nothing about stamps after that.
+        if let Some(floor) = written.filter(|floor| *floor <= now) {
+            if words[FLOOR].load(Relaxed) != floor {
+                words[FLOOR].store(floor, SeqCst);
+            }
+        }
+        if bytes > 0 {
+            words[BYTES_ENDED].fetch_add(bytes, Relaxed);
+        }
+        // Before the count says that none is left.
+        words[ENDED].fetch_max(now, SeqCst);
+        if words[IN_FLIGHT].fetch_sub(changes, SeqCst) == changes {
+            let ceiling = words[CEILING].load(Relaxed);
+            if ceiling != 0 {
+                words[CEILING].store(0, SeqCst);
+                words[ENDED].store(now, SeqCst);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Witness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Witness").field("started", &self.is_started()).finish_non_exhaustive()
+    }
+}
+
+/// The wall clock as of the kernel's last tick, which time stamps of files are taken from.
+pub fn coarse_wall() -> Wall {
+    nanos(clock_gettime(ClockId::RealtimeCoarse))
+}
+
+/// The wall clock.
+pub fn wall() -> Wall {
+    nanos(clock_gettime(ClockId::Realtime))
+}
+
+fn nanos(time: rustix::time::Timespec) -> Wall {
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
+/// What one reactor has in flight on a watched file.
+///
+/// Changes begun in the same era share the time at which the era began: a lower bound of the stamp that
+/// each of them puts on the file. An era ends when none of the one before is left.
+#[derive(Debug)]
+pub struct Watch {
+    witness: Arc<Witness>,
+    eras: [Era; 2],
+    current: usize,
+    new_era: bool,
+    begun: (u64, u64),
+    ended: (u64, u64),
+    written: Option<Wall>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Era {
+    in_flight: u64,
+    began: Wall,
+}
+
+impl Watch {
+    /// Nothing is in flight.
+    pub fn new(witness: Arc<Witness>) -> Watch {
+        let eras = [Era::default(); 2];
+        Watch {
+            witness,
+            eras,
+            current: 0,
+            new_era: false,
+            begun: (0, 0),
+            ended: (0, 0),
+            written: None,
+        }
+    }
+
+    /// Whether changes are to be noted.
+    #[inline]
+    pub fn is_started(&self) -> bool {
+        self.witness.is_started()
+    }
+
+    /// One change more, of so many bytes, is handed over after the next [`Watch::settle_begun`]; gives its
+    /// era.
+    #[inline]
+    pub fn begin(&mut self, bytes: u64) -> usize {
+        if self.begun.0 == 0 && self.eras[1 - self.current].in_flight == 0 {
+            self.current = 1 - self.current;
+            self.new_era = true;
+        }
+        self.begun.0 += 1;
+        self.begun.1 += bytes;
+        self.eras[self.current].in_flight += 1;
+        self.current
+    }
+
+    /// Note those begun, by the coarse clock. The next moment they may put their stamps on the file.
+    #[inline]
+    pub fn settle_begun(&mut self, now: Wall) {
+        let (changes, bytes) = std::mem::take(&mut self.begun);
+        if changes > 0 {
+            if std::mem::take(&mut self.new_era) {
+                self.eras[self.current].began = now;
+            }
+            self.witness.begin(changes, bytes, now);
+        }
+    }
+
+    /// One of that era has ended; `written` are the bytes of a write that put a stamp on the file.
+    #[inline]
+    pub fn end(&mut self, era: usize, written: Option<u64>) {
+        let era = &mut self.eras[era & 1];
+        era.in_flight = era.in_flight.saturating_sub(1);
+        self.ended.0 += 1;
+        if let Some(bytes) = written {
+            self.ended.1 += bytes;
+            self.written = Some(era.began);
+        }
+    }
+
+    /// Note those that have ended, by the exact clock.
+    #[inline]
+    pub fn settle_ended(&mut self, now: Wall) {
+        let (changes, bytes) = std::mem::take(&mut self.ended);
+        if changes > 0 {
+            self.witness.end(changes, bytes, self.written.take(), now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started() -> (Arc<Witness>, Words) {
+        let words: Arc<[AtomicU64]> = (0..Witness::WORDS).map(|_| AtomicU64::new(0)).collect();
+        let words: Words = Arc::new(words);
+        let witness = Arc::new(Witness::default());
+        Witness::reset(&words, 0, 100);
+        witness.start(words.clone(), 0);
+        (witness, words)
+    }
+
+    #[test]
+    fn bounds_of_the_stamp() {
+        let (witness, words) = started();
+        let mut watch = Watch::new(witness);
+        let read = || Witness::read(&words, 0);
+        assert_eq!((read().floor, read().ended, read().in_flight), (100, 100, 0));
+        let first = watch.begin(10);
+        watch.settle_begun(200);
+        assert_eq!((read().floor, read().begun, read().in_flight), (100, 200, 1));
+        let second = watch.begin(20);
+        watch.settle_begun(300);
+        assert_ne!(
+            first, second,
+            "an era of its own, for none was left of the one before the first"
+        );
+        watch.end(second, Some(20));
+        watch.settle_ended(310);
+        assert_eq!((read().floor, read().in_flight, read().bytes), (300, 1, (30, 20)));
+        // Whoever ends late lowers the bound, which is safe.
+        watch.end(first, Some(10));
+        watch.settle_ended(400);
+        assert_eq!((read().floor, read().ended, read().in_flight), (200, 400, 0));
+        // What puts no stamp on the file says nothing of it.
+        let third = watch.begin(0);
+        watch.settle_begun(500);
+        watch.end(third, None);
+        watch.settle_ended(510);
+        assert_eq!((read().floor, read().ended), (200, 510));
+    }
+
+    #[test]
+    fn a_clock_set_back_makes_no_bound_too_high() {
+        let (witness, words) = started();
+        let (mut one, mut other) = (Watch::new(witness.clone()), Watch::new(witness));
+        let read = || Witness::read(&words, 0);
+        let old = one.begin(1);
+        one.settle_begun(9000);
+        let new = other.begin(1);
+        other.settle_begun(5000);
+        assert_eq!((read().floor, read().begun), (5000, 9000), "either may be the stamp");
+        one.end(old, Some(1));
+        one.settle_ended(5010);
+        assert_eq!(read().floor, 5000);
+        other.end(new, Some(1));
+        other.settle_ended(5020);
+        assert_eq!((read().floor, read().begun, read().ended), (5000, 5000, 5020));
+    }
+}
