@@ -64,6 +64,8 @@ if [ "$purpose" = test ]; then
     need mkfs.xfs xfsprogs
     need fincore util-linux-extra
     need mkfs.btrfs btrfs-progs
+    need rsync rsync
+    need setfacl acl
     need systemd-socket-activate systemd
     need systemd-analyze systemd
     need nsenter util-linux

@@ -3,6 +3,8 @@
 
 mod listens;
 mod server;
+mod set_up;
 
 pub use listens::listens;
 pub use server::{Server, patience, program, ringtap};
+pub use set_up::{SetUp, file_system, file_system_of, ok, plain};

@@ -7,69 +7,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ringtap_tests::{Server, program, ringtap};
+use ringtap_tests::{Server, SetUp, file_system, file_system_of, ok, plain, program, ringtap};
 
 const MIB: u64 = 1 << 20;
-
-/// A mounted file system or an attached loop device, taken down when dropped.
-struct SetUp {
-    dir: tempfile::TempDir,
-    mounted: Option<PathBuf>,
-    device: Option<String>,
-}
-
-impl Drop for SetUp {
-    fn drop(&mut self) {
-        // The kernel may close the server's files a moment after its end.
-        for _ in 0..100 {
-            let done = match (&self.mounted, &self.device) {
-                (Some(path), _) => Command::new("umount").arg(path).status(),
-                (None, Some(device)) => Command::new("losetup").args(["-d", device]).status(),
-                (None, None) => return,
-            };
-            if done.is_ok_and(|status| status.success()) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-    }
-}
-
-fn ok(name: &str, package: &str, args: &[&str]) -> String {
-    let output = program(name, package, args);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{name} {args:?}: {text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
-}
-
-fn plain(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
-
-fn file_system(kind: &str, mkfs: &[&str], package: &str) -> SetUp {
-    file_system_of(256, kind, mkfs, package)
-}
-
-/// Of so many MiB, where it lies in memory.
-fn file_system_of(mib: u32, kind: &str, mkfs: &[&str], package: &str) -> SetUp {
-    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
-    let mount = dir.path().join("mnt");
-    fs::create_dir(&mount).expect("a folder");
-    if kind == "tmpfs" {
-        let size = format!("size={mib}M");
-        ok("mount", "mount", &["-t", "tmpfs", "-o", &size, "none", plain(&mount)]);
-    } else {
-        let image = dir.path().join("fs");
-        File::create(&image).expect("a file").set_len(400 * MIB).expect("its size");
-        ok(mkfs[0], package, &[&mkfs[1..], &[plain(&image)]].concat());
-        ok("mount", "mount", &["-o", "loop", plain(&image), plain(&mount)]);
-    }
-    SetUp { dir, mounted: Some(mount), device: None }
-}
 
 /// Write, zero, discard and read through the server, by qemu-io's eyes; then random requests that
 /// check what they read, over vhost-user.
@@ -395,7 +335,7 @@ fn a_block_device_takes_one_writer() {
     let (file, socket) = (dir.path().join("device"), dir.path().join("nbd.sock"));
     File::create(&file).expect("a file").set_len(MIB).expect("its size");
     let device = ok("losetup", "mount", &["-f", "--show", plain(&file)]).trim().to_owned();
-    let _attached = SetUp { dir, mounted: None, device: Some(device.clone()) };
+    let _attached = SetUp::attached(dir, device.clone());
     let address = format!("unix:{}", plain(&socket));
     let args = [&device, "-f", "raw", "--nbd", &address];
     let server = Server::start(args);
@@ -414,7 +354,7 @@ fn images_are_made_on_a_block_device() {
     let file = dir.path().join("device");
     fs::write(&file, vec![0x55; 4 << 20]).expect("a file");
     let device = ok("losetup", "mount", &["-f", "--show", plain(&file)]).trim().to_owned();
-    let attached = SetUp { dir, mounted: None, device: Some(device.clone()) };
+    let attached = SetUp::attached(dir, device.clone());
     let raw = attached.dir.path().join("raw");
     // The second half is zeros, which a device does not hold by itself.
     let mut content: Vec<u8> = (0..MIB / 2).map(|at| (at / 512) as u8).collect();
@@ -472,7 +412,7 @@ fn nbd_clients_are_told_whether_the_disk_seeks() {
     let file = dir.path().join("device");
     File::create(&file).expect("a file").set_len(32 * MIB).expect("its size");
     let device = ok("losetup", "mount", &["-f", "--show", plain(&file)]).trim().to_owned();
-    let attached = SetUp { dir, mounted: None, device: Some(device.clone()) };
+    let attached = SetUp::attached(dir, device.clone());
     let mount = attached.dir.path().join("mnt");
     fs::create_dir(&mount).expect("a folder");
     let device = Path::new(&device);

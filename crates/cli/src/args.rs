@@ -33,6 +33,11 @@ use crate::xen::XenArgs;
 #[derive(Debug, Parser)]
 #[command(name = "ringtap", version, propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
+    /// Folder for restart logs, on tmpfs; the same for all who use an image. In a container one that
+    /// outlives it [default: RINGTAP_STATE_DIR, else /run/ringtap, of users in XDG_RUNTIME_DIR or /dev/shm]
+    #[arg(long, global = true, value_name = "DIR", hide_default_value = true)]
+    pub(crate) state_dir: Option<PathBuf>,
+
     #[command(subcommand)]
     pub(crate) command: Command,
 }

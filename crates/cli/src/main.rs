@@ -13,9 +13,11 @@ mod verbs;
 mod xen;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches};
 use ringtap_io::Panic;
 
@@ -43,9 +45,22 @@ fn ringtap() -> ExitCode {
         Err(error) => return outcome::refused(&error.format(&mut Cli::command())),
     };
     let options = matches.subcommand().map(|(_, options)| options);
+    if let Err(error) = settle_state_dir(cli.state_dir.as_deref()) {
+        return outcome::failed(&error);
+    }
     match run(cli.command, options.unwrap_or(&matches)) {
         Ok(code) => code,
         Err(error) => outcome::failed(&error),
+    }
+}
+
+/// Where restart logs lie, if the operator says.
+fn settle_state_dir(named: Option<&Path>) -> anyhow::Result<()> {
+    let told = std::env::var_os("RINGTAP_STATE_DIR").filter(|dir| !dir.is_empty());
+    match named.map(Path::to_owned).or(told.map(PathBuf::from)) {
+        Some(dir) => ringtap_image::set_folder(&dir)
+            .with_context(|| format!("cannot keep restart logs in --state-dir {}", dir.display())),
+        None => Ok(()),
     }
 }
 

@@ -105,6 +105,24 @@ pub(crate) fn switch(key: &str, text: &str) -> Result<bool, String> {
     }
 }
 
+/// What becomes of a restart log that is in doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum RestartLogName {
+    /// Take up what it holds.
+    Use,
+    /// Leave the image as it is.
+    Drop,
+}
+
+impl From<RestartLogName> for ringtap_image::RestartChoice {
+    fn from(name: RestartLogName) -> ringtap_image::RestartChoice {
+        match name {
+            RestartLogName::Use => ringtap_image::RestartChoice::Use,
+            RestartLogName::Drop => ringtap_image::RestartChoice::Drop,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

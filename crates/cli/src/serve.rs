@@ -1,15 +1,16 @@
 //! `ringtap serve`: the command line turned into a configuration, each option bound to its disk.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, Disk, Error};
-use ringtap_image::{CacheMode, Format, OpenOptions, Secret, SecretSource};
+use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSource};
 
 use crate::args::Output;
 use crate::log::{self, LogArgs};
-use crate::names::{self, CacheName};
+use crate::names::{self, CacheName, RestartLogName};
 use crate::nbd::NbdArgs;
 use crate::secret;
 
@@ -96,6 +97,11 @@ struct DiskArgs {
     /// [default: 64M, enough for 512G of clusters of 64k]
     #[arg(long, value_name = "SIZE", value_parser = names::size)]
     l2_cache_size: Vec<u64>,
+
+    /// What becomes of changes that a killed server left, where it cannot be told whether they belong to
+    /// the image as it is now [default: it is not opened]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    restart_log: Vec<RestartLogName>,
 
     /// Pass discards on through encryption, which shows others which parts of the disk are in use
     #[arg(long)]
@@ -205,8 +211,37 @@ fn octal(text: &str) -> Result<u32, String> {
 /// Serve until a signal ends it.
 pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     log::start(&args.log)?;
+    warn_of_lost_logs();
     ringtap_daemon::serve(config(args, matches)?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Say so where restart logs end with a container, though its guests may live on.
+pub(crate) fn warn_of_lost_logs() {
+    let folder = RestartLog::usual_folder();
+    let in_container = std::env::var_os("container").is_some()
+        || ["/.dockerenv", "/run/.containerenv", "/run/systemd/container"]
+            .iter()
+            .any(|sign| Path::new(sign).exists());
+    if in_container && !is_kept(&folder) {
+        tracing::warn!(
+            "restart logs lie in {}, which ends with this container: what is not flushed then is lost with \
+             it, though the guest may live on; give --state-dir a folder of the host that is on tmpfs",
+            folder.display()
+        );
+    }
+}
+
+/// Whether a folder is the operator's choice, or mounted into the container.
+fn is_kept(folder: &Path) -> bool {
+    let device = |path: &Path| std::fs::metadata(path).ok().map(|facts| facts.dev());
+    let mounted = folder.ancestors().take(2).any(|path| {
+        let above = path.parent().and_then(device);
+        device(path).is_some_and(|own| above.is_some_and(|above| above != own))
+            && path != Path::new("/run")
+            && path != Path::new("/dev/shm")
+    });
+    mounted || ringtap_image::has_folder()
 }
 
 fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
@@ -220,6 +255,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut force_format = bound.single("force_format", of_disk.force_format)?;
     let mut secret = bound.single("secret", of_disk.secret)?;
     let mut l2_cache_size = bound.single("l2_cache_size", of_disk.l2_cache_size)?;
+    let mut restart_log = bound.single("restart_log", of_disk.restart_log)?;
     let mut allow_discards = bound.single("allow_discards", of_disk.allow_discards)?;
     let mut name = bound.single("name", of_disk.name)?;
     let mut queues = bound.single("queues", of_disk.queues)?;
@@ -267,6 +303,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 bitmaps: std::mem::take(&mut bitmaps[i]),
                 table_memory: l2_cache_size[i].take(),
                 secret: secret[i].take().map(|source| read_secret(path, &source)).transpose()?,
+                restart_log: restart_log[i].take().map(Into::into),
                 allow_discards: allow_discards[i].take().unwrap_or(false),
                 ..OpenOptions::default()
             },

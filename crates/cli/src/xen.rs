@@ -10,6 +10,7 @@ use ringtap_image::OpenOptions;
 use crate::args::Output;
 use crate::log::{self, LogArgs};
 use crate::names::CacheName;
+use crate::serve::warn_of_lost_logs;
 
 /// What `ringtap xen` is told.
 #[derive(Debug, Args)]
@@ -52,6 +53,7 @@ pub(crate) struct XenArgs {
 /// Serve until a signal ends it.
 pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
     log::start(&args.log)?;
+    warn_of_lost_logs();
     let options = OpenOptions {
         cache: args.cache.into(),
         allow_backing: args.allow_backing,

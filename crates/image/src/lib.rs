@@ -52,5 +52,8 @@ pub use null::Null;
 pub use open::{OpenOptions, on_a_ring, open, open_on, open_place, parse_size};
 pub use place::Place;
 pub use raw::Raw;
-pub use restart::{Identity, Left, Record, RestartChoice, RestartLog, Standing, Words, set_folder};
+pub use restart::{
+    Identity, Left, LeftBehind, Record, RestartChoice, RestartLog, Standing, Words, has_folder,
+    set_folder,
+};
 pub use secret::{Secret, SecretError, SecretSource};

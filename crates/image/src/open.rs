@@ -7,8 +7,8 @@ use ringtap_io::{Io, Ring, Tasks};
 
 use crate::backing::Chain;
 use crate::{
-    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Place, Raw, RestartChoice, Secret, probe,
-    qcow2, record, vhd, vhdx, vmdk,
+    Boxed, CacheMode, Format, Image, Luks, Null, OpenError, Place, Raw, RestartChoice, Secret,
+    probe, qcow2, record, vhd, vhdx, vmdk,
 };
 
 /// How to open an image.

@@ -33,7 +33,7 @@ use ringtap_io::sync::{broken, step};
 use ringtap_io::{SharedWords, Witness};
 
 pub(crate) use files::open_ours;
-pub use files::set_folder;
+pub use files::{has_folder, set_folder};
 use files::{make_folder, may_hold_changes, name_of, open_to_keep};
 use standing::Facts;
 pub use standing::Standing;
@@ -98,6 +98,39 @@ impl Left {
         match self.records.len() {
             1 => "a change".to_owned(),
             count => format!("{count} changes"),
+        }
+    }
+}
+
+/// What a killed server left behind for an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftBehind {
+    /// Changes of its tables.
+    pub changes: usize,
+    /// Whether they belong to the image as it is; none where they are not to be found.
+    pub standing: Option<Standing>,
+}
+
+impl LeftBehind {
+    pub(crate) fn missing() -> LeftBehind {
+        LeftBehind { changes: 0, standing: None }
+    }
+
+    /// What it is, in words.
+    pub fn told(&self) -> String {
+        let count = match self.changes {
+            1 => "a change".to_owned(),
+            count => format!("{count} changes"),
+        };
+        match &self.standing {
+            None => "a killed server left changes that are not to be found here".to_owned(),
+            Some(Standing::Same) => format!("a killed server left {count}"),
+            Some(Standing::Other(why)) => {
+                format!("a killed server left {count} that are not the image's: {why}")
+            }
+            Some(Standing::Unknown(why)) => format!(
+                "a killed server left {count} of which it cannot be told whether they are the image's: {why}"
+            ),
         }
     }
 }
@@ -273,6 +306,13 @@ impl RestartLog {
         }
         self.image = Some(container.clone());
         self
+    }
+
+    /// What it holds, if that is anything, for those who only tell of it.
+    pub(crate) fn left_behind(&self) -> Option<LeftBehind> {
+        let left = self.left().filter(|left| !left.records.is_empty())?;
+        let standing = Some(self.standing.clone());
+        Some(LeftBehind { changes: left.records.len(), standing })
     }
 
     /// Whether what it holds belongs to the image as it is.

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         return record_format(args, file, format);
     }
     let format = offline::format(file, args.format, true)?;
-    let writing = Writing { format, force: &args.write, data: &args.data };
+    let writing = Writing::new(format, &args.write, &args.data);
     let prefix = match format {
         Format::Qcow2 => "encrypt.",
         Format::Luks => "",

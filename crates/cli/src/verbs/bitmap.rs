@@ -103,7 +103,7 @@ pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<Exi
         return Err(offline::cannot(&args.file, format, "have no bitmaps"));
     }
     let steps = steps(args, matches);
-    let writing = Writing { format, force: &args.force, data: &args.data };
+    let writing = Writing::new(format, &args.force, &args.data);
     let container = offline::settled(&args.file, writing)?;
     let changed = container.clone();
     let other = match &args.source_file {

@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, bail};
 use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, luks, on_a_ring,
-    record, vhd,
+    CacheMode, Container, Format, LeftBehind, OpenError, OpenOptions, Place, Role, find_named,
+    luks, on_a_ring, record, vhd,
 };
 
 use super::source::{How, Names, format_of, is_null};
@@ -37,6 +37,8 @@ pub(crate) struct Layer {
     pub(crate) snapshots: Vec<Snapshot>,
     /// The bitmaps inside it.
     pub(crate) bitmaps: Vec<BitmapEntry>,
+    /// What a killed server left, that is not in the image.
+    pub(crate) left: Option<LeftBehind>,
     /// Who has the image, if that is why it was looked at without a lock.
     pub(crate) in_use: Option<(String, &'static str)>,
 }
@@ -84,6 +86,7 @@ fn look_at(
         len: 0,
         snapshots: vec![],
         bitmaps: vec![],
+        left: None,
         in_use: None,
     };
     if is_null(path) {
@@ -110,6 +113,9 @@ fn look_at(
     };
     layer.len = container.len();
     let opened = container.clone();
+    // Of one that is being served that says nothing.
+    let at_rest = !options.force_share;
+    let own = container.clone();
     if format == Format::Qcow2 {
         let (header, snapshots, bitmaps) = on_a_ring(path, |io| async move {
             let header = Header::read(&io, &container).await?;
@@ -117,12 +123,18 @@ fn look_at(
             let bitmaps = qcow2::list_bitmaps(&io, &container).await;
             Ok::<_, OpenError>((header, list.unwrap_or_default(), bitmaps.unwrap_or_default()))
         })??;
+        if at_rest {
+            layer.left = told(qcow2::left(&own, &header));
+        }
         layer.snapshots = snapshots;
         layer.bitmaps = bitmaps;
         layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
         layer.header = Some(header);
     } else if format == Format::Vhd {
         let facts = on_a_ring(path, |io| async move { vhd::facts(&io, &container).await })??;
+        if at_rest {
+            layer.left = told(vhd::left(&own));
+        }
         layer.backing = parent(path, &facts);
         layer.vhd = Some(facts);
     } else if format == Format::Luks {
@@ -139,6 +151,14 @@ fn look_at(
         below.found = Some(find_named(&opened, role, &all, &options)?);
     }
     Ok(layer)
+}
+
+/// A log that cannot be read keeps nobody from the other facts.
+fn told(left: Result<Option<LeftBehind>, OpenError>) -> Option<LeftBehind> {
+    left.unwrap_or_else(|error| {
+        tracing::warn!("{error}");
+        None
+    })
 }
 
 /// The parent of a VHD: the first of its names that leads somewhere.

@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use ringtap_image::qcow2::{self, Repair, Report};
-use ringtap_image::{Format, OpenError, on_a_ring, vhd};
+use ringtap_image::{Container, Format, LeftBehind, OpenError, Standing, on_a_ring, vhd};
 use serde_json::json;
 
 use super::offline::{self, Writing};
 use super::source::{DataFiles, Force};
 use crate::args::Output;
+use crate::names::RestartLogName;
 use crate::{names, outcome};
 
 /// What `ringtap check` is told.
@@ -33,6 +35,11 @@ pub(crate) struct CheckArgs {
     /// Repair what is found
     #[arg(short, long, value_enum, value_name = "WHAT")]
     repair: Option<RepairName>,
+
+    /// Take up or drop what a killed server left, and then look at the image: where it cannot be told
+    /// whether it belongs to the image as it is now, someone must say
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with = "force_share")]
+    restart_log: Option<RestartLogName>,
 
     /// How to print it; json has the fields of `qemu-img check`
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
@@ -64,7 +71,13 @@ enum RepairName {
 
 impl CheckArgs {
     fn writing(&self, format: Format) -> Writing<'_> {
-        Writing { format, force: &self.force, data: &self.data }
+        let restart_log = self.restart_log.map(Into::into);
+        Writing { restart_log, ..Writing::new(format, &self.force, &self.data) }
+    }
+
+    /// Whether the image is changed.
+    fn changes(&self) -> bool {
+        self.repair.is_some() || self.restart_log.is_some()
     }
 
     fn repair(&self) -> Repair {
@@ -78,13 +91,12 @@ impl CheckArgs {
 
 /// Exit status as `qemu-img check`: 0 sound, 1 not looked at, 2 corrupt, 3 leaks only, 63 no checks.
 pub(crate) fn run(args: &CheckArgs) -> ExitCode {
-    let end = offline::format(&args.file, args.format, args.repair.is_some()).and_then(|format| {
-        match format {
+    let end =
+        offline::format(&args.file, args.format, args.changes()).and_then(|format| match format {
             Format::Qcow2 => check_qcow2(args).map(|report| Some((format, report))),
             Format::Vhd => check_vhd(args).map(|report| Some((format, report))),
             _ => Ok(None),
-        }
-    });
+        });
     match end {
         Ok(Some((format, report))) => {
             print(args, format, &report);
@@ -106,8 +118,8 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
 }
 
 fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
-    let container = match args.repair {
-        Some(_) => match offline::settled(&args.file, args.writing(Format::Qcow2)) {
+    let container = match args.changes() {
+        true => match offline::settled(&args.file, args.writing(Format::Qcow2)) {
             Ok(container) => container,
             Err(error) if matches!(error.downcast_ref(), Some(OpenError::Locked { .. })) => {
                 return Err(error);
@@ -121,15 +133,42 @@ fn check_qcow2(args: &CheckArgs) -> anyhow::Result<Report> {
             // One whose tables are so that nobody can take them up is repaired without.
             Err(_) => offline::to_change(&args.file, args.writing(Format::Qcow2))?,
         },
-        None => offline::container(&args.file, args.force_share)?,
+        false => at_rest(args, Format::Qcow2)?,
     };
     let (repair, looked_at) = (args.repair(), container.clone());
     let report =
         on_a_ring(&args.file, |io| async move { qcow2::check(&io, &container, repair).await })??;
-    if args.repair.is_some() {
+    if args.changes() {
         looked_at.confirm_format(Format::Qcow2);
     }
     Ok(report)
+}
+
+/// The image to be looked at. Without what a killed server left its tables are not those that its guest
+/// knows.
+fn at_rest(args: &CheckArgs, format: Format) -> anyhow::Result<Container> {
+    let container = offline::container(&args.file, args.force_share)?;
+    if args.force_share {
+        return Ok(container);
+    }
+    let left = if format == Format::Vhd {
+        vhd::left(&container)?
+    } else {
+        let own = container.clone();
+        on_a_ring(&args.file, |io| async move {
+            let header = qcow2::Header::read(&io, &own).await?;
+            qcow2::left(&own, &header)
+        })??
+    };
+    match left {
+        None | Some(LeftBehind { standing: Some(Standing::Other(_)), .. }) => Ok(container),
+        Some(left) => bail!(
+            "{}: {} that are not in the image: add --restart-log use to take them up, or \
+             --restart-log drop to leave the image as it is",
+            args.file.display(),
+            left.told()
+        ),
+    }
 }
 
 /// Whether it is not for the image's own tables that what a killed server left could not be taken up.
@@ -138,6 +177,8 @@ fn may_be_taken_up_later(error: &anyhow::Error, image: &Path) -> bool {
         Some(OpenError::Os { path, .. }) => path != image,
         Some(
             OpenError::RestartLog { .. }
+            | OpenError::RestartLogInDoubt { .. }
+            | OpenError::RestartLogMissing { .. }
             | OpenError::Backing { .. }
             | OpenError::Name { .. }
             | OpenError::Luks { .. },
@@ -148,13 +189,16 @@ fn may_be_taken_up_later(error: &anyhow::Error, image: &Path) -> bool {
 
 /// What a VHD's check finds, in the words of qcow2's.
 fn check_vhd(args: &CheckArgs) -> anyhow::Result<Report> {
-    let container = match args.repair {
-        Some(_) => {
+    let container = match args.changes() {
+        true => {
             let writing = args.writing(Format::Vhd);
-            let again = || Ok::<_, anyhow::Error>(offline::to_change(&args.file, writing)?);
-            offline::settled_vhd(&args.file, writing).or_else(|_| again())?
+            match offline::settled_vhd(&args.file, writing) {
+                Err(error) if may_be_taken_up_later(&error, &args.file) => return Err(error),
+                Err(_) => offline::to_change(&args.file, writing)?,
+                Ok(container) => container,
+            }
         }
-        None => offline::container(&args.file, args.force_share)?,
+        false => at_rest(args, Format::Vhd)?,
     };
     let (wanted, looked_at) = (args.repair, container.clone());
     let image_end = container.len();

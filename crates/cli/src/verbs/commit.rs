@@ -82,7 +82,7 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let base = &layers[depth];
-    let writing = |format| Writing { format, force: &args.force, data: &args.sources.names.data };
+    let writing = |format| Writing::new(format, &args.force, &args.sources.names.data);
     // Kept off everybody from here on; the overlay is then read without a lock of its own.
     let top = match format {
         Format::Qcow2 => offline::settled(file, writing(format))?,

@@ -13,7 +13,9 @@ use ringtap_image::qcow2::header::{
     Compression, Crypt, Header, autoclear, compatible, incompatible,
 };
 use ringtap_image::qcow2::{BitmapEntry, Snapshot};
-use ringtap_image::{CacheMode, Format, OpenError, OpenOptions, luks, open, probe};
+use ringtap_image::{
+    CacheMode, Format, LeftBehind, OpenError, OpenOptions, Standing, luks, open, probe,
+};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -91,6 +93,12 @@ struct Facts {
     #[serde(skip_serializing_if = "Option::is_none")]
     direct_io: Option<Alignment>,
     lock: Lock,
+    /// What a killed server left, that is not in the image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    restart_log: Option<Value>,
+    /// That in words.
+    #[serde(skip)]
+    restart_log_told: Option<String>,
     /// The verb that began to write the image and has not finished.
     #[serde(skip_serializing_if = "Option::is_none")]
     unfinished: Option<String>,
@@ -163,6 +171,8 @@ fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
             Some((by, what)) => Lock::Held { by: by.clone(), what },
             None => Lock::Free,
         },
+        restart_log: layer.left.as_ref().map(restart_log),
+        restart_log_told: layer.left.as_ref().map(LeftBehind::told),
         unfinished: probe::unfinished_work(path),
         looks_like: None,
     };
@@ -197,6 +207,20 @@ fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
     }
     facts.direct_io = known_alignment(path).or(facts.direct_io);
     Ok(facts)
+}
+
+fn restart_log(left: &LeftBehind) -> Value {
+    let (state, why) = match &left.standing {
+        None => ("missing", None),
+        Some(Standing::Same) => ("waiting", None),
+        Some(Standing::Other(why)) => ("void", Some(why)),
+        Some(Standing::Unknown(why)) => ("in-doubt", Some(why)),
+    };
+    let mut told = json!({ "changes": left.changes, "state": state });
+    if let Some(why) = why {
+        told["why"] = why.clone().into();
+    }
+    told
 }
 
 /// What the kernel says that O_DIRECT asks for (Linux 6.1; not every file system tells).
@@ -356,6 +380,9 @@ impl Facts {
         let mut notes = vec![];
         if let Some(verb) = &self.unfinished {
             notes.push(format!("note: it is not whole: ringtap {verb} did not finish"));
+        }
+        if let Some(told) = &self.restart_log_told {
+            notes.push(format!("note: {told}"));
         }
         if let Some(format) = self.looks_like {
             notes.push(format!(

@@ -6,7 +6,8 @@ use anyhow::Context;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::header::autoclear;
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, on_a_ring, open_on, probe, vhd,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, RestartChoice, on_a_ring, open_on,
+    probe, vhd,
 };
 
 use super::chain;
@@ -24,9 +25,15 @@ pub(crate) struct Writing<'a> {
     pub(crate) force: &'a Force,
     /// What the image may name for its data. What lies below it is not opened.
     pub(crate) data: &'a DataFiles,
+    /// What becomes of a restart log in doubt.
+    pub(crate) restart_log: Option<RestartChoice>,
 }
 
-impl Writing<'_> {
+impl<'a> Writing<'a> {
+    pub(crate) fn new(format: Format, force: &'a Force, data: &'a DataFiles) -> Writing<'a> {
+        Writing { format, force, data, restart_log: None }
+    }
+
     /// Options to open the image with.
     pub(crate) fn options(&self) -> OpenOptions {
         OpenOptions {
@@ -34,6 +41,7 @@ impl Writing<'_> {
             force_format: self.force.force_format,
             cache: CacheMode::Writeback,
             data_files: self.data.data_file.clone(),
+            restart_log: self.restart_log,
             ..OpenOptions::default()
         }
     }
@@ -89,10 +97,10 @@ pub(crate) fn settled_vhd(
     place: impl Into<Place>,
     writing: Writing<'_>,
 ) -> anyhow::Result<Container> {
-    let place = place.into();
+    let (place, restart_log) = (place.into(), writing.restart_log);
     let container = to_change(&place, writing)?;
     let own = container.clone();
-    on_a_ring(place.path(), |io| async move { vhd::settle(&io, &own).await })??;
+    on_a_ring(place.path(), |io| async move { vhd::settle(&io, &own, restart_log).await })??;
     Ok(container)
 }
 

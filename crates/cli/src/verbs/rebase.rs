@@ -95,7 +95,7 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
             "what the overlay reads as is unchanged, and so is what it names as its backing file",
         )?;
     }
-    let writing = Writing { format, force: &args.force, data: &args.sources.names.data };
+    let writing = Writing::new(format, &args.force, &args.sources.names.data);
     let container = offline::settled(file, writing)?;
     let changed = container.clone();
     let new = backing.as_ref().map(|it| (it.name.clone(), it.format));

@@ -61,7 +61,7 @@ pub(crate) struct ResizeArgs {
 pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
     let file = &args.file;
     let format = offline::format(file, args.format, true)?;
-    let writing = Writing { format, force: &args.force, data: &args.sources.names.data };
+    let writing = Writing::new(format, &args.force, &args.sources.names.data);
     let place = Place::from(file);
     let container = to_change(&place, writing)?;
     let changed = container.clone();

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
     if format != Format::Qcow2 {
         return Err(offline::cannot(&args.file, format, "have no snapshots"));
     }
-    let writing = Writing { format, force: &args.force, data: &args.data };
+    let writing = Writing::new(format, &args.force, &args.data);
     let container = match change {
         true => offline::settled(&args.file, writing)?,
         false => offline::container(&args.file, args.force_share)?,

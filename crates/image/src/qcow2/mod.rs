@@ -76,6 +76,7 @@ pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
 pub use rebase::{make_empty, set_backing};
 pub use resize::{ResizeOptions, resize};
+pub use restart::left;
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;

@@ -23,7 +23,7 @@ use super::tool::ToolError;
 use super::walk::{self, Problems};
 use super::{Header, Sabotage, Shared, State};
 use crate::container::os;
-use crate::{Container, Error, Left, OpenError, RestartChoice, RestartLog, Standing};
+use crate::{Container, Error, Left, LeftBehind, OpenError, RestartChoice, RestartLog, Standing};
 
 /// Changes that a log has room for between two flushes: 2 MiB of memory, twice.
 pub(super) const RESTART_RECORDS: u64 = 1 << 16;
@@ -54,16 +54,17 @@ fn draw() -> Result<u64, Error> {
     Ok(getrandom::u64().map_err(|_| Error::Os(libc::EIO))? & GENERATION >> 8)
 }
 
-/// See from what the image says of itself whether the log found beside it is its own, and decide what
-/// becomes of what that holds. `own`: what it would say of its log on this boot.
-pub(super) fn decide(
-    container: &Container,
-    header: &Header,
-    log: Option<&mut RestartLog>,
-    own: Option<(u128, u64)>,
-    choice: Option<RestartChoice>,
-) -> Result<(), OpenError> {
-    let path = container.path();
+/// What the image says of its log, beside what was found of it.
+struct Said {
+    /// It has one, and that is not there.
+    missing: bool,
+    /// It is a copy of an image that was being served.
+    copy: bool,
+}
+
+/// See from what the image says of itself whether the log found beside it is its own. `own`: what it would
+/// say of its log on this boot.
+fn compare(header: &Header, log: Option<&mut RestartLog>, own: Option<(u128, u64)>) -> Said {
     let said = header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP);
     let named = header.version > 2 && said & autoclear::RESTART_LOG != 0;
     let own = log.as_ref().map(|log| log.own()).or(own);
@@ -72,19 +73,7 @@ pub(super) fn decide(
     let of_file = of_boot && (said ^ here) & FILE == 0;
     let closed = log.as_ref().is_some_and(|log| log.is_closed());
     let found = log.as_ref().is_some_and(|log| log.left().is_some());
-    if of_file && !found && !closed && choice != Some(RestartChoice::Drop) {
-        let folder = RestartLog::usual_folder();
-        return Err(OpenError::RestartLogMissing { path: path.to_owned(), folder });
-    }
-    if of_boot && !found && (!of_file || closed) {
-        tracing::warn!(
-            "{}: it is a copy of an image that was being served: what its server had not written to it yet \
-             is not here",
-            path.display()
-        );
-    }
-    let Some(log) = log else { return Ok(()) };
-    if header.version > 2 {
+    if let Some(log) = log.filter(|_| header.version > 2) {
         let is_own = log.generations().iter().any(|number| said == stamp(log.own(), *number));
         match (named, of_file) {
             (false, _) => log.belongs_to_another("something else has written to the image since"),
@@ -95,7 +84,41 @@ pub(super) fn decide(
             (true, true) => {}
         }
     }
-    log.decide(choice)
+    Said { missing: of_file && !found && !closed, copy: of_boot && !found && (!of_file || closed) }
+}
+
+/// Decide what becomes of what a killed server left.
+pub(super) fn decide(
+    container: &Container,
+    header: &Header,
+    mut log: Option<&mut RestartLog>,
+    own: Option<(u128, u64)>,
+    choice: Option<RestartChoice>,
+) -> Result<(), OpenError> {
+    let path = container.path();
+    let said = compare(header, log.as_deref_mut(), own);
+    if said.missing && choice != Some(RestartChoice::Drop) {
+        let folder = RestartLog::usual_folder();
+        return Err(OpenError::RestartLogMissing { path: path.to_owned(), folder });
+    }
+    if said.copy {
+        tracing::warn!(
+            "{}: it is a copy of an image that was being served: what its server had not written to it yet \
+             is not here",
+            path.display()
+        );
+    }
+    log.map_or(Ok(()), |log| log.decide(choice))
+}
+
+/// What a killed server left for an image, as whoever only looks at it finds it.
+pub fn left(container: &Container, header: &Header) -> Result<Option<LeftBehind>, OpenError> {
+    let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
+    let said = compare(header, log.as_mut(), RestartLog::whose(container));
+    if said.missing {
+        return Ok(Some(LeftBehind::missing()));
+    }
+    Ok(log.and_then(|log| log.left_behind()))
 }
 
 /// Memory for L2 tables in which all that the log holds can be shown at once.

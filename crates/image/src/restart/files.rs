@@ -25,6 +25,11 @@ pub fn set_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether [`set_folder`] was called.
+pub fn has_folder() -> bool {
+    FOLDER.get().is_some()
+}
+
 /// Make a folder that only this user may look into, or see that there is one.
 pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {

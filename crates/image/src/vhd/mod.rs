@@ -46,6 +46,7 @@ pub use footer::{Footer, FooterError, Kind, MOST, geometry, size_and_geometry};
 pub use header::{Header, HeaderError, Locator};
 pub use open::{Facts, facts, open, open_in, open_in_with, settle};
 pub use resize::resize;
+pub use restart::left;
 #[cfg(feature = "sabotage")]
 pub use sabotage::{Sabotage, sabotage};
 

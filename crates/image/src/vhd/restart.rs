@@ -14,13 +14,19 @@ use super::dynamic::Shared;
 use super::footer::SECTOR;
 use super::header::UNUSED;
 use crate::container::os;
-use crate::{Error, Left, OpenError, RestartLog};
+use crate::{Container, Error, Left, LeftBehind, OpenError, RestartLog};
 
 /// Changes that a log has room for between two flushes: 512 KiB of memory, twice.
 pub(super) const RESTART_RECORDS: u64 = 1 << 14;
 
 const BLOCK: u64 = 1 << 32;
 const BITS: u64 = 2 << 32;
+
+/// What a killed server left for an image, as whoever only looks at it finds it.
+pub fn left(container: &Container) -> Result<Option<LeftBehind>, OpenError> {
+    let log = RestartLog::to_read(container, RESTART_RECORDS)?;
+    Ok(log.and_then(|log| log.left_behind()))
+}
 
 /// What the log says of one block.
 #[derive(Default)]
