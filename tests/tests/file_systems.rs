@@ -4,8 +4,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use ringtap_tests::{Server, SetUp, file_system, file_system_of, ok, plain, program, ringtap};
 

@@ -19,6 +19,7 @@
 //! turn, stored last) and three words.
 
 mod files;
+mod left;
 mod standing;
 
 use std::fs;
@@ -35,6 +36,7 @@ use ringtap_io::{SharedWords, Witness};
 pub(crate) use files::open_ours;
 pub use files::{has_folder, set_folder};
 use files::{make_folder, may_hold_changes, name_of, open_to_keep};
+pub use left::{Left, LeftBehind, RestartChoice};
 use standing::Facts;
 pub use standing::Standing;
 
@@ -67,15 +69,6 @@ pub type Record = [u64; 3];
 /// The memory of a log: mapped, or of a simulation.
 pub type Words = Box<dyn Deref<Target = [AtomicU64]> + Send + Sync>;
 
-/// What the operator wants done with a log of which it cannot be told whether it belongs to the image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RestartChoice {
-    /// Take it up.
-    Use,
-    /// Drop it.
-    Drop,
-}
-
 /// Whose log it is. A log of another identity is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -83,56 +76,6 @@ pub struct Identity {
     pub boot: u128,
     /// The image file's device and inode.
     pub file: (u64, u64),
-}
-
-/// What a server before us left.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
-    /// Its changes, oldest first.
-    pub records: Vec<Record>,
-}
-
-impl Left {
-    /// How many changes, in words.
-    pub fn told(&self) -> String {
-        match self.records.len() {
-            1 => "a change".to_owned(),
-            count => format!("{count} changes"),
-        }
-    }
-}
-
-/// What a killed server left behind for an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftBehind {
-    /// Changes of its tables.
-    pub changes: usize,
-    /// Whether they belong to the image as it is; none where they are not to be found.
-    pub standing: Option<Standing>,
-}
-
-impl LeftBehind {
-    pub(crate) fn missing() -> LeftBehind {
-        LeftBehind { changes: 0, standing: None }
-    }
-
-    /// What it is, in words.
-    pub fn told(&self) -> String {
-        let count = match self.changes {
-            1 => "a change".to_owned(),
-            count => format!("{count} changes"),
-        };
-        match &self.standing {
-            None => "a killed server left changes that are not to be found here".to_owned(),
-            Some(Standing::Same) => format!("a killed server left {count}"),
-            Some(Standing::Other(why)) => {
-                format!("a killed server left {count} that are not the image's: {why}")
-            }
-            Some(Standing::Unknown(why)) => format!(
-                "a killed server left {count} of which it cannot be told whether they are the image's: {why}"
-            ),
-        }
-    }
 }
 
 /// The log of one image. Appending, and the beginning of a flush, are the caller's to serialise with

@@ -80,7 +80,7 @@ impl Facts {
         let born = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
         let born = born.filter(|facts| facts.stx_mask & StatxFlags::BTIME.bits() != 0);
         Facts {
-            modified: Some(nanos(facts.st_mtime, facts.st_mtime_nsec as u64)),
+            modified: Some(nanos(facts.st_mtime, facts.st_mtime_nsec)),
             own_clock: OWN_CLOCK.contains(&kind),
             born: born.map_or(0, |facts| {
                 nanos(facts.stx_btime.tv_sec, u64::from(facts.stx_btime.tv_nsec))

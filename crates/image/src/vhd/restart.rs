@@ -37,6 +37,9 @@ struct Change {
     bits: Vec<(u64, u64)>,
 }
 
+/// By block.
+type Changes = HashMap<u32, Change>;
+
 impl Shared {
     /// Whether a flush must come before another write is begun; `begun` are under way.
     pub(super) fn log_is_crowded(&self, begun: u64) -> bool {
@@ -86,10 +89,7 @@ impl Shared {
     }
 
     /// What the log holds, and how much that is, if it is to be taken up.
-    fn to_take_up(
-        &self,
-        log: &RestartLog,
-    ) -> Result<Option<(HashMap<u32, Change>, String)>, OpenError> {
+    fn to_take_up(&self, log: &RestartLog) -> Result<Option<(Changes, String)>, OpenError> {
         let left = log.left().filter(|_| log.is_to_be_used());
         let Some(left) = left.filter(|left| !left.records.is_empty()) else { return Ok(None) };
         let told = left.told();
@@ -105,8 +105,8 @@ impl Shared {
 
     /// The changes by block, if the file is as the log's writer left it: new blocks are where the table
     /// says, or the table has none yet and nothing else is there.
-    fn believed(&self, left: Left) -> Option<HashMap<u32, Change>> {
-        let mut changes: HashMap<u32, Change> = HashMap::new();
+    fn believed(&self, left: Left) -> Option<Changes> {
+        let mut changes = Changes::new();
         let sectors = self.block_size() / SECTOR;
         for [word, first, second] in left.records {
             let change = changes.entry(word as u32).or_default();
@@ -146,7 +146,7 @@ impl Shared {
         apart.then_some(changes)
     }
 
-    async fn replay(&self, io: &Io, changes: HashMap<u32, Change>) -> Result<(), Error> {
+    async fn replay(&self, io: &Io, changes: Changes) -> Result<(), Error> {
         for (block, change) in changes {
             match (change.new, self.place_of(block)) {
                 (Some((place, whole)), None) => {

@@ -24,6 +24,10 @@ use crate::common::Served;
 use crate::packs::{self, Packs};
 use crate::slow::Slow;
 
+#[path = "watch.rs"]
+mod watch;
+pub use watch::Watch;
+
 /// Requests that a guest has under way at once.
 pub const SLOTS: usize = 6;
 
@@ -35,6 +39,9 @@ pub fn seeds(default: u64) -> Range<u64> {
         None => 0..number("RINGTAP_SEEDS").unwrap_or(default),
     }
 }
+
+/// Somebody who looks at the disk at every turn.
+type Hook = Rc<dyn Fn(&Disk)>;
 
 /// One image of the chain.
 #[derive(Clone, Debug)]
@@ -352,7 +359,7 @@ impl Bench {
         guest: &Guest,
         asks: Vec<Ask>,
         close: bool,
-        hook: Option<Rc<dyn Fn(&Disk)>>,
+        hook: Option<Hook>,
     ) -> Result<(), Wrong> {
         let queues = 1 + self.seed % 2;
         let mut all: Vec<Tasks> = (0..queues)
@@ -556,60 +563,4 @@ fn zeros(count: usize) -> Arc<[AtomicU64]> {
 fn restart_log(words: Arc<[AtomicU64]>, beside: Arc<[AtomicU64]>, boot: u128) -> RestartLog {
     let identity = Identity { boot, file: (2, 3) };
     RestartLog::with(Arc::new(words), identity, u64::MAX).with_memory(beside)
-}
-
-/// Looks at what power cuts would leave.
-pub struct Watch {
-    bench: Bench,
-    guest: Guest,
-    /// One turn in so many is looked at.
-    every: u64,
-    rng: RefCell<fastrand::Rng>,
-    /// Whether it is the server that ends, not the power.
-    kill: bool,
-    wrong: RefCell<Option<String>>,
-}
-
-impl Watch {
-    pub fn new(bench: &Bench, guest: &Guest, every: u64) -> Rc<Watch> {
-        Rc::new(Watch::of(bench, guest, every))
-    }
-
-    /// One that looks at what a killed server would leave.
-    pub fn of_kills(bench: &Bench, guest: &Guest, every: u64) -> Rc<Watch> {
-        Rc::new(Watch { kill: true, ..Watch::of(bench, guest, every) })
-    }
-
-    fn of(bench: &Bench, guest: &Guest, every: u64) -> Watch {
-        Watch {
-            bench: bench.clone(),
-            guest: guest.clone(),
-            every,
-            rng: RefCell::new(fastrand::Rng::with_seed(bench.seed)),
-            kill: false,
-            wrong: RefCell::default(),
-        }
-    }
-
-    fn look(&self, cut: &Disk) {
-        let mut rng = self.rng.borrow_mut();
-        if rng.u64(0..self.every) > 0 || self.wrong.borrow().is_some() {
-            return;
-        }
-        let left = Bench { disk: cut.clone(), ..self.bench.clone() };
-        let seen = match self.kill {
-            true => left.after_kill(rng.u64(..)).look_alive(&self.guest),
-            false => {
-                let left = Bench { sabotage: None, ..left.after_power_cut(rng.u64(..)) };
-                left.look(&self.guest).map(|_| ())
-            }
-        };
-        if let Err(wrong) = seen {
-            *self.wrong.borrow_mut() = Some(wrong);
-        }
-    }
-
-    pub fn wrong(&self) -> Option<String> {
-        self.wrong.borrow().clone()
-    }
 }

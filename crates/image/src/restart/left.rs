@@ -1,0 +1,62 @@
+//! What a killed server left, and what is told of it.
+
+use super::{Record, Standing};
+
+/// What the operator wants done with a log of which it cannot be told whether it belongs to the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestartChoice {
+    /// Take it up.
+    Use,
+    /// Drop it.
+    Drop,
+}
+
+/// What a server before us left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Its changes, oldest first.
+    pub records: Vec<Record>,
+}
+
+impl Left {
+    /// How many changes, in words.
+    pub fn told(&self) -> String {
+        match self.records.len() {
+            1 => "a change".to_owned(),
+            count => format!("{count} changes"),
+        }
+    }
+}
+
+/// What a killed server left behind for an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftBehind {
+    /// Changes of its tables.
+    pub changes: usize,
+    /// Whether they belong to the image as it is; none where they are not to be found.
+    pub standing: Option<Standing>,
+}
+
+impl LeftBehind {
+    pub(crate) fn missing() -> LeftBehind {
+        LeftBehind { changes: 0, standing: None }
+    }
+
+    /// What it is, in words.
+    pub fn told(&self) -> String {
+        let count = match self.changes {
+            1 => "a change".to_owned(),
+            count => format!("{count} changes"),
+        };
+        match &self.standing {
+            None => "a killed server left changes that are not to be found here".to_owned(),
+            Some(Standing::Same) => format!("a killed server left {count}"),
+            Some(Standing::Other(why)) => {
+                format!("a killed server left {count} that are not the image's: {why}")
+            }
+            Some(Standing::Unknown(why)) => format!(
+                "a killed server left {count} of which it cannot be told whether they are the image's: {why}"
+            ),
+        }
+    }
+}
