@@ -295,3 +295,66 @@ fn a_turn_may_wait_for_several_but_not_for_ever() {
     assert!(one.0 >= Duration::from_millis(40) && one.1, "{one:?}");
     assert!(left_over == 0 && took < Duration::from_secs(300), "{left_over} {took:?}");
 }
+
+/// Changes of a watched file are noted before they begin and after they have ended, and the file system's
+/// stamp lies between.
+#[test]
+fn a_witness_knows_between_which_times_a_file_was_written() {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use ringtap_io::{Witness, coarse_wall};
+
+    let file = tempfile::tempfile().expect("a temporary file");
+    let looked_at = file.try_clone().expect("the same");
+    let stamp = move || {
+        let facts = looked_at.metadata().expect("its facts");
+        facts.mtime() as u64 * 1_000_000_000 + facts.mtime_nsec() as u64
+    };
+    let file = OpenFile::new(OwnedFd::from(file));
+    let witness = Arc::new(Witness::default());
+    file.set_witness(witness.clone());
+    let words: Arc<[AtomicU64]> = (0..Witness::WORDS).map(|_| AtomicU64::new(0)).collect();
+    let words: ringtap_io::Words = Arc::new(words);
+    let mut tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
+    let io = tasks.io().clone();
+    let handle = file.handle();
+    tasks
+        .block_on(async move {
+            let buffer = io.buffer(4096).expect("memory");
+            io.write(handle, 0, buffer.mem(), false).await.expect("written");
+            Witness::reset(&words, 0, stamp());
+            witness.start(words.clone(), 0);
+            for round in 0..200 {
+                let before = coarse_wall();
+                match round % 4 {
+                    0 => io.to_the_end(Op::SetLen { file: handle, len: 4096 + round }).await,
+                    1 => io.to_the_end(Op::PunchHole { file: handle, offset: 0, len: 512 }).await,
+                    _ => io.write(handle, 4096 * round, buffer.mem(), false).await,
+                }
+                .expect("changed");
+                let said = Witness::read(&words, 0);
+                assert_eq!(said.in_flight, 0, "round {round}");
+                let stamp = stamp();
+                assert!(said.floor <= stamp && stamp <= said.ended, "{round}: {said:?} {stamp}");
+                assert!(round % 4 < 2 || said.floor >= before, "{round}: {said:?} {before}");
+            }
+            // Several at a time.
+            let writes: Vec<_> =
+                (0..20).map(|at| io.write(handle, 4096 * at, buffer.mem(), false)).collect();
+            let mut writes: Vec<_> = writes.into_iter().map(Box::pin).collect();
+            std::future::poll_fn(|context| {
+                writes.retain_mut(|write| write.as_mut().poll(context).is_pending());
+                match writes.is_empty() {
+                    true => std::task::Poll::Ready(()),
+                    false => std::task::Poll::Pending,
+                }
+            })
+            .await;
+            let (said, stamp) = (Witness::read(&words, 0), stamp());
+            assert_eq!(said.in_flight, 0);
+            assert!(said.floor <= stamp && stamp <= said.ended, "{said:?} {stamp}");
+        })
+        .expect("the ring");
+}

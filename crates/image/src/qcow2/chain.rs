@@ -94,7 +94,6 @@ pub(crate) fn open_chain<'a>(
 
 /// Open the files of one image; from here on down the chain `options` are those it turns out to need.
 async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result<Layer, OpenError> {
-    let path = place.path();
     let mut container = Container::open(place, options)?;
     let mut header = Header::read(io, &container).await?;
     let snapshot = options.snapshot.take();

@@ -1,14 +1,14 @@
 //! What a ring has in flight on files whose changes are noted.
 
 use super::Ring;
-use crate::{Op, Watch, coarse_wall, wall};
+use crate::{Key, Op, Watch, coarse_wall, wall};
 
 /// Beside the key of an operation that changes a watched file.
-const WATCHED: u64 = 1 << 33;
+const WATCHED: u64 = 1 << 36;
 /// Beside that: its era,
-const ERA: u64 = 1 << 34;
+const ERA: u64 = 1 << 37;
 /// and whether it is a write, which puts a stamp on the file.
-const WRITE: u64 = 1 << 35;
+const WRITE: u64 = 1 << 38;
 /// The file's place from this bit on.
 const PLACE: u32 = 40;
 
@@ -19,6 +19,8 @@ pub(super) struct Watched {
     /// Places of files with changes that are not noted yet.
     begun: Vec<usize>,
     ended: Vec<usize>,
+    /// What stands beside each key.
+    beside: Vec<u64>,
 }
 
 impl Watched {
@@ -42,6 +44,11 @@ impl Watched {
         }
         let era = if watch.begin(bytes) == 0 { 0 } else { ERA };
         WATCHED | era | if write { WRITE } else { 0 } | (place as u64) << PLACE
+    }
+
+    /// What stands beside a key whose operation is in flight on a watched file.
+    pub(super) fn beside(&self, key: Key) -> Option<u64> {
+        self.beside.get(key as usize).copied().filter(|beside| *beside != 0)
     }
 
     /// Before what was begun is handed over.
@@ -88,7 +95,20 @@ impl Watched {
 impl Ring {
     /// Before an operation is handed over: what to say beside its key.
     #[inline]
-    pub(super) fn watch(&mut self, op: &Op) -> u64 {
+    pub(super) fn watch_in_flight(&mut self, key: Key, op: &Op) -> u64 {
+        let beside = self.watch(op);
+        if beside != 0 {
+            let places = &mut self.files.watched.beside;
+            if places.len() <= key as usize {
+                places.resize(key as usize + 1, 0);
+            }
+            places[key as usize] = beside;
+        }
+        beside
+    }
+
+    #[inline]
+    fn watch(&mut self, op: &Op) -> u64 {
         let (file, bytes, write) = match *op {
             Op::Write { file, mem, .. } => (file, mem.len() as u64, true),
             Op::PunchHole { file, .. } | Op::Allocate { file, .. } | Op::SetLen { file, .. } => {
