@@ -38,11 +38,16 @@ struct State {
     to_say: Vec<u8>,
     /// The client has said that nothing follows.
     closed: bool,
+    /// It failed, and the client was told why: rustls is not to be asked for anything any more.
+    failed: bool,
 }
 
 impl State {
     /// Open what was received.
     fn open(&mut self) -> Result<(), rustls::Error> {
+        if self.failed {
+            return Err(rustls::Error::General("the session has failed before".into()));
+        }
         loop {
             let UnbufferedStatus { mut discard, state, .. } =
                 self.session.process_tls_records(&mut self.sealed);
@@ -63,6 +68,7 @@ impl State {
             }
             self.sealed.drain(..discard);
             if let Some(error) = failed {
+                self.failed = true;
                 // The client is told why.
                 let last = self.session.process_tls_records(&mut self.sealed).state;
                 if let Ok(ConnectionState::EncodeTlsData(data)) = last {
@@ -90,7 +96,8 @@ impl Session {
     fn new(credentials: &Credentials) -> Result<Rc<Session>, rustls::Error> {
         let session = UnbufferedServerConnection::new(credentials.config())?;
         let (sealed, opened, to_say) = (vec![], vec![], vec![]);
-        let state = State { session, sealed, opened, taken: 0, to_say, closed: false };
+        let state =
+            State { session, sealed, opened, taken: 0, to_say, closed: false, failed: false };
         Ok(Rc::new(Session(RefCell::new(state))))
     }
 

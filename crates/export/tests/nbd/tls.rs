@@ -7,12 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ringtap_export::nbd::wire::{cmd, opt, rep};
 use ringtap_export::nbd::{Credentials, Limits, Tls};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
+    ClientConfig, ClientConnection, ConnectionTrafficSecrets, RootCertStore, StreamOwned,
+    SupportedProtocolVersion,
 };
 use tempfile::TempDir;
 
@@ -295,6 +297,55 @@ fn garbage_and_silence_in_the_middle_of_tls_harm_nobody_else() {
         let _ = raw.0.sock.write_all(&[7; 100]);
         drop(raw);
     }
+    let mut raw = chosen(&served, folders.client("client", VERSIONS[0]));
+    raw.send(&request(cmd::FLUSH, 0, 10, 0, 0));
+    assert_eq!(raw.reply(), Reply::Simple { error: 0, cookie: 10 });
+}
+
+/// A record of TLS 1.3 as the client of these secrets would seal it.
+fn record(secrets: &(u64, ConnectionTrafficSecrets), kind: u8, bytes: &[u8]) -> Vec<u8> {
+    let (seq, (algorithm, key, iv)) = match secrets {
+        (seq, ConnectionTrafficSecrets::Aes128Gcm { key, iv }) => (seq, (&AES_128_GCM, key, iv)),
+        (seq, ConnectionTrafficSecrets::Aes256Gcm { key, iv }) => (seq, (&AES_256_GCM, key, iv)),
+        _ => panic!("another cipher"),
+    };
+    let mut nonce: [u8; 12] = iv.as_ref().try_into().expect("twelve bytes");
+    nonce[4..].iter_mut().zip(seq.to_be_bytes()).for_each(|(byte, seq)| *byte ^= seq);
+    let mut inner = [bytes, &[kind]].concat();
+    let head = [&[23, 3, 3][..], &(inner.len() as u16 + 16).to_be_bytes()].concat();
+    let key = LessSafeKey::new(UnboundKey::new(algorithm, key.as_ref()).expect("a key"));
+    let nonce = Nonce::assume_unique_for_key(nonce);
+    key.seal_in_place_append_tag(nonce, Aad::from(&head), &mut inner).expect("sealed");
+    [head, inner].concat()
+}
+
+#[test]
+fn half_a_message_of_tls_itself_does_not_disturb_the_replies() {
+    let folders = Folders::new();
+    let served = secured(64 << 20, How::default(), folders.required());
+    let mut config = folders.client("client", VERSIONS[0]);
+    config.enable_secret_extraction = true;
+    let mut raw = chosen(&served, config);
+    for cookie in 0..48 {
+        raw.send(&request(cmd::READ, 0, cookie, cookie << 20, 1 << 20));
+    }
+    let StreamOwned { conn, mut sock } = raw.0;
+    #[allow(deprecated)] // nothing else is done with them
+    let secrets = conn.dangerous_extract_secrets().expect("secrets");
+    // The first byte of a KeyUpdate, while the server is at its replies, which nobody takes yet.
+    sock.write_all(&record(&secrets.tx, 22, &[24])).expect("sent");
+    std::thread::sleep(Duration::from_millis(200));
+    sock.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let (mut left, mut some) = (48 * (MIB + 16), vec![0; MIB]);
+    while left > 0 {
+        let taken = sock.read(&mut some).expect("replies");
+        assert_ne!(taken, 0, "{left} bytes are missing");
+        left = left.saturating_sub(taken);
+    }
+    // What is no message at all ends this connection, and no other.
+    let next = (secrets.tx.0 + 1, secrets.tx.1);
+    sock.write_all(&record(&next, 23, b"in between")).expect("sent");
+    while sock.read(&mut some).is_ok_and(|taken| taken > 0) {}
     let mut raw = chosen(&served, folders.client("client", VERSIONS[0]));
     raw.send(&request(cmd::FLUSH, 0, 10, 0, 0));
     assert_eq!(raw.reply(), Reply::Simple { error: 0, cookie: 10 });
