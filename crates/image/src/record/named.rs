@@ -90,8 +90,19 @@ pub fn set_allowed(path: &Path, role: Role, file: Option<&Path>) -> io::Result<(
         true => rustix::fs::removexattr(path, NAMES).is_ok(),
         false => set_attribute(path, NAMES, &names)?,
     };
-    let names = if set { vec![] } else { names };
-    Kept::change(path, names.is_empty(), |own| own.names = names)
+    also_kept(set, Kept::change(path, set || names.is_empty(), |own| own.names = names))
+}
+
+/// The state folder holds what stands in an attribute as well, for services that have no CAP_SYS_ADMIN and see
+/// none: where it cannot, they are told of it as any other.
+fn also_kept(attribute: bool, kept: io::Result<()>) -> io::Result<()> {
+    match kept {
+        Err(error) if attribute => {
+            tracing::debug!("the state folder does not hold what an image may name: {error}");
+            Ok(())
+        }
+        end => end,
+    }
 }
 
 /// Whose data file lies at `path`.
@@ -130,7 +141,7 @@ pub fn set_owner(image: &Place, data: &Place) -> io::Result<()> {
         return Ok(());
     }
     let set = set_attribute(&at, DATA_OF, &own)?;
-    Kept::change(&at, set, |kept| kept.data_of = (!set).then_some(own))
+    also_kept(set, Kept::change(&at, set, |kept| kept.data_of = Some(own)))
 }
 
 /// False where that cannot be, for whatever reason.
