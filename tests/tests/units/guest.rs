@@ -181,8 +181,13 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
         "mke2fs -q -t ext4 /dev/vda
          manager
          dd if=/dev/urandom of=/tmp/data bs=1M count=8 status=none
+         ringtap=/usr/local/bin/ringtap
+         $ringtap create -q -f qcow2 /srv/base.qcow2 64M
+         # What it names is recorded, and another user's, so that the record is asked.
+         $ringtap create -q -b /srv/base.qcow2 -F qcow2 /srv/late.qcow2
+         chown 65534 /srv/late.qcow2
          for name in guest net late host; do
-             /usr/local/bin/ringtap create -q -f qcow2 /srv/$name.qcow2 64M
+             [ $name = late ] || $ringtap create -q -f qcow2 /srv/$name.qcow2 64M
              printf 'DISK=/srv/%s.qcow2\\nFORMAT=qcow2\\nNUMBER=7\\n' $name >/etc/ringtap/$name.conf
          done",
     );
