@@ -7,6 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use ringtap_export::nbd::wire::{
     REQUEST_MAGIC, can, cmd_flag, errno, opt, rep,
 };
 use ringtap_export::nbd::{
-    Choice, Command, Contexts, Facts, Handshake, Header, Listener, NamedExport, Rules, Security,
-    Server, Step,
+    Choice, Command as Request, Contexts, Credentials, Facts, Handshake, Header, Listener,
+    NamedExport, Rules, Security, Server, Step, Tls,
 };
 use ringtap_image::{CacheMode, Null};
 use ringtap_vbd::Vbd;
@@ -236,8 +237,8 @@ fn check_request(header: &Header, rules: &Rules) {
             assert!(known, "error {error}");
             assert!(rules.read_only || error != errno::EPERM);
         }
-        Ok(Command::Disconnect | Command::Flush) => {}
-        Ok(Command::NarrowBlockStatus { .. }) => {
+        Ok(Request::Disconnect | Request::Flush) => {}
+        Ok(Request::NarrowBlockStatus { .. }) => {
             assert!(header.extended && (12..=264).contains(&header.payload()));
             // Whatever the payload says.
             let payload: Vec<u8> = (0..header.payload())
@@ -252,19 +253,19 @@ fn check_request(header: &Header, rules: &Rules) {
         Ok(command) => {
             assert!(within(header), "{command:?} is past the end");
             match command {
-                Command::Read { whole } => {
+                Request::Read { whole } => {
                     assert!(header.len <= most && (rules.structured || !whole));
                 }
-                Command::Write => {
+                Request::Write => {
                     assert!(header.len <= most && header.payload() == header.len);
                 }
-                Command::BlockStatus { of, .. } => {
+                Request::BlockStatus { of, .. } => {
                     assert!(of == rules.contexts && !of.is_empty() && header.len > 0);
                 }
                 _ => {}
             }
             let writes =
-                matches!(command, Command::Write | Command::Trim | Command::WriteZeroes { .. });
+                matches!(command, Request::Write | Request::Trim | Request::WriteZeroes { .. });
             assert!(!(writes && rules.read_only));
         }
     }
@@ -377,6 +378,10 @@ struct Live {
 
 impl Live {
     fn new() -> Live {
+        Live::with(Tls::Off)
+    }
+
+    fn with(tls: Tls) -> Live {
         let dir = tempfile::TempDir::new().expect("a folder");
         let socket = dir.path().join("nbd");
         let listener = Listener::Unix(UnixListener::bind(&socket).expect("a socket"));
@@ -386,7 +391,8 @@ impl Live {
             description: "an export".into(),
             vbd: vbd.clone(),
         };
-        let server = Server::new(vec![listener], vec![export("disk"), export("other")]);
+        let server =
+            Server::new(vec![listener], vec![export("disk"), export("other")]).with_tls(vec![tls]);
         let stop = Stop::new().expect("an eventfd");
         let theirs = stop.clone();
         let thread = std::thread::spawn(move || server.serve(&theirs).expect("the server"));
@@ -444,6 +450,36 @@ fn a_server_of_bytes() {
     still_serves(&live.socket);
 }
 
+/// Certificates, by the script that makes those of the other tests.
+fn credentials(folder: &Path) -> Credentials {
+    let script = include_str!("../../crates/export/tests/nbd/certificates.py");
+    let made = Command::new("/usr/bin/python3").args(["-c", script]).arg(folder).status();
+    assert!(made.expect("python3").success(), "python3-cryptography is not installed");
+    Credentials::load(&folder.join("server"), true).expect("credentials")
+}
+
+#[test]
+fn a_server_of_tls() {
+    let dir = tempfile::TempDir::new().expect("a folder");
+    let live = Live::with(Tls::On(credentials(dir.path())));
+    let socket = live.socket.as_path();
+    check!().with_iterations(300).with_type::<Vec<(u8, Vec<u8>)>>().for_each(|records| {
+        let mut bytes = 3u32.to_be_bytes().to_vec();
+        Say::Plain(opt::STARTTLS).write(&mut bytes);
+        for (kind, data) in records {
+            // Records of every kind, mostly whole, and bytes that are none.
+            if kind % 8 < 7 {
+                bytes.extend([20 + kind % 5, 3, 3]);
+                bytes.extend((data.len() as u16).to_be_bytes());
+            }
+            bytes.extend(data);
+        }
+        let heard = talk(socket, &bytes);
+        assert!(heard.len() >= 38, "STARTTLS was not answered");
+    });
+    still_serves(&live.socket);
+}
+
 #[test]
 fn a_server_of_requests() {
     let live = Live::new();
@@ -475,7 +511,7 @@ fn a_server_of_requests() {
                 true => bytes.extend(header.len.to_be_bytes()),
                 false => bytes.extend((header.len as u32).to_be_bytes()),
             }
-            if header.check(&rules) == Ok(Command::Disconnect) {
+            if header.check(&rules) == Ok(Request::Disconnect) {
                 break;
             }
             if header.payload() > u64::from(MAX_PAYLOAD) {
