@@ -136,6 +136,27 @@ fn what_cannot_be_compressed_is_refused_before_anything_is_made() {
     assert!(said.contains("external data file"), "{said}");
 }
 
+/// QEMU's `convert -l` gives the size that the disk has today, cut or filled with zeros.
+#[test]
+fn a_snapshot_of_another_size_is_converted_in_its_own() {
+    let bench = Bench::new();
+    bench.ok("qemu-img create -q -f qcow2 a.qcow2 8M");
+    bench.qemu_io("-f qcow2 a.qcow2", &["write -q -P 7 0 8M".into()]);
+    bench.ok("ringtap convert -q -f qcow2 a.qcow2 then.raw");
+    bench.ok("qemu-img snapshot -c was a.qcow2");
+    for today in ["16M", "4M"] {
+        bench.ok(&format!("qemu-img resize -q -f qcow2 --shrink a.qcow2 {today}"));
+        for (format, to) in [("raw", "out.raw"), ("qcow2", "out.qcow2")] {
+            bench.ok(&format!("ringtap convert -q -f qcow2 -l was a.qcow2 -O {format} {to}"));
+            let facts = bench.json(&format!("ringtap info --output json -f {format} {to}"));
+            assert_eq!(facts["virtual-size"], 8 << 20, "{today}, {to}");
+            bench.same("then.raw", to);
+        }
+        let measured = bench.json("ringtap measure --output json -f qcow2 -l was a.qcow2 -O raw");
+        assert_eq!(measured["fully-allocated"], 8 << 20, "{today}");
+    }
+}
+
 #[test]
 fn snapshots_and_bitmaps_are_converted_as_qemu_does() {
     let bench = Bench::new();
