@@ -10,7 +10,7 @@ DESTDIR ?=
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
-	@echo "make test       install what is missing, check format and lints, run every test"
+	@echo "make test       install what is missing, check format and lints, run every test; CI=1: fail on an unknown skip"
 	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
 	@echo "make build      the optimised binary: $(RINGTAP)"
 	@echo "make bench      ratios against other servers, in about an hour"
@@ -32,7 +32,7 @@ test:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	$(CARGO) test --workspace --locked
+	set -o pipefail; $(CARGO) test --workspace --locked -- --show-output | scripts/skips.sh tests/skips.txt
 	$(MAKE) models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 

@@ -99,7 +99,8 @@ fn a_raw_disk_stays_one_whatever_its_guest_makes_of_it() {
         Running::start(python(write, &[&server.uri(0), &hex])).wait().ok();
         server.stop().ok();
         if attribute(&path).is_none() {
-            return; // no extended attributes: those have a test of their own
+            eprintln!("skipped: no extended attributes here");
+            return;
         }
         for words in ["x -f raw --nbd unix:s", "x --nbd unix:s"] {
             let server = Server::start(dir.path(), words);

@@ -85,6 +85,7 @@ mod tests {
         let tree = Tree { files: 60, bytes: 300_000 };
         crate::tool::tree::make(dir.path(), tree.files, tree.bytes, 1).unwrap();
         if crate::process::find("cpio").is_none() {
+            eprintln!("skipped: cpio is not installed");
             return;
         }
         let output = std::process::Command::new("sh")

@@ -80,6 +80,7 @@ mod tests {
     #[test]
     fn fio_really_syncs_that_often() {
         if crate::process::find("fio").is_none() {
+            eprintln!("skipped: fio is not installed");
             return;
         }
         let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();

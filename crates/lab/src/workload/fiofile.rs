@@ -138,6 +138,7 @@ mod tests {
     #[test]
     fn fio_takes_what_is_written_and_its_json_is_read() {
         if crate::process::find("fio").is_none() {
+            eprintln!("skipped: fio is not installed");
             return;
         }
         let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();

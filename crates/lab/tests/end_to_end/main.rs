@@ -420,8 +420,11 @@ fn a_host_with_a_device_mapper_and_an_nbd_client_uses_them() {
     if ringtap_lab::process::find("dmsetup").is_none() {
         panic!("dmsetup is needed: apt-get install dmsetup");
     }
+    // The guest has a /tmp of its own, and the clone may lie below the host's.
+    let tool = "/opt/ringtap-lab";
     let appliance = ringtap_guest::Appliance::builder(ringtap_guest::Machine::Uml)
         .modules(["dm_mod", "dm_snapshot", "dm_thin_pool", "nbd"])
+        .file(lab(), tool)
         .build(&ringtap_guest::Appliance::default_cache());
     let appliance = appliance.unwrap_or_else(|e| panic!("{e}"));
     let disk = bench.dir.path().join("run-disk");
@@ -431,16 +434,14 @@ fn a_host_with_a_device_mapper_and_an_nbd_client_uses_them() {
         "set -e\nmkfs.ext4 -q -F {}\nmkdir -p /mnt/lab\nmount -t ext4 {} /mnt/lab\ncd /mnt/lab\n\
          mkdir two\\ words\nset -- compare --stages host --backends native,qemu-nbd-kernel,lvm,lvm-snapshot,lvm-thin --size 32M --ramp 0 \
          --seconds 0.2 --workloads randwrite-4k-qd1,snapshot-life --dir '/mnt/lab/two words'\n\
-         '{}' \"$@\" --rounds 1 --out run >&2\n\
-         '{}' \"$@\" --rounds 500 --out cut >&2 &\nlab=$!\n\
+         {tool} \"$@\" --rounds 1 --out run >&2\n\
+         {tool} \"$@\" --rounds 500 --out cut >&2 &\nlab=$!\n\
          until dmsetup ls | grep -q ^snap && [ -s cut/samples.jsonl ]; do\n\
          if [ ! -e /proc/$lab/exe ]; then wait $lab || echo \"ended too early with $?\" >&2; exit 1; fi\nsleep 0.05; done\n\
          kill -INT $lab\nwait $lab || echo \"ended with $?\" >&2\n\
          dmsetup ls >&2\nlosetup -a >&2\nfor pid in /sys/block/nbd*/pid; do [ ! -e $pid ] || echo $pid >&2; done\nls . two\\ words >&2\ncat run/samples.jsonl",
         machine.disks()[0],
         machine.disks()[0],
-        lab().display(),
-        lab().display()
     );
     let output = machine.exec(&script, Duration::from_secs(300)).unwrap().success().unwrap();
     let samples: Vec<Sample> =

@@ -114,7 +114,10 @@ mod tests {
 
     #[test]
     fn the_program_moves_the_bytes_that_the_ledger_says() {
-        let Some(program) = crate::process::find("bonnie++") else { return };
+        let Some(program) = crate::process::find("bonnie++") else {
+            eprintln!("skipped: bonnie++ is not installed");
+            return;
+        };
         let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let shape = Shape { size_mib: 32, files: 1, direct: false };
         let child = Command::new(program)
