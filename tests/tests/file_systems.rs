@@ -386,7 +386,10 @@ fn images_are_made_on_a_block_device() {
         assert!(said.contains("block device, at whose end its footer is"), "{said}");
         run(&["compare", "-f", "raw", plain(&raw), "-F", "vpc", &device], 0);
     }
-    run(&["convert", "-f", "raw", plain(&raw), "-O", "raw", "-n", &device], 0);
+    let words = ["convert", "-f", "raw", plain(&raw), "-O", "raw", "-n", &device];
+    let said = run(&words, 1);
+    assert!(said.contains("is recorded as vpc"), "{said}");
+    run(&[&words[..], &["--force-format"]].concat(), 0);
     // What lies behind the disk's end is the device's.
     let mut there = vec![0; content.len()];
     File::open(&device).and_then(|mut file| file.read_exact(&mut there)).expect("read");
