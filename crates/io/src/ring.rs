@@ -43,6 +43,9 @@ pub struct Ring {
     start: Instant,
     #[cfg(test)]
     enters: u32,
+    /// What the next enters fail with, instead of being made; 0 for one that is made.
+    #[cfg(test)]
+    fails: std::collections::VecDeque<i32>,
 }
 
 #[derive(Default)]
@@ -79,10 +82,14 @@ impl Ring {
             }
             Err(error) => return Err(error),
         };
+        Ok(Ring::of(ring, deferred))
+    }
+
+    fn of(ring: IoUring, deferred: bool) -> Ring {
         let files = Files::new(&ring);
         let limits = ring.params().is_feature_ext_arg();
         let (scratch, start) = (Vec::new(), Instant::now());
-        Ok(Ring {
+        Ring {
             ring,
             files,
             scratch,
@@ -92,7 +99,9 @@ impl Ring {
             start,
             #[cfg(test)]
             enters: 0,
-        })
+            #[cfg(test)]
+            fails: Default::default(),
+        }
     }
 
     fn build(newest: bool) -> io::Result<IoUring> {
@@ -328,8 +337,16 @@ impl Ring {
         // SAFETY: the argument is of the type that the flags say and outlives the call, and every
         // entry in the queue names memory that its task keeps valid until completion (the promise
         // of `Mem` and of `Io`).
-        let entered =
-            unsafe { self.ring.submitter().enter(waiting, sleep.events, flags, limit.as_ref()) };
+        let enter =
+            || unsafe { self.ring.submitter().enter(waiting, sleep.events, flags, limit.as_ref()) };
+        #[cfg(test)]
+        let fails = self.fails.pop_front().filter(|errno| *errno != 0);
+        #[cfg(not(test))]
+        let fails = None;
+        let entered = match fails {
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => enter(),
+        };
         match entered {
             Ok(_) => Ok(()),
             // EBUSY: completions must be taken first. EAGAIN: no memory for a request just now.
@@ -361,10 +378,35 @@ impl Ring {
         submit: &mut Vec<(Key, Op)>,
         done: &mut Vec<(Key, i32)>,
     ) -> io::Result<()> {
+        let mut handed = (0, 0);
+        let outcome = self.hand_over_some(submit, done, &mut handed);
+        if outcome.is_err() {
+            // Those that were not stay listed, for whoever owns their memory waits for each that was.
+            let (mut awaited, mut others) = handed;
+            submit.retain(|(_, op)| {
+                let left = if is_awaited(op) { &mut awaited } else { &mut others };
+                let goes = *left > 0;
+                *left -= usize::from(goes);
+                !goes
+            });
+            return outcome;
+        }
+        submit.clear();
+        Ok(())
+    }
+
+    /// `handed` counts those that somebody outside waits for, and the others.
+    fn hand_over_some(
+        &mut self,
+        submit: &[(Key, Op)],
+        done: &mut Vec<(Key, i32)>,
+        handed: &mut (usize, usize),
+    ) -> io::Result<()> {
         let alone = submit.len() == 1;
         let mut told = false;
         for (key, op) in submit.iter().filter(|(_, op)| is_awaited(op)) {
             self.push(*key, op, false, done)?;
+            handed.0 += 1;
             told = true;
         }
         for (key, op) in submit.iter().filter(|(_, op)| !is_awaited(op)) {
@@ -382,8 +424,8 @@ impl Ring {
                 let by_worker = !alone && self.is_large_copy(op);
                 self.push(*key, op, by_worker, done)?;
             }
+            handed.1 += 1;
         }
-        submit.clear();
         Ok(())
     }
 

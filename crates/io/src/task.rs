@@ -167,6 +167,10 @@ impl Tasks {
     }
 
     fn completed(&mut self) {
+        if !self.submit.is_empty() {
+            // The reactor has failed before it took these.
+            self.io.shared.submit.borrow_mut().append(&mut self.submit);
+        }
         self.io.shared.now.set(self.io.shared.reactor.borrow().now());
         for (key, result) in self.done.drain(..) {
             self.io.complete(key, result);

@@ -7,6 +7,93 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::{Io, Nature, OpenFile};
 
+/// So many operations that end at once, or one after the other.
+fn timeouts(count: Key) -> Vec<(Key, Op)> {
+    (0..count).map(|key| (key, Op::Timeout { nanos: 1 })).collect()
+}
+
+/// Take until so many are done; how many each was.
+fn take(ring: &mut Ring, submit: &mut Vec<(Key, Op)>, count: usize) -> Vec<(Key, i32)> {
+    let mut done = vec![];
+    while done.len() < count {
+        ring.turn(submit, &mut done, true).expect("the ring");
+    }
+    done.sort_unstable();
+    done
+}
+
+/// A kernel without room for a request or for completions, or with a signal for the thread, has taken none
+/// of what was to be handed over, and it is again the next time.
+#[test]
+fn an_enter_that_takes_nothing_loses_nothing() {
+    for errno in [libc::EAGAIN, libc::EBUSY, libc::EINTR] {
+        for count in [1, 200, 700] {
+            let mut ring = Ring::new().expect("io_uring");
+            ring.fails.extend([errno, errno, 0, errno, errno, errno, 0, errno]);
+            let mut submit = timeouts(count);
+            let done = take(&mut ring, &mut submit, count as usize);
+            assert!(submit.is_empty() && ring.fails.len() < 6, "{errno}: {count}");
+            assert!(done.iter().map(|(key, _)| *key).eq(0..count), "{errno}: {count}");
+            let mut more = vec![];
+            ring.turn(&mut vec![], &mut more, false).expect("the ring");
+            assert!(more.is_empty(), "{errno}: some ended twice");
+        }
+    }
+}
+
+/// Where it fails for good what was handed over and what was not are told apart.
+#[test]
+fn an_enter_that_fails_leaves_what_was_not_handed_over() {
+    for count in [100, 257, 700] {
+        let mut ring = Ring::new().expect("io_uring");
+        ring.fails.push_back(libc::EIO);
+        let (mut submit, mut done) = (timeouts(count), vec![]);
+        let error = ring.turn(&mut submit, &mut done, true).expect_err("it fails");
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        assert_eq!(submit.len(), (count as usize).saturating_sub(SUBMISSIONS as usize));
+        let done = take(&mut ring, &mut submit, count as usize - done.len());
+        assert!(done.iter().map(|(key, _)| *key).eq(0..count), "{count}");
+    }
+}
+
+/// A task waits for what it has asked for, handed over or not, before its memory goes.
+#[test]
+fn tasks_of_a_ring_that_fails_once_can_be_dropped() {
+    let mut ring = Ring::new().expect("io_uring");
+    ring.fails.push_back(libc::EIO);
+    let mut tasks = crate::Tasks::new(Box::new(ring));
+    for _ in 0..700 {
+        let io = tasks.io().clone();
+        tasks.spawn(async move { io.sleep(1_000_000_000_000).await });
+    }
+    tasks.run_ready();
+    tasks.turn(true).expect_err("it fails");
+    assert_eq!(tasks.io().under_way(), 700);
+    drop(tasks);
+}
+
+#[test]
+fn completions_past_the_rings_room_are_all_taken() {
+    for newest in [true, false] {
+        let event = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let event = OpenFile::new(event);
+        let mut ring = match newest {
+            true => Ring::new().expect("io_uring"),
+            false => Ring::of(Ring::build(false).expect("io_uring"), false),
+        };
+        let count = 3 * COMPLETIONS + 7;
+        let wait = |key| (key, Op::PollIn { file: event.handle() });
+        let (mut submit, mut done) = ((0..count).map(wait).collect(), vec![]);
+        ring.turn(&mut submit, &mut done, false).expect("the ring");
+        assert!(submit.is_empty() && done.is_empty());
+        rustix::io::write(&event, &1u64.to_ne_bytes()).expect("a signal");
+        // Handed over and completed while the kernel keeps what there is no room for.
+        submit.extend((count..count + 700).map(|key| (key, Op::Timeout { nanos: 1 })));
+        let done = take(&mut ring, &mut submit, count as usize + 700);
+        assert!(done.iter().map(|(key, _)| *key).eq(0..count + 700), "each once");
+    }
+}
+
 #[test]
 fn a_turn_enters_the_kernel_once() {
     let file = tempfile::tempfile().expect("a temporary file");
