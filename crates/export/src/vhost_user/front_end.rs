@@ -6,11 +6,13 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringtap_image::{CacheMode, Null};
+use ringtap_image::{CacheMode, Image, Null};
 use ringtap_vbd::Vbd;
+use ringtap_vbd::sabotage::Trapped;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_T_FLUSH,
@@ -69,7 +71,11 @@ fn region(number: u64) -> [u64; 4] {
 
 impl FrontEnd {
     pub(super) fn connect() -> FrontEnd {
-        let mut front_end = FrontEnd::connect_only();
+        FrontEnd::connect_only().agree()
+    }
+
+    fn agree(self) -> FrontEnd {
+        let mut front_end = self;
         front_end.send(SET_OWNER, 0, &[], &[]);
         assert_eq!(front_end.ask(GET_FEATURES) & FEATURES, FEATURES);
         front_end.send(SET_FEATURES, 0, &words(&[FEATURES]), &[]);
@@ -81,12 +87,17 @@ impl FrontEnd {
 
     /// Before the first message.
     fn connect_only() -> FrontEnd {
+        FrontEnd::connect_to(Box::new(Null::new(1 << 20, false)))
+    }
+
+    /// Before the first message to a server of that image.
+    fn connect_to(image: Box<dyn Image>) -> FrontEnd {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).expect("a socket");
         let stream = UnixStream::connect(&path).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
-        let vbd = Arc::new(Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None));
+        let vbd = Arc::new(Vbd::new(image, CacheMode::None));
         let stop = Stop::new().expect("an eventfd");
         let theirs = stop.clone();
         let server = Server::new(listener, vbd, Options::default());
@@ -344,4 +355,27 @@ fn one_of_32_front_ends_at_their_limit_truncates_its_memory_and_the_others_go_on
     assert!(!add(&mut front_end, &guest, page(MOST)));
     assert!(front_end.is_let_go());
     ask(&all);
+}
+
+#[test]
+fn a_panic_is_an_error_to_the_guest_and_ends_the_connection() {
+    let status = HEADER + 0x100;
+    let read =
+        [Entry(HEADER, 16, NEXT, 1), Entry(DATA, 512, NEXT | WRITE, 2), Entry(status, 1, WRITE, 0)];
+    let guest = GuestRing::new(&with_header(&read, 0), 16, &[]);
+    let panics = Arc::new(AtomicBool::new(false));
+    let theirs = panics.clone();
+    let trap = move |step, _| assert!(step != "map" || !theirs.load(SeqCst), "as the test has it");
+    let image = Trapped::boxed(Box::new(Null::new(1 << 20, false)), Arc::new(trap));
+    let mut front_end = FrontEnd::connect_to(image).agree();
+    let kick = front_end.start_queue(&guest);
+    let second = words(&[&[0][..], &region(1)[..]].concat());
+    let memory = [OwnedFd::from(guest.file.try_clone().expect("a descriptor"))];
+    assert!(front_end.tell(ADD_MEM_REG, &second, &memory));
+    assert_eq!(answers(&guest, &kick, status), Some(VIRTIO_BLK_S_OK));
+    panics.store(true, SeqCst);
+    assert_eq!(answers(&guest, &kick, status), Some(VIRTIO_BLK_S_IOERR));
+    assert!(front_end.is_let_go());
+    let server = front_end.server.take().expect("the server").join().expect("no panic");
+    assert!(matches!(server, Err(Error::Stopped)), "{server:?}");
 }

@@ -7,6 +7,7 @@ mod lent;
 mod lifetime;
 mod limits;
 mod newer;
+mod panic;
 mod programs;
 mod python;
 mod raw;
