@@ -111,10 +111,9 @@ impl Ring {
     fn watch(&mut self, op: &Op) -> u64 {
         let (file, bytes, write) = match *op {
             Op::Write { file, mem, .. } => (file, mem.len() as u64, true),
-            Op::PunchHole { file, .. } | Op::Allocate { file, .. } | Op::SetLen { file, .. } => {
-                (file, 0, false)
-            }
-            Op::ZeroRange { file, len, .. } => (file, len, false),
+            Op::Allocate { file, .. } | Op::SetLen { file, .. } => (file, 0, false),
+            // A block device may write zeros for it.
+            Op::PunchHole { file, len, .. } | Op::ZeroRange { file, len, .. } => (file, len, false),
             _ => return 0,
         };
         match self.files.find(&self.ring, file) {

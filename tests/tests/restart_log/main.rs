@@ -1,6 +1,8 @@
 //! What a killed server left belongs to one image in one state: an image that was put back, copied over or
 //! written to by others reads as it is, one that only its server died on reads as its guest knows it.
 
+mod devices;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
