@@ -176,11 +176,15 @@ impl Message<'_> {
         if wanted != carried || wanted > memory(wanted).len() {
             return Some(Asked::Failed(libc::EINVAL));
         }
+        if wanted == 0 {
+            // How many were written, and padding.
+            return Some(Asked::Answer(vec![0; 8]));
+        }
         if let Err(failed) = self.reach(offset.saturating_add(wanted as u64)) {
             return Some(failed);
         }
         let len = self.within(offset, wanted as u64);
-        if len == 0 && wanted > 0 {
+        if len == 0 {
             return Some(Asked::Failed(libc::ENOSPC));
         }
         let durable = u32_at(self.arguments, 32)? as i32 & libc::O_DSYNC != 0;
@@ -302,6 +306,10 @@ mod tests {
         assert!(matches!(write(SIZE - 100, 4096, 4096), Asked::Device(_, Answer::Written(100))));
         assert!(matches!(write(SIZE, 4096, 4096), Asked::Failed(libc::ENOSPC)));
         assert!(matches!(write(0, 4096, 4095), Asked::Failed(libc::EINVAL)), "bytes are missing");
+        assert!(
+            matches!(write(u64::MAX, 0, 0), Asked::Answer(bytes) if bytes == [0; 8]),
+            "nothing"
+        );
         assert!(matches!(ask(op::READ, 2, &transfer(0, 1), 0), Asked::Failed(libc::ENOENT)));
     }
 
