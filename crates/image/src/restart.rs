@@ -60,6 +60,8 @@ const WRITTEN: usize = 17;
 const WITNESS: usize = 24;
 pub(crate) const FIRST: usize = 32;
 const RECORD: usize = 4;
+/// No server gets so far: what says so was not written by one.
+const LAST_TURN: u64 = 1 << 48;
 /// How the name of the memory beside a log ends.
 pub(crate) const MEMORY: &str = "memory";
 
@@ -440,7 +442,14 @@ impl RestartLog {
     pub fn start(&self, generation: u64) {
         // What was there is stable by now, so that it is as after a good end until the new one stands.
         self.set(0, CLOSED);
-        let turn = self.word(TURN[0]).max(self.word(TURN[1])).saturating_add(1);
+        let last = self.word(TURN[0]).max(self.word(TURN[1]));
+        let turn = if last < LAST_TURN { last + 1 } else { 1 };
+        if last >= LAST_TURN {
+            // Of turns that come again.
+            let places =
+                (0..2).flat_map(|half| (0..self.capacity).map(move |number| (half, number)));
+            places.for_each(|(half, number)| self.set(self.place(half, number), 0));
+        }
         for at in TURN[0]..=COUNT[1] {
             self.set(at, 0);
         }

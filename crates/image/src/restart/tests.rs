@@ -145,6 +145,26 @@ fn a_flush_that_fails_drops_nothing() {
 }
 
 #[test]
+fn turns_never_run_out() {
+    let log = simulated(4);
+    note(&log, 0..4);
+    log.begin_flush();
+    note(&log, 4..8);
+    // Both halves are full of marks of turns that come again.
+    for (turn, half) in [(u64::MAX - 1, 0), (u64::MAX, 1)] {
+        log.set(TURN[half], turn);
+        (0..4).for_each(|number| log.set(log.place(half, number), turn % 2 + 1));
+    }
+    log.start(1);
+    for round in 0..4 {
+        log.begin_flush();
+        note(&log, 10 * round..10 * round + 1);
+        log.end_flush();
+        assert_eq!(records(&log), [10 * round]);
+    }
+}
+
+#[test]
 fn a_log_of_nonsense_gives_no_more_than_it_holds() {
     let log = simulated(4);
     note(&log, 0..1);
