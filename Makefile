@@ -6,12 +6,13 @@ RINGTAP := $(TARGET)/release/ringtap
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help build demo test models bench install uninstall
+.PHONY: help build demo test models fuzz bench install uninstall
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
 	@echo "make test       install what is missing, check format and lints, run every test; CI=1: fail on an unknown skip"
 	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
+	@echo "make fuzz       every fuzz target, guided by coverage: MINUTES=60 each, TARGETS=names for some only"
 	@echo "make build      the optimised binary: $(RINGTAP)"
 	@echo "make bench      ratios against other servers, in about an hour"
 	@echo "make install    binary, manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
@@ -45,6 +46,12 @@ models:
 	$(CARGO) clippy $(MODELS) --all-targets -- -D warnings
 	RINGTAP_ORDERS=$(ORDERS) $(CARGO) test $(MODELS) --lib -- models $(SHOWN)
 	RINGTAP_ORDERS=$(ORDERS) $(CARGO) test $(MODELS) --test models -- $(SHOWN)
+
+MINUTES ?= 60
+TARGETS ?=
+fuzz:
+	scripts/setup.sh fuzz
+	nice -n 19 scripts/fuzz.sh $(MINUTES) $(TARGETS)
 
 bench:
 	scripts/setup.sh bench

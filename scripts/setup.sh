@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what is missing to build, test, demonstrate or measure Ringtap on Debian 12 or 13:
-#   scripts/setup.sh build|demo|test|bench
+#   scripts/setup.sh build|demo|test|bench|fuzz
 # As root or with sudo. What is there already is left as it is; where nothing is missing, nothing is
 # asked of apt.
 set -euo pipefail
@@ -9,8 +9,8 @@ PATH=$PATH:/usr/sbin:/sbin
 
 purpose=${1:-build}
 case $purpose in
-    build | demo | test | bench) ;;
-    *) echo "usage: scripts/setup.sh build|demo|test|bench" >&2; exit 2 ;;
+    build | demo | test | bench | fuzz) ;;
+    *) echo "usage: scripts/setup.sh build|demo|test|bench|fuzz" >&2; exit 2 ;;
 esac
 
 release=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown}${VERSION_ID:-}")
@@ -35,7 +35,10 @@ if ! scripts/cargo --find >/dev/null 2>&1; then
     missing+=("${rust[@]}")
 fi
 
-if [ "$purpose" != build ]; then
+if [ "$purpose" = fuzz ]; then
+    need c++ g++
+fi
+if [ "$purpose" != build ] && [ "$purpose" != fuzz ]; then
     need linux.uml user-mode-linux
     need busybox busybox-static
     need mke2fs e2fsprogs

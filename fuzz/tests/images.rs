@@ -5,22 +5,20 @@
 //! modulo what the structures take) and the new value. Checksums are made right afterwards, as a
 //! hostile author would, unless the first byte's highest bit is set.
 
+mod common;
+
 use std::time::{Duration, Instant};
 
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent};
 use ringtap_image::{Boxed, CacheMode, Container, Image, OpenError, Traits, vhdx, vmdk};
-use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Chances, Disk, Sim};
+use ringtap_io::{File, Io};
+use ringtap_sim::Disk;
 use ringtap_vbd::{Kind, Request, Vbd};
+
+use common::{run, use_image};
 
 /// Long enough for a loaded machine; an honest run takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
-
-fn run<T: 'static, F: Future<Output = T> + 'static>(disk: &Disk, task: impl FnOnce(Io) -> F) -> T {
-    let mut tasks = Tasks::new(Box::new(Sim::new(disk, 1).chances(Chances::NEVER)));
-    let io = tasks.io().clone();
-    tasks.block_on(task(io)).expect("the simulation runs")
-}
 
 fn container(disk: &Disk, file: File, read_only: bool) -> Container {
     let traits = Traits { read_only, ..Traits::FILE };
@@ -34,35 +32,6 @@ fn change(image: &mut [u8], changes: &[u8]) {
         let place = u32::from_le_bytes([*a, *b, *c, *d]) as usize % image.len();
         image[place] = *value;
     }
-}
-
-/// Read here and there, and write where that is allowed.
-async fn use_image(io: &Io, image: Box<dyn Image>) {
-    let vbd = Vbd::new(image, CacheMode::None);
-    let (size, writable) = (vbd.size(), !vbd.info().read_only);
-    let mut buffer = io.buffer(64 << 10).expect("memory");
-    let offsets = [0, size / 3, size / 2, size.saturating_sub(4096)];
-    for offset in offsets.map(|offset| offset / 512 * 512) {
-        let len = (size - offset).min(64 << 10);
-        let mem = buffer.mem().window(0, len as usize);
-        let ask = |kind| Request { kind, offset, len, mem, fua: false };
-        // Errors are answers too.
-        let _answer = vbd.serve(io, ask(Kind::Read)).await;
-        let _answer = vbd.status(io, offset, len).await;
-        if writable {
-            buffer.bytes_mut().fill(7);
-            let written = vbd.serve(io, ask(Kind::Write)).await;
-            let zeroes = ask(Kind::WriteZeroes { unmap: true, fast: false });
-            let _answer = vbd.serve(io, Request { len: 512, ..zeroes }).await;
-            if written.is_ok() && len > 512 {
-                let mut back = io.buffer(len as usize).expect("memory");
-                back.bytes_mut().fill(1);
-                vbd.serve(io, Request { mem: back.mem(), ..ask(Kind::Read) }).await.expect("read");
-                assert!(back.bytes()[512..].iter().all(|byte| *byte == 7), "a write reads back");
-            }
-        }
-    }
-    let _answer = vbd.close(io).await;
 }
 
 type Opened<'a> = Boxed<'a, Result<Box<dyn Image>, OpenError>>;

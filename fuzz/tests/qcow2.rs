@@ -1,19 +1,21 @@
 //! qcow2 images of arbitrary bytes: parsers by themselves, and every tool on images damaged at the
 //! places that matter. An error is fine; a panic, a hang, or a repair that makes it worse is not.
 
+mod common;
+
 use std::sync::OnceLock;
 
 use bolero::check;
 use ringtap_image::qcow2::compressed::{Encoder, decode};
 use ringtap_image::qcow2::{
-    BitmapChange, BitmapSet, Compression, CreateOptions, Header, Repair, ResizeOptions,
-    apply_snapshot, bitmap_directory, change_bitmaps, check as check_image, create,
+    BitmapChange, BitmapSet, Compression, CreateOptions, Header, Parts, Qcow2, Repair,
+    ResizeOptions, apply_snapshot, bitmap_directory, change_bitmaps, check as check_image, create,
     create_snapshot, delete_snapshot, list_bitmaps, list_snapshots, load_bitmap, resize,
     snapshot_table,
 };
 use ringtap_image::{Container, Traits};
-use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Chances, Disk, Sim};
+use ringtap_io::{File, Io};
+use ringtap_sim::Disk;
 
 /// An image on a simulated disk.
 struct Bench {
@@ -33,12 +35,9 @@ impl Bench {
         &self,
         task: impl FnOnce(Io, Container) -> F,
     ) -> T {
-        let sim = Sim::new(&self.disk, 1).chances(Chances::NEVER);
-        let mut tasks = Tasks::new(Box::new(sim));
         let len = self.disk.size(self.file);
         let container = Container::simulated(self.file, len, Traits::FILE);
-        let task = task(tasks.io().clone(), container);
-        tasks.block_on(task).expect("the simulation runs")
+        common::run(&self.disk, |io| task(io, container))
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -210,6 +209,25 @@ fn tools_on_damaged_images() {
                 let again = check_image(&io, &container, Repair::Nothing).await;
                 let again = again.expect("what was repaired can be looked at");
                 assert!(again.corruptions <= repaired.corruptions + 1, "{repaired:?} {again:?}");
+            }
+        });
+    });
+}
+
+/// An image is damaged where it says something; what of it opens is served to a guest.
+#[test]
+fn damaged_images_served() {
+    check!().with_max_len(40).with_iterations(300).for_each(|input: &[u8]| {
+        let [kind, edits @ ..] = input else { return };
+        let sample = &samples()[usize::from(*kind) % samples().len()];
+        let bench = Bench::new(&damage(sample, edits));
+        let table_memory = Some(if kind & 128 == 0 { 1 << 20 } else { 0 });
+        bench.run(move |io, container| async move {
+            let Ok(header) = Header::read(&io, &container).await else { return };
+            let parts = Parts { table_memory, ..Parts::default() };
+            match Qcow2::open(&io, container, header, parts).await {
+                Ok(image) => common::use_image(&io, Box::new(image)).await,
+                Err(error) => assert!(error.to_string().len() > 20, "{error}"),
             }
         });
     });

@@ -18,6 +18,8 @@ mod queue;
 mod request;
 mod shown;
 mod table;
+#[doc(hidden)]
+pub mod testing;
 mod thread;
 mod wire;
 

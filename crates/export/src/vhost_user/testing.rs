@@ -5,8 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
 
+use super::inflight::Inflight;
 use super::mapping::Maps;
 use super::memory::{Memory, Region};
 use super::request::{Asked, Chain};
@@ -23,6 +24,32 @@ const AVAILABLE: u64 = 17 << 10;
 const USED: u64 = 20 << 10;
 pub(super) const ADDRESSES: Addresses =
     Addresses { descriptors: USER[0], available: USER[0] + AVAILABLE, used: USER[0] + USED };
+
+/// Take up a queue from a region of requests in flight that another server left; gives the requests.
+///
+/// # Panics
+/// Where one of them is none of the queue's, or comes twice: that is what is being looked for.
+pub fn take_up(region: &[u8], queues: (u16, u16), index: u16, size: u16, used: u16) -> Vec<u16> {
+    let file = File::from(memfd_create("inflight", MemfdFlags::CLOEXEC).expect("memfd"));
+    ftruncate(&file, region.len() as u64).expect("its size");
+    file.write_all_at(region, 0).expect("the region");
+    let message = VhostUserInflight::new(region.len() as u64, 0, queues.0, queues.1);
+    let Ok(inflight) = Inflight::map(&message, &file, &Maps::default()) else { return Vec::new() };
+    let _noted = inflight.write_cache();
+    inflight.note_write_cache(true);
+    let Some(mut queue) = inflight.queue(index, size) else { return Vec::new() };
+    let left = queue.take_up(used);
+    let mut seen = std::collections::HashSet::new();
+    assert!(left.iter().all(|head| *head < size && seen.insert(*head)), "{left:?} of {size}");
+    // What is taken up is answered; then nothing is left.
+    for head in &left {
+        queue.fetched(*head);
+        queue.answering(*head);
+    }
+    queue.answered(left.iter().copied(), used.wrapping_add(left.len() as u16));
+    assert!(queue.take_up(used.wrapping_add(left.len() as u16)).is_empty());
+    left
+}
 
 /// A ring in memory filled by the caller.
 pub struct GuestRing {

@@ -1,0 +1,132 @@
+//! Restart logs of arbitrary words: what a killed server left, changed at will. The image opens or is refused, at
+//! once; what opens is served.
+//!
+//! The input: what to change of the log, nine bytes each: which word (one byte, modulo those that were
+//! used), and what it becomes.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use bolero::check;
+use ringtap_image::qcow2::{self, CreateOptions, Header, Parts, Qcow2};
+use ringtap_image::{CacheMode, Container, Identity, Image, OpenError, RestartLog, Traits, vhd};
+use ringtap_io::{File, Io};
+use ringtap_sim::Disk;
+use ringtap_vbd::{Kind, Request, Vbd};
+
+use common::{run, use_image};
+
+const IDENTITY: Identity = Identity { boot: 1, file: (2, 3) };
+const NOTES: u64 = 40;
+
+type Words = Arc<[AtomicU64]>;
+
+fn blank() -> Words {
+    (0..RestartLog::words_for(NOTES)).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn log(words: &Words) -> RestartLog {
+    RestartLog::with(Box::new(words.clone()), IDENTITY, u64::MAX)
+}
+
+async fn open(
+    io: &Io,
+    container: Container,
+    words: &Words,
+    of_qcow2: bool,
+) -> Result<Box<dyn Image>, OpenError> {
+    if of_qcow2 {
+        let header = Header::read(io, &container).await?;
+        let parts = Parts { restart: Some(log(words)), ..Parts::default() };
+        Ok(Box::new(Qcow2::open(io, container, header, parts).await?))
+    } else {
+        vhd::open_in_with(io, container, None, Some(log(words))).await
+    }
+}
+
+/// An image that a killed server left, with changes in its log.
+struct Left {
+    disk: Disk,
+    file: File,
+    words: Vec<u64>,
+}
+
+fn leave(of_qcow2: bool) -> Left {
+    let disk = Disk::new(512);
+    let file = disk.add_file(0, 1);
+    let words = blank();
+    let (server, again) = (words.clone(), disk.clone());
+    let container = move || Container::simulated(file, again.size(file), Traits::FILE);
+    let made = container.clone();
+    run(&disk, move |io| async move {
+        if of_qcow2 {
+            let options =
+                CreateOptions { size: 64 << 10, cluster_size: 1024, ..Default::default() };
+            qcow2::create(&io, &made(), None, &options).await.expect("made");
+        } else {
+            let options = vhd::CreateOptions {
+                size: 64 << 10,
+                kind: vhd::Kind::Dynamic,
+                force_size: true,
+                block_size: Some(4096),
+                parent: None,
+                id: Some([1; 16]),
+            };
+            vhd::create(&io, &made(), &options).await.expect("made");
+        }
+    });
+    run(&disk, move |io| async move {
+        let vbd = Vbd::new(
+            open(&io, container(), &server, of_qcow2).await.expect("opened"),
+            CacheMode::None,
+        );
+        for place in 0..8u64 {
+            let mut buffer = io.buffer(1024).expect("memory");
+            buffer.bytes_mut().fill(place as u8 + 1);
+            let (offset, len, mem) = (place * 6144, 1024, buffer.mem());
+            let request = Request { kind: Kind::Write, offset, len, mem, fua: false };
+            vbd.serve(&io, request).await.expect("written");
+            if place == 3 {
+                let flush = Request { kind: Kind::Flush, offset: 0, len: 0, ..request };
+                vbd.serve(&io, flush).await.expect("flushed");
+            }
+        }
+    });
+    let words = words.iter().map(|word| word.load(SeqCst)).collect();
+    Left { disk, file, words }
+}
+
+fn take_up(left: &Left, of_qcow2: bool, input: &[u8]) {
+    let words: Words = left.words.iter().map(|word| AtomicU64::new(*word)).collect();
+    let used = words.iter().rposition(|word| word.load(SeqCst) != 0).map_or(1, |last| last + 1);
+    for change in input.chunks_exact(9) {
+        let [place, value @ ..] = change else { continue };
+        let value = u64::from_le_bytes(value.try_into().expect("eight bytes"));
+        words[usize::from(*place) % used].store(value, SeqCst);
+    }
+    if let Some(found) = log(&words).left() {
+        assert!(found.records.len() as u64 <= 2 * NOTES);
+    }
+    let disk = left.disk.after_kill(1);
+    let container = Container::simulated(left.file, disk.size(left.file), Traits::FILE);
+    run(&disk, move |io| async move {
+        match open(&io, container, &words, of_qcow2).await {
+            Ok(image) => use_image(&io, image).await,
+            Err(error) => assert!(error.to_string().len() > 20, "{error}"),
+        }
+    });
+}
+
+#[test]
+fn restart_log_of_qcow2() {
+    let left = leave(true);
+    check!().with_iterations(300).for_each(|input: &[u8]| take_up(&left, true, input));
+}
+
+#[test]
+fn restart_log_of_a_vhd() {
+    let left = leave(false);
+    check!().with_iterations(300).for_each(|input: &[u8]| take_up(&left, false, input));
+}
