@@ -28,7 +28,7 @@ fn blank() -> Words {
 }
 
 fn log(words: &Words) -> RestartLog {
-    RestartLog::with(Box::new(words.clone()), IDENTITY, u64::MAX)
+    RestartLog::with(Arc::new(words.clone()), IDENTITY, u64::MAX)
 }
 
 async fn open(
@@ -37,13 +37,23 @@ async fn open(
     words: &Words,
     of_qcow2: bool,
 ) -> Result<Box<dyn Image>, OpenError> {
+    let log = log(words).of(&container);
     if of_qcow2 {
         let header = Header::read(io, &container).await?;
-        let parts = Parts { restart: Some(log(words)), ..Parts::default() };
+        let parts = Parts { restart: Some(log), ..Parts::default() };
         Ok(Box::new(Qcow2::open(io, container, header, parts).await?))
     } else {
-        vhd::open_in_with(io, container, None, Some(log(words))).await
+        vhd::open_in_with(io, container, None, Some(log)).await
     }
+}
+
+/// The file, and when it was written to, for a log to be believed.
+fn container(disk: &Disk, file: File) -> Container {
+    let times = disk.clone();
+    let container = Container::simulated(file, disk.size(file), Traits::FILE);
+    let container = container.with_time(move || times.modified(file));
+    disk.watch(file, container.witness().clone());
+    container
 }
 
 /// An image that a killed server left, with changes in its log.
@@ -58,7 +68,7 @@ fn leave(of_qcow2: bool) -> Left {
     let file = disk.add_file(0, 1);
     let words = blank();
     let (server, again) = (words.clone(), disk.clone());
-    let container = move || Container::simulated(file, again.size(file), Traits::FILE);
+    let container = move || container(&again, file);
     let made = container.clone();
     run(&disk, move |io| async move {
         if of_qcow2 {
@@ -110,7 +120,7 @@ fn take_up(left: &Left, of_qcow2: bool, input: &[u8]) {
         assert!(found.records.len() as u64 <= 2 * NOTES);
     }
     let disk = left.disk.after_kill(1);
-    let container = Container::simulated(left.file, disk.size(left.file), Traits::FILE);
+    let container = container(&disk, left.file);
     run(&disk, move |io| async move {
         match open(&io, container, &words, of_qcow2).await {
             Ok(image) => use_image(&io, image).await,

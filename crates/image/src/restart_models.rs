@@ -28,7 +28,7 @@ impl World {
     fn new() -> World {
         let words: Arc<[AtomicU64]> =
             (0..RestartLog::words_for(CAPACITY)).map(|_| AtomicU64::new(0)).collect();
-        let log = RestartLog::with(Box::new(words.clone()), IDENTITY, CAPACITY);
+        let log = RestartLog::with(Arc::new(words.clone()), IDENTITY, CAPACITY);
         log.start(7);
         World {
             log,
@@ -85,7 +85,7 @@ impl World {
             self.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
         let acknowledged = [0, 1].map(|at| self.acknowledged[at].load(SeqCst));
         let mut found = [0, 1].map(|at| self.stable[at].load(SeqCst));
-        let left = RestartLog::with(Box::new(words), IDENTITY, CAPACITY).left().expect("a log");
+        let left = RestartLog::with(Arc::new(words), IDENTITY, CAPACITY).left().expect("a log");
         for [place, value, check] in left.records {
             assert_eq!(check, !value, "a torn record of place {place}");
             found[place as usize] = value;

@@ -50,6 +50,8 @@ pub struct World {
     traits: Traits,
     format: Format,
     words: Arc<[AtomicU64]>,
+    /// A power cut ends it.
+    boot: u128,
     pub sabotage: Option<Sabotage>,
     outcomes: Arc<Mutex<Vec<Outcome>>>,
 }
@@ -80,7 +82,8 @@ impl World {
             ..Traits::FILE
         };
         let (words, outcomes) = (blank(), Arc::default());
-        let world = World { disk, file, traits, format, words, sabotage: None, outcomes };
+        let (boot, sabotage) = (1, None);
+        let world = World { disk, file, traits, format, words, boot, sabotage, outcomes };
         let made = world.clone();
         alone(&world.disk, async move |io| {
             let container = made.container();
@@ -105,15 +108,19 @@ impl World {
     }
 
     fn container(&self) -> Container {
-        Container::simulated(self.file, self.disk.size(self.file), self.traits)
+        let (disk, file) = (self.disk.clone(), self.file);
+        let container = Container::simulated(file, disk.size(file), self.traits);
+        container.with_time(move || disk.modified(file))
     }
 
     async fn open_image(&self, io: &Io) -> Box<dyn Image> {
-        let identity = Identity { boot: 1, file: (2, 3) };
-        let log = RestartLog::with(Box::new(self.words.clone()), identity, u64::MAX);
+        let identity = Identity { boot: self.boot, file: (2, 3) };
+        let container = self.container();
+        self.disk.watch(self.file, container.witness().clone());
+        let log = RestartLog::with(Arc::new(self.words.clone()), identity, u64::MAX);
+        let log = log.of(&container);
         match self.format {
             Format::Qcow2(_) => {
-                let container = self.container();
                 let header = Header::read(io, &container).await.expect("a header");
                 let (table_memory, sabotage) = (Some(0), self.sabotage);
                 let restart = Some(log);
@@ -122,7 +129,7 @@ impl World {
                 Box::new(image.expect("the image opens"))
             }
             Format::Vhd { .. } => {
-                let image = vhd::open_in_with(io, self.container(), None, Some(log)).await;
+                let image = vhd::open_in_with(io, container, None, Some(log)).await;
                 image.expect("the image opens")
             }
         }
@@ -161,7 +168,8 @@ impl World {
     pub fn look(&self) {
         for outcome in std::mem::take(&mut *self.outcomes.lock().expect("no panic")) {
             let Outcome { end, disk, words, known } = outcome;
-            let world = World { disk, words, sabotage: None, ..self.clone() };
+            let boot = if end == End::PowerCut { self.boot + 1 } else { self.boot };
+            let world = World { disk, words, boot, sabotage: None, ..self.clone() };
             let vbd = world.open();
             alone(&world.disk, async move |io| {
                 for known in known {
