@@ -3,7 +3,7 @@
 //! The format stands in an extended attribute of the file, where no guest reaches it. What an image may
 //! name is for those who may write the image to wish for, and not to decide: it stands in an attribute
 //! that only root writes. Where there are no such attributes (block devices, some file systems, other
-//! users) a file in the state folder holds both, found by the image's [`identity()`].
+//! users) a file in the state folder holds both, found by the image's `identity()`.
 
 mod identity;
 mod kept;

@@ -22,7 +22,7 @@ const DEEPEST: usize = 32;
 /// An image of a chain, and its footer.
 type Link = (Box<dyn Image>, Footer);
 
-/// Open a VHD of any kind. A parent is opened where it may be ([`names`]), read-only, and must be the one that is meant.
+/// Open a VHD of any kind. A parent is opened where it may be (`names`), read-only, and must be the one that is meant.
 pub fn open<'a>(
     io: &'a Io,
     place: &'a Place,

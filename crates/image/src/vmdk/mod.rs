@@ -27,7 +27,7 @@ const MOST_TABLES: usize = 1 << 19;
 const MOST: u64 = 62 << 40;
 
 /// Open a VMDK, which must be asked for read-only: the file with the descriptor, or a sparse extent that
-/// holds its own. Further extents are opened where they may be ([`names`]).
+/// holds its own. Further extents are opened where they may be (`names`).
 pub fn open<'a>(
     io: &'a Io,
     place: &'a Place,
