@@ -112,3 +112,46 @@ fn no_write_is_too_large_for_the_log() {
         });
     }
 }
+
+/// Operations on the file, syncs among them, that a flush of one new cluster takes.
+fn operations_of_a_flush(with_log: bool) -> (u64, Vec<u64>) {
+    let disk = Disk::new(512);
+    let file = disk.add_file(0, 1);
+    let container = Container::simulated(file, 0, Traits::FILE);
+    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5).chances(Chances::NEVER)));
+    let io = tasks.io().clone();
+    let counted = disk.clone();
+    let work = async move {
+        let options = CreateOptions { size: 1 << 30, ..Default::default() };
+        let header = create(&io, &container, None, &options).await.expect("made");
+        let words: Vec<_> =
+            (0..RestartLog::words_for(100)).map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
+        let identity = Identity { boot: 1, file: (2, 3) };
+        let log = with_log.then(|| RestartLog::with(std::sync::Arc::new(words), identity, 100));
+        let parts = Parts { restart: log, ..Parts::default() };
+        let image = Qcow2::open(&io, container.clone(), header, parts).await.expect("opened");
+        let shared = &image.shared;
+        write(shared, &io, 0, 1 << 16).await;
+        shared.flush(&io).await.expect("flushed");
+        write(shared, &io, 1 << 16, 1 << 16).await;
+        let before = counted.operations();
+        shared.flush(&io).await.expect("flushed");
+        let count = counted.operations() - before;
+        let said = Header::read(&io, &container).await.expect("a header").autoclear;
+        let stamps = shared.restart.get().map(|log| {
+            let numbers = log.generations().into_iter();
+            numbers.map(|number| stamp(log.own(), number) ^ said).collect()
+        });
+        (count, stamps.unwrap_or_default())
+    };
+    tasks.block_on(work).expect("the simulation runs")
+}
+
+/// The generation is one write more, beside the tables; and not one sync.
+#[test]
+fn a_flush_moves_the_generation_by_one_write() {
+    let (without, _) = operations_of_a_flush(false);
+    let (with, stamps) = operations_of_a_flush(true);
+    assert_eq!(with, without + 1);
+    assert_eq!(stamps, [0, 0], "the image says what the log does");
+}
