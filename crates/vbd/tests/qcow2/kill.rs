@@ -108,8 +108,9 @@ fn copy_during(bench: &Bench, guest: &Guest, rng: &mut fastrand::Rng) -> Saved {
     saved.or_else(|| bench.disk.save(file, 0)).expect("a file")
 }
 
-/// An image that was put back reads as what was put back, whatever its killed server left.
-fn put_back(seed: u64, back: Back) -> Result<(), String> {
+/// An image that was put back reads as what was put back, whatever its killed server left; or it is refused,
+/// which gives false: a copy may be of the very moment at which the server was killed.
+fn put_back(seed: u64, back: Back) -> Result<bool, String> {
     let mut bench = Bench::new(seed);
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5a5a);
     let guest = bench.guest();
@@ -136,19 +137,28 @@ fn put_back(seed: u64, back: Back) -> Result<(), String> {
         }
     }
     let holds = bench.apart().without_log().read_all()?;
-    let found = bench.read_all()?;
+    let found = match bench.read_all() {
+        Err(refused) if refused.contains("--restart-log use") => return Ok(false),
+        found => found?,
+    };
     if found != holds {
         let differs = found.iter().zip(&holds).position(|(one, other)| one != other);
         return Err(format!("byte {differs:?} does not read as what was put back"));
     }
-    bench.check().map(|_| ())
+    bench.check().map(|_| true)
 }
 
 #[test]
 fn a_log_is_of_no_other_state_of_its_image() {
+    let (mut all, mut refused) = (0, 0);
     for seed in seeds(60) {
         for back in [Back::Copied, Back::CopiedWithTime, Back::Written] {
-            put_back(seed, back).unwrap_or_else(|wrong| panic!("seed {seed}, {back:?}: {wrong}"));
+            let read = put_back(seed, back);
+            let read = read.unwrap_or_else(|wrong| panic!("seed {seed}, {back:?}: {wrong}"));
+            all += 1;
+            refused += u64::from(!read);
         }
     }
+    println!("{refused} of {all} refused");
+    assert!(refused <= 1 + all / 1000, "{refused} of {all} refused");
 }
