@@ -245,7 +245,7 @@ fn holds_while_memory_is_short(lab: &Lab) {
               code && /^Rss:/ && size != $2 { partly = 1 }
               END { print (partly ? \"partly\" : \"whole\") }' \
              /proc/$(cat /tmp/a.pid)/smaps
-         flushers a vda:ub
+         flushers a 'vda:ub[0-9]'
          # Memory for all the requests that may come is there before the first.
          awk '/^RssAnon:/ { print ($2 >= 16384 ? \"ready\" : \"not ready\") }' \
              /proc/$(cat /tmp/a.pid)/status
