@@ -55,6 +55,7 @@ pub fn waits_for_one_that_can_serve_it(lab: &Lab) {
              failed=$((failed + 1))
          done
          grep -q ready /tmp/a.out || { cat /tmp/a.err >&2; exit 1; }
+         kill -0 $(cat /tmp/a.pid) || { cat /tmp/a.out /tmp/a.err >&2; exit 1; }
          crash a
          serve a /dev/vda -f raw --ublk
          dd if=/dev/ublkb0 bs=1M count=2 iflag=direct status=none | cmp - /tmp/data

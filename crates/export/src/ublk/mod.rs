@@ -36,7 +36,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ringtap_io::OpenFile;
-use ringtap_vbd::Vbd;
+use ringtap_vbd::{Listening, Vbd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 pub use self::device::Device;
@@ -182,6 +182,8 @@ pub struct Server {
     path: PathBuf,
     running: Mutex<Running>,
     ended: Arc<OpenFile>,
+    /// Raised when a panic stops the disk.
+    failure: (Stop, Listening),
     vbd: Arc<Vbd>,
 }
 
@@ -202,6 +204,8 @@ impl Server {
         let signal = eventfd(0, EventfdFlags::CLOEXEC);
         let ended = signal.map_err(|error| failed("make an eventfd for", error.into()))?;
         let ended = Arc::new(OpenFile::new(ended));
+        let failure = Stop::at_failure(&vbd);
+        let failure = failure.map_err(|source| failed("make an eventfd for", source))?;
         let taken_over = device.taken_over;
         let mut running = Running { device, ended: false, threads: vec![] };
         if let Err(error) = running.begin(&vbd, &ended) {
@@ -211,7 +215,7 @@ impl Server {
             }
             return Err(error);
         }
-        let server = Server { path, running: Mutex::new(running), ended, vbd };
+        let server = Server { path, running: Mutex::new(running), ended, failure, vbd };
         if taken_over.is_some_and(|size| size != server.vbd.size()) {
             server.resized();
         }
@@ -243,10 +247,7 @@ impl Server {
 
     fn serve_until(&self, stop: &Stop) -> Result<(), Error> {
         let failed = |tried, source| Error::Os { tried, path: self.path.clone(), source };
-        let failure = Stop::at_failure(&self.vbd);
-        let (failure, _listening) =
-            failure.map_err(|source| failed("make an eventfd for", source))?;
-        wait([stop, &failure], &self.ended)
+        wait([stop, &self.failure.0], &self.ended)
             .map_err(|source| failed("wait for the threads of", source))?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if !stop.is_raised() && self.vbd.health().failure().is_none() {
