@@ -162,8 +162,8 @@ pub enum OpenError {
     },
     /// It cannot be told whether what a killed server left belongs to the image as it is.
     #[error(
-        "cannot open {}: a killed server left {told} that are not in it yet, and whether it still is the \
-         image that they were made for cannot be told: {why}; --restart-log use takes them up, \
+        "cannot open {}: a killed server left {told} not yet written to it, and whether it still is the \
+         image that this was noted for cannot be told: {why}; --restart-log use takes them up, \
          --restart-log drop leaves the image as it is (ringtap check does either, too)",
         path.display()
     )]

@@ -295,7 +295,7 @@ impl RestartLog {
         };
         if let Standing::Other(why) = &self.standing {
             tracing::warn!(
-                "{}: {} that a killed server left are not used: {why}",
+                "{}: not used, of what a killed server left, {}: {why}",
                 path.display(),
                 left.told()
             );
