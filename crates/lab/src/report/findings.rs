@@ -21,10 +21,39 @@ pub struct Finding {
     pub tables: Vec<Table>,
     /// What comparing them shows, a sentence each.
     pub lines: Vec<String>,
+    /// The same as numbers, beside what was published.
+    pub answers: Vec<Answer>,
     /// All in one sentence.
     pub sum: String,
     /// Under which conditions.
     pub conditions: String,
+}
+
+/// One comparison of a finding.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// Where.
+    pub stage: Stage,
+    /// Which arm.
+    pub arm: String,
+    /// Beside which other; none where it is set beside itself alone.
+    pub against: Option<String>,
+    /// In which workload.
+    pub workload: &'static str,
+    /// By which metric.
+    pub metric: Metric,
+    /// What was published of it; none where nothing was.
+    pub published: Option<&'static str>,
+    /// Times as good.
+    pub ratio: f64,
+    /// `">="` or `"<="` where the ratio is a bound.
+    pub bound: Option<&'static str>,
+    /// Its 95 % interval.
+    pub interval: Option<(f64, f64)>,
+    /// Rounds that it stands on.
+    pub rounds: usize,
+    /// Whether it came out as published, or the other way round; none where nothing can be told apart.
+    pub held: Option<bool>,
 }
 
 /// Medians with their 95 % intervals, a row for each backend.
@@ -259,7 +288,7 @@ pub fn findings(analysis: &Analysis) -> Vec<Finding> {
 }
 
 fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
-    let (mut lines, mut tables) = (Vec::new(), Vec::new());
+    let (mut lines, mut tables, mut answers) = (Vec::new(), Vec::new(), Vec::new());
     let mut stages: Vec<Stage> = Vec::new();
     let (mut held, mut turned, mut open) = (0, 0, 0);
     for told in question.told {
@@ -271,30 +300,32 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
         }
     }
     for (stage, arm) in question.shared {
-        let Some((line, outcome)) = share(analysis, *stage, arm) else { continue };
-        match outcome {
+        let Some((line, answer)) = share(analysis, *stage, arm) else { continue };
+        match answer.held {
             Some(true) => held += 1,
             Some(false) => turned += 1,
             None => open += 1,
         }
         note(&mut stages, *stage);
         lines.push(line);
+        answers.push(answer);
     }
     for claim in question.claims {
         for &stage in claim.stages {
             for &metric in claim.metrics {
-                let Some((line, outcome)) = compare(analysis, stage, claim, metric) else {
+                let Some((line, answer)) = compare(analysis, stage, claim, metric) else {
                     continue;
                 };
                 // What nobody published can neither hold nor not.
-                match outcome.filter(|_| claim.figures != "not published") {
+                match answer.held.filter(|_| answer.published.is_some()) {
                     Some(true) => held += 1,
                     Some(false) => turned += 1,
-                    None if claim.figures == "not published" => {}
+                    None if answer.published.is_none() => {}
                     None => open += 1,
                 }
                 note(&mut stages, stage);
                 lines.push(line);
+                answers.push(answer);
             }
         }
     }
@@ -333,7 +364,7 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
         stages.join("; ")
     );
     let Question { question, published, .. } = *question;
-    Some(Finding { question, published, tables, lines, sum, conditions })
+    Some(Finding { question, published, tables, lines, answers, sum, conditions })
 }
 
 fn note(stages: &mut Vec<Stage>, stage: Stage) {
@@ -408,10 +439,11 @@ fn with_ends(
 }
 
 /// What the first of two equal loads keeps of what it has alone: published were 42 % to 50 %.
-fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Option<bool>)> {
+fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Answer)> {
     const WORKLOAD: &str = "two-write";
     let series = analysis.find(stage, arm, WORKLOAD, Metric::Keeps)?;
-    let far = is_beyond(analysis, stage, WORKLOAD, Metric::Keeps, series.median?.value);
+    let ratio = series.median?.value;
+    let far = is_beyond(analysis, stage, WORKLOAD, Metric::Keeps, ratio);
     let outcome = match series.interval {
         Some((_, high)) if high < 1.0 && far => Some(true),
         Some((low, _)) if low > 1.0 && far => Some(false),
@@ -423,13 +455,26 @@ fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Option
         Some(false) => "the other way round",
         None => "here not told apart from all of it",
     };
+    let answer = Answer {
+        stage,
+        arm: arm.to_owned(),
+        against: None,
+        workload: WORKLOAD,
+        metric: Metric::Keeps,
+        published: Some("0.42–0.50"),
+        ratio,
+        bound: None,
+        interval: series.interval,
+        rounds: series.values.len(),
+        held: outcome,
+    };
     let arm = name(analysis, stage, arm);
     let count = rounds(series.values.len());
     Some((
         format!(
             "Two loads on {arm} ({stage}): one keeps {keeps} of the writes that it has alone, {count}; published: 42–50 %: {words}."
         ),
-        outcome,
+        answer,
     ))
 }
 
@@ -451,7 +496,7 @@ fn compare(
     stage: Stage,
     claim: &Claim,
     metric: Metric,
-) -> Option<(String, Option<bool>)> {
+) -> Option<(String, Answer)> {
     let ours = analysis.find(stage, claim.arm, claim.workload, metric)?;
     let theirs = analysis.find(stage, claim.against, claim.workload, metric)?;
     let paired = Paired::new(&ours.values, &theirs.values, metric.better(), analysis.run.plan.seed);
@@ -518,7 +563,24 @@ fn compare(
         name(analysis, stage, claim.against),
         value(theirs.median)
     );
-    Some((line, outcome))
+    let answer = Answer {
+        stage,
+        arm: claim.arm.to_owned(),
+        against: Some(claim.against.to_owned()),
+        workload: claim.workload,
+        metric,
+        published: Some(claim.figures).filter(|figures| *figures != "not published"),
+        ratio: paired.ratio?.number(),
+        bound: match paired.ratio? {
+            Ratio::Is(_) => None,
+            Ratio::AtLeast(_) => Some(">="),
+            Ratio::AtMost(_) => Some("<="),
+        },
+        interval: paired.interval.map(|ends| (ends.low, ends.high)),
+        rounds: paired.rounds,
+        held: outcome,
+    };
+    Some((line, answer))
 }
 
 /// An arm's name, with why it is ranked with no other.

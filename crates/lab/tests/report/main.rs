@@ -488,6 +488,11 @@ fn published_findings_are_asked_again_and_losses_are_said() {
             && writes.contains("0.30 times as good (95 %: 0."),
         "{writes}"
     );
+    let answer = file.answers.iter().find(|a| a.metric == Metric::PutBlock).unwrap();
+    assert_eq!((answer.published, answer.held), (Some("0.17–0.19"), Some(true)), "{answer:?}");
+    assert!((answer.ratio - 0.3).abs() < 0.01 && answer.interval.is_some_and(|i| i.1 < 0.4));
+    let ours = file.answers.iter().filter(|answer| answer.arm == "ringtap-vhost");
+    assert!(ours.clone().count() > 1 && ours.clone().all(|answer| answer.published.is_none()));
     assert!(file.conditions.contains("6 rounds") && file.conditions.contains("256 MiB"));
     let fresh = find("A fresh snapshot");
     let told = &fresh.tables[0];
