@@ -3,6 +3,7 @@
 mod file;
 mod names;
 mod published;
+pub mod question;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::workload::{self, Workload};
 pub use file::PlanFile;
 use file::{placed, read};
 use names::{NEAR, nearness, unknown, unlisted};
+use question::Question;
 
 /// Fewest bytes of a disk.
 const SMALLEST: u64 = 32 << 20;
@@ -51,6 +53,21 @@ pub struct Plan {
     /// Workloads that run on some backends only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub only: BTreeMap<String, Vec<String>>,
+    /// What the run is made to answer; everything else that it shows is exploratory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub questions: Vec<Question>,
+    /// Two arms nearer than this share are called no different.
+    #[serde(default = "full_margin")]
+    pub margin: f64,
+}
+
+/// The margin of a full run, as a share.
+pub const FULL_MARGIN: f64 = 0.05;
+/// The margin of a quick run, as a share.
+pub const QUICK_MARGIN: f64 = 0.08;
+
+fn full_margin() -> f64 {
+    FULL_MARGIN
 }
 
 impl Plan {
@@ -110,7 +127,7 @@ impl Plan {
             None if quick => 128 << 20,
             None => 1 << 30,
         };
-        let usual = if quick { (6, 0.25, 0.0) } else { (10, 3.0, 0.5) };
+        let usual = if quick { (12, 0.25, 0.0) } else { (12, 3.0, 0.5) };
         let seed = args
             .seed
             .or(file.seed)
@@ -119,7 +136,7 @@ impl Plan {
         let named = args.backends.is_some() || args.workloads.is_some();
         let only = file.only.filter(|_| !named).unwrap_or_default();
         check_only(&only)?;
-        let plan = Plan {
+        let mut plan = Plan {
             stages,
             backends,
             workloads,
@@ -131,6 +148,12 @@ impl Plan {
             dir: args.dir.clone().or(file.dir).unwrap_or_else(usual_dir),
             boot_limit: args.boot_limit.or(file.boot_limit),
             only,
+            questions: Vec::new(),
+            margin: if quick { QUICK_MARGIN } else { FULL_MARGIN },
+        };
+        plan.questions = match args.known.as_deref() {
+            Some("published") => question::published(&plan),
+            _ => question::usual(&plan),
         };
         plan.check()?;
         Ok(plan)
@@ -140,7 +163,7 @@ impl Plan {
         let refuse = |text: String| Err(Error::Plan(text));
         if self.rounds == 0 || self.rounds > 1000 {
             return refuse(format!(
-                "{} rounds: give 1 to 1000 (6 and more for verdicts)",
+                "{} rounds: give 1 to 1000 (12 and more for answers)",
                 self.rounds
             ));
         }
@@ -184,6 +207,7 @@ impl Plan {
                 "stage {idle} runs {kind}, and no such workload is in the plan: add --workloads {all}"
             ));
         }
+        question::check(&self.questions).or_else(refuse)?;
         if self.backends.is_empty() {
             let stages: Vec<&str> = self.stages.iter().map(|stage| stage.name()).collect();
             return refuse(format!("none of the backends runs on stage {}", stages.join(" or ")));
@@ -385,9 +409,10 @@ mod tests {
     #[test]
     fn quick_and_normal() {
         let quick = plan("--quick --dir /tmp").unwrap();
-        assert_eq!((quick.rounds, quick.size), (6, 128 << 20));
+        assert_eq!((quick.rounds, quick.size, quick.margin), (12, 128 << 20, QUICK_MARGIN));
         let normal = plan("--dir /tmp").unwrap();
-        assert_eq!((normal.rounds, normal.size), (10, 1 << 30));
+        assert_eq!((normal.rounds, normal.size, normal.margin), (12, 1 << 30, FULL_MARGIN));
+        assert!(!normal.questions.is_empty() && question::check(&normal.questions).is_ok());
         assert!(normal.workloads.len() > quick.workloads.len());
         let has_lvm = |plan: &Plan| plan.backends.iter().any(|(_, name)| name == "lvm-thin");
         assert!(has_lvm(&normal) && !has_lvm(&quick));

@@ -269,6 +269,9 @@ pub struct Sample {
     pub round: u32,
     /// The place of the arm within its round, from 0.
     pub position: u32,
+    /// The boot of the guest that it ran in, counted over the run, where there is one. Rounds of one boot are alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<u32>,
     /// When it began, milliseconds since 1970 UTC.
     pub began_ms: u64,
     /// How long it took, with start-up of the tool, in seconds.

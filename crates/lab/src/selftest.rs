@@ -76,8 +76,8 @@ pub struct Outcome {
     pub false_positives: f64,
     /// How often a disk 5 % slower is told apart, by number of rounds.
     pub power: Vec<(usize, f64)>,
-    /// What verdicts do in whole tables with that noise.
-    pub tables: Vec<rates::Table>,
+    /// What the procedures say of drawn runs whose truth is known.
+    pub procedures: Vec<Line>,
 }
 
 impl Outcome {
@@ -162,7 +162,8 @@ pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
     };
     let mut findings = Vec::new();
 
-    let same = Paired::new(of("null"), of("null again"), Metric::P50.better(), plan.seed);
+    let same =
+        Paired::new(of("null"), of("null again"), Metric::P50.better(), plan.seed, &|_| None);
     findings.push(ratio("two equal disks: ratio 1", &same, (1.0, 1.0)));
 
     let bandwidths: Vec<f64> = of("capped").iter().map(|(_, value)| value.value.ln()).collect();
@@ -185,7 +186,7 @@ pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
         findings.push(level(&known, &added, truth, Unit::Nanoseconds));
     }
 
-    let slower = Paired::new(of("slower"), of("full"), Metric::Iops.better(), plan.seed);
+    let slower = Paired::new(of("slower"), of("full"), Metric::Iops.better(), plan.seed, &|_| None);
     let truth = (SLOWER * (1.0 - EXACT / 2.0), SLOWER * (1.0 + EXACT / 2.0));
     findings.push(ratio("a disk that is 5 % slower: ratio 0.95", &slower, truth));
 
@@ -212,7 +213,7 @@ pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
             .into_iter()
             .map(|n| (n, rates::apart(noise, n, shift, plan.seed)))
             .collect(),
-        tables: [6, 10].map(|n| rates::table(noise, n, shift, plan.seed)).to_vec(),
+        procedures: procedures(plan.seed),
     })
 }
 
@@ -336,6 +337,45 @@ fn oversleep() -> f64 {
     median(&late).unwrap_or(0.0)
 }
 
+/// What each procedure says of runs of one truth.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Line {
+    /// What is true.
+    pub truth: rates::Truth,
+    /// What is said, in the order of [`rates::Procedure::ALL`].
+    pub said: Vec<rates::Said>,
+}
+
+fn procedures(seed: u64) -> Vec<Line> {
+    eprintln!("self-test: drawing {} runs of each truth", rates::RUNS);
+    let line = |truth| Line {
+        truth,
+        said: rates::Procedure::ALL.map(|one| rates::said(one, truth, rates::RUNS, seed)).to_vec(),
+    };
+    rates::truths().into_iter().map(line).collect()
+}
+
+/// The table of the procedures, as docs/lab.md has it.
+pub fn table(lines: &[Line]) -> String {
+    use std::fmt::Write;
+    let mut text = String::from(
+        "| true ratio | sd | stalls | 6 rounds, as before: seen | equal | wrong | 12 rounds in 6 boots: seen | equal | wrong \
+         | 12 rounds in 12 boots: seen | equal | wrong |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for line in lines {
+        let truth = line.truth;
+        let stalls = if truth.stalls { "8 %" } else { "none" };
+        let _ = write!(text, "| {} | {} | {stalls} |", truth.ratio, truth.spread);
+        for said in &line.said {
+            let percent = |share: f64| format!("{:.0} %", share * 100.0);
+            let (seen, same) = (percent(said.faster), percent(said.same));
+            let _ = write!(text, " {seen} | {same} | {} |", percent(said.wrong));
+        }
+        text.push('\n');
+    }
+    text
+}
+
 /// The outcome for people.
 pub fn text(outcome: &Outcome) -> String {
     use std::fmt::Write;
@@ -377,18 +417,13 @@ pub fn text(outcome: &Outcome) -> String {
         .map(|(rounds, share)| format!("{} with {rounds} rounds", percent(*share)))
         .collect();
     let _ = writeln!(text, "A disk that is 5 % slower is told apart in {}.", power.join(", "));
-    for table in &outcome.tables {
-        let _ = writeln!(
-            text,
-            "Verdicts in a table of {} backends, {} rounds, {} draws: the one that is 5 % slower is called so in {}; an equal one \
-             is called faster or slower in {} of the tables (5 % are allowed).",
-            rates::WIDTH,
-            table.rounds,
-            rates::TABLES,
-            percent(table.power),
-            percent(table.false_claims)
-        );
-    }
+    let _ = writeln!(
+        text,
+        "Runs whose truth is known, {} of each, twelve comparisons a run: how often an arm of that ratio is called faster or no \
+         different, and the share of runs in which anything false is said (5 % are allowed):\n{}",
+        rates::RUNS,
+        table(&outcome.procedures)
+    );
     text
 }
 
@@ -415,7 +450,7 @@ mod tests {
             let value = |at: f64| Value::from(0.95 * (1.0 + spread * (at - 2.5)));
             let ours: Vec<(u32, Value)> = (0..6).map(|n| (n, value(f64::from(n)))).collect();
             let theirs: Vec<(u32, Value)> = (0..6).map(|n| (n, 1.0.into())).collect();
-            Paired::new(&ours, &theirs, Metric::Iops.better(), 1)
+            Paired::new(&ours, &theirs, Metric::Iops.better(), 1, &|_| None)
         };
         let (quiet, loud) =
             (ratio("x", &paired(0.001), (0.94, 0.96)), ratio("x", &paired(0.1), (0.94, 0.96)));

@@ -283,6 +283,11 @@ pub trait Backend: Sync {
     fn cached(&self) -> bool {
         false
     }
+    /// The backend of the same stage that this one is but for 20 % more latency: it shows whether a load could show such a
+    /// difference, and is never ranked.
+    fn slow_of(&self) -> Option<&'static str> {
+        None
+    }
     /// What the CPU figures of this backend leave out, and other facts for the report.
     fn remark(&self) -> Option<&'static str> {
         None
@@ -312,6 +317,12 @@ impl std::fmt::Debug for Entry {
 /// The backend of that name on that stage.
 pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
     CATALOGUE.iter().find(|entry| entry.stage == stage && entry.name == name)
+}
+
+/// The backend of a stage that is known to be slower, and the one that it is otherwise.
+pub fn known_slow(stage: Stage) -> Option<(&'static str, &'static str)> {
+    let entries = CATALOGUE.iter().filter(|entry| entry.stage == stage);
+    entries.filter_map(|entry| Some((entry.name, entry.backend.slow_of()?))).next()
 }
 
 #[cfg(test)]

@@ -39,7 +39,12 @@ pub fn merge(runs: &[&Path]) -> Result<(Record, Vec<Sample>)> {
             )));
         }
         let before = sum.plan.rounds;
-        all.extend(samples.into_iter().map(|s| Sample { round: s.round + before, ..s }));
+        let boots = all.iter().filter_map(|sample| sample.boot).max().map_or(0, |last| last + 1);
+        all.extend(samples.into_iter().map(|s| Sample {
+            round: s.round + before,
+            boot: s.boot.map(|boot| boot + boots),
+            ..s
+        }));
         sum.plan.rounds += record.plan.rounds;
         sum.ended = record.ended;
         if record.state != State::Complete {

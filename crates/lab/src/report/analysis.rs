@@ -1,14 +1,17 @@
 //! From a run's folder to what may be said about it. A pure function: the same folder gives the same analysis.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
+pub use super::comparisons::{Floor, Row};
 use super::ranking::{self, Durability};
 use super::svg::Point;
-use super::{columns, contention, findings, ledger, steady};
+use super::{columns, comparisons, contention, findings, ledger, steady};
 use crate::backend;
 use crate::run::folder::{Arm, Record};
-use crate::sample::{Metric, Sample, Stage, Value, twin};
-use crate::stats::{self, Paired, Ratio, Verdict, family, interval, verdict};
+use crate::sample::{Metric, Sample, Stage, Value};
+use crate::stats::{self, Paired, interval};
 use crate::workload::{self, Workload};
 
 /// One arm's values of one metric.
@@ -28,55 +31,6 @@ pub struct Series {
     pub median: Option<Value>,
     /// 95 % interval of the median by order statistics; from six exact values on.
     pub interval: Option<(f64, f64)>,
-}
-
-/// One comparison.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
-    /// Where.
-    pub stage: Stage,
-    /// Which arm.
-    pub arm: String,
-    /// Against which arm.
-    pub against: String,
-    /// In which workload.
-    pub workload: String,
-    /// By which metric.
-    pub metric: Metric,
-    /// Whether it gets a verdict and counts in the family of the table.
-    pub headline: bool,
-    /// Rounds that have both.
-    pub rounds: usize,
-    /// Times as good, by medians: above 1 is better whichever way the metric points.
-    pub ratio: Option<f64>,
-    /// `">="` or `"<="` where the ratio is a bound.
-    pub bound: Option<&'static str>,
-    /// 95 % joint-round bootstrap interval of `ratio`.
-    pub bootstrap: Option<(f64, f64)>,
-    /// The interval that decides.
-    pub interval: Option<stats::Interval>,
-    /// p-value adjusted for the whole table (step-down over whole-round flips).
-    pub adjusted_p: Option<f64>,
-    /// Holm's adjusted p-value, for comparison.
-    pub holm_p: Option<f64>,
-    /// The verdict; none for metrics that are not headlines.
-    #[serde(flatten)]
-    pub verdict: Verdict,
-}
-
-/// What an A/A twin showed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Floor {
-    /// Where.
-    pub stage: Stage,
-    /// In which workload.
-    pub workload: String,
-    /// By which metric.
-    pub metric: Metric,
-    /// Half the width of the twin's interval, as a share.
-    pub floor: f64,
-    /// Whether the interval holds 1, as it must.
-    pub holds: bool,
 }
 
 /// Samples of an arm that failed with the same error.
@@ -103,7 +57,7 @@ pub struct Analysis {
     pub complete_rounds: u32,
     /// All series.
     pub series: Vec<Series>,
-    /// All comparisons: with the stage's reference, and of Ringtap with its peers on the same wire.
+    /// All comparisons: those of the plan's questions, with the stage's reference, and of Ringtap with its peers.
     pub rows: Vec<Row>,
     /// Noise floors.
     pub floors: Vec<Floor>,
@@ -125,6 +79,9 @@ pub struct Analysis {
     pub contention: Vec<contention::Contention>,
     /// Whether what writes had come to a steady rate.
     pub steadiness: Vec<steady::Steadiness>,
+    /// The boot that a round of a stage lay in, where all of it lay in one.
+    #[serde(skip)]
+    boots: BTreeMap<(Stage, u32), u32>,
     /// All samples, in the order in which they were taken. `samples.jsonl` has them as well.
     #[serde(skip)]
     pub samples: Vec<Sample>,
@@ -160,100 +117,31 @@ impl Analysis {
             columns: Vec::new(),
             contention: contention::rows(&run, samples),
             steadiness: steady::rows(&series, samples),
+            boots: boots(samples),
             samples: samples.to_vec(),
             series,
             run,
         };
-        let mut logs: Vec<Vec<(u32, f64)>> = Vec::new();
-        let mut pairs: Vec<Paired> = Vec::new();
-        for (stage, arm, against) in comparisons(&analysis.run) {
-            for workload in workloads(&analysis.run) {
-                // With one block size, bytes and I/Os a second are the same comparison.
-                let twice = |metric: &Metric| {
-                    *metric == Metric::Bandwidth && workload.headline == [Metric::Iops]
-                        || *metric == Metric::Iops && workload.headline == [Metric::Bandwidth]
-                };
-                for &metric in Metric::ALL.iter().filter(|metric| !twice(metric)) {
-                    let seed = analysis.run.plan.seed;
-                    let Some((row, paired)) =
-                        analysis.compare(stage, &arm, &against, workload, metric, seed)
-                    else {
-                        continue;
-                    };
-                    if arm == twin(&against) {
-                        if let Some((floor, holds)) = verdict::noise_floor(&paired) {
-                            let workload = workload.name.into();
-                            analysis.floors.push(Floor { stage, workload, metric, floor, holds });
-                        }
-                    }
-                    logs.push(if row.headline { paired.logs.clone() } else { Vec::new() });
-                    analysis.rows.push(row);
-                    pairs.push(paired);
-                }
-            }
-        }
-        analysis.decide(&pairs, &logs);
+        (analysis.rows, analysis.floors) = comparisons::rows(&analysis);
         analysis.findings = findings::findings(&analysis);
         analysis.columns = columns::columns(&analysis);
         analysis
     }
 
-    fn compare(
+    /// An arm beside another, by the rounds that both have; `None` where one has none.
+    pub fn paired(
         &self,
         stage: Stage,
         arm: &str,
         against: &str,
-        workload: &Workload,
+        workload: &str,
         metric: Metric,
-        seed: u64,
-    ) -> Option<(Row, Paired)> {
-        let ours = self.find(stage, arm, workload.name, metric)?;
-        let theirs = self.find(stage, against, workload.name, metric)?;
-        let paired = Paired::new(&ours.values, &theirs.values, metric.better(), seed);
-        let row = Row {
-            stage,
-            arm: arm.into(),
-            against: against.into(),
-            workload: workload.name.into(),
-            metric,
-            // A twin shows the floor; it is no claim.
-            headline: workload.headline.contains(&metric) && arm != twin(against),
-            rounds: paired.rounds,
-            ratio: paired.ratio.map(Ratio::number),
-            bound: match paired.ratio {
-                Some(Ratio::AtLeast(_)) => Some(">="),
-                Some(Ratio::AtMost(_)) => Some("<="),
-                _ => None,
-            },
-            bootstrap: paired.bootstrap,
-            interval: paired.interval,
-            adjusted_p: None,
-            holm_p: None,
-            verdict: Verdict::None,
-        };
-        Some((row, paired))
-    }
-
-    /// Verdicts of the headline rows, guarded as one family.
-    fn decide(&mut self, pairs: &[Paired], logs: &[Vec<(u32, f64)>]) {
-        let members: Vec<usize> = (0..self.rows.len())
-            .filter(|&at| self.rows[at].headline && self.rows[at].interval.is_some())
-            .collect();
-        let family: Vec<&[(u32, f64)]> = members.iter().map(|&at| logs[at].as_slice()).collect();
-        let adjusted = family::step_down(&family, self.run.plan.seed);
-        let plain: Vec<f64> =
-            members.iter().map(|&at| self.rows[at].interval.map_or(1.0, |i| i.p)).collect();
-        let holm = family::holm(&plain);
-        for (place, &at) in members.iter().enumerate() {
-            let row = &self.rows[at];
-            let floor =
-                self.floor(row.stage, &row.workload, row.metric).map_or(0.0, |floor| floor.floor);
-            let verdict = verdict::decide(&pairs[at], adjusted[place], floor);
-            let row = &mut self.rows[at];
-            row.adjusted_p = Some(adjusted[place]);
-            row.holm_p = Some(holm[place]);
-            row.verdict = verdict;
-        }
+    ) -> Option<Paired> {
+        let ours = self.find(stage, arm, workload, metric)?;
+        let theirs = self.find(stage, against, workload, metric)?;
+        let boot = |round: u32| self.boots.get(&(stage, round)).copied();
+        let seed = self.run.plan.seed;
+        Some(Paired::new(&ours.values, &theirs.values, metric.better(), seed, &boot))
     }
 
     /// A series.
@@ -291,6 +179,18 @@ impl Analysis {
                 && r.workload == workload
                 && r.metric == metric
         })
+    }
+
+    /// The comparison of `arm` with `against`, whichever way round its row stands; exploratory where it has none.
+    pub fn answer(
+        &self,
+        stage: Stage,
+        arm: &str,
+        against: &str,
+        workload: &str,
+        metric: Metric,
+    ) -> Option<Row> {
+        comparisons::answer(self, (stage, arm, against), workload::find(workload)?, metric)
     }
 
     /// How an arm failed in a workload.
@@ -363,33 +263,9 @@ pub fn reference(run: &Record, stage: Stage) -> Option<&str> {
     run.arms.iter().find(|arm| arm.stage == stage).map(|arm| arm.name.as_str())
 }
 
-fn workloads(run: &Record) -> Vec<&'static Workload> {
+/// The workloads of a run.
+pub(super) fn workloads(run: &Record) -> Vec<&'static Workload> {
     run.plan.workloads.iter().filter_map(|name| workload::find(name)).collect()
-}
-
-/// Every arm with its stage's reference, then Ringtap with each peer.
-fn comparisons(run: &Record) -> Vec<(Stage, String, String)> {
-    let mut list = Vec::new();
-    for arm in &run.arms {
-        match reference(run, arm.stage) {
-            Some(reference) if reference != arm.name => {
-                list.push((arm.stage, arm.name.clone(), reference.to_owned()))
-            }
-            _ => {}
-        }
-    }
-    let has = |stage: Stage, name: &str| {
-        run.arms.iter().any(|arm| arm.stage == stage && arm.name == name)
-    };
-    for (stage, ours, theirs) in backend::PEERS {
-        for other in *theirs {
-            // With the peer as reference the comparison is there already.
-            if has(*stage, ours) && has(*stage, other) && reference(run, *stage) != Some(other) {
-                list.push((*stage, (*ours).to_owned(), (*other).to_owned()));
-            }
-        }
-    }
-    list
 }
 
 fn all_series(run: &Record, samples: &[Sample]) -> Vec<Series> {
@@ -433,6 +309,23 @@ fn all_series(run: &Record, samples: &[Sample]) -> Vec<Series> {
         }
     }
     list
+}
+
+/// Where each arm of a round has a boot of its own, the round is what they have in common.
+fn boots(samples: &[Sample]) -> BTreeMap<(Stage, u32), u32> {
+    let mut boots: BTreeMap<(Stage, u32), Vec<u32>> = BTreeMap::new();
+    for sample in samples {
+        if let Some(boot) = sample.boot {
+            let of = boots.entry((sample.stage, sample.round)).or_default();
+            if !of.contains(&boot) {
+                of.push(boot);
+            }
+        }
+    }
+    boots
+        .into_iter()
+        .filter_map(|(of, boots)| Some((of, *boots.first()?)).filter(|_| boots.len() == 1))
+        .collect()
 }
 
 fn complete_rounds(run: &Record, samples: &[Sample]) -> u32 {

@@ -154,8 +154,8 @@ fn heat_of(
                     (heat_cell(ranking::cell(analysis, arm, workload, *metric, *best), *metric, group, cached))
                 }
                 td.word { @match group {
-                    Group::Durable if ranking::is_checked(analysis, arm) => "yes",
-                    Group::Durable => "yes; flushes not counted",
+                    Group::Durable => "yes",
+                    Group::Unchecked => "no: flushes not counted",
                     Group::Cached => "no: page cache",
                     Group::Lies => "no: does not flush",
                 } }

@@ -8,7 +8,7 @@ use super::across::{self, Unlike};
 use super::analysis::Analysis;
 use super::format;
 use crate::sample::{Better, Metric, Stage, Value};
-use crate::stats::{FEWEST_ROUNDS, family, interval, verdict};
+use crate::stats::{FEWEST_ROUNDS, decision, family, interval};
 use crate::workload::{self, Kind};
 
 /// Nearer than this is called the same.
@@ -119,7 +119,7 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
 fn decide(change: &Change) -> &'static str {
     let (Some((low, high)), Some(p)) = (change.interval, change.p) else { return "points only" };
     let edge = change.floor.unwrap_or(0.0).max(0.0).ln_1p();
-    let claim = p <= verdict::ALPHA && change.ratio.is_some_and(|r| r.ln().abs() > edge);
+    let claim = p <= decision::ALPHA && change.ratio.is_some_and(|r| r.ln().abs() > edge);
     if low > 1.0 / (1.0 + SAME) && high < 1.0 + SAME {
         "the same within 5 %"
     } else if claim && low > 1.0 {

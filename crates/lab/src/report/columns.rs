@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use super::analysis::Analysis;
-use super::findings::VM;
+use super::analysis::{Analysis, Row};
+use super::claims::VM;
 use super::format;
 use super::ranking::{self, Group};
 use crate::sample::{Metric, Stage, Value};
-use crate::stats::{Paired, Ratio};
+use crate::stats::Decision;
 use crate::workload::{self, Kind, bonnie};
 
 const OURS: &str = "ringtap-vhost";
@@ -79,60 +79,34 @@ fn column(analysis: &Analysis, stage: Stage, workload: &'static str, metric: Met
         (Some((name, _)), _) if name == OURS => "Ringtap is the best".into(),
         (Some((name, _)), _) => {
             let name = name.clone();
-            match pair_of(analysis, stage, workload, metric, &name) {
-                None => format!(
+            match analysis.answer(stage, OURS, &name, workload, metric) {
+                Some(row) if row.bound.is_none() => {
+                    column.ratio = row.ratio.map(|ratio| (ratio, row.interval.map(|i| (i.low, i.high))));
+                    judge(analysis, &row)
+                }
+                _ => format!(
                     "behind: {name} was done in under half a second, so bonnie++ gives a bound; {}",
                     reasons(analysis, stage, workload, metric, &name)
                 ),
-                Some((ratio, ends)) => {
-                    column.ratio = Some((ratio, ends));
-                    judge(analysis, stage, workload, metric, &name, ratio, ends)
-                }
             }
         }
     };
     column
 }
 
-/// Ringtap by another arm: the ratio of medians and its interval.
-fn pair_of(
-    analysis: &Analysis,
-    stage: Stage,
-    workload: &str,
-    metric: Metric,
-    against: &str,
-) -> Option<(f64, Option<(f64, f64)>)> {
-    let ours = analysis.find(stage, OURS, workload, metric)?;
-    let theirs = analysis.find(stage, against, workload, metric)?;
-    let paired = Paired::new(&ours.values, &theirs.values, metric.better(), analysis.run.plan.seed);
-    let Ratio::Is(ratio) = paired.ratio? else { return None };
-    Some((ratio, paired.interval.map(|i| (i.low, i.high))))
-}
-
-fn judge(
-    analysis: &Analysis,
-    stage: Stage,
-    workload: &str,
-    metric: Metric,
-    best: &str,
-    ratio: f64,
-    ends: Option<(f64, f64)>,
-) -> String {
-    let Some((_, high)) = ends else {
-        return "too few rounds to tell it from the best".into();
-    };
-    let floor = analysis.floor(stage, workload, metric).map_or(0.0, |floor| floor.floor);
-    if high >= 1.0 {
-        return "within noise of the best".into();
+/// The answer to Ringtap beside the best, in words; where the pair was not named before the run, only what was measured.
+fn judge(analysis: &Analysis, row: &Row) -> String {
+    let behind = row.ratio.map_or_else(String::new, |ratio| {
+        format!("{} % behind", format::digits((1.0 - ratio) * 100.0))
+    });
+    let reasons = || reasons(analysis, row.stage, &row.workload, row.metric, &row.against);
+    match row.decision {
+        Decision::Slower => format!("{behind}: {}", reasons()),
+        Decision::Exploratory => {
+            format!("{behind}, exploratory (the best was found by looking): {}", reasons())
+        }
+        _ => format::verdict(row),
     }
-    if high >= 1.0 - floor {
-        return format!(
-            "within the noise floor (±{} %) of the best",
-            format::digits(floor * 100.0)
-        );
-    }
-    let reasons = reasons(analysis, stage, workload, metric, best);
-    format!("{} % behind: {reasons}", format::digits((1.0 - ratio) * 100.0))
 }
 
 /// Why Ringtap is behind the best, as far as this run can tell.
@@ -150,20 +124,16 @@ fn reasons(
         Some(Group::Lies) => reasons.push(format!("{best} does not flush")),
         _ => {}
     }
-    match pair_of(analysis, stage, workload, metric, SAME_WIRE) {
-        Some((by, Some((low, high)))) if best != SAME_WIRE && high >= 1.0 => reasons.push(format!(
-            "the wire: {SAME_WIRE} over the same wire is no faster (Ringtap has {} of it, 95 %: {}–{})",
-            format::digits(by),
-            format::digits(low),
-            format::digits(high)
-        )),
-        Some((by, Some((low, high)))) => reasons.push(format!(
-            "Ringtap itself: it has {} of {SAME_WIRE} over the same wire (95 %: {}–{})",
-            format::digits(by),
-            format::digits(low),
-            format::digits(high)
-        )),
-        _ => {}
+    if let Some(row) = analysis.answer(stage, OURS, SAME_WIRE, workload, metric) {
+        let by = format!("{}, 95 %: {}", format::ratio(&row), format::decision(&row));
+        match row.decision {
+            Decision::Slower => {
+                reasons.push(format!("Ringtap itself: {by} of {SAME_WIRE} over the same wire"))
+            }
+            Decision::Faster | Decision::NoDifference { .. } if best != SAME_WIRE => reasons
+                .push(format!("the wire: Ringtap has {by} of {SAME_WIRE} over the same wire")),
+            _ => {}
+        }
     }
     let ledger = analysis
         .ledger

@@ -3,12 +3,18 @@
 
 use serde::Serialize;
 
-use super::analysis::Analysis;
+use super::analysis::{Analysis, Row};
+use super::claims::{Claim, Published, QUESTIONS, Question, Told};
 use super::ranking::{self, Group};
 use super::{format, words};
-use crate::sample::{Metric, Stage, Value};
-use crate::stats::{FEWEST_ROUNDS, Paired, Ratio};
+use crate::sample::{Metric, Stage};
+use crate::stats::{Decision, FEWEST_ROUNDS, Why};
 use crate::workload;
+
+/// A ratio is as published where its interval meets the published range, or its centre lies within this factor of it.
+const NEAR: f64 = 1.5;
+/// The arms that are Ringtap's, for what Ringtap makes of a claim: the one that stands where the published arm stood.
+const OURS: &str = "ringtap-vhost";
 
 /// A published finding and what this run says of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,6 +35,41 @@ pub struct Finding {
     pub conditions: String,
 }
 
+/// What became of a published claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The same pair differs as published, and by about as much.
+    Held,
+    /// It differs the same way round, and by another size.
+    OtherSize,
+    /// It differs the other way round.
+    Reversed,
+    /// It does not differ.
+    NoDifference,
+    /// This load shows no difference here.
+    Blind,
+    /// Not decided.
+    Open,
+    /// There is no answer here; the row says why.
+    NotComparable,
+}
+
+impl Outcome {
+    /// In the words of a table.
+    pub fn title(self) -> &'static str {
+        match self {
+            Outcome::Held => "held",
+            Outcome::OtherSize => "same direction, another size",
+            Outcome::Reversed => "reversed",
+            Outcome::NoDifference => "no difference",
+            Outcome::Blind => "blind here",
+            Outcome::Open => "not decided",
+            Outcome::NotComparable => "not comparable",
+        }
+    }
+}
+
 /// One comparison of a finding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
@@ -42,18 +83,22 @@ pub struct Answer {
     pub workload: &'static str,
     /// By which metric.
     pub metric: Metric,
-    /// What was published of it; none where nothing was.
-    pub published: Option<&'static str>,
-    /// Times as good.
-    pub ratio: f64,
+    /// What was published of it, as times as good; none where nothing was.
+    pub published: Option<String>,
+    /// Times as good here.
+    pub ratio: Option<f64>,
     /// `">="` or `"<="` where the ratio is a bound.
     pub bound: Option<&'static str>,
     /// Its 95 % interval.
     pub interval: Option<(f64, f64)>,
     /// Rounds that it stands on.
     pub rounds: usize,
-    /// Whether it came out as published, or the other way round; none where nothing can be told apart.
-    pub held: Option<bool>,
+    /// The answer to today's comparison in words; none where there is no other arm.
+    pub answer: Option<String>,
+    /// What became of the claim; none where nothing was published.
+    pub outcome: Option<Outcome>,
+    /// Ringtap beside the same other arm, with its answer.
+    pub ringtap: Option<String>,
 }
 
 /// Medians with their 95 % intervals, a row for each backend.
@@ -67,230 +112,15 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// A published claim: `arm` beside `against` is better or worse.
-struct Claim {
-    stages: &'static [Stage],
-    arm: &'static str,
-    against: &'static str,
-    workload: &'static str,
-    metrics: &'static [Metric],
-    /// What was published: worse (or better).
-    worse: bool,
-    /// Its figures.
-    figures: &'static str,
-}
-
-/// What is told of an arm by itself.
-struct Told {
-    stages: &'static [Stage],
-    workload: &'static str,
-    metrics: &'static [Metric],
-}
-
-struct Question {
-    question: &'static str,
-    published: &'static str,
-    told: &'static [Told],
-    /// Arms of which it was published that two loads get less each than one alone.
-    shared: &'static [(Stage, &'static str)],
-    claims: &'static [Claim],
-}
-
-const BONNIE: &str = "bonnie-direct";
-/// Stages inside a guest.
-pub const VM: &[Stage] = &[Stage::Vm, Stage::Guest];
-const PAIRS: &[Stage] = &[Stage::TwoVms, Stage::TwoGuests, Stage::Two];
-const EVEN: &[Metric] = &[
-    Metric::SumIops,
-    Metric::Keeps,
-    Metric::SecondKeeps,
-    Metric::FirstShare,
-    Metric::Jain,
-    Metric::P99Factor,
-    Metric::SecondP99Factor,
-];
-const BLOCKS: &[Metric] = &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks];
-
-const fn claim(
-    arm: &'static str,
-    against: &'static str,
-    metrics: &'static [Metric],
-    worse: bool,
-    figures: &'static str,
-) -> Claim {
-    Claim { stages: VM, arm, against, workload: BONNIE, metrics, worse, figures }
-}
-
-const QUESTIONS: &[Question] = &[
-    Question {
-        question: "A file against LVM",
-        published: "a file (loop) writes blocks at 18–23 MB/s where LVM writes 107–120, reads at 122–154 where LVM reads 150–159, \
-                    and swings more",
-        told: &[],
-        shared: &[],
-        claims: &[
-            claim("loop", "lvm", &[Metric::PutBlock], true, "0.17–0.19"),
-            claim("loop", "lvm", &[Metric::GetBlock], true, "0.81–0.97"),
-            reads("loop", "lvm", "0.81–0.97 in bonnie++"),
-            claim("loop", "lvm", &[Metric::Seeks], true, "0.79–0.91"),
-            claim("ringtap-vhost", "lvm", BLOCKS, false, "not published"),
-        ],
-    },
-    Question {
-        question: "Loop against the tap",
-        published: "loop reads from the host's cache (938 MB/s against 132) at a high cost of CPU and writes blocks at a fifth of \
-                    the tap's rate; the tap is balanced",
-        told: &[],
-        shared: &[],
-        claims: &[
-            claim("ringtap-vhost", "loop", &[Metric::PutBlock], false, "5.2"),
-            claim("ringtap-vhost", "loop", &[Metric::Rewrite], true, "0.19"),
-            claim("ringtap-vhost", "loop", &[Metric::GetBlock], true, "0.14"),
-            reads("ringtap-vhost", "loop", "0.14 in bonnie++"),
-            claim("ringtap-vhost", "loop", &[Metric::Seeks], true, "≤ 0.016"),
-        ],
-    },
-    Question {
-        question: "A fresh snapshot",
-        published: "a volume with a fresh LVM snapshot writes blocks at 12–18 MB/s instead of 107–120, and at 57–65 once what is \
-                    written has been copied",
-        told: &[Told {
-            stages: VM,
-            workload: "snapshot-life",
-            metrics: &[Metric::FreshWrite, Metric::SettledWrite, Metric::FirstWriteCost],
-        }],
-        shared: &[],
-        claims: &[
-            claim("lvm-snapshot", "lvm", &[Metric::PutBlock], true, "0.11–0.15"),
-            Claim {
-                stages: VM,
-                arm: "ringtap-overlay",
-                against: "lvm-snapshot",
-                workload: "snapshot-life",
-                metrics: &[Metric::FreshWrite, Metric::SettledWrite],
-                worse: false,
-                figures: "not published",
-            },
-            small("lvm-snapshot", "lvm", true),
-            small("ringtap-overlay", "lvm-snapshot", false),
-            small("ringtap-overlay", "virtio-overlay", false),
-        ],
-    },
-    Question {
-        question: "Two guests on one disk",
-        published: "on files both got 8–11 MB/s of block writes instead of 18–23 alone, and one of them 15–30 % less than the other",
-        told: &[
-            Told { stages: PAIRS, workload: "two-write", metrics: EVEN },
-            Told { stages: PAIRS, workload: "two-read", metrics: EVEN },
-            Told {
-                stages: PAIRS,
-                workload: "quiet-read",
-                metrics: &[
-                    Metric::AloneIops,
-                    Metric::Keeps,
-                    Metric::P99Factor,
-                    Metric::SecondKeeps,
-                    Metric::SecondP99Factor,
-                ],
-            },
-        ],
-        shared: &[(Stage::TwoVms, "loop"), (Stage::TwoGuests, "loop"), (Stage::Two, "loop")],
-        claims: &[
-            pair(Stage::TwoVms, "ringtap-vhost", "loop", "two-write", Metric::SumIops),
-            pair(Stage::TwoVms, "ringtap-vhost", "lvm", "two-write", Metric::SumIops),
-            pair(Stage::TwoVms, "ringtap-vhost", "loop", "quiet-read", Metric::Keeps),
-            pair(Stage::TwoVms, "ringtap-vhost", "lvm", "quiet-read", Metric::Keeps),
-            pair(Stage::TwoGuests, "ringtap-vhost", "loop", "two-write", Metric::SumIops),
-            pair(Stage::TwoGuests, "ringtap-vhost", "lvm", "two-write", Metric::SumIops),
-            pair(Stage::TwoGuests, "ringtap-vhost", "loop", "quiet-read", Metric::Keeps),
-            pair(Stage::TwoGuests, "ringtap-vhost", "lvm", "quiet-read", Metric::Keeps),
-            pair(Stage::Two, "ringtap-nbd", "loop", "two-write", Metric::SumIops),
-            pair(Stage::Two, "ringtap-nbd", "loop", "quiet-read", Metric::Keeps),
-        ],
-    },
-    Question {
-        question: "Emulation against paravirtual disks",
-        published: "an IDE disk by full emulation is far behind virtio; Xen's paravirtual disk the best of the three",
-        told: &[],
-        shared: &[],
-        claims: &[
-            dd("ide", "virtio-raw", "dd-throughput", Metric::Bandwidth, true),
-            dd("ide", "virtio-raw", "dd-latency-direct", Metric::TimePerOp, true),
-            dd("ringtap-vhost", "virtio-raw", "dd-throughput", Metric::Bandwidth, false),
-            dd("ringtap-vhost", "virtio-raw", "dd-latency-direct", Metric::TimePerOp, false),
-        ],
-    },
-    Question {
-        question: "Archiving a tree",
-        published: "find | cpio over 24,000 files takes 7 % longer on a paravirtual disk than natively",
-        told: &[],
-        shared: &[],
-        claims: &[
-            Claim {
-                figures: "0.93 for a paravirtual disk against the native one",
-                ..dd("ringtap-vhost", "virtio-raw", "archive", Metric::Elapsed, true)
-            },
-            Claim {
-                figures: "not published",
-                ..dd("loop", "lvm", "archive", Metric::Elapsed, true)
-            },
-        ],
-    },
-];
-
-const fn pair(
-    stage: Stage,
-    arm: &'static str,
-    against: &'static str,
-    workload: &'static str,
-    metric: Metric,
-) -> Claim {
-    let stages: &[Stage] = match stage {
-        Stage::Two => &[Stage::Two],
-        Stage::TwoVms => &[Stage::TwoVms],
-        _ => &[Stage::TwoGuests],
-    };
-    let metrics: &[Metric] =
-        if matches!(metric, Metric::Keeps) { &[Metric::Keeps] } else { &[Metric::SumIops] };
-    Claim { stages, arm, against, workload, metrics, worse: false, figures: "not published" }
-}
-
-/// Writes of 4 KiB right after the snapshot was taken.
-const fn small(arm: &'static str, against: &'static str, worse: bool) -> Claim {
-    let metrics: &[Metric] = &[Metric::Iops];
-    let (workload, figures) = ("randwrite-4k-qd32", "not published");
-    Claim { stages: VM, arm, against, workload, metrics, worse, figures }
-}
-
-const fn reads(arm: &'static str, against: &'static str, figures: &'static str) -> Claim {
-    let metrics: &[Metric] = &[Metric::Bandwidth];
-    Claim { stages: VM, arm, against, workload: "read-1m-qd8", metrics, worse: true, figures }
-}
-
-const fn dd(
-    arm: &'static str,
-    against: &'static str,
-    workload: &'static str,
-    metric: Metric,
-    worse: bool,
-) -> Claim {
-    let metrics: &[Metric] = match metric {
-        Metric::Bandwidth => &[Metric::Bandwidth],
-        Metric::Elapsed => &[Metric::Elapsed],
-        _ => &[Metric::TimePerOp],
-    };
-    Claim { stages: VM, arm, against, workload, metrics, worse, figures: "charts only" }
-}
-
 /// The published findings that this run has something to say about.
 pub fn findings(analysis: &Analysis) -> Vec<Finding> {
     QUESTIONS.iter().filter_map(|question| answer(analysis, question)).collect()
 }
 
 fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
-    let (mut lines, mut tables, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut lines, mut tables) = (Vec::new(), Vec::new());
     let mut stages: Vec<Stage> = Vec::new();
-    let (mut held, mut turned, mut open) = (0, 0, 0);
+    let mut answers: Vec<Answer> = Vec::new();
     for told in question.told {
         for &stage in told.stages {
             if let Some(table) = tell(analysis, stage, told) {
@@ -301,11 +131,6 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
     }
     for (stage, arm) in question.shared {
         let Some((line, answer)) = share(analysis, *stage, arm) else { continue };
-        match answer.held {
-            Some(true) => held += 1,
-            Some(false) => turned += 1,
-            None => open += 1,
-        }
         note(&mut stages, *stage);
         lines.push(line);
         answers.push(answer);
@@ -316,13 +141,6 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
                 let Some((line, answer)) = compare(analysis, stage, claim, metric) else {
                     continue;
                 };
-                // What nobody published can neither hold nor not.
-                match answer.held.filter(|_| answer.published.is_some()) {
-                    Some(true) => held += 1,
-                    Some(false) => turned += 1,
-                    None if answer.published.is_none() => {}
-                    None => open += 1,
-                }
                 note(&mut stages, stage);
                 lines.push(line);
                 answers.push(answer);
@@ -332,32 +150,14 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
     if lines.is_empty() && tables.is_empty() {
         return None;
     }
-    let sum = match (held, turned, open) {
-        (0, 0, _) if analysis.only_points() => {
-            format!("Under {FEWEST_ROUNDS} rounds there are points and no answer.")
-        }
-        (0, 0, 0) => "No published direction to hold against it.".into(),
-        (1, 0, 0) => "As published in the one comparison.".into(),
-        (held, 0, 0) => format!("As published in all {held} comparisons."),
-        (0, 1, 0) => "The other way round in the one comparison.".into(),
-        (0, turned, 0) => format!("The other way round in all {turned} comparisons."),
-        (0, 0, 1) => "Not told apart in the one comparison.".into(),
-        (0, 0, open) => format!("Not told apart in any of {open} comparisons."),
-        (held, turned, open) => {
-            let all = held + turned + open;
-            let parts =
-                [(held, "as published"), (turned, "the other way round"), (open, "not told apart")];
-            let parts = parts.iter().filter(|(count, _)| *count > 0);
-            let parts: Vec<String> =
-                parts.map(|(count, what)| format!("{what} in {count}")).collect();
-            format!("Of {all} comparisons: {}.", parts.join(", "))
-        }
-    };
+    // What nobody published can neither hold nor not.
+    let outcomes: Vec<Outcome> = answers.iter().filter_map(|answer| answer.outcome).collect();
+    let sum = sum(analysis, &outcomes);
     let plan = &analysis.run.plan;
     let stages: Vec<String> =
         stages.iter().map(|stage| format!("{stage}: {}", words::stage(analysis, *stage))).collect();
     let conditions = format!(
-        "{}, disks of {} MiB on {}; each interval holds by itself, not for all of them together; {}",
+        "{}, disks of {} MiB on {}; {}",
         rounds(plan.rounds as usize),
         plan.size >> 20,
         analysis.run.host.file_system,
@@ -365,6 +165,34 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
     );
     let Question { question, published, .. } = *question;
     Some(Finding { question, published, tables, lines, answers, sum, conditions })
+}
+
+fn sum(analysis: &Analysis, outcomes: &[Outcome]) -> String {
+    if outcomes.is_empty() {
+        return "No published direction to hold against it.".into();
+    }
+    if analysis.only_points() {
+        return format!("Under {FEWEST_ROUNDS} rounds there are points and no answer.");
+    }
+    let all = [
+        Outcome::Held,
+        Outcome::OtherSize,
+        Outcome::Reversed,
+        Outcome::NoDifference,
+        Outcome::Blind,
+        Outcome::Open,
+        Outcome::NotComparable,
+    ];
+    let parts: Vec<String> = all
+        .iter()
+        .map(|kind| (kind, outcomes.iter().filter(|outcome| *outcome == kind).count()))
+        .filter(|(_, count)| *count > 0)
+        .map(|(kind, count)| format!("{} in {count}", kind.title()))
+        .collect();
+    match outcomes.len() {
+        1 => format!("In the one comparison: {}.", outcomes[0].title()),
+        count => format!("Of {count} comparisons: {}.", parts.join(", ")),
+    }
 }
 
 fn note(stages: &mut Vec<Stage>, stage: Stage) {
@@ -441,144 +269,138 @@ fn with_ends(
 /// What the first of two equal loads keeps of what it has alone: published were 42 % to 50 %.
 fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Answer)> {
     const WORKLOAD: &str = "two-write";
+    const PUBLISHED: (f64, f64) = (0.42, 0.50);
     let series = analysis.find(stage, arm, WORKLOAD, Metric::Keeps)?;
-    let ratio = series.median?.value;
-    let far = is_beyond(analysis, stage, WORKLOAD, Metric::Keeps, ratio);
     let outcome = match series.interval {
-        Some((_, high)) if high < 1.0 && far => Some(true),
-        Some((low, _)) if low > 1.0 && far => Some(false),
-        _ => None,
+        Some((low, _)) if low > 1.0 => Outcome::Reversed,
+        Some((low, high)) if high < 1.0 => {
+            size(series.median?.value, Some((low, high)), PUBLISHED.0, PUBLISHED.1)
+        }
+        _ => Outcome::Open,
     };
     let keeps = with_ends(analysis, stage, arm, WORKLOAD, Metric::Keeps)?;
-    let words = match outcome {
-        Some(true) => "the same way round",
-        Some(false) => "the other way round",
-        None => "here not told apart from all of it",
-    };
+    let titled = name(analysis, stage, arm);
+    let count = rounds(series.values.len());
+    let line = format!(
+        "Two loads on {titled} ({stage}): one keeps {keeps} of the writes that it has alone, {count}; published: 42–50 %: {}.",
+        outcome.title()
+    );
     let answer = Answer {
         stage,
-        arm: arm.to_owned(),
+        arm: arm.into(),
         against: None,
         workload: WORKLOAD,
         metric: Metric::Keeps,
-        published: Some("0.42–0.50"),
-        ratio,
+        published: Some("0.42–0.50".into()),
+        ratio: series.median.map(|median| median.value),
         bound: None,
         interval: series.interval,
         rounds: series.values.len(),
-        held: outcome,
+        answer: None,
+        outcome: Some(outcome),
+        ringtap: None,
     };
-    let arm = name(analysis, stage, arm);
-    let count = rounds(series.values.len());
-    Some((
-        format!(
-            "Two loads on {arm} ({stage}): one keeps {keeps} of the writes that it has alone, {count}; published: 42–50 %: {words}."
-        ),
-        answer,
-    ))
+    Some((line, answer))
 }
 
-/// Whether a ratio is further from 1 than two runs of the stage's reference are: no claim is smaller.
-fn is_beyond(
-    analysis: &Analysis,
-    stage: Stage,
-    workload: &str,
-    metric: Metric,
-    ratio: f64,
-) -> bool {
-    let floor = analysis.floor(stage, workload, metric).map_or(0.0, |floor| floor.floor);
-    ratio.ln().abs() > floor.ln_1p()
+/// Whether a difference is about as large as published.
+fn size(ratio: f64, ends: Option<(f64, f64)>, from: f64, to: f64) -> Outcome {
+    let meets = ends.is_some_and(|(low, high)| low <= to && high >= from);
+    let near = ratio >= from / NEAR && ratio <= to * NEAR;
+    if meets || near { Outcome::Held } else { Outcome::OtherSize }
 }
 
-/// A claim in a sentence, and whether it holds; `None` for what cannot be told.
+/// What became of a claim, by the answer to the same pair.
+fn outcome(row: &Row, published: Published) -> Option<Outcome> {
+    let worse = match published {
+        Published::Nothing => return None,
+        Published::Ratio(_, to) => to < 1.0,
+        Published::AtMost(_) => true,
+        Published::Direction { worse } => worse,
+    };
+    Some(match row.decision {
+        Decision::Faster | Decision::Slower if (row.decision == Decision::Slower) != worse => {
+            Outcome::Reversed
+        }
+        Decision::Faster | Decision::Slower => {
+            let (ratio, ends) = (row.ratio?, row.interval.map(|i| (i.low, i.high)));
+            match published {
+                Published::Ratio(from, to) => size(ratio, ends, from, to),
+                Published::AtMost(most) => size(ratio, ends, 0.0, most),
+                Published::Direction { .. } | Published::Nothing => Outcome::Held,
+            }
+        }
+        Decision::NoDifference { .. } => Outcome::NoDifference,
+        Decision::Withheld { why: Why::Blind } => Outcome::Blind,
+        Decision::Withheld { .. } | Decision::Exploratory => Outcome::NotComparable,
+        Decision::Open { .. } => Outcome::Open,
+    })
+}
+
+/// What was published, as times as good.
+fn in_words(published: Published) -> Option<String> {
+    Some(match published {
+        Published::Nothing => return None,
+        Published::Ratio(from, to) if from == to => format::digits(from),
+        Published::Ratio(from, to) => format!("{}–{}", format::digits(from), format::digits(to)),
+        Published::AtMost(most) => format!("≤ {}", format::digits(most)),
+        Published::Direction { worse: true } => "worse, charts only".into(),
+        Published::Direction { worse: false } => "better, charts only".into(),
+    })
+}
+
+/// A claim in a sentence, and as numbers with what became of it.
 fn compare(
     analysis: &Analysis,
     stage: Stage,
     claim: &Claim,
     metric: Metric,
 ) -> Option<(String, Answer)> {
-    let ours = analysis.find(stage, claim.arm, claim.workload, metric)?;
-    let theirs = analysis.find(stage, claim.against, claim.workload, metric)?;
-    let paired = Paired::new(&ours.values, &theirs.values, metric.better(), analysis.run.plan.seed);
+    let row = analysis.answer(stage, claim.arm, claim.against, claim.workload, metric)?;
     let title = workload::find(claim.workload).map_or(claim.workload, |workload| workload.title);
-    let what = format!("{title}, {} ({stage})", metric.title());
-    let value = |value: Option<Value>| {
+    let value = |value: Option<crate::sample::Value>| {
         value.map_or_else(|| "?".into(), |value| format::value(value, metric.unit()))
     };
-    let bound = match paired.ratio? {
-        Ratio::Is(_) => "",
-        Ratio::AtLeast(_) => "at least ",
-        Ratio::AtMost(_) => "at most ",
+    let ends = match row.interval {
+        Some(_) => format!("95 %: {}, {}", format::decision(&row), rounds(row.rounds)),
+        None => rounds(row.rounds),
     };
-    let ratio = format!("{bound}{} times as good", format::digits(paired.ratio?.number()));
-    let far = |centre| is_beyond(analysis, stage, claim.workload, metric, centre);
-    let outcome = match (paired.interval, paired.ratio?) {
-        (Some(ends), _) if ends.high < 1.0 && far(ends.centre) => Some(claim.worse),
-        (Some(ends), _) if ends.low > 1.0 && far(ends.centre) => Some(!claim.worse),
-        (None, Ratio::AtLeast(bound)) if bound > 1.0 && paired.rounds >= FEWEST_ROUNDS => {
-            Some(!claim.worse)
-        }
-        (None, Ratio::AtMost(bound)) if bound < 1.0 && paired.rounds >= FEWEST_ROUNDS => {
-            Some(claim.worse)
-        }
-        _ => None,
-    };
-    let ends = match paired.interval {
-        Some(i) => format!(
-            "95 %: {}–{}, {}",
-            format::digits(i.low),
-            format::digits(i.high),
-            rounds(paired.rounds)
-        ),
-        None if paired.rounds < FEWEST_ROUNDS => {
-            format!("{}: too few for an interval", rounds(paired.rounds))
-        }
-        None if bound.is_empty() => {
-            format!("{}, no interval: some of them are bounds", rounds(paired.rounds))
-        }
-        None => format!("a bound: bonnie++ did not print the number; {}", rounds(paired.rounds)),
-    };
-    let near = match paired.interval {
-        Some(ends) if outcome.is_none() && (ends.high < 1.0 || ends.low > 1.0) => {
-            "; less than the noise floor"
-        }
-        _ => "",
-    };
-    let before = match (claim.figures, outcome) {
-        ("not published", None) => "; not told apart".into(),
-        ("not published", Some(_)) => String::new(),
-        (figures, outcome) => format!(
-            "; published: {figures}: {}",
-            match outcome {
-                Some(true) => "the same way round",
-                Some(false) => "the other way round",
-                None => "here not told apart",
-            }
-        ),
+    let words = format::verdict(&row);
+    let (published, outcome) = (in_words(claim.published), outcome(&row, claim.published));
+    let before = match (&published, outcome) {
+        (Some(published), Some(outcome)) => format!("; published: {published}: {}", outcome.title()),
+        _ => String::new(),
     };
     let line = format!(
-        "{what}: {} {} against {} {}: {ratio} ({ends}){near}{before}.",
+        "{title}, {} ({stage}): {} {} against {} {}: {} times as good ({ends}): {words}{before}.",
+        metric.title(),
         name(analysis, stage, claim.arm),
-        value(ours.median),
+        value(row.ours),
         name(analysis, stage, claim.against),
-        value(theirs.median)
+        value(row.theirs),
+        format::ratio(&row),
     );
+    let ringtap = (claim.arm != OURS && claim.against != OURS)
+        .then(|| analysis.answer(stage, OURS, claim.against, claim.workload, metric))
+        .flatten()
+        .map(|ours| {
+            let answer = format::verdict(&ours);
+            format!("{} [{}], {answer}", format::ratio(&ours), format::decision(&ours))
+        });
     let answer = Answer {
         stage,
-        arm: claim.arm.to_owned(),
-        against: Some(claim.against.to_owned()),
+        arm: claim.arm.into(),
+        against: Some(claim.against.into()),
         workload: claim.workload,
         metric,
-        published: Some(claim.figures).filter(|figures| *figures != "not published"),
-        ratio: paired.ratio?.number(),
-        bound: match paired.ratio? {
-            Ratio::Is(_) => None,
-            Ratio::AtLeast(_) => Some(">="),
-            Ratio::AtMost(_) => Some("<="),
-        },
-        interval: paired.interval.map(|ends| (ends.low, ends.high)),
-        rounds: paired.rounds,
-        held: outcome,
+        published,
+        ratio: row.ratio,
+        bound: row.bound,
+        interval: row.interval.map(|i| (i.low, i.high)),
+        rounds: row.rounds,
+        answer: Some(words),
+        outcome,
+        ringtap,
     };
     Some((line, answer))
 }

@@ -2,7 +2,7 @@
 
 use super::analysis::Row;
 use crate::sample::{Unit, Value};
-use crate::stats::{FEWEST_ROUNDS, Verdict};
+use crate::stats::decision::{BLOCKS, Decision, ROUNDS, Why};
 
 /// A value with its unit: `179 k/s`, `1.2 GB/s`, `23.4 µs`, `≥ 524 MB/s`.
 pub fn value(value: Value, unit: Unit) -> String {
@@ -67,20 +67,36 @@ pub fn decision(row: &Row) -> String {
     interval(row.interval.map(|i| (i.low, i.high)))
 }
 
-/// The verdict in words.
+/// The answer in words.
 pub fn verdict(row: &Row) -> String {
-    match row.verdict {
-        Verdict::Faster => "faster".into(),
-        Verdict::Slower => "slower".into(),
-        Verdict::Equivalent { margin } => format!("equivalent (±{} %)", digits(margin * 100.0)),
-        Verdict::Unresolved { more: Some(1) } => "unresolved (1 more round)".into(),
-        Verdict::Unresolved { more: Some(more) } => format!("unresolved ({more} more rounds)"),
-        Verdict::Unresolved { more: None } => "unresolved (within the noise)".into(),
-        Verdict::None if row.bound.is_some() => "bound only".into(),
-        Verdict::None if row.headline && row.interval.is_none() && row.rounds >= FEWEST_ROUNDS => {
-            "none: bounds in some rounds".into()
+    match row.decision {
+        Decision::Faster => "faster".into(),
+        Decision::Slower => "slower".into(),
+        Decision::NoDifference { margin } => {
+            format!("no difference (within {} %)", digits(margin * 100.0))
         }
-        Verdict::None => String::new(),
+        Decision::Open { more: Some(1) } => "open (1 more round)".into(),
+        Decision::Open { more: Some(more) } => format!("open ({more} more rounds)"),
+        Decision::Open { more: None } => "open (not by more rounds)".into(),
+        Decision::Withheld { why: Why::TooFew } => {
+            format!("points only (under {ROUNDS} rounds or {BLOCKS} boots)")
+        }
+        Decision::Withheld { why: reason } => why(reason).into(),
+        Decision::Exploratory if row.headline => "exploratory".into(),
+        Decision::Exploratory => String::new(),
+    }
+}
+
+/// Why a comparison has no answer.
+pub fn why(why: Why) -> &'static str {
+    match why {
+        Why::TooFew => "points only",
+        Why::Bound => "bound only",
+        Why::ControlFailed => "no answer: the A/A control failed",
+        Why::NoControl => "no answer: no A/A control",
+        Why::Blind => "blind here",
+        Why::Unproven => "no difference seen, not shown that one could be",
+        Why::OtherGenerator => "not comparable: another load generator",
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::run::folder::{Arm, State};
 use crate::sample::{Better, Metric, Stage, Unit};
-use crate::stats::{FEWEST_ROUNDS, Method, Verdict};
+use crate::stats::{Decision, FEWEST_ROUNDS, Method};
 use crate::workload::Workload;
 
 const STYLE: &str = include_str!("report.css");
@@ -261,9 +261,9 @@ fn workload_table(
 }
 
 fn verdict(row: &Row) -> Markup {
-    let class = match row.verdict {
-        Verdict::Faster => "word faster",
-        Verdict::Slower => "word slower",
+    let class = match row.decision {
+        Decision::Faster => "word faster",
+        Decision::Slower => "word slower",
         _ => "word",
     };
     html! { td class=(class) { (format::verdict(row)) } }
@@ -332,7 +332,7 @@ fn comparison_table(rows: &[&Row], whole: bool) -> Markup {
                 th { "stage" } th { "workload" } th { "metric" } th { "pair" }
                 th.n { "times as good" } th.n { "95 %" } th { "verdict" } th.n { "rounds" }
                 @if whole {
-                    th.n { "bootstrap 95 %" } th { "95 % by" } th.n { "p, whole table" } th.n { "p, Holm" }
+                    th.n { "bootstrap 95 %" } th { "95 % by" } th.n { "p, equal" } th.n { "p, further than the margin" }
                 }
             } }
             tbody { @for row in rows { tr {
@@ -344,7 +344,7 @@ fn comparison_table(rows: &[&Row], whole: bool) -> Markup {
                     td.n { (format::interval(row.bootstrap)) }
                     td.name { @match row.interval.map(|i| i.method) {
                         Some(Method::SignedRank) => "signed ranks", Some(Method::Sign) => "signs", None => "" } }
-                    td.n { (probability(row.adjusted_p)) } td.n { (probability(row.holm_p)) }
+                    td.n { (probability(row.p)) } td.n { (probability(row.same_p)) }
                 }
             } } }
         }
@@ -425,7 +425,7 @@ fn method(analysis: &Analysis) -> Markup {
             li { "Rounds are blocks: every backend once in each, in a balanced order from seed " (plan.seed) ". Comparisons pair the two values of a round." }
             li { "Times as good: the ratio of medians, turned so that above 1 is better. Its bootstrap resamples whole rounds (10,000 times). The deciding interval is exact: Hodges–Lehmann by signed ranks, or by signs where the log ratios are skewed." }
             li { "The first backend of a stage runs twice under two names. Half the width of that interval is the noise floor; no claim is smaller. Equivalent means: the whole interval within the larger of 3 % and the floor, at most 10 %." }
-            li { "Claims hold for the whole table at once with 95 % (Westfall and Young's step-down, flipping whole rounds). Holm's p-values stand beside it; with few rounds Holm cannot decide anything in a table this wide." }
+            li { "The comparisons of a question were named before the run and are one family: differences by Westfall and Young's step-down over whole boots (or rounds), no difference by two one-sided tests with Holm's correction, each wrong in at most 5 % of runs. All other rows are exploratory." }
             li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
             li { "Percentiles are shown only where at least 100 I/Os of a run lie beyond them; runs are combined by the median." }
             li { "Server CPU is user and system time of the server's processes, its io_uring workers included. Loop devices are served by kernel threads, which only the machine's CPU time has; that also has whatever else ran; the kernel counts it by ticks and without what a hypervisor stole, the others by clock. In the guest stage the client is the whole guest, seen from outside. Of two loads at once it is the cost of both, by the I/Os of both, over the time that both ran." }

@@ -2,11 +2,13 @@
 
 use serde::Serialize;
 
-use super::analysis::{Analysis, Series, reference};
+use super::analysis::{Analysis, Series};
 use super::{format, ledger};
+use crate::backend::{self, Reach};
 use crate::run::folder::Arm;
 use crate::sample::{Better, Metric, Sample, Stage, Value, twin};
-use crate::stats::{Paired, median, verdict};
+use crate::stats::decision::{Decision, Why};
+use crate::stats::median;
 use crate::workload::durability::DURABLE;
 use crate::workload::{Kind, Workload};
 
@@ -14,8 +16,10 @@ use crate::workload::{Kind, Workload};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
-    /// Goes to the disk and, as far as it was checked, flushes when asked.
+    /// Goes to the disk and was seen to flush when asked.
     Durable,
+    /// Its flushes were not counted: it is never named best.
+    Unchecked,
     /// Goes through a page cache: reads may come from memory, writes end there.
     Cached,
     /// Was seen to acknowledge a flush without flushing.
@@ -58,11 +62,33 @@ pub fn durability(series: &[Series], samples: &[Sample]) -> Vec<Durability> {
 
 /// An arm's group.
 pub fn group(analysis: &Analysis, arm: &Arm) -> Group {
-    let lies = check(analysis, arm).is_some_and(|check| !check.durable);
-    match (lies, arm.cached) {
-        (true, _) => Group::Lies,
-        (false, true) => Group::Cached,
-        (false, false) => Group::Durable,
+    match (check(analysis, arm).map(|check| check.durable), arm.cached) {
+        (Some(false), _) => Group::Lies,
+        (_, true) => Group::Cached,
+        (Some(true), false) => Group::Durable,
+        (None, false) => Group::Unchecked,
+    }
+}
+
+/// What makes the load on an arm. Numbers of different generators are not compared: each has a cost of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Generator {
+    /// fio and the other programs on a device or file.
+    Device,
+    /// fio's engine for NBD.
+    Nbd,
+    /// `ringtap load`, over vhost-user without a guest.
+    Load,
+}
+
+/// What makes the load on an arm. In a guest every disk is a device.
+pub fn generator(arm: &Arm) -> Generator {
+    let reach = backend::find(arm.stage, &arm.backend).map(|entry| entry.backend.reach());
+    match (arm.stage, reach) {
+        (Stage::Host | Stage::Two, Some(Reach::Nbd)) => Generator::Nbd,
+        (Stage::Host | Stage::Two, Some(Reach::VhostUser | Reach::Native)) => Generator::Load,
+        _ => Generator::Device,
     }
 }
 
@@ -80,14 +106,17 @@ fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
     })
 }
 
-/// Whether an arm's flushes were counted.
-pub fn is_checked(analysis: &Analysis, arm: &Arm) -> bool {
-    check(analysis, arm).is_some()
+/// Whether an arm's number of a workload may be ranked: its group is durable, and the ledger does not show a cache; the arm
+/// that is slower on purpose is none to choose.
+fn is_ranked(analysis: &Analysis, arm: &Arm, workload: &Workload) -> bool {
+    group(analysis, arm) == Group::Durable
+        && from_cache(analysis, arm, workload).is_none()
+        && !is_known_slow(arm)
 }
 
-/// Whether an arm's number of a workload may be ranked: its group is durable, and the ledger does not show a cache.
-fn is_ranked(analysis: &Analysis, arm: &Arm, workload: &Workload) -> bool {
-    group(analysis, arm) == Group::Durable && from_cache(analysis, arm, workload).is_none()
+/// Whether an arm is the one that is slower on purpose.
+pub fn is_known_slow(arm: &Arm) -> bool {
+    backend::known_slow(arm.stage).is_some_and(|(slow, _)| slow == arm.backend)
 }
 
 /// The share of what the program asked for that the device saw, where that is so little that a cache was measured.
@@ -157,18 +186,17 @@ pub fn is_twin(arm: &Arm) -> bool {
     arm.name == twin(&arm.backend)
 }
 
-/// Which backend for which load, in words: the best of those ranked, how far ahead of the reference, and who could not be
-/// told apart from it. Nothing under six rounds.
+/// Which way for which load, in words: the answers to the comparisons that were named before the run, and what has none.
 pub fn answers(analysis: &Analysis) -> Vec<(Stage, Vec<String>)> {
     analysis
         .stages()
         .into_iter()
-        .map(|(stage, arms)| {
+        .map(|(stage, _)| {
             let lines = analysis
                 .headlines(stage)
                 .into_iter()
                 .filter(|(workload, _)| workload.kind != Kind::Durability)
-                .filter_map(|(workload, metric)| answer(analysis, stage, &arms, workload, metric))
+                .filter_map(|(workload, metric)| answer(analysis, stage, workload, metric))
                 .collect();
             (stage, lines)
         })
@@ -179,71 +207,51 @@ pub fn answers(analysis: &Analysis) -> Vec<(Stage, Vec<String>)> {
 fn answer(
     analysis: &Analysis,
     stage: Stage,
-    arms: &[&Arm],
     workload: &Workload,
     metric: Metric,
 ) -> Option<String> {
-    let (first, value) = best(analysis, stage, workload, metric)?;
-    let ours = analysis.find(stage, &first.name, workload.name, metric)?;
-    let compared = |arm: &Arm| -> Option<Paired> {
-        let theirs = analysis.find(stage, &arm.name, workload.name, metric)?;
-        Some(Paired::new(&ours.values, &theirs.values, metric.better(), analysis.run.plan.seed))
-    };
-    let floor = analysis.floor(stage, workload.name, metric).map_or(0.0, |floor| floor.floor);
-    let mut alike = Vec::new();
-    let mut ranked = 0;
-    let mut next: Option<(&str, f64, (f64, f64))> = None;
-    for arm in arms.iter().filter(|arm| arm.name != first.name && !is_twin(arm)) {
-        if !is_ranked(analysis, arm, workload) {
-            continue;
-        }
-        let Some(paired) = compared(arm) else { continue };
-        let (Some(interval), Some(ratio)) = (paired.interval, paired.ratio) else { continue };
-        ranked += 1;
-        let ratio = ratio.number();
-        if next.is_none_or(|(_, known, _)| ratio < known) {
-            next = Some((arm.name.as_str(), ratio, (interval.low, interval.high)));
-        }
-        // Neither told apart nor, where it is, by more than what counts as equal or the reference differs from itself.
-        let equal = interval.high <= 1.0 + verdict::SMALLEST_MARGIN;
-        if interval.low <= 1.0 || equal || interval.centre <= 1.0 + floor {
-            alike.push(arm.name.as_str());
+    let rows = analysis.rows.iter().filter(|row| {
+        row.question.is_some()
+            && row.stage == stage
+            && row.workload == workload.name
+            && row.metric == metric
+    });
+    let (mut parts, mut same, mut open, mut withheld) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::<(Why, Vec<String>)>::new());
+    for row in rows {
+        let pair = format!("{} and {}", row.arm, row.against);
+        match row.decision {
+            Decision::Faster | Decision::Slower => parts.push(format!(
+                "{} is {} times as good as {} (95 %: {})",
+                row.arm,
+                format::ratio(row),
+                row.against,
+                format::decision(row)
+            )),
+            Decision::NoDifference { margin } => {
+                same.push(format!("{pair} (within {} %)", format::digits(margin * 100.0)));
+            }
+            Decision::Withheld { why } => {
+                match withheld.iter_mut().find(|(known, _)| *known == why) {
+                    Some((_, pairs)) => pairs.push(pair),
+                    None => withheld.push((why, vec![pair])),
+                }
+            }
+            Decision::Open { .. } | Decision::Exploratory => open.push(pair),
         }
     }
-    // Alone in its field nobody is best.
-    if ranked == 0 {
-        return None;
+    let mut list = |what: &str, pairs: Vec<String>| {
+        if !pairs.is_empty() {
+            parts.push(format!("{what}: {}", pairs.join(", ")));
+        }
+    };
+    list("no different", same);
+    list("not decided", open);
+    for (why, pairs) in withheld {
+        list(format::why(why), pairs);
     }
-    let name = reference(&analysis.run, stage)?;
-    let lead = match analysis.row(stage, &first.name, name, workload.name, metric) {
-        Some(row) => format!(
-            ", {} times as good as {name} (95 %: {}, {} rounds)",
-            format::ratio(row),
-            format::decision(row),
-            row.rounds
-        ),
-        // The reference itself is the best: then the next one says by how much.
-        None => next.map_or_else(String::new, |(next, ratio, ends)| {
-            format!(
-                ", {} times as good as the next, {next} (95 %: {}, {} rounds)",
-                format::digits(ratio),
-                format::interval(Some(ends)),
-                ours.values.len()
-            )
-        }),
-    };
-    let alike = match alike.len() {
-        0 => "; all others are behind it".into(),
-        n if n == ranked => "; none of the others can be told apart from it".into(),
-        _ => format!("; not told apart from it: {}", alike.join(", ")),
-    };
-    Some(format!(
-        "{} ({}): {} at {}{lead}{alike}.",
-        capital(workload.title),
-        metric.title(),
-        first.name,
-        format::value(value, metric.unit())
-    ))
+    (!parts.is_empty())
+        .then(|| format!("{} ({}): {}.", capital(workload.title), metric.title(), parts.join("; ")))
 }
 
 /// A program's name stays as it is.

@@ -9,7 +9,7 @@ use comfy_table::{
 use super::analysis::{Analysis, reference};
 use super::{format, state_in_words, steady, words};
 use crate::sample::{Metric, Stage};
-use crate::stats::{FEWEST_ROUNDS, Verdict};
+use crate::stats::{Decision, FEWEST_ROUNDS};
 use crate::workload::Workload;
 
 /// The whole table as text; `colour` for a terminal that shows it.
@@ -60,7 +60,7 @@ pub fn render(analysis: &Analysis, colour: bool, width: Option<u16>) -> String {
                 match row {
                     Some(row) => {
                         cells.extend([right(format::ratio(row)), right(format::decision(row))]);
-                        cells.push(verdict_cell(row.verdict, &format::verdict(row)));
+                        cells.push(verdict_cell(row.decision, &format::verdict(row)));
                     }
                     None if arm.name == reference => {
                         cells.extend([right("1".into()), Cell::new(""), Cell::new("reference")]);
@@ -93,7 +93,7 @@ fn heading(analysis: &Analysis, stage: Stage, workload: &Workload, metric: Metri
             let doubt = if floor.holds {
                 ""
             } else {
-                " — the twin differs from itself: the machine was unsteady"
+                " — the A/A control failed: no answers for this load"
             };
             format!("; A/A noise floor ±{} %{doubt}", format::digits(floor.floor * 100.0))
         }
@@ -159,7 +159,7 @@ fn peers(text: &mut String, analysis: &Analysis, colour: bool, width: Option<u16
             Cell::new(format!("{} / {}", row.arm, row.against)),
             right(format::ratio(row)),
             right(format::decision(row)),
-            verdict_cell(row.verdict, &format::verdict(row)),
+            verdict_cell(row.decision, &format::verdict(row)),
         ]);
     }
     let _ = writeln!(text, "{table}");
@@ -250,10 +250,10 @@ fn right(text: String) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
-fn verdict_cell(verdict: Verdict, text: &str) -> Cell {
-    match verdict {
-        Verdict::Faster => Cell::new(text).fg(Color::Green),
-        Verdict::Slower => Cell::new(text).fg(Color::Red),
+fn verdict_cell(decision: Decision, text: &str) -> Cell {
+    match decision {
+        Decision::Faster => Cell::new(text).fg(Color::Green),
+        Decision::Slower => Cell::new(text).fg(Color::Red),
         _ => Cell::new(text),
     }
 }

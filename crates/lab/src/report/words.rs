@@ -6,7 +6,7 @@ use super::ranking::{self, Group};
 use crate::env::Missing;
 use crate::run::folder::Skip;
 use crate::sample::{Stage, Still};
-use crate::stats::{Verdict, median};
+use crate::stats::{Decision, median};
 use crate::workload;
 
 /// What a stage is.
@@ -174,20 +174,20 @@ fn sentence(analysis: &Analysis, row: &Row) -> Option<String> {
     let interval = format::decision(row);
     let (ours, theirs) = (name(analysis, row, &row.arm), name(analysis, row, &row.against));
     let ratio = format::ratio(row);
-    match row.verdict {
-        Verdict::Faster => Some(format!(
+    match row.decision {
+        Decision::Faster => Some(format!(
             "{ours} is {ratio} times as good as {theirs} in {what}; 95 %: {interval}."
         )),
-        Verdict::Slower => {
+        Decision::Slower => {
             Some(format!("{ours} reaches {ratio} of {theirs} in {what}; 95 %: {interval}."))
         }
-        Verdict::Equivalent { margin } => {
+        Decision::NoDifference { margin } => {
             let margin = format::digits(margin * 100.0);
             Some(format!(
-                "{ours} and {theirs} are the same within {margin} % in {what}; 95 %: {interval}."
+                "{ours} and {theirs} are no different, within {margin} %, in {what}; 95 %: {interval}."
             ))
         }
-        Verdict::Unresolved { .. } | Verdict::None => None,
+        Decision::Open { .. } | Decision::Withheld { .. } | Decision::Exploratory => None,
     }
 }
 

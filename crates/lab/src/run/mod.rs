@@ -569,6 +569,7 @@ impl Place<'_> {
             workload: self.workload.name.into(),
             round: self.round,
             position: self.position,
+            boot: None,
             began_ms: 0,
             seconds: 0.0,
             metrics: Default::default(),

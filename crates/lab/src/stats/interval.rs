@@ -62,12 +62,7 @@ pub fn signed_rank(logs: &[f64]) -> Option<Interval> {
     let n = logs.len();
     let tail = rank_sum_tail(n);
     let (cut, confidence) = widest_cut(&tail)?;
-    let mut walsh = Vec::with_capacity(n * (n + 1) / 2);
-    for i in 0..n {
-        for j in i..n {
-            walsh.push((logs[i] + logs[j]) / 2.0);
-        }
-    }
+    let mut walsh = walsh(logs);
     walsh.sort_by(f64::total_cmp);
     Some(Interval {
         centre: super::median(&walsh)?.exp(),
@@ -77,6 +72,12 @@ pub fn signed_rank(logs: &[f64]) -> Option<Interval> {
         method: Method::SignedRank,
         p: signed_rank_p(logs),
     })
+}
+
+/// The means of all pairs of values, each with itself too.
+fn walsh(logs: &[f64]) -> Vec<f64> {
+    let pairs = logs.iter().enumerate().flat_map(|(at, a)| logs[at..].iter().map(move |b| (a, b)));
+    pairs.map(|(a, b)| (a + b) / 2.0).collect()
 }
 
 /// Sign interval.
@@ -101,6 +102,28 @@ pub fn sign(logs: &[f64]) -> Option<Interval> {
     })
 }
 
+/// The ends of the interval of a level, signed ranks or signs as [`decide`]; `None` when too few for that level.
+pub fn ends(logs: &[f64], level: f64) -> Option<(f64, f64)> {
+    let tail = if skewed(logs) { binomial_tail(logs.len()) } else { rank_sum_tail(logs.len()) };
+    let (cut, _) = cut_at(&tail, level)?;
+    let mut values = if skewed(logs) { logs.to_vec() } else { walsh(logs) };
+    values.sort_by(f64::total_cmp);
+    Some((values[cut].exp(), values[values.len() - 1 - cut].exp()))
+}
+
+/// Exact one-sided p-value of "the centre of `logs` is at most `edge`", signed ranks or signs as [`decide`].
+pub fn above(logs: &[f64], edge: f64) -> f64 {
+    let moved: Vec<f64> = logs.iter().map(|log| log - edge).filter(|log| *log != 0.0).collect();
+    if skewed(logs) {
+        let below = moved.iter().filter(|log| **log < 0.0).count();
+        return binomial_tail(moved.len()).get(below).copied().unwrap_or(1.0).min(1.0);
+    }
+    let (doubled, values) = doubled_ranks(&moved);
+    let minus: usize =
+        values.iter().zip(&doubled).filter(|(x, _)| **x < 0.0).map(|(_, rank)| rank).sum();
+    cumulate(&subset_sums(&doubled))[minus].min(1.0)
+}
+
 /// Two lots of logarithms that do not pair: the Hodges–Lehmann ratio of the second to the first, with its interval by
 /// the exact distribution of the rank sum. (centre, low, high); `None` when too few for 95 %.
 pub fn shift(before: &[f64], after: &[f64]) -> Option<(f64, f64, f64)> {
@@ -123,7 +146,13 @@ fn differences(before: &[f64], after: &[f64]) -> Vec<f64> {
 /// The largest index k with 2·P(statistic ≤ k) ≤ 0.05, and the confidence 1 − 2·P of the interval that leaves out k
 /// order statistics at each end.
 fn widest_cut(tail: &[f64]) -> Option<(usize, f64)> {
-    let cut = tail.iter().take_while(|p| 2.0 * **p <= 1.0 - LEVEL).count().checked_sub(1)?;
+    cut_at(tail, LEVEL)
+}
+
+fn cut_at(tail: &[f64], level: f64) -> Option<(usize, f64)> {
+    // One in a hundred is a hundredth, whatever 1 - 0.99 is to a computer.
+    let both = 1.0 - level + 1e-12;
+    let cut = tail.iter().take_while(|p| 2.0 * **p <= both).count().checked_sub(1)?;
     Some((cut, 1.0 - 2.0 * tail[cut]))
 }
 
@@ -181,6 +210,16 @@ fn cumulate(chance: &[f64]) -> Vec<f64> {
 
 /// Exact two-sided p-value of the signed-rank test, given the ties that there are; zeros are left out.
 fn signed_rank_p(logs: &[f64]) -> f64 {
+    let (doubled, values) = doubled_ranks(logs);
+    let plus: usize =
+        values.iter().zip(&doubled).filter(|(x, _)| **x > 0.0).map(|(_, rank)| rank).sum();
+    let minus = doubled.iter().sum::<usize>() - plus;
+    let tail = cumulate(&subset_sums(&doubled));
+    (2.0 * tail[plus.min(minus)]).min(1.0)
+}
+
+/// Twice the mid-ranks by size, and the values in that order; zeros are left out.
+fn doubled_ranks(logs: &[f64]) -> (Vec<usize>, Vec<f64>) {
     let mut values: Vec<f64> = logs.iter().copied().filter(|x| *x != 0.0).collect();
     values.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
     // Twice the mid-rank is a whole number.
@@ -194,11 +233,7 @@ fn signed_rank_p(logs: &[f64]) -> f64 {
         doubled[from..=to].fill(from + to + 2);
         from = to + 1;
     }
-    let plus: usize =
-        values.iter().zip(&doubled).filter(|(x, _)| **x > 0.0).map(|(_, rank)| rank).sum();
-    let minus = doubled.iter().sum::<usize>() - plus;
-    let tail = cumulate(&subset_sums(&doubled));
-    (2.0 * tail[plus.min(minus)]).min(1.0)
+    (doubled, values)
 }
 
 #[cfg(test)]
@@ -256,6 +291,24 @@ mod tests {
             "zeros left out, ties kept"
         );
         assert_eq!(signed_rank_p(&[0.0, 0.0]), 1.0);
+    }
+
+    /// One of 2^4 sign patterns has a rank sum below of nothing; two have at most 1.
+    #[test]
+    fn one_sided_by_hand() {
+        assert!((above(&[0.1, 0.2, 0.3, 0.4], 0.0) - 1.0 / 16.0).abs() < 1e-12);
+        assert!((above(&[-0.1, 0.2, 0.3, 0.4], 0.0) - 2.0 / 16.0).abs() < 1e-12);
+        assert!((above(&[0.1, 0.2, 0.3, 0.4], 0.5) - 1.0).abs() < 1e-12);
+        assert_eq!(above(&[], 0.0), 1.0);
+    }
+
+    #[test]
+    fn ninety_nine_of_a_hundred_need_eight() {
+        let seven = logs(&[1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]);
+        assert!(ends(&seven, 0.99).is_none());
+        let eight = [&seven[..], &[1.8f64.ln()]].concat();
+        let (low, high) = ends(&eight, 0.99).unwrap();
+        assert!((low - 1.1).abs() < 1e-12 && (high - 1.8).abs() < 1e-12);
     }
 
     #[test]

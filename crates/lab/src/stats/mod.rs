@@ -2,17 +2,19 @@
 //!
 //! An *estimate* is a ratio of medians with a bootstrap interval that resamples whole rounds ([`bootstrap`]). A
 //! *decision* rests on an exact interval of the paired log ratios ([`interval`]): signed ranks, or signs where the
-//! ratios are skewed. A table of many rows is guarded as a whole ([`family`]). [`verdict`] puts it in a word.
+//! ratios are skewed; where guests are booted, the rounds of a boot are one value. The comparisons of a question are guarded
+//! as a whole ([`family`]). [`decision`] puts it in a word, and nothing else does.
 
 pub mod bootstrap;
+pub mod decision;
 pub mod family;
+pub mod former;
 pub mod interval;
 pub mod rates;
 pub mod steady;
-pub mod verdict;
 
+pub use decision::{Decision, Why};
 pub use interval::{Interval, Method};
-pub use verdict::Verdict;
 
 use crate::sample::{Better, Value};
 
@@ -66,23 +68,29 @@ impl Ratio {
 pub struct Paired {
     /// How many rounds have both.
     pub rounds: usize,
+    /// The medians of both over those rounds.
+    pub medians: (Option<Value>, Option<Value>),
     /// How many times as good the first is, by medians: above 1 is better, whichever way the metric points.
     pub ratio: Option<Ratio>,
     /// 95 % joint-round bootstrap interval of that ratio.
     pub bootstrap: Option<(f64, f64)>,
     /// The interval that decides.
     pub interval: Option<Interval>,
-    /// Log ratios by round number, for the guard of the whole table; empty when a value is a bound.
+    /// Log ratios by round number; empty when a value is a bound.
     pub logs: Vec<(u32, f64)>,
+    /// Mean log ratios by block: what decides. A block is a boot where there are guests, else a round.
+    pub blocks: Vec<(u32, f64)>,
 }
 
 impl Paired {
-    /// Compares `ours` with `theirs`; each is a list of (round, value). Rounds that only one has are left out.
+    /// Compares `ours` with `theirs`; each is a list of (round, value). Rounds that only one has are left out. `boot` says
+    /// in which boot a round was; a round of no boot is a block of its own.
     pub fn new(
         ours: &[(u32, Value)],
         theirs: &[(u32, Value)],
         better: Better,
         seed: u64,
+        boot: &dyn Fn(u32) -> Option<u32>,
     ) -> Paired {
         let pairs: Vec<(u32, Value, Value)> = ours
             .iter()
@@ -108,26 +116,49 @@ impl Paired {
             },
             _ => None,
         };
+        let (first, second) = (median_value(&over), median_value(&under));
+        let medians = match better {
+            Better::Higher => (first, second),
+            Better::Lower => (second, first),
+        };
         let mut paired = Paired {
             rounds: pairs.len(),
+            medians,
             ratio,
             bootstrap: None,
             interval: None,
             logs: Vec::new(),
+            blocks: Vec::new(),
         };
         if exact {
             paired.logs =
                 pairs.iter().map(|(round, a, b)| (*round, (a.value / b.value).ln())).collect();
+            paired.blocks = blocks(&paired.logs, boot);
             if pairs.len() >= FEWEST_ROUNDS {
                 let plain: Vec<(f64, f64)> =
                     pairs.iter().map(|(_, a, b)| (a.value, b.value)).collect();
-                let logs: Vec<f64> = paired.logs.iter().map(|l| l.1).collect();
                 paired.bootstrap = bootstrap::ratio_of_medians(&plain, bootstrap::RESAMPLES, seed);
-                paired.interval = interval::decide(&logs);
+                paired.interval = interval::decide(&paired.block_logs());
             }
         }
         paired
     }
+
+    /// The log ratios that decide, one for each block.
+    pub fn block_logs(&self) -> Vec<f64> {
+        self.blocks.iter().map(|block| block.1).collect()
+    }
+}
+
+/// The mean of the rounds of each boot.
+fn blocks(logs: &[(u32, f64)], boot: &dyn Fn(u32) -> Option<u32>) -> Vec<(u32, f64)> {
+    let mut sums: std::collections::BTreeMap<u32, (f64, f64)> = Default::default();
+    for &(round, log) in logs {
+        let (sum, count) = sums.entry(boot(round).unwrap_or(round)).or_default();
+        *sum += log;
+        *count += 1.0;
+    }
+    sums.into_iter().map(|(block, (sum, count))| (block, sum / count)).collect()
 }
 
 #[cfg(test)]
@@ -161,7 +192,7 @@ mod tests {
     fn below_six_rounds_points_only() {
         let a = values(&[2.0, 2.1, 2.2, 2.0, 2.0]);
         let b = values(&[1.0, 1.0, 1.1, 1.0, 1.0]);
-        let paired = Paired::new(&a, &b, Better::Higher, 1);
+        let paired = Paired::new(&a, &b, Better::Higher, 1, &|_| None);
         assert!(matches!(paired.ratio, Some(Ratio::Is(r)) if (r - 2.0).abs() < 1e-12));
         assert!(paired.bootstrap.is_none() && paired.interval.is_none());
     }
@@ -170,7 +201,7 @@ mod tests {
     fn less_latency_is_a_ratio_above_one() {
         let fast = values(&[10.0; 6]);
         let slow = values(&[20.0; 6]);
-        let paired = Paired::new(&fast, &slow, Better::Lower, 1);
+        let paired = Paired::new(&fast, &slow, Better::Lower, 1, &|_| None);
         assert!(matches!(paired.ratio, Some(Ratio::Is(r)) if (r - 2.0).abs() < 1e-12));
         let interval = paired.interval.unwrap();
         assert!(
@@ -184,7 +215,7 @@ mod tests {
         let a = values(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
         let mut b = a.clone();
         b.remove(2);
-        let paired = Paired::new(&a, &b, Better::Higher, 1);
+        let paired = Paired::new(&a, &b, Better::Higher, 1, &|_| None);
         assert_eq!(paired.rounds, 6);
         assert!(paired.logs.iter().all(|(round, _)| *round != 2));
     }
@@ -194,11 +225,14 @@ mod tests {
         let mut a = values(&[5.0; 8]);
         let b = values(&[1.0; 8]);
         a.iter_mut().for_each(|v| v.1.at_least = true);
-        let paired = Paired::new(&a, &b, Better::Higher, 1);
+        let paired = Paired::new(&a, &b, Better::Higher, 1, &|_| None);
         assert_eq!(paired.ratio, Some(Ratio::AtLeast(5.0)));
         assert!(paired.interval.is_none() && paired.logs.is_empty());
-        assert_eq!(Paired::new(&b, &a, Better::Higher, 1).ratio, Some(Ratio::AtMost(0.2)));
-        assert_eq!(Paired::new(&a, &a, Better::Higher, 1).ratio, None);
-        assert_eq!(Paired::new(&b, &values(&[0.0; 8]), Better::Higher, 1).ratio, None);
+        assert_eq!(
+            Paired::new(&b, &a, Better::Higher, 1, &|_| None).ratio,
+            Some(Ratio::AtMost(0.2))
+        );
+        assert_eq!(Paired::new(&a, &a, Better::Higher, 1, &|_| None).ratio, None);
+        assert_eq!(Paired::new(&b, &values(&[0.0; 8]), Better::Higher, 1, &|_| None).ratio, None);
     }
 }

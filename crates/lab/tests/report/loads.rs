@@ -84,15 +84,15 @@ fn writes_that_do_not_settle_are_marked_wherever_they_stand() {
     let from: Vec<_> = analysis.steadiness.iter().map(|one| (one.arm.as_str(), one.from)).collect();
     assert!(from.contains(&("loop", Some(0))) && from.contains(&("ringtap-nbd", None)), "{from:?}");
     let text = table::render(&analysis, false, None);
-    assert!(text.contains("1 of 5 series of writes came to a steady rate"), "{text}");
-    assert!(text.contains("Within 5 of 30 runs the rate moved by more than 20 %"), "{text}");
+    assert!(text.contains("1 of 6 series of writes came to a steady rate"), "{text}");
+    assert!(text.contains("Within 6 of 36 runs the rate moved by more than 20 %"), "{text}");
     let marked = |arm: &str| {
         let line = text.lines().find(|line| line.trim_start().starts_with(arm)).unwrap();
         line.contains("not steady")
     };
     assert!(marked("ringtap-nbd") && !marked("loop"), "{text}");
     let page = html::render(&analysis);
-    assert!(page.contains("Were the writes steady?") && page.contains("4 series that were not"));
+    assert!(page.contains("Were the writes steady?") && page.contains("5 series that were not"));
     assert!(page.contains("not steady: its rate moved by 50 % within the run"));
     assert!(report::files::markdown(&analysis).contains("/s, not steady |"));
     // Reads, and writes that hold their level, are not marked.

@@ -2,6 +2,7 @@
 
 mod browser;
 mod change;
+mod decisions;
 mod loads;
 
 use std::path::Path;
@@ -9,16 +10,22 @@ use std::path::Path;
 use ringtap_lab::env::Missing;
 use ringtap_lab::host::Host;
 use ringtap_lab::plan::Plan;
+use ringtap_lab::plan::question;
 use ringtap_lab::report::ranking::{self, Group};
 use ringtap_lab::report::{self, Analysis, across, html, table};
 use ringtap_lab::run::folder::{Arm, Folder, Record, Skip, State};
 use ringtap_lab::sample::{Layer, Ledger, Metric, Sample, Stage, Value};
-use ringtap_lab::stats::Verdict;
 use scraper::{Html, Selector};
 
 /// (arm, its speed as a share of the reference's)
-const ARMS: &[(&str, f64)] =
-    &[("native", 1.0), ("native#2", 1.0), ("loop", 0.5), ("ringtap-nbd", 2.0), ("qemu-nbd", 1.0)];
+const ARMS: &[(&str, f64)] = &[
+    ("native", 1.0),
+    ("native#2", 1.0),
+    ("loop", 0.5),
+    ("loop-direct", 1.0),
+    ("ringtap-nbd", 2.0),
+    ("qemu-nbd", 1.0),
+];
 
 fn record(rounds: u32, state: State) -> Record {
     let arm = |(name, _): &(&str, f64)| Arm {
@@ -30,7 +37,7 @@ fn record(rounds: u32, state: State) -> Record {
         remark: Some("its CPU is not counted".into()),
         command: Some("serve --x 'a b'".into()),
     };
-    Record {
+    let mut record = Record {
         lab: "0".into(),
         began: "2026-11-21T21:00:00+00:00".into(),
         ended: None,
@@ -52,6 +59,8 @@ fn record(rounds: u32, state: State) -> Record {
             dir: "/var/tmp".into(),
             boot_limit: None,
             only: Default::default(),
+            questions: Vec::new(),
+            margin: 0.05,
         },
         host: Host { cpu: "CPU <1>".into(), ..Host::default() },
         guest: None,
@@ -64,7 +73,9 @@ fn record(rounds: u32, state: State) -> Record {
             workload: None,
             missing: Missing::new("this kernel has no device-mapper", "another kernel"),
         }],
-    }
+    };
+    record.plan.questions = question::usual(&record.plan);
+    record
 }
 
 fn samples(rounds: u32) -> Vec<Sample> {
@@ -99,6 +110,7 @@ fn samples(rounds: u32) -> Vec<Sample> {
                     workload: workload.into(),
                     round,
                     position,
+                    boot: None,
                     began_ms: 1,
                     seconds: 0.5,
                     metrics: metrics.into_iter().collect(),
@@ -115,61 +127,32 @@ fn samples(rounds: u32) -> Vec<Sample> {
     list
 }
 
-fn verdict(
-    analysis: &Analysis,
-    arm: &str,
-    against: &str,
-    workload: &str,
-    metric: Metric,
-) -> Verdict {
-    analysis.row(Stage::Host, arm, against, workload, metric).unwrap().verdict
+/// The same run with the flushes of these arms counted.
+fn checked(flushes: &[(&str, f64)], mut all: Vec<Sample>) -> Analysis {
+    let mut record = record(12, State::Complete);
+    record.plan.workloads.push("durability".into());
+    for (arm, flushes) in flushes {
+        let mut sample = all[0].clone();
+        sample.arm = (*arm).into();
+        sample.workload = "durability".into();
+        sample.metrics = [(Metric::FlushPerSync, (*flushes).into())].into_iter().collect();
+        all.push(sample);
+    }
+    Analysis::new(record, &all)
 }
 
-#[test]
-fn six_rounds_give_verdicts() {
-    let analysis = Analysis::new(record(6, State::Complete), &samples(6));
-    assert_eq!(analysis.complete_rounds, 0, "the nbd arms lack workloads, and nothing says why");
-    let read = "randread-4k-qd32";
-    assert_eq!(verdict(&analysis, "loop", "native", read, Metric::Iops), Verdict::Slower);
-    assert_eq!(verdict(&analysis, "ringtap-nbd", "native", read, Metric::Iops), Verdict::Faster);
-    assert_eq!(verdict(&analysis, "ringtap-nbd", "qemu-nbd", read, Metric::Iops), Verdict::Faster);
-    assert!(matches!(
-        verdict(&analysis, "qemu-nbd", "native", read, Metric::Iops),
-        Verdict::Equivalent { .. }
-    ));
-    assert_eq!(
-        verdict(&analysis, "loop", "native", "dd-latency-direct", Metric::TimePerOp),
-        Verdict::Slower
-    );
-    // The twin and metrics that are no headline get none.
-    assert_eq!(verdict(&analysis, "native#2", "native", read, Metric::Iops), Verdict::None);
-    assert_eq!(verdict(&analysis, "loop", "native", read, Metric::P50), Verdict::None);
-    let floor = analysis.floor(Stage::Host, read, Metric::Iops).unwrap();
-    assert!(floor.holds && floor.floor > 0.0 && floor.floor < 0.03, "{floor:?}");
-    // Drift of 100 % over the run, and still the ratio is right: rounds are paired.
-    let row = analysis.row(Stage::Host, "loop", "native", read, Metric::Iops).unwrap();
-    let interval = row.interval.unwrap();
-    assert!(interval.low > 0.49 && interval.high < 0.51, "{interval:?}");
-}
-
-#[test]
-fn bounds_are_shown_as_bounds_and_decide_nothing() {
-    let analysis = Analysis::new(record(6, State::Complete), &samples(6));
-    let row = analysis.row(Stage::Host, "loop", "native", "bonnie", Metric::GetBlock).unwrap();
-    assert_eq!((row.bound, row.interval, row.verdict), (Some("<="), None, Verdict::None));
-    let text = table::render(&analysis, false, Some(160));
-    assert!(text.contains("≥ 500 MB/s"), "{text}");
-}
+const ALL_FLUSH: &[(&str, f64)] =
+    &[("native", 1.0), ("loop-direct", 1.0), ("ringtap-nbd", 1.0), ("qemu-nbd", 1.0)];
 
 #[test]
 fn what_a_cpu_second_buys_has_a_table_of_its_own() {
-    let mut all = samples(6);
+    let mut all = samples(12);
     for sample in all.iter_mut().filter(|s| s.metrics.contains_key(&Metric::ServerCpu)) {
         // The fastest costs four times as much for an I/O.
         let cost = if sample.arm == "ringtap-nbd" { 40.0 } else { 10.0 };
         sample.metrics.insert(Metric::PathCpu, cost.into());
     }
-    let analysis = Analysis::new(record(6, State::Complete), &all);
+    let analysis = checked(ALL_FLUSH, all);
     let page = Html::parse_document(&html::render(&analysis));
     let css = Selector::parse("table.heat").unwrap();
     let tables: Vec<String> = page.select(&css).map(|t| t.text().collect()).collect();
@@ -179,22 +162,25 @@ fn what_a_cpu_second_buys_has_a_table_of_its_own() {
         "{tables:?}"
     );
     assert!(
-        !html::render(&Analysis::new(record(6, State::Complete), &samples(6)))
+        !html::render(&Analysis::new(record(12, State::Complete), &samples(12)))
             .contains("at equal CPU")
     );
 }
 
 #[test]
-fn five_rounds_are_points() {
+fn under_twelve_rounds_there_are_points() {
     let analysis = Analysis::new(record(5, State::Complete), &samples(5));
-    assert!(analysis.rows.iter().all(|row| row.interval.is_none() && row.verdict == Verdict::None));
+    assert!(analysis.rows.iter().all(|row| row.interval.is_none() && !row.decision.is_answer()));
     assert!(analysis.rows.iter().any(|row| row.ratio.is_some()));
     assert!(table::render(&analysis, false, Some(160)).contains("no verdicts"));
+    let eleven = Analysis::new(record(11, State::Complete), &samples(11));
+    assert!(eleven.rows.iter().all(|row| !row.decision.is_answer()));
+    assert!(eleven.rows.iter().any(|row| row.interval.is_some()), "intervals without an answer");
 }
 
 #[test]
 fn the_page_is_sound_and_needs_nothing_else() {
-    let analysis = Analysis::new(record(6, State::Interrupted), &samples(6));
+    let analysis = Analysis::new(record(12, State::Interrupted), &samples(12));
     let text = html::render(&analysis);
     let page = Html::parse_document(&text);
     assert!(page.errors.is_empty(), "{:?}", page.errors);
@@ -233,9 +219,9 @@ fn a_folder_read_back_gives_the_same_report() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let mut folder = Folder::create(&run).unwrap();
-    folder.write_record(&record(6, State::Complete)).unwrap();
-    samples(6).iter().for_each(|sample| folder.append(sample).unwrap());
-    let direct = Analysis::new(record(6, State::Complete), &samples(6));
+    folder.write_record(&record(12, State::Complete)).unwrap();
+    samples(12).iter().for_each(|sample| folder.append(sample).unwrap());
+    let direct = Analysis::new(record(12, State::Complete), &samples(12));
     let page = |analysis: &Analysis| html::render(analysis);
     assert_eq!(page(&report::load(&run).unwrap()), page(&direct));
     assert_eq!(page(&report::load(&run).unwrap()), page(&direct), "and again the same");
@@ -246,11 +232,11 @@ fn a_folder_read_back_gives_the_same_report() {
         .iter()
         .find(|r| r["arm"] == "loop" && r["metric"] == "iops")
         .unwrap();
-    assert_eq!(row["verdict"], "slower");
+    assert_eq!(row["decision"], "slower");
     cut_last_line(&run);
     assert_eq!(
         report::load(&run).unwrap().series[0].values.len(),
-        6,
+        12,
         "a cut last line is left out"
     );
     std::fs::write(run.join("samples.jsonl"), "rubbish\n{\"x\":1}\n").unwrap();
@@ -267,30 +253,20 @@ fn write(dir: &Path, name: &str, record: &Record, samples: &[Sample]) -> std::pa
 
 #[test]
 fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
-    let mut all = samples(6);
     // The fastest is seen not to flush.
-    let mut record = record(6, State::Complete);
-    record.plan.workloads.push("durability".into());
-    for (arm, flushes) in [("native", 1.0), ("ringtap-nbd", 0.0), ("qemu-nbd", 1.01)] {
-        let mut sample = all[0].clone();
-        sample.arm = arm.into();
-        sample.workload = "durability".into();
-        sample.metrics = [(Metric::FlushPerSync, flushes.into())].into_iter().collect();
-        all.push(sample);
-    }
-    let analysis = Analysis::new(record, &all);
+    let flushes = [("native", 1.0), ("ringtap-nbd", 0.0), ("qemu-nbd", 1.01), ("loop-direct", 1.0)];
+    let analysis = checked(&flushes, samples(12));
     let find = |name: &str| analysis.run.arms.iter().find(|arm| arm.name == name).unwrap();
     assert_eq!(ranking::group(&analysis, find("ringtap-nbd")), Group::Lies);
     assert_eq!(ranking::group(&analysis, find("loop")), Group::Cached);
     assert_eq!(ranking::group(&analysis, find("qemu-nbd")), Group::Durable);
     let answers = ranking::answers(&analysis);
     let read = answers[0].1.iter().find(|line| line.contains("depth 32")).unwrap();
-    assert!(!read.contains("ringtap-nbd") && read.contains("none of the others"), "{read}");
-    assert!(
-        read.contains("times as good as the next, qemu-nbd (95 %: ")
-            || read.contains("times as good as native (95 %: "),
-        "{read}"
-    );
+    assert!(read.contains("loop is 0.50 times as good as native (95 %: "), "{read}");
+    assert!(read.contains("another load generator: "), "{read}");
+    let workload = ringtap_lab::workload::find("randread-4k-qd32").unwrap();
+    let best = ranking::best(&analysis, Stage::Host, workload, Metric::Iops).unwrap();
+    assert_ne!(best.0.name, "ringtap-nbd", "what does not flush is never named best");
     let claims = report::words::claims(&analysis).join("\n");
     assert!(claims.contains("ringtap-nbd (which does not flush)"), "{claims}");
     assert!(claims.contains("loop (through a page cache)"), "{claims}");
@@ -301,13 +277,13 @@ fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
         page.select(&css).map(|e| e.text().collect::<String>()).collect()
     };
     let rows = select("table.heat tbody tr");
-    assert_eq!(rows.len(), 4, "the twin is no backend: {rows:?}");
-    assert!(rows[3].starts_with("ringtap-nbd") && rows[3].contains("does not flush"), "{rows:?}");
-    assert!(rows[2].starts_with("loop") && rows[2].contains("page cache"), "{rows:?}");
+    assert_eq!(rows.len(), 5, "the twin is no backend: {rows:?}");
+    assert!(rows[4].starts_with("ringtap-nbd") && rows[4].contains("does not flush"), "{rows:?}");
+    assert!(rows[3].starts_with("loop") && rows[3].contains("page cache"), "{rows:?}");
     assert!(rows.iter().any(|row| row.starts_with("qemu-nbd") && row.ends_with("yes")), "{rows:?}");
     assert!(text.contains("Hosts lie"));
-    let unchecked = Analysis::new(self::record(6, State::Complete), &samples(6));
-    assert!(html::render(&unchecked).contains("yes; flushes not counted"));
+    let unchecked = Analysis::new(self::record(12, State::Complete), &samples(12));
+    assert!(html::render(&unchecked).contains("no: flushes not counted"));
     assert!(table::render(&analysis, false, Some(160)).contains("HOSTS LIE"));
 }
 
@@ -315,12 +291,12 @@ fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
 fn what_the_device_did_not_see_is_not_ranked() {
     let read = "randread-4k-qd32";
     let best = |seen: f64| {
-        let mut all = samples(6);
+        let mut all = samples(12);
         for sample in all.iter_mut().filter(|s| s.arm == "ringtap-nbd" && s.workload == read) {
             let device = Some(Layer { read: seen, ..Layer::default() });
             sample.ledger = Some(Ledger { program: Some(1e6), device, ..Ledger::default() });
         }
-        let analysis = Analysis::new(record(6, State::Complete), &all);
+        let analysis = checked(ALL_FLUSH, all);
         let workload = ringtap_lab::workload::find(read).unwrap();
         let best = ranking::best(&analysis, Stage::Host, workload, Metric::Iops).unwrap();
         (best.0.name.clone(), html::render(&analysis))
@@ -335,12 +311,12 @@ fn what_the_device_did_not_see_is_not_ranked() {
 
 #[test]
 fn a_backend_that_failed_has_a_row_in_every_form() {
-    let mut all = samples(6);
+    let mut all = samples(12);
     for sample in all.iter_mut().filter(|s| s.arm == "qemu-nbd") {
         sample.metrics.clear();
         sample.error = Some("qemu-nbd failed\n`all` of it".into());
     }
-    let analysis = Analysis::new(record(6, State::Complete), &all);
+    let analysis = Analysis::new(record(12, State::Complete), &all);
     let page = Html::parse_document(&html::render(&analysis));
     let css = Selector::parse("section table.sort tbody tr").unwrap();
     let rows: Vec<String> = page.select(&css).map(|row| row.text().collect()).collect();
@@ -354,17 +330,17 @@ fn a_backend_that_failed_has_a_row_in_every_form() {
     assert!(text.contains("failed: see below"), "{text}");
     let markdown = report::files::markdown(&analysis);
     assert!(markdown.contains("| qemu-nbd | – | | | failed: see below |"), "{markdown}");
-    assert!(markdown.contains("(6 samples): `qemu-nbd failed 'all' of it`"), "{markdown}");
+    assert!(markdown.contains("(12 samples): `qemu-nbd failed 'all' of it`"), "{markdown}");
 }
 
 #[test]
 fn files_beside_the_page_hold_every_number() {
     let dir = tempfile::tempdir().unwrap();
-    let run = write(dir.path(), "run", &record(6, State::Complete), &samples(6));
+    let run = write(dir.path(), "run", &record(12, State::Complete), &samples(12));
     let analysis = report::load(&run).unwrap();
     report::write_html(&run, &analysis).unwrap();
     let csv = std::fs::read_to_string(run.join("samples.csv")).unwrap();
-    let numbers: usize = samples(6).iter().map(|sample| sample.metrics.len()).sum();
+    let numbers: usize = samples(12).iter().map(|sample| sample.metrics.len()).sum();
     assert_eq!(csv.lines().count(), numbers + 1);
     assert!(csv.lines().all(|line| line.split(',').count() == 11), "{csv}");
     assert!(csv.contains(",get_block,BytesPerSecond,500000000,at_least"));
@@ -435,6 +411,9 @@ fn published(rounds: u32) -> (Record, Vec<Sample>) {
     record.arms = arms.collect();
     record.plan.stages = vec![Stage::Vm];
     record.plan.workloads = vec!["bonnie-direct".into(), "snapshot-life".into()];
+    let names = GUESTS.iter().filter(|guest| !guest.0.contains('#'));
+    record.plan.backends = names.map(|guest| (Stage::Vm, guest.0.into())).collect();
+    record.plan.questions = question::published(&record.plan);
     let mut list = Vec::new();
     for round in 0..rounds {
         for (position, (arm, write, read)) in (0..).zip(GUESTS) {
@@ -469,7 +448,7 @@ fn published(rounds: u32) -> (Record, Vec<Sample>) {
 
 #[test]
 fn published_findings_are_asked_again_and_losses_are_said() {
-    let (record, list) = published(6);
+    let (record, list) = published(12);
     let analysis = Analysis::new(record, &list);
     let find = |question: &str| {
         let found = analysis.findings.iter().find(|finding| finding.question == question);
@@ -478,7 +457,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     let file = find("A file against LVM");
     // Slower writes as published; reads are the other way round here.
     assert!(
-        file.sum == "Of 2 comparisons: as published in 1, the other way round in 1.",
+        file.sum == "Of 2 comparisons: same direction, another size in 1, reversed in 1.",
         "{}",
         file.sum
     );
@@ -488,12 +467,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
             && writes.contains("0.30 times as good (95 %: 0."),
         "{writes}"
     );
-    let answer = file.answers.iter().find(|a| a.metric == Metric::PutBlock).unwrap();
-    assert_eq!((answer.published, answer.held), (Some("0.17–0.19"), Some(true)), "{answer:?}");
-    assert!((answer.ratio - 0.3).abs() < 0.01 && answer.interval.is_some_and(|i| i.1 < 0.4));
-    let ours = file.answers.iter().filter(|answer| answer.arm == "ringtap-vhost");
-    assert!(ours.clone().count() > 1 && ours.clone().all(|answer| answer.published.is_none()));
-    assert!(file.conditions.contains("6 rounds") && file.conditions.contains("256 MiB"));
+    assert!(file.conditions.contains("12 rounds") && file.conditions.contains("256 MiB"));
     let fresh = find("A fresh snapshot");
     let told = &fresh.tables[0];
     assert_eq!(told.heads, ["backend", "writes, fresh snapshot", "writes, settled"]);
@@ -507,7 +481,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     let write = column(Metric::PutBlock);
     assert_eq!(write.best.as_ref().unwrap().0, "virtio-raw");
     assert!(
-        write.words.contains("behind: ") && write.words.contains("qsd-vhost over the same wire"),
+        write.words.contains("9.86 % behind, exploratory (the best was found by looking)"),
         "{}",
         write.words
     );
@@ -519,7 +493,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     let words = |analysis: &Analysis| -> String {
         analysis.findings.iter().flat_map(|f| f.lines.clone()).collect()
     };
-    assert!(words(&few).contains("too few for an interval"));
+    assert!(words(&few).contains("points only"));
     assert!(few.findings.iter().all(|f| f.sum.contains("no answer")), "no verdict");
     let page = html::render(&analysis);
     assert!(page.contains("A fresh snapshot") && page.contains("column by column"));
@@ -532,7 +506,7 @@ fn published_findings_are_asked_again_and_losses_are_said() {
 
 #[test]
 fn no_finding_is_smaller_than_the_noise_floor() {
-    let (record, mut list) = published(6);
+    let (record, mut list) = published(12);
     for sample in list.iter_mut().filter(|s| s.arm == "virtio-raw#2") {
         let factor = if sample.round % 2 == 0 { 16.0 } else { 0.0625 };
         sample.metrics.values_mut().for_each(|value| value.value *= factor);
@@ -541,12 +515,12 @@ fn no_finding_is_smaller_than_the_noise_floor() {
     let floor = analysis.floor(Stage::Vm, "bonnie-direct", Metric::PutBlock).unwrap();
     assert!(floor.floor > 9.0, "{floor:?}");
     let file = analysis.findings.iter().find(|f| f.question == "A file against LVM").unwrap();
-    assert_eq!(file.sum, "Not told apart in any of 2 comparisons.");
+    assert_eq!(file.sum, "Of 2 comparisons: not decided in 2.");
     let writes = file.lines.iter().find(|line| line.contains("block write")).unwrap();
-    assert!(writes.contains("less than the noise floor"), "{writes}");
+    assert!(writes.contains("open (not by more rounds)"), "{writes}");
     let answers = ranking::answers(&analysis);
     let best = answers[0].1.iter().find(|line| line.contains("(block write)")).unwrap();
-    assert!(best.contains("none of the others can be told apart"), "{best}");
+    assert!(best.contains("not decided: ") && !best.contains("times as good"), "{best}");
 }
 
 fn cut_last_line(run: &Path) {
@@ -577,13 +551,13 @@ fn an_unsteady_machine_is_said_first() {
 #[test]
 fn a_durable_copy_is_ranked_though_it_reads_from_the_cache() {
     let of = |name: &str| {
-        let mut all = samples(6);
+        let mut all = samples(12);
         for sample in all.iter_mut().filter(|s| s.workload == "randread-4k-qd32") {
             let device = Some(Layer { written: 1e5, ..Layer::default() });
             sample.workload = name.into();
             sample.ledger = Some(Ledger { program: Some(1e6), device, ..Ledger::default() });
         }
-        let mut run = record(6, State::Complete);
+        let mut run = record(12, State::Complete);
         run.plan.workloads.push(name.into());
         let analysis = Analysis::new(run, &all);
         let arm = analysis.run.arms.iter().find(|arm| arm.name == "ringtap-nbd").unwrap();

@@ -1,0 +1,288 @@
+//! Every pair of arms that a report shows, with its answer. The answers come from [`decision::family`] and from nowhere
+//! else: the comparisons of a question are decided together, all others are exploratory.
+
+use serde::Serialize;
+
+use super::analysis::{Analysis, reference, workloads};
+use super::ranking;
+use crate::backend;
+use crate::plan::question::Primary;
+use crate::run::folder::Record;
+use crate::sample::{Metric, Stage, Value, twin};
+use crate::stats::decision::{self, Control, Decision, Member, Sensitivity};
+use crate::stats::{self, Paired, Ratio};
+use crate::workload::Workload;
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Where.
+    pub stage: Stage,
+    /// Which arm.
+    pub arm: String,
+    /// Against which arm.
+    pub against: String,
+    /// In which workload.
+    pub workload: String,
+    /// By which metric.
+    pub metric: Metric,
+    /// Whether the metric is what the workload is run for.
+    pub headline: bool,
+    /// The question that it was named for before the run; none where it is exploratory.
+    pub question: Option<String>,
+    /// Rounds that have both.
+    pub rounds: usize,
+    /// Boots that they lie in; where nothing is booted, the rounds.
+    pub blocks: usize,
+    /// The arm's median over those rounds.
+    pub ours: Option<Value>,
+    /// The other's over the same.
+    pub theirs: Option<Value>,
+    /// Times as good, by those medians: above 1 is better whichever way the metric points.
+    pub ratio: Option<f64>,
+    /// `">="` or `"<="` where the ratio is a bound.
+    pub bound: Option<&'static str>,
+    /// 95 % joint-round bootstrap interval of `ratio`.
+    pub bootstrap: Option<(f64, f64)>,
+    /// Exact 95 % interval over the blocks.
+    pub interval: Option<stats::Interval>,
+    /// p-value of "equal", adjusted for the question.
+    pub p: Option<f64>,
+    /// p-value of "further apart than the margin", adjusted for the question.
+    pub same_p: Option<f64>,
+    /// The answer.
+    #[serde(flatten)]
+    pub decision: Decision,
+}
+
+/// What the A/A twin and the known-slow arm of a load showed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Floor {
+    /// Where.
+    pub stage: Stage,
+    /// In which workload.
+    pub workload: String,
+    /// By which metric.
+    pub metric: Metric,
+    /// No claim is smaller: the end of the twin's 95 % interval that is further from 1, as a share.
+    pub floor: f64,
+    /// Whether the twin's 99 % interval holds 1, as it must; where it does not, the load has no answers.
+    pub holds: bool,
+    /// The twin's interval.
+    pub twin: (f64, f64),
+    /// Whether the arm that is known to be slower was seen to be.
+    pub sensitivity: Sensitivity,
+    /// What that arm reached of the one as it is, with its interval.
+    pub slow: Option<(f64, (f64, f64))>,
+}
+
+/// A pair of arms of a stage, as a row shows it.
+type Pair = (Stage, String, String);
+
+/// All comparisons of a run and its controls.
+pub fn rows(analysis: &Analysis) -> (Vec<Row>, Vec<Floor>) {
+    let floors = floors(analysis);
+    let mut rows = Vec::new();
+    let mut pairs = Vec::new();
+    for (stage, arm, against) in all_pairs(&analysis.run) {
+        for workload in workloads(&analysis.run) {
+            for &metric in Metric::ALL.iter().filter(|metric| !is_twice(workload, **metric)) {
+                let paired = analysis.paired(stage, &arm, &against, workload.name, metric);
+                if let Some(paired) = paired {
+                    rows.push(row(analysis, (stage, &arm, &against), workload, metric, &paired));
+                    pairs.push(paired);
+                }
+            }
+        }
+    }
+    for question in &analysis.run.plan.questions {
+        let of = |row: &Row| row.question.as_ref() == Some(&question.name);
+        let members: Vec<usize> = (0..rows.len()).filter(|&at| of(&rows[at])).collect();
+        let family: Vec<Member<'_>> =
+            members.iter().map(|&at| member(analysis, &floors, &rows[at], &pairs[at])).collect();
+        let decided = decision::family(&family, analysis.run.plan.margin, analysis.run.plan.seed);
+        for (&at, decided) in members.iter().zip(decided) {
+            rows[at].decision = decided.decision;
+            rows[at].p = Some(decided.p);
+            rows[at].same_p = Some(decided.same_p);
+        }
+    }
+    (rows, floors)
+}
+
+fn member<'a>(analysis: &Analysis, floors: &[Floor], row: &Row, paired: &'a Paired) -> Member<'a> {
+    let floor = floors.iter().find(|floor| {
+        floor.stage == row.stage && floor.workload == row.workload && floor.metric == row.metric
+    });
+    let generator = |arm: &str| {
+        let known = analysis.run.arms.iter().find(|a| a.stage == row.stage && a.name == arm);
+        known.map(|arm| ranking::generator(arm))
+    };
+    Member {
+        paired,
+        control: floor.map(|floor| Control { floor: floor.floor, holds: floor.holds }),
+        sensitivity: floor.map_or(Sensitivity::Untried, |floor| floor.sensitivity),
+        same_generator: generator(&row.arm) == generator(&row.against),
+    }
+}
+
+/// With one block size, bytes and I/Os a second are the same comparison.
+fn is_twice(workload: &Workload, metric: Metric) -> bool {
+    metric == Metric::Bandwidth && workload.headline == [Metric::Iops]
+        || metric == Metric::Iops && workload.headline == [Metric::Bandwidth]
+}
+
+fn row(
+    analysis: &Analysis,
+    (stage, arm, against): (Stage, &str, &str),
+    workload: &Workload,
+    metric: Metric,
+    paired: &Paired,
+) -> Row {
+    let primary = Primary {
+        stage,
+        arm: arm.into(),
+        against: against.into(),
+        workload: workload.name.into(),
+        metric,
+    };
+    let question =
+        analysis.run.plan.questions.iter().find(|question| question.primary.contains(&primary));
+    let Primary { arm, against, workload: name, .. } = primary;
+    Row {
+        stage,
+        // A twin shows the floor; it is no claim.
+        headline: workload.headline.contains(&metric) && arm != twin(&against),
+        arm,
+        against,
+        workload: name,
+        metric,
+        question: question.map(|question| question.name.clone()),
+        rounds: paired.rounds,
+        blocks: paired.blocks.len(),
+        ours: paired.medians.0,
+        theirs: paired.medians.1,
+        ratio: paired.ratio.map(Ratio::number),
+        bound: match paired.ratio {
+            Some(Ratio::AtLeast(_)) => Some(">="),
+            Some(Ratio::AtMost(_)) => Some("<="),
+            _ => None,
+        },
+        bootstrap: paired.bootstrap,
+        interval: paired.interval,
+        p: None,
+        same_p: None,
+        decision: Decision::Exploratory,
+    }
+}
+
+/// The controls of every load: the reference beside its twin, and the arm that is known to be slower beside the one it is
+/// otherwise.
+fn floors(analysis: &Analysis) -> Vec<Floor> {
+    let mut list = Vec::new();
+    for (stage, _) in analysis.stages() {
+        let Some(reference) = reference(&analysis.run, stage) else { continue };
+        for workload in workloads(&analysis.run) {
+            for &metric in Metric::ALL {
+                let twin =
+                    analysis.paired(stage, &twin(reference), reference, workload.name, metric);
+                let Some((twin, control)) = twin.and_then(|twin| {
+                    let control = Control::of(&twin)?;
+                    Some((twin.interval?, control))
+                }) else {
+                    continue;
+                };
+                let slow = backend::known_slow(stage).and_then(|(slow, base)| {
+                    analysis.paired(stage, slow, base, workload.name, metric)
+                });
+                list.push(Floor {
+                    stage,
+                    workload: workload.name.into(),
+                    metric,
+                    floor: control.floor,
+                    holds: control.holds,
+                    twin: (twin.low, twin.high),
+                    sensitivity: slow.as_ref().map_or(Sensitivity::Untried, Sensitivity::of),
+                    slow: slow.and_then(|slow| {
+                        let interval = slow.interval?;
+                        Some((slow.ratio?.number(), (interval.low, interval.high)))
+                    }),
+                });
+            }
+        }
+    }
+    list
+}
+
+/// What the plan's questions are about, every arm with its stage's reference, Ringtap with each peer, each once.
+fn all_pairs(run: &Record) -> Vec<Pair> {
+    let mut list: Vec<Pair> = Vec::new();
+    let has = |stage: Stage, name: &str| {
+        run.arms.iter().any(|arm| arm.stage == stage && arm.name == name)
+    };
+    let mut add = |stage: Stage, arm: &str, against: &str| {
+        let turned = |(of, a, b): &Pair| *of == stage && a == against && b == arm;
+        let pair = (stage, arm.to_owned(), against.to_owned());
+        if has(stage, arm)
+            && has(stage, against)
+            && !list.contains(&pair)
+            && !list.iter().any(turned)
+        {
+            list.push(pair);
+        }
+    };
+    for one in run.plan.questions.iter().flat_map(|question| &question.primary) {
+        add(one.stage, &one.arm, &one.against);
+    }
+    for arm in &run.arms {
+        match reference(run, arm.stage) {
+            Some(reference) if reference != arm.name => add(arm.stage, &arm.name, reference),
+            _ => {}
+        }
+    }
+    for (stage, ours, theirs) in backend::PEERS {
+        theirs.iter().for_each(|other| add(*stage, ours, other));
+    }
+    list
+}
+
+/// A comparison as it is asked, whichever way round its row stands; one that has no row is exploratory.
+pub fn answer(
+    analysis: &Analysis,
+    (stage, arm, against): (Stage, &str, &str),
+    workload: &Workload,
+    metric: Metric,
+) -> Option<Row> {
+    if let Some(row) = analysis.row(stage, arm, against, workload.name, metric) {
+        return Some(row.clone());
+    }
+    if let Some(row) = analysis.row(stage, against, arm, workload.name, metric) {
+        return Some(turned(row));
+    }
+    let paired = analysis.paired(stage, arm, against, workload.name, metric)?;
+    Some(row(analysis, (stage, arm, against), workload, metric, &paired))
+}
+
+/// The same comparison seen from the other arm.
+fn turned(row: &Row) -> Row {
+    let over = |(low, high): (f64, f64)| (1.0 / high, 1.0 / low);
+    Row {
+        arm: row.against.clone(),
+        against: row.arm.clone(),
+        ours: row.theirs,
+        theirs: row.ours,
+        ratio: row.ratio.map(|ratio| 1.0 / ratio),
+        bound: row.bound.map(|bound| if bound == ">=" { "<=" } else { ">=" }),
+        bootstrap: row.bootstrap.map(over),
+        interval: row.interval.map(|interval| {
+            let (low, high) = over((interval.low, interval.high));
+            stats::Interval { low, high, centre: 1.0 / interval.centre, ..interval }
+        }),
+        decision: match row.decision {
+            Decision::Faster => Decision::Slower,
+            Decision::Slower => Decision::Faster,
+            other => other,
+        },
+        ..row.clone()
+    }
+}

@@ -1,0 +1,101 @@
+//! One answer for each comparison, wherever it is printed.
+
+use ringtap_lab::plan::question;
+use ringtap_lab::report::{self, Analysis, ranking, table};
+use ringtap_lab::run::folder::State;
+use ringtap_lab::sample::{Metric, Stage};
+use ringtap_lab::stats::{Decision, Why};
+
+use super::{record, samples};
+
+fn decision(
+    analysis: &Analysis,
+    arm: &str,
+    against: &str,
+    workload: &str,
+    metric: Metric,
+) -> Decision {
+    analysis.row(Stage::Host, arm, against, workload, metric).unwrap().decision
+}
+
+#[test]
+fn twelve_rounds_give_answers() {
+    let analysis = Analysis::new(record(12, State::Complete), &samples(12));
+    assert_eq!(analysis.complete_rounds, 0, "the nbd arms lack workloads, and nothing says why");
+    let read = "randread-4k-qd32";
+    let of = |arm, against| decision(&analysis, arm, against, read, Metric::Iops);
+    assert_eq!(of("loop", "native"), Decision::Slower);
+    assert_eq!(of("ringtap-nbd", "qemu-nbd"), Decision::Faster);
+    // fio's engine for NBD has a cost of its own.
+    let other = Decision::Withheld { why: Why::OtherGenerator };
+    assert_eq!(of("ringtap-nbd", "native"), other);
+    assert_eq!(of("qemu-nbd", "native"), other);
+    // Equal, and no arm known to be slower shows that a difference could have been seen.
+    assert_eq!(of("loop-direct", "native"), Decision::Withheld { why: Why::Unproven });
+    assert_eq!(
+        decision(&analysis, "loop", "native", "dd-latency-direct", Metric::TimePerOp),
+        Decision::Slower
+    );
+    // The twin and metrics that were not named before the run get none.
+    assert_eq!(of("native#2", "native"), Decision::Exploratory);
+    assert_eq!(decision(&analysis, "loop", "native", read, Metric::P50), Decision::Exploratory);
+    let floor = analysis.floor(Stage::Host, read, Metric::Iops).unwrap();
+    assert!(floor.holds && floor.floor > 0.0 && floor.floor < 0.03, "{floor:?}");
+    // Drift of 100 % over the run, and still the ratio is right: rounds are paired.
+    let row = analysis.row(Stage::Host, "loop", "native", read, Metric::Iops).unwrap();
+    let interval = row.interval.unwrap();
+    assert!(interval.low > 0.49 && interval.high < 0.51, "{interval:?}");
+    // Asked the other way round it is the same answer.
+    let turned = analysis.answer(Stage::Host, "native", "loop", read, Metric::Iops).unwrap();
+    assert_eq!(turned.decision, Decision::Faster);
+    assert!((turned.ratio.unwrap() * row.ratio.unwrap() - 1.0).abs() < 1e-12);
+}
+
+/// Table, page, columns and findings print the answer of the row, and a failed control takes it from all of them.
+#[test]
+fn a_failed_control_leaves_no_answer_anywhere() {
+    let mut all = samples(12);
+    for sample in all.iter_mut().filter(|s| s.arm == "native#2") {
+        sample.metrics.values_mut().for_each(|value| value.value *= 1.5);
+    }
+    let analysis = Analysis::new(record(12, State::Complete), &all);
+    let read = "randread-4k-qd32";
+    let vetoed = Decision::Withheld { why: Why::ControlFailed };
+    assert_eq!(decision(&analysis, "loop", "native", read, Metric::Iops), vetoed);
+    assert_eq!(decision(&analysis, "ringtap-nbd", "qemu-nbd", read, Metric::Iops), vetoed);
+    assert!(report::words::claims(&analysis).iter().all(|claim| !claim.contains("4 KiB")));
+    let text = table::render(&analysis, false, Some(200));
+    assert!(text.contains("the A/A control failed"), "{text}");
+    let section = text.split("\nhost: ").find(|part| part.starts_with("random read")).unwrap();
+    assert!(!section.contains("faster") && !section.contains("slower"), "{section}");
+    let answers = ranking::answers(&analysis);
+    assert!(
+        !answers[0]
+            .1
+            .iter()
+            .any(|line| line.contains("depth 32") && line.contains("times as good"))
+    );
+}
+
+#[test]
+fn a_question_of_thirteen_is_refused() {
+    let mut record = record(12, State::Complete);
+    let one = record.plan.questions[0].primary[0].clone();
+    let question = &mut record.plan.questions[0];
+    question.primary =
+        (0..13).map(|n| question::Primary { against: format!("x{n}"), ..one.clone() }).collect();
+    let error = question::check(&record.plan.questions).unwrap_err();
+    assert!(error.contains("has 13 comparisons"), "{error}");
+    record.plan.questions[0].primary = vec![one.clone(), one];
+    assert!(question::check(&record.plan.questions).unwrap_err().contains("asked twice"));
+}
+
+#[test]
+fn bounds_are_shown_as_bounds_and_decide_nothing() {
+    let analysis = Analysis::new(record(12, State::Complete), &samples(12));
+    let row = analysis.row(Stage::Host, "loop", "native", "bonnie", Metric::GetBlock).unwrap();
+    let bound = Decision::Withheld { why: Why::Bound };
+    assert_eq!((row.bound, row.interval, row.decision), (Some("<="), None, bound));
+    let text = table::render(&analysis, false, Some(160));
+    assert!(text.contains("≥ 500 MB/s"), "{text}");
+}
