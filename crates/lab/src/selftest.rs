@@ -346,7 +346,8 @@ pub struct Line {
     pub said: Vec<rates::Said>,
 }
 
-fn procedures(seed: u64) -> Vec<Line> {
+/// Draws runs of every truth and asks every procedure.
+pub fn procedures(seed: u64) -> Vec<Line> {
     eprintln!("self-test: drawing {} runs of each truth", rates::RUNS);
     let line = |truth| Line {
         truth,

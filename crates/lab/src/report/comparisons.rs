@@ -116,7 +116,7 @@ fn member<'a>(analysis: &Analysis, floors: &[Floor], row: &Row, paired: &'a Pair
     });
     let generator = |arm: &str| {
         let known = analysis.run.arms.iter().find(|a| a.stage == row.stage && a.name == arm);
-        known.map(|arm| ranking::generator(arm))
+        known.map(ranking::generator)
     };
     Member {
         paired,

@@ -368,7 +368,9 @@ fn compare(
     let words = format::verdict(&row);
     let (published, outcome) = (in_words(claim.published), outcome(&row, claim.published));
     let before = match (&published, outcome) {
-        (Some(published), Some(outcome)) => format!("; published: {published}: {}", outcome.title()),
+        (Some(published), Some(outcome)) => {
+            format!("; published: {published}: {}", outcome.title())
+        }
         _ => String::new(),
     };
     let line = format!(

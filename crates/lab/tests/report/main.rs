@@ -11,6 +11,7 @@ use ringtap_lab::env::Missing;
 use ringtap_lab::host::Host;
 use ringtap_lab::plan::Plan;
 use ringtap_lab::plan::question;
+use ringtap_lab::report::findings::Outcome;
 use ringtap_lab::report::ranking::{self, Group};
 use ringtap_lab::report::{self, Analysis, across, html, table};
 use ringtap_lab::run::folder::{Arm, Folder, Record, Skip, State};
@@ -467,6 +468,12 @@ fn published_findings_are_asked_again_and_losses_are_said() {
             && writes.contains("0.30 times as good (95 %: 0."),
         "{writes}"
     );
+    let answer = file.answers.iter().find(|a| a.metric == Metric::PutBlock).unwrap();
+    assert_eq!(answer.published.as_deref(), Some("0.17–0.19"));
+    assert_eq!(answer.outcome, Some(Outcome::OtherSize), "far from the published size: {answer:?}");
+    assert!(answer.ringtap.as_ref().is_some_and(|ours| ours.starts_with("0.9")), "{answer:?}");
+    let ours = file.answers.iter().filter(|answer| answer.arm == "ringtap-vhost");
+    assert!(ours.clone().count() > 1 && ours.clone().all(|answer| answer.outcome.is_none()));
     assert!(file.conditions.contains("12 rounds") && file.conditions.contains("256 MiB"));
     let fresh = find("A fresh snapshot");
     let told = &fresh.tables[0];
