@@ -7,7 +7,9 @@ use maud::{Markup, html};
 use super::across::Unlike;
 use super::analysis::{Analysis, reference};
 use super::change::{self, Change, Comparison};
-use super::{format, html, state_in_words, svg};
+use super::page::marks::{self, Axis, Ratio};
+use super::page::{self, names};
+use super::{format, state_in_words, svg};
 use crate::run::folder::State;
 use crate::sample::{Metric, Stage, Unit, Value};
 use crate::stats::FEWEST_ROUNDS;
@@ -16,7 +18,7 @@ use crate::workload;
 /// The page.
 pub fn render(before: &Analysis, after: &Analysis, comparison: &Comparison) -> String {
     let runs = [("Before", before), ("After", after)];
-    html::page(
+    page::page(
         "Ringtap report, before and after",
         html! {
             h1 { "Before and after" }
@@ -78,16 +80,16 @@ fn charts(after: &Analysis, changes: &[Change]) -> Markup {
     html! {
         @for stage in stages {
             @let reference = reference(&after.run, stage).unwrap_or_default();
-            h2 { "Stage: " (stage.name()) }
+            h2 { (names::stage(stage)) }
             p.soft.small {
-                "Times as good as before, each by the first backend that both runs have, of the same round; that one itself as measured. "
-                "Whisker: 95 % interval; grey: the noise floor, the larger of both runs."
+                "Times as good as before, each by the first way that both runs have, of the same round; that one itself as measured. "
+                "Bar: 95 % interval; grey: the noise floor, the larger of both runs."
             }
-            section.card { div.charts {
+            div.cards {
                 @for (_, workload, metric) in groups.iter().filter(|group| group.0 == stage) {
                     (chart(stage, workload, *metric, changes, reference))
                 }
-            } }
+            }
         }
     }
 }
@@ -103,24 +105,43 @@ fn chart(
         .iter()
         .filter(|c| (c.stage, c.workload.as_str(), c.metric) == (stage, workload, metric))
         .collect();
-    let shifts: Vec<svg::Shift<'_>> = of
-        .iter()
-        .filter_map(|change| {
-            Some(svg::Shift {
-                label: &change.arm,
-                class: html::class(&change.arm, reference),
-                ratio: change.ratio?,
-                interval: change.interval,
-            })
-        })
-        .collect();
-    let floor = of.first().and_then(|change| change.floor);
-    let title = workload::find(workload).map_or(workload, |workload| workload.title);
+    let ends = of.iter().filter_map(|change| Some((change.ratio?, change.interval)));
+    let ends = ends.flat_map(|(ratio, ends)| {
+        let (low, high) = ends.unwrap_or((ratio, ratio));
+        [ratio, low, high]
+    });
+    let axis = Axis::around(220, ends);
+    let title =
+        workload::find(workload).map_or_else(|| workload.to_owned(), |w| names::load(w, metric));
     html! {
-        figure {
-            figcaption { (title) ": " (metric.title()) }
-            (svg::shifts(title, "times as good as before, logarithmic", floor, &shifts))
+        section.card {
+            h3 { (title) }
+            div.scroll { table.strips {
+                thead { tr { th {} th.plot { (axis.head()) } th.n { "times as good" } th.n { "95 %" } th { "that is" } } }
+                tbody { @for change in of { @if let Some(ratio) = change.ratio { tr {
+                    th.way scope="row" title=(change.arm) { (names::named(&change.arm)) }
+                    td.plot { (marks::ratio(axis, &Ratio {
+                        label: &format!("{}: {} times as good as before", change.arm, format::digits(ratio)),
+                        ratio,
+                        interval: change.interval,
+                        band: change.floor.map(|floor| (1.0 / (1.0 + floor), 1.0 + floor)),
+                        published: None,
+                        ink: svg::ink(&change.arm, reference),
+                        open: change.verdict != change::BETTER && change.verdict != change::WORSE,
+                    })) }
+                    td.n { "× " (format::digits(ratio)) } td.n { (format::interval(change.interval)) }
+                    td class=(class(change)) { (change.verdict) }
+                } } } }
+            } }
         }
+    }
+}
+
+fn class(change: &Change) -> &'static str {
+    match change.verdict.as_str() {
+        change::BETTER => "faster",
+        change::WORSE => "slower",
+        _ => "",
     }
 }
 
@@ -132,18 +153,13 @@ fn table(changes: &[Change]) -> Markup {
                 th.n { "times as good" } th.n { "95 %" } th { "verdict" } th.n { "p, whole table" } th.n { "rounds" }
             } }
             tbody { @for change in changes { tr {
-                @let class = match change.verdict.as_str() {
-                    change::BETTER => "word faster",
-                    change::WORSE => "word slower",
-                    _ => "word",
-                };
                 td { (change.stage.name()) } td.name { (change.workload) } td.name { (change.metric.title()) } td.name { (change.arm) }
                 (value(change.before, change.metric.unit())) (value(change.after, change.metric.unit()))
                 td.name { (change.by.as_deref().unwrap_or("as measured")) }
                 td.n data-v=(change.ratio.map_or_else(String::new, |ratio| ratio.to_string())) { (change.ratio.map_or_else(|| "–".into(), format::digits)) }
                 td.n { (format::interval(change.interval)) }
-                td class=(class) { (change.verdict) }
-                td.n data-v=(change.p.map_or_else(String::new, |p| p.to_string())) { (html::probability(change.p)) }
+                td class=(class(change)) { (change.verdict) }
+                td.n data-v=(change.p.map_or_else(String::new, |p| p.to_string())) { (page::probability(change.p)) }
                 td.n { (change.rounds.0) ", " (change.rounds.1) }
             } } }
         }

@@ -1,11 +1,9 @@
 //! Two loads at once: each one's latency alone against together, and its share of what both get.
 
-use maud::{Markup, html};
 use serde::Serialize;
 
-use super::analysis::{Analysis, reference};
-use super::html::class;
-use super::{format, svg};
+use super::analysis::Analysis;
+use super::format;
 use crate::run::folder::Record;
 use crate::sample::{Metric, Sample, Stage, Unit};
 use crate::stats::{interval, median};
@@ -102,65 +100,7 @@ pub fn rows(run: &Record, samples: &[Sample]) -> Vec<Contention> {
     list
 }
 
-/// The chart of a workload of a stage, and the same as a table.
-pub fn card(analysis: &Analysis, stage: Stage, workload: &Workload) -> Markup {
-    let rows: Vec<&Contention> = analysis
-        .contention
-        .iter()
-        .filter(|row| row.stage == stage && row.workload == workload.name)
-        .collect();
-    let reference = reference(&analysis.run, stage).unwrap_or_default();
-    let backend = |arm: &str| -> &str {
-        let known = analysis.run.arms.iter().find(|of| of.stage == stage && of.name == arm);
-        known.map_or("", |arm| arm.backend.as_str())
-    };
-    let pairs: Vec<svg::Pair<'_>> = rows
-        .iter()
-        .map(|row| svg::Pair {
-            arm: &row.arm,
-            load: row.load,
-            class: class(backend(&row.arm), reference),
-            alone: row.alone,
-            together: row.together,
-            interval: row.interval,
-            share: row.share,
-        })
-        .collect();
-    let time = |value: Option<f64>| {
-        value.map_or_else(|| "–".into(), |v| format::number(v, Unit::Nanoseconds))
-    };
-    let part =
-        |value: Option<f64>| value.map_or_else(|| "–".into(), |v| format::number(v, Unit::Share));
-    let sorted = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-    html! {
-        @if !rows.is_empty() {
-            section.card.contention {
-                h3 { (workload.title) ": each load's p99, alone and together" }
-                figure {
-                    figcaption { "ring: p99 alone; dot: beside the other, with its 95 % interval; medians of the rounds; less is better. Right: the load's share of the I/Os of both. A load with under 10,000 I/Os has no p99" }
-                    (svg::pairs(&format!("{}: p99 alone and together", workload.title), "p99 of one I/O, logarithmic", &pairs))
-                }
-                div.scroll { table.sort {
-                    thead { tr {
-                        th { "backend" } th { "load" } th.n { "p99 alone" } th.n { "p99 together" } th.n { "95 %" }
-                        th.n { "times as long" } th.n { "share of both" } th.n { "keeps of its rate alone" }
-                    } }
-                    tbody { @for row in &rows { tr {
-                        td.name { (row.arm) } td { (row.load) }
-                        td.n data-v=(sorted(row.alone)) { (time(row.alone)) }
-                        td.n data-v=(sorted(row.together)) { (time(row.together)) }
-                        td.n { @if let Some((low, high)) = row.interval { (time(Some(low))) "–" (time(Some(high))) } }
-                        td.n data-v=(sorted(row.times)) { (row.times.map_or_else(|| "–".into(), format::digits)) }
-                        td.n data-v=(sorted(row.share)) { (part(row.share)) }
-                        td.n data-v=(sorted(row.keeps)) { (part(row.keeps)) }
-                    } } }
-                } }
-            }
-        }
-    }
-}
-
-/// The same for `report.md`.
+/// A workload of a stage, for `report.md`.
 pub fn markdown(analysis: &Analysis, stage: Stage, workload: &Workload) -> String {
     let time = |value: Option<f64>| {
         value.map_or_else(|| "–".into(), |v| format::number(v, Unit::Nanoseconds))

@@ -26,6 +26,21 @@ pub fn number(number: f64, unit: Unit) -> String {
     }
 }
 
+/// A number on an axis: 2 GB/s, not 2.00 GB/s.
+pub fn tick(value: f64, unit: Unit) -> String {
+    if value == 0.0 {
+        return "0".into();
+    }
+    let text = number(value, unit);
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, name) = text.split_at(end);
+    if digits.contains('.') {
+        format!("{}{name}", digits.trim_end_matches('0').trim_end_matches('.'))
+    } else {
+        text
+    }
+}
+
 fn scaled(number: f64, steps: &[(f64, &str)]) -> String {
     let (step, name) = steps
         .iter()
@@ -117,6 +132,14 @@ mod tests {
         ] {
             assert_eq!(digits(number), text);
         }
+    }
+
+    #[test]
+    fn axis_labels_lose_their_zeros() {
+        assert_eq!(tick(2e9, Unit::BytesPerSecond), "2 GB/s");
+        assert_eq!(tick(2.5e6, Unit::PerSecond), "2.5 M/s");
+        assert_eq!(tick(100.0, Unit::PerSecond), "100/s");
+        assert_eq!(tick(0.0, Unit::PerSecond), "0");
     }
 
     #[test]

@@ -2,20 +2,19 @@
 
 pub mod across;
 pub mod analysis;
-mod answer;
 pub mod change;
 pub mod change_page;
 pub mod claims;
 pub mod columns;
 pub mod comparisons;
 pub mod contention;
-mod facts;
 pub mod files;
 pub mod findings;
 pub mod format;
-pub mod html;
 mod latency;
 pub mod ledger;
+pub mod markdown;
+pub mod page;
 pub mod published;
 pub mod ranking;
 pub mod steady;
@@ -39,7 +38,7 @@ pub fn load(run: &Path) -> Result<Analysis> {
 /// Writes `report.html` (and `report.md`, `samples.csv`, `report.json`) into the run's folder and returns its path.
 pub fn write_html(run: &Path, analysis: &Analysis) -> Result<PathBuf> {
     let path = run.join("report.html");
-    folder::replace(&path, &html::render(analysis))?;
+    folder::replace(&path, &page::render(analysis))?;
     files::write(run, analysis)?;
     Ok(path)
 }

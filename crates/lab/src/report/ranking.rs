@@ -93,7 +93,7 @@ pub fn generator(arm: &Arm) -> Generator {
 }
 
 /// An arm's durability check.
-fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
+pub fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
     let on = |stage: Stage| {
         analysis.durability.iter().find(|check| check.stage == stage && check.arm == arm.backend)
     };

@@ -1,10 +1,8 @@
 //! Which rates of writing were steady: over the rounds by SNIA's rule, and within a run.
 
-use maud::{Markup, html};
 use serde::Serialize;
 
 use super::analysis::{Analysis, Series};
-use super::format;
 use crate::sample::{Metric, Sample, Stage};
 use crate::stats::steady::{self, DRIFT, RANGE, WINDOW};
 use crate::workload::{self, Kind};
@@ -113,36 +111,4 @@ pub fn is_unsteady(
         one.stage == stage && one.arm == arm && one.workload == workload && one.metric == metric
     };
     analysis.steadiness.iter().find(of).is_some_and(|one| one.from.is_none())
-}
-
-/// The sentences, and the series that were not steady, round by round.
-pub fn section(analysis: &Analysis) -> Markup {
-    let moving: Vec<&Steadiness> =
-        analysis.steadiness.iter().filter(|one| one.from.is_none()).collect();
-    html! {
-        @if !analysis.steadiness.is_empty() {
-            h2 { "Were the writes steady?" }
-            @for sentence in sentences(analysis) { p { (sentence) } }
-            @if !moving.is_empty() {
-                details {
-                    summary { (moving.len()) " series that were not, round by round" }
-                    div.card { div.scroll { table.sort {
-                        thead { tr { th { "stage" } th { "workload" } th { "backend" } th { "rounds, in their order" } } }
-                        tbody { @for one in moving { tr {
-                            td { (one.stage.name()) } td.name { (one.workload) } td.name { (one.arm) } td.prose { (values(analysis, one)) }
-                        } } }
-                    } } }
-                }
-            }
-        }
-    }
-}
-
-fn values(analysis: &Analysis, one: &Steadiness) -> String {
-    let series = analysis.find(one.stage, &one.arm, &one.workload, one.metric);
-    let mut values = series.map(|series| series.values.clone()).unwrap_or_default();
-    values.sort_by_key(|(round, _)| *round);
-    let texts: Vec<String> =
-        values.iter().map(|(_, value)| format::value(*value, one.metric.unit())).collect();
-    texts.join(", ")
 }

@@ -317,7 +317,7 @@ fn without_kvm_the_guest_is_translated_and_the_reason_said() {
     let samples = samples(&bench.out());
     assert!(samples.len() == 2 && samples.iter().all(|sample| sample.error.is_none()));
     let analysis = report::load(&bench.out()).unwrap();
-    for text in [report::files::markdown(&analysis), report::html::render(&analysis)] {
+    for text in [report::markdown::render(&analysis), report::page::render(&analysis)] {
         let text = text.replace("&#39;", "'");
         assert!(
             text.contains("; under TCG: only ratios are claimed") && text.contains(&sentence),

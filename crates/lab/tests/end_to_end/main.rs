@@ -409,7 +409,7 @@ fn a_guest_builds_volumes_and_snapshots() {
     }
     let analysis = report::load(&bench.out()).unwrap();
     assert_eq!(analysis.curves.len(), 2);
-    assert!(report::html::render(&analysis).contains("The life of a snapshot"));
+    assert!(report::page::render(&analysis).contains("The life of a snapshot"));
 }
 
 /// The lab itself runs in a guest, whose kernel has a device-mapper and an NBD client, root and all: its host stage makes
@@ -507,7 +507,7 @@ fn a_stall_is_told_with_its_layer() {
         longest.server.is_some_and(|ran| ran < 0.5),
         "a stopped server does not run: {longest:?}"
     );
-    let page = report::html::render(&report::load(&bench.out()).unwrap());
+    let page = report::page::render(&report::load(&bench.out()).unwrap());
     assert!(page.contains("Stalls: over 100 ms") && page.contains("what stood still"));
 }
 

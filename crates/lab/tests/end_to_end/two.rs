@@ -24,7 +24,7 @@ fn two_virtual_pcs_load_one_device_at_once() {
         assert!(both.metrics[&metric].value > 0.0, "{both:?}");
     }
     let analysis = report::load(&bench.out()).unwrap();
-    assert!(report::html::render(&analysis).contains("two guests at once"));
+    assert!(report::page::render(&analysis).contains("two guests at once"));
     if let Some(check) = analysis.durability.first() {
         assert_eq!((check.stage, check.arm.as_str()), (Stage::TwoVms, "virtio-raw"));
     } else {

@@ -185,9 +185,11 @@ fn the_page_of_changes_is_written_and_sound() {
         assert!(!text.contains(forbidden), "{forbidden}");
     }
     assert_eq!(all("script").len(), 1);
-    let charts: Vec<String> = all("section svg").iter().map(|svg| svg.text().collect()).collect();
+    let charts: Vec<String> = all("table.strips").iter().map(|of| of.text().collect()).collect();
     assert_eq!(charts.len(), 2, "reads and dd; bonnie has bounds only");
-    assert!(charts[0].contains("loop") && charts[0].contains("× 1.50"), "{}", charts[0]);
+    assert!(charts[0].contains("loop device") && charts[0].contains("× 1.50"), "{}", charts[0]);
+    let (bands, rows) = (all(".strips rect[fill='var(--band)']"), all(".strips tbody tr"));
+    assert!(bands.len() == rows.len() && !rows.is_empty(), "the noise floor beside each");
     let words: String = page.root_element().text().collect();
     for told in
         ["Linux <99>", "In one of the runs only", "bounds in some rounds", "host loop is better"]

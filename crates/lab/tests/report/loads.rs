@@ -47,16 +47,15 @@ fn each_of_two_loads_has_its_p99_alone_and_together() {
     assert!((loud.share.unwrap() - 0.9).abs() < 1e-12);
     assert_eq!((of("qemu-nbd", "loud").together, of("qemu-nbd", "loud").keeps), (None, Some(0.9)));
 
-    let page = Html::parse_document(&html::render(&analysis));
+    let page = Html::parse_document(&page::render(&analysis));
     let all = |selector: &str| page.select(&Selector::parse(selector).unwrap()).count();
-    // A ring and a dot for each load that has a p99; what has none says so. And all of it as a table.
-    assert_eq!(all(".contention svg circle.ring"), 2 * ARMS.len() - 1);
-    assert_eq!(all(".contention svg circle.mark"), 2 * ARMS.len() - 1);
-    assert_eq!(all(".contention tbody tr"), 2 * ARMS.len());
+    // A chart for each load of each way that has a p99; what has none says so. The twin is no way of its own.
+    assert_eq!(all(".contention tbody tr"), 2 * (ARMS.len() - 1));
+    assert_eq!(all(".contention tbody svg"), 2 * (ARMS.len() - 1) - 1);
     let text: String =
         page.select(&Selector::parse(".contention").unwrap()).next().unwrap().text().collect();
     assert!(text.contains("too few I/Os for a p99") && text.contains("802 µs"), "{text}");
-    let markdown = report::files::markdown(&analysis);
+    let markdown = report::markdown::render(&analysis);
     assert!(
         markdown.contains("| ringtap-nbd | quiet | 100 µs | 802 µs | 8.00 | 10.0 % | 25.0 % |"),
         "{markdown}"
@@ -91,13 +90,13 @@ fn writes_that_do_not_settle_are_marked_wherever_they_stand() {
         line.contains("not steady")
     };
     assert!(marked("ringtap-nbd") && !marked("loop"), "{text}");
-    let page = html::render(&analysis);
-    assert!(page.contains("Were the writes steady?") && page.contains("5 series that were not"));
-    assert!(page.contains("not steady: its rate moved by 50 % within the run"));
-    assert!(report::files::markdown(&analysis).contains("/s, not steady |"));
+    let page = page::render(&analysis);
+    assert!(page.contains("Were the writes steady?") && page.contains("1 of 6 series of writes"));
+    assert!(page.contains("not steady: its rate moved by 50% within the run"));
+    assert!(report::markdown::render(&analysis).contains("/s, not steady "));
     // Reads, and writes that hold their level, are not marked.
     let read = Analysis::new(record("randread-4k-qd32"), &samples(6));
-    assert!(read.steadiness.is_empty() && !html::render(&read).contains("not steady"));
+    assert!(read.steadiness.is_empty() && !page::render(&read).contains("not steady"));
 }
 
 /// A load by schedule on all arms: `loop` has too few I/Os for a p99.9, and `qemu-nbd` holds a sender up.
@@ -130,38 +129,46 @@ fn rated() -> (Record, Vec<Sample>) {
 fn latency_from_the_schedule_stands_beside_fios_own_on_one_scale() {
     let (record, samples) = rated();
     let analysis = Analysis::new(record, &samples);
-    let page = Html::parse_document(&html::render(&analysis));
+    let page = Html::parse_document(&page::render(&analysis));
     let css = |selector: &str| Selector::parse(selector).unwrap();
     let figures: Vec<_> = page.select(&css("figure.latency")).collect();
     let texts: Vec<String> = figures.iter().map(|figure| figure.text().collect()).collect();
     assert_eq!(texts.len(), 2);
     assert!(texts[0].contains("from when it was due") && texts[0].contains("1 ms"), "{texts:?}");
     assert!(texts[1].contains("as fio counts it, from when it was sent"), "{texts:?}");
-    for figure in &figures {
-        // A line for each arm and the twin, four points on each but one.
-        assert_eq!(figure.select(&css("polyline")).count(), ARMS.len());
+    let names = [
+        "the file itself",
+        "the file itself, again",
+        "loop device",
+        "loop device, direct I/O",
+        "Ringtap, NBD",
+        "qemu-nbd",
+    ];
+    for (figure, text) in figures.iter().zip(&texts) {
+        // Every arm and the twin has its name and its points: four, and `loop` three.
+        assert!(names.iter().all(|name| text.contains(name)), "{text}");
         assert_eq!(figure.select(&css("circle")).count(), 4 * ARMS.len() - 1);
     }
     // The same time is at the same height, so that the eye may compare.
     let ticks = |at: usize| -> Vec<(String, String)> {
-        let ticks = css("text.tick[text-anchor=end]");
-        let all = figures[at].select(&ticks);
+        let texts = css("svg text[text-anchor=end]");
+        let all = figures[at].select(&texts);
         all.map(|e| (e.attr("y").unwrap().into(), e.text().collect())).collect()
     };
     assert!(ticks(0).len() > 3 && ticks(0) == ticks(1), "{:?} {:?}", ticks(0), ticks(1));
     // What is under the log's millisecond is marked, in the one chart that comes of it.
-    let coarse = |at: usize| figures[at].select(&css("rect.floor")).count();
+    let coarse = |at: usize| figures[at].select(&css("rect[fill='var(--band)']")).count();
     assert_eq!((coarse(0), coarse(1)), (1, 0));
-    let height = |at: usize, title: &str| -> f64 {
+    // Points in the order of the arms, each from p50 on: that of p99 is the third.
+    let height = |at: usize, arm: usize| -> f64 {
         let circles = css("circle");
-        let mut all = figures[at].select(&circles);
-        let dot = all.find(|dot| dot.text().collect::<String>() == title).expect(title);
+        let dot = figures[at].select(&circles).nth(arm).expect("a point");
         dot.attr("cy").unwrap().parse().unwrap()
     };
-    let (fast, held) = ("ringtap-nbd p99: 3.00 ms", "qemu-nbd p99: 300 ms");
+    let (fast, held) = (4 * 4 - 1 + 2, 5 * 4 - 1 + 2);
     assert!(height(0, held) < height(0, fast), "longer is higher up");
-    assert!(height(1, "qemu-nbd p99: 800 µs") > height(0, fast));
-    let markdown = report::files::markdown(&analysis);
+    assert!(height(1, held) > height(0, fast));
+    let markdown = report::markdown::render(&analysis);
     let rows = [
         "Latency, from when it was due; medians of the rounds:",
         "| backend | p50 | p90 | p99 | p99.9 |",
@@ -169,9 +176,9 @@ fn latency_from_the_schedule_stands_beside_fios_own_on_one_scale() {
         "| loop | 200 µs | 300 µs | 800 µs | – |",
     ];
     rows.iter().for_each(|row| assert!(markdown.contains(row), "{row}: {markdown}"));
-    // One percentile makes no line, and none no chart.
+    // One percentile of each makes no curve.
     let (record, samples) = contended();
-    let page = html::render(&Analysis::new(record, &samples));
+    let page = page::render(&Analysis::new(record, &samples));
     assert!(!page.contains("figure class=\"latency\""));
 }
 
@@ -181,10 +188,10 @@ fn whether_the_disks_were_written_whole_is_said() {
         let mut run = record(6, State::Complete);
         run.written = Some(Written { bytes, allocated, again });
         let analysis = Analysis::new(run, &samples(6));
-        let markdown = report::files::markdown(&analysis);
+        let markdown = report::markdown::render(&analysis);
         let sentence = report::words::preconditioned(&analysis);
         assert!(markdown.contains(&sentence), "{markdown}");
-        assert!(html::render(&analysis).contains(&sentence));
+        assert!(page::render(&analysis).contains(&sentence));
         sentence
     };
     let whole = said(3 << 30, 3 << 30, 0);

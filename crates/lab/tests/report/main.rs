@@ -4,6 +4,7 @@ mod browser;
 mod change;
 mod decisions;
 mod loads;
+mod shown;
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use ringtap_lab::plan::Plan;
 use ringtap_lab::plan::question;
 use ringtap_lab::report::findings::Outcome;
 use ringtap_lab::report::ranking::{self, Group};
-use ringtap_lab::report::{self, Analysis, across, html, table};
+use ringtap_lab::report::{self, Analysis, across, page, table};
 use ringtap_lab::run::folder::{Arm, Folder, Record, Skip, State};
 use ringtap_lab::sample::{Layer, Ledger, Metric, Sample, Stage, Value};
 use scraper::{Html, Selector};
@@ -146,29 +147,6 @@ const ALL_FLUSH: &[(&str, f64)] =
     &[("native", 1.0), ("loop-direct", 1.0), ("ringtap-nbd", 1.0), ("qemu-nbd", 1.0)];
 
 #[test]
-fn what_a_cpu_second_buys_has_a_table_of_its_own() {
-    let mut all = samples(12);
-    for sample in all.iter_mut().filter(|s| s.metrics.contains_key(&Metric::ServerCpu)) {
-        // The fastest costs four times as much for an I/O.
-        let cost = if sample.arm == "ringtap-nbd" { 40.0 } else { 10.0 };
-        sample.metrics.insert(Metric::PathCpu, cost.into());
-    }
-    let analysis = checked(ALL_FLUSH, all);
-    let page = Html::parse_document(&html::render(&analysis));
-    let css = Selector::parse("table.heat").unwrap();
-    let tables: Vec<String> = page.select(&css).map(|t| t.text().collect()).collect();
-    assert_eq!(tables.len(), 2);
-    assert!(
-        tables[1].contains("ringtap-nbd0.25") && tables[1].contains("qemu-nbd1.00"),
-        "{tables:?}"
-    );
-    assert!(
-        !html::render(&Analysis::new(record(12, State::Complete), &samples(12)))
-            .contains("at equal CPU")
-    );
-}
-
-#[test]
 fn under_twelve_rounds_there_are_points() {
     let analysis = Analysis::new(record(5, State::Complete), &samples(5));
     assert!(analysis.rows.iter().all(|row| row.interval.is_none() && !row.decision.is_answer()));
@@ -180,42 +158,6 @@ fn under_twelve_rounds_there_are_points() {
 }
 
 #[test]
-fn the_page_is_sound_and_needs_nothing_else() {
-    let analysis = Analysis::new(record(12, State::Interrupted), &samples(12));
-    let text = html::render(&analysis);
-    let page = Html::parse_document(&text);
-    assert!(page.errors.is_empty(), "{:?}", page.errors);
-    let all = |selector: &str| page.select(&Selector::parse(selector).unwrap()).collect::<Vec<_>>();
-    assert!(
-        all("link, img, iframe, object, embed, image, use, form").is_empty(),
-        "nothing is loaded"
-    );
-    let scripts: Vec<String> = all("script").iter().map(|s| s.text().collect()).collect();
-    assert!(scripts.len() == 1 && scripts[0].contains("table.sort"), "the page's own, no other");
-    assert!(all("[src], [href], [srcset], [style*=url], [onclick], [onload]").is_empty());
-    for forbidden in ["http:", "https:", "url(", "@import", "<script>alert", "fetch(", "XMLHttp"] {
-        assert!(!text.contains(forbidden), "{forbidden}");
-    }
-    assert!(text.contains("prefers-color-scheme: dark"));
-    // Every arm has its bar in every workload that it has samples of.
-    let charts: Vec<String> = all("section svg").iter().map(|svg| svg.text().collect()).collect();
-    assert_eq!(charts.len(), 5, "bars, latency and cost; bars; bars");
-    for (arm, _) in ARMS {
-        assert!(
-            charts[0].contains(arm) && charts[1].contains(arm) && charts[2].contains(arm),
-            "{arm}"
-        );
-    }
-    let words: String = page.root_element().text().collect();
-    assert!(
-        words.contains("PARTIAL: interrupted")
-            && words.contains("device-mapper")
-            && words.contains("<b>a & b</b>")
-    );
-    assert!(words.contains("a note <here>"));
-}
-
-#[test]
 fn a_folder_read_back_gives_the_same_report() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
@@ -223,7 +165,7 @@ fn a_folder_read_back_gives_the_same_report() {
     folder.write_record(&record(12, State::Complete)).unwrap();
     samples(12).iter().for_each(|sample| folder.append(sample).unwrap());
     let direct = Analysis::new(record(12, State::Complete), &samples(12));
-    let page = |analysis: &Analysis| html::render(analysis);
+    let page = |analysis: &Analysis| page::render(analysis);
     assert_eq!(page(&report::load(&run).unwrap()), page(&direct));
     assert_eq!(page(&report::load(&run).unwrap()), page(&direct), "and again the same");
     let json = serde_json::to_value(&direct).unwrap();
@@ -271,20 +213,21 @@ fn the_first_page_answers_and_ranks_only_what_may_be_ranked() {
     let claims = report::words::claims(&analysis).join("\n");
     assert!(claims.contains("ringtap-nbd (which does not flush)"), "{claims}");
     assert!(claims.contains("loop (through a page cache)"), "{claims}");
-    let text = html::render(&analysis);
+    let text = page::render(&analysis);
     let page = Html::parse_document(&text);
     let select = |css: &str| -> Vec<String> {
         let css = Selector::parse(css).unwrap();
         page.select(&css).map(|e| e.text().collect::<String>()).collect()
     };
-    let rows = select("table.heat tbody tr");
-    assert_eq!(rows.len(), 5, "the twin is no backend: {rows:?}");
-    assert!(rows[4].starts_with("ringtap-nbd") && rows[4].contains("does not flush"), "{rows:?}");
-    assert!(rows[3].starts_with("loop") && rows[3].contains("page cache"), "{rows:?}");
-    assert!(rows.iter().any(|row| row.starts_with("qemu-nbd") && row.ends_with("yes")), "{rows:?}");
-    assert!(text.contains("Hosts lie"));
+    let rows = select("table.forest tbody tr");
+    assert_eq!(rows.len(), 5, "the twin is no way of its own: {rows:?}");
+    let row = |way: &str| rows.iter().find(|row| row.starts_with(way)).unwrap();
+    assert!(row("Ringtap, NBD").starts_with("Ringtap, NBD✗"), "{rows:?}");
+    assert!(row("loop device").starts_with("loop devicepage cache–"), "{rows:?}");
+    assert!(row("qemu-nbd").starts_with("qemu-nbd✓"), "{rows:?}");
+    assert!(text.contains("flushes do not reach the disk: 0.00 for each fsync; never ranked"));
     let unchecked = Analysis::new(self::record(12, State::Complete), &samples(12));
-    assert!(html::render(&unchecked).contains("no: flushes not counted"));
+    assert!(page::render(&unchecked).contains("flushes were not counted"));
     assert!(table::render(&analysis, false, Some(160)).contains("HOSTS LIE"));
 }
 
@@ -300,7 +243,7 @@ fn what_the_device_did_not_see_is_not_ranked() {
         let analysis = checked(ALL_FLUSH, all);
         let workload = ringtap_lab::workload::find(read).unwrap();
         let best = ranking::best(&analysis, Stage::Host, workload, Metric::Iops).unwrap();
-        (best.0.name.clone(), html::render(&analysis))
+        (best.0.name.clone(), page::render(&analysis))
     };
     let (from_disk, page) = best(0.9e6);
     assert_eq!(from_disk, "ringtap-nbd");
@@ -318,19 +261,21 @@ fn a_backend_that_failed_has_a_row_in_every_form() {
         sample.error = Some("qemu-nbd failed\n`all` of it".into());
     }
     let analysis = Analysis::new(record(12, State::Complete), &all);
-    let page = Html::parse_document(&html::render(&analysis));
-    let css = Selector::parse("section table.sort tbody tr").unwrap();
+    let page = Html::parse_document(&page::render(&analysis));
+    let css = Selector::parse("table.forest tbody tr, table.strips tbody tr").unwrap();
     let rows: Vec<String> = page.select(&css).map(|row| row.text().collect()).collect();
-    let failed = |row: &&String| row.starts_with("qemu-nbd") && row.contains("failed: see below");
-    assert_eq!(rows.iter().filter(failed).count(), 1, "of the one workload that it had: {rows:?}");
+    let failed = |row: &&String| row.starts_with("qemu-nbd") && row.contains("failed");
+    assert_eq!(rows.iter().filter(failed).count(), 2, "of the one workload that it had: {rows:?}");
+    let words: String = page.root_element().text().collect();
+    assert!(words.contains("What failed") && words.contains("`all` of it"));
     let text = table::render(&analysis, false, Some(160));
     assert!(
         text.lines().any(|l| l.starts_with("qemu-nbd") || l.starts_with(" qemu-nbd")),
         "{text}"
     );
     assert!(text.contains("failed: see below"), "{text}");
-    let markdown = report::files::markdown(&analysis);
-    assert!(markdown.contains("| qemu-nbd | – | | | failed: see below |"), "{markdown}");
+    let markdown = report::markdown::render(&analysis);
+    assert!(markdown.contains("| qemu-nbd | failed: see below |"), "{markdown}");
     assert!(markdown.contains("(12 samples): `qemu-nbd failed 'all' of it`"), "{markdown}");
 }
 
@@ -346,7 +291,7 @@ fn files_beside_the_page_hold_every_number() {
     assert!(csv.lines().all(|line| line.split(',').count() == 11), "{csv}");
     assert!(csv.contains(",get_block,BytesPerSecond,500000000,at_least"));
     let markdown = std::fs::read_to_string(run.join("report.md")).unwrap();
-    assert!(markdown.contains("| loop |") && markdown.contains("slower"), "{markdown}");
+    assert!(markdown.contains("| loop device |") && markdown.contains("slower"), "{markdown}");
     let json: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(run.join("report.json")).unwrap()).unwrap();
     assert_eq!(json["rows"].as_array().unwrap().len(), analysis.rows.len());
@@ -502,12 +447,28 @@ fn published_findings_are_asked_again_and_losses_are_said() {
     };
     assert!(words(&few).contains("points only"));
     assert!(few.findings.iter().all(|f| f.sum.contains("no answer")), "no verdict");
-    let page = html::render(&analysis);
-    assert!(page.contains("A fresh snapshot") && page.contains("column by column"));
-    let markdown = report::files::markdown(&analysis);
+    let text = page::render(&analysis);
+    let page = Html::parse_document(&text);
+    let css = |selector: &str| Selector::parse(selector).unwrap();
+    let claims: Vec<String> =
+        page.select(&css(".claims tbody tr")).map(|row| row.text().collect()).collect();
+    let file = "loop device against LVM volume";
+    let told =
+        |row: &&String| row.starts_with(file) && row.ends_with("same direction, another size");
+    assert_eq!(claims.iter().filter(told).count(), 1, "{claims:?}");
+    assert!(claims.iter().all(|row| !row.starts_with("Ringtap, raw against LVM")), "{claims:?}");
+    // Each claim leads to the card of its question, which has what nobody published, too.
+    for link in page.select(&css(".claims a")) {
+        let card = page.select(&css(link.attr("href").unwrap())).next().expect("a card");
+        let rows = card.select(&css("table.claim tbody tr")).count();
+        assert!(rows > 0 && card.select(&css("table.claim svg")).count() > rows, "and an axis");
+    }
+    let said = report::page::answer(&analysis);
+    assert!(said.contains("published comparisons") && said.contains("1 held"), "{said}");
+    assert!(text.contains("A fresh snapshot") && text.contains("column by column"));
+    let markdown = report::markdown::render(&analysis);
     assert!(
-        markdown.contains("## Published findings, asked again")
-            && markdown.contains("Conditions: ")
+        markdown.contains("## Published claims, asked again") && markdown.contains("## Conditions")
     );
 }
 
@@ -540,7 +501,7 @@ fn cut_last_line(run: &Path) {
 fn an_unsteady_machine_is_said_first() {
     let page = |samples: Vec<Sample>| {
         let analysis = Analysis::new(record(8, State::Complete), &samples);
-        (html::render(&analysis), report::files::markdown(&analysis))
+        (page::render(&analysis), report::markdown::render(&analysis))
     };
     let (quiet, text) = page(samples(8));
     assert!(!quiet.contains("Unsteady:") && !text.contains("Unsteady:"));
@@ -551,7 +512,7 @@ fn an_unsteady_machine_is_said_first() {
     }
     let (noisy, text) = page(noisy);
     let said = noisy.find("Unsteady: the same backend").expect("the banner");
-    assert!(said < noisy.find("Which one for which load").unwrap());
+    assert!(said < noisy.find("class=\"forest\"").unwrap());
     assert!(text.contains("**Unsteady: the same backend"), "{text}");
 }
 

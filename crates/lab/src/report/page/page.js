@@ -34,5 +34,3 @@ for (const table of document.querySelectorAll("table.sort")) {
     });
   });
 }
-// Paper shows all but the raw numbers, which fill dozens of pages and stand in the files beside the report.
-addEventListener("beforeprint", () => document.querySelectorAll("details:not(.raw)").forEach((d) => (d.open = true)));
