@@ -107,6 +107,7 @@ enum Disk {
     Ahci(Drive),
     Nvme(Drive),
     VhostUser { socket: PathBuf, queues: u16 },
+    Own(Vec<String>),
 }
 
 /// A QEMU guest about to be booted.
@@ -176,6 +177,13 @@ impl Qemu {
     #[must_use]
     pub fn virtio_blk(mut self, drive: Drive) -> Self {
         self.disks.push(Disk::Virtio(drive));
+        self
+    }
+
+    /// Adds a virtio disk on a drive that these arguments of QEMU define, in which `{id}` stands for its name.
+    #[must_use]
+    pub fn own(mut self, words: Vec<String>) -> Self {
+        self.disks.push(Disk::Own(words));
         self
     }
 
@@ -333,8 +341,7 @@ impl Qemu {
             command.args(["-machine", "memory-backend=mem"]);
         }
         let reconnect = if shared { reconnect_option(program)? } else { "" };
-        let virtio_disks =
-            self.disks.iter().filter(|d| matches!(d, Disk::Virtio(_) | Disk::VhostUser { .. }));
+        let virtio_disks = self.disks.iter().filter(|disk| is_virtio(disk));
         let crowded = virtio_disks.count() > ALONE;
         for (n, disk) in self.disks.iter().enumerate() {
             let id = format!("d{n}");
@@ -348,9 +355,12 @@ impl Qemu {
                     let chardev = format!("socket,id={id},path={link},{reconnect}");
                     command.args(["-chardev", &chardev]);
                 }
+                Disk::Own(words) => {
+                    command.args(words.iter().map(|word| word.replace("{id}", &id)));
+                }
             }
             let (device, node) = match disk {
-                Disk::Virtio(_) => {
+                Disk::Virtio(_) | Disk::Own(_) => {
                     virtio += 1;
                     (format!("virtio-blk-pci,drive={id}"), format!("vd{}", letter(virtio - 1)))
                 }
@@ -374,8 +384,8 @@ impl Qemu {
                     (format!("nvme,drive={id},serial={id}"), format!("nvme{}n1", nvme - 1))
                 }
             };
-            let virtio_disk = matches!(disk, Disk::Virtio(_) | Disk::VhostUser { .. });
-            let place = if virtio_disk && crowded { function(virtio - 1) } else { String::new() };
+            let place =
+                if is_virtio(disk) && crowded { function(virtio - 1) } else { String::new() };
             command.args(["-device", &(device + &place)]);
             nodes.push(format!("/dev/{node}"));
         }
@@ -422,6 +432,10 @@ impl Qemu {
         }
         Ok(script)
     }
+}
+
+fn is_virtio(disk: &Disk) -> bool {
+    matches!(disk, Disk::Virtio(_) | Disk::VhostUser { .. } | Disk::Own(_))
 }
 
 /// QEMU 9.2 renamed the option, and the old name is to go.

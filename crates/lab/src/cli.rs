@@ -29,6 +29,7 @@ pub enum Output {
         ringtap compare --list                      what there is, and what can run here\n  \
         ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio\n  \
         ringtap compare --dir /dev/shm --size 512M  on tmpfs: the cost of the software\n  \
+        ringtap compare --device /dev/vg/lv --job oltp.fio   a way and a load of yours beside the lab's\n  \
         ringtap compare --plan nightly.toml --out /srv/runs/tonight\n\n\
         Exit codes: 0 done; 1 it failed; 2 the plan makes no sense, nothing was started; \
         3 a part was done: interrupted, or some samples failed (the report says which)."
@@ -63,8 +64,36 @@ pub struct CompareArgs {
     pub workloads: Option<Vec<String>>,
 
     /// Run a fio job file of yours as a workload, on every backend; may be given several times.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "job", value_name = "FILE")]
     pub fio_job: Vec<PathBuf>,
+
+    /// A raw image of yours as one more way; it is only read, unless --overwrite is given.
+    #[arg(long, value_name = "FILE")]
+    pub image: Vec<PathBuf>,
+
+    /// A block device of yours as one more way; it is only read, unless --overwrite is given.
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Vec<PathBuf>,
+
+    /// An NBD export of yours as one more way.
+    #[arg(long, value_name = "URI")]
+    pub nbd_uri: Vec<String>,
+
+    /// A vhost-user-blk server of yours as one more way.
+    #[arg(long, value_name = "SOCKET")]
+    pub vhost_user: Vec<PathBuf>,
+
+    /// A disk of QEMU's as one more way (stage vm): options of -drive, or whole arguments that name {id}.
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    pub qemu: Vec<String>,
+
+    /// More ways in TOML: docs/lab.md has the keys; a server there is started on the lab's own disk.
+    #[arg(long, value_name = "FILE")]
+    pub catalogue: Vec<PathBuf>,
+
+    /// Let loads write to the disks of --image, --device, --nbd-uri, --vhost-user and --qemu: what is on them is lost.
+    #[arg(long)]
+    pub overwrite: bool,
 
     /// A plan in TOML; keys are named as these flags. Flags win over it.
     #[arg(long, value_name = "FILE")]

@@ -15,6 +15,7 @@ use crate::report::{self, Analysis};
 use crate::run::{self, folder::State};
 use crate::sample::Stage;
 use crate::selftest;
+use crate::stats::rates;
 use crate::stop::Stop;
 use crate::workload;
 
@@ -125,7 +126,7 @@ fn changes(old: &Path, new: &Path, args: &ReportArgs) -> anyhow::Result<ExitCode
 
 fn self_test(plan: &Plan, env: &Env, args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("cannot watch for Ctrl-C")?;
-    let outcome = match selftest::run(plan, env, &stop) {
+    let outcome = match selftest::run(plan, env, rates::RUNS, &stop) {
         Ok(outcome) => outcome,
         Err(Error::Interrupted) => return Ok(ExitCode::from(PARTIAL)),
         Err(error) => return Err(error.into()),

@@ -2,6 +2,7 @@
 
 mod file;
 mod names;
+mod own;
 mod published;
 pub mod question;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::own::Own;
 use crate::backend::{self, Entry};
 use crate::cli::CompareArgs;
 use crate::error::{Error, Result};
@@ -53,6 +55,9 @@ pub struct Plan {
     /// Workloads that run on some backends only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub only: BTreeMap<String, Vec<String>>,
+    /// Ways of the user's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<Own>,
     /// What the run is made to answer; everything else that it shows is exploratory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<Question>,
@@ -148,9 +153,11 @@ impl Plan {
             dir: args.dir.clone().or(file.dir).unwrap_or_else(usual_dir),
             boot_limit: args.boot_limit.or(file.boot_limit),
             only,
+            own: Vec::new(),
             questions: Vec::new(),
             margin: if quick { QUICK_MARGIN } else { FULL_MARGIN },
         };
+        plan.add_own(args)?;
         plan.questions = match args.known.as_deref() {
             Some("published") => question::published(&plan),
             _ => question::usual(&plan),

@@ -76,6 +76,8 @@ pub struct Outcome {
     pub false_positives: f64,
     /// How often a disk 5 % slower is told apart, by number of rounds.
     pub power: Vec<(usize, f64)>,
+    /// Runs drawn of each truth.
+    pub draws: u32,
     /// What the procedures say of drawn runs whose truth is known.
     pub procedures: Vec<Line>,
 }
@@ -125,8 +127,8 @@ fn arms() -> Vec<Arm> {
     ]
 }
 
-/// Runs the test with the plan's seed and folder.
-pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
+/// Runs the test with the plan's seed and folder, and draws so many runs of each truth.
+pub fn run(plan: &Plan, env: &Env, draws: u32, stop: &Stop) -> Result<Outcome> {
     for (program, package) in [("qemu-storage-daemon", "qemu-system-common"), ("fio", "fio")] {
         if let Some(missing) = env.program(program, package) {
             return Err(Error::Plan(format!("{}: {}", missing.reason, missing.remedy)));
@@ -213,7 +215,8 @@ pub fn run(plan: &Plan, env: &Env, stop: &Stop) -> Result<Outcome> {
             .into_iter()
             .map(|n| (n, rates::apart(noise, n, shift, plan.seed)))
             .collect(),
-        procedures: procedures(plan.seed),
+        procedures: procedures(draws, plan.seed),
+        draws,
     })
 }
 
@@ -347,11 +350,11 @@ pub struct Line {
 }
 
 /// Draws runs of every truth and asks every procedure.
-pub fn procedures(seed: u64) -> Vec<Line> {
-    eprintln!("self-test: drawing {} runs of each truth", rates::RUNS);
+pub fn procedures(draws: u32, seed: u64) -> Vec<Line> {
+    eprintln!("self-test: drawing {draws} runs of each truth");
     let line = |truth| Line {
         truth,
-        said: rates::Procedure::ALL.map(|one| rates::said(one, truth, rates::RUNS, seed)).to_vec(),
+        said: rates::Procedure::ALL.map(|one| rates::said(one, truth, draws, seed)).to_vec(),
     };
     rates::truths().into_iter().map(line).collect()
 }
@@ -422,7 +425,7 @@ pub fn text(outcome: &Outcome) -> String {
         text,
         "Runs whose truth is known, {} of each, twelve comparisons a run: how often an arm of that ratio is called faster or no \
          different, and the share of runs in which anything false is said (5 % are allowed):\n{}",
-        rates::RUNS,
+        outcome.draws,
         table(&outcome.procedures)
     );
     text

@@ -7,6 +7,7 @@ pub mod loopdev;
 pub mod mapper;
 pub mod native;
 pub mod nbdkit;
+pub mod own;
 pub mod qemu;
 pub mod ringtap;
 pub mod ubd;
@@ -26,6 +27,7 @@ use crate::host::unescaped;
 use crate::process::Server;
 use crate::sample::Stage;
 use crate::stop::Stop;
+use crate::workload::Workload;
 
 /// How the load reaches the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +61,8 @@ pub enum Access {
         /// Its format, as QEMU calls it.
         format: &'static str,
     },
+    /// A disk that the user's own arguments of QEMU define, with `{id}` in the place of its name.
+    QemuOwn(Vec<String>),
 }
 
 /// What a disk's file is.
@@ -288,6 +292,10 @@ pub trait Backend: Sync {
     fn slow_of(&self) -> Option<&'static str> {
         None
     }
+    /// Why a workload must not run on it.
+    fn refuses(&self, _: &Workload) -> Option<Missing> {
+        None
+    }
     /// What the CPU figures of this backend leave out, and other facts for the report.
     fn remark(&self) -> Option<&'static str> {
         None
@@ -316,7 +324,8 @@ impl std::fmt::Debug for Entry {
 
 /// The backend of that name on that stage.
 pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
-    CATALOGUE.iter().find(|entry| entry.stage == stage && entry.name == name)
+    let known = CATALOGUE.iter().find(|entry| entry.stage == stage && entry.name == name);
+    known.or_else(|| own::find(stage, name))
 }
 
 /// The backend of a stage that is known to be slower, and the one that it is otherwise.

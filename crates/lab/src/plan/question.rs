@@ -134,9 +134,11 @@ fn pairs(plan: &Plan, stage: Stage) -> Vec<Pair<'_>> {
         });
     let names =
         || plan.backends.iter().filter(|(of, _)| *of == stage).map(|(_, name)| name.as_str());
+    let own = plan.own.iter().filter(|own| own.stages().contains(&stage));
+    let own = own.map(|own| Pair { stage, arm: &own.name, against: own.rival(stage) });
     let reference = names().next();
     let others = names().skip(1).filter_map(|arm| Some(Pair { stage, arm, against: reference? }));
-    peers.chain(others).collect()
+    own.chain(peers).chain(others).collect()
 }
 
 /// What is wrong with a plan's questions.

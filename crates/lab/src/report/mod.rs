@@ -26,12 +26,15 @@ use std::path::{Path, PathBuf};
 
 pub use analysis::Analysis;
 
+use crate::backend::own;
 use crate::error::{Error, Result};
 use crate::run::folder::{self, State};
 
 /// Reads a run's folder and analyses it.
 pub fn load(run: &Path) -> Result<Analysis> {
     let (record, samples) = folder::read(run)?;
+    // How they are reached says what drove them.
+    record.plan.own.iter().try_for_each(own::add)?;
     Ok(Analysis::new(record, &samples))
 }
 

@@ -215,7 +215,8 @@ pub fn matrix(plan: &Plan, env: &Env) -> (Vec<(Stage, Vec<Running>)>, Vec<Skip>)
                     skipped.push(skip(Some(workload.name), Missing::new(reason, remedy)));
                     continue;
                 }
-                match stage::missing_workload(stage, entry, workload, env) {
+                let refused = entry.backend.refuses(workload);
+                match refused.or_else(|| stage::missing_workload(stage, entry, workload, env)) {
                     Some(missing) => skipped.push(skip(Some(workload.name), missing)),
                     None => workloads.push(workload),
                 }

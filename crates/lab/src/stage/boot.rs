@@ -166,6 +166,7 @@ fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
         match &one.served.access {
             Access::VhostUser { socket } => qemu = qemu.vhost_user(socket, QUEUES),
             Access::Nbd { socket, .. } => qemu = qemu.forward(socket),
+            Access::QemuOwn(words) => qemu = qemu.own(words.clone()),
             Access::Qemu { attach, path, format } => {
                 let drive = Drive::raw(path).format(*format).cache(Cache::None).aio(Aio::Native);
                 qemu = match attach {
@@ -203,7 +204,7 @@ fn attached_kinds(attached: &[Attached<'_>]) -> Vec<(bool, bool)> {
         .iter()
         .map(|one| match &one.served.access {
             Access::Ubd(_) => (true, true),
-            Access::VhostUser { .. } | Access::Qemu { .. } => (true, false),
+            Access::VhostUser { .. } | Access::Qemu { .. } | Access::QemuOwn(_) => (true, false),
             _ => (false, false),
         })
         .collect()

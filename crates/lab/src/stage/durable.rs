@@ -160,7 +160,7 @@ fn host(
                 Access::File(path) | Access::Block(path) | Access::Native(path) => {
                     writes(&Target::Path(path.display().to_string()), stop)?
                 }
-                Access::Ubd(_) | Access::Qemu { .. } => {
+                Access::Ubd(_) | Access::Qemu { .. } | Access::QemuOwn(_) => {
                     return Err(Error::Plan("a disk of a guest's is not one of the host's".into()));
                 }
             };

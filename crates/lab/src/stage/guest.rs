@@ -12,7 +12,7 @@ use ringtap_guest::{Guest as Machine, Qemu};
 
 use super::boot::{self, Attached, OVERHEAD, PC_MEMORY, UML_MEMORY, disk_bytes};
 use super::inside::{self, Shell};
-use crate::backend::{Image, Inner, SECRET};
+use crate::backend::{Image, Inner, SECRET, own};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::process;
@@ -282,7 +282,8 @@ pub fn attach<'a>(
     let served = fresh(runner.env, runner.stop, arm, disk, nth)
         .and_then(|disk| runner.start_nth(stage, arm, &disk, nth).map(|served| (served, disk)));
     match served {
-        Ok((served, disk)) => {
+        Ok((mut served, disk)) => {
+            served.access = own::in_guest(served.access);
             if let Some(server) = &served.server {
                 let command = server.command_line.clone();
                 runner.remember_command(stage, &arm.name, &command)?;

@@ -191,7 +191,7 @@ fn measure(
         _ => Target::Path(path.clone()),
     };
     match (workload.kind, access) {
-        (_, Access::Ubd(_) | Access::Qemu { .. }) => {
+        (_, Access::Ubd(_) | Access::Qemu { .. } | Access::QemuOwn(_)) => {
             Err(Error::Plan("a disk of a guest's is not one of the host's".into()))
         }
         (Kind::Fio(job), Access::VhostUser { socket }) => {

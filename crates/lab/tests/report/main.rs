@@ -61,6 +61,7 @@ fn record(rounds: u32, state: State) -> Record {
             dir: "/var/tmp".into(),
             boot_limit: None,
             only: Default::default(),
+            own: Vec::new(),
             questions: Vec::new(),
             margin: 0.05,
         },

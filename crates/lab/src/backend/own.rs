@@ -1,0 +1,481 @@
+//! Ways of serving a disk that the user adds: a disk that is there already, or a server that the lab starts on its own
+//! disk. `ringtap compare --device`, `--image`, `--nbd-uri`, `--vhost-user`, `--qemu`, and `--catalogue FILE`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use serde::{Deserialize, Serialize};
+
+use super::ringtap::{READY, nbd_access};
+use super::{Access, Backend, Context, Entry, Reach, Served, vm};
+use crate::cli::CompareArgs;
+use crate::env::{Env, Missing};
+use crate::error::{Error, Result};
+use crate::process::{self, Server};
+use crate::sample::Stage;
+use crate::workload::{Kind, Workload};
+
+/// A way of the user's. In TOML a table of `[[backend]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Own {
+    /// Its name in the report.
+    pub name: String,
+    /// What it is, in a line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// Where it runs, where not on every stage that can reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<Stage>>,
+    /// It goes through a page cache: it is not ranked with those that go to the disk.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cached: bool,
+    /// A disk that exists may be written to; what is on it is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overwrite: bool,
+    /// A raw image that exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<PathBuf>,
+    /// A block device that exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<PathBuf>,
+    /// An NBD export that is served already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd_uri: Option<String>,
+    /// The socket of a vhost-user-blk server that runs already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<PathBuf>,
+    /// QEMU's own: options of `-drive`, or whole arguments that name `{id}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qemu: Option<String>,
+    /// A command that serves `{disk}` (raw) on the UNIX socket `{socket}` in the foreground, over NBD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serve_nbd: Option<String>,
+    /// The same over vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serve_vhost_user: Option<String>,
+}
+
+/// How the disk of an own backend comes to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Way {
+    Path(PathBuf),
+    Nbd(String),
+    VhostUser(PathBuf),
+    Qemu(String),
+    Serve { line: String, nbd: bool },
+}
+
+impl Own {
+    /// A way without a name, for the flags.
+    pub fn named(name: String) -> Own {
+        Own {
+            name,
+            title: None,
+            stages: None,
+            cached: false,
+            overwrite: false,
+            image: None,
+            device: None,
+            nbd_uri: None,
+            vhost_user: None,
+            qemu: None,
+            serve_nbd: None,
+            serve_vhost_user: None,
+        }
+    }
+
+    fn way(&self) -> Result<Way> {
+        let line = |line: &String, nbd| Way::Serve { line: line.clone(), nbd };
+        let ways: Vec<Way> = [
+            self.image.clone().map(Way::Path),
+            self.device.clone().map(Way::Path),
+            self.nbd_uri.clone().map(Way::Nbd),
+            self.vhost_user.clone().map(Way::VhostUser),
+            self.qemu.clone().map(Way::Qemu),
+            self.serve_nbd.as_ref().map(|l| line(l, true)),
+            self.serve_vhost_user.as_ref().map(|l| line(l, false)),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        match <[Way; 1]>::try_from(ways) {
+            Ok([way]) => Ok(way),
+            Err(ways) => Err(Error::Plan(format!(
+                "backend {:?} says {} ways to reach its disk: give one of image, device, nbd_uri, vhost_user, qemu, serve_nbd, \
+                 serve_vhost_user",
+                self.name,
+                ways.len()
+            ))),
+        }
+    }
+
+    /// What is wrong with it, before anything starts. `size`: bytes that the loads use.
+    pub fn check(&self, size: u64) -> Result<()> {
+        let refuse = |text: String| Err(Error::Plan(format!("backend {:?}: {text}", self.name)));
+        let named = |name: &str| super::CATALOGUE.iter().any(|entry| entry.name == name);
+        let letter = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if self.name.is_empty() || !self.name.chars().all(letter) || named(&self.name) {
+            return refuse(
+                "its name must be letters, digits, - and _, and none of the lab's own: give another".into(),
+            );
+        }
+        match self.way()? {
+            Way::Path(path) => {
+                let bytes = bytes_of(&path)?;
+                if bytes < size {
+                    return refuse(format!(
+                        "{} has {bytes} bytes and the loads use {size}: give --size {}M or less",
+                        path.display(),
+                        bytes >> 20
+                    ));
+                }
+            }
+            Way::Nbd(uri) if !uri.starts_with("nbd") => {
+                return refuse(format!(
+                    "{uri:?} is no NBD URI: write nbd://HOST/NAME or nbd+unix:///NAME?socket=PATH"
+                ));
+            }
+            Way::Serve { line, .. } => {
+                for word in ["{disk}", "{socket}"] {
+                    if !line.contains(word) {
+                        return refuse(format!("its command {line:?} does not name {word}"));
+                    }
+                }
+                words(&line)?;
+            }
+            Way::Qemu(text) => drop(qemu_words(&text, "d0")?),
+            Way::Nbd(_) | Way::VhostUser(_) => {}
+        }
+        if let Some(stages) = &self.stages {
+            let reached = self.reached();
+            if let Some(stage) = stages.iter().find(|stage| !reached.contains(stage)) {
+                let list: Vec<&str> = reached.iter().map(|stage| stage.name()).collect();
+                return refuse(format!(
+                    "stage {stage} does not reach it; these do: {}",
+                    list.join(", ")
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The stages that can reach it.
+    fn reached(&self) -> Vec<Stage> {
+        match self.way() {
+            Ok(Way::Qemu(_)) => vec![Stage::Vm],
+            Ok(Way::Nbd(uri)) if socket_of(&uri).is_none() => vec![Stage::Host],
+            Ok(_) => vec![Stage::Host, Stage::Vm],
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Where it runs.
+    pub fn stages(&self) -> Vec<Stage> {
+        self.stages.clone().unwrap_or_else(|| self.reached())
+    }
+
+    /// The backend of Ringtap's that it is set beside on a stage: with the same load generator.
+    pub fn rival(&self, stage: Stage) -> &'static str {
+        match (stage, self.way()) {
+            (Stage::Host, Ok(Way::Nbd(_) | Way::Serve { nbd: true, .. })) => "ringtap-nbd",
+            (Stage::Host, Ok(Way::Path(_))) => "native",
+            _ => "ringtap-vhost",
+        }
+    }
+}
+
+/// The file of a catalogue.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Catalogue {
+    backend: Vec<Own>,
+}
+
+/// Reads a catalogue.
+pub fn read(path: &Path) -> Result<Vec<Own>> {
+    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let file: Catalogue = toml::from_str(&text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = text[..at].lines().count().max(1);
+        Error::Plan(format!("catalogue {} line {line}: {}", path.display(), error.message()))
+    })?;
+    Ok(file.backend)
+}
+
+/// The ways that the flags and the catalogues that they name add.
+pub fn of(args: &CompareArgs) -> Result<Vec<Own>> {
+    let mut list: Vec<Own> = Vec::new();
+    let mut add = |kind: &str, set: &dyn Fn(&mut Own)| {
+        let same = list.iter().filter(|own| own.name.starts_with(kind)).count();
+        let name = if same == 0 { kind.to_owned() } else { format!("{kind}-{}", same + 1) };
+        let mut own = Own { overwrite: args.overwrite, ..Own::named(name) };
+        set(&mut own);
+        list.push(own);
+    };
+    args.image.iter().for_each(|path| add("my-image", &|own| own.image = Some(path.clone())));
+    args.device.iter().for_each(|path| add("my-device", &|own| own.device = Some(path.clone())));
+    args.nbd_uri.iter().for_each(|uri| add("my-nbd", &|own| own.nbd_uri = Some(uri.clone())));
+    args.vhost_user
+        .iter()
+        .for_each(|path| add("my-vhost", &|own| own.vhost_user = Some(path.clone())));
+    args.qemu.iter().for_each(|text| add("my-qemu", &|own| own.qemu = Some(text.clone())));
+    for path in &args.catalogue {
+        list.extend(read(path)?);
+    }
+    for (at, own) in list.iter().enumerate() {
+        if list[..at].iter().any(|other| other.name == own.name) {
+            return Err(Error::Plan(format!("backend {:?} is given twice", own.name)));
+        }
+    }
+    Ok(list)
+}
+
+fn bytes_of(path: &Path) -> Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    let mut file = std::fs::File::open(path).map_err(Error::file("open", path))?;
+    file.seek(SeekFrom::End(0)).map_err(Error::file("find the size of", path))
+}
+
+fn words(line: &str) -> Result<Vec<String>> {
+    shlex::split(line).filter(|words| !words.is_empty()).ok_or_else(|| {
+        Error::Plan(format!("{line:?} is no command: a quote is not closed, or it is empty"))
+    })
+}
+
+/// The arguments that define the drive `id`.
+fn qemu_words(text: &str, id: &str) -> Result<Vec<String>> {
+    if !text.trim_start().starts_with('-') {
+        return Ok(vec!["-drive".into(), format!("if=none,id={id},{text}")]);
+    }
+    if !text.contains("{id}") {
+        return Err(Error::Plan(format!(
+            "--qemu {text:?} names no {{id}}: write -drive if=none,id={{id}},file=…, or only the options of -drive"
+        )));
+    }
+    Ok(words(text)?.into_iter().map(|word| word.replace("{id}", id)).collect())
+}
+
+/// The UNIX socket of an NBD URI.
+fn socket_of(uri: &str) -> Option<PathBuf> {
+    let (_, query) = uri.strip_prefix("nbd+unix://")?.split_once('?')?;
+    query.split('&').find_map(|pair| pair.strip_prefix("socket=")).map(PathBuf::from)
+}
+
+struct Added(Own, Way);
+
+impl Backend for Added {
+    fn reach(&self) -> Reach {
+        match &self.1 {
+            Way::Path(path) => match path.metadata() {
+                Ok(meta) if !meta.is_file() => Reach::Block,
+                _ => Reach::File,
+            },
+            Way::Nbd(_) | Way::Serve { nbd: true, .. } => Reach::Nbd,
+            Way::VhostUser(_) | Way::Serve { nbd: false, .. } => Reach::VhostUser,
+            Way::Qemu(_) => Reach::Inside,
+        }
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        match &self.1 {
+            Way::Serve { line, .. } => {
+                let program = words(line).ok()?.into_iter().next()?;
+                let there = Path::new(&program).is_file() || process::find(&program).is_some();
+                (!there).then(|| {
+                    Missing::new(
+                        format!("no program {program}"),
+                        "install it, or give its whole path",
+                    )
+                })
+            }
+            Way::VhostUser(socket) => (!socket.exists()).then(|| {
+                Missing::new(format!("no socket {}", socket.display()), "start the server first")
+            }),
+            Way::Qemu(_) => env.program("qemu-system-x86_64", "qemu-system-x86"),
+            Way::Path(_) | Way::Nbd(_) => None,
+        }
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        let (line, nbd) = match &self.1 {
+            Way::Path(path) => return Ok(Served::reached(self.at(path))),
+            Way::Nbd(uri) => {
+                let socket = socket_of(uri).unwrap_or_default();
+                return Ok(Served::reached(Access::Nbd { uri: uri.clone(), socket }));
+            }
+            Way::VhostUser(socket) => {
+                return Ok(Served::reached(Access::VhostUser { socket: socket.clone() }));
+            }
+            Way::Qemu(text) => {
+                // The guest gives it its place.
+                let words = qemu_words(text, "{id}")?;
+                return Ok(Served::reached(Access::QemuOwn(words)));
+            }
+            Way::Serve { line, nbd } => (line, *nbd),
+        };
+        let socket = context.sockets.join("own.sock");
+        let place = |word: String| {
+            word.replace("{disk}", &context.disk.to_string_lossy())
+                .replace("{socket}", &socket.to_string_lossy())
+        };
+        let mut words = words(line)?.into_iter().map(place);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        let mut server = Server::start(command, &context.log)?;
+        if nbd {
+            server.wait_for_socket(&socket, READY, context.stop)?;
+            return Ok(Served::by(server, nbd_access(&socket)));
+        }
+        server.wait_for_socket_file(&socket, READY, context.stop)?;
+        Ok(Served::by(server, Access::VhostUser { socket }))
+    }
+
+    fn cached(&self) -> bool {
+        self.0.cached
+    }
+
+    fn remark(&self) -> Option<&'static str> {
+        matches!(self.1, Way::Serve { .. })
+            .then_some("yours")
+            .or(Some("yours: its server is not the lab's to watch, and its CPU is not counted"))
+    }
+
+    fn refuses(&self, workload: &Workload) -> Option<Missing> {
+        if matches!(self.1, Way::Serve { .. }) {
+            return None;
+        }
+        if workload.kind == Kind::Durability {
+            return Some(Missing::new(
+                "the flushes of a disk that is there already cannot be counted",
+                "serve_nbd or serve_vhost_user in a catalogue start your server on the lab's disk",
+            ));
+        }
+        (workload.kind.writes() && !self.0.overwrite).then(|| {
+            Missing::new("it would overwrite your disk", "--overwrite, if nothing on it is needed")
+        })
+    }
+}
+
+impl Added {
+    fn at(&self, path: &Path) -> Access {
+        // Which of the two it is for the host; a guest is given it by QEMU.
+        match self.reach() {
+            Reach::Block => Access::Block(path.to_owned()),
+            _ => Access::File(path.to_owned()),
+        }
+    }
+}
+
+/// In a guest QEMU opens what is a file or device of the host.
+pub fn in_guest(access: Access) -> Access {
+    match access {
+        Access::File(path) | Access::Block(path) => {
+            Access::Qemu { attach: vm::Attach::Virtio, path, format: "raw" }
+        }
+        other => other,
+    }
+}
+
+/// What was added. A handful in the life of a program; they are kept for good, as the catalogue is.
+static ADDED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+
+/// Adds a way of the user's to the backends, on each of its stages.
+pub fn add(own: &Own) -> Result<()> {
+    let way = own.way()?;
+    let mut known = ADDED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    known.retain(|entry| entry.name != own.name);
+    let name: &'static str = Box::leak(own.name.clone().into_boxed_str());
+    let title = own.title.clone().unwrap_or_else(|| match &way {
+        Way::Path(path) | Way::VhostUser(path) => format!("yours: {}", path.display()),
+        Way::Nbd(text) | Way::Qemu(text) | Way::Serve { line: text, .. } => {
+            format!("yours: {text}")
+        }
+    });
+    let title: &'static str = Box::leak(title.into_boxed_str());
+    let backend: &'static dyn Backend = Box::leak(Box::new(Added(own.clone(), way)));
+    for stage in own.stages() {
+        known.push(Box::leak(Box::new(Entry { name, stage, title, usual: true, backend })));
+    }
+    Ok(())
+}
+
+/// The backend of that name on that stage, if it was added.
+pub fn find(stage: Stage, name: &str) -> Option<&'static Entry> {
+    let known = ADDED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    known.iter().copied().find(|entry| entry.stage == stage && entry.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn toml(text: &str) -> Own {
+        toml::from_str::<Catalogue>(&format!("[[backend]]\n{text}")).unwrap().backend.remove(0)
+    }
+
+    #[test]
+    fn a_server_of_the_users_has_a_disk_and_a_socket() {
+        let own = toml("name = \"mine\"\nserve_nbd = \"my-server --unix {socket} {disk}\"");
+        assert!(own.check(1 << 20).is_ok());
+        assert_eq!(own.stages(), [Stage::Host, Stage::Vm]);
+        assert_eq!(own.rival(Stage::Host), "ringtap-nbd");
+        let lost = toml("name = \"mine\"\nserve_nbd = \"my-server {disk}\"");
+        assert!(lost.check(1).unwrap_err().to_string().contains("does not name {socket}"));
+        let quote = toml("name = \"mine\"\nserve_nbd = \"my 'server {disk} {socket}\"");
+        assert!(quote.check(1).unwrap_err().to_string().contains("quote"));
+    }
+
+    #[test]
+    fn names_and_ways_are_checked() {
+        let two = toml("name = \"x\"\nimage = \"/a\"\ndevice = \"/b\"");
+        assert!(two.check(1).unwrap_err().to_string().contains("2 ways"));
+        let none = toml("name = \"x\"");
+        assert!(none.check(1).unwrap_err().to_string().contains("0 ways"));
+        let taken = toml("name = \"native\"\nnbd_uri = \"nbd://h\"");
+        assert!(taken.check(1).unwrap_err().to_string().contains("name must be"));
+        let tcp = toml("name = \"x\"\nnbd_uri = \"nbd://h/e\"\nstages = [\"vm\"]");
+        assert!(tcp.check(1).unwrap_err().to_string().contains("does not reach"));
+        assert!(toml::from_str::<Catalogue>("[[backend]]\nname = \"x\"\nfoo = 1").is_err());
+    }
+
+    #[test]
+    fn a_disk_smaller_than_the_loads_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let own = Own { image: Some(file.path().into()), ..Own::named("x".into()) };
+        assert!(own.check(1 << 20).is_ok());
+        assert!(own.check(2 << 20).unwrap_err().to_string().contains("--size 1M"));
+    }
+
+    #[test]
+    fn what_exists_is_read_unless_it_may_be_lost() {
+        let own = |overwrite| Own {
+            overwrite,
+            device: Some("/dev/null".into()),
+            ..Own::named("x".into())
+        };
+        let added = |overwrite| Added(own(overwrite), own(overwrite).way().unwrap());
+        let of = |name| crate::workload::find(name).unwrap();
+        assert!(added(false).refuses(of("randread-4k-qd1")).is_none());
+        let refused = added(false).refuses(of("randwrite-4k-qd32")).unwrap();
+        assert!(refused.remedy.contains("--overwrite"));
+        assert!(added(true).refuses(of("randwrite-4k-qd32")).is_none());
+        assert!(added(true).refuses(of("durability")).is_some());
+    }
+
+    #[test]
+    fn qemus_arguments() {
+        assert_eq!(
+            qemu_words("file=/x,cache=none", "d3").unwrap(),
+            ["-drive", "if=none,id=d3,file=/x,cache=none"]
+        );
+        let whole = "-blockdev driver=file,filename='/a b',node-name={id}";
+        assert_eq!(
+            qemu_words(whole, "d1").unwrap(),
+            ["-blockdev", "driver=file,filename=/a b,node-name=d1"]
+        );
+        assert!(qemu_words("-drive file=/x", "d1").is_err());
+    }
+}
