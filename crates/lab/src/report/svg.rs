@@ -1,4 +1,4 @@
-//! Charts as inline SVG, drawn by plotters. plotters writes colours as numbers: each number of [`INKS`] stands for one of
+//! Charts as inline SVG, drawn by plotters. plotters writes colours as numbers: each number of `INKS` stands for one of
 //! the page's CSS variables and is replaced by it, so that light, dark and print reach the charts.
 
 use std::error::Error;

@@ -1,7 +1,7 @@
 //! `report.html`: one file that opens without a network. Nothing is loaded; its one script sorts tables.
 //!
-//! The first screen answers ([`first`]), cards below it show each question and load ([`cards`]), what few readers want is
-//! folded ([`folds`]). All of it draws from plain values ([`view`]).
+//! The first screen answers (`first`), cards below it show each question and load (`cards`), what few readers want is
+//! folded (`folds`). All of it draws from plain values (`view`).
 
 mod cards;
 mod curves;
