@@ -59,8 +59,8 @@ pub(crate) struct Device {
     wishes: Wishes,
     options: Options,
     vbd: Option<Arc<Vbd>>,
-    /// Whether its image was opened: it may have been closed since.
-    opened: bool,
+    /// What was opened, and whether for reading only: it may have been closed since.
+    opened: Option<(String, bool)>,
     /// Another disk has its number.
     replaced: bool,
     threads: Vec<QueueThread>,
@@ -92,6 +92,13 @@ fn is_in_use(state: Option<u32>, frontend: Option<u32>) -> bool {
         Some(CLOSING) => matches!(frontend, Some(CONNECTED | CLOSING)),
         _ => false,
     }
+}
+
+/// What the toolstack wants served, and whether for reading only.
+fn image(store: &mut Store, back: &str) -> Result<(String, bool), StoreError> {
+    let params = store.read(&format!("{back}/params"))?.unwrap_or_default();
+    let mode = store.read(&format!("{back}/mode"))?;
+    Ok((params, mode.is_some_and(|mode| !mode.starts_with('w'))))
 }
 
 /// Serve the device at `backend/vbd/DOMAIN/NUMBER` until it is removed or the stop is raised.
@@ -129,7 +136,7 @@ impl Device {
             discard: flag(&mut store, "discard-enable", 1)?,
         };
         let (name, options) = (name.to_owned(), options.clone());
-        let (vbd, opened, replaced) = (None, false, false);
+        let (vbd, opened, replaced) = (None, None, false);
         let (threads, connection, retry) = (vec![], None, None);
         Ok(Some(Device {
             store,
@@ -181,7 +188,7 @@ impl Device {
                 listening = Some(vbd.health().when_failed(move |_| bell.ring()));
             }
             self.end_if_failed()?;
-            let look = if self.opened { self.look()? } else { self.look_for_end()? };
+            let look = if self.opened.is_some() { self.look()? } else { self.look_for_end()? };
             if look == Look::Gone {
                 self.forget();
                 return Ok(());
@@ -201,22 +208,15 @@ impl Device {
 
     /// Open the image, and serve it.
     fn begin(&mut self, disks: &dyn Disks) -> Result<(), StoreError> {
-        if !self.opened {
+        if self.opened.is_none() {
             self.open(disks)?;
         }
-        if self.opened && !self.replaced { self.offer_or_take_over() } else { Ok(()) }
-    }
-
-    /// What the toolstack wants served, and whether for reading only.
-    fn image(&mut self) -> Result<(String, bool), StoreError> {
-        let params = self.read("params")?.unwrap_or_default();
-        let read_only = self.read("mode")?.is_some_and(|mode| !mode.starts_with('w'));
-        Ok((params, read_only))
+        if self.opened.is_some() && !self.replaced { self.offer_or_take_over() } else { Ok(()) }
     }
 
     /// Open the image. Whether that succeeded or not, the toolstack is told.
     fn open(&mut self, disks: &dyn Disks) -> Result<(), StoreError> {
-        let (params, read_only) = self.image()?;
+        let (params, read_only) = image(&mut self.store, &self.back)?;
         let driver = format!("/sys/bus/xen-backend/devices/vbd-{}/driver", &self.name[3..]);
         let opened = match Path::new(&driver).exists() {
             true => Err("the kernel's xen-blkback serves it already: \
@@ -227,10 +227,8 @@ impl Device {
         match opened {
             Ok(vbd) => {
                 tracing::info!("{}: {params}, for domain {}", self.name, self.domain);
-                (self.vbd, self.opened) = (Some(vbd), true);
-                // That may have taken long, and this number be another disk's by now.
-                self.replaced = self.image()? != (params, read_only);
-                if self.replaced { Ok(()) } else { self.say("ready") }
+                (self.vbd, self.opened) = (Some(vbd), Some((params, read_only)));
+                self.say("ready")
             }
             Err(why) => {
                 self.say(&why)?;
@@ -290,17 +288,24 @@ impl Device {
         self.write(|_| vec![(STATUS, status.to_owned())])
     }
 
-    /// Write the nodes that belong to a state. Where the toolstack has removed the device, writing would
-    /// make it anew.
+    /// Write the nodes that belong to a state. Where the toolstack has removed the device, writing would make it anew; where
+    /// this number is another disk's by now, that one would be offered this image.
     fn write(&mut self, nodes: impl Fn(String) -> Nodes) -> Result<(), StoreError> {
         let back = self.back.clone();
-        self.store.transaction(&back, |store| {
-            let Some(state) = store.read(&format!("{back}/state"))? else { return Ok(()) };
+        let opened = self.opened.clone().filter(|_| self.connection.is_none());
+        self.replaced |= self.store.transaction(&back, |store| {
+            let Some(state) = store.read(&format!("{back}/state"))? else { return Ok(false) };
+            if let Some(opened) = &opened
+                && image(store, &back)? != *opened
+            {
+                return Ok(true);
+            }
             for (node, value) in nodes(state) {
                 store.write(&format!("{back}/{node}"), &value)?;
             }
-            Ok(())
-        })
+            Ok(false)
+        })?;
+        Ok(())
     }
 
     /// See what both sides want, and do it.

@@ -61,7 +61,7 @@ fn device(fake: &Fake) -> Device {
     let options = Options { queues: 1, persistent: true };
     let device = Device::find(fake.connect(), DOMAIN, 51712, NAME, &options);
     let mut device = device.expect("xenstore").expect("a device");
-    (device.vbd, device.opened) = (Some(Disk::some()), true);
+    (device.vbd, device.opened) = (Some(Disk::some()), Some(("a disk".into(), false)));
     device
 }
 
@@ -145,7 +145,7 @@ fn an_image_that_a_guest_waits_for_is_opened_when_that_is_possible() {
     for was in [CONNECTED, CLOSING] {
         let fake = described(was, CONNECTED);
         let mut device = device(&fake);
-        (device.vbd, device.opened) = (None, false);
+        (device.vbd, device.opened) = (None, None);
         let disk = Disk { opens_at: 3, ..Disk::default() };
         for status in ["not now", "not now", "ready"] {
             device.begin(&disk).expect("xenstore");
@@ -154,7 +154,7 @@ fn an_image_that_a_guest_waits_for_is_opened_when_that_is_possible() {
             assert_eq!(state(&fake), was);
             assert!(device.retry.is_some(), "the guest waits");
         }
-        assert!(device.opened);
+        assert!(device.opened.is_some());
     }
 }
 
@@ -165,7 +165,7 @@ fn a_guest_that_boots_waits_for_its_image() {
         let fake = described(was, INITIALISING);
         fake.set(&format!("{BACK}/hotplug-status"), "connected");
         let mut device = device(&fake);
-        (device.vbd, device.opened) = (None, false);
+        (device.vbd, device.opened) = (None, None);
         let disk = Disk { opens_at: 3, ..Disk::default() };
         for tried in 1..3 {
             device.begin(&disk).expect("xenstore");
@@ -175,7 +175,7 @@ fn a_guest_that_boots_waits_for_its_image() {
         }
         device.begin(&disk).expect("xenstore");
         assert_eq!(device.look().expect("a look"), Look::GoOn);
-        assert!(device.opened && device.retry.is_none());
+        assert!(device.opened.is_some() && device.retry.is_none());
         assert_eq!(state(&fake), INIT_WAIT, "it is offered");
     }
 }
@@ -185,7 +185,7 @@ fn an_image_that_nobody_will_come_for_is_not_tried_again() {
     let fake = described(INIT_WAIT, INITIALISING);
     fake.set(&format!("{BACK}/hotplug-status"), "connected");
     let mut device = device(&fake);
-    (device.vbd, device.opened) = (None, false);
+    (device.vbd, device.opened) = (None, None);
     device.begin(&Disk { opens_at: 3, ..Disk::default() }).expect("xenstore");
     assert!(device.retry.is_some());
     // As `xl block-detach` does.
@@ -201,9 +201,9 @@ fn an_image_that_nobody_will_come_for_is_not_tried_again() {
 fn an_image_that_nobody_waits_for_is_opened_once() {
     let fake = described(INITIALISING, INITIALISING);
     let mut device = device(&fake);
-    (device.vbd, device.opened) = (None, false);
+    (device.vbd, device.opened) = (None, None);
     device.begin(&Disk { opens_at: 2, ..Disk::default() }).expect("xenstore");
-    assert!(device.retry.is_none() && !device.opened);
+    assert!(device.retry.is_none() && device.opened.is_none());
     assert_eq!(state(&fake), INIT_WAIT);
     fake.set(&format!("{BACK}/state"), &CLOSING.to_string());
     device.look_for_end().expect("a look");
@@ -226,7 +226,7 @@ impl Disks for Slow<'_> {
 fn an_image_that_comes_too_late_is_not_offered_as_the_next() {
     let fake = described(INITIALISING, INITIALISING);
     let mut device = device(&fake);
-    (device.vbd, device.opened) = (None, false);
+    (device.vbd, device.opened) = (None, None);
     device.begin(&Slow(&fake)).expect("xenstore");
     assert_eq!((state(&fake), fake.get(&format!("{BACK}/{STATUS}"))), (INITIALISING, None));
     assert_eq!(device.look().expect("a look"), Look::Gone);
@@ -236,7 +236,7 @@ fn an_image_that_comes_too_late_is_not_offered_as_the_next() {
 fn a_device_that_was_removed_is_not_made_anew() {
     let fake = described(CONNECTED, CONNECTED);
     let mut device = device(&fake);
-    (device.vbd, device.opened) = (None, false);
+    (device.vbd, device.opened) = (None, None);
     fake.remove(BACK);
     device.begin(&Disk { opens_at: 2, ..Disk::default() }).expect("xenstore");
     device.write_state(CLOSED).expect("xenstore");

@@ -12,7 +12,8 @@ use super::{
     WRITE, message, receive, strings,
 };
 
-/// All connections to it see the same nodes. Transactions are carried out as they come.
+/// All connections to it see the same nodes. A transaction is carried out at its end, or refused where anything has changed
+/// since its beginning.
 #[derive(Clone, Default)]
 pub(crate) struct Fake(Arc<Mutex<State>>);
 
@@ -20,6 +21,14 @@ pub(crate) struct Fake(Arc<Mutex<State>>);
 struct State {
     nodes: BTreeMap<String, String>,
     watches: Vec<(String, UnixStream)>,
+    /// How often anything was changed.
+    changes: u64,
+}
+
+/// What a client's transaction has seen and will write.
+struct Transaction {
+    began: u64,
+    writes: Vec<(String, String)>,
 }
 
 fn is_below(path: &str, node: &str) -> bool {
@@ -31,6 +40,21 @@ impl State {
         for (_, client) in self.watches.iter().filter(|(node, _)| is_below(path, node)) {
             send(client, WATCH_EVENT, format!("{path}\0w\0").as_bytes());
         }
+    }
+
+    fn set(&mut self, path: &str, value: &str) {
+        self.changes += 1;
+        self.nodes.insert(path.to_owned(), value.to_owned());
+        self.tell(path);
+    }
+
+    /// Whether the transaction could be carried out.
+    fn commit(&mut self, transaction: Transaction) -> bool {
+        if transaction.began != self.changes {
+            return false;
+        }
+        transaction.writes.iter().for_each(|(path, value)| self.set(path, value));
+        true
     }
 
     fn names_below(&self, path: &str) -> BTreeSet<String> {
@@ -50,8 +74,9 @@ impl Fake {
         let (ours, theirs) = UnixStream::pair().expect("a socket");
         let fake = self.clone();
         std::thread::spawn(move || {
+            let mut transaction = None;
             while let Ok(message) = receive(&mut &theirs) {
-                fake.answer(&theirs, message);
+                fake.answer(&theirs, message, &mut transaction);
             }
         });
         Fake::store(ours)
@@ -72,14 +97,13 @@ impl Fake {
     }
 
     pub(crate) fn set(&self, path: &str, value: &str) {
-        let mut state = self.lock();
-        state.nodes.insert(path.to_owned(), value.to_owned());
-        state.tell(path);
+        self.lock().set(path, value);
     }
 
     /// Remove a node and all below it.
     pub(crate) fn remove(&self, path: &str) {
         let mut state = self.lock();
+        state.changes += 1;
         state.nodes.retain(|node, _| !is_below(node, path));
         state.tell(path);
     }
@@ -88,15 +112,29 @@ impl Fake {
         self.0.lock().expect("a state")
     }
 
-    fn answer(&self, client: &UnixStream, Message { kind, payload }: Message) {
+    fn answer(
+        &self,
+        client: &UnixStream,
+        Message { kind, payload }: Message,
+        transaction: &mut Option<Transaction>,
+    ) {
         let text = String::from_utf8(payload).expect("text");
         let (path, value) = text.split_once('\0').expect("a path");
-        if kind == WRITE {
-            self.set(path, value);
-        }
         let mut state = self.lock();
+        match (kind, &mut *transaction) {
+            (WRITE, Some(transaction)) => transaction.writes.push((path.into(), value.into())),
+            (WRITE, None) => state.set(path, value),
+            (TRANSACTION_START, _) => {
+                *transaction = Some(Transaction { began: state.changes, writes: Vec::new() });
+            }
+            _ => {}
+        }
         let names = state.names_below(path);
         let there = state.nodes.get(path).map(|value| value.as_bytes().to_vec());
+        let ended = transaction.take_if(|_| kind == TRANSACTION_END);
+        if ended.is_some_and(|ended| path == "T" && !state.commit(ended)) {
+            return send(client, ERROR, b"EAGAIN\0");
+        }
         let answer = match kind {
             READ => there,
             DIRECTORY if there.is_none() && names.is_empty() => None,
