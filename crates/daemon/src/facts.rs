@@ -7,7 +7,8 @@ use ringtap_image::CacheMode;
 use ringtap_vbd::{Stats, Vbd};
 use serde::Serialize;
 
-use crate::{Address, Announce, Config, Disk, Error};
+use crate::opened::LeftOut;
+use crate::{Address, Announce, Config, Disk};
 
 /// One disk as it is served.
 #[derive(Clone, Debug, Serialize)]
@@ -51,14 +52,9 @@ pub(crate) struct NotServed {
 }
 
 impl NotServed {
-    pub(crate) fn new(disk: &Disk, error: &Error) -> NotServed {
+    pub(crate) fn new(LeftOut { disk, error, .. }: &LeftOut) -> NotServed {
         let path = disk.path.display().to_string();
         NotServed { disk: path, name: disk.name.clone(), error: error.to_string() }
-    }
-
-    /// The path of its image.
-    pub(crate) fn disk(&self) -> &str {
-        &self.disk
     }
 }
 

@@ -8,12 +8,20 @@ use ringtap_image::{Format, Image, OpenError, Place, open_place, record};
 use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, disk_span};
 
-use crate::facts::NotServed;
 use crate::labels::labels;
 use crate::{Config, Disk, Error};
 
 /// What an image is given to before it is served, with its path.
 pub type Wrap<'a> = &'a dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image>;
+
+/// A disk that could not be opened.
+pub(crate) struct LeftOut {
+    pub(crate) disk: Disk,
+    /// What its threads would be called.
+    pub(crate) label: String,
+    /// Why, when it was tried last.
+    pub(crate) error: Error,
+}
 
 /// The disks that are served, in the order of the configuration, and those that are not.
 pub(crate) struct Opened {
@@ -21,10 +29,10 @@ pub(crate) struct Opened {
     pub(crate) config: Config,
     /// The device of each of its disks.
     pub(crate) vbds: Vec<Vbd>,
-    /// The disks that are not served, and why.
-    pub(crate) not_served: Vec<(Disk, Error)>,
+    /// The disks that are not served.
+    pub(crate) left_out: Vec<LeftOut>,
     /// The files of those opened for writing as a format that was named.
-    named: Vec<(Place, Format)>,
+    pub(crate) named: Vec<(Place, Format)>,
 }
 
 impl Opened {
@@ -36,51 +44,47 @@ impl Opened {
         let labels = labels(&config.disks);
         let Config { disks, strict, .. } = config;
         let config = Config { disks: vec![], ..config };
-        let mut opened = Opened { config, vbds: vec![], not_served: vec![], named: vec![] };
+        let mut opened = Opened { config, vbds: vec![], left_out: vec![], named: vec![] };
         let alone = disks.len() == 1;
         for (disk, label) in disks.into_iter().zip(labels) {
             let name = disk.path.display().to_string();
             let span = disk_span(&name).entered();
-            let device = Panic::catch(|| device(&disk, wrap));
-            match device.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic))) {
+            match device(&disk, &label, wrap) {
                 Ok((vbd, named)) => {
                     opened.named.extend(named);
-                    opened.vbds.push(vbd.named(&name, &label));
+                    opened.vbds.push(vbd);
                     opened.config.disks.push(disk);
                 }
                 Err(error) if strict || alone || is_of_command_line(&error) => return Err(error),
                 Err(error) => {
                     tracing::error!("not served: {error}");
-                    opened.not_served.push((disk, error));
+                    opened.left_out.push(LeftOut { disk, label, error });
                 }
             }
             drop(span);
         }
         match opened.vbds.is_empty() {
-            true => Err(opened.outcome().expect_err("there was a disk, and it is not served")),
+            true => {
+                Err(outcome(opened.left_out, 0)
+                    .expect_err("there was a disk, and it is not served"))
+            }
             false => Ok(opened),
         }
     }
+}
 
-    /// Record what the images are, once all is up: from now on a guest decides what a raw disk looks like.
-    pub(crate) fn record_formats(&self) {
-        for (place, format) in &self.named {
-            record::confirm_format(place, *format);
-        }
+/// Record what the images are, once all is up: from now on a guest decides what a raw disk looks like.
+pub(crate) fn record_formats(named: &[(Place, Format)]) {
+    for (place, format) in named {
+        record::confirm_format(place, *format);
     }
+}
 
-    /// What the service manager and programs are told of the disks that are not served.
-    pub(crate) fn facts(&self) -> Vec<NotServed> {
-        self.not_served.iter().map(|(disk, error)| NotServed::new(disk, error)).collect()
-    }
-
-    /// An error where a disk was not served, however well the others were.
-    pub(crate) fn outcome(self) -> Result<(), Error> {
-        let count = self.not_served.len();
-        let of = count + self.config.disks.len();
-        let Some((_, first)) = self.not_served.into_iter().next() else { return Ok(()) };
-        Err(Error::NotServed { count, of, first: Box::new(first) })
-    }
+/// An error where a disk was left out, however well the `served` others were.
+pub(crate) fn outcome(left_out: Vec<LeftOut>, served: usize) -> Result<(), Error> {
+    let count = left_out.len();
+    let Some(first) = left_out.into_iter().next() else { return Ok(()) };
+    Err(Error::NotServed { count, of: count + served, first: Box::new(first.error) })
 }
 
 /// Whether nothing that happens to the image would help, but only another command line.
@@ -123,8 +127,34 @@ pub(crate) fn identity(path: &Path) -> Option<Identity> {
     }
 }
 
+/// Tell of a file that was opened and is not at its path any more.
+pub(crate) fn tell_of_another_file(path: &Path, opened: Option<Identity>) {
+    let shown = path.display();
+    match (opened, identity(path)) {
+        (Some(_), None) => tracing::warn!(
+            "{shown}: its file was deleted or moved away; what is served is still that file, and \
+             where it was deleted it is gone when this ends"
+        ),
+        (Some(opened), Some(now)) if opened != now => tracing::warn!(
+            "{shown}: another file has taken its place; what is served is still the one that was \
+             opened: start the server again to serve the new one"
+        ),
+        _ => {}
+    }
+}
+
 /// A disk's image, opened, and what is to be recorded of it.
-fn device(disk: &Disk, wrap: Wrap<'_>) -> Result<(Vbd, Option<(Place, Format)>), Error> {
+pub(crate) fn device(
+    disk: &Disk,
+    label: &str,
+    wrap: Wrap<'_>,
+) -> Result<(Vbd, Option<(Place, Format)>), Error> {
+    let opened = Panic::catch(|| open(disk, wrap));
+    let opened = opened.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic)));
+    opened.map(|(vbd, named)| (vbd.named(&disk.path.display().to_string(), label), named))
+}
+
+fn open(disk: &Disk, wrap: Wrap<'_>) -> Result<(Vbd, Option<(Place, Format)>), Error> {
     // One file from here on, whatever is put at its path.
     let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
     let cache = disk.options.cache;

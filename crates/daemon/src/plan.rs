@@ -14,6 +14,8 @@ use crate::{Address, Config, Disk, Error, TlsMode};
 pub(crate) struct NbdGroup {
     /// Places of its disks in the configuration.
     pub(crate) disks: Vec<usize>,
+    /// What the configuration calls its listeners.
+    pub(crate) addresses: Vec<Address>,
     pub(crate) listeners: Vec<Listener>,
     /// Whether each of them speaks TLS.
     pub(crate) tls: Vec<TlsMode>,
@@ -45,10 +47,10 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Bind what the configuration names. What was handed over for disks that are `not_served` is closed.
+    /// Bind what the configuration names. What was handed over for disks that are `left_out` is closed.
     pub(crate) fn bind<'a>(
         config: &Config,
-        not_served: impl Iterator<Item = &'a Disk>,
+        left_out: impl Iterator<Item = &'a Disk>,
     ) -> Result<Plan, Error> {
         let mut handed = Handed::take()?;
         let served = |address: &Address| {
@@ -56,16 +58,31 @@ impl Plan {
                 config.disks.iter().flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user));
             all.any(|other| other == address)
         };
-        for address in not_served.flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user)) {
+        for address in left_out.flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user)) {
             match address {
                 Address::Systemd(Some(name)) if !served(address) => handed.close(name),
                 _ => {}
             }
         }
+        let plan = Plan::of(config, 0, &[], &mut handed)?;
+        for name in handed.left() {
+            tracing::warn!("nobody asked for the socket {name:?} that systemd handed over");
+        }
+        Ok(plan)
+    }
+
+    /// Bind what the disks from the place `first` on name, but for the NBD addresses at which there is a server.
+    pub(crate) fn of(
+        config: &Config,
+        first: usize,
+        bound: &[Address],
+        handed: &mut Handed,
+    ) -> Result<Plan, Error> {
+        let new = || config.disks.iter().enumerate().skip(first);
         let mut plan = Plan::default();
         let mut wanted: Vec<(&Address, Vec<usize>, bool)> = vec![];
-        for (place, disk) in config.disks.iter().enumerate() {
-            for address in &disk.nbd {
+        for (place, disk) in new() {
+            for address in disk.nbd.iter().filter(|address| !bound.contains(address)) {
                 match wanted.iter_mut().find(|(known, ..)| *known == address) {
                     Some((_, disks, _)) => disks.push(place),
                     None => wanted.push((address, vec![place], false)),
@@ -78,7 +95,7 @@ impl Plan {
         let span = |disk: usize| disk_span(&config.disks[disk].path.display().to_string());
         for (address, disks, vhost_user) in wanted {
             let _disk = (disks.len() == 1).then(|| span(disks[0]).entered());
-            let listeners = plan.listen(address, config.socket_mode, &mut handed)?;
+            let listeners = plan.listen(address, config.socket_mode, handed)?;
             if vhost_user {
                 for listener in listeners {
                     let Listener::Unix(listener) = listener else {
@@ -94,14 +111,18 @@ impl Plan {
                 let tls = vec![mode.unwrap_or(TlsMode::Off); listeners.len()];
                 match plan.nbd.iter_mut().find(|group| group.disks == disks) {
                     Some(group) => {
+                        group.addresses.push(address.clone());
                         group.listeners.extend(listeners);
                         group.tls.extend(tls);
                     }
-                    None => plan.nbd.push(NbdGroup { disks, listeners, tls }),
+                    None => {
+                        let addresses = vec![address.clone()];
+                        plan.nbd.push(NbdGroup { disks, addresses, listeners, tls });
+                    }
                 }
             }
         }
-        for (place, disk) in config.disks.iter().enumerate() {
+        for (place, disk) in new() {
             for path in &disk.fuse {
                 let _disk = span(place).entered();
                 let (read_only, queues) = (disk.options.read_only, disk.queues);
@@ -118,9 +139,6 @@ impl Plan {
                 let mount = fuse::Mount::new(path, &disk.path, &options)?;
                 plan.fuse.push(File { disk: place, mount, options });
             }
-        }
-        for name in handed.left() {
-            tracing::warn!("nobody asked for the socket {name:?} that systemd handed over");
         }
         Ok(plan)
     }

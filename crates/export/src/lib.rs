@@ -6,6 +6,8 @@ mod areas;
 mod arena;
 mod footprint;
 pub mod fuse;
+#[cfg(test)]
+mod heard;
 mod lone;
 pub mod nbd;
 mod poll;

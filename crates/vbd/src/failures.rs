@@ -12,6 +12,19 @@ use crate::vbd::{Kind, Request};
 const BURST: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
+/// A request that never came to a device: what it asked for, as far as that could be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The operation.
+    pub operation: &'static str,
+    /// Where it would have begun, in bytes.
+    pub offset: Option<u64>,
+    /// How many bytes it would have been about.
+    pub length: Option<u64>,
+    /// Why it is refused.
+    pub why: &'static str,
+}
+
 /// Tells the log of one disk's failures. Where the disk has no name whoever asks is told, and nobody else:
 /// verbs say themselves what could not be read.
 pub(crate) struct Failures {
@@ -73,22 +86,34 @@ impl Failures {
     }
 
     pub(crate) fn tell_of(&self, operation: &'static str, offset: u64, length: u64, error: Error) {
+        self.admitted(|| match error {
+            // The guest's own mistakes.
+            Error::Range | Error::ReadOnly => {
+                tracing::warn!(operation, offset, length, "request refused: {error}");
+            }
+            _ => tracing::error!(operation, offset, length, "request failed: {error}"),
+        });
+    }
+
+    /// Tell of a request that was refused before it came here.
+    #[cold]
+    pub(crate) fn tell_of_refusal(&self, refusal: &Refusal) {
+        let Refusal { operation, offset, length, why } = *refusal;
+        self.admitted(|| tracing::warn!(operation, offset, length, "request refused: {why}"));
+    }
+
+    fn admitted(&self, tell: impl FnOnce()) {
         if self.span.is_none() {
             return;
         }
-        let admitted = {
+        let (admitted, before) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.admit(Instant::now())
         };
         let _disk = self.span.enter();
-        tell_of_suppressed(admitted.1);
-        match (admitted.0, error) {
-            (false, _) => {}
-            // The guest's own mistakes.
-            (true, Error::Range | Error::ReadOnly) => {
-                tracing::warn!(operation, offset, length, "request refused: {error}");
-            }
-            (true, _) => tracing::error!(operation, offset, length, "request failed: {error}"),
+        tell_of_suppressed(before);
+        if admitted {
+            tell();
         }
     }
 }

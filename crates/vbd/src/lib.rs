@@ -28,6 +28,7 @@ mod walk;
 pub use copy::{Copy, CopyError, copy};
 pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
+pub use failures::Refusal;
 pub use health::{Health, Listening};
 pub use name::{DISK, LABEL, disk_span, shortened};
 pub use ringtap_image::Error;

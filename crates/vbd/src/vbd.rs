@@ -10,7 +10,7 @@ use ringtap_image::{CacheMode, Discard, Error, Extent, Image, Info, Status, Unde
 use ringtap_io::{Io, Mem, Time};
 use tracing::Span;
 
-use crate::failures::Failures;
+use crate::failures::{Failures, Refusal};
 use crate::gate::{Gate, Writers};
 use crate::health::Health;
 use crate::name::Name;
@@ -160,6 +160,12 @@ impl Vbd {
     /// Tell the log of a request that failed without having been served by this device.
     pub fn tell_of_failure(&self, operation: &'static str, offset: u64, length: u64, end: Error) {
         self.shared.failures.tell_of(operation, offset, length, end);
+    }
+
+    /// Tell the log of a request that was refused before it came to this device.
+    #[cold]
+    pub fn tell_of_refusal(&self, refusal: &Refusal) {
+        self.shared.failures.tell_of_refusal(refusal);
     }
 
     /// The same device for another queue thread.

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ringtap_tests::ringtap;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::program::{Running, python};
@@ -76,6 +77,30 @@ fn failed_requests_are_told_with_disk_operation_place_and_cause_and_not_too_ofte
     }
     let rest = said.lines().find(|line| line.contains("more requests failed"));
     assert!(rest.is_some_and(|line| line.contains("a.qcow2: ") && line.contains("=30")), "{said}");
+}
+
+const REFUSED: &str = "import nbd, sys
+h = nbd.NBD(); h.set_strict_mode(0); h.connect_uri(sys.argv[1])
+for act in [lambda: h.pread(4096, 1 << 30), lambda: h.pwrite(b'x' * 512, 0), lambda: h.trim(512, 0)]:
+    try: act(); sys.exit('it was done')
+    except nbd.Error: pass
+h.shutdown()";
+
+#[test]
+fn requests_refused_before_the_disk_are_told_too() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    let server = Server::start(dir.path(), "a.raw -f raw --read-only --nbd unix:s");
+    Running::start(python(REFUSED, &[&server.uri(0)])).wait().ok();
+    let said = server.stop().stderr;
+    for wanted in [
+        "past the end of the export operation=\"read\" offset=1073741824 length=4096",
+        "the export is read-only operation=\"write\" offset=0 length=512",
+        "the export is read-only operation=\"discard\" offset=0 length=512",
+    ] {
+        let line = said.lines().find(|line| line.contains(wanted));
+        assert!(line.is_some_and(|line| line.contains("WARN a.raw: request refused: ")), "{said}");
+    }
 }
 
 #[test]
@@ -231,4 +256,34 @@ fn one_image_named_for_two_disks_is_a_mistake_of_the_command_line() {
     let words =
         "a.raw -f raw --read-only --nbd unix:s a.raw -f raw --read-only --name b --nbd unix:s";
     Server::start(dir.path(), words).stop().ok();
+}
+
+#[test]
+fn a_disk_left_out_at_the_start_is_tried_again_on_sighup() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    let words = "b.raw -f raw --name b --nbd unix:s --nbd unix:b.sock --vhost-user b.vu \
+                 a.raw -f raw --name a --nbd unix:s";
+    let mut server = Server::start(dir.path(), words);
+    let reload = |server: &mut Server, said: &str| {
+        server.process().signal(Signal::HUP);
+        server.process().until(said, |server| server.stderr().contains(said).then_some(()));
+    };
+    reload(&mut server, "ERROR b.raw: still not served: ");
+    assert!(!dir.path().join("b.sock").exists());
+    disk(dir.path(), "b.raw", 2 << 20);
+    reload(&mut server, "INFO b.raw: served from now on: ");
+    let folder = dir.path().display();
+    for uri in [
+        format!("nbd+unix:///b?socket={folder}/s"),
+        format!("nbd+unix:///b?socket={folder}/b.sock"),
+    ] {
+        assert_eq!(nbdinfo(&["--size", &uri]).ok().trim(), "2097152");
+    }
+    assert_eq!(nbdinfo(&["--size", &server.uri(0)]).ok().trim(), "1048576", "a stays the first");
+    assert!(dir.path().join("b.vu").exists());
+    // Once: it is served, and no more left out.
+    reload(&mut server, "b.raw: still 2097152 bytes");
+    server.stop().ok();
+    assert!(!dir.path().join("b.sock").exists() && !dir.path().join("b.vu").exists());
 }

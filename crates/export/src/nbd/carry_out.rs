@@ -1,7 +1,7 @@
 //! What a slot does with a request.
 
 use ringtap_io::{Buffer, Mem, PAGE};
-use ringtap_vbd::{Error, Kind, Request};
+use ringtap_vbd::{Error, Kind, Refusal, Request};
 
 use super::connection::Connection;
 use super::pipes::Pipe;
@@ -58,7 +58,16 @@ impl Connection {
                 Ok(reply) => reply,
                 Err(error) => Reply::Failed(error_of(command, error), words(error)),
             },
-            Err(error) => Reply::Failed(error, refusal(error)),
+            Err(error) => {
+                let why = refusal(error);
+                // Every request that comes after the word to stop is answered so.
+                if error != errno::ESHUTDOWN {
+                    let (offset, length) = (Some(header.offset), Some(header.len));
+                    let operation = header.operation();
+                    self.vbd.tell_of_refusal(&Refusal { operation, offset, length, why });
+                }
+                Reply::Failed(error, why)
+            }
         };
         (header, reply)
     }

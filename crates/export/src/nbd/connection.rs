@@ -412,7 +412,8 @@ impl Connection {
             && self.share.is_wanted();
         if stalled {
             tracing::warn!(
-                "an NBD client ({}) neither takes its replies nor sends its data, and others wait for                  the memory (--nbd-memory): closed",
+                "an NBD client ({}) neither takes its replies nor sends its data, and others wait for \
+                 the memory (--nbd-memory): closed",
                 self.peer
             );
         }

@@ -153,6 +153,21 @@ impl Header {
         self.kind == cmd::READ
     }
 
+    /// Its command's name in the log.
+    pub fn operation(&self) -> &'static str {
+        match self.kind {
+            cmd::READ => "read",
+            cmd::WRITE => "write",
+            cmd::DISC => "disconnect",
+            cmd::FLUSH => "flush",
+            cmd::TRIM => "discard",
+            cmd::CACHE => "cache",
+            cmd::WRITE_ZEROES => "write-zeroes",
+            cmd::BLOCK_STATUS => "block-status",
+            _ => "unknown",
+        }
+    }
+
     /// Whether what it writes must be stable before the reply.
     pub fn fua(&self) -> bool {
         self.flags & cmd_flag::FUA != 0

@@ -4,8 +4,8 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ pub enum Error {
 /// Serves exports on sockets.
 pub struct Server {
     listeners: Vec<Listener>,
-    exports: Arc<[NamedExport]>,
+    exports: Mutex<Arc<[NamedExport]>>,
     limits: Limits,
     budget: Arc<Budget>,
     /// Of each listener.
@@ -105,7 +105,18 @@ impl Server {
         let limits = Limits::default();
         let (budget, short) = (Budget::new(limits.memory_of_all), AtomicBool::new(false));
         let tls = vec![Tls::Off; listeners.len()];
-        Server { listeners, exports: exports.into(), limits, budget, tls, short }
+        Server { listeners, exports: Mutex::new(exports.into()), limits, budget, tls, short }
+    }
+
+    /// The exports that clients find now.
+    pub fn exports(&self) -> Arc<[NamedExport]> {
+        self.exports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Offer one more, to clients that come from now on.
+    pub fn add(&self, export: NamedExport) {
+        let mut exports = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        *exports = exports.iter().cloned().chain([export]).collect();
     }
 
     /// The same with what each of the listeners has of TLS; what is not said is off.
@@ -243,7 +254,7 @@ impl Server {
             }
         }
         let alarm = Arc::new(Alarm::new()?);
-        let (exports, theirs, budget) = (self.exports.clone(), alarm.clone(), self.budget.clone());
+        let (exports, theirs, budget) = (self.exports(), alarm.clone(), self.budget.clone());
         let tls = tls.clone();
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
             let share = Share::new(budget, peer, theirs.clone());

@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_image::Info;
 use ringtap_io::{Io, Signal};
-use ringtap_vbd::{Error, Kind, Request};
+use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use super::inflight::QueueInflight;
 use super::memory::Memory;
@@ -26,6 +25,7 @@ const MOST_AROUND: u64 = 2 << 20;
 /// A virtqueue being served. All of it belongs to one thread.
 pub(crate) struct VirtioQueue {
     io: Io,
+    vbd: Rc<Vbd>,
     identity: [u8; ID_BYTES],
     state: RefCell<State>,
     stopping: Cell<bool>,
@@ -66,7 +66,7 @@ impl VirtioQueue {
         memory: Arc<Memory>,
         mut inflight: Option<QueueInflight>,
         identity: [u8; ID_BYTES],
-        info: &Info,
+        vbd: Rc<Vbd>,
     ) -> VirtioQueue {
         let mut left = VecDeque::new();
         if let Some(inflight) = &mut inflight {
@@ -83,10 +83,10 @@ impl VirtioQueue {
             idle: Vec::new(),
             answered: Vec::new(),
             held: 0,
-            around: info.discard_alignment.min(MOST_AROUND) as usize,
+            around: vbd.info().discard_alignment.min(MOST_AROUND) as usize,
             waiting: None,
         };
-        VirtioQueue { io, identity, state: RefCell::new(state), stopping: Cell::new(false) }
+        VirtioQueue { io, vbd, identity, state: RefCell::new(state), stopping: Cell::new(false) }
     }
 
     /// Fetch what the guest has made available, `most` chains of it, and give it to idle slots. What
@@ -158,7 +158,10 @@ impl VirtioQueue {
                 let written = mem.copy_from(&self.identity);
                 state.answer(tag, Ok(()), written);
             }
-            Asked::Bad(error) => state.answer(tag, Err(error), 0),
+            Asked::Bad(error, refusal) => {
+                self.vbd.tell_of_refusal(&refusal);
+                state.answer(tag, Err(error), 0);
+            }
         }
         Ok(true)
     }

@@ -4,7 +4,7 @@
 
 use libc::iovec;
 use ringtap_io::Mem;
-use ringtap_vbd::{Error, Kind, Request};
+use ringtap_vbd::{Error, Kind, Refusal, Request};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
@@ -36,8 +36,8 @@ pub(crate) enum Asked {
     Device(Request),
     /// The identity, into this memory.
     Identity(Mem),
-    /// Nothing that can be served; the answer.
-    Bad(Error),
+    /// Nothing that can be served: the answer, and what the log is told.
+    Bad(Error, Refusal),
 }
 
 /// One chain, parsed. Its storage is used again for the next.
@@ -109,8 +109,14 @@ impl Chain {
             self.writable.pop();
         }
         // No driver sends empty ones: QEMU's devices stop at them.
-        if !known || !ordered || empty {
-            return Ok(Asked::Bad(Error::Range));
+        if !known {
+            return Ok(malformed("a descriptor names memory that is not the guest's"));
+        }
+        if !ordered {
+            return Ok(malformed("a descriptor to be read follows one to be written"));
+        }
+        if empty {
+            return Ok(malformed("a descriptor has no length"));
         }
         // SAFETY: the iovecs stay as they are until the next `parse`, the memory as the caller says.
         let (out, into) =
@@ -121,20 +127,32 @@ impl Chain {
     fn understand(&mut self, out: Mem, into: Mem) -> Asked {
         let mut header = [0; HEADER];
         if out.copy_to(&mut header) < HEADER {
-            return Asked::Bad(Error::Range);
-        }
-        if self.readable.len().max(self.writable.len()) > MOST_IOVECS {
-            return Asked::Bad(Error::Unsupported);
+            return malformed("its header is shorter than 16 bytes");
         }
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
         let kind = word(0);
         let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
-        let Some(offset) = sector.checked_mul(SECTOR) else { return Asked::Bad(Error::Range) };
+        let refusal = Refusal {
+            operation: name(kind),
+            offset: sector.checked_mul(SECTOR),
+            length: None,
+            why: "its sector is past the end of any disk",
+        };
+        if self.readable.len().max(self.writable.len()) > MOST_IOVECS {
+            let why = "its memory is in more than 1024 pieces";
+            return Asked::Bad(Error::Unsupported, Refusal { why, ..refusal });
+        }
+        let Some(offset) = refusal.offset else { return Asked::Bad(Error::Range, refusal) };
         let transfer = |kind, mem: Mem| {
-            if mem.len() as u64 % SECTOR != 0 || mem.len() > MOST_MOVED {
-                return Asked::Bad(Error::Range);
+            let len = mem.len() as u64;
+            let bad = |why| Asked::Bad(Error::Range, Refusal { length: Some(len), why, ..refusal });
+            if len % SECTOR != 0 {
+                return bad("it is not of whole sectors of 512 bytes");
             }
-            Asked::Device(Request { kind, offset, len: mem.len() as u64, mem, fua: false })
+            if mem.len() > MOST_MOVED {
+                return bad("it is longer than 256 MiB");
+            }
+            Asked::Device(Request { kind, offset, len, mem, fua: false })
         };
         match kind {
             VIRTIO_BLK_T_IN => transfer(Kind::Read, into),
@@ -145,7 +163,7 @@ impl Chain {
             }
             VIRTIO_BLK_T_GET_ID => Asked::Identity(into),
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => range(kind, self.data()),
-            _ => Asked::Bad(Error::Unsupported),
+            _ => Asked::Bad(Error::Unsupported, refused(kind, "this device has no such operation")),
         }
     }
 
@@ -199,30 +217,59 @@ impl Chain {
     }
 }
 
+fn name(kind: u32) -> &'static str {
+    match kind {
+        VIRTIO_BLK_T_IN => "read",
+        VIRTIO_BLK_T_OUT => "write",
+        VIRTIO_BLK_T_FLUSH => "flush",
+        VIRTIO_BLK_T_GET_ID => "identity",
+        VIRTIO_BLK_T_DISCARD => "discard",
+        VIRTIO_BLK_T_WRITE_ZEROES => "write-zeroes",
+        _ => "unknown",
+    }
+}
+
+fn refused(kind: u32, why: &'static str) -> Refusal {
+    Refusal { operation: name(kind), offset: None, length: None, why }
+}
+
+/// A chain of descriptors whose request cannot be read.
+#[cold]
+fn malformed(why: &'static str) -> Asked {
+    Asked::Bad(Error::Range, Refusal { operation: "unknown", offset: None, length: None, why })
+}
+
 /// The one range of a discard or write-zeroes (the config says that one is the most).
 fn range(kind: u32, data: Mem) -> Asked {
     let mut bytes = [0; RANGE];
     if data.len() != RANGE || data.copy_to(&mut bytes) != RANGE {
-        return Asked::Bad(Error::Range);
+        return Asked::Bad(Error::Range, refused(kind, "it does not bring one range of 16 bytes"));
     }
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
     let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
     let (sectors, flags) = (word(8), word(12));
-    let Some(offset) = sector.checked_mul(SECTOR) else { return Asked::Bad(Error::Range) };
+    let len = u64::from(sectors) * SECTOR;
+    let offset = sector.checked_mul(SECTOR);
+    let bad =
+        |error, why| Asked::Bad(error, Refusal { offset, length: Some(len), ..refused(kind, why) });
+    let Some(offset) = offset else {
+        return bad(Error::Range, "its sector is past the end of any disk");
+    };
     let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
     let kind = match kind {
         // virtio 1.2, 5.2.6.2: a discard with the unmap flag set is not supported.
-        VIRTIO_BLK_T_DISCARD if unmap => return Asked::Bad(Error::Unsupported),
+        VIRTIO_BLK_T_DISCARD if unmap => {
+            return bad(Error::Unsupported, "a discard has no flags");
+        }
         VIRTIO_BLK_T_DISCARD => Kind::Discard,
         _ => Kind::WriteZeroes { unmap, fast: false },
     };
     if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
-        return Asked::Bad(Error::Unsupported);
+        return bad(Error::Unsupported, "its flags are unknown");
     }
     // A request must come to its end before the server can.
     if sectors > MOST_ZEROED {
-        return Asked::Bad(Error::Range);
+        return bad(Error::Range, "it is longer than 4 GiB");
     }
-    let len = u64::from(sectors) * SECTOR;
     Asked::Device(Request { kind, offset, len, mem: Mem::EMPTY, fua: false })
 }

@@ -132,7 +132,7 @@ impl GuestRing {
                 Outcome::Device(request.len)
             }
             Asked::Identity(_) => Outcome::Identity,
-            Asked::Bad(_) => Outcome::Bad,
+            Asked::Bad(..) => Outcome::Bad,
         };
         let written = chain.answer(Ok(()), 0);
         assert_eq!(chain.storage(), 0, "an idle slot keeps no long lists");

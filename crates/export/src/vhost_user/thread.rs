@@ -221,7 +221,9 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         error,
         identity,
     } = start;
-    let queue = Rc::new(VirtioQueue::new(io.clone(), ring, memory, inflight, identity, vbd.info()));
+    let vbd = Rc::new(vbd);
+    let queue = VirtioQueue::new(io.clone(), ring, memory, inflight, identity, vbd.clone());
+    let queue = Rc::new(queue);
     let caller = Rc::new(Caller::default());
     caller.file.replace(call);
     tasks.spawn(caller.clone().run(io.clone()));
@@ -231,7 +233,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         io: io.clone(),
         index,
         queue,
-        vbd: Rc::new(vbd),
+        vbd,
         kick,
         call: caller,
         error,

@@ -25,6 +25,7 @@ use super::memory::{Memory, Region};
 use super::request::ID_BYTES;
 use super::testing::{ADDRESSES, GUEST, GuestRing, REGION};
 use super::thread::{QueueThread, Start};
+use crate::heard;
 
 /// A thread at work, and the guest's ends of what it is kicked and told by.
 pub(super) struct Served {
@@ -345,4 +346,34 @@ fn a_mebibyte_over_256_pages_goes_straight_between_guest_and_disk() {
     ask(VIRTIO_BLK_T_IN, 8, scattered(1, 1, WRITE));
     assert_eq!(vbd.stats().bounced_bytes, 2 * PAGE as u64);
     served.thread.stop().expect("it ends");
+}
+
+#[test]
+fn the_log_is_told_of_chains_that_come_to_no_disk() {
+    heard::listen();
+    let status = Entry(STATUS, 1, WRITE, 0);
+    let outside = [Entry(HEADER, 16, NEXT, 1), Entry(0x10, 512, NEXT | WRITE, 2), status.clone()];
+    let short = [Entry(HEADER, 15, NEXT, 1), status.clone()];
+    let part = [Entry(HEADER, 16, NEXT, 1), Entry(DATA, 100, NEXT | WRITE, 2), status.clone()];
+    let unknown = [Entry(HEADER, 16, NEXT, 1), status];
+    for (name, chain, kind, operation, offset, why) in [
+        ("outside", &outside[..], VIRTIO_BLK_T_IN, "unknown", None, "not the guest's"),
+        ("short", &short[..], VIRTIO_BLK_T_IN, "unknown", None, "shorter than 16 bytes"),
+        ("part", &part[..], VIRTIO_BLK_T_IN, "read", Some(3 * 512), "whole sectors"),
+        ("unknown", &unknown[..], 77, "unknown", None, "no such operation"),
+    ] {
+        let guest = GuestRing::new(&with_header(chain, kind), 16, &[]);
+        let served = serve(&guest, &guest.memory, nothing().named(name, name));
+        (0..12).for_each(|_| served.ask(&guest));
+        served.thread.stop().expect("it ends");
+        let said = heard::of(name);
+        assert_eq!(said.len(), 11, "{said:?}");
+        for line in &said[..10] {
+            let text = line["message"].as_str().expect("text");
+            assert!(text.starts_with("request refused: ") && text.contains(why), "{text}");
+            assert_eq!(line["operation"], operation, "{line}");
+            assert_eq!(line.get("offset").and_then(|offset| offset.as_u64()), offset, "{line}");
+        }
+        assert_eq!(said[10]["count"], 2, "the rest is counted");
+    }
 }

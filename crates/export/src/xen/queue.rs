@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use ringtap_io::{Buffer, Io, Mem, Signal};
-use ringtap_vbd::{Error, Kind, Request};
+use ringtap_vbd::{Error, Kind, Refusal, Request, Vbd};
 
 use super::copies::Copies;
 use super::gntdev::{Foreign, Way};
@@ -33,6 +33,8 @@ pub(crate) struct XenQueue<F> {
 }
 
 struct State<F> {
+    /// Whose log is told of what is refused.
+    vbd: Rc<Vbd>,
     ring: BackRing,
     foreign: F,
     /// Pages that stay mapped, where the frontend goes on using the same.
@@ -90,6 +92,12 @@ impl Slot {
     }
 }
 
+/// What is remembered of a ring's requests: where, and those that a killed server left.
+pub(crate) struct Remembered {
+    pub(crate) record: Option<Record>,
+    pub(crate) left: Vec<Left>,
+}
+
 const FLUSH: Request =
     Request { kind: Kind::Flush, offset: 0, len: 0, mem: Mem::EMPTY, fua: false };
 
@@ -97,12 +105,12 @@ impl<F: Foreign> XenQueue<F> {
     /// Serve a ring. What `left` names is served first.
     pub(crate) fn new(
         io: Io,
+        vbd: Rc<Vbd>,
         ring: BackRing,
         foreign: F,
         kept: Option<Kept>,
         discards: bool,
-        record: Option<Record>,
-        left: Vec<Left>,
+        Remembered { record, left }: Remembered,
     ) -> XenQueue<F> {
         let slots: Vec<Slot> = (0..left.iter().map(|left| left.tag + 1).max().unwrap_or(0))
             .map(|_| Slot::default())
@@ -110,6 +118,7 @@ impl<F: Foreign> XenQueue<F> {
         let used = |tag: &u16| left.iter().any(|left| left.tag == *tag);
         let idle = (0..slots.len() as u16).filter(|tag| !used(tag)).collect();
         let state = State {
+            vbd,
             ring,
             foreign,
             kept,
@@ -262,6 +271,14 @@ impl<F: Foreign> State<F> {
         self.ended.push((tag, status));
     }
 
+    /// Answer a request that does not come to the device.
+    #[cold]
+    fn refuse(&mut self, tag: u16, offset: Option<u64>, status: Status, why: &'static str) {
+        let operation = wire::name(self.slots[usize::from(tag)].operation);
+        self.vbd.tell_of_refusal(&Refusal { operation, offset, length: None, why });
+        self.end(tag, status);
+    }
+
     fn parse(&mut self, tag: u16, raw: &wire::Raw) {
         let slot = &mut self.slots[usize::from(tag)];
         let parsed = wire::parse(self.ring.abi(), raw, &mut slot.segments);
@@ -274,8 +291,14 @@ impl<F: Foreign> State<F> {
         slot.room = (pages * PAGE).next_power_of_two();
         self.bytes += slot.room;
         match parsed.asked {
-            Err(status) => self.end(tag, status),
-            Ok(Asked::Discard { .. }) if !self.discards => self.end(tag, Status::Unsupported),
+            Err(Status::Unsupported) => {
+                self.refuse(tag, None, Status::Unsupported, "this device has no such operation");
+            }
+            Err(status) => self.refuse(tag, None, status, "it is malformed"),
+            Ok(Asked::Discard { offset, .. }) if !self.discards => {
+                let why = "discards were not offered";
+                self.refuse(tag, Some(offset), Status::Unsupported, why);
+            }
             Ok(Asked::Discard { offset, len }) => {
                 slot.given = Some(Request { kind: Kind::Discard, offset, len, ..FLUSH });
                 self.turn.fetched.push(tag);
@@ -326,11 +349,13 @@ impl<F: Foreign> State<F> {
 
     /// Requests that failed before they began are answered so.
     fn drop_failed(&mut self) {
-        let Turn { fetched, failed, .. } = &mut self.turn;
-        for tag in failed.drain(..) {
+        while let Some(tag) = self.turn.failed.pop() {
+            let fetched = &mut self.turn.fetched;
             if let Some(place) = fetched.iter().position(|one| *one == tag) {
                 fetched.remove(place);
-                self.ended.push((tag, Status::Failed));
+                let offset = Some(self.slots[usize::from(tag)].offset);
+                let why = "its segments make no sense, or its pages cannot be had";
+                self.refuse(tag, offset, Status::Failed, why);
             }
         }
     }
@@ -425,11 +450,17 @@ impl<F: Foreign> State<F> {
                 self.copies.add(*tag, domain, kept, &slot.segments, local, Way::ToFrontend);
             }
         }
-        let ended = &mut self.ended;
+        let (ended, slots, vbd) = (&mut self.ended, &self.slots, &self.vbd);
         // SAFETY: the buffers are held by their slots, whose requests have ended.
         unsafe {
             self.copies.make(&self.foreign, |tag| {
-                ended.iter_mut().filter(|one| one.0 == tag).for_each(|one| one.1 = Status::Failed);
+                for one in ended.iter_mut().filter(|one| one.0 == tag && one.1 == Status::Done) {
+                    one.1 = Status::Failed;
+                    let slot = &slots[usize::from(tag)];
+                    let (offset, length) = (Some(slot.offset), Some(slot.len() as u64));
+                    let why = "its pages cannot be written to";
+                    vbd.tell_of_refusal(&Refusal { operation: "read", offset, length, why });
+                }
             });
         }
         count

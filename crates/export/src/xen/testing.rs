@@ -16,7 +16,7 @@ use super::gntdev::{Copy, Foreign, Way};
 use super::kept::Kept;
 use super::nodes::{Wishes, discards};
 use super::pages::Pages;
-use super::queue::XenQueue;
+use super::queue::{Remembered, XenQueue};
 use super::record::Record;
 pub use super::ring::RingError;
 use super::ring::{BackRing, places};
@@ -241,9 +241,9 @@ impl Backend {
         let io = tasks.io().clone();
         let kept = (kept > 0).then(|| Kept::new(kept));
         let discards = discards(&vbd, &Wishes { discard: true, ..Wishes::default() });
-        let queue = XenQueue::new(io.clone(), back, memory, kept, discards, record, left);
+        let (vbd, past) = (Rc::new(vbd), Remembered { record, left });
+        let queue = XenQueue::new(io.clone(), vbd.clone(), back, memory, kept, discards, past);
         let queue = Rc::new(queue);
-        let vbd = Rc::new(vbd);
         for tag in 0..queue.slots() {
             tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
         }

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::evtchn::Port;
 use super::gntdev::Gntdev;
 use super::kept::Kept;
-use super::queue::XenQueue;
+use super::queue::{Remembered, XenQueue};
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
 use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, waking_takes};
@@ -127,12 +127,14 @@ fn run(start: Start, ring: Ring, bell: &Arc<OpenFile>) {
     let io = tasks.io().clone();
     let Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over } = start;
     let kept = (kept > 0).then(|| Kept::new(kept));
-    let queue = Rc::new(XenQueue::new(io.clone(), ring, gntdev, kept, discards, record, left));
+    let (vbd, past) = (Rc::new(vbd), Remembered { record, left });
+    let queue = XenQueue::new(io.clone(), vbd.clone(), ring, gntdev, kept, discards, past);
+    let queue = Rc::new(queue);
     thread = Thread {
         name,
         io: io.clone(),
         queue,
-        vbd: Rc::new(vbd),
+        vbd,
         port: Rc::new(port),
         broken: false.into(),
         stopping: Rc::default(),

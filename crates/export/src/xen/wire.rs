@@ -159,6 +159,18 @@ fn bytes(sectors: u64) -> Result<u64, Status> {
     sectors.checked_mul(SECTOR).ok_or(Status::Failed)
 }
 
+/// An operation's name in the log.
+pub(crate) fn name(operation: u8) -> &'static str {
+    match operation {
+        OP_READ => "read",
+        OP_WRITE => "write",
+        OP_WRITE_BARRIER => "barrier",
+        OP_FLUSH => "flush",
+        OP_DISCARD => "discard",
+        _ => "unknown",
+    }
+}
+
 /// Check a request and list the segments it brings itself.
 pub(crate) fn parse(abi: Abi, raw: &Raw, segments: &mut Vec<Segment>) -> Parsed {
     segments.clear();

@@ -1,9 +1,11 @@
 //! A ring served in plain memory: what goes in, what comes out, and what is refused.
 
 use super::*;
+use crate::heard;
 use crate::xen::queue::MOST_BYTES;
 use proptest::prelude::*;
 use ringtap_image::{Format, OpenOptions, open};
+use serde_json::Value;
 
 const SIZE: u64 = 1 << 20;
 const READ: u8 = 0;
@@ -100,7 +102,11 @@ fn what_is_wrong_with_one_request_stays_its_own() {
     for kept in [0, 40] {
         let abi = Abi::Wide;
         let mut front = Frontend::new(abi).expect("memory");
-        let mut back = Backend::on_nothing(&front, kept).expect("a ring");
+        heard::listen();
+        let name = format!("ring{kept}");
+        let vbd = Vbd::new(Box::new(Null::new(1 << 30, false)), CacheMode::None);
+        let vbd = vbd.named(&name, &name);
+        let mut back = Backend::new(&front, vbd, None, true, kept).expect("a ring");
         front.put(&transfer(abi, WRITE, 1, 0, &[1, 999]));
         front.put(&transfer(abi, READ, 2, 0, &[999]));
         front.put(&request(abi, [INDIRECT, READ, 1, 0], 3, 0, &[0xff; 12]));
@@ -113,6 +119,13 @@ fn what_is_wrong_with_one_request_stays_its_own() {
         answers.sort_by_key(|answer| answer.id);
         let statuses: Vec<i16> = answers.iter().map(|answer| answer.status).collect();
         assert_eq!(statuses, [-1, -1, -1, -1, -2, 0, 0], "kept {kept}");
+        let said = heard::of(&name);
+        let mut operations: Vec<&str> =
+            said.iter().map(|line| line["operation"].as_str().expect("a name")).collect();
+        operations.sort_unstable();
+        assert_eq!(operations, ["discard", "read", "read", "read", "write"], "{said:?}");
+        let why = |line: &Value| line["message"].as_str().map(str::to_owned).expect("text");
+        assert!(said.iter().all(|line| why(line).starts_with("request refused: ")), "{said:?}");
     }
 }
 
