@@ -79,6 +79,7 @@ install: $(RINGTAP)
 	$(RINGTAP) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/systemd contrib/systemd/*
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/xen contrib/xen/*
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/lab contrib/lab/*
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1

@@ -64,6 +64,7 @@ if [ "$purpose" = test ]; then
     need nbdsh python3-libnbd
     need cryptsetup cryptsetup-bin
     /usr/bin/python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)
+    /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || missing+=(python3-prometheus-client)
     need mkfs.xfs xfsprogs
     need fincore util-linux-extra
     need mkfs.btrfs btrfs-progs

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::report::gate::Limit;
+
 /// How a result is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Output {
@@ -12,6 +14,10 @@ pub enum Output {
     Table,
     /// One JSON object.
     Json,
+    /// JUnit XML, for what shows tests.
+    Junit,
+    /// OpenMetrics text, for Prometheus.
+    Openmetrics,
 }
 
 /// Measure ways of serving a disk side by side.
@@ -145,7 +151,11 @@ pub struct CompareArgs {
         ringtap report ringtap-runs/2026-11-21T21-30-00\n  \
         ringtap report MONDAY TUESDAY --out BOTH     merge two runs of one plan: their rounds together\n  \
         ringtap report --before OLD NEW              what changed from OLD to NEW\n  \
-        ringtap report --output json RUN | jq '.rows[] | select(.verdict == \"faster\")'"
+        ringtap report --before OLD NEW --fail-if-worse 5% --output junit > lab.xml   for CI\n  \
+        ringtap report --output openmetrics RUN > /var/lib/prometheus/node-exporter/ringtap.prom\n  \
+        ringtap report --output json RUN | jq '.rows[] | select(.decision == \"faster\")'\n\n\
+        Exit codes: 0 done; 1 it failed; 2 the arguments make no sense; with --fail-if-worse: 3 something of OLD is missing in \
+        RUN, or nothing can be said; 4 something is worse by more than that."
 )]
 pub struct ReportArgs {
     /// Folders of runs, as `ringtap compare` printed them; several are merged.
@@ -155,6 +165,10 @@ pub struct ReportArgs {
     /// Say what changed from this run to RUN.
     #[arg(long, value_name = "OLD")]
     pub before: Option<PathBuf>,
+
+    /// With --before: exit with 4 where something is worse by more than this share, beyond chance (5%).
+    #[arg(long, value_name = "SHARE", requires = "before")]
+    pub fail_if_worse: Option<Limit>,
 
     /// Folder of the merged run [default: ringtap-runs/merged-DATE], or with --before of changes.html [default: RUN].
     #[arg(long, value_name = "DIR")]

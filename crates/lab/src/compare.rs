@@ -25,6 +25,8 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// A part was done: interrupted, or some samples failed. The report says what is missing.
 pub const PARTIAL: u8 = 3;
+/// `report --fail-if-worse`: something is.
+pub const WORSE: u8 = 4;
 
 /// Runs `ringtap compare`. `ringtap` is the binary whose `serve` and `load` are measured.
 ///
@@ -35,6 +37,10 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         Ok(plan) => plan,
         Err(error) => return Ok(refuse(&error)),
     };
+    if (args.self_test || args.list) && !matches!(args.output, Output::Table | Output::Json) {
+        eprintln!("ringtap compare: --self-test and --list print a table or JSON");
+        return Ok(ExitCode::from(USAGE));
+    }
     let env = Env::new(ringtap);
     if args.self_test {
         return self_test(&plan, &env, args);
@@ -106,9 +112,21 @@ fn changes(old: &Path, new: &Path, args: &ReportArgs) -> anyhow::Result<ExitCode
         return Ok(ExitCode::from(USAGE));
     }
     let comparison = report::change::compare(&before, &after);
+    let gate = args.fail_if_worse.map(|limit| report::gate::judge(&comparison, limit));
     match args.output {
         Output::Table => print(&report::change::markdown(&before, &after, &comparison))?,
-        Output::Json => print(&(serde_json::to_string_pretty(&comparison)? + "\n"))?,
+        Output::Json => {
+            let mut json = serde_json::to_value(&comparison)?;
+            json["gate"] = serde_json::to_value(&gate)?;
+            print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
+        }
+        Output::Junit => print(&report::junit::changes(&comparison, args.fail_if_worse)?)?,
+        Output::Openmetrics => {
+            eprintln!(
+                "ringtap report: OpenMetrics shows one run: leave out --before, and let Prometheus compare"
+            );
+            return Ok(ExitCode::from(USAGE));
+        }
     }
     if comparison.changes.is_empty() {
         eprintln!(
@@ -121,7 +139,13 @@ fn changes(old: &Path, new: &Path, args: &ReportArgs) -> anyhow::Result<ExitCode
     let folder = args.out.as_deref().unwrap_or(new);
     let page = report::write_changes(folder, &before, &after, &comparison)?;
     eprintln!("report: {}", page.canonicalize().unwrap_or(page).display());
-    Ok(ExitCode::SUCCESS)
+    let Some(gate) = gate else { return Ok(ExitCode::SUCCESS) };
+    eprint!("{}", gate.text());
+    Ok(match (gate.worse.is_empty(), gate.is_whole()) {
+        (false, _) => ExitCode::from(WORSE),
+        (true, false) => ExitCode::from(PARTIAL),
+        (true, true) => ExitCode::SUCCESS,
+    })
 }
 
 fn self_test(plan: &Plan, env: &Env, args: &CompareArgs) -> anyhow::Result<ExitCode> {
@@ -132,8 +156,8 @@ fn self_test(plan: &Plan, env: &Env, args: &CompareArgs) -> anyhow::Result<ExitC
         Err(error) => return Err(error.into()),
     };
     match args.output {
-        Output::Table => print(&selftest::text(&outcome))?,
         Output::Json => print(&(serde_json::to_string_pretty(&outcome)? + "\n"))?,
+        _ => print(&selftest::text(&outcome))?,
     }
     Ok(if outcome.all_found() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
@@ -149,6 +173,8 @@ fn show(run: &Path, output: Output) -> anyhow::Result<()> {
     match output {
         Output::Table => print(&table(&analysis))?,
         Output::Json => print(&(serde_json::to_string_pretty(&analysis)? + "\n"))?,
+        Output::Junit => print(&report::junit::run(&analysis)?)?,
+        Output::Openmetrics => print(&report::openmetrics::render(&analysis)?)?,
     }
     eprintln!("report: {}", page.canonicalize().unwrap_or(page).display());
     Ok(())

@@ -5,6 +5,7 @@
 
 mod bitmaps;
 mod compare;
+mod daily;
 mod front_ends;
 mod known_format;
 mod luks;

@@ -49,7 +49,9 @@ fn units_say_nothing_that_systemd_does_not_know() {
     let dir = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(folder()).expect("the units").flatten() {
         let text = fs::read_to_string(entry.path()).expect("a unit");
-        let text = text.replace("/usr/local/bin/ringtap", &ringtap().display().to_string());
+        let ours = ringtap().display().to_string();
+        let text = text.replace("/usr/local/bin/ringtap-compare", &ours);
+        let text = text.replace("/usr/local/bin/ringtap", &ours);
         // One of a template.
         let name = entry.file_name().to_string_lossy().replace('@', "@vm1");
         fs::write(dir.path().join(name), text).expect("a copy");

@@ -7,6 +7,7 @@ use super::analysis::Analysis;
 use super::markdown;
 use crate::error::{Error, Result};
 use crate::run::folder::replace;
+use crate::sample::Metric;
 
 /// Writes all of them.
 pub fn write(run: &Path, analysis: &Analysis) -> Result<()> {
@@ -23,8 +24,7 @@ pub fn csv(analysis: &Analysis) -> String {
     );
     for sample in &analysis.samples {
         for (metric, value) in &sample.metrics {
-            let name = serde_json::to_value(metric).ok();
-            let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or_default();
+            let name = name(*metric);
             let _ = writeln!(
                 text,
                 "{},{},{},{},{},{},{},{name},{:?},{},{}",
@@ -42,6 +42,12 @@ pub fn csv(analysis: &Analysis) -> String {
         }
     }
     text
+}
+
+/// A metric's name in files.
+pub(super) fn name(metric: Metric) -> String {
+    let name = serde_json::to_value(metric).ok();
+    name.as_ref().and_then(|name| name.as_str()).unwrap_or_default().to_owned()
 }
 
 fn quoted(field: &str) -> String {

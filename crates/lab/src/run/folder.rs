@@ -74,9 +74,16 @@ pub struct Written {
     pub again: u32,
 }
 
+/// The schema of `run.json` and `samples.jsonl` that this lab writes. It rises whenever a lab of before could not read, or
+/// would misread, what is written; every earlier one is read for ever. 0: before schemas had numbers.
+pub const SCHEMA: u32 = 1;
+
 /// `run.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
+    /// The schema of the folder: [`SCHEMA`] of the lab that wrote it.
+    #[serde(default)]
+    pub schema: u32,
     /// Version of the lab that wrote it.
     pub lab: String,
     /// When it began, RFC 3339.
@@ -164,7 +171,16 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
     fs::rename(&beside, path).map_err(Error::file("write", path))
 }
 
-/// Reads a run's folder. A last line that was cut (the lab was killed while it wrote) is left out.
+/// What is read of `run.json` before all else.
+#[derive(Deserialize)]
+struct Made {
+    #[serde(default)]
+    schema: u32,
+    #[serde(default)]
+    lab: String,
+}
+
+/// Reads a run's folder, of this schema or an earlier one. A last line that was cut (the lab was killed while it wrote) is left out.
 pub fn read(path: &Path) -> Result<(Record, Vec<Sample>)> {
     let file = path.join("run.json");
     let text = fs::read_to_string(&file).map_err(|e| match e.kind() {
@@ -174,10 +190,17 @@ pub fn read(path: &Path) -> Result<(Record, Vec<Sample>)> {
         )),
         _ => Error::file("read", &file)(e),
     })?;
-    let record = serde_json::from_str(&text).map_err(|e| Error::Output {
-        what: "run.json",
-        found: format!("{}: {e}", file.display()),
-    })?;
+    let wrong = |e| Error::Output { what: "run.json", found: format!("{}: {e}", file.display()) };
+    let Made { schema, lab } = serde_json::from_str(&text).map_err(wrong)?;
+    if schema > SCHEMA {
+        return Err(Error::Plan(format!(
+            "{} has schema {schema}, made by version {lab}; this version, {}, reads schemas up to {SCHEMA}: use that one or a \
+             later one",
+            file.display(),
+            env!("CARGO_PKG_VERSION")
+        )));
+    }
+    let record = serde_json::from_str(&text).map_err(wrong)?;
     let file = path.join("samples.jsonl");
     let lines: Vec<String> = BufReader::new(File::open(&file).map_err(Error::file("read", &file))?)
         .lines()

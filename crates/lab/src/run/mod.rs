@@ -124,6 +124,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     let scratch = Scratch::create(&plan.dir, room)?;
     let folder = Folder::create(out)?;
     let record = Record {
+        schema: folder::SCHEMA,
         lab: env!("CARGO_PKG_VERSION").into(),
         began: jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string(),
         ended: None,

@@ -3,7 +3,9 @@
 mod browser;
 mod change;
 mod decisions;
+mod gate;
 mod loads;
+mod schema;
 mod shown;
 
 use std::path::Path;
@@ -15,7 +17,7 @@ use ringtap_lab::plan::question;
 use ringtap_lab::report::findings::Outcome;
 use ringtap_lab::report::ranking::{self, Group};
 use ringtap_lab::report::{self, Analysis, across, page, table};
-use ringtap_lab::run::folder::{Arm, Folder, Record, Skip, State};
+use ringtap_lab::run::folder::{Arm, Folder, Record, SCHEMA, Skip, State};
 use ringtap_lab::sample::{Layer, Ledger, Metric, Sample, Stage, Value};
 use scraper::{Html, Selector};
 
@@ -40,6 +42,7 @@ fn record(rounds: u32, state: State) -> Record {
         command: Some("serve --x 'a b'".into()),
     };
     let mut record = Record {
+        schema: SCHEMA,
         lab: "0".into(),
         began: "2026-11-21T21:00:00+00:00".into(),
         ended: None,

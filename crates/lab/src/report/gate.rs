@@ -1,0 +1,128 @@
+//! `report --fail-if-worse`: whether a change is bad enough to stop a build.
+
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use super::change::{Change, Comparison, Only, WORSE};
+use super::format;
+
+/// How much worse something may become, as a share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Limit(f64);
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Limit, String> {
+        let percent: f64 = text
+            .strip_suffix('%')
+            .unwrap_or(text)
+            .trim()
+            .parse()
+            .map_err(|_| format!("{text:?} is no share: write 5% or 5"))?;
+        if !(0.0..100.0).contains(&percent) {
+            return Err(format!("{text:?} is no share from 0% to below 100%"));
+        }
+        Ok(Limit(percent / 100.0))
+    }
+}
+
+/// What a limit found in a comparison of two runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gate {
+    /// The limit, as a share.
+    pub limit: f64,
+    /// How many changes were judged.
+    pub judged: usize,
+    /// Those worse than the limit.
+    pub worse: Vec<String>,
+    /// What the earlier run had and the later one has not.
+    pub lost: Vec<String>,
+    /// Changes of which nothing can be said: too few rounds, or bounds.
+    pub unsaid: usize,
+}
+
+/// Whether a change is judged. Where the others are taken by it, an arm shows the machine, and is not judged.
+fn is_judged(change: &Change, all: &[Change]) -> bool {
+    change.by.is_some()
+        || !all.iter().any(|other| {
+            other.stage == change.stage && other.by.as_deref() == Some(change.arm.as_str())
+        })
+}
+
+/// Whether a change counts as worse than the limit: the table's verdict says worse, and its ratio lies beyond the limit.
+pub fn is_worse(change: &Change, all: &[Change], limit: Limit) -> bool {
+    is_judged(change, all)
+        && change.verdict == WORSE
+        && change.ratio.is_some_and(|ratio| ratio < 1.0 - limit.0)
+}
+
+/// What of an earlier run a later one has not.
+pub fn lost(comparison: &Comparison) -> impl Iterator<Item = &Only> {
+    comparison.only.iter().filter(|only| only.has == "before")
+}
+
+/// Holds a comparison against a limit.
+pub fn judge(comparison: &Comparison, limit: Limit) -> Gate {
+    let all = &comparison.changes;
+    let judged: Vec<&Change> = all.iter().filter(|change| is_judged(change, all)).collect();
+    Gate {
+        limit: limit.0,
+        judged: judged.len(),
+        worse: judged
+            .iter()
+            .filter(|change| is_worse(change, all, limit))
+            .map(|change| in_words(change))
+            .collect(),
+        lost: lost(comparison)
+            .map(|only| {
+                let workloads = only.workloads.join(", ");
+                format!("{} {}, {workloads}: {}", only.stage, only.arm, only.why)
+            })
+            .collect(),
+        unsaid: judged.iter().filter(|change| change.interval.is_none()).count(),
+    }
+}
+
+/// A change in a line.
+pub fn in_words(change: &Change) -> String {
+    let unit = change.metric.unit();
+    format!(
+        "{} {} {}, {}: {} of before {}, {} before, {} after",
+        change.stage,
+        change.arm,
+        change.workload,
+        change.metric.title(),
+        change.ratio.map_or_else(|| "–".into(), format::digits),
+        format::interval(change.interval),
+        format::value(change.before, unit),
+        format::value(change.after, unit),
+    )
+}
+
+impl Gate {
+    /// Whether it can be relied on: nothing is missing, and of something a verdict was possible.
+    pub fn is_whole(&self) -> bool {
+        self.lost.is_empty() && self.unsaid < self.judged
+    }
+
+    /// What it found, a line each.
+    pub fn text(&self) -> String {
+        let percent = format::digits(self.limit * 100.0);
+        let mut text = match self.worse.len() {
+            0 => format!("none of {} judged is worse by more than {percent} %\n", self.judged),
+            n => format!("{n} of {} judged are worse by more than {percent} %:\n", self.judged),
+        };
+        self.worse.iter().for_each(|line| text += &format!("  {line}\n"));
+        if !self.lost.is_empty() {
+            text += "missing in the later run:\n";
+            self.lost.iter().for_each(|line| text += &format!("  {line}\n"));
+        }
+        if self.unsaid > 0 {
+            let unsaid = self.unsaid;
+            text += &format!("of {unsaid} nothing can be said: too few rounds, or bounds\n");
+        }
+        text
+    }
+}
