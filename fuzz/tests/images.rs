@@ -15,7 +15,7 @@ use ringtap_io::{File, Io};
 use ringtap_sim::Disk;
 use ringtap_vbd::{Kind, Request, Vbd};
 
-use common::{run, use_image};
+use common::{Writes, run, use_image};
 
 /// Long enough for a loaded machine; an honest run takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ fn try_image(
     let began = Instant::now();
     run(disk, move |io| async move {
         match open(&io, container).await {
-            Ok(image) => use_image(&io, image).await,
+            Ok(image) => use_image(&io, image, Writes::ReadBack).await,
             Err(error) => assert!(error.to_string().len() > 20, "{error}"),
         }
     });

@@ -9,7 +9,7 @@ use ringtap_image::OpenOptions;
 
 use crate::args::Output;
 use crate::log::{self, LogArgs};
-use crate::names::CacheName;
+use crate::names::{CacheName, RestartLogName};
 use crate::serve::warn_of_lost_logs;
 
 /// What `ringtap xen` is told.
@@ -28,6 +28,11 @@ pub(crate) struct XenArgs {
     /// and image and folder are not root's own; repeatable
     #[arg(long, value_name = "FILE")]
     data_file: Vec<PathBuf>,
+
+    /// What becomes of changes that a killed server left, where it cannot be told whether they belong to
+    /// the image as it is now, of every disk whose target does not say it [default: it is not opened]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    restart_log: Option<RestartLogName>,
 
     /// The most rings of a disk, each a thread once used; never more than there are processors
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
@@ -58,6 +63,7 @@ pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
         cache: args.cache.into(),
         allow_backing: args.allow_backing,
         data_files: args.data_file,
+        restart_log: args.restart_log.map(Into::into),
         ..OpenOptions::default()
     };
     serve_xen(XenConfig {

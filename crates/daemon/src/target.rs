@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use ringtap_image::{CacheMode, Format};
+use ringtap_image::{CacheMode, Format, RestartChoice};
 
 /// An image, its format, and how host caching is used where that is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Target {
     pub cache: Option<CacheMode>,
     /// Whether to write to it as that format though it is known to be another.
     pub force_format: bool,
+    /// What becomes of a restart log that is in doubt, if it is not to be as for other disks.
+    pub restart_log: Option<RestartChoice>,
 }
 
 /// Why a target cannot be served.
@@ -38,7 +40,7 @@ pub enum TargetError {
     },
     /// An option that there is not.
     #[error(
-        "{option:?} is no option of a target: write force-format, or \
+        "{option:?} is no option of a target: write force-format, restart-log=use or =drop, or \
          cache=none, writeback, writethrough, directsync or unsafe"
     )]
     Option {
@@ -57,7 +59,15 @@ fn format(name: &str) -> Option<Format> {
 
 impl Target {
     fn new(path: &str, format: Option<Format>) -> Target {
-        Target { path: path.into(), format, cache: None, force_format: false }
+        Target { path: path.into(), format, cache: None, force_format: false, restart_log: None }
+    }
+}
+
+fn restart_log(option: &str) -> Option<RestartChoice> {
+    match option.strip_prefix("restart-log=")? {
+        "use" => Some(RestartChoice::Use),
+        "drop" => Some(RestartChoice::Drop),
+        _ => None,
     }
 }
 
@@ -75,7 +85,7 @@ fn cache(option: &str) -> Option<CacheMode> {
 impl FromStr for Target {
     type Err = TargetError;
 
-    /// `[FORMAT[,cache=MODE][,force-format]:]PATH`. A path alone is a raw image: a format is never guessed.
+    /// `[FORMAT[,cache=MODE][,force-format][,restart-log=use|drop]:]PATH`. A path alone is a raw image: a format is never guessed.
     fn from_str(text: &str) -> Result<Target, TargetError> {
         let wanted = text.strip_prefix("tap:").unwrap_or(text);
         if wanted.starts_with("null:") {
@@ -88,10 +98,14 @@ impl FromStr for Target {
         };
         let mut parts = head.split(',');
         let format = parts.next().and_then(format).ok_or_else(wrong)?;
-        let (mut mode, mut force_format) = (None, false);
+        let (mut mode, mut force_format, mut choice) = (None, false, None);
         for option in parts {
             if option == "force-format" {
                 force_format = true;
+                continue;
+            }
+            if let Some(known) = restart_log(option) {
+                choice = Some(known);
                 continue;
             }
             let known = cache(option);
@@ -100,7 +114,12 @@ impl FromStr for Target {
         if !path.starts_with('/') {
             return Err(TargetError::Path { text: text.to_owned() });
         }
-        Ok(Target { cache: mode, force_format, ..Target::new(path, Some(format)) })
+        Ok(Target {
+            cache: mode,
+            force_format,
+            restart_log: choice,
+            ..Target::new(path, Some(format))
+        })
     }
 }
 
@@ -128,6 +147,8 @@ mod tests {
         assert_eq!((target.cache, target.force_format), (Some(CacheMode::Writeback), false));
         let target: Target = "raw,force-format:/a".parse().expect("a target");
         assert!(target.force_format);
+        let target: Target = "qcow2,restart-log=drop:/a".parse().expect("a target");
+        assert_eq!(target.restart_log, Some(RestartChoice::Drop));
         assert_eq!("null:1G".parse().map(|target: Target| target.format), Ok(None));
     }
 
@@ -140,6 +161,7 @@ mod tests {
             ("qcow2:a", "full path"),
             ("qcow2,cache=fast:/a", "writeback"),
             ("qcow2,sync:/a", "writeback"),
+            ("qcow2,restart-log=keep:/a", "restart-log=use or =drop"),
         ] {
             let error = text.parse::<Target>().expect_err(text).to_string();
             assert!(error.contains(said), "{error}");

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ringtap_export::Stop;
 use ringtap_export::xen::{Disks, Options, Server, Wanted};
-use ringtap_image::{OpenOptions, Place, open_place, record};
+use ringtap_image::{OpenError, OpenOptions, Place, open_place, record};
 use ringtap_io::Ring;
 use ringtap_vbd::Vbd;
 use rustix::fs::{FlockOperation, flock};
@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::events::{Event, listen_for_signals, notify, notify_reloading, spawn};
 use crate::facts::{AllStats, say_ready};
+use crate::opened::{Identity, identity, tell_of_another_file};
 use crate::pid_file::PidFile;
 use crate::{Announce, Error, Target, process};
 
@@ -76,6 +77,7 @@ fn attend(server: &Server, open: &Open, inbox: &Receiver<Event>) -> Result<(), E
             Event::Signal(SIGHUP) => {
                 notify_reloading();
                 server.resized();
+                open.tell_of_other_files();
                 notify(&[NotifyState::Ready]);
             }
             Event::Signal(SIGUSR1) => open.print_stats(),
@@ -116,7 +118,18 @@ fn lock(path: &Path) -> Result<File, Error> {
 /// Opens images, and remembers them for statistics.
 struct Open {
     options: OpenOptions,
-    disks: Mutex<BTreeMap<String, (String, Weak<Vbd>)>>,
+    disks: Mutex<BTreeMap<String, Disk>>,
+}
+
+/// A disk that is open.
+#[derive(Clone)]
+struct Disk {
+    /// What the toolstack was told.
+    params: String,
+    path: PathBuf,
+    /// Which file it was.
+    file: Option<Identity>,
+    vbd: Weak<Vbd>,
 }
 
 impl Disks for Open {
@@ -127,15 +140,32 @@ impl Disks for Open {
         options.read_only = wanted.read_only;
         options.force_format = target.force_format;
         options.cache = target.cache.unwrap_or(options.cache);
+        let choice = target.restart_log.or(options.restart_log.take());
         let place = Place::hold(&target.path).unwrap_or_else(|_| (&target.path).into());
-        let image = open_place(&place, &options).map_err(|error| error.to_string())?;
+        let image = match open_place(&place, &options) {
+            // Heeded here alone: what was chosen for one disk in doubt is not to void a log that is sound, of
+            // another or of the same disk when it is attached the next time.
+            Err(OpenError::RestartLogInDoubt { .. } | OpenError::RestartLogMissing { .. })
+                if choice.is_some() =>
+            {
+                options.restart_log = choice;
+                open_place(&place, &options)
+            }
+            opened => opened,
+        };
+        let image = image.map_err(|error| error.to_string())?;
         if let Some(format) = options.format.filter(|_| !image.info().read_only) {
             record::confirm_format(&place, format);
         }
         // Its threads have names of their own: of the domain, the device and the ring.
         let vbd = Arc::new(Vbd::new(image, options.cache).named(wanted.name, wanted.name));
         let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
-        let disk = (wanted.params.to_owned(), Arc::downgrade(&vbd));
+        let disk = Disk {
+            params: wanted.params.to_owned(),
+            file: identity(&target.path),
+            path: target.path,
+            vbd: Arc::downgrade(&vbd),
+        };
         disks.insert(wanted.name.to_owned(), disk);
         Ok(vbd)
     }
@@ -146,18 +176,31 @@ impl Disks for Open {
 }
 
 impl Open {
+    fn all(&self) -> BTreeMap<String, Disk> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn print_stats(&self) {
-        let disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let open = disks
+        let open = self
+            .all()
             .into_iter()
-            .filter_map(|(name, (disk, vbd))| Some(((disk, name), vbd.upgrade()?)));
+            .filter_map(|(name, disk)| Some(((disk.params, name), disk.vbd.upgrade()?)));
         AllStats::named(open).print();
+    }
+
+    fn tell_of_other_files(&self) {
+        for disk in self.all().values() {
+            let Some(vbd) = disk.vbd.upgrade() else { continue };
+            vbd.span().in_scope(|| tell_of_another_file(&disk.path, disk.file));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringtap_io::Tasks;
+    use ringtap_vbd::{Kind, Request};
 
     #[test]
     fn the_second_server_is_told_who_the_first_is() {
@@ -178,5 +221,93 @@ mod tests {
         assert!(vbd.info().read_only);
         let error = open.open(&wanted("qcow2:/nonexistent/a")).err().expect("none there");
         assert!(error.contains("/nonexistent/a"), "{error}");
+    }
+
+    fn wanted(params: &str) -> Wanted<'_> {
+        Wanted { name: "xen1-51712", params, read_only: false }
+    }
+
+    /// Move a block; what is in memory then.
+    fn transfer(vbd: &Vbd, kind: Kind, byte: u8) -> Vec<u8> {
+        let mut tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
+        let (io, vbd) = (tasks.io().clone(), vbd.fork());
+        let moved = tasks.block_on(async move {
+            let mut buffer = io.buffer(4096).expect("memory");
+            buffer.bytes_mut().fill(byte);
+            let request = Request { kind, offset: 0, len: 4096, mem: buffer.mem(), fua: false };
+            vbd.serve(&io, request).await.expect("moved");
+            buffer.bytes().to_vec()
+        });
+        moved.expect("io_uring")
+    }
+
+    /// Opens images, and a folder with one.
+    fn opener() -> (Open, tempfile::TempDir) {
+        let dir = tempfile::tempdir().expect("a folder");
+        let made = std::process::Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2"])
+            .arg(dir.path().join("a"))
+            .arg("16M")
+            .status();
+        assert!(made.expect("qemu-img").success());
+        (Open { options: OpenOptions::default(), disks: Mutex::default() }, dir)
+    }
+
+    #[test]
+    fn a_log_in_doubt_is_decided_about_and_one_that_is_sound_is_taken_up_whatever_was_chosen() {
+        let (mut open, dir) = opener();
+        let logs = dir.path().join("logs");
+        ringtap_image::set_folder(&logs).expect("a folder");
+        let target = |choice: &str| format!("qcow2{choice}:{}/a", dir.path().display());
+        // As a killed server leaves it: nothing is closed.
+        drop(open.open(&wanted(&target(""))).expect("a new image"));
+        for log in std::fs::read_dir(&logs).expect("the logs").flatten() {
+            std::fs::remove_file(log.path()).expect("lost");
+        }
+        let error = open.open(&wanted(&target(""))).err().expect("in doubt");
+        assert!(error.contains("--restart-log"), "{error}");
+        drop(open.open(&wanted(&target(",restart-log=drop"))).expect("decided for this disk"));
+        transfer(&open.open(&wanted(&target(""))).expect("a sound log"), Kind::Write, 7);
+        let again = open.open(&wanted(&target(",restart-log=drop"))).expect("the log is sound");
+        assert_eq!(transfer(&again, Kind::Read, 0), [7; 4096]);
+        drop(again);
+        open.options.restart_log = Some(ringtap_image::RestartChoice::Drop);
+        for log in std::fs::read_dir(&logs).expect("the logs").flatten() {
+            std::fs::remove_file(log.path()).expect("lost");
+        }
+        drop(open.open(&wanted(&target(""))).expect("decided for all"));
+    }
+
+    #[test]
+    fn a_file_that_is_gone_or_another_is_told() {
+        #[derive(Clone, Default)]
+        struct Log(Arc<Mutex<Vec<u8>>>);
+        impl Write for Log {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().expect("the log").write(bytes)
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let log = Log::default();
+        let writer = log.clone();
+        let heard = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        let _heard = tracing::subscriber::set_default(heard.finish());
+        let (open, dir) = opener();
+        let raw = dir.path().join("raw");
+        std::fs::write(&raw, [0; 4096]).expect("an image");
+        let _vbd = open.open(&wanted(&format!("raw:{}", raw.display()))).expect("served");
+        let said = || {
+            open.tell_of_other_files();
+            let all = std::mem::take(&mut *log.0.lock().expect("the log"));
+            String::from_utf8(all).expect("text")
+        };
+        assert_eq!(said(), "");
+        std::fs::remove_file(&raw).expect("removed");
+        let gone = said();
+        assert!(gone.contains("xen1-51712") && gone.contains("deleted or moved away"), "{gone}");
+        std::fs::write(&raw, [0; 4096]).expect("another");
+        assert!(said().contains("another file has taken its place"));
     }
 }
