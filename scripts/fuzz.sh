@@ -4,11 +4,19 @@
 # the exit status is 1.
 #   scripts/fuzz.sh MINUTES [TARGET...]
 #   scripts/fuzz.sh --keep [TARGET...]   commit-ready: the smallest inputs of target/fuzz/corpus that reach more
+#   scripts/fuzz.sh --sum FILE           what each target got in all runs that wrote their lines to FIGURES=FILE
 # FIGURES=FILE: a line for each target goes there too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 minutes=${1:?say how many minutes for each target}
 shift
+if [ "$minutes" = --sum ]; then
+    # DATE NAME: CPU minutes of CPU, RUNS executions, INPUTS inputs, END
+    awk '{ cpu[$2] += $3; runs[$2] += $7; inputs[$2] = $9; failed[$2] += /FAILED/ }
+        END { for (name in cpu) printf "%s %.1f minutes of CPU, %d executions, %d inputs, %d failures\n",
+            name, cpu[name], runs[name], inputs[name], failed[name] }' "${1:?say which file}" | sort
+    exit
+fi
 out=$PWD/target/fuzz
 triple=$(scripts/cargo -vV | sed -n 's/^host: //p')
 # Of what is kept of one target.

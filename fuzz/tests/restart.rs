@@ -1,8 +1,8 @@
 //! Restart logs of arbitrary words: what a killed server left, changed at will. The image opens or is refused, at
 //! once; what opens is served.
 //!
-//! The input: what to change of the log, nine bytes each: which word (one byte, modulo those that were
-//! used), and what it becomes.
+//! The input: what to change of the log, or of the bits of bitmaps beside it, nine bytes each: which word (one byte,
+//! modulo those that were used), and what it becomes.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use bolero::check;
-use ringtap_image::qcow2::{self, CreateOptions, Header, Parts, Qcow2};
+use ringtap_image::qcow2::{self, BitmapChange, CreateOptions, Header, Parts, Qcow2};
 use ringtap_image::{CacheMode, Container, Identity, Image, OpenError, RestartLog, Traits, vhd};
 use ringtap_io::{File, Io};
 use ringtap_sim::Disk;
@@ -23,21 +23,32 @@ const NOTES: u64 = 40;
 
 type Words = Arc<[AtomicU64]>;
 
-fn blank() -> Words {
-    (0..RestartLog::words_for(NOTES)).map(|_| AtomicU64::new(0)).collect()
+fn zeros(count: usize) -> Words {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-fn log(words: &Words) -> RestartLog {
-    RestartLog::with(Arc::new(words.clone()), IDENTITY, u64::MAX)
+/// Words for the bits of bitmaps, beside the log.
+const BESIDE: usize = 128;
+
+/// The memory that a killed server leaves.
+#[derive(Clone)]
+struct Memory {
+    words: Words,
+    beside: Words,
+}
+
+fn log(memory: &Memory) -> RestartLog {
+    let log = RestartLog::with(Arc::new(memory.words.clone()), IDENTITY, u64::MAX);
+    log.with_memory(memory.beside.clone())
 }
 
 async fn open(
     io: &Io,
     container: Container,
-    words: &Words,
+    memory: &Memory,
     of_qcow2: bool,
 ) -> Result<Box<dyn Image>, OpenError> {
-    let log = log(words).of(&container);
+    let log = log(memory).of(&container);
     if of_qcow2 {
         let header = Header::read(io, &container).await?;
         let parts = Parts { restart: Some(log), ..Parts::default() };
@@ -61,13 +72,14 @@ struct Left {
     disk: Disk,
     file: File,
     words: Vec<u64>,
+    beside: Vec<u64>,
 }
 
 fn leave(of_qcow2: bool) -> Left {
     let disk = Disk::new(512);
     let file = disk.add_file(0, 1);
-    let words = blank();
-    let (server, again) = (words.clone(), disk.clone());
+    let memory = Memory { words: zeros(RestartLog::words_for(NOTES)), beside: zeros(BESIDE) };
+    let (server, again) = (memory.clone(), disk.clone());
     let container = move || container(&again, file);
     let made = container.clone();
     run(&disk, move |io| async move {
@@ -75,6 +87,10 @@ fn leave(of_qcow2: bool) -> Left {
             let options =
                 CreateOptions { size: 64 << 10, cluster_size: 1024, ..Default::default() };
             qcow2::create(&io, &made(), None, &options).await.expect("made");
+            let bitmap =
+                |name: &str| BitmapChange::Add { name: name.into(), granularity: Some(512) };
+            let changes = [bitmap("one"), bitmap("another")];
+            qcow2::change_bitmaps(&io, &made(), &changes).await.expect("bitmaps");
         } else {
             let options = vhd::CreateOptions {
                 size: 64 << 10,
@@ -104,25 +120,32 @@ fn leave(of_qcow2: bool) -> Left {
             }
         }
     });
-    let words = words.iter().map(|word| word.load(SeqCst)).collect();
-    Left { disk, file, words }
+    let values = |words: &Words| words.iter().map(|word| word.load(SeqCst)).collect();
+    Left { disk, file, words: values(&memory.words), beside: values(&memory.beside) }
 }
 
-fn take_up(left: &Left, of_qcow2: bool, input: &[u8]) {
-    let words: Words = left.words.iter().map(|word| AtomicU64::new(*word)).collect();
+/// The words, of which some have changed.
+fn changed(words: &[u64], input: &[u8]) -> Words {
+    let words: Words = words.iter().map(|word| AtomicU64::new(*word)).collect();
     let used = words.iter().rposition(|word| word.load(SeqCst) != 0).map_or(1, |last| last + 1);
     for change in input.chunks_exact(9) {
         let [place, value @ ..] = change else { continue };
         let value = u64::from_le_bytes(value.try_into().expect("eight bytes"));
         words[usize::from(*place) % used].store(value, SeqCst);
     }
-    if let Some(found) = log(&words).left() {
+    words
+}
+
+fn take_up(left: &Left, of_qcow2: bool, words: &[u8], beside: &[u8]) {
+    let words = changed(&left.words, words);
+    let memory = Memory { words, beside: changed(&left.beside, beside) };
+    if let Some(found) = log(&memory).left() {
         assert!(found.records.len() as u64 <= 2 * NOTES);
     }
     let disk = left.disk.after_kill(1);
     let container = container(&disk, left.file);
     run(&disk, move |io| async move {
-        match open(&io, container, &words, of_qcow2).await {
+        match open(&io, container, &memory, of_qcow2).await {
             // A log that says of two clusters that they are in one place is found out by a walk of the whole
             // image only; nobody but its owner writes there.
             Ok(image) => use_image(&io, image, Writes::MayCross).await,
@@ -134,11 +157,18 @@ fn take_up(left: &Left, of_qcow2: bool, input: &[u8]) {
 #[test]
 fn restart_log_of_qcow2() {
     let left = leave(true);
-    check!().with_iterations(300).for_each(|input: &[u8]| take_up(&left, true, input));
+    check!().with_iterations(300).for_each(|input: &[u8]| take_up(&left, true, input, &[]));
 }
 
 #[test]
 fn restart_log_of_a_vhd() {
     let left = leave(false);
-    check!().with_iterations(300).for_each(|input: &[u8]| take_up(&left, false, input));
+    check!().with_iterations(300).for_each(|input: &[u8]| take_up(&left, false, input, &[]));
+}
+
+#[test]
+fn kept_bits_of_bitmaps() {
+    let left = leave(true);
+    assert_ne!(left.beside[0], 0, "the server left bits");
+    check!().with_iterations(300).for_each(|input: &[u8]| take_up(&left, true, &[], input));
 }

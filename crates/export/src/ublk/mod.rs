@@ -24,6 +24,8 @@ mod namespace;
 mod pieces;
 mod queue;
 mod record;
+#[doc(hidden)]
+pub mod testing;
 mod thread;
 mod wire;
 

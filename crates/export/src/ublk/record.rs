@@ -62,8 +62,12 @@ pub(crate) fn write(id: u32, mark: u64, image: &Path) {
 
 /// The image of a device of that mark, where it was noted.
 pub(crate) fn read(id: u32, mark: u64) -> Option<PathBuf> {
-    let bytes = fs::read(folder()?.join(id.to_string())).ok()?;
-    let image = bytes.strip_prefix(format!("{mark:016x} ").as_bytes())?;
+    image_in(&fs::read(folder()?.join(id.to_string())).ok()?, mark)
+}
+
+/// What a record says is the image of a device of that mark.
+pub(crate) fn image_in(record: &[u8], mark: u64) -> Option<PathBuf> {
+    let image = record.strip_prefix(format!("{mark:016x} ").as_bytes())?;
     Some(OsString::from_vec(image.to_vec()).into())
 }
 

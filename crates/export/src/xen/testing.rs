@@ -296,5 +296,8 @@ impl Drop for Backend {
     }
 }
 
+mod store;
 #[cfg(test)]
 mod tests;
+
+pub use store::ask_store;

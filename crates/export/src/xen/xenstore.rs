@@ -111,7 +111,12 @@ fn strings(payload: &[u8]) -> Vec<String> {
 impl Store {
     pub(crate) fn open() -> io::Result<Store> {
         let file = File::options().read(true).write(true).open(DEVICE)?;
-        Ok(Store { file, events: VecDeque::new(), transaction: 0 })
+        Ok(Store::of(file))
+    }
+
+    /// The connection that is this file.
+    pub(crate) fn of(file: File) -> Store {
+        Store { file, events: VecDeque::new(), transaction: 0 }
     }
 
     fn request(

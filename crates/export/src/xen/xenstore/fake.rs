@@ -1,6 +1,6 @@
 //! An xenstored in memory, at the other end of a socket: for tests of those who talk to one.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -88,8 +88,7 @@ impl Fake {
     }
 
     fn store(client: UnixStream) -> Store {
-        let file = File::from(OwnedFd::from(client));
-        Store { file, events: VecDeque::new(), transaction: 0 }
+        Store::of(File::from(OwnedFd::from(client)))
     }
 
     pub(crate) fn get(&self, path: &str) -> Option<String> {
