@@ -69,6 +69,8 @@ if [ "$purpose" = test ]; then
     need fincore util-linux-extra
     need mkfs.btrfs btrfs-progs
     need rsync rsync
+    need ssh openssh-client
+    need sshd openssh-server
     need setfacl acl
     need systemd-socket-activate systemd
     need systemd-analyze systemd

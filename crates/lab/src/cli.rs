@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::remote::Host;
 use crate::report::gate::Limit;
 
 /// How a result is printed.
@@ -36,6 +37,7 @@ pub enum Output {
         ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio\n  \
         ringtap compare --dir /dev/shm --size 512M  on tmpfs: the cost of the software\n  \
         ringtap compare --device /dev/vg/lv --job oltp.fio   a way and a load of yours beside the lab's\n  \
+        ringtap compare --on ssh://root@store1 --stages host  on another machine; the run comes back\n  \
         ringtap compare --plan nightly.toml --out /srv/runs/tonight\n\n\
         Exit codes: 0 done; 1 it failed; 2 the plan makes no sense, nothing was started; \
         3 a part was done: interrupted, or some samples failed (the report says which)."
@@ -129,6 +131,10 @@ pub struct CompareArgs {
     /// Seed of the order, the blocks and the bootstrap [default: the clock].
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+
+    /// Run on another machine, ssh://[USER@]HOST[:PORT]: this binary is copied there, the run comes back.
+    #[arg(long, value_name = "URI")]
+    pub on: Option<Host>,
 
     /// Folder of the run [default: ringtap-runs/DATE].
     #[arg(long, value_name = "DIR")]

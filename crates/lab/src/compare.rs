@@ -11,6 +11,7 @@ use crate::cli::{CompareArgs, Output, ReportArgs};
 use crate::env::Env;
 use crate::error::Error;
 use crate::plan::Plan;
+use crate::remote::{self, Ended, Host, Wish};
 use crate::report::{self, Analysis};
 use crate::run::{self, folder::State};
 use crate::sample::Stage;
@@ -41,6 +42,9 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         eprintln!("ringtap compare: --self-test and --list print a table or JSON");
         return Ok(ExitCode::from(USAGE));
     }
+    if let Some(host) = &args.on {
+        return elsewhere(args, host, &ringtap);
+    }
     let env = Env::new(ringtap);
     if args.self_test {
         return self_test(&plan, &env, args);
@@ -69,6 +73,29 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         State::Interrupted => ExitCode::from(PARTIAL),
         _ => ExitCode::from(FAILED),
     })
+}
+
+/// The same on another machine: its run comes back, and is reported here.
+fn elsewhere(args: &CompareArgs, host: &Host, binary: &Path) -> anyhow::Result<ExitCode> {
+    let stop = Stop::on_signals().context("cannot watch for Ctrl-C")?;
+    let has_run = !args.list && !args.self_test;
+    let out = args.out.clone().unwrap_or_else(usual_folder);
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let wish = Wish { host, binary, args: &words, out: has_run.then_some(out.as_path()) };
+    match remote::run(wish, &stop) {
+        Ok(Ended { code, came_back }) => {
+            if came_back {
+                show(&out, args.output)?;
+            }
+            Ok(ExitCode::from(code))
+        }
+        Err(error @ Error::Plan(_)) => {
+            eprintln!("ringtap compare: {error}");
+            Ok(ExitCode::from(FAILED))
+        }
+        Err(Error::Interrupted) => Ok(ExitCode::from(PARTIAL)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Runs `ringtap report`: makes the report of a run again, merges runs, or compares two, and prints the result.

@@ -13,6 +13,7 @@ pub mod error;
 pub mod host;
 pub mod plan;
 pub mod process;
+pub mod remote;
 pub mod report;
 pub mod run;
 pub mod sample;

@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -48,6 +48,11 @@ impl Group {
     /// The process's id.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its stdin, where that is a pipe and was not taken yet.
+    pub fn stdin(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
     }
 
     fn signal(&self, signal: Signal) {

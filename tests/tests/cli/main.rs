@@ -6,6 +6,7 @@
 mod bitmaps;
 mod compare;
 mod daily;
+mod elsewhere;
 mod front_ends;
 mod known_format;
 mod luks;

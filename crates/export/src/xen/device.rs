@@ -295,9 +295,11 @@ impl Device {
         let opened = self.opened.clone().filter(|_| self.connection.is_none());
         self.replaced |= self.store.transaction(&back, |store| {
             let Some(state) = store.read(&format!("{back}/state"))? else { return Ok(false) };
-            if let Some(opened) = &opened
-                && image(store, &back)? != *opened
-            {
+            let is_other = match &opened {
+                Some(opened) => image(store, &back)? != *opened,
+                None => false,
+            };
+            if is_other {
                 return Ok(true);
             }
             for (node, value) in nodes(state) {

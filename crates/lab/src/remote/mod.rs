@@ -1,0 +1,374 @@
+//! `ringtap compare --on ssh://HOST`: the lab on another machine. This binary and the files that the options name are copied
+//! to a folder there, the lab runs in it, and the run's folder comes back; the folder there is removed.
+
+mod words;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::process::{self, Group};
+use crate::stop::Stop;
+use words::quoted;
+
+/// Another ssh, with options of its own: `ssh -i KEY -F CONFIG`.
+const SSH: &str = "RINGTAP_SSH";
+/// To copy a binary over a slow line.
+const COPY: Duration = Duration::from_secs(600);
+const SHORT: Duration = Duration::from_secs(60);
+/// A lab that was told to end may have guests to end.
+const END: Duration = Duration::from_secs(120);
+const TICK: Duration = Duration::from_millis(50);
+
+/// Where the lab is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// As ssh takes it: `user@name`.
+    name: String,
+    port: Option<u16>,
+}
+
+impl FromStr for Host {
+    type Err = String;
+
+    fn from_str(uri: &str) -> Result<Host, String> {
+        let wrong = |why| format!("{uri:?} {why}: write ssh://[USER@]HOST[:PORT]");
+        let rest = uri.strip_prefix("ssh://").ok_or_else(|| wrong("is no ssh URI"))?;
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        // An IPv6 address stands in brackets, its colons are no port's.
+        let (name, port) = match rest.rsplit_once(':') {
+            Some((name, port)) if !port.contains(']') => {
+                (name, Some(port.parse().map_err(|_| wrong("has no port that is a number"))?))
+            }
+            _ => (rest, None),
+        };
+        let name = name.replace(['[', ']'], "");
+        if name.is_empty() || name.starts_with('-') || name.contains(['/', ' ']) {
+            return Err(wrong("names no host"));
+        }
+        Ok(Host { name, port })
+    }
+}
+
+/// How it ended there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The lab's exit code.
+    pub code: u8,
+    /// Whether a run came back.
+    pub came_back: bool,
+}
+
+/// What is asked of the other machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    /// Where.
+    pub host: &'a Host,
+    /// The binary that runs there.
+    pub binary: &'a Path,
+    /// The command line here, without the program's name.
+    pub args: &'a [OsString],
+    /// The folder of the run here; none where there will be no run (`--list`, `--self-test`), and what the lab prints is shown.
+    pub out: Option<&'a Path>,
+}
+
+/// Runs the lab there until it ends, or ends it when `stop` is asked.
+pub fn run(wish: Wish<'_>, stop: &Stop) -> Result<Ended> {
+    if let Some(out) = wish.out.filter(|out| out.join("samples.jsonl").exists()) {
+        return Err(Error::Plan(format!(
+            "{} holds a run already; name another folder with --out",
+            out.display()
+        )));
+    }
+    let line = Line::open(wish.host, stop)?;
+    let place = Place::make(&line, stop)?;
+    place.copy(wish.binary, "ringtap", stop)?;
+    let version = line.shell(&format!("{}/ringtap --version", place.path), stop);
+    version.map_err(|error| does_not_run(wish.host, error))?;
+    let words = words::forwarded(wish.args)?;
+    for (from, name) in &words.files {
+        place.copy(from, name, stop)?;
+    }
+    let mut args: Vec<String> = words.args.iter().map(|word| quoted(word)).collect();
+    if wish.out.is_some() {
+        args.push("--out run".into());
+    }
+    let status = place.lab(&args.join(" "), wish.out.is_none(), stop)?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+    let Some(out) = wish.out else { return Ok(Ended { code, came_back: false }) };
+    // To bring back what there is, after Ctrl-C too.
+    let stop = &Stop::default();
+    let came_back = match place.fetch(out, stop) {
+        Ok(came_back) => came_back,
+        Err(error) => {
+            let kept = place.keep();
+            return Err(Error::Plan(format!(
+                "the run is in {kept} on {}, and could not be brought here: {error}",
+                wish.host.name
+            )));
+        }
+    };
+    Ok(Ended { code, came_back })
+}
+
+fn does_not_run(host: &Host, error: Error) -> Error {
+    match error {
+        Error::Program { said, .. } => Error::Plan(format!(
+            "this ringtap does not run on {} ({}): run a ringtap that was built for it there",
+            host.name,
+            said.trim()
+        )),
+        error => error,
+    }
+}
+
+/// A connection that several commands share; asked for a password once.
+struct Line<'a> {
+    host: &'a Host,
+    ssh: Vec<String>,
+    /// Its socket is here.
+    folder: tempfile::TempDir,
+}
+
+impl<'a> Line<'a> {
+    fn open(host: &'a Host, stop: &Stop) -> Result<Line<'a>> {
+        stop.check()?;
+        let ssh = std::env::var(SSH).unwrap_or_else(|_| "ssh".into());
+        let ssh = shlex::split(&ssh).filter(|words| !words.is_empty());
+        let ssh = ssh.ok_or_else(|| Error::Plan(format!("{SSH} is no command line")))?;
+        // A socket's path is short.
+        let folder = tempfile::Builder::new().prefix("ringtap-on-").tempdir_in("/tmp");
+        let folder = folder.map_err(Error::file("make a folder in", Path::new("/tmp")))?;
+        let line = Line { host, ssh, folder };
+        let mut command = line.command();
+        // In the foreground: it may ask for a password.
+        command.args(["-o", "ControlMaster=yes", "-o", "ControlPersist=60", "-N", "-f"]);
+        command.arg("--").arg(&host.name).stdout(Stdio::null());
+        match command.status() {
+            Ok(status) if status.success() => Ok(line),
+            Ok(status) => Err(Error::Plan(format!("no connection to {}: ssh {status}", host.name))),
+            Err(error) => Err(Error::Plan(format!(
+                "ssh cannot be started: {error}; apt-get install openssh-client"
+            ))),
+        }
+    }
+
+    fn command(&self) -> Command {
+        let (program, options) = self.ssh.split_first().expect("a program");
+        let mut command = Command::new(program);
+        command.args(options).args([
+            "-o",
+            "ConnectTimeout=20",
+            "-o",
+            "ServerAliveInterval=15",
+            "-S",
+        ]);
+        command.arg(self.folder.path().join("line"));
+        if let Some(port) = self.host.port {
+            command.args(["-p", &port.to_string()]);
+        }
+        command
+    }
+
+    fn remote(&self, line: &str) -> Command {
+        let mut command = self.command();
+        command.args(["-T", "--", &self.host.name, line]);
+        command
+    }
+
+    /// What a short command prints there.
+    fn shell(&self, line: &str, stop: &Stop) -> Result<String> {
+        Ok(process::run(self.remote(line), SHORT, stop)?.stdout)
+    }
+}
+
+impl Drop for Line<'_> {
+    fn drop(&mut self) {
+        let mut command = self.command();
+        command.args(["-O", "exit", "--", &self.host.name]);
+        let _ = process::run(command, SHORT, &Stop::default());
+    }
+}
+
+/// A folder there, removed at the end.
+struct Place<'a> {
+    line: &'a Line<'a>,
+    path: String,
+    keep: std::cell::Cell<bool>,
+}
+
+impl<'a> Place<'a> {
+    fn make(line: &'a Line<'a>, stop: &Stop) -> Result<Place<'a>> {
+        let made = line.shell("mktemp -d \"${TMPDIR:-/var/tmp}/ringtap-on-XXXXXX\"", stop)?;
+        let path = made.trim().to_owned();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+        // It goes into command lines, and is removed with all in it.
+        if !path.starts_with('/') || !path.contains("/ringtap-on-") || !path.chars().all(plain) {
+            return Err(Error::Output { what: "the folder that mktemp made there", found: made });
+        }
+        Ok(Place { line, path, keep: false.into() })
+    }
+
+    fn keep(&self) -> String {
+        self.keep.set(true);
+        format!("{}/run", self.path)
+    }
+
+    fn copy(&self, from: &Path, name: &str, stop: &Stop) -> Result<()> {
+        let file = File::open(from).map_err(Error::file("open", from))?;
+        let to = format!("{}/{name}", self.path);
+        let mut command = self.line.remote(&format!("cat >{to} && chmod 700 {to}"));
+        command.stdin(file).stdout(Stdio::null()).stderr(Stdio::inherit());
+        let status = wait(Group::spawn(command)?, COPY, stop)?;
+        if !status.success() {
+            return Err(Error::Plan(format!(
+                "cannot copy {} to {to} on {}: ssh {status}",
+                from.display(),
+                self.line.host.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// The lab there. It hears of Ctrl-C here, and of a line that breaks, by the end of its shell's stdin: then the shell
+    /// interrupts it, and it stops all that it started.
+    fn lab(&self, args: &str, shown: bool, stop: &Stop) -> Result<ExitStatus> {
+        let shell = format!(
+            "cd {0} && exec 3<&0 </dev/null && lab=$$ && \
+             {{ (cat <&3; [ /proc/$lab/exe -ef {0}/ringtap ] && kill -INT $lab) >/dev/null 2>&1 & }} && \
+             exec ./ringtap {args} 3<&-",
+            self.path
+        );
+        let mut command = self.line.remote(&shell);
+        command.stdin(Stdio::piped()).stderr(Stdio::inherit());
+        command.stdout(if shown { Stdio::inherit() } else { Stdio::null() });
+        let mut group = Group::spawn(command)?;
+        let mut stdin: Option<ChildStdin> = group.stdin();
+        loop {
+            if let Some(status) = group.ended() {
+                return match status.code() {
+                    Some(255) | None => Err(self.broken(status)),
+                    _ => Ok(status),
+                };
+            }
+            if stop.asked() {
+                drop(stdin.take());
+                return group.wait(END).ok_or_else(|| {
+                    self.keep.set(true);
+                    Error::Plan(format!(
+                        "the lab on {} was told to end and did not within {} s; its folder there is {}",
+                        self.line.host.name,
+                        END.as_secs(),
+                        self.path
+                    ))
+                });
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn broken(&self, status: ExitStatus) -> Error {
+        let kept = self.keep();
+        Error::Plan(format!(
+            "the connection to {} broke (ssh {status}); what was measured until then is in {kept} there",
+            self.line.host.name
+        ))
+    }
+
+    /// Bring the run here, if there is one.
+    fn fetch(&self, out: &Path, stop: &Stop) -> Result<bool> {
+        let there = self.line.shell(&format!("ls -d {}/run/run.json || true", self.path), stop)?;
+        if there.trim().is_empty() {
+            return Ok(false);
+        }
+        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(Error::file("create", parent))?;
+        let beside = tempfile::Builder::new().prefix(".ringtap-on-").tempdir_in(parent);
+        let beside = beside.map_err(Error::file("make a folder in", parent))?;
+        let archive = beside.path().join("run.tar");
+        let file = File::create(&archive).map_err(Error::file("create", &archive))?;
+        let mut command = self.line.remote(&format!("tar -C {} -cf - run", self.path));
+        command.stdin(Stdio::null()).stdout(file).stderr(Stdio::inherit());
+        let status = wait(Group::spawn(command)?, COPY, stop)?;
+        if !status.success() {
+            return Err(Error::Plan(format!("tar there: {status}")));
+        }
+        let tar =
+            ["-C".as_ref(), beside.path().as_os_str(), "--no-same-owner".as_ref(), "-xf".as_ref()];
+        process::run_short("tar", tar.into_iter().chain([archive.as_os_str()]), stop)?;
+        if out.exists() {
+            // An empty one, or one whose files have nothing of a run.
+            for entry in
+                fs::read_dir(beside.path().join("run")).map_err(Error::file("read", out))?
+            {
+                let entry = entry.map_err(Error::file("read", out))?;
+                let to: PathBuf = out.join(entry.file_name());
+                fs::rename(entry.path(), &to).map_err(Error::file("create", &to))?;
+            }
+        } else {
+            fs::rename(beside.path().join("run"), out).map_err(Error::file("create", out))?;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if !self.keep.get() {
+            let removed = self.line.shell(&format!("rm -rf {}", self.path), &Stop::default());
+            if let Err(error) = removed {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "ringtap compare: {} stays on {}: {error}",
+                    self.path,
+                    self.line.host.name
+                );
+            }
+        }
+    }
+}
+
+fn wait(mut group: Group, limit: Duration, stop: &Stop) -> Result<ExitStatus> {
+    let until = std::time::Instant::now() + limit;
+    loop {
+        if let Some(status) = group.ended() {
+            return Ok(status);
+        }
+        stop.check()?;
+        if std::time::Instant::now() >= until {
+            return Err(Error::Plan(format!("ssh did not end within {} s", limit.as_secs())));
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str, port: Option<u16>) -> Host {
+        Host { name: name.into(), port }
+    }
+
+    #[test]
+    fn hosts_are_named_by_uri() {
+        for (uri, expected) in [
+            ("ssh://lab", host("lab", None)),
+            ("ssh://root@lab:2222/", host("root@lab", Some(2222))),
+            ("ssh://[::1]:22", host("::1", Some(22))),
+            ("ssh://root@[fe80::1%eth0]", host("root@fe80::1%eth0", None)),
+        ] {
+            assert_eq!(uri.parse(), Ok(expected), "{uri}");
+        }
+        for bad in ["lab", "ssh://", "ssh://-oProxyCommand=x", "ssh://lab:x", "ssh://lab/folder"] {
+            let error = bad.parse::<Host>().unwrap_err();
+            assert!(error.contains("write ssh://[USER@]HOST[:PORT]"), "{error}");
+        }
+    }
+}
