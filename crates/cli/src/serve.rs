@@ -154,6 +154,10 @@ struct DiskArgs {
     #[arg(long, value_name = "BYTES")]
     logical_block_size: Vec<u32>,
 
+    /// Hold each answer back for so many percent of the time that it took: the lab's arm that is known to be slower
+    #[arg(long, value_name = "PERCENT", hide = true)]
+    hold: Vec<u32>,
+
     /// Serial number that vhost-user guests see, at most 20 characters [default: the export's name]
     #[arg(long, value_name = "TEXT")]
     serial: Vec<String>,
@@ -261,6 +265,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut queues = bound.single("queues", of_disk.queues)?;
     let mut logical_block_size = bound.single("logical_block_size", of_disk.logical_block_size)?;
     let mut serial = bound.single("serial", of_disk.serial)?;
+    let mut hold = bound.single("hold", of_disk.hold)?;
     let mut nbd = bound.all("nbd", of_disk.nbd);
     let mut vhost_user = bound.all("vhost_user", of_disk.vhost_user);
     let mut allow_backing = bound.all("allow_backing", of_disk.allow_backing);
@@ -314,6 +319,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
             ublk,
             queues: queues[i].take().unwrap_or(QUEUES),
             logical_block_size,
+            hold: hold[i].take().unwrap_or(0),
             serial: serial[i].take().or(short).unwrap_or_default(),
             name,
         });

@@ -49,6 +49,8 @@ pub struct Disk {
     /// The sector size that vhost-user guests and the host's block devices see; none: as suits the
     /// image.
     pub logical_block_size: Option<u32>,
+    /// Percent of its own time that each answer is held back, for the lab.
+    pub hold: u32,
     /// The serial number vhost-user guests see; at most 20 printable ASCII characters.
     pub serial: String,
 }
@@ -239,6 +241,7 @@ mod tests {
             ublk: None,
             queues: 1,
             logical_block_size: None,
+            hold: 0,
             serial: String::new(),
         }
     }

@@ -42,6 +42,7 @@ mod tests {
             ublk: None,
             queues: 1,
             logical_block_size: None,
+            hold: 0,
             serial: String::new(),
         };
         let disks = [

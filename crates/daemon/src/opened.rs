@@ -181,5 +181,5 @@ fn open(disk: &Disk, wrap: Wrap<'_>) -> Result<(Vbd, Option<(Place, Format)>), E
             disk.path.display()
         )));
     }
-    Ok((vbd, named))
+    Ok((vbd.held_back(disk.hold), named))
 }

@@ -204,6 +204,7 @@ mod tests {
             ublk: None,
             queues: 1,
             logical_block_size: None,
+            hold: 0,
             serial: String::new(),
         };
         let config = Config {

@@ -42,6 +42,7 @@ fn disk(dir: &Path, name: &str) -> Disk {
         ublk: None,
         queues: 2,
         logical_block_size: None,
+        hold: 0,
         serial: String::new(),
     }
 }

@@ -16,6 +16,7 @@ mod gate;
 #[cfg(all(test, feature = "shuttle"))]
 mod gate_models;
 mod health;
+mod hold;
 mod name;
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]

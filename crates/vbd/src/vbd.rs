@@ -13,6 +13,7 @@ use tracing::Span;
 use crate::failures::{Failures, Refusal};
 use crate::gate::{Gate, Writers};
 use crate::health::Health;
+use crate::hold::Hold;
 use crate::name::Name;
 use crate::stats::{QueueStats, Stats};
 use crate::transfer::Place;
@@ -69,6 +70,7 @@ pub(crate) struct Shared {
     stats: Mutex<Vec<Arc<QueueStats>>>,
     name: Name,
     failures: Failures,
+    hold: Hold,
 }
 
 /// Says of one wire of a device whether its writes must be stable when they are answered, because who uses it
@@ -134,6 +136,7 @@ impl Vbd {
             stats: Mutex::default(),
             name: Name::default(),
             failures: Failures::new(Span::none()),
+            hold: Hold::default(),
         });
         Vbd::with(image, shared)
     }
@@ -143,6 +146,15 @@ impl Vbd {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.name = Name::new(name, label);
             shared.failures = Failures::new(shared.name.span.clone());
+        }
+        self
+    }
+
+    /// The same with each answer held back for so many percent of the time that it took: a device that is known to be slower.
+    /// Before it is forked.
+    pub fn held_back(mut self, percent: u32) -> Vbd {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.hold = Hold::new(percent);
         }
         self
     }
@@ -260,6 +272,9 @@ impl Vbd {
         let began = io.now();
         let mut work = pin!(self.attempt(io, &request));
         let end = poll_fn(|context| self.health.contain_poll(|| work.as_mut().poll(context))).await;
+        if self.shared.hold.holds() {
+            self.shared.hold.back(io, io.now().saturating_sub(began)).await;
+        }
         self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
         if let Err(error) = end {
             self.shared.failures.tell(&request, error);
