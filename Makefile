@@ -26,7 +26,7 @@ demo:
 	scripts/setup.sh demo
 	$(CARGO) build --release --locked -p ringtap --bins --example demo
 	$(TARGET)/release/examples/demo
-	$(RINGTAP) compare --quick
+	$(RINGTAP) compare
 
 test:
 	scripts/setup.sh test

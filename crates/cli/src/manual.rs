@@ -68,10 +68,7 @@ fn sections(command: &str) -> &'static [Section] {
                         "ringtap serve vm.raw -f raw --vhost-user /run/vm.sock",
                         "serve an image to a virtual machine",
                     ),
-                    (
-                        "ringtap compare --quick",
-                        "measure the ways of serving a disk on this machine",
-                    ),
+                    ("ringtap compare", "measure the ways of serving a disk on this machine"),
                 ],
             ),
             EXIT,
@@ -360,8 +357,8 @@ fn sections(command: &str) -> &'static [Section] {
                 "Examples of measuring",
                 &[
                     (
-                        "ringtap compare --quick",
-                        "the few workloads that matter, 6 rounds, under three minutes",
+                        "ringtap compare",
+                        "for a guest on this host: which way should I serve its disk?",
                     ),
                     ("ringtap compare --list", "what there is, and what can run here"),
                     (

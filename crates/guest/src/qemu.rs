@@ -48,18 +48,25 @@ pub enum Aio {
 }
 
 /// An image that QEMU itself serves to its guest.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drive {
     pub(crate) path: PathBuf,
     format: String,
     cache: Cache,
     aio: Aio,
+    io_thread: bool,
 }
 
 impl Drive {
     /// A raw image, cache none, aio threads.
     pub fn raw(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), format: "raw".into(), cache: Cache::None, aio: Aio::Threads }
+        Self {
+            path: path.into(),
+            format: "raw".into(),
+            cache: Cache::None,
+            aio: Aio::Threads,
+            io_thread: false,
+        }
     }
 
     /// Another format of QEMU's, such as `qcow2`.
@@ -80,6 +87,13 @@ impl Drive {
     #[must_use]
     pub fn aio(mut self, aio: Aio) -> Self {
         self.aio = aio;
+        self
+    }
+
+    /// Served by a thread of its own, beside QEMU's main loop; of virtio-blk only.
+    #[must_use]
+    pub fn io_thread(mut self) -> Self {
+        self.io_thread = true;
         self
     }
 
@@ -360,6 +374,12 @@ impl Qemu {
                 }
             }
             let (device, node) = match disk {
+                Disk::Virtio(drive) if drive.io_thread => {
+                    virtio += 1;
+                    command.args(["-object", &format!("iothread,id=t{n}")]);
+                    let device = format!("virtio-blk-pci,drive={id},iothread=t{n}");
+                    (device, format!("vd{}", letter(virtio - 1)))
+                }
                 Disk::Virtio(_) | Disk::Own(_) => {
                     virtio += 1;
                     (format!("virtio-blk-pci,drive={id}"), format!("vd{}", letter(virtio - 1)))

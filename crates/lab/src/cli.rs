@@ -30,9 +30,9 @@ pub enum Output {
         which shows the noise floor. Each sample is appended to RUN/samples.jsonl as it comes; the table, report.html \
         and the JSON are made from that folder and can be made again with `ringtap report`.",
     after_help = "Examples:\n  \
+        ringtap compare                             for a guest on this host, which way should I serve its disk?\n  \
         ringtap compare published                   what others have published, run anew: guests, LVM, snapshots, two VMs\n  \
         ringtap compare --self-test                 does the lab find what is known beforehand?\n  \
-        ringtap compare --quick                     the few workloads that matter, 6 rounds, under three minutes\n  \
         ringtap compare --list                      what there is, and what can run here\n  \
         ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio\n  \
         ringtap compare --dir /dev/shm --size 512M  on tmpfs: the cost of the software\n  \
@@ -51,15 +51,20 @@ pub struct CompareArgs {
     #[arg(long, conflicts_with_all = ["plan", "quick", "list"])]
     pub self_test: bool,
 
-    /// 6 short rounds of the few workloads that matter.
+    /// The usual question, which is asked where nothing else is named; with names of your own, short samples of few loads.
     #[arg(long)]
     pub quick: bool,
 
-    /// Rounds [default: 10, with --quick 6; 20 to publish; under 6 there are no verdicts].
+    /// Print all tables, too, which the page has in any case.
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Rounds [default: 12, the fewest for answers; under 6 there are points only].
     #[arg(long, value_name = "N")]
     pub rounds: Option<u32>,
 
-    /// Stages: host, guest, vm, two, two-guests, two-vms, xen [default: host, guest].
+    /// Stages: host, guest, vm, two, two-guests, two-vms, xen [default: vm; with --list, --backends or
+    /// --workloads host, guest].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub stages: Option<Vec<String>>,
 
@@ -111,11 +116,11 @@ pub struct CompareArgs {
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 
-    /// Size of each disk [default: 1G, with --quick 128M].
+    /// Size of each disk [default: 1G, with --quick 128M; 64M for the usual question].
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,
 
-    /// Seconds that fio measures [default: 3, with --quick 0.25].
+    /// Seconds that fio measures [default: 3, with --quick 0.25; 0.4 for the usual question].
     #[arg(long, value_name = "S")]
     pub seconds: Option<f64>,
 
@@ -147,6 +152,17 @@ pub struct CompareArgs {
     /// Print stages, backends and workloads, and whether each can run here; measure nothing.
     #[arg(long)]
     pub list: bool,
+}
+
+impl CompareArgs {
+    /// Whether nothing says what is to be measured: then the usual question is asked.
+    pub fn names_nothing(&self) -> bool {
+        let named = self.stages.is_some() || self.backends.is_some() || self.workloads.is_some();
+        let lists = [&self.fio_job, &self.image, &self.device, &self.vhost_user, &self.catalogue];
+        let texts = [&self.nbd_uri, &self.qemu];
+        let added = lists.iter().any(|l| !l.is_empty()) || texts.iter().any(|l| !l.is_empty());
+        !(named || added || self.plan.is_some() || self.list || self.self_test)
+    }
 }
 
 /// Make a run's tables and report again.

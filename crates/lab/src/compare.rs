@@ -60,7 +60,11 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         Err(error @ Error::Plan(_)) => return Ok(refuse(&error)),
         Err(error) => return Err(error.into()),
     };
-    show(&out, args.output)?;
+    if args.verbose || args.output == Output::Json {
+        show(&out, args.output)?;
+    } else {
+        answer(&out)?;
+    }
     if ended.state == State::Complete && ended.samples + ended.failures == 0 {
         eprintln!(
             "ringtap compare: nothing of the plan can run here; the table says why, and what would help"
@@ -192,6 +196,20 @@ fn self_test(plan: &Plan, env: &Env, args: &CompareArgs) -> anyhow::Result<ExitC
 fn refuse(error: &Error) -> ExitCode {
     eprintln!("ringtap compare: {error}");
     ExitCode::from(USAGE)
+}
+
+/// The answer in four lines; all else is on the page.
+fn answer(run: &Path) -> anyhow::Result<()> {
+    let analysis = report::load(run)?;
+    let page = report::write_html(run, &analysis)?;
+    let page = page.canonicalize().unwrap_or(page);
+    print(&report::lines::render(&analysis, &page, columns()))
+}
+
+/// Columns of the terminal, where stdout is one.
+fn columns() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(size.ws_col).filter(|columns| *columns > 0)
 }
 
 fn show(run: &Path, output: Output) -> anyhow::Result<()> {

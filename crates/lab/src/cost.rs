@@ -2,51 +2,100 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::Path;
 
-/// CPU seconds used so far by process `pid` and all its children, living and reaped. 0 when it is gone.
-///
-/// User and system time are counted, and io_uring's worker threads with them: they belong to the process. What the
-/// kernel does for a loop device is done by kernel threads of their own and is **not** in here; [`machine_cpu_seconds`]
-/// has it.
-pub fn tree_cpu_seconds(pid: u32) -> f64 {
-    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    let mut stats: HashMap<u32, Stat> = HashMap::new();
-    let Ok(entries) = fs::read_dir("/proc") else { return 0.0 };
-    for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
+/// The CPU time of every process of this machine at one moment, by one clock: what is a part of it is never more than all.
+/// In nanoseconds where the kernel lets, not in /proc's ticks of 10 ms.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    processes: HashMap<u32, Process>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    parent: u32,
+    own: f64,
+    reaped: f64,
+}
+
+impl Snapshot {
+    /// Reads it.
+    pub fn read() -> Snapshot {
+        let Ok(entries) = fs::read_dir("/proc") else { return Snapshot::default() };
+        let per_tick = 1.0 / rustix::param::clock_ticks_per_second() as f64;
+        let me = std::process::id();
+        let read = |pid: u32, path: &Path| {
+            let stat = Stat::parse(&fs::read_to_string(path.join("stat")).ok()?)?;
+            let own = clock_seconds(pid).unwrap_or(stat.own as f64 * per_tick);
+            let (parent, reaped) = (stat.parent, stat.reaped as f64 * per_tick);
+            // Of this process's own children the kernel says it more finely.
+            let reaped = if pid == me { reaped_seconds() } else { reaped };
+            Some((pid, Process { parent, own, reaped }))
         };
-        let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        if let Some(stat) = Stat::parse(&text) {
-            children.entry(stat.parent).or_default().push(pid);
-            stats.insert(pid, stat);
-        }
+        let processes = entries
+            .flatten()
+            .filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?, &entry.path()));
+        Snapshot { processes: processes.collect() }
     }
-    let per_tick = 1.0 / rustix::param::clock_ticks_per_second() as f64;
-    let mut total = 0.0;
-    let mut todo = vec![pid];
-    while let Some(pid) = todo.pop() {
-        if let Some(stat) = stats.get(&pid) {
-            total += clock_seconds(pid).unwrap_or(stat.own as f64 * per_tick)
-                + stat.reaped as f64 * per_tick;
+
+    /// CPU seconds so far of process `pid` and all its children, living and reaped. 0 when it is gone.
+    ///
+    /// io_uring's worker threads are in it: they belong to the process. What the kernel does for a loop device is done by
+    /// kernel threads of their own and is **not**.
+    pub fn tree(&self, pid: u32) -> f64 {
+        let (mut total, mut todo) = (0.0, vec![pid]);
+        while let Some(pid) = todo.pop() {
+            total += self.processes.get(&pid).map_or(0.0, |of| of.own + of.reaped);
+            let children = self.processes.iter().filter(|(_, of)| of.parent == pid);
+            todo.extend(children.map(|(child, _)| *child));
         }
-        todo.extend(children.remove(&pid).unwrap_or_default());
+        total
     }
-    total
+
+    /// CPU seconds of all processes since `before`: of those that ended, as far as somebody waited for them.
+    pub fn machine_since(&self, before: &Snapshot) -> f64 {
+        let total = |of: &Process| of.own + of.reaped;
+        // What had been spent by one that has ended since is its parent's now, and was spent before.
+        let mut inherited: HashMap<u32, f64> = HashMap::new();
+        for (_, gone) in before.processes.iter().filter(|(pid, _)| !self.has(**pid)) {
+            *inherited.entry(gone.parent).or_default() += total(gone);
+        }
+        let since = |(pid, now): (&u32, &Process)| {
+            let then = before.processes.get(pid).map_or(0.0, total);
+            (total(now) - then - inherited.get(pid).copied().unwrap_or(0.0)).max(0.0)
+        };
+        self.processes.iter().map(since).sum()
+    }
+
+    /// The same of kernel threads alone: what loop devices, file systems and block layers do for others.
+    pub fn kernel_since(&self, before: &Snapshot) -> f64 {
+        let then = |pid: &u32| before.processes.get(pid).map_or(0.0, |of| of.own);
+        // All are children of kthreadd, which is process 2 (in a PID namespace of one's own there are none).
+        let of = self.processes.iter().filter(|(_, of)| of.parent == 2);
+        of.map(|(pid, of)| (of.own - then(pid)).max(0.0)).sum()
+    }
+
+    fn has(&self, pid: u32) -> bool {
+        self.processes.contains_key(&pid)
+    }
 }
 
-/// CPU seconds of the children of this process that have ended and were waited for, in steps of 10 ms.
+/// CPU seconds so far by process `pid` and all its children, living and reaped.
+pub fn tree_cpu_seconds(pid: u32) -> f64 {
+    Snapshot::read().tree(pid)
+}
+
+/// CPU seconds of the children of this process that have ended and were waited for.
+#[allow(unsafe_code)]
 pub fn reaped_seconds() -> f64 {
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    Stat::parse(&text)
-        .map_or(0.0, |stat| stat.reaped as f64 / rustix::param::clock_ticks_per_second() as f64)
-}
-
-/// CPU seconds that the whole machine has spent on anything but idling, since it started: every process, kernel
-/// threads, interrupts. Other programs that run beside the lab are in it too.
-pub fn machine_cpu_seconds() -> f64 {
-    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
-    busy_ticks(&text).unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the call writes to the local that it is given a pointer to, of which all bytes zero is a value.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
 /// Seconds that a hypervisor below has taken from this machine's processors, since it started.
@@ -124,26 +173,6 @@ fn family(pid: u32) -> Vec<u32> {
     std::iter::once(pid).chain(children).collect()
 }
 
-/// CPU seconds so far of each kernel thread, by process id: what loop devices, file systems and block layers do for
-/// others. (io_uring's workers belong to their process.)
-pub fn kernel_thread_seconds() -> HashMap<u32, f64> {
-    let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| {
-            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            let stat = Stat::parse(&fs::read_to_string(entry.path().join("stat")).ok()?)?;
-            // All are children of kthreadd, which is process 2 (in a PID namespace of one's own there are none).
-            if stat.parent != 2 {
-                return None;
-            }
-            let text = fs::read_to_string(entry.path().join("schedstat")).ok()?;
-            let nanoseconds: u64 = text.split_whitespace().next()?.parse().ok()?;
-            Some((pid, nanoseconds as f64 * 1e-9))
-        })
-        .collect()
-}
-
 /// Seconds so far in which some task of this machine waited for memory (pressure stall information); `None` where the
 /// kernel does not count it.
 pub fn memory_stall_seconds() -> Option<f64> {
@@ -155,18 +184,6 @@ fn memory_stall(text: &str) -> Option<f64> {
     let some = text.lines().find(|line| line.starts_with("some "))?;
     let total: u64 = some.split("total=").nth(1)?.trim().parse().ok()?;
     Some(total as f64 * 1e-6)
-}
-
-/// user, nice, system, irq and softirq of the first line of /proc/stat. (Guest time is within user; steal is not ours.)
-fn busy_ticks(text: &str) -> Option<u64> {
-    let fields: Vec<u64> = text
-        .lines()
-        .next()?
-        .strip_prefix("cpu ")?
-        .split_whitespace()
-        .filter_map(|f| f.parse().ok())
-        .collect();
-    [0, 1, 2, 5, 6].iter().map(|&i| fields.get(i).copied()).sum()
 }
 
 struct Stat {
@@ -216,14 +233,6 @@ mod tests {
     }
 
     #[test]
-    fn idle_iowait_and_steal_are_not_busy() {
-        assert_eq!(
-            busy_ticks("cpu  1 10 100 5000 700 1000 10000 9 0 0\ncpu0 1 1 1 1"),
-            Some(11111)
-        );
-    }
-
-    #[test]
     fn what_went_to_storage_is_not_what_was_written_to_the_cache() {
         let text = "rchar: 323934931\nwchar: 323929600\nsyscr: 632687\nsyscw: 632675\nread_bytes: 4096\nwrite_bytes: 323932160\ncancelled_write_bytes: 0\n";
         assert_eq!(storage(text), Some((4096.0, 323_932_160.0)));
@@ -240,18 +249,34 @@ mod tests {
         assert_eq!(memory_stall(""), None);
     }
 
+    fn of(list: &[(u32, u32, f64, f64)]) -> Snapshot {
+        let process = |&(pid, parent, own, reaped)| (pid, Process { parent, own, reaped });
+        Snapshot { processes: list.iter().map(process).collect() }
+    }
+
     #[test]
-    fn kernel_threads_are_no_process_of_ours() {
-        let threads = kernel_thread_seconds();
-        assert!(!threads.contains_key(&std::process::id()));
-        let kernel =
-            |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.is_empty());
-        assert!(
-            threads
-                .keys()
-                .filter(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists())
-                .all(|pid| kernel(*pid))
-        );
+    fn all_that_ran_is_counted_once() {
+        // A shell that waited for one child and has another; a server; a kernel thread.
+        let before = of(&[(7, 1, 1.0, 0.0), (8, 7, 3.0, 0.0), (5, 1, 9.0, 0.0), (40, 2, 2.0, 0.0)]);
+        let after =
+            of(&[(7, 1, 1.5, 3.25), (9, 7, 0.5, 0.0), (5, 1, 10.0, 0.0), (40, 2, 2.5, 0.0)]);
+        assert_eq!(after.machine_since(&before), 0.5 + 0.25 + 0.5 + 1.0 + 0.5);
+        assert_eq!(after.kernel_since(&before), 0.5);
+        assert_eq!((after.tree(7), before.tree(7)), (5.25, 4.0));
+        // One that nobody waited for takes what it spent with it, and nothing of the others'.
+        assert_eq!(of(&[(5, 1, 9.5, 0.0)]).machine_since(&before), 0.5);
+    }
+
+    #[test]
+    fn the_machine_is_no_less_than_its_part() {
+        let before = Snapshot::read();
+        let reaped = reaped_seconds();
+        let script = "n=0; while [ $n -lt 100000 ]; do n=$((n + 1)); done";
+        let shell = std::process::Command::new("sh").args(["-c", script]).status();
+        assert!(shell.unwrap().success());
+        let (part, after) = (reaped_seconds() - reaped, Snapshot::read());
+        let all = after.machine_since(&before);
+        assert!(part > 0.0 && all >= part, "{all} of the machine, {part} of it for a shell");
     }
 
     #[test]

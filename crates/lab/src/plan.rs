@@ -5,6 +5,7 @@ mod names;
 mod own;
 mod published;
 pub mod question;
+pub mod quick;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,7 +18,7 @@ use crate::backend::{self, Entry};
 use crate::cli::CompareArgs;
 use crate::error::{Error, Result};
 use crate::sample::Stage;
-use crate::workload::{self, Workload};
+use crate::workload::{self, Kind, Workload};
 pub use file::PlanFile;
 use file::{placed, read};
 use names::{NEAR, nearness, unknown, unlisted};
@@ -25,6 +26,8 @@ use question::Question;
 
 /// Fewest bytes of a disk.
 const SMALLEST: u64 = 32 << 20;
+/// What every plan checks before it measures.
+const DURABILITY: &str = "durability";
 /// Most bytes of a disk; what a stage needs in all is a few times as much.
 const LARGEST: u64 = 64 << 40;
 
@@ -78,7 +81,10 @@ fn full_margin() -> f64 {
 impl Plan {
     /// The plan that these flags (and the file they name) ask for. What is wrong in the file is named with its line.
     pub fn from_args(args: &CompareArgs) -> Result<Plan> {
-        let (path, known) = (args.plan.as_deref(), args.known.as_deref());
+        let path = args.plan.as_deref();
+        let quick = args.quick.then_some("quick").filter(|_| path.is_none());
+        let bare = args.names_nothing().then_some("quick");
+        let known = args.known.as_deref().or(quick).or(bare);
         let (text, file) = match (path, known) {
             (Some(_), Some(name)) => {
                 return Err(Error::Plan(format!(
@@ -86,6 +92,7 @@ impl Plan {
                 )));
             }
             (Some(path), None) => read(path)?,
+            (None, Some("quick")) if args.names_nothing() => (String::new(), quick::plan()),
             (None, Some("quick") | None) => (String::new(), PlanFile::default()),
             (None, Some("published")) => (String::new(), published::plan()),
             (None, Some(name)) => {
@@ -93,14 +100,14 @@ impl Plan {
                 return Err(Error::Plan(format!("{text}; two images are compared by naming both")));
             }
         };
-        Plan::of(args, file).map_err(|error| match (error, path) {
+        Plan::of(args, known, file).map_err(|error| match (error, path) {
             (Error::Plan(what), Some(path)) => Error::Plan(placed(path, &text, &what)),
             (error, _) => error,
         })
     }
 
-    fn of(args: &CompareArgs, file: PlanFile) -> Result<Plan> {
-        let quick = args.quick || args.known.as_deref() == Some("quick");
+    fn of(args: &CompareArgs, known: Option<&str>, file: PlanFile) -> Result<Plan> {
+        let quick = args.quick || known == Some("quick");
         let mut stages = stages(args.stages.as_ref().or(file.stages.as_ref()))?;
         let named = args.backends.as_ref().or(file.backends.as_ref());
         let backends = backends(&stages, named, quick)?;
@@ -126,6 +133,10 @@ impl Plan {
             if !workloads.iter().any(|known| known == name) {
                 workloads.push(name.to_owned());
             }
+        }
+        // First of all: who does not flush is named best nowhere.
+        if !workloads.iter().any(|known| known == DURABILITY) {
+            workloads.push(DURABILITY.into());
         }
         let size = match args.size.as_ref().or(file.size.as_ref()) {
             Some(text) => parse_size(text)?,
@@ -158,7 +169,8 @@ impl Plan {
             margin: if quick { QUICK_MARGIN } else { FULL_MARGIN },
         };
         plan.add_own(args)?;
-        plan.questions = match args.known.as_deref() {
+        plan.questions = match known {
+            Some("quick") if args.names_nothing() => quick::question(&plan),
             Some("published") => question::published(&plan),
             _ => question::usual(&plan),
         };
@@ -203,7 +215,10 @@ impl Plan {
                 self.dir.display()
             ));
         }
-        let runs = |stage: &Stage| self.workloads().iter().any(|w| w.kind.runs_on(*stage));
+        let runs = |stage: &Stage| {
+            let measures = |w: &&Workload| w.kind != Kind::Durability && w.kind.runs_on(*stage);
+            self.workloads().iter().any(measures)
+        };
         if let Some(idle) = self.stages.iter().find(|stage| !runs(stage)) {
             let (kind, all) = if idle.is_contention() {
                 ("two loads at once", "contention")
@@ -394,177 +409,4 @@ fn in_order<T: PartialEq>(all: impl Iterator<Item = T>, wanted: &[T]) -> Vec<T> 
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: CompareArgs,
-    }
-
-    fn plan(words: &str) -> Result<Plan> {
-        // The binary takes a plan's name before the flags.
-        let mut words = words.split_whitespace().peekable();
-        let known = words.next_if(|word| !word.starts_with('-')).map(str::to_owned);
-        let args = Cli::parse_from(std::iter::once("compare").chain(words)).args;
-        Plan::from_args(&CompareArgs { known, ..args })
-    }
-
-    #[test]
-    fn quick_and_normal() {
-        let quick = plan("--quick --dir /tmp").unwrap();
-        assert_eq!((quick.rounds, quick.size, quick.margin), (12, 128 << 20, QUICK_MARGIN));
-        let normal = plan("--dir /tmp").unwrap();
-        assert_eq!((normal.rounds, normal.size, normal.margin), (12, 1 << 30, FULL_MARGIN));
-        assert!(!normal.questions.is_empty() && question::check(&normal.questions).is_ok());
-        assert!(normal.workloads.len() > quick.workloads.len());
-        let has_lvm = |plan: &Plan| plan.backends.iter().any(|(_, name)| name == "lvm-thin");
-        assert!(has_lvm(&normal) && !has_lvm(&quick));
-        assert_eq!(normal.stages, Stage::USUAL);
-        assert_eq!(normal.entries(Stage::Host)[0].name, "native");
-        assert_eq!(normal.entries(Stage::Guest)[0].name, "ubd");
-    }
-
-    #[test]
-    fn names_keep_the_catalogue_order_and_groups_unfold() {
-        let plan = plan(
-            "--dir /tmp --backends qemu-nbd,native --workloads dd,randread-4k-qd1 --stages host",
-        )
-        .unwrap();
-        let names: Vec<&str> = plan.backends.iter().map(|(_, name)| name.as_str()).collect();
-        assert_eq!(names, ["native", "qemu-nbd"]);
-        assert_eq!(
-            plan.workloads,
-            [
-                "randread-4k-qd1",
-                "dd-throughput",
-                "dd-throughput-dsync",
-                "dd-latency-direct",
-                "dd-latency-dsync"
-            ]
-        );
-    }
-
-    #[test]
-    fn a_near_name_is_offered() {
-        let text = |words| plan(words).unwrap_err().to_string();
-        assert!(text("--backends qemunbd").contains("did you mean qemu-nbd"));
-        let on_vm = text("--stages vm --backends ringtap-f");
-        assert!(on_vm.contains("ringtap-vhost") && !on_vm.contains("fuse"), "{on_vm}");
-        assert!(text("--workloads randread-4k-qd3").contains("randread-4k-qd32"));
-        assert!(text("--stages hos").contains("did you mean host"));
-        assert!(text("--backends zzz").contains("there are: "));
-        assert!(text("disk.qcow2").contains("quick, published; two images are compared by naming"));
-    }
-
-    #[test]
-    fn nonsense_is_refused_before_anything_starts() {
-        for words in [
-            "--rounds 0",
-            "--size 5",
-            "--size 1000001K",
-            "--size much",
-            "--seconds 0",
-            "--dir /nowhere/at/all",
-            "--stages guest --backends native",
-            "--stages host,guest --backends native",
-            "--backends native,virtio-raw",
-            "--workloads job:/etc/passwd,fio",
-            "--size 65T",
-            "--stages two --workloads fio",
-            "publishd",
-            "published --plan /nowhere",
-            "--fio-job /nowhere.fio",
-        ] {
-            assert!(plan(words).is_err(), "{words}");
-        }
-    }
-
-    #[test]
-    fn no_backend_and_no_stage_is_left_out_silently() {
-        let text = |words| plan(words).unwrap_err().to_string();
-        let error = text("--dir /tmp --backends native,ahci");
-        assert!(
-            error.contains("\"ahci\" runs on stage vm, and the plan has host, guest"),
-            "{error}"
-        );
-        assert!(error.contains("add vm to --stages"), "{error}");
-        let error = text("--dir /tmp --stages host,guest --backends native");
-        assert!(
-            error.contains("stage \"guest\" has none of these") && error.contains("ubd"),
-            "{error}"
-        );
-        // Stages that nobody named are those that the backends need, and a flag narrows a known plan.
-        let of = |words: &str| plan(words).unwrap().stages;
-        assert_eq!(of("--dir /tmp --backends native"), [Stage::Host]);
-        assert_eq!(
-            of("published --dir /tmp --backends ringtap-vhost"),
-            [Stage::Vm, Stage::Two, Stage::TwoGuests]
-        );
-        assert_eq!(of("published --dir /tmp --stages vm"), [Stage::Vm]);
-    }
-
-    #[test]
-    fn the_published_plan_is_one_word() {
-        let plan = plan("published --dir /tmp --rounds 7").unwrap();
-        assert_eq!(plan.stages, [Stage::Vm, Stage::Two, Stage::TwoGuests]);
-        assert_eq!((plan.rounds, plan.size), (7, 96 << 20));
-        assert!(plan.workloads.iter().any(|name| name == "snapshot-life"));
-        assert!(plan.runs("archive", "loop") && !plan.runs("archive", "virtio-overlay"));
-        assert!(plan.runs("snapshot-life", "virtio-overlay"));
-        let names: Vec<&str> = plan.entries(Stage::TwoGuests).iter().map(|e| e.name).collect();
-        assert_eq!(names, ["ringtap-vhost", "qsd-vhost", "loop", "lvm"]);
-    }
-
-    #[test]
-    fn a_job_file_is_a_workload_of_its_own() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("mine.fio");
-        std::fs::write(&path, "[a]\nrw=randread\n").unwrap();
-        let twice = format!("--fio-job {0} --fio-job {0}", path.display());
-        let plan = plan(&format!("--dir /tmp --stages host {twice}")).unwrap();
-        assert_eq!(plan.workloads.len(), 1, "named twice it is still one");
-        assert!(matches!(plan.workloads()[0].kind, workload::Kind::FioFile(_)));
-    }
-
-    #[test]
-    fn flags_win_over_the_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("plan.toml");
-        std::fs::write(
-            &path,
-            "rounds = 7\nsize = \"64M\"\nstages = [\"host\"]\ndir = \"/tmp\"\nseed = 3\n",
-        )
-        .unwrap();
-        let plan = plan(&format!("--plan {} --rounds 8", path.display())).unwrap();
-        assert_eq!((plan.rounds, plan.size, plan.seed), (8, 64 << 20, 3));
-        assert_eq!(plan.stages, [Stage::Host]);
-        std::fs::write(&path, "round = 7\n").unwrap();
-        let error = super::read(&path).unwrap_err().to_string();
-        assert!(error.contains("line 1: no key \"round\"; did you mean rounds"), "{error}");
-    }
-
-    #[test]
-    fn what_is_wrong_in_a_file_is_named_with_its_line() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("plan.toml");
-        for (text, line, why) in [
-            ("dir = \"/tmp\"\nrounds = = 2\n", "line 2", ""),
-            ("dir = \"/tmp\"\n\nrunds = 2\n", "line 3", "did you mean rounds"),
-            ("dir = \"/tmp\"\n\nbackends = [\"qemunbd\"]\n", "line 3", "did you mean qemu-nbd"),
-            ("dir = \"/tmp\"\nstages = [\"hos\"]\n", "line 2", "did you mean host"),
-            ("dir = \"/tmp\"\nsize = \"much\"\n", "line 2", "write 256M"),
-            ("dir = \"/tmp\"\nsize = \"5\"\n", "line 2", "at least 32 MiB"),
-            ("dir = \"/tmp\"\nboot_limit = 0\n", "line 2", "give 1 to 3600"),
-            ("rounds = 0\ndir = \"/tmp\"\n", "line 1", "give 1 to 1000"),
-            ("dir = \"/tmp\"\n[only]\narchve = [\"loop\"]\n", "plan.toml", "did you mean archive"),
-        ] {
-            std::fs::write(&path, text).unwrap();
-            let error = plan(&format!("--plan {}", path.display())).unwrap_err().to_string();
-            assert!(error.contains(line) && error.contains(why), "{text}: {error}");
-        }
-    }
-}
+mod tests;

@@ -47,6 +47,11 @@ impl Stage {
         matches!(self, Stage::Two | Stage::TwoGuests | Stage::TwoVms)
     }
 
+    /// Whether a round is a boot of its own, of a guest or of two.
+    pub fn boots_each_round(self) -> bool {
+        matches!(self, Stage::Guest | Stage::Vm | Stage::TwoGuests | Stage::TwoVms)
+    }
+
     /// The name in plans and flags.
     pub fn name(self) -> &'static str {
         match self {

@@ -108,8 +108,8 @@ fn arms() -> Vec<Arm> {
         args.extend(["--blockdev".into(), filter.into()]);
         args
     };
-    let small = |depth| fio::Job { random: true, write: false, block: 4096, depth };
-    let large = fio::Job { random: false, write: true, block: 64 << 10, depth: 8 };
+    let small = |depth| fio::Job { random: true, write: false, block: 4096, depth, synced: false };
+    let large = fio::Job { random: false, write: true, block: 64 << 10, depth: 8, synced: false };
     let arm = |name, args, job, metric| Arm { name, kit: false, args, job, metric };
     let kit = |name, words: &[&str]| {
         let args = words.iter().map(|word| (*word).to_owned()).collect();

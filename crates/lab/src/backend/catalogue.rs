@@ -1,6 +1,7 @@
 //! All backends by stage.
 
-use super::vm::{Attach, InQemu, Inside};
+use super::qemu::WriteCache;
+use super::vm::{Attach, How, InQemu, Inside, OnLoop};
 use super::xen::{Image as XenImage, Mode, Node, Vbd, Way};
 use super::{
     Backend, Entry, Image, Inner, Maker, absent, kernelnbd, loopdev, native, nbdkit, qemu, ringtap,
@@ -36,8 +37,10 @@ pub const CATALOGUE: &[Entry] = &[
     ),
     host("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     host("qsd-vhost", QSD_URING, true, &QSD),
-    host("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
-    host("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
+    host("qsd-vhost-writethrough", QSD_WRITETHROUGH, false, &QSD_THROUGH),
+    host("slow", SLOW, true, &ringtap::Slow),
+    host("qsd-vhost-threads", QSD_THREADS, false, &QSD_BY_THREADS),
+    host("qsd-vhost-native", QSD_NATIVE, false, &QSD_BY_NATIVE),
     host(
         "lvm",
         "dm-linear (an LVM linear volume) on loop-direct",
@@ -64,8 +67,10 @@ pub const CATALOGUE: &[Entry] = &[
     guest("ringtap-overlay", RINGTAP_ON_OVERLAY, false, &RINGTAP_OVERLAY),
     guest("ringtap-luks", "the same, LUKS1 with aes-256-xts", false, &RINGTAP_LUKS),
     guest("qsd-vhost", QSD_URING, true, &QSD),
-    guest("qsd-vhost-threads", QSD_THREADS, false, &qemu::VhostUser { aio: "threads" }),
-    guest("qsd-vhost-native", QSD_NATIVE, false, &qemu::VhostUser { aio: "native" }),
+    guest("qsd-vhost-writethrough", QSD_WRITETHROUGH, false, &QSD_THROUGH),
+    guest("slow", SLOW, true, &ringtap::Slow),
+    guest("qsd-vhost-threads", QSD_THREADS, false, &QSD_BY_THREADS),
+    guest("qsd-vhost-native", QSD_NATIVE, false, &QSD_BY_NATIVE),
     guest(
         "lvm",
         "dm-linear in the guest (an LVM linear volume), on a disk of qsd-vhost",
@@ -91,6 +96,18 @@ pub const CATALOGUE: &[Entry] = &[
         &QSD_SNAPSHOT_ITSELF,
     ),
     guest("lvm-thin", "dm-thin volume, provisioned, on the same", false, &QSD_THIN),
+    vm(
+        "virtio-default",
+        "virtio-blk in QEMU, raw, as QEMU does by default: cache=writeback, aio=threads",
+        false,
+        &VIRTIO_DEFAULT,
+    ),
+    vm(
+        "virtio-best",
+        "virtio-blk in QEMU, raw, cache=none, aio=io_uring, iothread",
+        false,
+        &VIRTIO_BEST,
+    ),
     vm("virtio-raw", "virtio-blk in QEMU, raw, cache=none, aio=native", true, &VIRTIO),
     vm("virtio-qcow2", "virtio-blk in QEMU, qcow2, cache=none, aio=native", true, &VIRTIO_QCOW2),
     vm(
@@ -119,6 +136,16 @@ pub const CATALOGUE: &[Entry] = &[
     ),
     vm("ringtap-luks", "the same, LUKS1 with aes-256-xts", true, &RINGTAP_LUKS),
     vm("qsd-vhost", QSD_URING, true, &QSD),
+    vm("qsd-vhost-writeback", QSD_BACK, false, &QSD_TURNED_ON),
+    vm("qsd-vhost-writethrough", QSD_WRITETHROUGH, false, &QSD_THROUGH),
+    vm("slow", SLOW, true, &ringtap::Slow),
+    vm(
+        "host-loop",
+        "virtio-blk in QEMU on a loop device of the host, through the host's page cache",
+        false,
+        &ON_LOOP,
+    ),
+    vm("host-loop-direct", "the same, direct-io=on", false, &ON_LOOP_DIRECT),
     vm("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
     vm("loop-direct", "the same, direct-io=on", true, &VM_LOOP_DIRECT),
     vm("lvm", "dm-linear in the guest (an LVM linear volume) on virtio-raw", true, &VM_LVM),
@@ -222,16 +249,26 @@ const RINGTAP_NBD: ringtap::Nbd = ringtap::Nbd { image: Image::Raw };
 const RINGTAP_NBD_OVERLAY: ringtap::Nbd = ringtap::Nbd { image: Image::Overlay(Maker::Ringtap) };
 const QEMU_NBD: qemu::Nbd = qemu::Nbd::by("io_uring");
 const UNSAFE: qemu::Nbd = qemu::Nbd { aio: "threads", cache: "unsafe" };
-const QSD: qemu::VhostUser = qemu::VhostUser { aio: "io_uring" };
-const IDE: InQemu = InQemu { attach: Attach::Ide, image: Image::Raw };
-const AHCI: InQemu = InQemu { attach: Attach::Ahci, image: Image::Raw };
-const NVME: InQemu = InQemu { attach: Attach::Nvme, image: Image::Raw };
-const VIRTIO: InQemu = InQemu { attach: Attach::Virtio, image: Image::Raw };
-const VIRTIO_QCOW2: InQemu = InQemu { attach: Attach::Virtio, image: Image::Qcow2 };
-const VIRTIO_OVERLAY: InQemu =
-    InQemu { attach: Attach::Virtio, image: Image::Overlay(Maker::QemuImg) };
+const QSD: qemu::VhostUser = qemu::VhostUser::by("io_uring");
+const QSD_BY_THREADS: qemu::VhostUser = qemu::VhostUser::by("threads");
+const QSD_BY_NATIVE: qemu::VhostUser = qemu::VhostUser::by("native");
+const QSD_THROUGH: qemu::VhostUser =
+    qemu::VhostUser { aio: "io_uring", cache: WriteCache::Through };
+const QSD_TURNED_ON: qemu::VhostUser =
+    qemu::VhostUser { aio: "io_uring", cache: WriteCache::TurnedOn };
+const IDE: InQemu = direct(Attach::Ide, Image::Raw);
+const AHCI: InQemu = direct(Attach::Ahci, Image::Raw);
+const NVME: InQemu = direct(Attach::Nvme, Image::Raw);
+const VIRTIO: InQemu = direct(Attach::Virtio, Image::Raw);
+const VIRTIO_DEFAULT: InQemu =
+    InQemu { attach: Attach::Virtio, image: Image::Raw, how: How::Default };
+const VIRTIO_BEST: InQemu = InQemu { attach: Attach::Virtio, image: Image::Raw, how: How::Best };
+const ON_LOOP: OnLoop = OnLoop(LOOP);
+const ON_LOOP_DIRECT: OnLoop = OnLoop(LOOP_DIRECT);
+const VIRTIO_QCOW2: InQemu = direct(Attach::Virtio, Image::Qcow2);
+const VIRTIO_OVERLAY: InQemu = direct(Attach::Virtio, Image::Overlay(Maker::QemuImg));
 const VIRTIO_OVERLAY_SUBCLUSTERS: InQemu =
-    InQemu { attach: Attach::Virtio, image: Image::Overlay(Maker::QemuImgSubclusters) };
+    direct(Attach::Virtio, Image::Overlay(Maker::QemuImgSubclusters));
 const LOOP_ON_UBD: Inside = inside(&ubd::Ubd, Inner::Loop { direct: false });
 const QSD_LVM: Inside = inside(&QSD, Inner::Linear);
 const QSD_SNAPSHOT: Inside = inside(&QSD, Inner::ORIGIN);
@@ -260,9 +297,17 @@ const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay ma
 const TWO_OVERLAYS: &str = "ringtap serve --nbd, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)";
 const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel's own client";
 const QEMU_KERNEL: &str = "qemu-nbd, cache=none, aio=io_uring, under this kernel's own client";
+const SLOW: &str =
+    "ringtap-vhost with each answer held back by 20 % of its time: known to be slower";
+const QSD_BACK: &str = "qsd-vhost, the guest has turned the write cache on, which is off at first";
+const QSD_WRITETHROUGH: &str = "qsd-vhost with writethrough=on";
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";
 const QSD_THREADS: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=threads";
 const QSD_NATIVE: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=native";
+
+const fn direct(attach: Attach, image: Image) -> InQemu {
+    InQemu { attach, image, how: How::Direct }
+}
 
 const fn inside(base: &'static dyn Backend, inner: Inner) -> Inside {
     let remark = match inner {

@@ -21,6 +21,8 @@ pub use catalogue::{CATALOGUE, PEERS};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ringtap_guest::Drive;
+
 use crate::env::{Env, Missing};
 use crate::error::Result;
 use crate::host::unescaped;
@@ -56,10 +58,8 @@ pub enum Access {
     Qemu {
         /// What its guest sees.
         attach: vm::Attach,
-        /// The image.
-        path: PathBuf,
-        /// Its format, as QEMU calls it.
-        format: &'static str,
+        /// The image, and how it is opened.
+        drive: Drive,
     },
     /// A disk that the user's own arguments of QEMU define, with `{id}` in the place of its name.
     QemuOwn(Vec<String>),
@@ -291,6 +291,11 @@ pub trait Backend: Sync {
     /// difference, and is never ranked.
     fn slow_of(&self) -> Option<&'static str> {
         None
+    }
+    /// Whether the guest has to turn on its disk's write cache: the server says there is none though it keeps writes back,
+    /// and a guest that believes it never flushes.
+    fn needs_cache_turned_on(&self) -> bool {
+        false
     }
     /// Why a workload must not run on it.
     fn refuses(&self, _: &Workload) -> Option<Missing> {

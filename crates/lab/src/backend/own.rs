@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+use ringtap_guest::{Aio, Cache, Drive};
 use serde::{Deserialize, Serialize};
 
 use super::ringtap::{READY, nbd_access};
@@ -372,7 +373,8 @@ impl Added {
 pub fn in_guest(access: Access) -> Access {
     match access {
         Access::File(path) | Access::Block(path) => {
-            Access::Qemu { attach: vm::Attach::Virtio, path, format: "raw" }
+            let drive = Drive::raw(path).cache(Cache::None).aio(Aio::Native);
+            Access::Qemu { attach: vm::Attach::Virtio, drive }
         }
         other => other,
     }

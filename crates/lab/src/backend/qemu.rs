@@ -57,6 +57,27 @@ impl Backend for Nbd {
 pub struct VhostUser {
     /// `io_uring`, `threads` or `native`.
     pub aio: &'static str,
+    /// Its write cache.
+    pub cache: WriteCache,
+}
+
+/// What qemu-storage-daemon does with the writes of a vhost-user guest. It says at first that it keeps none back, and keeps
+/// them back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteCache {
+    /// As it comes: a guest believes what it says, and never flushes.
+    AsItComes,
+    /// `writethrough=on`: each write is flushed.
+    Through,
+    /// The guest turns the cache on, and flushes.
+    TurnedOn,
+}
+
+impl VhostUser {
+    /// As it comes.
+    pub const fn by(aio: &'static str) -> VhostUser {
+        VhostUser { aio, cache: WriteCache::AsItComes }
+    }
 }
 
 impl Backend for VhostUser {
@@ -79,11 +100,16 @@ impl Backend for VhostUser {
             self.aio
         ));
         command.arg("--export").arg(format!(
-            "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path={}",
+            "type=vhost-user-blk,id=export,node-name=disk,writable=on,{}addr.type=unix,addr.path={}",
+            if self.cache == WriteCache::Through { "writethrough=on," } else { "" },
             quote(&socket)
         ));
         let mut server = Server::start(command, &context.log)?;
         server.wait_for_socket_file(&socket, READY, context.stop)?;
         Ok(Served::by(server, Access::VhostUser { socket }))
+    }
+
+    fn needs_cache_turned_on(&self) -> bool {
+        self.cache == WriteCache::TurnedOn
     }
 }

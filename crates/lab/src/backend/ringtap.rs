@@ -62,17 +62,47 @@ impl Backend for VhostUser {
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
-        let socket = context.sockets.join("ringtap.vhost");
-        let mut command = serve(context, self.image);
-        command.arg("--vhost-user").arg(&socket);
-        let mut server = Server::start(command, &context.log)?;
-        server.wait_for_socket_file(&socket, READY, context.stop)?;
-        Ok(Served::by(server, Access::VhostUser { socket }))
+        by_vhost_user(serve(context, self.image), context)
     }
 
     fn image(&self) -> Image {
         self.image
     }
+}
+
+/// Percent of its service time for which the known-slow arm holds back each answer.
+const SLOWER: u32 = 20;
+
+/// Over vhost-user on a raw disk, each answer held back: known to be slower.
+#[derive(Debug)]
+pub struct Slow;
+
+impl Backend for Slow {
+    fn reach(&self) -> Reach {
+        Reach::VhostUser
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.ringtap_serve()
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        let mut command = serve(context, Image::Raw);
+        command.arg("--hold").arg(SLOWER.to_string());
+        by_vhost_user(command, context)
+    }
+
+    fn slow_of(&self) -> Option<&'static str> {
+        Some("ringtap-vhost")
+    }
+}
+
+fn by_vhost_user(mut command: Command, context: &Context<'_>) -> Result<Served> {
+    let socket = context.sockets.join("ringtap.vhost");
+    command.arg("--vhost-user").arg(&socket);
+    let mut server = Server::start(command, &context.log)?;
+    server.wait_for_socket_file(&socket, READY, context.stop)?;
+    Ok(Served::by(server, Access::VhostUser { socket }))
 }
 
 /// As a file by FUSE, with a loop device on top: a block device of this machine without a driver of its own.

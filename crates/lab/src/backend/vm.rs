@@ -1,7 +1,8 @@
 //! Disks that QEMU itself serves to its guest, and what the guest puts on top of a disk.
 
-use std::path::PathBuf;
+use ringtap_guest::{Aio, Cache, Drive};
 
+use super::loopdev::Loop;
 use super::{Access, Backend, Context, Image, Inner, Reach, Served};
 use crate::env::{Env, Missing};
 use crate::error::Result;
@@ -19,13 +20,36 @@ pub enum Attach {
     Nvme,
 }
 
-/// QEMU opens the image with cache=none, aio=native.
+/// How QEMU opens an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// As it does unless told otherwise: through the page cache of the host, by a pool of threads.
+    Default,
+    /// cache=none, aio=native.
+    Direct,
+    /// cache=none, aio=io_uring, and a thread of its own.
+    Best,
+}
+
+impl How {
+    fn drive(self, drive: Drive) -> Drive {
+        match self {
+            How::Default => drive.cache(Cache::Writeback).aio(Aio::Threads),
+            How::Direct => drive.cache(Cache::None).aio(Aio::Native),
+            How::Best => drive.cache(Cache::None).aio(Aio::IoUring).io_thread(),
+        }
+    }
+}
+
+/// QEMU opens the image itself.
 #[derive(Debug)]
 pub struct InQemu {
     /// What the guest sees.
     pub attach: Attach,
     /// What the image is.
     pub image: Image,
+    /// How it is opened.
+    pub how: How,
 }
 
 impl Backend for InQemu {
@@ -38,8 +62,12 @@ impl Backend for InQemu {
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
-        let path: PathBuf = context.disk.to_owned();
-        Ok(Served::reached(Access::Qemu { attach: self.attach, path, format: self.image.format() }))
+        let drive = self.how.drive(Drive::raw(context.disk).format(self.image.format()));
+        Ok(Served::reached(Access::Qemu { attach: self.attach, drive }))
+    }
+
+    fn cached(&self) -> bool {
+        self.how == How::Default
     }
 
     fn image(&self) -> Image {
@@ -48,6 +76,35 @@ impl Backend for InQemu {
 
     fn remark(&self) -> Option<&'static str> {
         Some("served by QEMU's own threads: its CPU is the guest's")
+    }
+}
+
+/// QEMU opens a loop device of the host that lies on the image, cache=none, aio=native.
+#[derive(Debug)]
+pub struct OnLoop(pub Loop);
+
+impl Backend for OnLoop {
+    fn reach(&self) -> Reach {
+        Reach::Inside
+    }
+
+    fn missing(&self, env: &Env) -> Option<Missing> {
+        env.program("qemu-system-x86_64", "qemu-system-x86").or_else(|| self.0.missing(env))
+    }
+
+    fn start(&self, context: &Context<'_>) -> Result<Served> {
+        let served = self.0.start(context)?;
+        let Access::Block(device) = &served.access else { return Ok(served) };
+        let drive = How::Direct.drive(Drive::raw(device));
+        Ok(Served { access: Access::Qemu { attach: Attach::Virtio, drive }, ..served })
+    }
+
+    fn cached(&self) -> bool {
+        self.0.cached()
+    }
+
+    fn remark(&self) -> Option<&'static str> {
+        self.0.remark()
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod across;
 pub mod analysis;
+pub mod answer;
 pub mod change;
 pub mod change_page;
 pub mod claims;
@@ -15,6 +16,7 @@ pub mod gate;
 pub mod junit;
 mod latency;
 pub mod ledger;
+pub mod lines;
 pub mod markdown;
 pub mod openmetrics;
 pub mod page;

@@ -73,14 +73,32 @@ fn rating(stage: Stage, arms: &[Running]) -> f64 {
     one * arms.iter().filter(|arm| arm.is_rated()).filter(counts).count() as f64
 }
 
+/// Seconds of all that are spent in samples, as [`seconds`] says.
+pub fn samples(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
+    let of = |(stage, arms): &(Stage, Vec<Running>)| {
+        let of = |workload: &Workload| seconds(plan, *stage, workload);
+        let loads: f64 = arms.iter().flat_map(Running::rounds).map(of).sum();
+        let checks: f64 = checks(arms).map(of).sum();
+        checks + loads * f64::from(plan.rounds)
+    };
+    arms.iter().map(of).sum()
+}
+
+/// Whose flushes are counted: those of the twin are its original's.
+fn checks(arms: &[Running]) -> impl Iterator<Item = &'static Workload> {
+    let checked = arms.iter().filter(|arm| arm.name == arm.entry.name);
+    checked
+        .flat_map(|arm| arm.workloads.iter().copied())
+        .filter(|workload| workload.kind == Kind::Durability)
+}
+
 /// Seconds that a whole plan is expected to take.
 pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
     let rounds = f64::from(plan.rounds);
     let stages = arms.iter().filter(|(_, arms)| !arms.is_empty()).map(|(stage, arms)| {
         let of = |workload: &Workload| seconds(plan, *stage, workload);
-        let checked = |arm: &&Running| arm.name == arm.entry.name;
-        let checks = arms.iter().filter(checked).flat_map(|arm| &arm.workloads);
-        let checks: f64 = checks.filter(|w| w.kind == Kind::Durability).map(|w| of(w)).sum();
+        // In a guest of their own.
+        let boots = checks(arms).next().is_some() && stage.boots_each_round();
         let loads: f64 = arms.iter().flat_map(Running::rounds).map(of).sum();
         let renewing: f64 = arms.iter().map(|arm| renewing(*stage, arm)).sum();
         let booting = match stage {
@@ -94,6 +112,7 @@ pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
         let disks = crate::stage::room(*stage, plan, arms) as f64 / WRITING;
         let beforehand = if *stage == Stage::Xen { 90.0 } else { 0.0 };
         let beforehand = beforehand + rating(*stage, arms);
+        let checks = checks(arms).map(of).sum::<f64>() + if boots { booting } else { 0.0 };
         checks + disks + beforehand + rounds * (loads + renewing + booting)
     });
     stages.sum()

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use crate::cost;
+use crate::cost::{self, Snapshot};
 use crate::sample::{Layer, Ledger, Metric, Moved, Sample};
 use crate::workload::Measured;
 
@@ -30,9 +30,8 @@ pub struct Meter {
     client_threads: HashMap<u32, f64>,
     moved: Option<(f64, f64)>,
     reaped: f64,
-    machine: f64,
+    all: Snapshot,
     steal: f64,
-    kernel: HashMap<u32, f64>,
     memory: Option<f64>,
     device: Option<(Layer, f64)>,
 }
@@ -57,9 +56,9 @@ pub struct Spent {
 impl Meter {
     /// Reads all counters. `device` is the statistics file of the device below the disks, see [`device_below`].
     pub fn read(who: &Who, device: Option<&Path>) -> Meter {
-        let cpu = |pids: &[u32]| {
-            (!pids.is_empty()).then(|| pids.iter().map(|pid| cost::tree_cpu_seconds(*pid)).sum())
-        };
+        let all = Snapshot::read();
+        let cpu =
+            |pids: &[u32]| (!pids.is_empty()).then(|| pids.iter().map(|pid| all.tree(*pid)).sum());
         let threads =
             |pids: &[u32]| pids.iter().flat_map(|pid| cost::thread_seconds(*pid)).collect();
         // Where no server is, the guest's own process serves its disk.
@@ -72,11 +71,10 @@ impl Meter {
             client_threads: threads(&who.clients),
             moved: moved.reduce(|a, b| (a.0 + b.0, a.1 + b.1)),
             reaped: cost::reaped_seconds(),
-            machine: cost::machine_cpu_seconds(),
             steal: cost::steal_seconds(),
-            kernel: cost::kernel_thread_seconds(),
             memory: cost::memory_stall_seconds(),
             device: device.and_then(layer_of_file),
+            all,
         }
     }
 
@@ -102,14 +100,9 @@ impl Meter {
                 written: (now.1 - then.1).max(0.0),
             }),
             reaped: self.reaped - before.reaped,
-            machine: self.machine - before.machine,
+            machine: self.all.machine_since(&before.all),
             steal: self.steal - before.steal,
-            // One that is new came within the time; one that has gone takes its last moments with it.
-            kernel: self
-                .kernel
-                .iter()
-                .map(|(id, now)| (now - before.kernel.get(id).copied().unwrap_or(0.0)).max(0.0))
-                .sum(),
+            kernel: self.all.kernel_since(&before.all),
             memory: less(self.memory, before.memory),
             device: self
                 .device

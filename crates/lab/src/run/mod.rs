@@ -2,6 +2,7 @@
 
 mod expect;
 pub mod folder;
+mod mark;
 pub mod meter;
 pub mod order;
 pub mod progress;
@@ -27,7 +28,8 @@ use crate::workload::{Kind, Measured, Settings, Workload};
 use expect::seconds;
 pub use expect::{expected, in_words};
 use folder::{Arm, Folder, Record, Skip, State, Written};
-use meter::{Meter, Spent, Who};
+pub use mark::Mark;
+use meter::Who;
 use progress::Progress;
 use scratch::Scratch;
 use watch::Watch;
@@ -100,6 +102,10 @@ pub struct Runner<'a> {
     capacity: Vec<(Stage, f64)>,
     /// Errors that were printed.
     said: Vec<String>,
+    /// The boot of a guest in which samples are taken now.
+    boot: Option<u32>,
+    /// Boots so far.
+    boots: u32,
     /// Stages whose guest has booted, or why it did not in the first round: then it is not tried again.
     guests: Vec<(Stage, Result<(), String>)>,
 }
@@ -120,7 +126,9 @@ pub struct Ended {
 pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     let (arms, skipped) = matrix(plan, env);
     // First what may be refused: a folder made in vain would be taken for a run.
-    let room = arms.iter().map(|(stage, arms)| stage::room(*stage, plan, arms)).sum();
+    let disks: u64 = arms.iter().map(|(stage, arms)| stage::room(*stage, plan, arms)).sum();
+    let checks = arms.iter().map(|(stage, arms)| stage::room_of_check(*stage, arms));
+    let room = checks.max().unwrap_or(0).max(disks);
     let scratch = Scratch::create(&plan.dir, room)?;
     let folder = Folder::create(out)?;
     let record = Record {
@@ -143,7 +151,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     };
     folder.write_record(&record)?;
     let seconds = expected(plan, &arms);
-    let progress = Progress::new(seconds);
+    let progress = Progress::new(seconds, expect::samples(plan, &arms));
     progress.note(&in_words(plan, &arms, seconds));
     let mut runner = Runner {
         plan,
@@ -161,11 +169,14 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         allocated: RefCell::default(),
         capacity: Vec::new(),
         said: Vec::new(),
+        boot: None,
+        boots: 0,
         guests: Vec::new(),
     };
     let result = runner.rounds().map_err(|error| runner.full(&error).unwrap_or(error));
     // The disks go first: the rest may need their room.
-    let Runner { mut record, folder, scratch, progress, samples, failures, written, .. } = runner;
+    let Runner { mut record, folder, scratch, mut progress, samples, failures, written, .. } =
+        runner;
     drop(scratch);
     record.written = Some(written.get());
     record.ended = Some(jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string());
@@ -175,8 +186,9 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         Err(_) => State::Failed,
     };
     match &result {
+        Ok(()) => progress.finish(),
         // The state says it.
-        Ok(()) | Err(Error::Interrupted) => {}
+        Err(Error::Interrupted) => {}
         Err(error) => {
             progress.note(&error.to_string());
             record.troubles.push(error.to_string());
@@ -280,7 +292,12 @@ impl Runner<'_> {
             }));
         }
         for round in 0..self.plan.rounds {
-            for (((_, arms), orders), prepared) in stages.iter().zip(&orders).zip(&mut running) {
+            for (((stage, arms), orders), prepared) in stages.iter().zip(&orders).zip(&mut running)
+            {
+                if stage.boots_each_round() {
+                    self.boot = Some(self.boots);
+                    self.boots += 1;
+                }
                 let order: Vec<&Running> =
                     orders[round as usize].iter().map(|&at| &arms[at]).collect();
                 match prepared {
@@ -291,6 +308,7 @@ impl Runner<'_> {
                     Some(Prepared::Xen(xen)) => xen.round(self, round, &order)?,
                     None => {}
                 }
+                self.boot = None;
             }
         }
         Ok(())
@@ -335,27 +353,17 @@ impl Runner<'_> {
             servers: server.map(Server::pid).into_iter().collect(),
             clients: client.into_iter().collect(),
         };
-        let before = Meter::read(&who, self.device.as_deref());
         let watch = matches!(place.workload.kind, Kind::Rated(_))
             .then(|| Watch::start(server.map(Server::pid), client, self.device.as_deref()));
+        let mark = Mark::new(&who, self.device.as_deref());
         let clock = Instant::now();
-        let mark = Mark {
-            who: &who,
-            device: self.device.as_deref(),
-            begun: RefCell::new((before, clock)),
-            spent: RefCell::new(None),
-        };
         let result = work(&mark);
         let seconds = clock.elapsed().as_secs_f64();
         let gaps = result.as_ref().map_or(&[][..], |measured| &measured.gaps);
         let stalls = watch.map(|watch| watch.explain(gaps)).unwrap_or_default();
-        let Mark { begun, spent, .. } = mark;
-        let spent = spent.into_inner().unwrap_or_else(|| {
-            let (before, begun) = begun.into_inner();
-            Meter::read(&who, self.device.as_deref()).since(&before, begun.elapsed().as_secs_f64())
-        });
+        let spent = mark.end();
         let mut full = None;
-        let mut sample = place.sample();
+        let mut sample = place.sample(self.boot);
         sample.began_ms = u64::try_from(began_ms).unwrap_or(0);
         sample.seconds = seconds;
         match result {
@@ -403,7 +411,7 @@ impl Runner<'_> {
     /// Records that an arm could not be measured in this round.
     pub fn fail(&mut self, place: Place<'_>, error: &Error) -> Result<()> {
         self.stop.check()?;
-        let mut sample = place.sample();
+        let mut sample = place.sample(self.boot);
         sample.error = Some(error.to_string());
         self.keep(&sample, place.workload)?;
         self.full(error).map_or(Ok(()), Err)
@@ -522,32 +530,6 @@ impl Runner<'_> {
     }
 }
 
-/// Where costs and bytes of a sample are counted from: its beginning, or where a workload says that what it needs is made;
-/// and where only a part of it counts, what was spent in that.
-pub struct Mark<'a> {
-    who: &'a Who,
-    device: Option<&'a Path>,
-    begun: RefCell<(Meter, Instant)>,
-    spent: RefCell<Option<Spent>>,
-}
-
-impl Mark<'_> {
-    /// What was made so far is no part of the workload.
-    pub fn begin(&self) {
-        self.begun.replace((Meter::read(self.who, self.device), Instant::now()));
-    }
-
-    /// Statistics of the device that holds the disks.
-    pub fn device(&self) -> Option<&Path> {
-        self.device
-    }
-
-    /// Only this counts.
-    pub fn account(&self, spent: Spent) {
-        self.spent.replace(Some(spent));
-    }
-}
-
 /// Which sample is taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
@@ -564,14 +546,14 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn sample(&self) -> Sample {
+    fn sample(&self, boot: Option<u32>) -> Sample {
         Sample {
             stage: self.stage,
             arm: self.arm.name.clone(),
             workload: self.workload.name.into(),
             round: self.round,
             position: self.position,
-            boot: None,
+            boot,
             began_ms: 0,
             seconds: 0.0,
             metrics: Default::default(),

@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ringtap_guest::{
-    Aio, Cache, Drive, FORWARD_HOST, FORWARD_PORT, Guest as Machine, Qemu, Uml, standby,
-};
+use ringtap_guest::{FORWARD_HOST, FORWARD_PORT, Guest as Machine, Qemu, Uml, standby};
 
 use super::inside::Shell;
 use crate::backend::mapper::Parts;
@@ -133,7 +131,8 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
     shell.run(&load, Duration::from_secs(60))?;
     for one in attached.iter_mut() {
         if one.device.is_ok() {
-            one.device = match inner(one, &shell) {
+            let cached = turn_cache_on(one, &shell);
+            one.device = match cached.and_then(|()| inner(one, &shell)) {
                 Ok(device) => Ok(device),
                 Err(Error::Interrupted) => return Err(Error::Interrupted),
                 Err(error) => Err(error.to_string()),
@@ -167,8 +166,8 @@ fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
             Access::VhostUser { socket } => qemu = qemu.vhost_user(socket, QUEUES),
             Access::Nbd { socket, .. } => qemu = qemu.forward(socket),
             Access::QemuOwn(words) => qemu = qemu.own(words.clone()),
-            Access::Qemu { attach, path, format } => {
-                let drive = Drive::raw(path).format(*format).cache(Cache::None).aio(Aio::Native);
+            Access::Qemu { attach, drive } => {
+                let drive = drive.clone();
                 qemu = match attach {
                     Attach::Ide => qemu.ide(drive),
                     Attach::Ahci => qemu.ahci(drive),
@@ -223,6 +222,16 @@ fn order(machine: &Machine, kinds: Vec<(bool, bool)>) -> Vec<Option<String>> {
             (true, false) => rest.next().cloned(),
         })
         .collect()
+}
+
+/// Tells a server that says its disk has no write cache that it has, where it has one all the same.
+fn turn_cache_on(one: &Attached<'_>, shell: &Shell<'_>) -> Result<()> {
+    if !one.arm.entry.backend.needs_cache_turned_on() {
+        return Ok(());
+    }
+    let name = one.base.rsplit('/').next().unwrap_or_default();
+    let script = format!("echo 'write back' >/sys/block/{name}/cache_type");
+    shell.run(&script, Duration::from_secs(20)).map(drop)
 }
 
 /// Makes what an arm puts on its disk, and returns the device that the workloads use.

@@ -22,10 +22,26 @@ use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{self, Kind, Measured, Workload, durability};
 
-/// Bytes of the ext4 for `arms` arms.
-pub fn room(arms: usize) -> u64 {
-    // A loop device in a guest needs a copy and a file system around its disk.
-    (64 << 20) + arms as u64 * (2 * durability::BYTES + boot::OVERHEAD + BESIDE)
+/// Whether an arm is checked: the twin's flushes are its original's.
+fn is_checked(arm: &Running) -> bool {
+    arm.name == arm.entry.name && arm.workloads.iter().any(|w| w.kind == Kind::Durability)
+}
+
+/// Bytes of the ext4 for those of these arms that are checked. It is gone before any other disk is made.
+pub fn room(arms: &[Running]) -> u64 {
+    let of = |arm: &Running| {
+        let (image, inner) = (arm.entry.backend.image(), arm.entry.backend.inner());
+        let beside = if inner.is_snapshot() || inner == Inner::Thin { BESIDE } else { 0 };
+        let bytes = boot::disk_bytes(durability::BYTES, inner) + beside;
+        match (inner, image) {
+            // A copy, and a file system around it.
+            (Inner::Loop { .. }, _) => 2 * bytes + boot::OVERHEAD,
+            (_, Image::Raw) => bytes,
+            _ => 2 * bytes,
+        }
+    };
+    let checked: Vec<u64> = arms.iter().filter(|arm| is_checked(arm)).map(of).collect();
+    if checked.is_empty() { 0 } else { (64 << 20) + checked.iter().sum::<u64>() }
 }
 
 /// Why flushes cannot be counted here.
@@ -74,9 +90,8 @@ impl Probe {
 
 /// Checks all arms of a stage that the plan wants checked.
 pub fn pass(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<()> {
-    let wanted = |arm: &&Running| arm.workloads.iter().any(|w| w.kind == Kind::Durability);
-    let arms: Vec<&Running> =
-        arms.iter().filter(wanted).filter(|arm| arm.name == arm.entry.name).collect();
+    let bytes = room(arms);
+    let arms: Vec<&Running> = arms.iter().filter(|arm| is_checked(arm)).collect();
     let Some(workload) = workload::find("durability").filter(|_| !arms.is_empty()) else {
         return Ok(());
     };
@@ -85,7 +100,7 @@ pub fn pass(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<(
         return Ok(());
     }
     runner.progress.say(&format!("{stage}  counting flushes"));
-    let probe = Probe::make(runner, room(arms.len()))?;
+    let probe = Probe::make(runner, bytes)?;
     let result = match stage {
         Stage::Host | Stage::Two => host(runner, stage, &probe, &arms, workload),
         _ => inside(runner, stage, &probe, &arms, workload),
@@ -181,11 +196,13 @@ fn inside(
     workload: &Workload,
 ) -> Result<()> {
     let mut attached = Vec::new();
+    let checked: Vec<&'static Workload> = workload::find(workload.name).into_iter().collect();
     for (at, arm) in arms.iter().enumerate() {
         let started = disk(runner, probe, arm, at).and_then(|disk| {
             let served = runner.start(stage, arm, &disk)?;
             let position = u32::try_from(at).unwrap_or(0);
-            Ok(boot::Attached::new(arm, served, position, disk, durability::BYTES))
+            let one = boot::Attached::new(arm, served, position, disk, durability::BYTES);
+            Ok(boot::Attached { workloads: checked.to_vec(), ..one })
         });
         match started {
             Ok(one) => attached.push(one),
@@ -193,16 +210,9 @@ fn inside(
             Err(error) => runner.fail(place(stage, arm, workload, at), &error)?,
         }
     }
-    let machine = match boot::boot(runner, stage, &mut attached) {
-        Ok(machine) => machine,
-        Err(Error::Interrupted) => return Err(Error::Interrupted),
-        Err(error) => {
-            for one in attached {
-                runner.fail(place(stage, one.arm, workload, one.position as usize), &error)?;
-                guest::end(runner, stage, one);
-            }
-            return Ok(());
-        }
+    // One whose server dies of it fails alone.
+    let Some(machine) = guest::boot_with_the_living(runner, stage, &mut attached, 0)? else {
+        return Ok(());
     };
     let shell = Shell { machine: &machine, stop: runner.stop };
     for one in &attached {

@@ -23,29 +23,28 @@ pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
         return 0;
     }
     let files = arms.iter().any(|arm| arm.workloads.iter().any(|w| w.kind.on_file_system()));
-    let durable = arms.iter().any(|arm| arm.workloads.iter().any(|w| w.kind == Kind::Durability));
-    let probe = if durable { durable::room(arms.len()) } else { 0 };
-    probe
-        + match stage {
-            Stage::Host => {
-                let any =
-                    |of: fn(Inner) -> bool| arms.iter().any(|arm| of(arm.entry.backend.inner()));
-                let snapshot = any(Inner::is_snapshot);
-                let beside = snapshot || any(|inner| inner == Inner::Thin);
-                plan.size
-                    + if files { plan.size } else { 0 }
-                    + if snapshot { plan.size } else { 0 }
-                    + if beside { BESIDE } else { 0 }
-            }
-            Stage::Guest | Stage::Vm => {
-                arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
-            }
-            Stage::Two => two::room(plan.size, arms),
-            Stage::TwoGuests | Stage::TwoVms => {
-                2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
-            }
-            Stage::Xen => xen::room(plan, arms),
+    match stage {
+        Stage::Host => {
+            let any = |of: fn(Inner) -> bool| arms.iter().any(|arm| of(arm.entry.backend.inner()));
+            let snapshot = any(Inner::is_snapshot);
+            let beside = snapshot || any(|inner| inner == Inner::Thin);
+            plan.size
+                + if files { plan.size } else { 0 }
+                + if snapshot { plan.size } else { 0 }
+                + if beside { BESIDE } else { 0 }
         }
+        Stage::Guest | Stage::Vm => arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>(),
+        Stage::Two => two::room(plan.size, arms),
+        Stage::TwoGuests | Stage::TwoVms => {
+            2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
+        }
+        Stage::Xen => xen::room(plan, arms),
+    }
+}
+
+/// Bytes that the durability check of a stage needs, before all others and not at the same time.
+pub fn room_of_check(stage: Stage, arms: &[Running]) -> u64 {
+    if stage == Stage::Xen { 0 } else { durable::room(arms) }
 }
 
 /// Why a backend cannot run on a stage.

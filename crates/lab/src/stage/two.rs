@@ -261,7 +261,7 @@ fn by_ringtap_load(
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let begin = (now + notice).as_millis().to_string();
     let run = |access: &Access, depth: u32| {
-        let job = Job { random: true, write: shape.write, block: 4096, depth };
+        let job = Job { random: true, write: shape.write, block: 4096, depth, synced: false };
         let mut command = Command::new(&env.ringtap);
         match access {
             Access::VhostUser { socket } => command.args(load::args(job, socket, &settings)),

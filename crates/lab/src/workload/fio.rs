@@ -20,6 +20,8 @@ pub struct Job {
     pub block: u64,
     /// I/Os in flight.
     pub depth: u32,
+    /// An fsync behind each write.
+    pub synced: bool,
 }
 
 impl Job {
@@ -76,6 +78,9 @@ pub fn args(job: Job, target: &Target, settings: &Settings) -> Vec<String> {
         "--percentile_list=50:90:99:99.9".into(),
         "--output-format=json".into(),
     ]);
+    if job.synced {
+        args.push("--fsync=1".into());
+    }
     if !settings.ramp.is_zero() {
         args.push(format!("--ramp_time={}ms", settings.ramp.as_millis()));
     }
@@ -149,9 +154,11 @@ pub fn parse(text: &str, job: Job, settings: &Settings) -> Result<Measured> {
     metrics.insert(Metric::Iops, number("iops")?.into());
     metrics.insert(Metric::Bandwidth, number("bw_bytes")?.into());
     let percentile = |name: &str| side["lat_ns"]["percentile"][name].as_f64();
+    // fio's latency of a write is without that of its fsync.
+    let told = if job.synced { 0.0 } else { ios };
     percentiles(
         &mut metrics,
-        ios,
+        told,
         [
             (Metric::P50, 0.5, percentile("50.000000")),
             (Metric::P90, 0.9, percentile("90.000000")),
@@ -190,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    const READ: Job = Job { random: true, write: false, block: 4096, depth: 32 };
+    const READ: Job = Job { random: true, write: false, block: 4096, depth: 32, synced: false };
 
     fn settings(ramp: u64) -> Settings {
         Settings {

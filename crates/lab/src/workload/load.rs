@@ -32,6 +32,9 @@ fn with(on: [String; 2], job: Job, settings: &Settings) -> Vec<String> {
     args.extend(["--seconds".into(), settings.run.as_secs_f64().to_string()]);
     args.extend(["--ramp".into(), settings.ramp.as_secs_f64().to_string()]);
     args.extend(["--size".into(), settings.size.to_string()]);
+    if job.synced {
+        args.extend(["--fsync-every".into(), "1".into()]);
+    }
     args.extend(["--output".into(), "json".into()]);
     args
 }

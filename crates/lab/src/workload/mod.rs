@@ -104,12 +104,13 @@ const fn random(
     depth: u32,
     quick: bool,
 ) -> Workload {
-    let kind = Kind::Fio(fio::Job { random: true, write, block: 4096, depth });
+    let kind = Kind::Fio(fio::Job { random: true, write, block: 4096, depth, synced: false });
     Workload { name, title, kind, headline: IOPS, quick }
 }
 
 const fn sequential(name: &'static str, title: &'static str, write: bool) -> Workload {
-    let kind = Kind::Fio(fio::Job { random: false, write, block: 1 << 20, depth: 8 });
+    let kind =
+        Kind::Fio(fio::Job { random: false, write, block: 1 << 20, depth: 8, synced: false });
     Workload { name, title, kind, headline: BANDWIDTH, quick: false }
 }
 
@@ -144,6 +145,19 @@ pub const CATALOGUE: &[Workload] = &[
     random("randread-4k-qd32", "random read, 4 KiB, depth 32", false, 32, true),
     random("randwrite-4k-qd1", "random write, 4 KiB, depth 1", true, 1, false),
     random("randwrite-4k-qd32", "random write, 4 KiB, depth 32", true, 32, true),
+    Workload {
+        name: "write-4k-fsync",
+        title: "random write, 4 KiB, each with an fsync",
+        kind: Kind::Fio(fio::Job {
+            random: true,
+            write: true,
+            block: 4096,
+            depth: 1,
+            synced: true,
+        }),
+        headline: IOPS,
+        quick: false,
+    },
     sequential("read-1m-qd8", "sequential read, 1 MiB, depth 8", false),
     sequential("write-1m-qd8", "sequential write, 1 MiB, depth 8", true),
     rated("rated-50", "random write, 4 KiB, by schedule at 50 % of the slowest one's capacity", 50),

@@ -11,7 +11,7 @@ use crate::sample::Metric;
 use crate::workload::two;
 
 /// What is written, and how much of it may be in flight: random 4 KiB. The same measures what a backend carries.
-pub const JOB: Job = Job { random: true, write: true, block: 4096, depth: 32 };
+pub const JOB: Job = Job { random: true, write: true, block: 4096, depth: 32, synced: false };
 /// How long that is measured.
 pub const CAPACITY_TIME: Duration = Duration::from_millis(500);
 /// Where nothing is known of the backends' capacity.

@@ -245,7 +245,7 @@ fn a_server_that_refuses_is_a_failed_row_that_quotes_it() {
     let env = Env::new(script.clone());
     let plan = bench.plan("--stages host --rounds 1 --seconds 0.1 --backends native,ringtap-nbd --workloads randread-4k-qd1");
     let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
-    assert_eq!((ended.state, ended.samples, ended.failures), (State::Complete, 2, 1));
+    assert_eq!((ended.state, ended.samples, ended.failures), (State::Complete, 3, 2));
     let analysis = report::load(&bench.out()).unwrap();
     let failure = &analysis.failures[0];
     assert_eq!((failure.stage, failure.arm.as_str()), (Stage::Host, "ringtap-nbd"));
@@ -284,10 +284,10 @@ fn a_server_that_dies_of_its_guest_is_alone_in_failing() {
         "--stages guest --rounds 1 --seconds 0.1 --backends ubd,ringtap-vhost --workloads randread-4k-qd1",
     );
     let ended = run::run(&plan, &Env::new(script.clone()), &bench.out(), &Stop::default()).unwrap();
-    assert_eq!((ended.state, ended.samples), (State::Complete, 2));
+    assert_eq!((ended.state, ended.samples), (State::Complete, 3));
     let analysis = report::load(&bench.out()).unwrap();
     let [failure] = &analysis.failures[..] else { panic!("{:?}", analysis.failures) };
-    assert_eq!((failure.arm.as_str(), failure.samples), ("ringtap-vhost", 1));
+    assert_eq!((failure.arm.as_str(), failure.samples), ("ringtap-vhost", 2));
     assert!(failure.error.contains("no taste for guests"), "{}", failure.error);
     bench.assert_clean();
 }

@@ -95,7 +95,8 @@ fn two_guests_cost_what_both_did() {
     );
     run::run(&plan, &bench.env, &bench.out(), &Stop::default()).unwrap();
     bench.assert_clean();
-    let samples = samples(&bench.out());
+    let mut samples = samples(&bench.out());
+    samples.retain(|sample| sample.workload != "durability");
     assert_eq!(samples.len(), 4);
     // On a busy machine two guests may come too far apart; that is said, and no number is made of it.
     let (apart, both): (Vec<_>, Vec<_>) = samples.iter().partition(|s| s.error.is_some());

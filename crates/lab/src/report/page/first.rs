@@ -6,7 +6,7 @@ use super::view::{self, View, Way};
 use super::{anchor, forest, names};
 use crate::report::analysis::Analysis;
 use crate::report::findings::{Answer, Outcome};
-use crate::report::{format, state_in_words, words};
+use crate::report::{answer, format, state_in_words, words};
 use crate::run::folder::State;
 use crate::sample::Stage;
 use crate::stats::FEWEST_ROUNDS;
@@ -88,6 +88,9 @@ pub fn answer(analysis: &Analysis, views: &[View<'_>]) -> String {
             asked.len(),
             listed(&parts)
         );
+    }
+    if let Some(sentence) = answer::sentence(analysis) {
+        return sentence;
     }
     let Some(view) = view::first(views) else {
         return "Nothing was measured that can be compared.".into();

@@ -476,7 +476,7 @@ mod tests {
     fn what_the_guests_cannot_run_is_a_row_with_its_reason() {
         let plan = plan("--workloads bonnie,archive,read-1m-qd8");
         for workload in plan.workloads() {
-            let fits = matches!(workload.kind, Kind::Fio(_));
+            let fits = matches!(workload.kind, Kind::Fio(_) | Kind::Durability);
             assert_eq!(missing_workload(workload).is_none(), fits, "{}", workload.name);
         }
         // Without a ringtap its rows, and perhaps all others, are reasons.
