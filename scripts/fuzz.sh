@@ -71,14 +71,17 @@ for program in "${programs[@]}"; do
         seconds=$(awk "BEGIN {print int($minutes * 60)}")
         status=0
         TIMEFORMAT='cpu %U %S'
-        { time run "$program" "$name" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=4096 \
-            -print_final_stats=1 -artifact_prefix="$out/crashes/$name-" "$corpus" "$own"; } >"$log" 2>&1 || status=$?
+        # libFuzzer's own alarm (-timeout) goes to the harness's main thread, which heeds none.
+        { time (ulimit -St $((seconds * 3 + 120)); run "$program" "$name" -max_total_time="$seconds" -rss_limit_mb=4096 \
+            -print_final_stats=1 -artifact_prefix="$out/crashes/$name-" "$corpus" "$own"); } >"$log" 2>&1 || status=$?
         cpu=$(awk '$1 == "cpu" {printf "%.1f", ($2 + $3) / 60}' "$log")
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
         end="no failure"
         if [ "$status" -ne 0 ]; then
             failed=1
             end="FAILED, see $log"
+            # 128 and SIGXCPU.
+            [ "$status" -ne 152 ] || end="FAILED: an input that never ends"
         fi
         line="$name: $cpu minutes of CPU, ${runs:-?} executions, $(find "$corpus" -type f | wc -l) inputs, $end"
         echo "$line"

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::qcow2::BitmapSet;
 use ringtap_image::{CacheMode, Discard, Error, Extent, Image, Info, Status, UnderWay};
-use ringtap_io::{Io, Mem, Time};
+use ringtap_io::{Io, Mem, Panic, Time};
 use tracing::Span;
 
 use crate::failures::{Failures, Refusal};
@@ -180,9 +180,13 @@ impl Vbd {
         self.shared.failures.tell_of_refusal(refusal);
     }
 
-    /// The same device for another queue thread.
+    /// The same device for another queue thread. A panic on the way stops the device, and goes on to the caller.
     pub fn fork(&self) -> Vbd {
-        Vbd::with(self.image.fork(), self.shared.clone())
+        let image = Panic::catch(|| self.image.fork()).unwrap_or_else(|panic| {
+            self.health.fail(panic.clone());
+            panic.pass_on()
+        });
+        Vbd::with(image, self.shared.clone())
     }
 
     fn with(image: Box<dyn Image>, shared: Arc<Shared>) -> Vbd {

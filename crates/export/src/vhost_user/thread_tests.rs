@@ -377,3 +377,29 @@ fn the_log_is_told_of_chains_that_come_to_no_disk() {
         assert_eq!(said[10]["count"], 2, "the rest is counted");
     }
 }
+
+/// Not of a request that the disk serves: the thread itself panics, between one request and the next.
+#[test]
+fn a_panic_of_the_thread_itself_stops_its_disk() {
+    heard::listen();
+    let status = Entry(STATUS, 1, WRITE, 0);
+    let flush = [Entry(HEADER, 16, NEXT, 1), status];
+    let guest = GuestRing::new(&with_header(&flush, VIRTIO_BLK_T_FLUSH), 16, &[]);
+    let vbd = nothing().named(heard::TRAPPED, heard::TRAPPED);
+    let health = vbd.health().clone();
+    let served = serve(&guest, &guest.memory, vbd);
+    served.ask(&guest);
+    assert!(health.failure().is_none());
+    // No such request.
+    guest.write(HEADER, &header(77, 3));
+    guest.make_available(0);
+    signal(&served.kick);
+    let until = Instant::now() + Duration::from_secs(20);
+    while health.failure().is_none() {
+        assert!(Instant::now() < until, "the disk goes on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let failure = health.failure().map(|panic| &*panic.message);
+    assert_eq!(failure, Some("as the test has it"));
+    assert!(served.thread.stop().is_err());
+}

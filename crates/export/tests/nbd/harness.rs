@@ -34,11 +34,14 @@ pub struct How {
     pub cache: CacheMode,
     pub read_only: bool,
     pub limits: Limits,
+    /// What the log calls the disk; nothing where it is told of none.
+    pub name: &'static str,
 }
 
 impl Default for How {
     fn default() -> How {
-        How { cache: CacheMode::Writeback, read_only: false, limits: Limits::default() }
+        let limits = Limits::default();
+        How { cache: CacheMode::Writeback, read_only: false, limits, name: "" }
     }
 }
 
@@ -103,7 +106,8 @@ fn image_in(dir: TempDir, image: Box<dyn Image>, how: How, tls: Tls) -> Served {
     let listener = Listener::Unix(UnixListener::bind(&socket).expect("a socket"));
     let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = tcp.local_addr().expect("its address").port();
-    let vbd = Arc::new(Vbd::new(image, how.cache));
+    let vbd = Vbd::new(image, how.cache);
+    let vbd = Arc::new(if how.name.is_empty() { vbd } else { vbd.named(how.name, how.name) });
     let export = |name: &str| NamedExport {
         name: name.into(),
         description: format!("the export {name}"),

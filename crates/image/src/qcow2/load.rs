@@ -246,10 +246,11 @@ impl Shared {
     /// Give an L1 entry a table of its own.
     async fn make_table(&self, io: &Io, table: u64) -> Result<(), Error> {
         let geometry = &self.tables.geometry;
-        let old = self.tables.l1(table);
-        if old & COPIED != 0 {
+        if self.owns_table(table) {
             return Ok(());
         }
+        // What says that nobody else refers to a table that there is not says nothing.
+        let old = self.tables.l1(table) & !COPIED;
         let taken = self.take_clusters(io, 1).await?;
         let (new, cluster) = (taken.clusters.start, geometry.cluster());
         let copied = async {
