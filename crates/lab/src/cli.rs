@@ -174,6 +174,7 @@ impl CompareArgs {
         ringtap report MONDAY TUESDAY --out BOTH     merge two runs of one plan: their rounds together\n  \
         ringtap report --before OLD NEW              what changed from OLD to NEW\n  \
         ringtap report --before OLD NEW --fail-if-worse 5% --output junit > lab.xml   for CI\n  \
+        ringtap report RUN --with theirs.csv --with their-fio.json   rows of others beside it\n  \
         ringtap report --output openmetrics RUN > /var/lib/prometheus/node-exporter/ringtap.prom\n  \
         ringtap report --output json RUN | jq '.rows[] | select(.decision == \"faster\")'\n\n\
         Exit codes: 0 done; 1 it failed; 2 the arguments make no sense; with --fail-if-worse: 3 something of OLD is missing in \
@@ -187,6 +188,10 @@ pub struct ReportArgs {
     /// Say what changed from this run to RUN.
     #[arg(long, value_name = "OLD")]
     pub before: Option<PathBuf>,
+
+    /// Set rows of others beside the run: bonnie++ CSV lines or fio's JSON; may be given several times.
+    #[arg(long, value_name = "FILE", conflicts_with = "before")]
+    pub with: Vec<PathBuf>,
 
     /// With --before: exit with 4 where something is worse by more than this share, beyond chance (5%).
     #[arg(long, value_name = "SHARE", requires = "before")]

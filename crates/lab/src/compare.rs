@@ -113,8 +113,15 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
         return changes(before, after, args);
     }
     if let [run] = runs[..] {
-        show(run, args.output)?;
-        return Ok(ExitCode::SUCCESS);
+        if args.with.is_empty() {
+            show(run, args.output)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        return with_others(run, args);
+    }
+    if !args.with.is_empty() {
+        eprintln!("ringtap report: --with takes one RUN; merge them first, with --out");
+        return Ok(ExitCode::from(USAGE));
     }
     let (record, samples) = match report::across::merge(&runs) {
         Ok(merged) => merged,
@@ -133,6 +140,33 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     folder.write_record(&record)?;
     samples.iter().try_for_each(|sample| folder.append(sample))?;
     show(&out, args.output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Rows of others beside a run: printed, and in the run's folder as `beside.md`.
+fn with_others(run: &Path, args: &ReportArgs) -> anyhow::Result<ExitCode> {
+    let beside = match report::beside::beside(&report::load(run)?, &args.with) {
+        Ok(beside) => beside,
+        Err(error @ (Error::Output { .. } | Error::File { .. })) => {
+            eprintln!("ringtap report: {error}");
+            return Ok(ExitCode::from(USAGE));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let text = report::beside::markdown(&beside);
+    match args.output {
+        Output::Table => print(text.trim_start())?,
+        Output::Json => print(&(serde_json::to_string_pretty(&beside)? + "\n"))?,
+        Output::Junit | Output::Openmetrics => {
+            eprintln!("ringtap report: --with prints a table or JSON");
+            return Ok(ExitCode::from(USAGE));
+        }
+    }
+    let folder = args.out.as_deref().unwrap_or(run);
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot create {}", folder.display()))?;
+    run::folder::replace(&folder.join("beside.md"), text.trim_start())?;
+    eprintln!("report: {}", folder.join("beside.md").display());
     Ok(ExitCode::SUCCESS)
 }
 

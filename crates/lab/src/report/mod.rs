@@ -3,6 +3,7 @@
 pub mod across;
 pub mod analysis;
 pub mod answer;
+pub mod beside;
 pub mod change;
 pub mod change_page;
 pub mod claims;

@@ -1,5 +1,6 @@
 //! The report as a pure function of a run's folder, on a folder that is made up.
 
+mod beside;
 mod browser;
 mod change;
 mod decisions;

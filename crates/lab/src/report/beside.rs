@@ -1,0 +1,241 @@
+//! `report --with FILE`: rows that others have measured, beside one's own. Any bonnie++ CSV, any fio JSON. They are single
+//! values of another machine: ratios to them have no interval and no verdict.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use super::analysis::Analysis;
+use super::format;
+use crate::error::{Error, Result};
+use crate::sample::{Better, Metric, Value};
+use crate::workload::bonnie::{self, csv};
+use crate::workload::{self, Kind, fio};
+
+/// A row of others.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Other {
+    /// The file that it is from.
+    pub file: String,
+    /// What it calls itself: bonnie++'s machine, fio's job.
+    pub name: String,
+    /// What was run, in words.
+    pub what: String,
+    /// bonnie++'s version: columns of others do not mean the same.
+    pub bonnie: Option<String>,
+    /// The loads of the lab that ask the same.
+    pub workloads: Vec<&'static str>,
+    /// What was measured.
+    pub metrics: Vec<(Metric, Value)>,
+}
+
+/// A value of others beside that of an arm here.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// Which of the rows.
+    pub row: usize,
+    /// What was measured.
+    pub metric: Metric,
+    /// The others' value.
+    pub theirs: Value,
+    /// Stage, arm and load here, and the median; none where nothing here asks the same.
+    pub ours: Option<(String, Value)>,
+    /// Times as good here; none where one of them is a bound.
+    pub ratio: Option<f64>,
+    /// Why there is no ratio.
+    pub why: Option<String>,
+}
+
+/// Rows of others and what stands beside them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Beside {
+    /// The rows.
+    pub rows: Vec<Other>,
+    /// Their values, each once for each arm here that has the same.
+    pub pairs: Vec<Pair>,
+}
+
+/// Reads the files and sets them beside the run.
+pub fn beside(analysis: &Analysis, files: &[impl AsRef<Path>]) -> Result<Beside> {
+    let mut rows = Vec::new();
+    for file in files {
+        rows.extend(read(file.as_ref())?);
+    }
+    let pairs = rows.iter().enumerate().flat_map(|(at, row)| pairs(analysis, at, row)).collect();
+    Ok(Beside { rows, pairs })
+}
+
+fn read(path: &Path) -> Result<Vec<Other>> {
+    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let file = path.display().to_string();
+    let is_csv = |line: &&str| line.matches(',').count() >= 20 && !line.contains('{');
+    let rows = match text.lines().any(|line| is_csv(&line)) {
+        true => text.lines().filter(is_csv).map(|line| of_bonnie(&file, line)).collect(),
+        false => of_fio(&file, &text),
+    };
+    let wrong = |found| Error::Output { what: "a bonnie++ CSV line or fio's JSON", found };
+    let rows: Vec<Other> = rows.map_err(|error| wrong(format!("{file}: {error}")))?;
+    if rows.is_empty() {
+        return Err(wrong(format!("{file} has no row with a value")));
+    }
+    Ok(rows)
+}
+
+fn of_bonnie(file: &str, line: &str) -> Result<Other> {
+    let row = csv::Row::parse(line)?;
+    let size = row.file_size.map_or_else(String::new, |bytes| format!(", {} MiB", bytes >> 20));
+    Ok(Other {
+        file: file.into(),
+        name: row.name.clone(),
+        what: format!("bonnie++ {}{size}", row.version),
+        bonnie: Some(row.version.clone()),
+        workloads: of_kind(|kind| matches!(kind, Kind::Bonnie { .. })),
+        metrics: row.phases.iter().filter_map(|(metric, p)| Some((*metric, p.rate?))).collect(),
+    })
+}
+
+/// Each job of fio's JSON, its reads and its writes.
+fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
+    let wrong = |found: String| Error::Output { what: "fio's JSON", found };
+    let start = text.find('{').ok_or_else(|| wrong("no { in it".into()))?;
+    let json = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Json>().next();
+    let json = json.transpose().map_err(|error| wrong(error.to_string()))?.unwrap_or_default();
+    let jobs = json["jobs"].as_array().ok_or_else(|| wrong("no jobs".into()))?;
+    let version = json["fio version"].as_str().unwrap_or("fio");
+    let mut rows = Vec::new();
+    for job in jobs {
+        let option = |name: &str| {
+            let own = job["job options"][name].as_str();
+            own.or_else(|| json["global options"][name].as_str()).unwrap_or_default().to_owned()
+        };
+        let (pattern, block, depth) = (option("rw"), option("bs"), option("iodepth"));
+        let depth: u32 = depth.parse().unwrap_or(1);
+        let bytes = parse_size::Config::new().with_binary().parse_size(&block).unwrap_or(4096);
+        for (side, write) in [("read", false), ("write", true)] {
+            let metrics = values(&job[side]);
+            if metrics.is_empty() {
+                continue;
+            }
+            let is_whole = pattern == side || pattern == format!("rand{side}");
+            let asked =
+                fio::Job { random: pattern.starts_with("rand"), write, block: bytes, depth };
+            let same = |kind: Kind| matches!(kind, Kind::Fio(job) if job == asked);
+            rows.push(Other {
+                file: file.into(),
+                name: job["jobname"].as_str().unwrap_or_default().into(),
+                what: format!("{version}, {pattern} ({side}) of {bytes} bytes, depth {depth}"),
+                bonnie: None,
+                workloads: if is_whole { of_kind(same) } else { Vec::new() },
+                metrics,
+            });
+        }
+    }
+    Ok(rows)
+}
+
+fn values(side: &Json) -> Vec<(Metric, Value)> {
+    if side["total_ios"].as_f64().unwrap_or(0.0) == 0.0 {
+        return Vec::new();
+    }
+    // clat is what fio prints where latencies are not asked for by name.
+    let percentile = |name: &str| {
+        let of = |latency: &str| side[latency]["percentile"][name].as_f64();
+        of("lat_ns").or_else(|| of("clat_ns"))
+    };
+    let all = [
+        (Metric::Iops, side["iops"].as_f64()),
+        (Metric::Bandwidth, side["bw_bytes"].as_f64()),
+        (Metric::P50, percentile("50.000000")),
+        (Metric::P99, percentile("99.000000")),
+    ];
+    let known = all.into_iter().filter_map(|(metric, value)| Some((metric, value?)));
+    known.filter(|(_, value)| *value > 0.0).map(|(metric, value)| (metric, value.into())).collect()
+}
+
+fn of_kind(same: impl Fn(Kind) -> bool) -> Vec<&'static str> {
+    workload::CATALOGUE.iter().filter(|w| same(w.kind)).map(|w| w.name).collect()
+}
+
+fn pairs(analysis: &Analysis, at: usize, row: &Other) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for &(metric, theirs) in &row.metrics {
+        let ours = analysis.series.iter().filter(|series| {
+            series.metric == metric
+                && !series.arm.contains('#')
+                && row.workloads.contains(&series.workload.as_str())
+        });
+        let before = pairs.len();
+        for series in ours {
+            let Some(median) = series.median else { continue };
+            let version = version_here(analysis, &series.workload);
+            let why = match (&row.bonnie, version) {
+                (Some(theirs), Some(ours)) if layout(theirs) != layout(&ours) => {
+                    Some(format!("bonnie++ {ours} here: its columns mean something else"))
+                }
+                _ if median.at_least || theirs.at_least => Some("a bound".into()),
+                _ => None,
+            };
+            let ratio = match metric.better() {
+                Better::Higher => median.value / theirs.value,
+                Better::Lower => theirs.value / median.value,
+            };
+            let name = format!("{} {} {}", series.stage, series.arm, series.workload);
+            let ratio = why.is_none().then_some(ratio);
+            pairs.push(Pair { row: at, metric, theirs, ours: Some((name, median)), ratio, why });
+        }
+        if pairs.len() == before {
+            let why = Some("nothing here asks the same".into());
+            pairs.push(Pair { row: at, metric, theirs, ours: None, ratio: None, why });
+        }
+    }
+    pairs
+}
+
+fn version_here(analysis: &Analysis, workload: &str) -> Option<String> {
+    let notes = analysis.notes.iter().filter(|(_, of, _)| of == workload);
+    notes.into_iter().find_map(|(.., note)| Some(bonnie::version(note)?.to_owned()))
+}
+
+/// Versions whose columns mean the same.
+fn layout(version: &str) -> &str {
+    match version {
+        v if v.starts_with("1.03") => "1.03",
+        v if v.starts_with("1.96") || v.starts_with("1.97") => "1.96",
+        _ => "1.98",
+    }
+}
+
+/// Rows and pairs as a table in Markdown, which reads as plain text too.
+pub fn markdown(beside: &Beside) -> String {
+    let mut text = String::from(
+        "\n## Beside what others measured\n\nSingle values of other machines: no interval, no verdict.\n\n\
+         | others | what | metric | theirs | here | median | times as good |\n|---|---|---|---|---|---|---|\n",
+    );
+    for pair in &beside.pairs {
+        let row = &beside.rows[pair.row];
+        let unit = pair.metric.unit();
+        let (name, ours) = match &pair.ours {
+            Some((name, median)) => (name.as_str(), format::value(*median, unit)),
+            None => ("", String::new()),
+        };
+        let why = pair.why.as_deref().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {name} | {ours} | {} |",
+            plain(&row.name),
+            plain(&row.what),
+            pair.metric.title(),
+            format::value(pair.theirs, unit),
+            pair.ratio.map_or_else(|| why.to_owned(), format::digits),
+        );
+    }
+    text
+}
+
+/// A program's words in one cell.
+fn plain(words: &str) -> String {
+    words.chars().map(|c| if c == '|' || c.is_control() { ' ' } else { c }).collect()
+}
