@@ -120,8 +120,9 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
                 continue;
             }
             let is_whole = pattern == side || pattern == format!("rand{side}");
-            let asked =
-                fio::Job { random: pattern.starts_with("rand"), write, block: bytes, depth };
+            let random = pattern.starts_with("rand");
+            let synced = write && option("fsync") == "1";
+            let asked = fio::Job { random, write, block: bytes, depth, synced };
             let same = |kind: Kind| matches!(kind, Kind::Fio(job) if job == asked);
             rows.push(Other {
                 file: file.into(),
