@@ -60,6 +60,7 @@ bench:
 	$(TARGET)/release/formats
 	$(TARGET)/release/luks
 	$(TARGET)/release/nbd
+	$(TARGET)/release/tls
 	$(TARGET)/release/convert
 	$(TARGET)/release/ublk
 	$(TARGET)/release/idle

@@ -180,7 +180,7 @@ impl Results {
 /// The order of `count` arms in a round: a row of a Williams square, mirrored in every other round,
 /// so that over the rounds no arm always comes first, or after the same other one, whose appetite it
 /// would feel where the host rations the disk.
-pub(crate) fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
+pub fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| {
         let place = if round % 2 == 0 { i } else { count - 1 - i };
         let zigzag = if place % 2 == 0 { place / 2 } else { count - 1 - place / 2 };

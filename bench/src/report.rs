@@ -250,7 +250,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-pub(crate) fn show(ratio: Ratio) -> String {
+/// A ratio and its interval, where it has one.
+pub fn show(ratio: Ratio) -> String {
     match ratio.interval {
         Some((low, high)) => format!("{:.2} [{low:.2}, {high:.2}]", ratio.value),
         None => format!("{:.2}", ratio.value),

@@ -140,6 +140,8 @@ pub struct Qemu {
 
 /// The processor that is translated where there is no KVM. Without `rep movsb`, which copies fastest on a
 /// real processor and byte by byte on a translated one: Linux and its C library copy by words then.
+/// A translated processor on a busy machine stands still for seconds: that is no lockup, and no stall of RCU.
+const PATIENT: &str = "nowatchdog rcupdate.rcu_cpu_stall_suppress=1 workqueue.watchdog_thresh=0";
 const TRANSLATED: &str = "max,-erms";
 /// More virtio disks than these share PCI slots: a PC has 32.
 const ALONE: usize = 16;
@@ -321,7 +323,9 @@ impl Qemu {
         let kernel = link(dir, "kernel", &self.appliance.kernel.image)?;
         let initrd = link(dir, "initrd", &self.appliance.initrd)?;
         command.args(["-kernel", &kernel, "-initrd", &initrd, "-append"]);
-        command.arg("console=ttyS0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent");
+        command.arg(format!(
+            "console=ttyS0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent {PATIENT}"
+        ));
         let disks = self.add_disks(&program, dir, &mut command)?;
         self.add_forwards(&program, dir, &mut command)?;
         let set_up = self.add_shares(dir, &mut command)?;

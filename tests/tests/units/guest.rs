@@ -166,9 +166,11 @@ impl Lab {
 
     fn exec(&self, story: &str, script: &str) -> String {
         let output = self.guest.exec(script, LONG);
-        let output = output.unwrap_or_else(|error| panic!("{error}"));
+        let output = output
+            .unwrap_or_else(|error| panic!("{error}\nits console:\n{}", self.guest.console()));
         eprintln!("{story}: {:?}", output.elapsed);
-        assert_eq!(output.status, 0, "{story}: {}{}", output.stdout, output.stderr);
+        let (said, console) = (output.stdout.clone() + &output.stderr, self.guest.console());
+        assert_eq!(output.status, 0, "{story}: {said}\nits console:\n{console}");
         output.stdout
     }
 }
