@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, PoisonError, Weak};
 
+use ringtap_io::Event;
 use ringtap_io::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, broken};
 
@@ -14,6 +15,8 @@ use ringtap_io::sync::{Mutex, broken};
 pub struct Grace {
     epoch: AtomicU64,
     threads: Mutex<Vec<Weak<UnderWay>>>,
+    /// A request has ended.
+    ended: Event,
 }
 
 /// The requests that one queue thread has under way, on a cache line of its own.
@@ -27,12 +30,18 @@ pub struct UnderWay {
 
 /// Held by a request while it is under way.
 #[derive(Debug)]
-pub struct Ticket<'a>(&'a AtomicU32);
+pub struct Ticket<'a> {
+    count: &'a AtomicU32,
+    grace: &'a Grace,
+}
 
 impl Drop for Ticket<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+        self.count.fetch_sub(1, SeqCst);
+        if !broken("ended in silence") {
+            self.grace.ended.notify();
+        }
     }
 }
 
@@ -44,7 +53,7 @@ impl UnderWay {
             let epoch = self.grace.epoch.load(SeqCst);
             let count = &self.counts[(epoch & 1) as usize];
             count.fetch_add(1, SeqCst);
-            let ticket = Ticket(count);
+            let ticket = Ticket { count, grace: &self.grace };
             // Else the epoch had ended before we were counted, and nobody waited for us.
             if self.grace.epoch.load(SeqCst) == epoch || broken("epoch not seen again") {
                 return ticket;
@@ -77,6 +86,22 @@ impl Grace {
             }
         }
         true
+    }
+
+    /// Wait for that. Who holds a ticket of its own waits for ever.
+    pub async fn over(&self, epoch: u64) {
+        loop {
+            let ended = self.ended.listen();
+            if self.is_over(epoch) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// See [`crate::Image::abandon`].
+    pub(crate) fn abandon(&self) {
+        self.ended.close();
     }
 
     fn advance(&self) -> bool {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use ringtap_io::sync::atomic::AtomicUsize;
 use ringtap_io::sync::{Mutex, step};
-use ringtap_sim::threads::{must_notice, spawn, try_orders};
+use ringtap_sim::Disk;
+use ringtap_sim::threads::{alone, must_notice, spawn, try_orders};
 
 use crate::Grace;
 
@@ -95,6 +96,40 @@ fn own_place_rests() {
         }
     }
     request.join().expect("ended well");
+}
+
+/// Who waits for an epoch's end is woken by the last request of it, and not before.
+fn an_end_is_waited_for() {
+    let grace = Arc::new(Grace::default());
+    let mut threads = Vec::new();
+    let thread = grace.add_thread();
+    threads.push(spawn(move || {
+        let ticket = thread.enter();
+        step();
+        drop(ticket);
+    }));
+    let (disk, thread) = (Disk::new(512), grace.add_thread());
+    let held = thread.enter();
+    let epoch = grace.epoch();
+    let waits = grace.clone();
+    let over = Arc::new(AtomicBool::new(false));
+    let seen = over.clone();
+    threads.push(spawn(move || {
+        alone(&disk, async move |_| waits.over(epoch).await);
+        seen.store(true, SeqCst);
+    }));
+    step();
+    assert!(!over.load(SeqCst), "over with a request in flight");
+    drop(held);
+    for thread in threads {
+        thread.join().expect("ended well");
+    }
+}
+
+#[test]
+fn who_waits_for_requests_to_end_is_woken() {
+    try_orders("the end of an epoch", 4000, an_end_is_waited_for);
+    must_notice("ended in silence", 4000, an_end_is_waited_for);
 }
 
 #[test]

@@ -309,6 +309,10 @@ pub trait Image: Send + Sync {
         Err(Error::Unsupported)
     }
 
+    /// The disk is stopped, and what another request has begun may never end: whoever waits for that is to
+    /// look again, now and from now on.
+    fn abandon(&self) {}
+
     /// Write what is still in memory and leave the image as other programs expect it, before it is
     /// closed for good. No other request is under way.
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {

@@ -6,6 +6,7 @@
 //! both.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod event;
 mod file;
 mod handle;
 mod inherited;
@@ -20,8 +21,10 @@ mod shared;
 mod signal;
 pub mod sync;
 mod task;
+mod wake;
 mod witness;
 
+pub use event::{Event, Listener};
 pub use file::{File, Nature, OpenFile};
 pub use handle::FileHandle;
 pub use inherited::duplicate_fd;
@@ -35,4 +38,5 @@ pub use ring::Ring;
 pub use shared::SharedWords;
 pub use signal::Signal;
 pub use task::Tasks;
+pub use wake::Alarm;
 pub use witness::{Testimony, Wall, Watch, Witness, Words, coarse_wall, wall};

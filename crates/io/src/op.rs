@@ -1,8 +1,10 @@
 //! Operations as data, and the trait of what carries them out.
 
 use std::io;
+use std::sync::Arc;
 
-use crate::{File, Mem};
+use crate::wake::Silent;
+use crate::{Alarm, File, Mem};
 
 /// Names an operation under way; the reactor gives it back with the result.
 pub type Key = u32;
@@ -53,7 +55,7 @@ pub enum Op {
 pub trait Reactor {
     /// Take every operation of `submit` (it is left empty), append what has completed to `done`.
     ///
-    /// With `wait` it returns only once `done` has something. An error means the reactor itself is
+    /// With `wait` it returns only once `done` has something, or its [`Reactor::alarm`] was rung. An error means the reactor itself is
     /// broken, never that an operation failed.
     fn turn(
         &mut self,
@@ -98,6 +100,12 @@ pub trait Reactor {
     fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
         let _ = (key, done);
         Ok(())
+    }
+
+    /// What ends its sleep. Asked for once, before the first turn; one that does nothing will do where no
+    /// other thread wakes its tasks.
+    fn alarm(&mut self) -> Arc<dyn Alarm> {
+        Arc::new(Silent)
     }
 
     /// The present time on this reactor's clock.

@@ -1,17 +1,20 @@
 //! The reactor on io_uring: one ring for one queue thread, one enter for one turn.
 
+mod alarm;
 mod files;
 mod here;
 mod watched;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
+use alarm::{ALARM, Doorbell};
 use files::{Files, Known, Target};
 
-use crate::{File, Key, Mem, Op, Reactor, Time};
+use crate::{Alarm, File, Key, Mem, Op, Reactor, Time};
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
@@ -40,6 +43,7 @@ pub struct Ring {
     limits: bool,
     /// Operations under way that a disk carries out.
     on_disk: usize,
+    doorbell: Doorbell,
     start: Instant,
     #[cfg(test)]
     enters: u32,
@@ -82,26 +86,28 @@ impl Ring {
             }
             Err(error) => return Err(error),
         };
-        Ok(Ring::of(ring, deferred))
+        Ring::of(ring, deferred)
     }
 
-    fn of(ring: IoUring, deferred: bool) -> Ring {
+    fn of(ring: IoUring, deferred: bool) -> io::Result<Ring> {
+        let doorbell = Doorbell::new()?;
         let files = Files::new(&ring);
         let limits = ring.params().is_feature_ext_arg();
         let (scratch, start) = (Vec::new(), Instant::now());
-        Ring {
+        Ok(Ring {
             ring,
             files,
             scratch,
             deferred,
             limits,
             on_disk: 0,
+            doorbell,
             start,
             #[cfg(test)]
             enters: 0,
             #[cfg(test)]
             fails: Default::default(),
-        }
+        })
     }
 
     fn build(newest: bool) -> io::Result<IoUring> {
@@ -359,7 +365,8 @@ impl Ring {
 
     fn reap(&mut self, done: &mut Vec<(Key, i32)>) {
         for entry in self.ring.completion() {
-            if entry.user_data() & NOBODYS != 0 {
+            if entry.user_data() & (NOBODYS | ALARM) != 0 {
+                self.doorbell.completed(&entry);
                 continue;
             }
             if entry.user_data() & OF_DISK != 0 {
@@ -503,11 +510,17 @@ impl Reactor for Ring {
         wait: bool,
     ) -> io::Result<()> {
         self.hand_over(submit, done)?;
+        if wait {
+            self.listen(done)?;
+        }
         loop {
-            let wait = wait && done.is_empty() && self.ring.completion().is_empty();
+            let wait = wait
+                && done.is_empty()
+                && !self.doorbell.take()
+                && self.ring.completion().is_empty();
             self.enter(if wait { Sleep::FOR_ONE } else { Sleep::NONE })?;
             self.reap(done);
-            if !wait || !done.is_empty() {
+            if !wait || !done.is_empty() || self.doorbell.take() {
                 return Ok(());
             }
         }
@@ -566,6 +579,10 @@ impl Reactor for Ring {
             self.push_entry(&entry, done)?;
         }
         Ok(())
+    }
+
+    fn alarm(&mut self) -> Arc<dyn Alarm> {
+        self.doorbell.alarm()
     }
 
     fn now(&self) -> Time {

@@ -3,19 +3,29 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use crate::io::TaskId;
+use crate::wake::Wakes;
 use crate::{Io, Key, Op, Reactor, Time};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
+/// A task's place; the next task in it has the same waker.
+struct Slot {
+    task: Option<Task>,
+    waker: Waker,
+}
+
 /// The tasks of one thread and the reactor that carries out what they ask for.
 ///
-/// A task wakes only by a completed operation or a [`crate::Signal`]; wakers are not used.
+/// A completed operation and a [`crate::Signal`] wake a task of this thread without its waker; who wakes one of
+/// another thread, as [`crate::Event`] does, has the waker.
 pub struct Tasks {
     io: Io,
-    tasks: Vec<Option<Task>>,
+    tasks: Vec<Slot>,
+    wakes: Arc<Wakes>,
     free: Vec<TaskId>,
     submit: Vec<(Key, Op)>,
     done: Vec<(Key, i32)>,
@@ -26,10 +36,12 @@ pub struct Tasks {
 
 impl Tasks {
     /// An empty loop on a reactor.
-    pub fn new(reactor: Box<dyn Reactor>) -> Tasks {
+    pub fn new(mut reactor: Box<dyn Reactor>) -> Tasks {
+        let wakes = Wakes::new(reactor.alarm());
         Tasks {
             io: Io::new(reactor),
             tasks: Vec::new(),
+            wakes,
             free: Vec::new(),
             submit: Vec::new(),
             done: Vec::new(),
@@ -50,10 +62,11 @@ impl Tasks {
 
     fn add(&mut self, task: Task) {
         let id = self.free.pop().unwrap_or_else(|| {
-            self.tasks.push(None);
-            (self.tasks.len() - 1) as TaskId
+            let id = self.tasks.len() as TaskId;
+            self.tasks.push(Slot { task: None, waker: self.wakes.waker(id) });
+            id
         });
-        self.tasks[id as usize] = Some(task);
+        self.tasks[id as usize].task = Some(task);
         self.io.shared.ready.borrow_mut().push(id);
     }
 
@@ -70,6 +83,7 @@ impl Tasks {
             || !shared.submit.borrow().is_empty()
             || !shared.spawned.borrow().is_empty()
             || shared.turned.is_awaited()
+            || self.wakes.any()
     }
 
     /// Whether a task could run at once.
@@ -78,6 +92,7 @@ impl Tasks {
         self.is_interrupted()
             || !shared.ready.borrow().is_empty()
             || !shared.spawned.borrow().is_empty()
+            || self.wakes.any()
     }
 
     /// Run every task that can go on, until none can.
@@ -87,17 +102,18 @@ impl Tasks {
     pub fn run_ready(&mut self) {
         if self.next > 0 {
             let id = self.ready[self.next - 1];
-            self.tasks[id as usize] = None;
+            self.tasks[id as usize].task = None;
             self.free.push(id);
         }
-        let mut context = Context::from_waker(Waker::noop());
         loop {
             while let Some(id) = self.ready.get(self.next).copied() {
                 self.next += 1;
-                let Some(slot) = self.tasks.get_mut(id as usize) else { continue };
+                let Some(Slot { task: slot, waker }) = self.tasks.get_mut(id as usize) else {
+                    continue;
+                };
                 let Some(task) = slot else { continue };
                 self.io.shared.current.set(id);
-                if task.as_mut().poll(&mut context).is_ready() {
+                if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
                     *slot = None;
                     self.free.push(id);
                 }
@@ -109,6 +125,7 @@ impl Tasks {
                 self.add(task);
             }
             std::mem::swap(&mut self.ready, &mut *self.io.shared.ready.borrow_mut());
+            self.wakes.take(&mut self.ready);
             if self.ready.is_empty() {
                 return;
             }
@@ -121,12 +138,16 @@ impl Tasks {
     }
 
     /// Hand over what tasks asked for and take what has completed; with `wait`, sleep until
-    /// something has, unless a task waits for no more than this turn. Then call [`Tasks::run_ready`].
+    /// something has or a task is woken, unless a task waits for no more than this turn. Then call
+    /// [`Tasks::run_ready`].
     pub fn turn(&mut self, wait: bool) -> io::Result<()> {
-        let wait = wait && !self.io.shared.turned.is_awaited();
+        let wait = wait && !self.io.shared.turned.is_awaited() && self.wakes.fall_asleep();
         std::mem::swap(&mut self.submit, &mut *self.io.shared.submit.borrow_mut());
         let outcome =
             self.io.shared.reactor.borrow_mut().turn(&mut self.submit, &mut self.done, wait);
+        if wait {
+            self.wakes.wake_up();
+        }
         self.completed();
         outcome
     }

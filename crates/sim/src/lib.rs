@@ -37,6 +37,7 @@ mod history;
 mod medium;
 mod model;
 mod pipe;
+mod queues;
 mod reactor;
 mod stamp;
 #[cfg(feature = "shuttle")]
@@ -49,6 +50,7 @@ pub use guest::{Ask, Device, Failure, Guest, Promise, Wrong, random_asks};
 pub use history::{Token, Violation};
 pub use medium::Lacks;
 pub use model::Model;
+pub use queues::turn_all;
 pub use reactor::{Chances, Lie, PowerCut, Sim, Stuck, is_power_cut, is_stuck};
 pub use stamp::{Garbled, SECTOR, stamp, stamps};
 pub use watched::Saved;

@@ -200,6 +200,12 @@ impl Sim {
         self
     }
 
+    /// Whether nothing is in flight.
+    #[cfg(feature = "shuttle")]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flights.is_empty()
+    }
+
     /// Give the medium what every operation under way might still have written.
     fn spill(&self, state: &mut State) {
         for flight in &self.flights {

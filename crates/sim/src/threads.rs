@@ -6,10 +6,12 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use ringtap_io::{Io, Key, Op, Reactor, Tasks, Time, sync};
+use ringtap_io::{Alarm, Io, Key, Op, Reactor, Tasks, Time, sync};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, FailurePersistence, Runner};
 
 use crate::{Chances, Disk, Sim};
@@ -90,8 +92,36 @@ pub fn choose() -> u64 {
     shuttle::rand::thread_rng().next_u64()
 }
 
-/// A reactor on a simulated disk, at each turn of which other threads may go on.
-struct Turning(Sim);
+/// Another thread ends a sleep by it.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    heard: Condvar,
+}
+
+impl Alarm for Bell {
+    fn ring(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.heard.notify_one();
+    }
+}
+
+impl Bell {
+    fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*rung {
+            rung = self.heard.wait(rung).unwrap_or_else(PoisonError::into_inner);
+        }
+        *rung = false;
+    }
+}
+
+/// A reactor on a simulated disk, at each turn of which other threads may go on. Where its tasks wait for
+/// nothing but another thread's it sleeps: one that nobody wakes ends a model as a deadlock.
+struct Turning {
+    sim: Sim,
+    bell: Arc<Bell>,
+}
 
 impl Reactor for Turning {
     fn turn(
@@ -107,17 +137,26 @@ impl Reactor for Turning {
             false if sleeps => shuttle::thread::yield_now(),
             false => sync::step(),
         }
-        self.0.turn(submit, done, wait)
+        if wait && submit.is_empty() && self.sim.is_idle() && !std::thread::panicking() {
+            self.bell.wait();
+            return Ok(());
+        }
+        self.sim.turn(submit, done, wait)
+    }
+
+    fn alarm(&mut self) -> Arc<dyn Alarm> {
+        self.bell.clone()
     }
 
     fn now(&self) -> Time {
-        self.0.now()
+        self.sim.now()
     }
 }
 
 /// A queue thread's tasks on a simulated disk on which nothing fails.
 pub fn queue(disk: &Disk) -> Tasks {
-    Tasks::new(Box::new(Turning(Sim::new(disk, choose()).chances(Chances::NEVER))))
+    let sim = Sim::new(disk, choose()).chances(Chances::NEVER);
+    Tasks::new(Box::new(Turning { sim, bell: Arc::default() }))
 }
 
 /// Run one task to its end on a queue of its own.

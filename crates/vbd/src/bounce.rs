@@ -120,7 +120,7 @@ impl Vbd {
         let block = place.move_back(skip);
         let mut buffer = io.buffer(align as usize).map_err(Error::Os)?;
         self.stats.record_bounced(part.len());
-        let _alone = self.shared.gate.alone(io).await;
+        let _alone = self.shared.gate.alone().await;
         self.read_clear(io, block, &mut buffer).await?;
         part.copy_into(&buffer.mem().window(skip as usize, part.len()));
         encipher(&block, &mut buffer);

@@ -20,7 +20,7 @@ impl Vbd {
             // An image that frees its room by itself waits for writes that have yet to find theirs;
             // those may in turn wait for the gate.
             let ticket = match self.image.grace() {
-                None => Some(self.shared.gate.enter(&self.writers, io).await),
+                None => Some(self.shared.gate.enter(&self.writers).await),
                 Some(_) => None,
             };
             self.image.discard(io, first, last - first, mode).await?;

@@ -6,16 +6,16 @@
 
 use std::sync::{Arc, PoisonError, Weak};
 
-use ringtap_io::Io;
+use ringtap_io::Event;
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, broken};
-
-/// How long to wait before looking again. Partial writes are rare; looking costs nothing to others.
-const PAUSE: u64 = 20_000;
 
 #[derive(Default)]
 pub(crate) struct Gate {
     shut: AtomicBool,
+    opened: Event,
+    /// A whole-block write has ended while the gate was shut.
+    left: Event,
     writers: Mutex<Vec<Weak<Writers>>>,
 }
 
@@ -24,12 +24,19 @@ pub(crate) struct Gate {
 #[repr(align(128))]
 pub(crate) struct Writers(AtomicU32);
 
-pub(crate) struct Ticket<'a>(&'a Writers);
+pub(crate) struct Ticket<'a> {
+    gate: &'a Gate,
+    writers: &'a Writers,
+}
 
 impl Drop for Ticket<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, SeqCst);
+        // Who shuts the gate does that first and counts second.
+        self.writers.0.fetch_sub(1, SeqCst);
+        if self.gate.shut.load(SeqCst) && !broken("gate left in silence") {
+            self.gate.left.notify();
+        }
     }
 }
 
@@ -39,6 +46,7 @@ pub(crate) struct Alone<'a>(&'a Gate);
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.0.shut.store(false, SeqCst);
+        self.0.opened.notify();
     }
 }
 
@@ -53,31 +61,58 @@ impl Gate {
 
     /// Begin a whole-block write.
     #[inline]
-    pub(crate) async fn enter<'a>(&self, writers: &'a Writers, io: &Io) -> Ticket<'a> {
-        loop {
-            // Counted first, looked at second; `alone` shuts first and counts second. One of the
-            // two sees the other.
-            let early = broken("gate looked at first").then(|| self.shut.load(SeqCst));
-            writers.0.fetch_add(1, SeqCst);
-            let ticket = Ticket(writers);
-            if !early.unwrap_or_else(|| self.shut.load(SeqCst)) {
-                return ticket;
-            }
-            drop(ticket);
-            io.sleep(PAUSE).await;
+    pub(crate) async fn enter<'a>(&'a self, writers: &'a Writers) -> Ticket<'a> {
+        match self.try_enter(writers) {
+            Some(ticket) => ticket,
+            None => self.enter_later(writers).await,
         }
     }
 
+    #[cold]
+    async fn enter_later<'a>(&'a self, writers: &'a Writers) -> Ticket<'a> {
+        loop {
+            let opened = self.opened.listen();
+            if let Some(ticket) = self.try_enter(writers) {
+                return ticket;
+            }
+            opened.await;
+        }
+    }
+
+    #[inline]
+    fn try_enter<'a>(&'a self, writers: &'a Writers) -> Option<Ticket<'a>> {
+        // Counted first, looked at second; `alone` shuts first and counts second. One of the
+        // two sees the other.
+        let early = broken("gate looked at first").then(|| self.shut.load(SeqCst));
+        writers.0.fetch_add(1, SeqCst);
+        let ticket = Ticket { gate: self, writers };
+        let shut = early.unwrap_or_else(|| self.shut.load(SeqCst));
+        (!shut).then_some(ticket)
+    }
+
     /// Wait until nobody else writes, and keep it so.
-    pub(crate) async fn alone(&self, io: &Io) -> Alone<'_> {
-        while self.shut.compare_exchange(false, true, SeqCst, SeqCst).is_err() {
-            io.sleep(PAUSE).await;
+    pub(crate) async fn alone(&self) -> Alone<'_> {
+        loop {
+            let opened = self.opened.listen();
+            if self.shut.compare_exchange(false, true, SeqCst, SeqCst).is_ok() {
+                break;
+            }
+            opened.await;
         }
         let alone = Alone(self);
-        while self.writes_under_way() > 0 && !broken("gate not waited at") {
-            io.sleep(PAUSE).await;
+        loop {
+            let left = self.left.listen();
+            if self.writes_under_way() == 0 || broken("gate not waited at") {
+                return alone;
+            }
+            left.await;
         }
-        alone
+    }
+
+    /// The disk is stopped: see [`ringtap_image::Image::abandon`].
+    pub(crate) fn abandon(&self) {
+        self.opened.close();
+        self.left.close();
     }
 
     fn writes_under_way(&self) -> u32 {

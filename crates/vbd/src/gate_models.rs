@@ -18,9 +18,9 @@ fn nothing_is_written_back_over() {
         let (gate, block, disk) = (gate.clone(), block.clone(), disk.clone());
         let writers = gate.add_writers();
         threads.push(spawn(move || {
-            alone(&disk, async move |io| {
+            alone(&disk, async move |_| {
                 for round in 1..=2 {
-                    let ticket = gate.enter(&writers, &io).await;
+                    let ticket = gate.enter(&writers).await;
                     // Guests order what they write over: each thread has a half of its own.
                     block[writer as usize - 1].store(round, SeqCst);
                     let seen = block[writer as usize - 1].load(SeqCst);
@@ -35,8 +35,8 @@ fn nothing_is_written_back_over() {
     for half in 0..2 {
         let (gate, block, disk) = (gate.clone(), block.clone(), disk.clone());
         threads.push(spawn(move || {
-            alone(&disk, async move |io| {
-                let _alone = gate.alone(&io).await;
+            alone(&disk, async move |_| {
+                let _alone = gate.alone().await;
                 let mut read = [0, 1].map(|at| block[at].load(SeqCst));
                 read[half] |= 0x100;
                 (0..2).for_each(|at| block[at].store(read[at], SeqCst));
@@ -50,7 +50,10 @@ fn nothing_is_written_back_over() {
 
 #[test]
 fn partial_writes_are_alone() {
-    try_orders("write gate", 12_000, nothing_is_written_back_over);
+    try_orders("write gate", 60_000, nothing_is_written_back_over);
     must_notice("gate looked at first", 10_000, nothing_is_written_back_over);
-    must_notice("gate not waited at", 3000, nothing_is_written_back_over);
+    must_notice("gate not waited at", 60_000, nothing_is_written_back_over);
+    must_notice("gate left in silence", 3000, nothing_is_written_back_over);
+    must_notice("listened late", 3000, nothing_is_written_back_over);
+    must_notice("slept before looking", 3000, nothing_is_written_back_over);
 }

@@ -132,6 +132,10 @@ impl Image for Trapped {
         self.image.grow(size)
     }
 
+    fn abandon(&self) {
+        self.image.abandon();
+    }
+
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
         self.step("close", 0);
         self.image.close(io)

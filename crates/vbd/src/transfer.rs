@@ -174,7 +174,7 @@ impl Vbd {
         let end = if self.info().request_alignment == 1 {
             io.write(file, offset, mem, durable).await
         } else {
-            let ticket = self.shared.gate.enter(&self.writers, io).await;
+            let ticket = self.shared.gate.enter(&self.writers).await;
             let end = io.write(file, offset, mem, durable).await;
             drop(ticket);
             end

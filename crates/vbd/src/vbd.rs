@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::qcow2::BitmapSet;
 use ringtap_image::{CacheMode, Discard, Error, Extent, Image, Info, Status, UnderWay};
-use ringtap_io::{Io, Mem, Panic, Time};
+use ringtap_io::{Io, Mem, Panic};
 use tracing::Span;
 
 use crate::failures::{Failures, Refusal};
 use crate::gate::{Gate, Writers};
-use crate::health::Health;
+use crate::health::{Health, Listening};
 use crate::hold::Hold;
 use crate::name::Name;
 use crate::stats::{QueueStats, Stats};
@@ -55,8 +55,6 @@ pub struct Request {
 
 /// After the first what was freed is not referred to any more, after the others nobody can be looking at it.
 const FLUSHES_TO_REUSE: usize = 3;
-/// Others who are under way get this time to end.
-const PAUSE: Time = 1_000_000;
 
 pub(crate) struct Shared {
     info: Info,
@@ -65,8 +63,10 @@ pub(crate) struct Shared {
     growing: Mutex<()>,
     /// Those who want writes to be stable when they are answered: the operator, and each [`WriteThrough`].
     writethrough: AtomicUsize,
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     health: Arc<Health>,
+    /// Wakes who waits for a request that may never end, when the disk is stopped.
+    _abandoned: Listening,
     stats: Mutex<Vec<Arc<QueueStats>>>,
     name: Name,
     failures: Failures,
@@ -125,14 +125,21 @@ impl Vbd {
     }
 
     fn showing(image: Box<dyn Image>, cache: CacheMode, info: Info) -> Vbd {
+        let (gate, health) = (Arc::<Gate>::default(), Arc::<Health>::default());
+        let (theirs, waited_at) = (image.fork(), gate.clone());
+        let abandoned = health.when_failed(move |_| {
+            theirs.abandon();
+            waited_at.abandon();
+        });
         let shared = Arc::new(Shared {
             cache,
             size: AtomicU64::new(info.size),
             info,
             growing: Mutex::default(),
             writethrough: AtomicUsize::new(cache.writethrough().into()),
-            gate: Gate::default(),
-            health: Arc::default(),
+            gate,
+            health,
+            _abandoned: abandoned,
             stats: Mutex::default(),
             name: Name::default(),
             failures: Failures::new(Span::none()),
@@ -302,7 +309,9 @@ impl Vbd {
     async fn carry_out_in_freed_room(&self, io: &Io, request: &Request) -> Result<(), Error> {
         for _ in 0..FLUSHES_TO_REUSE {
             self.image.flush(io).await.map_err(|_| Error::Full)?;
-            io.sleep(PAUSE).await;
+            if let Some(grace) = self.image.grace() {
+                grace.over(grace.epoch()).await;
+            }
         }
         let _under_way = self.under_way.as_ref().map(|thread| thread.enter());
         self.carry_out(io, request).await

@@ -13,7 +13,7 @@ use ringtap_image::luks::{CreateOptions, Derivation, Effort, Version, create};
 use ringtap_image::{CacheMode, Container, Luks, Secret, Traits};
 use ringtap_io::{File, Mem, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
+    Ask, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, random_asks, turn_all,
 };
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
@@ -149,16 +149,7 @@ impl Bench {
             });
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
-        while all.iter().any(|tasks| tasks.count() > 0) && !self.disk.is_cut() {
-            for tasks in &mut all {
-                tasks.run_ready();
-                if tasks.count() > 0 {
-                    if let Err(error) = tasks.turn(true) {
-                        assert!(is_power_cut(&error), "{error}");
-                    }
-                }
-            }
-        }
+        turn_all(&self.disk, &mut all);
         // Each queue hears of the cut before its tasks are dropped.
         for tasks in &mut all {
             if self.disk.is_cut() {

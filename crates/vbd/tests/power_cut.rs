@@ -10,8 +10,8 @@ use std::rc::Rc;
 use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, is_power_cut,
-    random_asks,
+    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, random_asks,
+    turn_all,
 };
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
@@ -157,19 +157,7 @@ impl Bench {
             });
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
-        while all.iter().any(|tasks| tasks.count() > 0) {
-            for tasks in &mut all {
-                tasks.run_ready();
-                if tasks.count() > 0 {
-                    if let Err(error) = tasks.turn(true) {
-                        assert!(is_power_cut(&error), "{error}");
-                    }
-                }
-            }
-            if self.disk.is_cut() {
-                break;
-            }
-        }
+        turn_all(&self.disk, &mut all);
         // Each queue hears of the cut before its tasks are dropped.
         for tasks in &mut all {
             if self.disk.is_cut() {

@@ -12,9 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent, Sabotage};
 use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog, Traits};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{
-    Ask, Chances, Disk, Fault, Guest, Promise, SECTOR, Sim, is_power_cut, random_asks,
-};
+use ringtap_sim::{Ask, Chances, Disk, Fault, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
 use ringtap_vbd::{Kind, Request, Vbd};
 
 use common::Served;
@@ -270,16 +268,7 @@ impl Bench {
             let served = Rc::new(Served::new(vbd.fork()));
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
-        while all.iter().any(|tasks| tasks.count() > 0) && !self.disk.is_cut() {
-            for tasks in &mut all {
-                tasks.run_ready();
-                if tasks.count() > 0 {
-                    if let Err(error) = tasks.turn(true) {
-                        assert!(is_power_cut(&error), "{error}");
-                    }
-                }
-            }
-        }
+        turn_all(&self.disk, &mut all);
         // Each queue hears of the cut before its tasks are dropped.
         for tasks in &mut all {
             if self.disk.is_cut() {

@@ -10,10 +10,10 @@ use ringtap_io::Io;
 use ringtap_io::sync::broken;
 
 use super::entry::{Entry, Kind, bits};
-use super::header::{COPIED, OFFSET_MASK};
+use super::header::COPIED;
 use super::space::Taken;
 use super::table::Lookup;
-use super::{PAUSE, Shared, State};
+use super::{Shared, State};
 use crate::numbered::Numbered;
 use crate::{Allocation, Error, Extent};
 
@@ -183,7 +183,12 @@ impl Shared {
     async fn find_room(&self, io: &Io, offset: u64, len: u64) -> Result<Option<Go>, Error> {
         let mut full = false;
         loop {
-            let plan = self.plan(&mut self.state(), offset, len, full);
+            let (plan, settled) = {
+                let mut state = self.state();
+                let plan = self.plan(&mut state, offset, len, full);
+                let waits = matches!(plan, Plan::Wait);
+                (plan, waits.then(|| self.events.settled.listen()))
+            };
             match plan {
                 Plan::Go(go) => {
                     if let Some(beyond) = go.beyond.clone() {
@@ -199,7 +204,9 @@ impl Shared {
                 }
                 Plan::Again => return Ok(None),
                 Plan::Wait => {
-                    io.sleep(PAUSE).await;
+                    if let Some(settled) = settled {
+                        settled.await;
+                    }
                     return Ok(None);
                 }
                 Plan::Flush => {
@@ -545,6 +552,10 @@ impl Shared {
             self.commit_cluster(&mut state, cluster, token, written);
         }
         state.cache.unpin(&self.tables, slice);
+        drop(state);
+        if !broken("settled in silence") {
+            self.events.settled.notify();
+        }
     }
 
     fn commit_cluster(&self, state: &mut State, cluster: u64, token: u64, written: bool) {
@@ -577,22 +588,6 @@ impl Shared {
         } else if pending.new && !pending.committed {
             let host = pending.host >> geometry.cluster_bits;
             state.space.give_back(host..host + 1, false);
-        }
-    }
-
-    /// What an entry referred to has one reference less.
-    pub(super) fn release_entry(&self, state: &mut State, old: Entry) {
-        let bits = self.tables.geometry.cluster_bits;
-        if self.tables.geometry.data_file {
-            return;
-        }
-        if old.is_compressed() {
-            let (offset, len) = self.header.compressed_extent(old.word);
-            for cluster in offset >> bits..=(offset + len - 1) >> bits {
-                self.release(state, cluster);
-            }
-        } else if old.word & OFFSET_MASK != 0 {
-            self.release(state, (old.word & OFFSET_MASK) >> bits);
         }
     }
 }

@@ -12,14 +12,14 @@ use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
-use ringtap_io::Io;
+use ringtap_io::{Io, Listener};
 
 use super::compressed::Encoder;
 use super::entry::Entry;
 use super::header::COPIED;
 use super::space::Taken;
 use super::table::Lookup;
-use super::{Compression, PAUSE, Sabotage, Shared, State};
+use super::{Compression, Sabotage, Shared, State};
 use crate::Error;
 
 thread_local! {
@@ -338,25 +338,25 @@ impl Shared {
 
     /// Set a cluster's entry, once no write to the cluster is under way.
     async fn point(&self, io: &Io, cluster: u64, entry: Entry) -> Result<(), Error> {
-        while !self.point_now(io, cluster, entry).await? {
-            io.sleep(PAUSE).await;
+        loop {
+            self.own_table(io, cluster).await?;
+            match self.point_now(cluster, entry) {
+                Some(settled) => settled.await,
+                None => return Ok(()),
+            }
         }
-        Ok(())
     }
 
-    async fn point_now(&self, io: &Io, cluster: u64, entry: Entry) -> Result<bool, Error> {
-        self.own_table(io, cluster).await?;
+    /// The same of a cluster whose table is pinned, which it is not afterwards; or what to wait for.
+    fn point_now(&self, cluster: u64, entry: Entry) -> Option<Listener<'_>> {
         let mut state = self.state();
-        let old = match self.tables.entry(cluster) {
-            Lookup::Entry(old) if !state.allocations.is_pending(cluster) => Some(old),
-            _ => None,
-        };
-        if let Some(old) = old {
+        let settled = state.allocations.is_pending(cluster).then(|| self.events.settled.listen());
+        if let (None, Lookup::Entry(old)) = (&settled, self.tables.entry(cluster)) {
             self.dirty.store(true, SeqCst);
             state.cache.set(&self.tables, cluster, entry);
             self.release_entry(&mut state, old);
         }
         state.cache.unpin(&self.tables, self.tables.geometry.slice_of(cluster));
-        Ok(old.is_some())
+        settled
     }
 }

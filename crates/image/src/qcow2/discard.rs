@@ -1,18 +1,18 @@
 //! Discard and write-zeroes, by whole units: entries change in memory, space is freed once that is
 //! stable.
 
-use ringtap_io::Io;
+use ringtap_io::{Io, Listener};
 
 use super::entry::{Entry, Kind, bits};
 use super::header::{OFFSET_MASK, ZERO};
-use super::{PAUSE, Shared, State};
+use super::{Shared, State};
 use crate::{Container, Discard, Error};
 
 /// What became of one cluster.
-enum Step {
+enum Step<'a> {
     Done,
     /// A write to it is under way that has its place yet to get.
-    Wait,
+    Wait(Listener<'a>),
     /// Its table has to be had first.
     NeedsTable,
     /// There is no room to note it.
@@ -57,19 +57,13 @@ impl Shared {
         while cluster < end {
             let start = offset.max(cluster << bits) - (cluster << bits);
             let to = (offset + len).min((cluster + 1) << bits) - (cluster << bits);
-            cluster = match self.discard_in(io, cluster, end, start..to, mode).await? {
-                0 => {
-                    io.sleep(PAUSE).await;
-                    cluster
-                }
-                done => cluster + done,
-            };
+            cluster += self.discard_in(io, cluster, end, start..to, mode).await?;
         }
         Ok(())
     }
 
     /// Discard a range of one cluster, and go on with whole ones as far as they have no table or are
-    /// in the same slice. Gives how many clusters are done; none where another task has to end first.
+    /// in the same slice. Gives how many clusters are done; none where it has to be looked at again.
     async fn discard_in(
         &self,
         io: &Io,
@@ -89,7 +83,10 @@ impl Shared {
         }
         match self.discard_one(cluster, range.clone(), mode) {
             Step::Done => Ok(1),
-            Step::Wait => Ok(0),
+            Step::Wait(settled) => {
+                settled.await;
+                Ok(0)
+            }
             Step::NeedsFlush => {
                 self.flush(io).await?;
                 Ok(0)
@@ -111,11 +108,11 @@ impl Shared {
         Ok(())
     }
 
-    fn discard_one(&self, cluster: u64, range: std::ops::Range<u64>, mode: Discard) -> Step {
+    fn discard_one(&self, cluster: u64, range: std::ops::Range<u64>, mode: Discard) -> Step<'_> {
         let geometry = &self.tables.geometry;
         let mut state = self.state();
         if state.allocations.is_pending(cluster) {
-            return Step::Wait;
+            return Step::Wait(self.events.settled.listen());
         }
         if self.log_is_crowded(&state, 1) {
             return Step::NeedsFlush;

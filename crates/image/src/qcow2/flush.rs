@@ -9,13 +9,13 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
-use ringtap_io::Io;
 use ringtap_io::sync::{MutexGuard, broken};
+use ringtap_io::{Io, Listener};
 
 use super::refcount::{Contradiction, Refcounts, Writes};
 use super::table::{L1_BLOCK, Slices};
 use super::together::together;
-use super::{PAUSE, Released, Sabotage, Shared, ToolError};
+use super::{Released, Sabotage, Shared, ToolError};
 use crate::{Container, Error};
 
 /// How often closing flushes before what is left is left.
@@ -60,7 +60,7 @@ impl Shared {
                 let next = if broken("flush joined") { 0 } else { 1 };
                 let wanted = *number.get_or_insert(flushing.begun + next);
                 if flushing.running {
-                    return Step::Wait;
+                    return Step::Wait(self.events.flushed.listen());
                 }
                 if flushing.begun >= wanted {
                     return Step::Served(flushing.end.unwrap_or(Ok(())));
@@ -71,14 +71,19 @@ impl Shared {
             };
             match begin() {
                 Step::Served(end) => return end,
-                Step::Wait => io.sleep(PAUSE).await,
+                Step::Wait(flushed) => flushed.await,
                 Step::Run => break,
             }
         }
         let end = self.flush_alone(io).await;
-        let mut state = self.state();
-        state.flushing.running = false;
-        state.flushing.end = Some(end);
+        {
+            let mut state = self.state();
+            state.flushing.running = false;
+            state.flushing.end = Some(end);
+        }
+        if !broken("flush ended in silence") {
+            self.events.flushed.notify();
+        }
         end
     }
 
@@ -373,11 +378,16 @@ impl Shared {
 
     /// The same without making it stable.
     pub(super) async fn write_header(&self, io: &Io, at: u64, bytes: &[u8]) -> Result<(), Error> {
-        while self.header_busy.swap(true, SeqCst) {
-            io.sleep(PAUSE).await;
+        loop {
+            let free = self.events.header.listen();
+            if !self.header_busy.swap(true, SeqCst) {
+                break;
+            }
+            free.await;
         }
         let end = self.container.write(io, at, bytes).await;
         self.header_busy.store(false, SeqCst);
+        self.events.header.notify();
         end
     }
 
@@ -431,9 +441,9 @@ pub(super) async fn patch(
 }
 
 /// What a task that asks for a flush does next.
-enum Step {
+enum Step<'a> {
     Run,
-    Wait,
+    Wait(Listener<'a>),
     Served(Result<(), Error>),
 }
 

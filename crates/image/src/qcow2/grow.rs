@@ -1,11 +1,11 @@
 //! Finding which host clusters are free, and making the file longer.
 
-use ringtap_io::Io;
 use ringtap_io::sync::{MutexGuard, broken};
+use ringtap_io::{Io, Listener};
 
 use super::refcount::Refcounts;
 use super::space::{Runs, Taken};
-use super::{PAUSE, Shared};
+use super::{Shared, State};
 use crate::Error;
 
 /// The file is made longer by so many bytes at first, by more and more later.
@@ -15,6 +15,14 @@ const LARGEST_STEP: u64 = 64 << 20;
 const LARGEST_FREE_STEP: u64 = 1 << 30;
 /// The most refcount blocks that are searched for free clusters, in bytes.
 const SEARCH: u64 = 64 << 20;
+
+/// What a task that wants more room does next.
+enum Begin<'a> {
+    Done,
+    Now,
+    /// Another task is at it.
+    After(Listener<'a>),
+}
 
 impl Shared {
     /// Take 1 to `count` clusters one after the other, for the image's own structures or a guest's
@@ -37,21 +45,19 @@ impl Shared {
         }
     }
 
-    /// Make room behind the last used cluster, or wait a little while another task does.
+    /// Make room behind the last used cluster, or wait while another task does.
     pub(super) async fn grow(&self, io: &Io) -> Result<(), Error> {
         let begin = || {
             let mut state = self.state();
             let tail = state.space.tail();
-            if state.space.known && tail.start < tail.end {
-                return Some(false);
-            }
-            (!std::mem::replace(&mut state.space.growing, true)).then_some(true)
+            let has_room = state.space.known && tail.start < tail.end;
+            self.begin_growing(&mut state, has_room)
         };
         match begin() {
-            Some(false) => return Ok(()),
-            Some(true) => {}
-            None => {
-                io.sleep(PAUSE).await;
+            Begin::Done => return Ok(()),
+            Begin::Now => {}
+            Begin::After(grown) => {
+                grown.await;
                 return Ok(());
             }
         }
@@ -59,8 +65,25 @@ impl Shared {
             Ok(()) => self.grow_alone(io).await,
             error => error,
         };
-        self.state().space.growing = false;
+        self.end_growing();
         end
+    }
+
+    /// Whether to grow, which is this task's alone from now on then.
+    fn begin_growing(&self, state: &mut State, done: bool) -> Begin<'_> {
+        match done {
+            true => Begin::Done,
+            false if state.space.growing => Begin::After(self.events.grown.listen()),
+            false => {
+                state.space.growing = true;
+                Begin::Now
+            }
+        }
+    }
+
+    fn end_growing(&self) {
+        self.state().space.growing = false;
+        self.events.grown.notify();
     }
 
     /// See that it is known which clusters are free.
@@ -68,19 +91,17 @@ impl Shared {
         loop {
             let begin = || {
                 let mut state = self.state();
-                if state.space.known {
-                    return Some(false);
-                }
-                (!std::mem::replace(&mut state.space.growing, true)).then_some(true)
+                let known = state.space.known;
+                self.begin_growing(&mut state, known)
             };
             match begin() {
-                Some(false) => return Ok(()),
-                Some(true) => break,
-                None => io.sleep(PAUSE).await,
+                Begin::Done => return Ok(()),
+                Begin::Now => break,
+                Begin::After(grown) => grown.await,
             }
         }
         let end = self.find_free_once(io).await;
-        self.state().space.growing = false;
+        self.end_growing();
         end
     }
 

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use ringtap_io::{Io, Mem};
+use ringtap_io::{Io, Listener, Mem};
 
 use super::entry::{Entry, Kind};
 use super::header::{COPIED, L1_RESERVED, incompatible};
 use super::table::Lookup;
-use super::{PAUSE, Shared, State};
+use super::{Shared, State};
 use crate::bytes::be64;
 use crate::container::Piece;
 use crate::{Error, Extent};
@@ -95,11 +95,14 @@ impl Shared {
                 Lookup::NoTable => return Ok(None),
                 Lookup::Entry(_) | Lookup::NotLoaded => {}
             }
-            let Some(at) = self.begin_loading(slice, whole) else {
-                io.sleep(PAUSE).await;
-                continue;
+            let at = match self.begin_loading(slice, whole) {
+                Ok(at) => at,
+                Err(loaded) => {
+                    loaded.await;
+                    continue;
+                }
             };
-            let installed = match at {
+            let later = match at {
                 Where::Nowhere => continue,
                 Where::Blank => self.end_loading(slice, Ok(None))?,
                 Where::At(l1) => {
@@ -108,36 +111,32 @@ impl Shared {
                 }
                 Where::EntryAt(l1) => {
                     let read = self.read_entry(io, cluster, l1).await;
-                    let state = &mut *self.state();
-                    state.cache.loading.remove(&slice);
-                    state.cache.keep_entry(&self.tables, cluster, read?);
-                    true
+                    self.end_reading(slice, |state| {
+                        state.cache.keep_entry(&self.tables, cluster, read?);
+                        Ok(Later::No)
+                    })?
                 }
             };
-            if !installed {
-                // Every frame waits to be written.
-                self.flush(io).await?;
-                io.sleep(PAUSE).await;
-            }
+            self.wait_for_frame(io, later).await?;
         }
     }
 
-    /// Where to read a slice; nothing where another task does.
-    fn begin_loading(&self, slice: u64, whole: bool) -> Option<Where> {
+    /// Where to read a slice; what to wait for where another task does.
+    fn begin_loading(&self, slice: u64, whole: bool) -> Result<Where, Listener<'_>> {
         let table = self.tables.geometry.table_of_slice(slice);
         let mut state = self.state();
         let (cache, l1) = (&mut state.cache, self.tables.l1(table));
         if self.tables.is_loaded(slice) || l1 == 0 {
-            return Some(Where::Nowhere);
+            return Ok(Where::Nowhere);
         }
         if !cache.loading.insert(slice) {
-            return None;
+            return Err(self.events.loaded.listen());
         }
         if cache.is_blank(&self.tables, slice) {
-            return Some(Where::Blank);
+            return Ok(Where::Blank);
         }
         let whole = whole || cache.wants(&self.tables, slice, !self.info.read_only);
-        Some(if whole { Where::At(l1) } else { Where::EntryAt(l1) })
+        Ok(if whole { Where::At(l1) } else { Where::EntryAt(l1) })
     }
 
     async fn read_slice(&self, io: &Io, slice: u64, l1: u64) -> Result<Piece, Error> {
@@ -166,22 +165,54 @@ impl Shared {
         Ok(offset)
     }
 
-    /// What was read, if it was, goes into memory; a slice that was not read is zeros. False where
-    /// there is no room before a flush.
-    fn end_loading(&self, slice: u64, read: Result<Option<Piece>, Error>) -> Result<bool, Error> {
-        let mut state = self.state();
-        state.cache.loading.remove(&slice);
-        let installed = match read? {
-            None => state.cache.install(&self.tables, slice, |_| 0),
-            Some(bytes) => {
-                let word = |at: usize| be64(&bytes, at * 8).unwrap_or(0);
-                state.cache.install(&self.tables, slice, word)
+    /// What was read, if it was, goes into memory, where there is room; a slice that was not read is zeros.
+    fn end_loading(
+        &self,
+        slice: u64,
+        read: Result<Option<Piece>, Error>,
+    ) -> Result<Later<'_>, Error> {
+        self.end_reading(slice, |state| {
+            let installed = match read? {
+                None => state.cache.install(&self.tables, slice, |_| 0),
+                Some(bytes) => {
+                    let word = |at: usize| be64(&bytes, at * 8).unwrap_or(0);
+                    state.cache.install(&self.tables, slice, word)
+                }
+            };
+            if installed && !self.info.read_only && state.cache.is_first(slice) {
+                self.look_for_overlaps(state, slice);
             }
+            Ok(if installed { Later::No } else { self.later(state) })
+        })
+    }
+
+    /// A slice is not being read any more; `then` has what was.
+    fn end_reading<T>(&self, slice: u64, then: impl FnOnce(&mut State) -> T) -> T {
+        let end = {
+            let mut state = self.state();
+            state.cache.loading.remove(&slice);
+            then(&mut state)
         };
-        if installed && !self.info.read_only && state.cache.is_first(slice) {
-            self.look_for_overlaps(&state, slice);
+        self.events.loaded.notify();
+        end
+    }
+
+    /// No frame was to be had.
+    fn later(&self, state: &State) -> Later<'_> {
+        state.cache.frame_later(&self.tables).map_or(Later::Flushed, Later::Freed)
+    }
+
+    /// See that there may be a frame now, where none was.
+    async fn wait_for_frame(&self, io: &Io, later: Later<'_>) -> Result<(), Error> {
+        match later {
+            Later::No => Ok(()),
+            Later::Flushed => self.flush(io).await,
+            Later::Freed(freed) => {
+                self.flush(io).await?;
+                freed.await;
+                Ok(())
+            }
         }
-        Ok(installed)
     }
 
     /// An entry that points into the image's own structures would let the guest write over them: the
@@ -218,29 +249,32 @@ impl Shared {
                 return Err(self.mark_corrupt(io).await);
             }
             if !self.owns_table(table) {
-                if !self.state().cache.making.insert(table) {
-                    io.sleep(PAUSE).await;
+                if let Some(made) = self.begin_making(table) {
+                    made.await;
                     continue;
                 }
                 let made = self.make_table(io, table).await;
                 self.state().cache.making.remove(&table);
+                self.events.made.notify();
                 made?;
                 continue;
             }
             self.bring(io, cluster, true).await?;
-            let is_loaded = {
+            let later = {
                 let mut state = self.state();
                 if state.cache.pin_frame(&self.tables, slice) {
                     return Ok(());
                 }
-                self.tables.is_loaded(slice)
+                if self.tables.is_loaded(slice) { self.later(&state) } else { Later::No }
             };
-            if is_loaded {
-                // Every frame waits to be written.
-                self.flush(io).await?;
-                io.sleep(PAUSE).await;
-            }
+            self.wait_for_frame(io, later).await?;
         }
+    }
+
+    /// What to wait for where another task makes this table; else it is this one's to make.
+    fn begin_making(&self, table: u64) -> Option<Listener<'_>> {
+        let mut state = self.state();
+        (!state.cache.making.insert(table)).then(|| self.events.made.listen())
     }
 
     /// Give an L1 entry a table of its own.
@@ -292,6 +326,16 @@ impl Shared {
         }
         Error::Corrupt
     }
+}
+
+/// When there may be a frame for a slice.
+enum Later<'a> {
+    /// It has one, or needs none.
+    No,
+    /// After a flush.
+    Flushed,
+    /// After a flush, and when one of those that are pinned is not any more.
+    Freed(Listener<'a>),
 }
 
 /// Where a slice's bytes are.

@@ -35,6 +35,7 @@ mod create;
 mod decoder;
 mod discard;
 mod entry;
+mod events;
 pub mod extension;
 mod flush;
 mod grow;
@@ -86,13 +87,11 @@ pub(crate) use chain::open_chain;
 use allocate::Allocations;
 use compress::Packing;
 use entry::Kind;
+use events::Events;
 use flush::Flushing;
 use refcount::Refcounts;
 use space::Space;
 use table::{Cache, Tables};
-
-/// How long a task waits before it looks again whether another has done what it needs.
-const PAUSE: u64 = 30_000;
 
 /// A qcow2 image.
 #[derive(Clone)]
@@ -128,6 +127,7 @@ struct Shared {
     decoder: Decoder,
     sabotage: Option<Sabotage>,
     grace: Arc<Grace>,
+    events: Events,
 }
 
 /// What changes, under one lock that is never held while anything is waited for.
@@ -186,6 +186,22 @@ impl Shared {
         state.packing.leave(cluster, self.header.cluster_bits);
         state.released.push(Released { cluster, epoch: self.grace.epoch() });
         self.dirty.store(true, SeqCst);
+    }
+
+    /// What an entry referred to has one reference less.
+    pub(super) fn release_entry(&self, state: &mut State, old: entry::Entry) {
+        let bits = self.tables.geometry.cluster_bits;
+        if self.tables.geometry.data_file {
+            return;
+        }
+        if old.is_compressed() {
+            let (offset, len) = self.header.compressed_extent(old.word);
+            for cluster in offset >> bits..=(offset + len - 1) >> bits {
+                self.release(state, cluster);
+            }
+        } else if old.word & header::OFFSET_MASK != 0 {
+            self.release(state, (old.word & header::OFFSET_MASK) >> bits);
+        }
     }
 
     /// Change a cluster's L2 entry, whose slice has a frame. Every change that only a flush makes
@@ -323,6 +339,10 @@ impl Image for Qcow2 {
 
     fn current_size(&self) -> Result<u64, Error> {
         Ok(self.shared.info.size)
+    }
+
+    fn abandon(&self) {
+        self.shared.abandon();
     }
 
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {

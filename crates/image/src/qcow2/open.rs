@@ -12,6 +12,7 @@ use ringtap_io::sync::atomic::AtomicBool;
 use super::bitmap_set::{self, BitmapSet, Loading};
 use super::decoder::Decoder;
 use super::entry::Geometry;
+use super::events::Events;
 use super::flush::{Flushing, patch};
 use super::header::{COPIED, MAX_EXTERNAL, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
@@ -211,6 +212,7 @@ impl Qcow2 {
             decoder,
             sabotage,
             grace: Arc::new(Grace::default()),
+            events: Events::default(),
         };
         match parts.restart {
             Some(log) if read_only => shared.show(io, &log).await?,

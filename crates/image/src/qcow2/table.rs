@@ -12,6 +12,7 @@ use ringtap_io::sync::atomic::{
     AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
 };
 use ringtap_io::sync::{OnceLock, broken, spin_loop};
+use ringtap_io::{Event, Listener};
 
 use super::entry::{Entry, Geometry, Kind};
 use super::header::OFFSET_MASK;
@@ -49,6 +50,8 @@ pub(super) struct Tables {
     /// Whether there are fewer frames than slices.
     scarce: bool,
     recent: Recent,
+    /// A frame is pinned no more.
+    freed: Event,
 }
 
 /// What is known of a cluster's entry.
@@ -80,8 +83,14 @@ impl Tables {
             frames: empty(frames.min(slices)),
             scarce: frames < slices,
             recent: Recent::new(if frames < slices { frames / FRAMES_PER_PLACE } else { 0 }),
+            freed: Event::default(),
             geometry,
         }
+    }
+
+    /// Told when a frame is pinned no more.
+    pub(super) fn freed(&self) -> &Event {
+        &self.freed
     }
 
     /// The L1 entry; 0 past the table's end.
@@ -297,7 +306,16 @@ impl Cache {
     pub(super) fn unpin(&mut self, tables: &Tables, slice: u64) {
         if let Some(frame) = self.frame_of(tables, slice) {
             frame.pins = frame.pins.saturating_sub(1);
+            if frame.pins == 0 {
+                tables.freed.notify();
+            }
         }
+    }
+
+    /// What to wait for where every frame is pinned or waits to be written, once a flush has begun.
+    pub(super) fn frame_later<'a>(&self, tables: &'a Tables) -> Option<Listener<'a>> {
+        let full = self.frames.iter().all(|frame| frame.dirty || frame.pins > 0);
+        full.then(|| tables.freed.listen())
     }
 
     pub(super) fn is_dirty(&self) -> bool {

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ringtap_io::Io;
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
 use ringtap_io::sync::{Mutex, MutexGuard};
+use ringtap_io::{Event, Io};
 
 use super::bitmap::{Bitmap, Bitmaps};
 use super::flush::Turns;
@@ -39,6 +39,10 @@ pub(super) struct Shared {
     pub(super) restart: OnceLock<RestartLog>,
     pub(super) dirty: AtomicBool,
     pub(super) turns: Mutex<Turns>,
+    /// A flush has ended.
+    pub(super) flushed: Event,
+    /// A write to a place allocated for it has ended, or the file was made longer.
+    pub(super) settled: Event,
     #[cfg(feature = "sabotage")]
     pub(super) sabotage: Option<super::sabotage::Sabotage>,
 }
@@ -87,6 +91,8 @@ impl Dynamic {
                 restart: OnceLock::new(),
                 dirty: AtomicBool::new(false),
                 turns: Mutex::default(),
+                flushed: Event::default(),
+                settled: Event::default(),
                 #[cfg(feature = "sabotage")]
                 sabotage: super::sabotage::of_thread(),
             }),
@@ -326,6 +332,14 @@ impl Image for Dynamic {
 
     fn current_size(&self) -> Result<u64, Error> {
         Ok(self.shared.info.size)
+    }
+
+    fn abandon(&self) {
+        self.shared.flushed.close();
+        self.shared.settled.close();
+        if let Some(parent) = &self.shared.parent {
+            parent.abandon();
+        }
     }
 
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {

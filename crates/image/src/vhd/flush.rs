@@ -15,8 +15,6 @@ use super::sabotage::Sabotage;
 use crate::whole::whole;
 use crate::{Boxed, Container, Error};
 
-/// How long to wait before looking again whether another task's flush has ended.
-const PAUSE: u64 = 50_000;
 /// Bitmaps that are written side by side.
 const BESIDE: usize = 32;
 
@@ -69,7 +67,7 @@ impl Shared {
         let next = if broken("flush joined") { 0 } else { 1 };
         let wanted = self.turns().begun + next;
         let turn = loop {
-            {
+            let flushed = {
                 let mut turns = self.turns();
                 if turns.done >= wanted {
                     return Ok(());
@@ -79,17 +77,23 @@ impl Shared {
                     turns.begun += 1;
                     break turns.begun;
                 }
-            }
-            io.sleep(PAUSE).await;
+                self.flushed.listen()
+            };
+            flushed.await;
         };
         let batch = self.take_batch();
         let mut stage = Stage::Begun;
         let end = self.write_batch(io, &batch, &mut stage).await;
         self.end_batch(batch, stage);
-        let mut turns = self.turns();
-        turns.running = false;
-        if end.is_ok() {
-            turns.done = turn;
+        {
+            let mut turns = self.turns();
+            turns.running = false;
+            if end.is_ok() {
+                turns.done = turn;
+            }
+        }
+        if !broken("flush ended in silence") {
+            self.flushed.notify();
         }
         end
     }

@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
-use ringtap_io::Io;
 use ringtap_io::sync::broken;
+use ringtap_io::{Io, Listener};
 
 use super::bitmap::Bitmap;
 use super::dynamic::Shared;
@@ -23,8 +23,6 @@ use crate::{Allocation, Container, Error};
 
 /// The file grows by as much as it has, within a block and this.
 const STEP: u64 = 64 << 20;
-/// How long to wait before looking again at what another task is about to do.
-const PAUSE: u64 = 20_000;
 /// Where the table's 32-bit sector numbers end.
 const FILE_MOST: u64 = (header::UNUSED as u64) * SECTOR;
 
@@ -80,7 +78,7 @@ struct Write {
 enum Found<'a> {
     Room(Allocation<'a>),
     /// Others must come to an end first.
-    Wait,
+    Wait(Listener<'a>),
     /// The file must grow, which is the asker's to do now.
     Grow,
     /// It may be written to as it is by now.
@@ -146,10 +144,11 @@ impl Shared {
             Found::Room(room) => return Ok(Some(room)),
             Found::Look => {}
             Found::Flush => self.flush(io).await?,
-            Found::Wait => io.sleep(PAUSE).await,
+            Found::Wait(settled) => settled.await,
             Found::Grow => {
                 let end = self.grow(io).await;
                 self.room().growing = false;
+                self.settled.notify();
                 end?;
             }
         }
@@ -192,7 +191,7 @@ impl Shared {
             len -= if write.partial { 0 } else { len % SECTOR };
             write.end = (inside + len).div_ceil(SECTOR);
             if room.disturbed(block, write.first, write.end, write.partial) {
-                return Ok(Found::Wait);
+                return Ok(Found::Wait(self.settled.listen()));
             }
         }
         room.last_write += 1;
@@ -216,7 +215,7 @@ impl Shared {
         block: u32,
     ) -> Result<Result<(u64, bool), Found<'_>>, Error> {
         if room.growing {
-            return Ok(Err(Found::Wait));
+            return Ok(Err(Found::Wait(self.settled.listen())));
         }
         if room.next + self.pitch() > FILE_MOST {
             return Err(Error::Full);
@@ -274,6 +273,13 @@ impl Shared {
     }
 
     pub(super) fn commit(&self, allocation: &Allocation<'_>, written: bool) {
+        self.commit_quietly(allocation, written);
+        if !broken("settled in silence") {
+            self.settled.notify();
+        }
+    }
+
+    fn commit_quietly(&self, allocation: &Allocation<'_>, written: bool) {
         let mut room = self.room();
         let Some(Write { block, first, end, .. }) = room.writes.remove(&allocation.token) else {
             return;

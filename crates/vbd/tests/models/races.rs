@@ -138,6 +138,7 @@ fn refcounts_that_a_flush_dropped_are_read_again() {
 fn nobody_writes_to_the_last_cluster_while_what_is_behind_it_is_zeroed() {
     try_orders("the disk's end", 1600, the_last_cluster);
     must_notice("end shared", 10_000, the_last_cluster);
+    must_notice("settled in silence", 2000, the_last_cluster);
 }
 
 #[test]

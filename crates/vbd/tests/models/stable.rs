@@ -93,12 +93,14 @@ fn a_flush_serves_all_that_were_acknowledged_before_it_began() {
     try_orders("group flush of qcow2 with subclusters", 800, flushes_of_subclusters);
     must_notice("flush joined", 4000, flushes_of_qcow2);
     must_notice("dirty forgotten", 4000, flushes_of_qcow2);
+    must_notice("flush ended in silence", 1000, flushes_of_qcow2);
 }
 
 #[test]
 fn a_flush_of_a_vhd_serves_all_that_were_acknowledged_before_it_began() {
     try_orders("group flush of VHD", 1600, flushes_of_a_vhd);
     must_notice("flush joined", 4000, flushes_of_a_vhd);
+    must_notice("flush ended in silence", 1000, flushes_of_a_vhd);
 }
 
 #[test]

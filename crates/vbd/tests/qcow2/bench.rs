@@ -15,7 +15,7 @@ use ringtap_image::{
 };
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks,
+    Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks, turn_all,
 };
 use ringtap_vbd::sabotage::{Trap, Trapped};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
@@ -388,13 +388,13 @@ impl Bench {
             let served = Rc::new(Packs::new(vbd.fork(), self.packed()));
             guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
         }
-        self.turn_all(&mut all);
+        turn_all(&self.disk, &mut all);
         if close && !self.disk.is_cut() {
             let io = all[0].io().clone();
             all[0].spawn(async move {
                 let _may_fail: Result<(), Error> = vbd.close(&io).await;
             });
-            self.turn_all(&mut all);
+            turn_all(&self.disk, &mut all);
         }
         // Each queue hears of the cut before its tasks are dropped.
         for tasks in &mut all {
@@ -415,19 +415,6 @@ impl Bench {
     /// Through the page cache a failed flush cannot be made good: those after it fail too.
     pub fn flushes_stay_failed(&self) -> bool {
         self.align == 1
-    }
-
-    fn turn_all(&self, all: &mut [Tasks]) {
-        while all.iter().any(|tasks| tasks.count() > 0) && !self.disk.is_cut() {
-            for tasks in &mut *all {
-                tasks.run_ready();
-                if tasks.count() > 0 {
-                    if let Err(error) = tasks.turn(true) {
-                        assert!(is_power_cut(&error), "{error}");
-                    }
-                }
-            }
-        }
     }
 
     /// The whole disk, read through the chain.
