@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// How often a line is written where there is no terminal.
 const EVERY: Duration = Duration::from_secs(10);
-/// Of this share on the pace so far says how long it will take, before it the plan.
+/// From this share on the pace so far says how long it will take.
 const PACED: f64 = 0.05;
 
 /// Progress of a run, in seconds of expected work.
@@ -44,8 +44,9 @@ impl State {
 
     fn left(&self) -> Duration {
         let (share, passed) = (self.share(), self.began.elapsed().as_secs_f64());
+        // At first the expectation is all there is.
         let all = if share < PACED { self.expected } else { passed / share };
-        Duration::from_secs_f64((all - passed).max(0.0).ceil())
+        Duration::from_secs_f64((all * (1.0 - share)).ceil())
     }
 }
 

@@ -52,6 +52,11 @@ pub fn parts(arm: &Running, round: u32) -> Vec<Vec<&'static Workload>> {
     reads.into_iter().chain(writes.into_iter().map(|one| vec![one])).chain(spare).collect()
 }
 
+/// Of some arms only the flushes are counted.
+fn has_rounds(arm: &Running) -> bool {
+    arm.rounds().next().is_some()
+}
+
 fn is_overlay(arm: &Running) -> bool {
     matches!(arm.entry.backend.image(), Image::Overlay(_))
 }
@@ -80,7 +85,7 @@ impl Guest {
     /// Builds the appliance and writes the disks.
     pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<Guest> {
         let mut disks = Vec::new();
-        for arm in arms {
+        for arm in arms.iter().filter(|arm| has_rounds(arm)) {
             let name = format!("{stage}-{}", arm.name.replace('#', "-"));
             disks.push((arm.name.clone(), make_disk(runner, arm, &name, runner.plan.size)?));
         }
@@ -104,7 +109,7 @@ impl Guest {
             runner.plan.rounds
         ));
         let mut attached = Vec::new();
-        for (position, arm) in (0..).zip(order) {
+        for (position, arm) in (0..).zip(order).filter(|(_, arm)| has_rounds(arm)) {
             let disk = self.disk(&arm.name)?.to_owned();
             for (nth, workloads) in (1..).zip(parts(arm, round)) {
                 let part = Part { nth, workloads };
@@ -121,16 +126,22 @@ impl Guest {
         let settings = runner.settings(stage, round);
         let tool = runner.env.guest_tool();
         let memory = memory(stage);
-        for one in &mut attached {
-            let device = match &one.device {
-                Ok(device) => device.clone(),
-                Err(error) => {
-                    let error = Error::Guest(error.clone());
-                    fail_attached(runner, stage, one, round, &error)?;
-                    continue;
-                }
-            };
-            for &workload in &one.workloads {
+        // Load by load: what is compared in one is measured side by side, so that a machine that is slow for a while is slow
+        // for all.
+        for workload in runner.plan.workloads() {
+            let of_load = attached
+                .iter_mut()
+                .filter(|one| one.workloads.iter().any(|known| known.name == workload.name));
+            for one in of_load {
+                let device = match &one.device {
+                    Ok(device) => device.clone(),
+                    Err(error) => {
+                        let place =
+                            Place { stage, arm: one.arm, workload, round, position: one.position };
+                        runner.fail(place, &Error::Guest(error.clone()))?;
+                        continue;
+                    }
+                };
                 let place = Place { stage, arm: one.arm, workload, round, position: one.position };
                 let alive = one.served.server.as_mut().map_or(Ok(()), process::Server::check);
                 let shell = Shell { machine: &machine, stop: runner.stop };

@@ -175,6 +175,9 @@ fn run(
             let mut words = fio::args(job, target, settings);
             // User-Mode Linux runs on this machine's processor as it is.
             words.extend(fio::clock().filter(|_| shell.machine.accelerator() == "uml"));
+            if shell.machine.accelerator() == "tcg" {
+                words.push(fio::TRANSLATED_CLOCK.into());
+            }
             let (output, disk) = counted(place, &fio_line(&words), limit)?;
             (fio::parse(&output.stdout, job, settings)?, disk)
         }

@@ -98,6 +98,10 @@ pub fn clock() -> Option<String> {
     STEADY.get_or_init(read).then(|| "--clocksource=cpu".into())
 }
 
+/// The clock that fio chooses on a translated processor, whose time stamp counter is none that it takes: named, it is not
+/// tried first.
+pub const TRANSLATED_CLOCK: &str = "--clocksource=clock_gettime";
+
 /// What fio asks of the processor: a time stamp counter that neither changes its rate nor stops.
 fn has_steady_clock(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();

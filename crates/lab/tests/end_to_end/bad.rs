@@ -394,3 +394,35 @@ fn without_root_what_needs_it_is_a_reason() {
     let (_, samples) = run::folder::read(&place.path().join("run")).unwrap();
     assert_eq!(samples.len(), 2, "native and its twin");
 }
+
+#[test]
+fn a_server_that_refuses_is_a_failed_row_that_quotes_it() {
+    let bench = Bench::new();
+    if process::find("qemu-nbd").is_none() {
+        panic!("qemu-nbd is needed: apt-get install qemu-utils");
+    }
+    // A "ringtap" whose serve has a help and then refuses every disk.
+    let script = bench.dir.path().join("run-ringtap");
+    std::fs::write(
+        &script,
+        "#!/bin/sh\ncase \"$2\" in --help) exit 0;; esac\necho 'no such cheese' >&2\nexit 7\n",
+    )
+    .unwrap();
+    let mut mode = std::fs::metadata(&script).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+    std::fs::set_permissions(&script, mode).unwrap();
+    let env = Env::new(script.clone());
+    let plan = bench.plan("--stages host --rounds 1 --seconds 0.1 --backends native,ringtap-nbd --workloads randread-4k-qd1");
+    let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
+    assert_eq!((ended.state, ended.samples, ended.failures), (State::Complete, 3, 2));
+    let analysis = report::load(&bench.out()).unwrap();
+    let failure = &analysis.failures[0];
+    assert_eq!((failure.stage, failure.arm.as_str()), (Stage::Host, "ringtap-nbd"));
+    assert!(
+        failure.error.contains("no such cheese") && failure.error.contains("7"),
+        "{}",
+        failure.error
+    );
+    std::fs::remove_file(script).unwrap();
+    bench.assert_clean();
+}

@@ -3,6 +3,7 @@
 mod bad;
 mod own;
 mod two;
+mod usual;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -224,38 +225,6 @@ fn ctrl_c_leaves_a_readable_part_and_nothing_else() {
     assert!(table.contains("PARTIAL: interrupted"), "{table}");
     let page = report::write_html(&out, &analysis).unwrap();
     assert!(std::fs::read_to_string(page).unwrap().contains("PARTIAL"));
-}
-
-#[test]
-fn a_server_that_refuses_is_a_failed_row_that_quotes_it() {
-    let bench = Bench::new();
-    if ringtap_lab::process::find("qemu-nbd").is_none() {
-        panic!("qemu-nbd is needed: apt-get install qemu-utils");
-    }
-    // A "ringtap" whose serve has a help and then refuses every disk.
-    let script = bench.dir.path().join("run-ringtap");
-    std::fs::write(
-        &script,
-        "#!/bin/sh\ncase \"$2\" in --help) exit 0;; esac\necho 'no such cheese' >&2\nexit 7\n",
-    )
-    .unwrap();
-    let mut mode = std::fs::metadata(&script).unwrap().permissions();
-    std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
-    std::fs::set_permissions(&script, mode).unwrap();
-    let env = Env::new(script.clone());
-    let plan = bench.plan("--stages host --rounds 1 --seconds 0.1 --backends native,ringtap-nbd --workloads randread-4k-qd1");
-    let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
-    assert_eq!((ended.state, ended.samples, ended.failures), (State::Complete, 3, 2));
-    let analysis = report::load(&bench.out()).unwrap();
-    let failure = &analysis.failures[0];
-    assert_eq!((failure.stage, failure.arm.as_str()), (Stage::Host, "ringtap-nbd"));
-    assert!(
-        failure.error.contains("no such cheese") && failure.error.contains("7"),
-        "{}",
-        failure.error
-    );
-    std::fs::remove_file(script).unwrap();
-    bench.assert_clean();
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod browser;
 mod change;
 mod decisions;
 mod gate;
+mod lines;
 mod loads;
 mod schema;
 mod shown;
