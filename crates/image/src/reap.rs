@@ -44,7 +44,8 @@ pub(crate) fn number_of(file: impl AsFd, born: u64) -> u64 {
     words.into_iter().fold(0, step)
 }
 
-fn file_system_of(file: impl AsFd) -> io::Result<u64> {
+/// Which file system the file lies on, by an identity that is the file system's own.
+pub(crate) fn file_system_of(file: impl AsFd) -> io::Result<u64> {
     let known = KNOWN.contains(&(fstatfs(&file)?.f_type as u64));
     let id = if known { fstatvfs(&file)?.f_fsid } else { 0 };
     if id == 0 { Err(io::ErrorKind::Unsupported.into()) } else { Ok(id) }

@@ -54,6 +54,16 @@ fn file_identity(file: impl AsFd) -> Option<String> {
     Some(text)
 }
 
+/// The handle in a file's identity, if there is one.
+pub(super) fn handle_in(identity: &str) -> Option<FileHandle> {
+    let mut words = identity.strip_prefix("file ")?.split(' ').skip(1);
+    let mut handle = [0; FileHandle::WORDS];
+    for word in &mut handle {
+        *word = u64::from_str_radix(words.next()?, 16).ok()?;
+    }
+    Some(FileHandle::from_words(handle))
+}
+
 /// A device by the name that it has for good: the number of a device-mapper or loop device is the next
 /// one's as soon as it is free. Where there is none, by what the kernel counts disks with.
 fn device(folder: &Path, deepest: u32) -> Option<String> {

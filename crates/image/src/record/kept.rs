@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::identity;
+use super::identity::handle_in;
 use super::named::{Allowed, Known};
+use crate::reap::file_system_of;
 
 /// The longest record that is read.
 const LONGEST: u64 = 1 << 20;
@@ -20,6 +22,9 @@ pub(super) struct Kept {
     identity: String,
     /// Where the image was at last, for who looks.
     path: String,
+    /// The file system that it lies on, where that can be asked whether it is still there; else 0.
+    #[serde(default)]
+    file_system: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) format: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -59,10 +64,19 @@ impl Kept {
         kept.identity = identity;
         let now = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         kept.path = now.display().to_string();
+        let file = fs::File::open(path).ok();
+        kept.file_system = file.as_ref().and_then(|file| file_system_of(file).ok()).unwrap_or(0);
         match (kept.is_empty(), known) {
             (true, None) => Ok(()),
             (true, Some(_)) => fs::remove_file(file_of(&folder, &kept.identity)),
-            (false, _) => write(&folder, &kept),
+            (false, Some(_)) => write(&folder, &kept),
+            (false, None) => {
+                write(&folder, &kept)?;
+                if let Some(file) = file.filter(|_| kept.file_system != 0) {
+                    forget_gone(&folder, &file, kept.file_system);
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -86,6 +100,25 @@ fn file_of(folder: &Path, identity: &str) -> PathBuf {
     let hash = Sha256::digest(identity.as_bytes());
     let name: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     folder.join(format!("{name}.record"))
+}
+
+/// Remove the records of files that lay where `image` does and are proven to be gone: their file system, asked
+/// for them by the name it has for each, says so. What it cannot be asked of stays.
+fn forget_gone(folder: &Path, image: &fs::File, file_system: u64) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let short = entry.metadata().is_ok_and(|facts| facts.is_file() && facts.len() <= LONGEST);
+        if !short || path.extension().is_none_or(|ending| ending != "record") {
+            continue;
+        }
+        let kept: Option<Kept> =
+            fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let handle = kept.as_ref().filter(|kept| kept.file_system == file_system);
+        let handle = handle.and_then(|kept| handle_in(&kept.identity));
+        if handle.is_some_and(|handle| handle.is_gone(image).unwrap_or(false)) {
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 /// Others must not be able to write there.
@@ -150,5 +183,38 @@ mod tests {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("changed");
         assert_eq!(read(&folder, "file 1"), None);
         assert!(write(&folder, &kept).is_err());
+    }
+
+    #[test]
+    fn records_of_files_that_are_gone_go_and_no_others() {
+        // A file system that can be asked for a file by its handle.
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let folder = dir.path().join("state");
+        let make = |name: &str| {
+            let path = dir.path().join(name);
+            let file = fs::File::create(&path).expect("a file");
+            let identity = identity(&path).expect("tmpfs has handles");
+            let file_system = file_system_of(&file).expect("tmpfs is known");
+            let kept =
+                Kept { identity, file_system, format: Some("raw".into()), ..Kept::default() };
+            write(&folder, &kept).expect("written");
+            (path, kept)
+        };
+        let (there, kept) = make("there");
+        let (gone, deleted) = make("gone");
+        let (moved, renamed) = make("moved");
+        let (other, elsewhere) = make("other");
+        write(&folder, &Kept { file_system: 1, ..elsewhere.clone() }).expect("written");
+        fs::remove_file(gone).expect("deleted");
+        fs::remove_file(other).expect("deleted");
+        fs::rename(moved, dir.path().join("new")).expect("moved");
+        let image = fs::File::open(&there).expect("an image");
+        if handle_in(&kept.identity).is_some_and(|handle| handle.is_gone(&image).is_err()) {
+            eprintln!("skipped: file systems answer only root");
+            return;
+        }
+        forget_gone(&folder, &image, kept.file_system);
+        let found = |kept: &Kept| read(&folder, &kept.identity).is_some();
+        assert_eq!([&kept, &deleted, &renamed, &elsewhere].map(found), [true, false, true, true]);
     }
 }
