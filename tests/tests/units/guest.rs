@@ -254,3 +254,59 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
     );
     assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
 }
+
+/// Steps of the clock between a crash and the next start are no writes, and hide none.
+#[test]
+fn a_restart_log_is_told_from_others_whatever_the_clock_says() {
+    let lab = Lab::boot();
+    let said = lab.exec(
+        "the clock stepped",
+        r#"
+set -e
+mke2fs -q -t ext4 /dev/vda
+mkdir -p /srv /run
+mount -t ext4 /dev/vda /srv
+ringtap=/mnt/share/ringtap
+uri='nbd+unix:///?socket=/tmp/sock'
+serve() {
+    rm -f /tmp/sock /tmp/ready
+    $ringtap serve /srv/a.qcow2 -f qcow2 --nbd unix:/tmp/sock >/tmp/ready 2>>/tmp/said &
+    server=$!
+    for i in $(seq 300); do grep -q ready /tmp/ready && return; sleep 0.1; done
+    cat /tmp/said >&2
+    exit 1
+}
+crash() { kill -KILL $server; wait $server || true; }
+dd if=/dev/urandom of=/tmp/data bs=1M count=8 status=none
+for step in 3600 -7200; do
+    rm -f /srv/a.qcow2 /tmp/said
+    $ringtap create -q -f qcow2 /srv/a.qcow2 64M
+    serve
+    nbdcopy /tmp/data "$uri"
+    crash
+    date -s @$(($(date +%s) + step)) >/dev/null
+    serve
+    nbdcopy "$uri" /tmp/back
+    cmp -n 8388608 /tmp/data /tmp/back
+    grep -q 'taking up' /tmp/said || { cat /tmp/said >&2; exit 1; }
+    # What somebody else wrote is told from it, whenever that says that it was.
+    crash
+    rm /srv/a.qcow2
+    $ringtap create -q -f qcow2 /srv/a.qcow2 64M
+    serve
+    nbdcopy /tmp/data "$uri"
+    crash
+    cp /srv/a.qcow2 /srv/copy
+    date -s @$(($(date +%s) + step)) >/dev/null
+    : >/tmp/said
+    dd if=/srv/copy of=/srv/a.qcow2 bs=1M conv=notrunc status=none
+    serve
+    cat /tmp/said
+    crash
+done
+"#,
+    );
+    let dropped =
+        said.lines().filter(|line| line.contains("not used, of what a killed server left"));
+    assert_eq!(dropped.count(), 2, "{said}");
+}
