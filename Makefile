@@ -34,6 +34,8 @@ test:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	set -o pipefail; $(CARGO) test --workspace --locked -- --show-output | scripts/skips.sh tests/skips.txt
+	RINGTAP_IO=threads $(CARGO) test --locked -p ringtap-tests --test vhost_user --test fuse --test restart_log --test idle
+	RINGTAP_IO=threads $(CARGO) test --locked -p ringtap-export --test nbd
 	$(MAKE) models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 

@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::list::ListArgs;
 use crate::manual;
-use crate::names;
+use crate::names::{self, EngineName};
 use crate::serve::ServeArgs;
 use crate::verbs::amend::AmendArgs;
 use crate::verbs::bitmap::BitmapArgs;
@@ -37,6 +37,11 @@ pub(crate) struct Cli {
     /// outlives it [default: RINGTAP_STATE_DIR, else /run/ringtap, of users in XDG_RUNTIME_DIR or /dev/shm]
     #[arg(long, global = true, value_name = "DIR", hide_default_value = true)]
     pub(crate) state_dir: Option<PathBuf>,
+
+    /// What carries out reads and writes: io_uring, or threads that block, which cost more [default: RINGTAP_IO,
+    /// else io_uring, and threads where it is forbidden]
+    #[arg(long, global = true, value_enum, value_name = "WAY", hide_default_value = true)]
+    pub(crate) io: Option<EngineName>,
 
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -48,6 +48,10 @@ fn ringtap() -> ExitCode {
     if let Err(error) = settle_state_dir(cli.state_dir.as_deref()) {
         return outcome::failed(&error);
     }
+    if let Some(engine) = cli.io {
+        // Nothing has asked for one yet.
+        ringtap_io::use_engine(engine.into());
+    }
     match run(cli.command, options.unwrap_or(&matches)) {
         Ok(code) => code,
         Err(error) => outcome::failed(&error),

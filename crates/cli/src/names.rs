@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use ringtap_image::{CacheMode, Format, foreign_name, parse_size};
+use ringtap_io::Engine;
 
 /// Takes the path of an image. What QEMU's programs take beside paths is not looked for among the files,
 /// unless one is there.
@@ -52,6 +53,25 @@ impl From<CacheName> for CacheMode {
             CacheName::Writethrough => CacheMode::Writethrough,
             CacheName::Directsync => CacheMode::DirectSync,
             CacheName::Unsafe => CacheMode::Unsafe,
+        }
+    }
+}
+
+/// What carries out operations, as users name it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum EngineName {
+    /// The kernel's rings.
+    #[value(name = "io_uring")]
+    IoUring,
+    /// Threads that block in system calls.
+    Threads,
+}
+
+impl From<EngineName> for Engine {
+    fn from(name: EngineName) -> Engine {
+        match name {
+            EngineName::IoUring => Engine::IoUring,
+            EngineName::Threads => Engine::Threads,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Disks that could not be opened at the start, tried again.
 
-use ringtap_io::{Ring, Tasks};
+use ringtap_io::Tasks;
 use ringtap_vbd::{Vbd, disk_span};
 
 use crate::handed::Handed;
@@ -52,8 +52,8 @@ fn not_handed(disk: &Disk, bound: &[Address]) -> Result<(), Error> {
 
 /// Nobody has used it.
 fn close(served: &Served) {
-    let closed = Ring::new().map(|ring| {
-        let mut tasks = Tasks::new(Box::new(ring));
+    let closed = ringtap_io::reactor().map(|reactor| {
+        let mut tasks = Tasks::new(reactor);
         let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
         tasks.block_on(async move { vbd.close(&io).await })
     });

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 
 use ringtap_export::{give_back_startup, nbd, ublk};
-use ringtap_io::{Ring, Tasks};
+use ringtap_io::Tasks;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
@@ -38,8 +38,7 @@ pub fn serve_wrapped(config: Config, wrap: Wrap<'_>) -> Result<(), Error> {
     let in_own_namespace = leave_mount_namespace(&config);
     let (events, inbox) = channel();
     listen_for_signals(events.clone())?;
-    // Asked for here so that a host without io_uring is told at the start, not to the first guest.
-    drop(Ring::new().map_err(Error::Ring)?);
+    process::choose_engine()?;
 
     let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
     let Opened { config, vbds, mut left_out, named } = Opened::open(config, wrap)?;
@@ -209,7 +208,7 @@ fn reload(running: &Running) {
 /// threads go on. The first failure is returned, after all were tried.
 fn flush(config: &Config, disks: &[Served], kept: &[bool]) -> Result<(), Error> {
     let failed = |path: &Path, source| Err(Error::Flush { path: path.to_owned(), source });
-    let mut tasks = Tasks::new(Box::new(Ring::new().map_err(Error::Ring)?));
+    let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
     let mut outcome = Ok(());
     for ((disk, served), kept) in config.disks.iter().zip(disks).zip(kept.iter().copied()) {
         if is_failed(served) {

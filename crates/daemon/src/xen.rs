@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use ringtap_export::Stop;
 use ringtap_export::xen::{Disks, Options, Server, Wanted};
 use ringtap_image::{OpenError, OpenOptions, Place, open_place, record};
-use ringtap_io::Ring;
 use ringtap_vbd::Vbd;
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
@@ -45,7 +44,7 @@ pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
     process::raise_descriptor_limit();
     let (events, inbox) = channel();
     listen_for_signals(events.clone())?;
-    drop(Ring::new().map_err(Error::Ring)?);
+    process::choose_engine()?;
     let open = Arc::new(Open { options: config.options, disks: Mutex::default() });
     let options = Options { queues: config.queues, persistent: config.persistent };
     let server = Arc::new(Server::new(options, open.clone())?);
@@ -229,7 +228,7 @@ mod tests {
 
     /// Move a block; what is in memory then.
     fn transfer(vbd: &Vbd, kind: Kind, byte: u8) -> Vec<u8> {
-        let mut tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
+        let mut tasks = Tasks::new(ringtap_io::reactor().expect("a reactor"));
         let (io, vbd) = (tasks.io().clone(), vbd.fork());
         let moved = tasks.block_on(async move {
             let mut buffer = io.buffer(4096).expect("memory");

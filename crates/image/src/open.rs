@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ringtap_io::{Io, Ring, Tasks};
+use ringtap_io::{Io, Tasks};
 
 use crate::backing::Chain;
 use crate::{
@@ -131,7 +131,7 @@ pub fn on_a_ring<T: 'static, F: Future<Output = T> + 'static>(
         path: path.into(),
         source,
     };
-    let mut tasks = Tasks::new(Box::new(Ring::new().map_err(failed)?));
+    let mut tasks = Tasks::new(ringtap_io::reactor().map_err(failed)?);
     let task = task(tasks.io().clone());
     tasks.block_on(task).map_err(failed)
 }

@@ -2,10 +2,11 @@
 //!
 //! A task asks [`Io`] for an operation and awaits it. The [`Tasks`] loop gathers what all tasks
 //! asked for and hands the whole list to a [`Reactor`] once per turn. [`Ring`] is the reactor on
-//! io_uring; the simulated disk of `ringtap-sim` is another, and everything above runs unchanged on
-//! both.
+//! io_uring, [`Threads`] that of a host where io_uring is forbidden; the simulated disk of `ringtap-sim` is a
+//! third, and everything above runs unchanged on all.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod engine;
 mod event;
 mod file;
 mod handle;
@@ -21,9 +22,12 @@ mod shared;
 mod signal;
 pub mod sync;
 mod task;
+mod threads;
 mod wake;
+mod watched;
 mod witness;
 
+pub use engine::{Engine, Forbidden, engine, reactor, use_engine};
 pub use event::{Event, Listener};
 pub use file::{File, Nature, OpenFile};
 pub use handle::FileHandle;
@@ -38,5 +42,6 @@ pub use ring::Ring;
 pub use shared::SharedWords;
 pub use signal::Signal;
 pub use task::Tasks;
+pub use threads::Threads;
 pub use wake::Alarm;
 pub use witness::{Testimony, Wall, Watch, Witness, Words, coarse_wall, wall};

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -11,12 +12,12 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use ringtap_io::{Event, Ring, Tasks};
+use ringtap_io::{Engine, Event, Tasks};
 
 const ROUNDS: u64 = 20_000;
 
 fn tasks() -> Tasks {
-    Tasks::new(Box::new(Ring::new().expect("io_uring")))
+    Tasks::new(ringtap_io::reactor().expect("a reactor"))
 }
 
 /// Wait until the number is what `is` says, which somebody else makes it.
@@ -112,4 +113,15 @@ fn who_listens_to_what_is_closed_looks_again_and_does_not_wait() {
         });
         ended.expect("the ring turns");
     });
+}
+
+/// Every other test of this file once more.
+#[test]
+fn threads_do_the_same() {
+    if ringtap_io::engine().0 == Engine::Threads {
+        return;
+    }
+    let mut again = Command::new(std::env::current_exe().expect("this test"));
+    let end = again.env("RINGTAP_IO", "threads").status().expect("it runs");
+    assert!(end.success());
 }

@@ -1,15 +1,16 @@
-//! The ring against a real file, sockets and eventfds.
+//! The reactor against a real file, sockets and eventfds: the ring; and in a process of its own, threads.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::rc::Rc;
 
-use ringtap_io::{Key, Mem, Nature, Op, OpenFile, Reactor, Ring, Signal, Tasks, Time};
+use ringtap_io::{Engine, Key, Mem, Nature, Op, OpenFile, Reactor, Signal, Tasks, Time};
 
 fn tasks() -> Tasks {
-    Tasks::new(Box::new(Ring::new().expect("io_uring")))
+    Tasks::new(ringtap_io::reactor().expect("a reactor"))
 }
 
 fn temp_file(len: u64) -> OpenFile {
@@ -43,9 +44,9 @@ fn writes_are_read_back_and_the_end_of_the_file_is_short() {
         .expect("the ring");
 }
 
-/// A ring that notes how many operations each turn handed over.
+/// A reactor that notes how many operations each turn handed over.
 struct Noting {
-    ring: Ring,
+    reactor: Box<dyn Reactor>,
     turns: Rc<RefCell<Vec<usize>>>,
 }
 
@@ -57,11 +58,11 @@ impl Reactor for Noting {
         wait: bool,
     ) -> io::Result<()> {
         self.turns.borrow_mut().push(submit.len());
-        self.ring.turn(submit, done, wait)
+        self.reactor.turn(submit, done, wait)
     }
 
     fn now(&self) -> Time {
-        self.ring.now()
+        self.reactor.now()
     }
 }
 
@@ -71,8 +72,8 @@ fn many_tasks_share_one_turn() {
     file.set_nature(Nature { page_cache: true, ..Nature::default() });
     let handle = file.handle();
     let turns = Rc::<RefCell<Vec<usize>>>::default();
-    let ring = Ring::new().expect("io_uring");
-    let mut tasks = Tasks::new(Box::new(Noting { ring, turns: turns.clone() }));
+    let reactor = ringtap_io::reactor().expect("a reactor");
+    let mut tasks = Tasks::new(Box::new(Noting { reactor, turns: turns.clone() }));
     for task in 0..600u64 {
         let io = tasks.io().clone();
         tasks.spawn(async move {
@@ -98,8 +99,8 @@ fn who_waits_for_the_next_turn_has_what_was_asked_for_handed_over_first() {
     let file = temp_file(1 << 20);
     let handle = file.handle();
     let turns = Rc::new(RefCell::new(vec![]));
-    let ring = Ring::new().expect("io_uring");
-    let mut tasks = Tasks::new(Box::new(Noting { ring, turns: turns.clone() }));
+    let reactor = ringtap_io::reactor().expect("a reactor");
+    let mut tasks = Tasks::new(Box::new(Noting { reactor, turns: turns.clone() }));
     let io = tasks.io().clone();
     tasks.spawn(async move {
         for piece in 0..3 {
@@ -317,7 +318,7 @@ fn a_witness_knows_between_which_times_a_file_was_written() {
     file.set_witness(witness.clone());
     let words: Arc<[AtomicU64]> = (0..Witness::WORDS).map(|_| AtomicU64::new(0)).collect();
     let words: ringtap_io::Words = Arc::new(words);
-    let mut tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
+    let mut tasks = Tasks::new(ringtap_io::reactor().expect("a reactor"));
     let io = tasks.io().clone();
     let handle = file.handle();
     tasks
@@ -357,4 +358,15 @@ fn a_witness_knows_between_which_times_a_file_was_written() {
             assert!(said.floor <= stamp && stamp <= said.ended, "{said:?} {stamp}");
         })
         .expect("the ring");
+}
+
+/// Every other test of this file once more.
+#[test]
+fn threads_do_the_same() {
+    if ringtap_io::engine().0 == Engine::Threads {
+        return;
+    }
+    let mut again = Command::new(std::env::current_exe().expect("this test"));
+    let end = again.env("RINGTAP_IO", "threads").status().expect("it runs");
+    assert!(end.success());
 }

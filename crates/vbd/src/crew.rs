@@ -1,16 +1,16 @@
-//! The threads that work through a disk together, each with a ring and some tasks of its own.
+//! The threads that work through a disk together, each with a reactor and some tasks of its own.
 
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringtap_io::{Io, Panic, Ring, Tasks};
+use ringtap_io::{Io, Panic, Tasks};
 
 /// How many work at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Crew {
-    /// Threads, each with a ring of its own.
+    /// Threads, each with a reactor of its own.
     pub threads: usize,
     /// Requests that each has under way.
     pub tasks: usize,
@@ -114,8 +114,8 @@ where
     F: Future<Output = Result<(), E>> + 'static,
 {
     let work = || {
-        let mut loop_of_tasks = match Ring::new() {
-            Ok(ring) => Tasks::new(Box::new(ring)),
+        let mut loop_of_tasks = match ringtap_io::reactor() {
+            Ok(reactor) => Tasks::new(reactor),
             Err(error) => return outcome.fail(error.into()),
         };
         let tools = Rc::new(tools());

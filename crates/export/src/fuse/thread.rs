@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, Op, OpenFile, Panic, Ring, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -95,7 +95,7 @@ async fn wait_for_bell(io: Io, bell: Arc<OpenFile>, seen: Rc<Seen>) {
 
 fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Result<End> {
     become_io_flusher();
-    let reactor = Box::new(Ring::new()?);
+    let reactor = ringtap_io::reactor()?;
     let vbd = Rc::new(vbd);
     // Declared before the tasks, so dropped after them: they use its memory.
     let queue;

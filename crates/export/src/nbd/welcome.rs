@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_io::{File, Io, Op, OpenFile, Panic, Ring, Tasks};
+use ringtap_io::{File, Io, Op, OpenFile, Panic, Tasks};
 use rustix::net::Shutdown;
 
 use super::alarm::Alarm;
@@ -38,7 +38,7 @@ pub(super) struct Client {
 /// Serve one client on the calling thread, from the greeting to the last reply.
 pub(super) fn run(client: Client) -> io::Result<()> {
     let Client { socket, peer, alarm, exports, refusal, limits, share, tls } = client;
-    let mut tasks = Tasks::new(Box::new(Ring::new()?));
+    let mut tasks = Tasks::new(ringtap_io::reactor()?);
     let socket = Arc::new(OpenFile::new(socket));
     let io = tasks.io().clone();
     let current = Rc::new(Current::default());

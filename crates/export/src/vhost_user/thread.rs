@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ringtap_io::{Io, Op, OpenFile, Panic, Ring, Signal, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Signal, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -206,7 +206,7 @@ async fn drain_bell(io: Io, mailbox: Arc<Mailbox>, call: Rc<Caller>) {
 }
 
 fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
-    let mut tasks = Tasks::new(Box::new(Ring::new()?));
+    let mut tasks = Tasks::new(ringtap_io::reactor()?);
     let io = tasks.io().clone();
     let Start {
         index,

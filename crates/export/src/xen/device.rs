@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
 use std::time::{Duration, Instant};
 
-use ringtap_io::{Panic, Ring, Tasks};
+use ringtap_io::{Panic, Tasks};
 use ringtap_vbd::Vbd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -487,8 +487,8 @@ impl Device {
             tracing::warn!("{}: closed as a killed server leaves it, after a panic", self.name);
             return;
         }
-        let closed = Ring::new().and_then(|ring| {
-            let mut tasks = Tasks::new(Box::new(ring));
+        let closed = ringtap_io::reactor().and_then(|reactor| {
+            let mut tasks = Tasks::new(reactor);
             let io = tasks.io().clone();
             tasks.block_on(async move { vbd.close(&io).await })
         });

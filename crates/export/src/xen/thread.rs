@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, Op, OpenFile, Panic, Ring, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Reactor, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -46,18 +46,18 @@ pub(crate) struct QueueThread {
     handle: JoinHandle<()>,
 }
 
-/// Start a thread that works with a ring of its own; an error where it cannot have one.
-fn spawn(
+/// Start a thread that works with a reactor of its own; an error where it cannot have one.
+fn spawn<R>(
     name: String,
-    ring: impl FnOnce() -> io::Result<Ring> + Send + 'static,
-    work: impl FnOnce(Ring) + Send + 'static,
+    reactor: impl FnOnce() -> io::Result<R> + Send + 'static,
+    work: impl FnOnce(R) + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let (outcome, had) = channel();
     let builder = std::thread::Builder::new().name(name).stack_size(STACK);
     let handle = builder.spawn(move || {
         // Whoever starts it waits for the word.
-        let _ = match ring() {
-            Ok(ring) => outcome.send(Ok(())).map(|()| work(ring)),
+        let _ = match reactor() {
+            Ok(reactor) => outcome.send(Ok(())).map(|()| work(reactor)),
             Err(error) => outcome.send(Err(error)),
         };
     })?;
@@ -75,13 +75,13 @@ impl QueueThread {
     pub(crate) fn start(start: Start) -> io::Result<QueueThread> {
         let bell = Arc::new(OpenFile::new(eventfd(0, EventfdFlags::CLOEXEC)?));
         let theirs = bell.clone();
-        let ring = || {
+        let reactor = || {
             become_io_flusher();
-            Ring::new()
+            ringtap_io::reactor()
         };
         let (name, health) = (start.name.clone(), start.vbd.health().clone());
-        let work = move |ring| _ = health.contain(|| run(start, ring, &theirs));
-        let handle = spawn(name, ring, work)?;
+        let work = move |reactor| _ = health.contain(|| run(start, reactor, &theirs));
+        let handle = spawn(name, reactor, work)?;
         Ok(QueueThread { bell, handle })
     }
 
@@ -118,12 +118,12 @@ async fn take_calls(io: Io, port: Rc<Port>) {
     }
 }
 
-fn run(start: Start, ring: Ring, bell: &Arc<OpenFile>) {
+fn run(start: Start, reactor: Box<dyn Reactor>, bell: &Arc<OpenFile>) {
     let span = start.vbd.span().clone();
     let _disk = span.enter();
     // Declared before the tasks, so dropped after them: they use its memory.
     let thread;
-    let mut tasks = Tasks::new(Box::new(ring));
+    let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
     let Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over } = start;
     let kept = (kept > 0).then(|| Kept::new(kept));
@@ -298,10 +298,13 @@ mod tests {
     #[test]
     fn a_thread_without_a_ring_does_not_start() {
         let none = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
-        let error = spawn("none".into(), none, |_| panic!("it has no ring")).expect_err("no ring");
+        let error = spawn("none".into(), none, |_: ringtap_io::Ring| panic!("it has no ring"))
+            .expect_err("no ring");
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
         let (worked, did) = channel();
-        let thread = spawn("one".into(), Ring::new, move |_| worked.send(()).expect("a listener"));
+        let thread = spawn("one".into(), ringtap_io::Ring::new, move |_| {
+            worked.send(()).expect("a listener")
+        });
         thread.expect("a thread").join().expect("no panic");
         did.recv().expect("its word");
     }

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use io_uring::IoUring;
 
-use super::watched::Watched;
+use crate::watched::Watched;
 use crate::{File, Nature, Watch};
 
 /// Places in the ring's own table of files; files past that go by descriptor.
