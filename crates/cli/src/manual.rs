@@ -54,7 +54,7 @@ const SIGNALS: Section = (
              the second time exit at once with 130",
         ),
         ("SIGHUP", "look again how large the images are and tell the guests"),
-        ("SIGUSR1", "print the statistics of every disk as one line of JSON on stderr"),
+        ("SIGUSR1", "print the state and statistics of every disk as one line of JSON on stderr"),
     ],
 );
 
@@ -136,7 +136,10 @@ fn sections(command: &str) -> &'static [Section] {
                          the next server; the second time exit at once with 130",
                     ),
                     ("SIGHUP", "look again how large the images are and tell the guests"),
-                    ("SIGUSR1", "print the statistics of every disk as one line of JSON on stderr"),
+                    (
+                        "SIGUSR1",
+                        "print the state and statistics of every disk as one line of JSON on stderr",
+                    ),
                 ],
             ),
             EXIT,

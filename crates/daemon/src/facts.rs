@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use ringtap_image::CacheMode;
-use ringtap_vbd::{Stats, Vbd};
+use ringtap_vbd::{DeviceState, Stats, Vbd};
 use serde::Serialize;
 
 use crate::opened::LeftOut;
@@ -71,6 +71,8 @@ struct DiskStats {
     size: u64,
     #[serde(flatten)]
     stats: Stats,
+    #[serde(flatten)]
+    state: DeviceState,
 }
 
 impl DiskFacts {
@@ -156,6 +158,7 @@ impl AllStats {
             name,
             size: vbd.size(),
             stats: vbd.stats(),
+            state: vbd.inspect(),
         };
         AllStats { stats: disks.map(of_one).collect() }
     }

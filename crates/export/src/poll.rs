@@ -232,6 +232,11 @@ impl Poller {
         false
     }
 
+    /// How long it would spin for what it waits for.
+    pub(crate) fn window(&self) -> Time {
+        self.idle.map_or(0, |(wait, _)| self.windows[wait as usize])
+    }
+
     /// Whether nobody else wants this processor, so that it may be spun on for long. Seen once a wait.
     fn is_alone(&mut self, now: Time) -> bool {
         if now < self.brief_until {

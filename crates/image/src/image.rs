@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ringtap_io::{File, Io, Mem};
 
 use crate::qcow2::BitmapSet;
-use crate::{Error, Grace};
+use crate::{Error, Grace, LayerState};
 
 /// A future of an image's slow path.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -307,6 +307,11 @@ pub trait Image: Send + Sync {
     /// used.
     fn grow(&self, _size: u64) -> Result<(), Error> {
         Err(Error::Unsupported)
+    }
+
+    /// What it has in memory, for people. Locks nothing for long.
+    fn state(&self) -> LayerState {
+        LayerState::of(self.info(), None)
     }
 
     /// The disk is stopped, and what another request has begun may never end: whoever waits for that is to

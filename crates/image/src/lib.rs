@@ -32,6 +32,7 @@ mod restart;
 #[cfg(all(test, feature = "shuttle"))]
 mod restart_models;
 mod secret;
+mod state;
 pub mod vhd;
 pub mod vhdx;
 pub mod vmdk;
@@ -57,3 +58,4 @@ pub use restart::{
     set_folder,
 };
 pub use secret::{Secret, SecretError, SecretSource};
+pub use state::{CacheState, LayerState, LogState};

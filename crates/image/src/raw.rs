@@ -7,8 +7,8 @@ use ringtap_io::Io;
 use rustix::fs::SeekFrom;
 
 use crate::{
-    Boxed, Container, Discard, Error, Extent, Image, Info, OpenError, OpenOptions, Place, Status,
-    Traits,
+    Boxed, Container, Discard, Error, Extent, Image, Info, LayerState, OpenError, OpenOptions,
+    Place, Status, Traits,
 };
 
 /// A raw image.
@@ -102,6 +102,10 @@ impl Raw {
 impl Image for Raw {
     fn info(&self) -> &Info {
         &self.info
+    }
+
+    fn state(&self) -> LayerState {
+        LayerState::of(&self.info, Some(&self.container))
     }
 
     fn fork(&self) -> Box<dyn Image> {

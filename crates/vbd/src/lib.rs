@@ -17,6 +17,8 @@ mod gate;
 mod gate_models;
 mod health;
 mod hold;
+mod in_flight;
+mod inspect;
 mod name;
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
@@ -31,6 +33,8 @@ pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
 pub use failures::Refusal;
 pub use health::{Health, Listening};
+pub use in_flight::Pending;
+pub use inspect::{Connection, DeviceState, Poll, QueueState};
 pub use name::{DISK, LABEL, disk_span, shortened};
 pub use ringtap_image::Error;
 pub use stats::{Counts, Latency, Stats};

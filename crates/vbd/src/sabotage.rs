@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{Allocation, Discard, Error, Extent, Grace, Image, Info, Status};
+use ringtap_image::{Allocation, Discard, Error, Extent, Grace, Image, Info, LayerState, Status};
 use ringtap_io::{Io, Mem};
 
 /// What [`Image`] calls its futures.
@@ -130,6 +130,10 @@ impl Image for Trapped {
     fn grow(&self, size: u64) -> Result<(), Error> {
         self.step("grow", size);
         self.image.grow(size)
+    }
+
+    fn state(&self) -> LayerState {
+        self.image.state()
     }
 
     fn abandon(&self) {

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
+use crate::in_flight::InFlight;
+use crate::inspect::Told;
 use crate::vbd::{Kind, Request};
 
 /// Latencies are kept in buckets of 1/8 of a power of two: at most 12.5 % wide.
@@ -27,6 +29,8 @@ pub(crate) struct QueueStats {
     kinds: [KindStats; KINDS],
     bounced: AtomicU64,
     cpu_nanos: AtomicU64,
+    pub(crate) in_flight: InFlight,
+    pub(crate) told: Told,
 }
 
 struct KindStats {
@@ -53,6 +57,8 @@ impl Default for QueueStats {
             kinds: std::array::from_fn(|_| KindStats::default()),
             bounced: AtomicU64::new(0),
             cpu_nanos: AtomicU64::new(0),
+            in_flight: InFlight::default(),
+            told: Told::default(),
         }
     }
 }
@@ -95,6 +101,12 @@ impl QueueStats {
             add(&kind.failed, 1);
         }
         add(&kind.latency[bucket_of(nanos)], 1);
+    }
+
+    /// Requests that have ended, well or not.
+    pub(crate) fn ended(&self) -> u64 {
+        let of = |kind: &KindStats| kind.ended.load(Relaxed) + kind.failed.load(Relaxed);
+        self.kinds.iter().map(of).sum()
     }
 
     /// Requests that have ended, well or not, and change a disk.

@@ -67,7 +67,7 @@ pub(crate) struct Shared {
     health: Arc<Health>,
     /// Wakes who waits for a request that may never end, when the disk is stopped.
     _abandoned: Listening,
-    stats: Mutex<Vec<Arc<QueueStats>>>,
+    pub(crate) stats: Mutex<Vec<Arc<QueueStats>>>,
     name: Name,
     failures: Failures,
     hold: Hold,
@@ -281,11 +281,13 @@ impl Vbd {
     #[inline]
     pub async fn serve(&self, io: &Io, request: Request) -> Result<(), Error> {
         let began = io.now();
+        let place = self.stats.in_flight.begin(&request, began);
         let mut work = pin!(self.attempt(io, &request));
         let end = poll_fn(|context| self.health.contain_poll(|| work.as_mut().poll(context))).await;
         if self.shared.hold.holds() {
             self.shared.hold.back(io, io.now().saturating_sub(began)).await;
         }
+        self.stats.in_flight.end(place);
         self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
         if let Err(error) = end {
             self.shared.failures.tell(&request, error);

@@ -190,6 +190,7 @@ impl Server {
                     Some(Arc::new(OpenFile::new(again)));
             }
             let (device, vbd) = (OpenFile::new(device), self.vbd.fork());
+            vbd.serves("fuse", self.path.display().to_string(), index as u16);
             match QueueThread::start(index, device, vbd, facts.clone(), ended.clone()) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => started = Err(error),

@@ -148,6 +148,7 @@ fn serve(
             tasks.turn(false)?;
             poller.event(io.now());
         } else if poller.spin(io.now(), Wait::of(queue.under_way())) {
+            vbd.waits(true, poller.window());
             tasks.turn(false)?;
             if tasks.has_work() {
                 poller.event(io.now());
@@ -163,6 +164,7 @@ fn serve(
                 accounted = io.now();
                 vbd.account_cpu_time();
             }
+            vbd.waits(false, poller.window());
             tasks.turn(true)?;
             poller.event(io.now());
         }

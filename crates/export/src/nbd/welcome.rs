@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_io::{File, Io, Op, OpenFile, Panic, Tasks};
+use ringtap_io::{File, Io, Op, OpenFile, Panic, Tasks, Time};
 use rustix::net::Shutdown;
 
 use super::alarm::Alarm;
@@ -66,6 +66,7 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             name_thread(&export.vbd.thread_name("nbd"));
             tracing::debug!(export = export.name, "an NBD client has its export");
             let (socket, vbd) = (socket.clone(), export.vbd.fork());
+            vbd.serves("nbd", peer.to_string(), 0);
             let accepted = Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer };
             serve(io.clone(), accepted, input, &current).await
         };
@@ -74,7 +75,12 @@ pub(super) fn run(client: Client) -> io::Result<()> {
         keep.replace(Some(end));
     });
     let driven = Panic::catch(|| {
-        drive(&mut tasks, || outcome.borrow().is_some())?;
+        let waits = |spins, window| {
+            if let Some(connection) = &*watched.connection.borrow() {
+                connection.vbd.waits(spins, window);
+            }
+        };
+        drive(&mut tasks, || outcome.borrow().is_some(), waits)?;
         watched.over.set(true);
         ringing.ring();
         tasks.run()
@@ -109,7 +115,7 @@ fn refuse(tasks: &mut Tasks, current: &Current, panic: Panic) {
 }
 
 /// Run the tasks until it is done, looking again at once where the next event comes soon.
-fn drive(tasks: &mut Tasks, done: impl Fn() -> bool) -> io::Result<()> {
+fn drive(tasks: &mut Tasks, done: impl Fn() -> bool, waits: impl Fn(bool, Time)) -> io::Result<()> {
     let io = tasks.io().clone();
     let mut poller = Poller::default();
     loop {
@@ -119,12 +125,14 @@ fn drive(tasks: &mut Tasks, done: impl Fn() -> bool) -> io::Result<()> {
         }
         // What was asked for is handed over by the very system call that waits.
         if poller.spin(io.now(), waits_for(&io)) {
+            waits(true, poller.window());
             tasks.turn(false)?;
             if tasks.has_ready() {
                 poller.event(io.now());
             }
             std::hint::spin_loop();
         } else {
+            waits(false, poller.window());
             tasks.turn(true)?;
             poller.event(io.now());
         }

@@ -318,7 +318,9 @@ impl Running {
             let (give, device) = mpsc::channel();
             let (prepared, fetching) = (prepared.clone(), fetching.clone());
             let start = thread::Start { prepared, device, fetching };
-            let thread = thread::start(index, info, vbd.fork(), start, ended.clone());
+            let vbd = vbd.fork();
+            vbd.serves("ublk", path.display().to_string(), index);
+            let thread = thread::start(index, info, vbd, start, ended.clone());
             self.threads.push(thread.map_err(|source| failed("start a thread for", source))?);
             waiting.push(give);
         }

@@ -129,6 +129,7 @@ fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
         }
         let several = gatherer.wait_for(io.now(), under_way);
         if several.is_none() && poller.spin(io.now(), Wait::of_reads(under_way, queue.reads())) {
+            vbd.waits(true, poller.window());
             tasks.turn(false)?;
             if tasks.has_ready() {
                 poller.event(io.now());
@@ -146,6 +147,7 @@ fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
                 gatherer.woken(io.now(), tasks.has_ready());
             }
             None => {
+                vbd.waits(false, poller.window());
                 tasks.turn(true)?;
                 poller.event(io.now());
             }

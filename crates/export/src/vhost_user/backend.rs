@@ -183,7 +183,7 @@ impl Backend {
         let event_idx = has(self.acked, VIRTIO_RING_F_EVENT_IDX);
         let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
         let identity = config::identity(&self.options.serial);
-        let vbd = self.vbd.clone();
+        let (vbd, peer) = (self.vbd.clone(), self.peer);
         let vring = self.vring(index)?;
         let (Some(addresses), Some(kick)) = (vring.addresses, vring.kick.clone()) else {
             return Ok(());
@@ -207,9 +207,11 @@ impl Backend {
             })?),
             None => None,
         };
+        let vbd = vbd.fork();
+        vbd.serves("vhost-user", peer.to_string(), number);
         let start = Start {
             index: number,
-            vbd: vbd.fork(),
+            vbd,
             ring,
             addresses,
             event_idx,

@@ -318,6 +318,7 @@ impl Thread {
                 tasks.turn(false)?;
                 poller.event(io.now());
             } else if poller.spin(io.now(), self.waits_for()) {
+                self.vbd.waits(true, poller.window());
                 tasks.turn(false)?;
                 if tasks.has_work() {
                     poller.event(io.now());
@@ -328,6 +329,7 @@ impl Thread {
                     continue;
                 }
                 self.account(&mut accounted);
+                self.vbd.waits(false, poller.window());
                 tasks.turn(true)?;
                 poller.event(io.now());
                 self.queue.disable_kicks();

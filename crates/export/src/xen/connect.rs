@@ -232,6 +232,7 @@ impl Connection {
             false => 0,
         };
         let vbd = vbd.fork();
+        vbd.serves("xen", format!("domain {}", self.domain), 0);
         let ring = back.with_left(left.len() as u32);
         Ok(Start { name, vbd, ring, port, gntdev, kept, discards, record, left, take_over })
     }

@@ -197,6 +197,7 @@ impl Thread {
                 tasks.turn(false)?;
                 poller.event(self.io.now());
             } else if poller.spin(self.io.now(), Wait::of(under_way)) {
+                self.vbd.waits(true, poller.window());
                 tasks.turn(false)?;
                 if tasks.has_work() {
                     poller.event(self.io.now());
@@ -210,6 +211,7 @@ impl Thread {
                     tracing::error!("{} cannot hear its guest: {error}", self.name);
                 }
                 self.account();
+                self.vbd.waits(false, poller.window());
                 tasks.turn(true)?;
                 poller.event(self.io.now());
             }

@@ -6,8 +6,8 @@ use ringtap_io::Io;
 
 use super::{Error as LuksError, Xts, read_header, unlock};
 use crate::{
-    Boxed, CacheMode, Cipher, Container, Discard, Error, Extent, Image, Info, OpenError,
-    OpenOptions, Place, Secret, SectorCipher, Status, Traits,
+    Boxed, CacheMode, Cipher, Container, Discard, Error, Extent, Image, Info, LayerState,
+    OpenError, OpenOptions, Place, Secret, SectorCipher, Status, Traits,
 };
 
 /// The payload of a LUKS container.
@@ -106,6 +106,10 @@ fn payload_of(file: u64, offset: u64, sector: u64) -> u64 {
 impl Image for Luks {
     fn info(&self) -> &Info {
         &self.info
+    }
+
+    fn state(&self) -> LayerState {
+        LayerState::of(&self.info, Some(&self.container))
     }
 
     fn fork(&self) -> Box<dyn Image> {

@@ -15,8 +15,8 @@ use ringtap_io::{File, Io, Mem};
 
 use crate::whole::whole;
 use crate::{
-    Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, RestartLog,
-    SectorCipher, Status,
+    Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, LayerState,
+    RestartLog, SectorCipher, Status,
 };
 
 mod allocate;
@@ -53,6 +53,7 @@ mod refcount;
 mod resize;
 mod restart;
 mod rewrite;
+mod shown;
 mod snapshot;
 pub mod snapshot_table;
 mod space;
@@ -339,6 +340,10 @@ impl Image for Qcow2 {
 
     fn current_size(&self) -> Result<u64, Error> {
         Ok(self.shared.info.size)
+    }
+
+    fn state(&self) -> LayerState {
+        self.shared.layer_state()
     }
 
     fn abandon(&self) {

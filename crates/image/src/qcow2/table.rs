@@ -318,6 +318,16 @@ impl Cache {
         full.then(|| tables.freed.listen())
     }
 
+    /// Frames in use, and how many there may be.
+    pub(super) fn frames_used(&self, tables: &Tables) -> (u64, u64) {
+        (self.frames.len() as u64, tables.frames.len() as u64)
+    }
+
+    /// Slices that a flush has to write.
+    pub(super) fn dirty_slices(&self) -> u64 {
+        self.dirty.len() as u64
+    }
+
     pub(super) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() || !self.dirty_l1.is_empty()
     }

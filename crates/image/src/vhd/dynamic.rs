@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
+use ringtap_io::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, MutexGuard};
 use ringtap_io::{Event, Io};
 
@@ -12,9 +12,11 @@ use super::footer::{Footer, SECTOR};
 use super::header::{Header, UNUSED};
 use super::layout::{Layout, Sparse};
 use super::room::Room;
+use crate::state::LogState;
 use crate::whole::whole;
 use crate::{
-    Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, RestartLog, Status,
+    Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, LayerState, RestartLog,
+    Status,
 };
 
 /// A dynamic or differencing VHD. Clones are the same one.
@@ -332,6 +334,18 @@ impl Image for Dynamic {
 
     fn current_size(&self) -> Result<u64, Error> {
         Ok(self.shared.info.size)
+    }
+
+    fn state(&self) -> LayerState {
+        let shared = &*self.shared;
+        LayerState {
+            dirty: shared.dirty.load(SeqCst),
+            flushing: shared.is_flushing(),
+            allocating: shared.room().writes_in_flight(),
+            restart_log: shared.restart.get().map(LogState::of),
+            below: shared.parent.as_ref().map(|parent| Box::new(parent.state())),
+            ..LayerState::of(&shared.info, Some(&shared.container))
+        }
     }
 
     fn abandon(&self) {

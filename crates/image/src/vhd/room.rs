@@ -110,6 +110,11 @@ impl Room {
         }
     }
 
+    /// Writes to places allocated for them that have not ended.
+    pub(super) fn writes_in_flight(&self) -> u64 {
+        self.writes.len() as u64
+    }
+
     fn disturbed(&self, block: u32, first: u64, end: u64, partial: bool) -> bool {
         self.writes.values().any(|write| {
             write.block == block

@@ -1,0 +1,29 @@
+//! What an image has in memory, as it is told to people.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::Shared;
+use crate::state::{CacheState, LayerState, LogState};
+
+impl Shared {
+    pub(super) fn layer_state(&self) -> LayerState {
+        let state = self.state();
+        let bytes = self.tables.geometry.bytes_of_slice();
+        let (used, most) = state.cache.frames_used(&self.tables);
+        let cache = CacheState {
+            used: used * bytes,
+            most: most * bytes,
+            dirty: state.cache.dirty_slices(),
+        };
+        LayerState {
+            dirty: self.dirty.load(SeqCst),
+            flushing: state.flushing.is_running(),
+            cache: Some(cache),
+            allocating: state.allocations.reserved(),
+            resting: (state.released.len() + state.retired.len()) as u64,
+            restart_log: self.restart.get().map(LogState::of),
+            below: self.base.as_ref().map(|base| Box::new(base.state())),
+            ..LayerState::of(&self.info, Some(&self.container))
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What a device is doing, as it is told to people: its layers, its queues, who uses it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, PoisonError};
+
+use ringtap_image::LayerState;
+use serde::Serialize;
+
+use crate::Vbd;
+use crate::in_flight::Pending;
+use crate::stats::QueueStats;
+
+/// A device as it is at this moment, or nearly: nothing stops for whoever looks.
+#[derive(Debug, Serialize)]
+pub struct DeviceState {
+    /// The topmost image with those below it.
+    pub layers: LayerState,
+    /// Who is connected, with so many queues.
+    pub connections: Vec<Connection>,
+    /// The queues that are served.
+    pub queues: Vec<QueueState>,
+    /// Whether a panic has stopped it.
+    pub stopped: bool,
+}
+
+/// Who uses a device.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Connection {
+    /// By which transport.
+    pub transport: &'static str,
+    /// Who.
+    pub peer: String,
+    /// Queues that it has running.
+    pub queues: usize,
+}
+
+/// One queue.
+#[derive(Debug, Serialize)]
+pub struct QueueState {
+    /// By which transport its requests come.
+    pub transport: &'static str,
+    /// From whom.
+    pub peer: String,
+    /// Its number, as its transport counts.
+    pub queue: u16,
+    /// Whether its thread spins or sleeps where it has nothing to do.
+    pub poll: Poll,
+    /// What it has not answered, the oldest first; of more than 256 so many.
+    pub in_flight: Vec<Pending>,
+    /// Requests that have ended, well or not.
+    pub ended: u64,
+}
+
+/// How a queue's thread waited last.
+#[derive(Debug, Serialize)]
+pub struct Poll {
+    /// Spinning, or asleep.
+    pub state: &'static str,
+    /// How long it would spin for such an event as it waited for last.
+    pub window_ns: u64,
+}
+
+/// Who a queue serves.
+#[derive(Debug)]
+struct Served {
+    transport: &'static str,
+    peer: String,
+    queue: u16,
+}
+
+/// What a queue's thread tells of itself.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    served: OnceLock<Served>,
+    /// The window; the lowest bit says whether it spins.
+    poll: AtomicU64,
+}
+
+impl Vbd {
+    /// Say whom this queue serves. Before its first request.
+    pub fn serves(&self, transport: &'static str, peer: String, queue: u16) {
+        let served = Served { transport, peer, queue };
+        // The first word stays.
+        let _ = self.stats.told.served.set(served);
+    }
+
+    /// Say how this queue's thread waits from now on.
+    #[inline]
+    pub fn waits(&self, spins: bool, window_ns: u64) {
+        self.stats.told.poll.store(window_ns << 1 | u64::from(spins), Relaxed);
+    }
+
+    /// The device as it is now.
+    pub fn inspect(&self) -> DeviceState {
+        let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // A queue that has ended is held by the list alone, and by this copy of it.
+        let queues: Vec<QueueState> =
+            all.iter().filter(|queue| Arc::strong_count(queue) > 2).filter_map(state_of).collect();
+        let mut connections: Vec<Connection> = vec![];
+        for queue in &queues {
+            let (transport, peer) = (queue.transport, &queue.peer);
+            match connections.iter_mut().find(|c| c.transport == transport && c.peer == *peer) {
+                // Each connection of NBD has the one queue.
+                Some(known) if transport != "nbd" => known.queues += 1,
+                _ => {
+                    connections.push(Connection { transport, peer: peer.clone(), queues: 1 });
+                }
+            }
+        }
+        let stopped = self.health().failure().is_some();
+        DeviceState { layers: self.image.state(), connections, queues, stopped }
+    }
+}
+
+fn state_of(queue: &Arc<QueueStats>) -> Option<QueueState> {
+    let Served { transport, peer, queue: number } = queue.told.served.get()?;
+    let poll = queue.told.poll.load(Relaxed);
+    let state = if poll & 1 != 0 { "spins" } else { "sleeps" };
+    Some(QueueState {
+        transport,
+        peer: peer.clone(),
+        queue: *number,
+        poll: Poll { state, window_ns: poll >> 1 },
+        in_flight: queue.in_flight.look(),
+        ended: queue.ended(),
+    })
+}
