@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Args};
-use ringtap_daemon::{Address, Announce, Config, Disk, Error};
+use ringtap_daemon::{Address, Announce, Config, Disk, Error, Polling};
 use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSource};
 
 use crate::args::Output;
@@ -32,6 +32,11 @@ pub(crate) struct ServeArgs {
     /// out, and end with status 1]
     #[arg(long)]
     strict: bool,
+
+    /// Whether queues with nothing to do wait awake: off; adaptive, for as long as it has lately paid, on no more than
+    /// half the processors and on none that others want; or adaptive for so long at most, like 50us
+    #[arg(long, value_name = "off|adaptive|MAX", default_value = "adaptive")]
+    poll: Polling,
 
     /// Permissions of the UNIX sockets, and of files by --fuse, in octal
     #[arg(long, value_name = "MODE", value_parser = octal, default_value = "600")]
@@ -214,6 +219,7 @@ fn octal(text: &str) -> Result<u32, String> {
 
 /// Serve until a signal ends it.
 pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    args.poll.choose();
     log::start(&args.log)?;
     warn_of_lost_logs();
     ringtap_daemon::serve(config(args, matches)?)?;

@@ -31,6 +31,7 @@ pub use error::Error;
 #[doc(hidden)]
 pub use opened::Wrap;
 pub use process::report_panics;
+pub use ringtap_export::Polling;
 pub use ringtap_export::nbd::Limits as NbdLimits;
 pub use ringtap_export::ublk;
 pub use serve::{serve, serve_wrapped};

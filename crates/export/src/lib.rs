@@ -14,9 +14,11 @@ mod poll;
 mod queue;
 mod reclaim;
 mod stop;
+mod tuning;
 pub mod ublk;
 pub mod vhost_user;
 pub mod xen;
 
 pub use footprint::give_back_startup;
 pub use stop::Stop;
+pub use tuning::Polling;

@@ -9,10 +9,7 @@ use std::io;
 
 use ringtap_io::{Tasks, Time};
 
-/// So many in a row.
-const ROW: u32 = 32;
-/// Where a write takes longer, a worker more does not matter.
-const LONGEST: Time = 2_000_000;
+use crate::tuning::{LONGEST, ROW};
 
 /// Decides whether the thread of a queue may sleep in a write.
 #[derive(Default)]

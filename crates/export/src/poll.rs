@@ -16,46 +16,17 @@
 
 use std::num::NonZeroU64;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use ringtap_io::Time;
 
-/// Never spin longer than this for a disk: about what sleeping and being woken costs.
-const MOST_FOR_DISK: Time = 30_000;
-/// Nor than this for a guest, which may itself have slept: in a virtual machine, waking a halted
-/// processor takes tens of microseconds, and whoever sleeps after that long makes the other sleep, too.
-const MOST_FOR_GUEST: Time = 100_000;
-/// Where waking is dearer than usual, so many times its cost is spun for who sends requests, for what the disk
-/// reads, and for all it does where its interrupts come by way of a hypervisor that must wake us: who sleeps is
-/// woken, and then wakes the other, so that each of several sleepers adds its own.
-const WAKES: Time = 10;
-/// And at most so long.
-const MOST: Time = 2_000_000;
-/// Where spinning begins again after an event came soon.
-const LEAST: Time = 8_000;
-/// How long not to spin on a processor that others want.
-const REST: Time = 5_000_000;
-/// How long to spin for a guest no longer than for a disk, once others were seen to want the processor:
-/// among them may be the guest's own.
-const LONG_REST: Time = 100_000_000;
-/// Giving way takes less than this where nobody wants the processor.
-const GIVEN_WAY: Time = 20_000;
-/// And less than so many times what waking costs.
-const GIVEN_WAKES: Time = 3;
-
-/// So many requests on the disk are few.
-const FEW: usize = 3;
-
-/// From so many requests on the disk on, several of them are waited for.
-const MANY: usize = 16;
-/// What part of them.
-const PART: usize = 4;
-/// How long to wait for several, at most.
-pub(crate) const GATHER: Time = 60_000;
-
-/// So many answers, and the guest is told at once.
-const UNTOLD: u16 = 16;
+pub(crate) use crate::tuning::GATHER;
+use crate::tuning::{
+    BATCH_OF_FEW, BATCH_OF_MANY, FEW, GIVEN_WAKES, GIVEN_WAY, LEAST, LONG_REST, MANY, MOST,
+    MOST_FOR_DISK, MOST_FOR_GUEST, PART, Polling, REST, SPINNING_PART, UNTOLD, WAKES,
+};
 
 /// Whether the guest may be told of `untold` answers a little later: where nothing waits for the disk
 /// and more is to be done, that takes microseconds, and waking the guest costs as much as a request.
@@ -67,7 +38,7 @@ pub(crate) fn tell_later(untold: u16, on_disk: usize, more: bool) -> bool {
 /// How many requests to take from the guest and hand on in one go.
 #[inline]
 pub(crate) fn batch(under_way: usize) -> usize {
-    if under_way > FEW { 8 } else { 16 }
+    if under_way > FEW { BATCH_OF_MANY } else { BATCH_OF_FEW }
 }
 
 /// Decides whether to sleep until several requests have ended rather than one.
@@ -147,8 +118,41 @@ pub(crate) fn waking_takes() -> Time {
     })
 }
 
+/// Threads of the process that spin.
+static SPINNING: AtomicUsize = AtomicUsize::new(0);
+
+/// Held by a thread that spins: there are only so many.
+struct Permit;
+
+impl Permit {
+    fn take() -> Option<Permit> {
+        static MOST: OnceLock<usize> = OnceLock::new();
+        let most = *MOST.get_or_init(|| {
+            let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+            // Tests run side by side, and are not to wait for one another.
+            if cfg!(test) { usize::MAX } else { (processors / SPINNING_PART).max(1) }
+        });
+        Permit::of(most)
+    }
+
+    fn of(most: usize) -> Option<Permit> {
+        let free = SPINNING.fetch_add(1, Relaxed) < most;
+        // Dropped at once where it is one too many.
+        Some(Permit).filter(|_| free)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        SPINNING.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Decides between spinning and sleeping, from how long the last waits took.
 pub(crate) struct Poller {
+    /// What the operator allows.
+    most: Time,
+    permit: Option<Permit>,
     most_for_guest: Time,
     most_for_read: Time,
     most_for_disk: Time,
@@ -166,6 +170,8 @@ pub(crate) struct Poller {
 impl Default for Poller {
     fn default() -> Poller {
         Poller {
+            most: Polling::most(),
+            permit: None,
             most_for_guest: MOST_FOR_GUEST,
             most_for_read: MOST_FOR_DISK,
             most_for_disk: MOST_FOR_DISK,
@@ -211,11 +217,12 @@ impl Poller {
 
     /// The longest to spin for it.
     fn most(&self, wait: Wait) -> Time {
-        match wait {
+        let most = match wait {
             Wait::Guest => self.most_for_guest,
             Wait::Read => self.most_for_read,
             Wait::Disk | Wait::BusyDisk => self.most_for_disk,
-        }
+        };
+        most.min(self.most)
     }
 
     /// There is nothing to do: whether to look again at once rather than sleep.
@@ -224,10 +231,16 @@ impl Poller {
         if wait == Wait::BusyDisk || now < self.rest_until || self.windows[wait as usize] == 0 {
             return false;
         }
+        if self.permit.is_none() {
+            // Others spin already: with this one they might keep those off that they wait for.
+            let Some(permit) = Permit::take() else { return false };
+            self.permit = Some(permit);
+        }
         let spun = now.saturating_sub(since);
         if spun < self.windows[wait as usize] && (spun < MOST_FOR_DISK || self.is_alone(now)) {
             return true;
         }
+        self.permit = None;
         self.look_around(now);
         false
     }
@@ -266,6 +279,7 @@ impl Poller {
     #[inline]
     pub(crate) fn event(&mut self, now: Time) {
         let Some((wait, since)) = self.idle.take() else { return };
+        self.permit = None;
         self.gave_way = false;
         let waited = now.saturating_sub(since);
         let most = self.most(wait);
@@ -273,7 +287,7 @@ impl Poller {
         if waited > most {
             *window = 0;
         } else if waited > *window {
-            *window = (waited * 2).clamp(LEAST, most);
+            *window = (waited * 2).max(LEAST).min(most);
         }
     }
 
@@ -302,6 +316,23 @@ mod tests {
         assert!(!poller.spin(26_001, Wait::Guest), "the window is over");
         poller.event(3_000_000);
         assert!(!poller.spin(4_000_000, Wait::Guest), "a slow event: no more spinning");
+    }
+
+    #[test]
+    fn no_more_threads_spin_than_may() {
+        assert!(Permit::of(0).is_none());
+        assert!(Permit::of(usize::MAX).is_some());
+    }
+
+    #[test]
+    fn who_may_not_spin_sleeps() {
+        for (most, spins) in [(0, false), (5_000, true), (Time::MAX, true)] {
+            let mut poller = Poller { preempted: i64::MAX, most, ..Poller::default() };
+            poller.spin(0, Wait::Guest);
+            poller.event(4_000);
+            assert_eq!(poller.spin(10_000, Wait::Guest), spins, "{most}");
+            assert_eq!(poller.spin(15_000, Wait::Guest), most == Time::MAX, "{most}");
+        }
     }
 
     #[test]

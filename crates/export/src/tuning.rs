@@ -52,6 +52,10 @@ pub(crate) const ROW: u32 = 32;
 /// Where a write takes longer, a worker more does not matter.
 pub(crate) const LONGEST: Time = 2_000_000;
 
+/// How many requests are begun before the disk is given them. With all that a client sends at once the
+/// whole depth would move in step, and the disk idle while the software works.
+pub(crate) const BEGUN_AT_ONCE: u32 = 4;
+
 /// Threads that may spin at once, as a part of the processors; one always may.
 pub(crate) const SPINNING_PART: usize = 2;
 
@@ -98,9 +102,11 @@ impl FromStr for Polling {
         match text {
             "off" => Ok(Polling::Off),
             "adaptive" => Ok(Polling::Adaptive),
-            _ => units.into_iter().find_map(number).map(Polling::Most).ok_or(
-                "write off, adaptive, or the longest to wait awake, like 50us or 1ms",
-            ),
+            _ => units
+                .into_iter()
+                .find_map(number)
+                .map(Polling::Most)
+                .ok_or("write off, adaptive, or the longest to wait awake, like 50us or 1ms"),
         }
     }
 }

@@ -26,13 +26,10 @@ use super::request::{Command, Header, Rules};
 use super::slot::{Job, Slot, Slots};
 use super::tls::Sealer;
 use super::wire::errno;
+use crate::tuning::BEGUN_AT_ONCE;
 
 /// How long a connection keeps its memory after the last request.
 pub(super) const REST: Duration = Duration::from_secs(1);
-
-/// How many requests are begun before the disk is given them. With all that a client sends at once the
-/// whole depth would move in step, and the disk idle while the software works.
-const AT_ONCE: u32 = 4;
 
 /// A connection that has its export.
 pub(super) struct Connection {
@@ -233,7 +230,7 @@ impl Connection {
                 self.arm();
             }
             in_one_go += 1;
-            if in_one_go == AT_ONCE {
+            if in_one_go == BEGUN_AT_ONCE {
                 in_one_go = 0;
                 self.io.next_turn().await;
             }
