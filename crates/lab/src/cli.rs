@@ -133,6 +133,10 @@ pub struct CompareArgs {
     #[arg(long, value_name = "S")]
     pub boot_limit: Option<f64>,
 
+    /// Memory of each guest [default: 512M in User-Mode Linux, 1G in QEMU]; small, caches hold less of the disk.
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+
     /// Seed of the order, the blocks and the bootstrap [default: the clock].
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,

@@ -55,6 +55,9 @@ pub struct Plan {
     /// Seconds that a guest may take to boot, where that is not the usual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_limit: Option<f64>,
+    /// Bytes of a guest's memory, where that is not the usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
     /// Workloads that run on some backends only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub only: BTreeMap<String, Vec<String>>,
@@ -163,6 +166,12 @@ impl Plan {
             seed,
             dir: args.dir.clone().or(file.dir).unwrap_or_else(usual_dir),
             boot_limit: args.boot_limit.or(file.boot_limit),
+            memory: args
+                .memory
+                .as_ref()
+                .or(file.memory.as_ref())
+                .map(|m| parse_size(m))
+                .transpose()?,
             only,
             own: Vec::new(),
             questions: Vec::new(),
@@ -194,6 +203,9 @@ impl Plan {
         }
         if let Some(limit) = self.boot_limit.filter(|limit| !(1.0..=3600.0).contains(limit)) {
             return refuse(format!("a boot_limit of {limit} seconds: give 1 to 3600"));
+        }
+        if let Some(memory) = self.memory.filter(|memory| !(64 << 20..=64 << 30).contains(memory)) {
+            return refuse(format!("a guest of {} MiB: give 64M to 64G", memory >> 20));
         }
         if self.size < SMALLEST || self.size % (1 << 20) != 0 {
             return refuse(format!(

@@ -192,6 +192,54 @@ metrics! {
     RandStat: "random stat", PerSecond, Higher;
     /// bonnie++: files deleted at random.
     RandDelete: "random delete", PerSecond, Higher;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    PutCharCpu: "per-char write, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    PutBlockCpu: "block write, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    RewriteCpu: "rewrite, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    GetCharCpu: "per-char read, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    GetBlockCpu: "block read, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    SeeksCpu: "seeks, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    SeqCreateCpu: "sequential create, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    SeqStatCpu: "sequential stat, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    SeqDeleteCpu: "sequential delete, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    RandCreateCpu: "random create, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    RandStatCpu: "random stat, %CP", Share, Lower;
+    /// bonnie++'s own share of a processor in that phase: no kernel thread, no server is in it.
+    RandDeleteCpu: "random delete, %CP", Share, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    PutCharSlowest: "per-char write, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    PutBlockSlowest: "block write, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    RewriteSlowest: "rewrite, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    GetCharSlowest: "per-char read, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    GetBlockSlowest: "block read, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    SeeksSlowest: "seeks, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    SeqCreateSlowest: "sequential create, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    SeqStatSlowest: "sequential stat, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    SeqDeleteSlowest: "sequential delete, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    RandCreateSlowest: "random create, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    RandStatSlowest: "random stat, slowest", Nanoseconds, Lower;
+    /// bonnie++: the slowest single operation of that phase, from 1.96 on.
+    RandDeleteSlowest: "random delete, slowest", Nanoseconds, Lower;
     /// File copy with a buffer of 256 bytes.
     Copy256: "copy, 256 B", BytesPerSecond, Higher;
     /// File copy with a buffer of 1024 bytes.

@@ -123,6 +123,14 @@ pub const CATALOGUE: &[Entry] = &[
         &VIRTIO_OVERLAY_SUBCLUSTERS,
     ),
     vm("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", true, &IDE),
+    vm("ide-writeback", "the same, cache=writeback, aio=threads", false, &IDE_WRITEBACK),
+    vm("ide-unsafe", "the same, cache=unsafe: flushes are ignored", false, &IDE_UNSAFE),
+    vm(
+        "virtio-unsafe",
+        "virtio-blk in QEMU, raw, cache=unsafe: flushes are ignored",
+        false,
+        &VIRTIO_UNSAFE,
+    ),
     vm("ahci", "SATA emulation (AHCI) in QEMU, raw, cache=none, aio=native", true, &AHCI),
     vm("nvme", "NVMe emulation in QEMU, raw, cache=none, aio=native", true, &NVME),
     vm("ringtap-vhost", "ringtap serve --vhost-user, raw, cache=none", true, &RINGTAP),
@@ -257,6 +265,10 @@ const QSD_THROUGH: qemu::VhostUser =
 const QSD_TURNED_ON: qemu::VhostUser =
     qemu::VhostUser { aio: "io_uring", cache: WriteCache::TurnedOn };
 const IDE: InQemu = direct(Attach::Ide, Image::Raw);
+const IDE_WRITEBACK: InQemu = InQemu { attach: Attach::Ide, image: Image::Raw, how: How::Default };
+const IDE_UNSAFE: InQemu = InQemu { attach: Attach::Ide, image: Image::Raw, how: How::Unsafe };
+const VIRTIO_UNSAFE: InQemu =
+    InQemu { attach: Attach::Virtio, image: Image::Raw, how: How::Unsafe };
 const AHCI: InQemu = direct(Attach::Ahci, Image::Raw);
 const NVME: InQemu = direct(Attach::Nvme, Image::Raw);
 const VIRTIO: InQemu = direct(Attach::Virtio, Image::Raw);

@@ -29,6 +29,8 @@ pub enum How {
     Direct,
     /// cache=none, aio=io_uring, and a thread of its own.
     Best,
+    /// Through the page cache, and flushes are ignored.
+    Unsafe,
 }
 
 impl How {
@@ -36,6 +38,7 @@ impl How {
         match self {
             How::Default => drive.cache(Cache::Writeback).aio(Aio::Threads),
             How::Direct => drive.cache(Cache::None).aio(Aio::Native),
+            How::Unsafe => drive.cache(Cache::Unsafe).aio(Aio::Threads),
             How::Best => drive.cache(Cache::None).aio(Aio::IoUring).io_thread(),
         }
     }
@@ -67,7 +70,7 @@ impl Backend for InQemu {
     }
 
     fn cached(&self) -> bool {
-        self.how == How::Default
+        matches!(self.how, How::Default | How::Unsafe)
     }
 
     fn image(&self) -> Image {

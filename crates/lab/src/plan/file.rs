@@ -34,6 +34,8 @@ pub struct PlanFile {
     pub dir: Option<PathBuf>,
     /// Seconds that a guest may take to boot.
     pub boot_limit: Option<f64>,
+    /// Memory of a guest: "128M".
+    pub memory: Option<String>,
     /// Workloads that run on some backends only: `only = { archive = ["loop", "lvm"] }`.
     pub only: Option<BTreeMap<String, Vec<String>>>,
 }
@@ -61,7 +63,8 @@ fn misspelt(message: &str) -> Option<String> {
 /// the key that it names.
 pub fn placed(path: &Path, text: &str, what: &str) -> String {
     let quoted = what.split('"').nth(1).filter(|word| !word.is_empty());
-    let key = ["boot_limit", "rounds", "seconds", "ramp", "size", "dir", "stage", "backends"];
+    let key =
+        ["boot_limit", "memory", "rounds", "seconds", "ramp", "size", "dir", "stage", "backends"];
     let key = key
         .into_iter()
         .find(|key| what.contains(key) || (*key == "size" && what.contains("a disk of")));

@@ -13,6 +13,10 @@ pub fn plan() -> PlanFile {
     // few disks below it will do.
     let few = ["virtio-raw", "ringtap-vhost", "loop"];
     let disks = ["virtio-raw", "ide", "qsd-vhost", "ringtap-vhost", "loop", "lvm", "xen-blkback"];
+    // The host's caches on, off and unsafe.
+    let caches = ["ide-writeback", "ide-unsafe", "virtio-default", "virtio-unsafe"];
+    let dd = [&disks[..], &caches].concat();
+    let snapshots = ["lvm", "lvm-snapshot", "ringtap-overlay"];
     let bonnie = [&disks[..], &["lvm-snapshot", "ringtap-overlay"]].concat();
     // Small writes to a fresh snapshot: what is copied beside them is what it costs.
     let fresh = ["virtio-raw", "virtio-overlay", "ringtap-overlay", "lvm", "lvm-snapshot"];
@@ -24,6 +28,10 @@ pub fn plan() -> PlanFile {
             "virtio-raw",
             "virtio-overlay",
             "ide",
+            "ide-writeback",
+            "ide-unsafe",
+            "virtio-default",
+            "virtio-unsafe",
             "qsd-vhost",
             "ringtap-vhost",
             "ringtap-overlay",
@@ -39,6 +47,7 @@ pub fn plan() -> PlanFile {
             "randwrite-4k-qd32",
             "read-1m-qd8",
             "bonnie-direct",
+            "bonnie-runs",
             "dd-throughput",
             "dd-latency-direct",
             "dd-latency-dsync",
@@ -51,10 +60,11 @@ pub fn plan() -> PlanFile {
         ]),
         only: Some(BTreeMap::from([
             only("bonnie-direct", &bonnie),
+            only("bonnie-runs", &snapshots),
             only("randwrite-4k-qd32", &fresh),
             only("read-1m-qd8", &disks),
-            only("dd-throughput", &disks),
-            only("dd-latency-direct", &disks),
+            only("dd-throughput", &dd),
+            only("dd-latency-direct", &dd),
             only("dd-latency-dsync", &disks),
             only("filecopy", &few),
             only("archive", &few),

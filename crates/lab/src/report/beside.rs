@@ -92,7 +92,7 @@ fn of_bonnie(file: &str, line: &str) -> Result<Other> {
         name: row.name.clone(),
         what: format!("bonnie++ {}{size}", row.version),
         bonnie: Some(row.version.clone()),
-        workloads: of_kind(|kind| matches!(kind, Kind::Bonnie { .. })),
+        workloads: of_kind(|kind| matches!(kind, Kind::Bonnie(_))),
         metrics: row.phases.iter().filter_map(|(metric, p)| Some((*metric, p.rate?))).collect(),
     })
 }

@@ -97,7 +97,7 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
         let (mut change, logs) = change(before, after, (stage, arm, workload, metric), (was, is));
         let kind = workload::find(workload).map(|workload| workload.kind);
         match (&bonnie, kind) {
-            (Some(Unlike { before, after, .. }), Some(Kind::Bonnie { .. })) => {
+            (Some(Unlike { before, after, .. }), Some(Kind::Bonnie(_))) => {
                 (change.ratio, change.interval) = (None, None);
                 change.verdict = format!("not compared: bonnie++ {before} and {after}");
                 rounds.push(Default::default());

@@ -126,11 +126,23 @@ pub const QUESTIONS: &[Question] = &[
         question: "A fresh snapshot",
         published: "a volume with a fresh LVM snapshot writes blocks at 12–18 MB/s instead of 107–120, and at 57–65 once what is \
                     written has been copied",
-        told: &[Told {
-            stages: VM,
-            workload: "snapshot-life",
-            metrics: &[Metric::FreshWrite, Metric::SettledWrite, Metric::FirstWriteCost],
-        }],
+        told: &[
+            Told {
+                stages: VM,
+                workload: "snapshot-life",
+                metrics: &[Metric::FreshWrite, Metric::SettledWrite, Metric::FirstWriteCost],
+            },
+            Told {
+                stages: VM,
+                workload: "bonnie-runs",
+                metrics: &[
+                    Metric::FreshWrite,
+                    Metric::SettledWrite,
+                    Metric::FirstWriteCost,
+                    Metric::GetBlock,
+                ],
+            },
+        ],
         shared: &[],
         claims: &[
             claim("lvm-snapshot", "lvm", &[Metric::PutBlock], Ratio(0.11, 0.15)),
@@ -195,6 +207,8 @@ pub const QUESTIONS: &[Question] = &[
                 Metric::TimePerOp,
                 Direction { worse: true },
             ),
+            dd("virtio-raw", "virtio-default", "dd-latency-direct", Metric::TimePerOp, Nothing),
+            dd("ide", "ide-writeback", "dd-latency-direct", Metric::TimePerOp, Nothing),
             dd("ringtap-vhost", "virtio-raw", "dd-throughput", Metric::Bandwidth, Nothing),
             dd("ringtap-vhost", "virtio-raw", "dd-latency-direct", Metric::TimePerOp, Nothing),
         ],

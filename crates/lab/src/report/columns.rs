@@ -36,8 +36,7 @@ pub struct Column {
 pub fn columns(analysis: &Analysis) -> Vec<Column> {
     let mut list = Vec::new();
     for &stage in VM {
-        for workload in workload::CATALOGUE.iter().filter(|w| matches!(w.kind, Kind::Bonnie { .. }))
-        {
+        for workload in workload::CATALOGUE.iter().filter(|w| matches!(w.kind, Kind::Bonnie(_))) {
             let ran =
                 |metric: &Metric| analysis.find(stage, OURS, workload.name, *metric).is_some();
             if !bonnie::PHASES.iter().any(ran) {

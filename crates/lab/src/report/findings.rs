@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::analysis::{Analysis, Row};
 use super::claims::{Claim, Published, QUESTIONS, Question, Told};
 use super::ranking::{self, Group};
-use super::{format, words};
+use super::{caches, format, words};
 use crate::sample::{Metric, Stage};
 use crate::stats::{Decision, FEWEST_ROUNDS, Why};
 use crate::workload;
@@ -147,6 +147,9 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
             }
         }
     }
+    if question.name == "emulation" {
+        tables.extend(caches::table(analysis));
+    }
     if lines.is_empty() && tables.is_empty() {
         return None;
     }
@@ -246,7 +249,7 @@ fn tell(analysis: &Analysis, stage: Stage, told: &Told) -> Option<Table> {
 }
 
 /// A median with its 95 % interval.
-fn with_ends(
+pub(super) fn with_ends(
     analysis: &Analysis,
     stage: Stage,
     arm: &str,

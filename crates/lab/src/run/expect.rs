@@ -5,7 +5,7 @@ use crate::backend::Image;
 use crate::plan::Plan;
 use crate::sample::Stage;
 use crate::stage::{guest, xen};
-use crate::workload::{Kind, Workload, dd, rated};
+use crate::workload::{Kind, Workload, bonnie, dd, rated};
 
 /// Bytes a second at which disks are written, synced and converted.
 const WRITING: f64 = 250e6;
@@ -27,7 +27,9 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
         Kind::DdThroughput(_) => 0.1 + 2.0 * gib,
         Kind::DdLatency(dd::Flag::Direct) => 0.3,
         Kind::DdLatency(dd::Flag::Dsync) => 1.5,
-        Kind::Bonnie { .. } => 4.0 + 25.0 * gib,
+        Kind::Bonnie(bonnie::Mode::Whole) => 15.0 + 60.0 * gib,
+        Kind::Bonnie(_) => 4.0 + 25.0 * gib,
+        Kind::BonnieRuns => 5.0 * (2.0 + 15.0 * gib),
         Kind::FileCopy { .. } => 3.0 * (plan.seconds + 2.0 * plan.seconds.min(2.0)),
         Kind::Archive => 2.0 + 20.0 * gib,
         Kind::Durability => 1.5,

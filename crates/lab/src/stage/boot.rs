@@ -144,7 +144,9 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
 
 fn uml(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
     let appliance = runner.env.appliance().map_err(|missing| Error::Guest(missing.reason))?;
-    let mut uml = Uml::new(&appliance).memory(UML_MEMORY).interrupt(runner.stop.flag());
+    let mut uml = Uml::new(&appliance)
+        .memory(runner.plan.memory.unwrap_or(UML_MEMORY))
+        .interrupt(runner.stop.flag());
     for one in attached {
         match &one.served.access {
             Access::Ubd(path) => uml = uml.ubd(path),
@@ -160,7 +162,9 @@ fn uml(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
 
 fn qemu(runner: &Runner<'_>, attached: &[Attached<'_>]) -> Result<Machine> {
     let appliance = runner.env.pc().map_err(|missing| Error::Guest(missing.reason))?;
-    let mut qemu = Qemu::new(&appliance).memory(PC_MEMORY).interrupt(runner.stop.flag());
+    let mut qemu = Qemu::new(&appliance)
+        .memory(runner.plan.memory.unwrap_or(PC_MEMORY))
+        .interrupt(runner.stop.flag());
     for one in attached {
         match &one.served.access {
             Access::VhostUser { socket } => qemu = qemu.vhost_user(socket, QUEUES),

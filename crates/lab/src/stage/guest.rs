@@ -66,7 +66,7 @@ pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
     match workload.kind {
         Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated(_) => env.program("fio", "fio"),
         Kind::DdThroughput(_) | Kind::DdLatency(_) => env.program("dd", "coreutils"),
-        Kind::Bonnie { .. } => {
+        Kind::Bonnie(_) | Kind::BonnieRuns => {
             env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
         }
         Kind::FileCopy { .. } | Kind::Archive => env.program("mkfs.ext4", "e2fsprogs"),
@@ -125,7 +125,7 @@ impl Guest {
         }
         let settings = runner.settings(stage, round);
         let tool = runner.env.guest_tool();
-        let memory = memory(stage);
+        let memory = memory(runner, stage);
         // Load by load: what is compared in one is measured side by side, so that a machine that is slow for a while is slow
         // for all.
         for workload in runner.plan.workloads() {
@@ -214,8 +214,9 @@ fn find_capacity(
 }
 
 /// Memory of a stage's guest in bytes.
-pub fn memory(stage: Stage) -> u64 {
-    if matches!(stage, Stage::Vm | Stage::TwoVms) { PC_MEMORY } else { UML_MEMORY }
+pub fn memory(runner: &Runner<'_>, stage: Stage) -> u64 {
+    let pc = matches!(stage, Stage::Vm | Stage::TwoVms);
+    runner.plan.memory.unwrap_or(if pc { PC_MEMORY } else { UML_MEMORY })
 }
 
 /// Makes an arm's disk: written once, in the arm's format, with the file system that a loop device in the guest needs.
@@ -425,7 +426,7 @@ pub fn describe(runner: &Runner<'_>, stage: Stage) -> Result<String> {
         runner.progress.note(&format!("{stage}: {why}"));
     }
     let kernel = appliance.kernel().image.display().to_string();
-    let mib = memory(stage) >> 20;
+    let mib = memory(runner, stage) >> 20;
     let cost = "the client's CPU is the whole guest's, seen from outside";
     Ok(match stage {
         Stage::Vm | Stage::TwoVms => format!(

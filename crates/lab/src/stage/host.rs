@@ -50,8 +50,8 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
             env.program("fio", "fio").or_else(|| fio_engine("io_uring"))
         }
         (Kind::DdThroughput(_) | Kind::DdLatency(_), _) => env.program("dd", "coreutils"),
-        (Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive, _) => {
-            let bonnie = matches!(workload.kind, Kind::Bonnie { .. });
+        (Kind::Bonnie(_) | Kind::BonnieRuns | Kind::FileCopy { .. } | Kind::Archive, _) => {
+            let bonnie = matches!(workload.kind, Kind::Bonnie(_) | Kind::BonnieRuns);
             bonnie
                 .then(|| env.program("bonnie++", "bonnie++"))
                 .flatten()
@@ -227,7 +227,10 @@ fn measure(
         (Kind::DdLatency(flag), _) => {
             dd::latency(&run_dd(dd::latency_args(&path, flag), limit, stop)?)
         }
-        (Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive, Access::Block(device)) => {
+        (
+            Kind::Bonnie(_) | Kind::BonnieRuns | Kind::FileCopy { .. } | Kind::Archive,
+            Access::Block(device),
+        ) => {
             let mounted = Mounted::make(device, scratch, stop)?;
             mark.begin();
             let (place, own) = (mounted.path(), Some(&mounted));
@@ -235,7 +238,7 @@ fn measure(
             mounted.unmount()?;
             Ok(measured)
         }
-        (Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive, _) => {
+        (Kind::Bonnie(_) | Kind::BonnieRuns | Kind::FileCopy { .. } | Kind::Archive, _) => {
             let dir = tempfile::Builder::new()
                 .prefix("files-")
                 .tempdir_in(scratch)
@@ -292,7 +295,14 @@ fn on_file_system(
             let output = process::run(command, Duration::from_secs(900), stop)?;
             archive::parse(&output.stderr, clock.elapsed().as_secs_f64(), tree)
         }
-        Kind::Bonnie { direct } => run_bonnie(dir, direct, settings, stop),
+        Kind::Bonnie(mode) => {
+            let shape = bonnie::shape(settings.size, mode);
+            bonnie::parse(&run_bonnie(dir, shape, stop)?, shape, crate::host::memory())
+        }
+        Kind::BonnieRuns => {
+            let shape = bonnie::shape(settings.size, bonnie::Mode::Direct);
+            bonnie::runs::until_settled(|| run_bonnie(dir, shape, stop))
+        }
         _ => Err(Error::Plan(format!("{} needs no file system", workload.name))),
     }
 }
@@ -321,12 +331,10 @@ fn run_dd(args: Vec<String>, limit: Duration, stop: &Stop) -> Result<String> {
     Ok(process::run(command, limit, stop)?.stderr)
 }
 
-fn run_bonnie(dir: &Path, direct: bool, settings: &Settings, stop: &Stop) -> Result<Measured> {
-    let shape = bonnie::shape(settings.size, direct);
+fn run_bonnie(dir: &Path, shape: bonnie::Shape, stop: &Stop) -> Result<String> {
     let mut command = Command::new(process::find("bonnie++").unwrap_or_else(|| "bonnie++".into()));
     command.args(bonnie::args(&dir.display().to_string(), shape));
-    let output = process::run(command, Duration::from_secs(900), stop)?;
-    bonnie::parse(&output.stdout, shape, crate::host::memory())
+    Ok(process::run(command, Duration::from_secs(900), stop)?.stdout)
 }
 
 /// An ext4 on a block device, mounted; unmounted when it is dropped.

@@ -33,10 +33,9 @@ pub enum Kind {
     /// dd with 1000 writes of 512 bytes.
     DdLatency(dd::Flag),
     /// bonnie++ on a file system.
-    Bonnie {
-        /// Past the page cache.
-        direct: bool,
-    },
+    Bonnie(bonnie::Mode),
+    /// bonnie++ run after run, until what it writes has been copied.
+    BonnieRuns,
     /// UnixBench's file copies on a file system.
     FileCopy {
         /// Each pass brought to the disk.
@@ -75,7 +74,7 @@ impl Kind {
 
     /// Whether it needs a file system on the disk.
     pub fn on_file_system(self) -> bool {
-        matches!(self, Kind::Bonnie { .. } | Kind::FileCopy { .. } | Kind::Archive)
+        matches!(self, Kind::Bonnie(_) | Kind::BonnieRuns | Kind::FileCopy { .. } | Kind::Archive)
     }
 }
 
@@ -134,9 +133,9 @@ const COPIES: &[Metric] = &[Metric::Copy256, Metric::Copy1024, Metric::Copy4096]
 const EVEN: &[Metric] = &[Metric::SumIops, Metric::Jain];
 const QUIET: &[Metric] = &[Metric::Keeps, Metric::P99Factor];
 
-const fn bonnie(name: &'static str, title: &'static str, direct: bool) -> Workload {
+const fn bonnie(name: &'static str, title: &'static str, mode: bonnie::Mode) -> Workload {
     let headline = &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks];
-    Workload { name, title, kind: Kind::Bonnie { direct }, headline, quick: false }
+    Workload { name, title, kind: Kind::Bonnie(mode), headline, quick: false }
 }
 
 /// All workloads, in the order in which they run on an arm: reads before what rewrites the disk's content.
@@ -190,8 +189,16 @@ pub const CATALOGUE: &[Workload] = &[
         headline: &[Metric::TimePerOp],
         quick: false,
     },
-    bonnie("bonnie", "bonnie++ on ext4, through the page cache", false),
-    bonnie("bonnie-direct", "bonnie++ on ext4, past the page cache", true),
+    bonnie("bonnie", "bonnie++ on ext4, through the page cache", bonnie::Mode::Cached),
+    bonnie("bonnie-direct", "bonnie++ on ext4, past the page cache", bonnie::Mode::Direct),
+    bonnie("bonnie-whole", "bonnie++ on ext4, all twelve columns", bonnie::Mode::Whole),
+    Workload {
+        name: "bonnie-runs",
+        title: "bonnie++ run after run until settled",
+        kind: Kind::BonnieRuns,
+        headline: &[Metric::FreshWrite, Metric::SettledWrite, Metric::GetBlock],
+        quick: false,
+    },
     Workload {
         name: "filecopy",
         title: "UnixBench file copy on ext4, cached copy",
@@ -247,6 +254,7 @@ pub const GROUPS: &[(&str, &[&str])] = &[
         ],
     ),
     ("dd", &["dd-throughput", "dd-throughput-dsync", "dd-latency-direct", "dd-latency-dsync"]),
+    ("bonnie++", &["bonnie", "bonnie-direct", "bonnie-whole"]),
     ("rated", &["rated-50", "rated-80"]),
     ("unixbench", &["filecopy", "filecopy-durable"]),
     ("contention", &["two-read", "two-write", "quiet-read", "quiet-write"]),

@@ -65,6 +65,7 @@ fn record(rounds: u32, state: State) -> Record {
             seed: 3,
             dir: "/var/tmp".into(),
             boot_limit: None,
+            memory: None,
             only: Default::default(),
             own: Vec::new(),
             questions: Vec::new(),

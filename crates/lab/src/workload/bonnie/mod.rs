@@ -1,10 +1,22 @@
 //! bonnie++: the real program, on a file system.
 
 pub mod csv;
+pub mod runs;
 
 use super::Measured;
 use crate::error::Result;
 use crate::sample::{Metric, Metrics};
+
+/// Which of its ways bonnie++ is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Through the page cache.
+    Cached,
+    /// Past it (`-D`).
+    Direct,
+    /// As it was published: through the page cache, per-character tests too, and sixteen thousand files.
+    Whole,
+}
 
 /// How bonnie++ is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,22 +27,30 @@ pub struct Shape {
     pub files: u64,
     /// Data past the page cache (`-D`).
     pub direct: bool,
+    /// The per-character tests, too.
+    pub chars: bool,
 }
 
 /// The shape that a disk of `disk` bytes carries: two thirds of it for data (`direct`: past the cache, where less
 /// suffices, a third), and few enough small files to fit beside it.
-pub fn shape(disk: u64, direct: bool) -> Shape {
+pub fn shape(disk: u64, mode: Mode) -> Shape {
+    let (direct, chars) = (mode == Mode::Direct, mode == Mode::Whole);
     let share = if direct { disk / 3 } else { disk / 3 * 2 };
     let size_mib = (share >> 20).max(2);
-    Shape { size_mib, files: if size_mib >= 128 { 4 } else { 1 }, direct }
+    let files = match size_mib {
+        ..128 => 1,
+        _ if chars => 16,
+        _ => 4,
+    };
+    Shape { size_mib, files, direct, chars }
 }
 
 /// bonnie++'s arguments on directory `dir`.
 ///
-/// `-f` leaves out the per-character tests, which take minutes. `-r` tells bonnie++ a memory size of half the data, so
+/// `-f` leaves out the per-character tests, which take long. `-r` tells bonnie++ a memory size of half the data, so
 /// that it accepts them; the true size beside the machine's memory is in the note.
 pub fn args(dir: &str, shape: Shape) -> Vec<String> {
-    let Shape { size_mib, files, direct } = shape;
+    let Shape { size_mib, files, direct, chars } = shape;
     [
         "-d",
         dir,
@@ -43,7 +63,8 @@ pub fn args(dir: &str, shape: Shape) -> Vec<String> {
     ]
     .iter()
     .map(|word| (*word).to_owned())
-    .chain(["-u", "root", "-f", "-q", "-m", "lab"].map(str::to_owned))
+    .chain(["-u", "root", "-q", "-m", "lab"].map(str::to_owned))
+    .chain((!chars).then(|| "-f".to_owned()))
     .chain(direct.then(|| "-D".to_owned()))
     .collect()
 }
@@ -52,10 +73,14 @@ pub fn args(dir: &str, shape: Shape) -> Vec<String> {
 pub fn parse(stdout: &str, shape: Shape, memory: u64) -> Result<Measured> {
     let row = csv::Row::find(stdout)?;
     let mut metrics = Metrics::new();
-    for (metric, phase) in &row.phases {
-        if let Some(rate) = phase.rate {
-            metrics.insert(*metric, rate);
-        }
+    for ((metric, cpu), slowest) in PHASES.into_iter().zip(CPU).zip(SLOWEST) {
+        let Some(phase) = row.phases.get(&metric) else { continue };
+        let more = [
+            (cpu, phase.cpu_percent.map(|percent| (percent / 100.0).into())),
+            (slowest, phase.slowest_ns.map(Into::into)),
+        ];
+        let all = std::iter::once((metric, phase.rate)).chain(more);
+        metrics.extend(all.filter_map(|(metric, value)| Some((metric, value?))));
     }
     let cached = match shape.direct {
         true => " past the cache (-D)",
@@ -66,9 +91,9 @@ pub fn parse(stdout: &str, shape: Shape, memory: u64) -> Result<Measured> {
     };
     let version = &row.version;
     let Shape { size_mib, files, .. } = shape;
-    let note = format!(
-        "bonnie++ {version}: {size_mib} MiB of data{cached}; {files}×1024 files; no per-character tests (-f)"
-    );
+    let chars = if shape.chars { "" } else { "; no per-character tests (-f)" };
+    let note =
+        format!("bonnie++ {version}: {size_mib} MiB of data{cached}; {files}×1024 files{chars}");
     let asked = Some(row.asked()).filter(|bytes| *bytes > 0.0);
     Ok(Measured { metrics, note: Some(note), asked, ..Measured::default() })
 }
@@ -92,6 +117,38 @@ pub const PHASES: [Metric; 12] = [
     Metric::RandCreate,
     Metric::RandStat,
     Metric::RandDelete,
+];
+
+/// The share of a processor that each took, by bonnie++'s own account.
+pub const CPU: [Metric; 12] = [
+    Metric::PutCharCpu,
+    Metric::PutBlockCpu,
+    Metric::RewriteCpu,
+    Metric::GetCharCpu,
+    Metric::GetBlockCpu,
+    Metric::SeeksCpu,
+    Metric::SeqCreateCpu,
+    Metric::SeqStatCpu,
+    Metric::SeqDeleteCpu,
+    Metric::RandCreateCpu,
+    Metric::RandStatCpu,
+    Metric::RandDeleteCpu,
+];
+
+/// The slowest operation of each.
+pub const SLOWEST: [Metric; 12] = [
+    Metric::PutCharSlowest,
+    Metric::PutBlockSlowest,
+    Metric::RewriteSlowest,
+    Metric::GetCharSlowest,
+    Metric::GetBlockSlowest,
+    Metric::SeeksSlowest,
+    Metric::SeqCreateSlowest,
+    Metric::SeqStatSlowest,
+    Metric::SeqDeleteSlowest,
+    Metric::RandCreateSlowest,
+    Metric::RandStatSlowest,
+    Metric::RandDeleteSlowest,
 ];
 
 #[cfg(test)]
@@ -119,7 +176,7 @@ mod tests {
             return;
         };
         let dir = tempfile::Builder::new().tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let shape = Shape { size_mib: 32, files: 1, direct: false };
+        let shape = Shape { size_mib: 32, files: 1, direct: false, chars: false };
         let child = Command::new(program)
             .args(args(dir.path().to_str().unwrap(), shape))
             .stdout(Stdio::piped())
