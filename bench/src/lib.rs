@@ -19,6 +19,7 @@ pub mod devices;
 pub mod experiment;
 pub mod formats;
 pub mod goals;
+pub mod guard;
 pub mod idle;
 pub mod image;
 pub mod interrupt;

@@ -12,7 +12,8 @@ use std::path::Path;
 /// Name of the export on every server.
 pub const EXPORT: &str = "disk";
 
-const DIRECT: &str = "ringtap none";
+/// Name of the Ringtap arm past the page cache.
+pub const DIRECT: &str = "ringtap none";
 const CACHED: &str = "ringtap writeback";
 
 /// All arms for `fs`, with their sockets and configuration in `run`.

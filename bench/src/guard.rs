@@ -1,0 +1,194 @@
+//! Builds of Ringtap beside each other: is the newer one as fast? Several links of each side take part, since two links of the
+//! same code differ by up to a tenth, and two of the older side are the floor.
+
+use crate::arms::Arm;
+use crate::experiment::Results;
+use crate::stats::Ratio;
+use serde::Serialize;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// No line's interval may begin below this.
+pub const LEAST_END: f64 = 0.93;
+/// Nor the mean of all lines lie below this.
+pub const LEAST_CENTRE: f64 = 0.98;
+
+/// The links of both sides.
+#[derive(Clone, Debug)]
+pub struct Builds {
+    /// Before.
+    pub old: Vec<PathBuf>,
+    /// After.
+    pub new: Vec<PathBuf>,
+}
+
+impl Builds {
+    /// Each link with the name of its arm.
+    pub fn named(&self) -> impl Iterator<Item = (String, &Path)> {
+        let of = |side| move |(n, link): (usize, _)| (format!("{side} {n}"), link);
+        let old = (1..).zip(self.old.iter().map(PathBuf::as_path)).map(of("old"));
+        old.chain((1..).zip(self.new.iter().map(PathBuf::as_path)).map(of("new")))
+    }
+}
+
+/// The arm of one link: as the program that compares with peers makes it, by another name.
+pub fn renamed(arms: Vec<Arm>, of: &str, name: &str) -> Option<Arm> {
+    let arm = arms.into_iter().find(|arm| arm.name == of)?;
+    Some(Arm { name: name.into(), ..arm })
+}
+
+/// What became of one line.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// Where, and the workload.
+    pub name: String,
+    /// New by old: the geometric mean over the links of each side, round by round.
+    pub ratio: Ratio,
+    /// The second old link by the first.
+    pub floor: Option<Ratio>,
+    /// CPU of the server for a request, new by old.
+    pub cpu: Option<f64>,
+}
+
+/// The lines of one experiment. Rounds that lack a link are left out.
+pub fn lines(place: &str, results: &Results, builds: &Builds) -> Vec<Line> {
+    let mut names: Vec<&str> = Vec::new();
+    for sample in &results.samples {
+        if !names.contains(&sample.line.as_str()) {
+            names.push(&sample.line);
+        }
+    }
+    let rounds = results.samples.iter().map(|sample| sample.round + 1).max().unwrap_or(0);
+    let arms = |side: &str, count: usize| -> Vec<String> {
+        (1..=count).map(|n| format!("{side} {n}")).collect()
+    };
+    let (old, new) = (arms("old", builds.old.len()), arms("new", builds.new.len()));
+    let mut list = Vec::new();
+    for name in names {
+        let of = |arm: &str, round: usize| {
+            results.samples.iter().find(|s| s.line == name && s.arm == arm && s.round == round)
+        };
+        let mean = |arms: &[String], round: usize| -> Option<f64> {
+            let logs: Option<Vec<f64>> =
+                arms.iter().map(|arm| Some(of(arm, round)?.measured.iops.ln())).collect();
+            let logs = logs?;
+            Some((logs.iter().sum::<f64>() / logs.len() as f64).exp())
+        };
+        let whole: Vec<(f64, f64)> = (0..rounds)
+            .filter_map(|round| Some((mean(&new, round)?, mean(&old, round)?)))
+            .collect();
+        let (ours, theirs): (Vec<f64>, Vec<f64>) = whole.into_iter().unzip();
+        let pair = |a: &str, b: &str| {
+            let both = (0..rounds)
+                .filter_map(|r| Some((of(a, r)?.measured.iops, of(b, r)?.measured.iops)));
+            let (a, b): (Vec<f64>, Vec<f64>) = both.unzip();
+            Ratio::of_rounds(&a, &b)
+        };
+        let cpu = |arms: &[String]| -> Option<f64> {
+            let all: Vec<f64> = results
+                .samples
+                .iter()
+                .filter(|s| s.line == name && arms.contains(&s.arm))
+                .filter_map(|s| s.server_cpu_per_request)
+                .collect();
+            (!all.is_empty()).then(|| crate::stats::median(&all))
+        };
+        if let Some(ratio) = Ratio::of_rounds(&ours, &theirs) {
+            let floor = (old.len() > 1).then(|| pair(&old[1], &old[0])).flatten();
+            let cpu = cpu(&new).zip(cpu(&old)).map(|(new, old)| new / old);
+            list.push(Line { name: format!("{place} {name}"), ratio, floor, cpu });
+        }
+    }
+    list
+}
+
+/// All lines together.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// Each line.
+    pub lines: Vec<Line>,
+    /// The geometric mean of their ratios.
+    pub centre: f64,
+    /// Whether the newer side holds.
+    pub holds: bool,
+}
+
+/// Whether the newer side is as fast.
+pub fn verdict(lines: Vec<Line>) -> Verdict {
+    let logs: f64 = lines.iter().map(|line| line.ratio.value.ln()).sum();
+    let centre = (logs / lines.len().max(1) as f64).exp();
+    let holds = !lines.is_empty() && centre >= LEAST_CENTRE && lines.iter().all(is_fast_enough);
+    Verdict { lines, centre, holds }
+}
+
+/// Without an interval nothing holds.
+fn is_fast_enough(line: &Line) -> bool {
+    line.ratio.interval.is_some_and(|(low, _)| low >= LEAST_END)
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ends = |ratio: &Ratio| match ratio.interval {
+            Some((low, high)) => format!("{:.3} [{low:.3}, {high:.3}]", ratio.value),
+            None => format!("{:.3}", ratio.value),
+        };
+        writeln!(f, "{:<34} {:>24} {:>24} {:>7}", "line", "new by old", "old by old", "CPU")?;
+        for line in &self.lines {
+            let floor = line.floor.as_ref().map_or_else(String::new, ends);
+            let cpu = line.cpu.map_or_else(String::new, |cpu| format!("{cpu:.3}"));
+            let mark = if is_fast_enough(line) { "" } else { "  BELOW" };
+            writeln!(f, "{:<34} {:>24} {floor:>24} {cpu:>7}{mark}", line.name, ends(&line.ratio))?;
+        }
+        write!(
+            f,
+            "centre {:.3} (at least {LEAST_CENTRE}), each lower end at least {LEAST_END}: {}",
+            self.centre,
+            if self.holds { "holds" } else { "does not hold" }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::Measured;
+    use crate::experiment::Sample;
+
+    fn results(new: f64) -> Results {
+        let mut results = Results::default();
+        for round in 0..8 {
+            for (arm, speed) in [("old 1", 1.0), ("old 2", 1.04), ("new 1", new), ("new 2", new)] {
+                let noise = 1.0 + 0.002 * ((round * 7) % 5) as f64;
+                let measured = Measured {
+                    iops: 1e5 * speed * noise,
+                    lat_ns: None,
+                    requests: 1,
+                    client_cpu_per_request: 0.0,
+                };
+                results.samples.push(Sample {
+                    round,
+                    line: "randread".into(),
+                    arm: arm.into(),
+                    measured,
+                    server_cpu_per_request: Some(1e-6 / speed),
+                });
+            }
+        }
+        results
+    }
+
+    #[test]
+    fn a_slower_side_does_not_hold() {
+        let two = || vec![PathBuf::from("a"), PathBuf::from("b")];
+        let builds = Builds { old: two(), new: two() };
+        let names: Vec<String> = builds.named().map(|(name, _)| name).collect();
+        assert_eq!(names, ["old 1", "old 2", "new 1", "new 2"]);
+        for (speed, holds) in [(1.03, true), (0.97, false), (0.9, false)] {
+            let lines = lines("tmpfs", &results(speed), &builds);
+            assert!((lines[0].floor.unwrap().value - 1.04).abs() < 1e-9);
+            let verdict = verdict(lines);
+            assert_eq!(verdict.holds, holds, "{verdict}");
+        }
+        assert!(!verdict(Vec::new()).holds, "nothing measured is nothing shown");
+    }
+}
