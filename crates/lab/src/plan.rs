@@ -228,7 +228,10 @@ impl Plan {
             ));
         }
         let runs = |stage: &Stage| {
-            let measures = |w: &&Workload| w.kind != Kind::Durability && w.kind.runs_on(*stage);
+            // It comes with every plan, and may be all that is asked.
+            let alone = self.workloads.len() == 1;
+            let measures =
+                |w: &&Workload| (alone || w.kind != Kind::Durability) && w.kind.runs_on(*stage);
             self.workloads().iter().any(measures)
         };
         if let Some(idle) = self.stages.iter().find(|stage| !runs(stage)) {

@@ -136,7 +136,7 @@ fn out(analysis: &Analysis) -> String {
     parts.extend(
         skipped
             .filter(|(_, missing)| !missing.reason.starts_with("the plan runs"))
-            .map(|(what, missing)| format!("{what}: {}", missing.reason)),
+            .map(|(what, missing)| format!("{what}: {} ({})", missing.reason, missing.remedy)),
     );
     if parts.is_empty() {
         return "Out or blind here: nothing.".into();

@@ -107,8 +107,13 @@ fn real(program: &str) -> String {
 /// Runs the lab as a user does; exit code, stdout, stderr.
 fn compare(bench: &Bench, words: &str, set: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let mut command = Command::new(lab());
-    command.args(["compare", "--seed", "5", "--size", "32M", "--ramp", "0", "--seconds", "0.1"]);
-    command.arg("--dir").arg(bench.dir.path()).arg("--out").arg(bench.out());
+    command.args(["compare", "--verbose", "--seed", "5", "--size", "32M", "--ramp", "0"]);
+    command
+        .args(["--seconds", "0.1"])
+        .arg("--dir")
+        .arg(bench.dir.path())
+        .arg("--out")
+        .arg(bench.out());
     command.args(words.split_whitespace()).envs(set.iter().copied());
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -144,7 +149,7 @@ fn does_not_boot(bench: &Bench, stage: &str, backend: &str, set: &[(&str, &str)]
     assert_eq!(said.matches("did not boot").count(), 3, "once whole, once for each arm: {said}");
     assert!(said.contains("--boot-limit"), "{said}");
     let samples = samples(&bench.out());
-    assert_eq!(samples.len(), 6, "three rounds of the reference and its twin");
+    assert_eq!(samples.len(), 7, "the flushes, then three rounds of the reference and its twin");
     assert!(samples.iter().all(|s| s.error.as_ref().is_some_and(|e| e.contains("did not boot"))));
     let analysis = report::load(&bench.out()).unwrap();
     assert_eq!(analysis.run.troubles.len(), 1, "{:?}", analysis.run.troubles);
@@ -201,7 +206,7 @@ fn on_a_xen_that_hangs(words: &str) -> (Vec<Sample>, usize) {
 #[test]
 fn a_xen_that_hangs_is_given_up() {
     let (samples, boots) = on_a_xen_that_hangs("--workloads dd-latency-direct --rounds 1");
-    assert_eq!((samples.len(), boots), (2, 2), "the reference and its twin");
+    assert_eq!((samples.len(), boots), (3, 2), "the flushes, the reference and its twin");
     let hung = |s: &Sample| s.error.as_ref().is_some_and(|e| e.contains("within 2 s"));
     assert!(samples.iter().all(hung), "{samples:?}");
 }
@@ -315,7 +320,7 @@ fn without_kvm_the_guest_is_translated_and_the_reason_said() {
     assert!(said.contains(&format!("vm: {sentence}")) && said.contains(remedy), "{said}");
     // It ran all the same, and the report says how.
     let samples = samples(&bench.out());
-    assert!(samples.len() == 2 && samples.iter().all(|sample| sample.error.is_none()));
+    assert!(samples.len() == 3 && samples.iter().all(|sample| sample.error.is_none()));
     let analysis = report::load(&bench.out()).unwrap();
     for text in [report::markdown::render(&analysis), report::page::render(&analysis)] {
         let text = text.replace("&#39;", "'");
@@ -382,7 +387,14 @@ fn without_root_what_needs_it_is_a_reason() {
     } else {
         command.arg("--");
     }
-    command.arg(&copy).args(["compare", "--stages", "host", "--backends", "native,loop"]);
+    command.arg(&copy).args([
+        "compare",
+        "--verbose",
+        "--stages",
+        "host",
+        "--backends",
+        "native,loop",
+    ]);
     command.args(["--size", "32M", "--ramp", "0", "--seconds", "0.1", "--rounds", "1"]);
     command.args(["--workloads", "randread-4k-qd1", "--out", "run", "--dir", "."]);
     let output = command.current_dir(place.path()).output().unwrap();
