@@ -166,7 +166,8 @@ impl AllStats {
     /// Print them as one line on stderr.
     pub(crate) fn print(&self) {
         if let Ok(line) = serde_json::to_string(self) {
-            eprintln!("{line}");
+            // Who read it may have gone.
+            let _ = writeln!(std::io::stderr(), "{line}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Disks that could not be opened at the start, tried again.
 
+use std::collections::VecDeque;
+
 use ringtap_io::Tasks;
 use ringtap_vbd::{Vbd, disk_span};
 
@@ -11,10 +13,12 @@ use crate::{Address, Disk, Error};
 
 /// Serve those of the disks left out that can be served now.
 pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>, wrap: Wrap<'_>) {
-    for LeftOut { disk, label, error: _ } in std::mem::take(left_out) {
+    let mut waiting: VecDeque<LeftOut> = std::mem::take(left_out).into();
+    while let Some(LeftOut { disk, label, error: _ }) = waiting.pop_front() {
+        let later: Vec<&Disk> = left_out.iter().chain(&waiting).map(|left| &left.disk).collect();
         let _disk = disk_span(&disk.path.display().to_string()).entered();
         let served = device(&disk, &label, wrap).and_then(|(vbd, named)| {
-            serve(running, &disk, vbd).map(|()| record_formats(named.as_slice()))
+            serve(running, &disk, vbd, &later).map(|()| record_formats(named.as_slice()))
         });
         if let Err(error) = served {
             tracing::error!("still not served: {error}");
@@ -23,12 +27,12 @@ pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>, wrap
     }
 }
 
-fn serve(running: &mut Running, disk: &Disk, vbd: Vbd) -> Result<(), Error> {
+fn serve(running: &mut Running, disk: &Disk, vbd: Vbd, later: &[&Disk]) -> Result<(), Error> {
     let place = running.disks.len();
     running.add(disk.clone(), vbd);
     let bound = running.bound();
     let plan = not_handed(disk, &bound)
-        .and_then(|()| Plan::of(&running.config, place, &bound, &mut Handed::default()))
+        .and_then(|()| Plan::of(&running.config, place, &bound, later, &mut Handed::default()))
         .and_then(|plan| running.start_devices(place).map(|()| plan));
     let plan = plan.inspect_err(|_| running.take_back().iter().for_each(close))?;
     // What has been started by then stays: it is of no other disk.

@@ -53,29 +53,32 @@ impl Plan {
         left_out: impl Iterator<Item = &'a Disk>,
     ) -> Result<Plan, Error> {
         let mut handed = Handed::take()?;
+        let left_out: Vec<&Disk> = left_out.collect();
         let served = |address: &Address| {
             let mut all =
                 config.disks.iter().flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user));
             all.any(|other| other == address)
         };
-        for address in left_out.flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user)) {
+        for address in left_out.iter().flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user)) {
             match address {
                 Address::Systemd(Some(name)) if !served(address) => handed.close(name),
                 _ => {}
             }
         }
-        let plan = Plan::of(config, 0, &[], &mut handed)?;
+        let plan = Plan::of(config, 0, &[], &left_out, &mut handed)?;
         for name in handed.left() {
             tracing::warn!("nobody asked for the socket {name:?} that systemd handed over");
         }
         Ok(plan)
     }
 
-    /// Bind what the disks from the place `first` on name, but for the NBD addresses at which there is a server.
+    /// Bind what the disks from the place `first` on name, but for the NBD addresses at which there is a server. A server has
+    /// only addresses that all of the disks that come `later` name, or none of them does: a disk joins all of a server.
     pub(crate) fn of(
         config: &Config,
         first: usize,
         bound: &[Address],
+        later: &[&Disk],
         handed: &mut Handed,
     ) -> Result<Plan, Error> {
         let new = || config.disks.iter().enumerate().skip(first);
@@ -92,6 +95,9 @@ impl Plan {
         }
         // Who asks by name goes before who takes the rest.
         wanted.sort_by_key(|(address, ..)| **address == Address::Systemd(None));
+        let wanted_later = |address: &Address| -> Vec<bool> {
+            later.iter().map(|disk| disk.nbd.contains(address)).collect()
+        };
         let span = |disk: usize| disk_span(&config.disks[disk].path.display().to_string());
         for (address, disks, vhost_user) in wanted {
             let _disk = (disks.len() == 1).then(|| span(disks[0]).entered());
@@ -109,7 +115,11 @@ impl Plan {
             } else {
                 let mode = config.nbd_tls.as_ref().map(|tls| tls.mode_of(address));
                 let tls = vec![mode.unwrap_or(TlsMode::Off); listeners.len()];
-                match plan.nbd.iter_mut().find(|group| group.disks == disks) {
+                let same = |group: &&mut NbdGroup| {
+                    let first = group.addresses.first().map(wanted_later);
+                    group.disks == disks && first == Some(wanted_later(address))
+                };
+                match plan.nbd.iter_mut().find(same) {
                     Some(group) => {
                         group.addresses.push(address.clone());
                         group.listeners.extend(listeners);
@@ -227,5 +237,10 @@ mod tests {
         assert_eq!(place(&plan.nbd[1].listeners[0]), at("alone"));
         drop(plan);
         assert_eq!(std::fs::read_dir(dir.path()).expect("the folder").count(), 0);
+        // What is served later at one of a disk's addresses is not served at its others.
+        let late = disk("c", vec![at("again")], vec![]);
+        let plan = Plan::bind(&config, std::iter::once(&late)).expect("sockets");
+        let groups: Vec<_> = plan.nbd.iter().map(|group| group.addresses.clone()).collect();
+        assert_eq!(groups, [vec![at("both")], vec![at("alone")], vec![at("again")]]);
     }
 }

@@ -28,8 +28,6 @@ pub(crate) struct Known {
     pub(crate) fd: RawFd,
     nature: Nature,
     watched: bool,
-    /// Reads and writes never wait, as its owner has it.
-    pub(crate) nonblocking: bool,
 }
 
 /// A [`Reactor`] of threads, `pread`, `pwrite` and epoll.
@@ -77,9 +75,8 @@ impl Threads {
         let witness = file.witness();
         let watched = witness.is_some();
         self.watched.put(slot, witness.map(Watch::new));
-        let nonblocking = blocking::is_nonblocking(fd);
         let (generation, nature) = (file.generation(), file.nature());
-        let known = Known { generation, fd, nature, watched, nonblocking };
+        let known = Known { generation, fd, nature, watched };
         self.known[slot] = Some(known);
         Some(known)
     }
@@ -104,10 +101,10 @@ impl Threads {
     }
 
     /// Begin an operation: it ends here, or a worker has it, or it waits.
-    fn begin(&mut self, key: Key, op: Op, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
+    fn begin(&mut self, key: Key, op: Op, done: &mut Vec<(Key, i32)>) {
         if let Op::Timeout { nanos } = op {
             self.timeouts.insert((self.now().saturating_add(nanos), key));
-            return Ok(());
+            return;
         }
         if let Op::Cancel { file } = op {
             let mut ended = vec![];
@@ -115,34 +112,50 @@ impl Threads {
             let count = ended.len() as i32;
             ended.into_iter().for_each(|key| self.end(key, -libc::ECANCELED, done));
             self.end(key, count, done);
-            return Ok(());
+            return;
         }
         let Some(file) = blocking::file_of(&op) else {
             self.end(key, -libc::EOPNOTSUPP, done);
-            return Ok(());
+            return;
         };
         let Some(known) = self.find(file) else {
             self.end(key, -libc::EBADF, done);
-            return Ok(());
+            return;
         };
-        if blocking::is_waited_for(&op) && self.waits.watches(file, known.fd)? {
+        let watches = match blocking::is_waited_for(&op) {
+            true => self.waits.watches(file, known.fd),
+            false => Ok(false),
+        };
+        // A file that epoll does not take is an error of this operation alone, as on the ring.
+        if let Err(error) = watches {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            self.end(key, -errno, done);
+            return;
+        }
+        if watches.is_ok_and(|watches| watches) {
             match blocking::attempt(&op, &known) {
                 Attempt::Ended(result) => self.end(key, result, done),
                 Attempt::Waits => self.waits.add(file, key, op),
             }
-            return Ok(());
+            return;
         }
         if self.is_quick(&op, known.nature) {
             let result = carry_out(&op, known.fd, None);
             self.end(key, result, done);
-            return Ok(());
+            return;
         }
         let pipe = blocking::pipe_of(&op).map(|pipe| self.find(pipe).map(|known| known.fd));
         match pipe {
             Some(None) => self.end(key, -libc::EBADF, done),
-            pipe => self.workers.take(Job { key, op, fd: known.fd, pipe: pipe.flatten() })?,
+            pipe => {
+                let job = Job { key, op, fd: known.fd, pipe: pipe.flatten() };
+                // A limit of threads is reached: slowly is better than not at all.
+                if let Some(job) = self.workers.take(job) {
+                    let result = carry_out(&job.op, job.fd, job.pipe);
+                    self.end(key, result, done);
+                }
+            }
         }
-        Ok(())
     }
 
     /// Whether it takes less time than waking a worker for it.
@@ -158,27 +171,14 @@ impl Threads {
         }
     }
 
-    fn hand_over(
-        &mut self,
-        submit: &mut Vec<(Key, Op)>,
-        done: &mut Vec<(Key, i32)>,
-    ) -> io::Result<()> {
+    fn hand_over(&mut self, submit: &mut Vec<(Key, Op)>, done: &mut Vec<(Key, i32)>) {
         for (key, op) in &*submit {
             self.watch(*key, op);
         }
         self.watched.settle_begun();
-        let mut begun = 0;
-        let mut outcome = Ok(());
-        for (key, op) in &*submit {
-            outcome = self.begin(*key, *op, done);
-            if outcome.is_err() {
-                break;
-            }
-            begun += 1;
+        for (key, op) in submit.drain(..) {
+            self.begin(key, op, done);
         }
-        // Those that were not begun stay listed: who owns their memory waits for each that was.
-        submit.drain(..begun);
-        outcome
     }
 
     /// What has ended meanwhile.
@@ -248,7 +248,7 @@ impl Reactor for Threads {
         done: &mut Vec<(Key, i32)>,
         wait: bool,
     ) -> io::Result<()> {
-        self.hand_over(submit, done)?;
+        self.hand_over(submit, done);
         self.sleep(usize::from(wait), None, done)
     }
 
@@ -259,7 +259,7 @@ impl Reactor for Threads {
         events: u32,
         nanos: Time,
     ) -> io::Result<()> {
-        self.hand_over(submit, done)?;
+        self.hand_over(submit, done);
         let events = if done.is_empty() { events as usize } else { 0 };
         self.sleep(events, Some(self.now() + nanos), done)
     }

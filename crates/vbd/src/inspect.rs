@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use ringtap_image::LayerState;
+use ringtap_io::Panic;
 use serde::Serialize;
 
 use crate::Vbd;
@@ -108,7 +109,10 @@ impl Vbd {
             }
         }
         let stopped = self.health().failure().is_some();
-        DeviceState { layers: self.image.state(), connections, queues, stopped }
+        // A panic may have left what the image tells of half changed.
+        let layers = Panic::catch(|| self.image.state())
+            .unwrap_or_else(|_| LayerState::of(self.image.info(), None));
+        DeviceState { layers, connections, queues, stopped }
     }
 }
 

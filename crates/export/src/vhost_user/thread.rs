@@ -312,6 +312,8 @@ impl Thread {
             }
             if let Some(events) = gatherer.wait_for(io.now(), under_way).filter(|_| may_gather) {
                 self.account(&mut accounted);
+                // It sleeps now: another queue may spin.
+                poller.event(io.now());
                 tasks.turn_for(events, GATHER)?;
                 gatherer.woken(io.now(), tasks.has_ready());
             } else if tasks.has_work() || self.may_fetch() {

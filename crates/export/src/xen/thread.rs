@@ -191,6 +191,8 @@ impl Thread {
             if let Some(events) = gatherer.wait_for(self.io.now(), under_way).filter(|_| may_gather)
             {
                 self.account();
+                // It sleeps now: another queue may spin.
+                poller.event(self.io.now());
                 tasks.turn_for(events, GATHER)?;
                 gatherer.woken(self.io.now(), tasks.has_ready());
             } else if tasks.has_work() || self.may_fetch() {

@@ -25,6 +25,9 @@ pub(super) struct Kept {
     /// The file system that it lies on, where that can be asked whether it is still there; else 0.
     #[serde(default)]
     file_system: u64,
+    /// The device of that file system: a snapshot of it has the same identity, and not the same files.
+    #[serde(default)]
+    device: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) format: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -66,6 +69,8 @@ impl Kept {
         kept.path = now.display().to_string();
         let file = fs::File::open(path).ok();
         kept.file_system = file.as_ref().and_then(|file| file_system_of(file).ok()).unwrap_or(0);
+        kept.device =
+            file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |facts| facts.dev());
         match (kept.is_empty(), known) {
             (true, None) => Ok(()),
             (true, Some(_)) => fs::remove_file(file_of(&folder, &kept.identity)),
@@ -73,7 +78,7 @@ impl Kept {
             (false, None) => {
                 write(&folder, &kept)?;
                 if let Some(file) = file.filter(|_| kept.file_system != 0) {
-                    forget_gone(&folder, &file, kept.file_system);
+                    forget_gone(&folder, &file, &kept);
                 }
                 Ok(())
             }
@@ -104,7 +109,7 @@ fn file_of(folder: &Path, identity: &str) -> PathBuf {
 
 /// Remove the records of files that lay where `image` does and are proven to be gone: their file system, asked
 /// for them by the name it has for each, says so. What it cannot be asked of stays.
-fn forget_gone(folder: &Path, image: &fs::File, file_system: u64) {
+fn forget_gone(folder: &Path, image: &fs::File, new: &Kept) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let short = entry.metadata().is_ok_and(|facts| facts.is_file() && facts.len() <= LONGEST);
@@ -113,7 +118,8 @@ fn forget_gone(folder: &Path, image: &fs::File, file_system: u64) {
         }
         let kept: Option<Kept> =
             fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        let handle = kept.as_ref().filter(|kept| kept.file_system == file_system);
+        let there = |kept: &&Kept| (kept.file_system, kept.device) == (new.file_system, new.device);
+        let handle = kept.as_ref().filter(there);
         let handle = handle.and_then(|kept| handle_in(&kept.identity));
         if handle.is_some_and(|handle| handle.is_gone(image).unwrap_or(false)) {
             let _ = fs::remove_file(&path);
@@ -213,7 +219,7 @@ mod tests {
             eprintln!("skipped: file systems answer only root");
             return;
         }
-        forget_gone(&folder, &image, kept.file_system);
+        forget_gone(&folder, &image, &kept);
         let found = |kept: &Kept| read(&folder, &kept.identity).is_some();
         assert_eq!([&kept, &deleted, &renamed, &elsewhere].map(found), [true, false, true, true]);
     }

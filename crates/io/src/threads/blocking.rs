@@ -53,11 +53,6 @@ pub(super) fn is_waited_for(op: &Op) -> bool {
     }
 }
 
-pub(super) fn is_nonblocking(fd: RawFd) -> bool {
-    // SAFETY: it takes no memory.
-    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
-}
-
 /// What a call gave, as the ring gives it.
 fn result(given: isize) -> i32 {
     match given {
@@ -83,10 +78,6 @@ pub(super) fn attempt(op: &Op, known: &Known) -> Attempt {
             0 => return Attempt::Waits,
             events => return Attempt::Ended(events.into()),
         },
-        // Where the file itself would wait, it is asked first; nobody else reads an event of ours.
-        Op::ReadEvent { .. } if !known.nonblocking && polled(fd, libc::POLLIN) == 0 => {
-            return Attempt::Waits;
-        }
         Op::ReadEvent { .. } => read_event(fd),
         Op::Recv { mem, .. } => with_message(mem, |message| {
             // SAFETY: the message names memory that is valid for writes (the promise of `Mem`).
@@ -104,9 +95,20 @@ pub(super) fn attempt(op: &Op, known: &Known) -> Attempt {
     }
 }
 
+/// Whether it would wait is said with the call itself: the open file is also a front-end's, which may change its flags and read
+/// it at any time. A file that knows no such word is asked beforehand.
 fn read_event(fd: RawFd) -> i32 {
     let mut word = 0u64;
+    let one = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
     // SAFETY: the word outlives the call and has as many bytes.
+    match result(unsafe { libc::preadv2(fd, &raw const one, 1, -1, libc::RWF_NOWAIT) }) {
+        unknown if unknown == -libc::EOPNOTSUPP => {}
+        given => return given,
+    }
+    if polled(fd, libc::POLLIN) == 0 {
+        return -libc::EAGAIN;
+    }
+    // SAFETY: as above.
     result(unsafe { libc::read(fd, (&raw mut word).cast(), 8) })
 }
 

@@ -1,7 +1,6 @@
 //! The threads that block in system calls, started when there is more to do than they are at.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -92,8 +91,8 @@ impl Workers {
         Workers { shared: Arc::new(shared), threads: Vec::new(), spare: Vec::new() }
     }
 
-    /// Have a job done. An error only where there is no thread at all to do it.
-    pub(super) fn take(&mut self, job: Job) -> io::Result<()> {
+    /// Have a job done; given back where there is no thread at all to do it, and none to be had.
+    pub(super) fn take(&mut self, job: Job) -> Option<Job> {
         let mut queue = self.shared.queue();
         queue.jobs.push_back(job);
         let too_few = queue.jobs.len() > queue.idle;
@@ -104,15 +103,12 @@ impl Workers {
             let name = std::thread::current().name().unwrap_or("ringtap").to_owned();
             match Builder::new().name(name).spawn(move || shared.work()) {
                 Ok(thread) => self.threads.push(thread),
-                Err(error) if self.threads.is_empty() => {
-                    self.shared.queue().jobs.pop_back();
-                    return Err(error);
-                }
+                Err(_) if self.threads.is_empty() => return self.shared.queue().jobs.pop_back(),
                 Err(_) => {}
             }
         }
         self.shared.more.notify_one();
-        Ok(())
+        None
     }
 
     /// Take a job back that nobody has begun.
