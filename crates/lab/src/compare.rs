@@ -34,6 +34,10 @@ pub const WORSE: u8 = 4;
 /// Prints the result to stdout, progress and paths to stderr. The exit code is 0, [`FAILED`], [`USAGE`] or [`PARTIAL`].
 /// Errors are those of the lab itself, such as a run folder that cannot be written.
 pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode> {
+    // Folders and devices are those of the other machine, and so is the plan.
+    if let Some(host) = &args.on {
+        return elsewhere(args, host, &ringtap);
+    }
     let plan = match Plan::from_args(args) {
         Ok(plan) => plan,
         Err(error) => return Ok(refuse(&error)),
@@ -41,9 +45,6 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
     if (args.self_test || args.list) && !matches!(args.output, Output::Table | Output::Json) {
         eprintln!("ringtap compare: --self-test and --list print a table or JSON");
         return Ok(ExitCode::from(USAGE));
-    }
-    if let Some(host) = &args.on {
-        return elsewhere(args, host, &ringtap);
     }
     let env = Env::new(ringtap);
     if args.self_test {
@@ -60,11 +61,7 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         Err(error @ Error::Plan(_)) => return Ok(refuse(&error)),
         Err(error) => return Err(error.into()),
     };
-    if args.verbose || args.output == Output::Json {
-        show(&out, args.output)?;
-    } else {
-        answer(&out)?;
-    }
+    told(&out, args)?;
     if ended.state == State::Complete && ended.samples + ended.failures == 0 {
         eprintln!(
             "ringtap compare: nothing of the plan can run here; the table says why, and what would help"
@@ -79,6 +76,14 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
     })
 }
 
+/// The four lines, or all of it.
+fn told(out: &Path, args: &CompareArgs) -> anyhow::Result<()> {
+    match args.verbose || args.output != Output::Table {
+        true => show(out, args.output),
+        false => answer(out),
+    }
+}
+
 /// The same on another machine: its run comes back, and is reported here.
 fn elsewhere(args: &CompareArgs, host: &Host, binary: &Path) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("cannot watch for Ctrl-C")?;
@@ -86,10 +91,13 @@ fn elsewhere(args: &CompareArgs, host: &Host, binary: &Path) -> anyhow::Result<E
     let out = args.out.clone().unwrap_or_else(usual_folder);
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let wish = Wish { host, binary, args: &words, out: has_run.then_some(out.as_path()) };
+    if let Err(error) = remote::check(wish) {
+        return Ok(refuse(&error));
+    }
     match remote::run(wish, &stop) {
         Ok(Ended { code, came_back }) => {
             if came_back {
-                show(&out, args.output)?;
+                told(&out, args)?;
             }
             Ok(ExitCode::from(code))
         }

@@ -91,11 +91,13 @@ fn a_run_on_another_machine_comes_back_and_leaves_nothing_there() {
     let here: Vec<_> = fs::read_dir(dir.path().join("here")).expect("it").flatten().collect();
     assert_eq!(here.len(), 1, "{here:?}");
 
-    let again = Running::start(other.compare(dir.path(), &words)).wait().failed(1);
+    let again = Running::start(other.compare(dir.path(), &words)).wait().failed(2);
     assert!(again.contains("holds a run already"), "{again}");
     // What prints only prints, and what makes no sense there is said here.
     let list = Running::start(other.compare(dir.path(), "--list")).wait().ok();
     assert!(list.contains("native"), "{list}");
+    let list = Running::start(other.compare(dir.path(), "--list --output json")).wait().ok();
+    assert!(serde_json::from_str::<Value>(&list).is_ok(), "{list}");
     let wrong = Running::start(other.compare(dir.path(), "--stages moon")).wait().failed(2);
     assert!(wrong.contains("moon"), "{wrong}");
     assert_eq!(other.left_there(), Vec::<String>::new());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::PlanFile;
 
 /// The published comparisons, anew: hypervisors' disks, file against LVM, loop against tap, a fresh snapshot, two guests,
-/// cached copies, archiving. Six rounds: the fewest for an interval.
+/// cached copies, archiving. Twelve rounds: the fewest for an answer.
 pub fn plan() -> PlanFile {
     let list = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let names = |names: &[&str]| Some(list(names));
@@ -71,7 +71,7 @@ pub fn plan() -> PlanFile {
             only("two-write", &pairs),
             only("quiet-read", &pairs),
         ])),
-        rounds: Some(6),
+        rounds: Some(12),
         size: Some("96M".into()),
         seconds: Some(0.4),
         ramp: Some(0.1),

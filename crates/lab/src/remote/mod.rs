@@ -77,20 +77,28 @@ pub struct Wish<'a> {
     pub out: Option<&'a Path>,
 }
 
-/// Runs the lab there until it ends, or ends it when `stop` is asked.
-pub fn run(wish: Wish<'_>, stop: &Stop) -> Result<Ended> {
+/// Whether it makes sense, as far as that can be told here: a new folder, and files that can be read.
+pub fn check(wish: Wish<'_>) -> Result<()> {
     if let Some(out) = wish.out.filter(|out| out.join("samples.jsonl").exists()) {
         return Err(Error::Plan(format!(
             "{} holds a run already; name another folder with --out",
             out.display()
         )));
     }
+    for (file, _) in words::forwarded(wish.args, wish.out.is_some())?.files {
+        File::open(&file).map_err(Error::file("open", &file))?;
+    }
+    Ok(())
+}
+
+/// Runs the lab there until it ends, or ends it when `stop` is asked.
+pub fn run(wish: Wish<'_>, stop: &Stop) -> Result<Ended> {
     let line = Line::open(wish.host, stop)?;
     let place = Place::make(&line, stop)?;
     place.copy(wish.binary, "ringtap", stop)?;
     let version = line.shell(&format!("{}/ringtap --version", place.path), stop);
     version.map_err(|error| does_not_run(wish.host, error))?;
-    let words = words::forwarded(wish.args)?;
+    let words = words::forwarded(wish.args, wish.out.is_some())?;
     for (from, name) in &words.files {
         place.copy(from, name, stop)?;
     }

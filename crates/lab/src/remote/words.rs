@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 
-/// Options that are for here.
-const HERE: [&str; 3] = ["--on", "--out", "--output"];
+/// Options that are for here; where there is a run, it is printed here, too.
+const HERE: [&str; 2] = ["--on", "--out"];
+const OUTPUT: &str = "--output";
 /// Options that name a file to be read.
 const FILES: [&str; 4] = ["--fio-job", "--job", "--catalogue", "--plan"];
 
@@ -20,7 +21,7 @@ pub(super) struct Words {
 }
 
 /// The words of `ringtap compare ...` for the other machine.
-pub(super) fn forwarded(args: &[OsString]) -> Result<Words> {
+pub(super) fn forwarded(args: &[OsString], has_run: bool) -> Result<Words> {
     let mut words = Words::default();
     let mut rest = args.iter();
     while let Some(word) = rest.next() {
@@ -30,7 +31,8 @@ pub(super) fn forwarded(args: &[OsString]) -> Result<Words> {
             _ => (word, None),
         };
         let is_file = FILES.contains(&option);
-        if !is_file && !HERE.contains(&option) {
+        let is_here = HERE.contains(&option) || has_run && option == OUTPUT;
+        if !is_file && !is_here {
             words.args.push(word.to_owned());
             continue;
         }
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     fn words(line: &[&str]) -> Words {
-        forwarded(&line.iter().map(OsString::from).collect::<Vec<_>>()).unwrap()
+        forwarded(&line.iter().map(OsString::from).collect::<Vec<_>>(), true).unwrap()
     }
 
     #[test]
@@ -104,6 +106,11 @@ mod tests {
             "file=/dev/x,format=raw",
         ];
         assert_eq!(words.args, args);
+        let list: Vec<_> = ["compare", "--list", "--output", "json"].map(OsString::from).into();
+        assert_eq!(
+            forwarded(&list, false).unwrap().args,
+            ["compare", "--list", "--output", "json"]
+        );
         let files = [("/jobs/my load.fio", "0-my_load.fio"), ("ways.toml", "1-ways.toml")];
         assert_eq!(words.files, files.map(|(from, to)| (PathBuf::from(from), to.to_owned())));
     }

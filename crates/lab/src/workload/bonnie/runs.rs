@@ -51,8 +51,10 @@ fn measured(rows: &[Row]) -> Result<Measured> {
     let (first, last) = writes.first().zip(writes.last()).ok_or_else(none)?;
     let mut measured = Measured::default();
     measured.metrics.insert(Metric::FreshWrite, (*first).into());
-    measured.metrics.insert(Metric::SettledWrite, (*last).into());
-    measured.metrics.insert(Metric::FirstWriteCost, (last / first).into());
+    if rows.len() < MOST {
+        measured.metrics.insert(Metric::SettledWrite, (*last).into());
+        measured.metrics.insert(Metric::FirstWriteCost, (last / first).into());
+    }
     measured.metrics.extend(stats::median_value(&reads).map(|read| (Metric::GetBlock, read)));
     let count = writes.len() as f64;
     measured.curve =
