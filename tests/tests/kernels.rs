@@ -145,7 +145,7 @@ fn is_measured(lab: &Lab) {
         "the lab",
         "mkdir /mnt/files/lab
          cd /mnt/files/lab
-         /tmp/ringtap compare --stages host --backends native,loop,ringtap-nbd,ringtap-vhost \
+         /tmp/ringtap compare -v --stages host --backends native,loop,ringtap-nbd,ringtap-vhost \
              --workloads randwrite-4k-qd32 --rounds 2 --size 64M --seconds 0.3 \
              --dir . --out run >/tmp/said 2>&1 || { cat /tmp/said >&2; exit 1; }
          grep -q '2 rounds, complete' /tmp/said",
