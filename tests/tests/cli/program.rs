@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 /// How long a program may take unless a test says otherwise; a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What a program left behind.
 #[derive(Debug)]
