@@ -157,12 +157,11 @@ fn a_guest_outlives_its_server_on_every_format() {
     for name in ["fresh.qcow2", "overlay.qcow2"] {
         let path = dir.path().join(name).display().to_string();
         let output = program("qemu-img", "qemu-utils", ["check", "-q", &path]);
-        // 3: a server killed between a discard and the flush of its refcounts leaks clusters, and no more.
-        let code = output.status.code();
-        assert!(
-            matches!(code, Some(0 | 3)),
-            "{code:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        // 3: a server killed between a discard and the flush of its refcounts leaks clusters, and no more: without
+        // them the image is sound.
+        if output.status.code() == Some(3) {
+            program("qemu-img", "qemu-utils", ["check", "-q", "-r", "leaks", &path]);
+        }
+        qemu_img(&["check", "-q", &path]);
     }
 }
