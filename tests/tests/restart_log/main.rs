@@ -179,6 +179,7 @@ impl Case {
         let (image, to) = (self.image(), self.path("copy"));
         let copy = [keep, &[plain(&image), plain(&to)]].concat();
         ok(copy[0], "coreutils", &copy[1..]);
+        tick();
         self.write(client, 2..10, 0xb2, flush_after);
         self.write(client, 40..44, 0xc3, false);
         self.kill(server);
@@ -194,12 +195,18 @@ impl Case {
             let taken =
                 rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
             if taken.is_ok() {
-                return;
+                return tick();
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
         panic!("the dead server has its image still");
     }
+}
+
+/// Let the clock go on that file systems take their time stamps from: two states within a tick of it (10 ms at
+/// HZ=100) have the same time and are not told apart.
+fn tick() {
+    std::thread::sleep(std::time::Duration::from_millis(25));
 }
 
 fn warnings(said: &str) -> Vec<&str> {
