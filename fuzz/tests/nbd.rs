@@ -8,7 +8,6 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bolero::{TypeGenerator, check};
@@ -22,7 +21,6 @@ use ringtap_export::nbd::{
     NamedExport, Rules, Security, Server, Step, Tls,
 };
 use ringtap_image::{CacheMode, Null};
-use ringtap_vbd::Vbd;
 
 fn exports() -> Vec<Facts> {
     let export = |name: &str| Facts {
@@ -385,7 +383,10 @@ impl Live {
         let dir = tempfile::TempDir::new().expect("a folder");
         let socket = dir.path().join("nbd");
         let listener = Listener::Unix(UnixListener::bind(&socket).expect("a socket"));
-        let vbd = Arc::new(Vbd::new(Box::new(Null::new(1 << 30, false)), CacheMode::None));
+        let vbd = ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(
+            Box::new(Null::new(1 << 30, false)),
+            CacheMode::None,
+        ));
         let export = |name: &str| NamedExport {
             name: name.into(),
             description: "an export".into(),

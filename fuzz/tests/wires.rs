@@ -6,7 +6,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bolero::{TypeGenerator, check};
@@ -177,7 +176,7 @@ impl Live {
         let socket = dir.path().join("vhost");
         let listener = UnixListener::bind(&socket).expect("a socket");
         let options = Options { queues: 4, ..Options::default() };
-        let server = Server::new(listener, Arc::new(nothing()), options);
+        let server = Server::new(listener, nothing().into(), options);
         let stop = Stop::new().expect("an eventfd");
         let theirs = stop.clone();
         let thread = std::thread::spawn(move || server.serve(&theirs).expect("the server"));

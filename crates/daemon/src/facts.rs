@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use ringtap_image::CacheMode;
-use ringtap_vbd::{DeviceState, Stats, Vbd};
+use ringtap_vbd::{DeviceState, Stats};
 use serde::Serialize;
 
 use crate::opened::LeftOut;
@@ -76,7 +76,7 @@ struct DiskStats {
 }
 
 impl DiskFacts {
-    pub(crate) fn new(disk: &Disk, vbd: &Vbd) -> DiskFacts {
+    pub(crate) fn new(disk: &Disk, vbd: &ringtap_vbd::Disk) -> DiskFacts {
         let info = vbd.info();
         DiskFacts {
             disk: disk.path.display().to_string(),
@@ -144,21 +144,24 @@ pub(crate) fn say_ready(announce: Announce, disks: &[DiskFacts], not_served: &[N
 }
 
 impl AllStats {
-    pub(crate) fn of<'a>(config: &Config, vbds: impl Iterator<Item = &'a Vbd>) -> AllStats {
+    pub(crate) fn of<'a>(
+        config: &Config,
+        vbds: impl Iterator<Item = &'a ringtap_vbd::Disk>,
+    ) -> AllStats {
         let named = |disk: &Disk| (disk.path.display().to_string(), disk.name.clone());
         AllStats::named(config.disks.iter().map(named).zip(vbds))
     }
 
     /// Of disks by what is served and its name.
-    pub(crate) fn named<V: std::ops::Deref<Target = Vbd>>(
+    pub(crate) fn named<V: std::borrow::Borrow<ringtap_vbd::Disk>>(
         disks: impl Iterator<Item = ((String, String), V)>,
     ) -> AllStats {
         let of_one = |((disk, name), vbd): ((String, String), V)| DiskStats {
             disk,
             name,
-            size: vbd.size(),
-            stats: vbd.stats(),
-            state: vbd.inspect(),
+            size: vbd.borrow().size(),
+            stats: vbd.borrow().stats(),
+            state: vbd.borrow().inspect(),
         };
         AllStats { stats: disks.map(of_one).collect() }
     }

@@ -17,7 +17,7 @@ use crate::{Address, Config, Disk, Error, TlsMode};
 
 /// A disk being served.
 pub(crate) struct Served {
-    pub(crate) vbd: Arc<Vbd>,
+    pub(crate) vbd: ringtap_vbd::Disk,
     /// Has a panic that stops it told of.
     _listening: Listening,
     pub(crate) vhost_user: Vec<Arc<vhost_user::Server>>,
@@ -97,7 +97,7 @@ impl Running {
             facts: DiskFacts::new(disk, &vbd),
             file: identity(&disk.path),
             _listening: tell_of_failure(&vbd, &self.events),
-            vbd: Arc::new(vbd),
+            vbd: vbd.disk().clone(),
             vhost_user: vec![],
             fuse: vec![],
             ublk: None,
@@ -174,7 +174,7 @@ impl Running {
             served.ublk = Some(server.clone());
             devices.push((place, served.vbd.clone(), server));
         }
-        let start = |(place, vbd, server): (usize, Arc<Vbd>, Arc<ublk::Server>)| {
+        let start = |(place, vbd, server): (usize, ringtap_vbd::Disk, Arc<ublk::Server>)| {
             let (stop, events) = (self.stop_devices.clone(), self.events.clone());
             spawn(&vbd.thread_name("ublk"), move || {
                 let _disk = vbd.span().enter();
@@ -285,7 +285,7 @@ fn export(disk: &Disk, served: &Served) -> nbd::NamedExport {
 }
 
 /// Have it said, and heard by who attends, when a panic stops the disk.
-fn tell_of_failure(vbd: &Vbd, events: &Sender<Event>) -> Listening {
+fn tell_of_failure(vbd: &ringtap_vbd::Disk, events: &Sender<Event>) -> Listening {
     let (span, events) = (vbd.span().clone(), events.clone());
     vbd.health().when_failed(move |panic| {
         span.in_scope(|| {

@@ -167,7 +167,7 @@ fn attend(
                 say_status(running, left_out);
             }
             Event::Signal(SIGUSR1) => {
-                let vbds = running.disks.iter().map(|disk| &*disk.vbd);
+                let vbds = running.disks.iter().map(|disk| &disk.vbd);
                 AllStats::of(&running.config, vbds).print();
             }
             Event::Signal(_) => return Ok(()),
@@ -221,7 +221,9 @@ fn flush(config: &Config, disks: &[Served], kept: &[bool]) -> Result<(), Error> 
             tracing::warn!("{device} stays: it waits for the next server of its image");
         }
         let flushed = tasks
-            .block_on(async move { if kept { vbd.flush(&io).await } else { vbd.close(&io).await } })
+            .block_on(async move {
+                if kept { vbd.fork().flush(&io).await } else { vbd.close(&io).await }
+            })
             .map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
         if let Err(error) = flushed {
             tracing::error!("cannot flush {}: {error}", disk.path.display());

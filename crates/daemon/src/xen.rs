@@ -5,12 +5,12 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_export::Stop;
 use ringtap_export::xen::{Disks, Options, Server, Wanted};
 use ringtap_image::{OpenError, OpenOptions, Place, open_place, record};
-use ringtap_vbd::Vbd;
+use ringtap_vbd::{Vbd, WeakDisk};
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
@@ -128,11 +128,11 @@ struct Disk {
     path: PathBuf,
     /// Which file it was.
     file: Option<Identity>,
-    vbd: Weak<Vbd>,
+    vbd: WeakDisk,
 }
 
 impl Disks for Open {
-    fn open(&self, wanted: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
+    fn open(&self, wanted: &Wanted<'_>) -> Result<ringtap_vbd::Disk, String> {
         let target: Target = wanted.params.parse().map_err(|error| format!("{error}"))?;
         let mut options = self.options.clone();
         options.format = target.format;
@@ -157,13 +157,14 @@ impl Disks for Open {
             record::confirm_format(&place, format);
         }
         // Its threads have names of their own: of the domain, the device and the ring.
-        let vbd = Arc::new(Vbd::new(image, options.cache).named(wanted.name, wanted.name));
+        let vbd =
+            ringtap_vbd::Disk::from(Vbd::new(image, options.cache).named(wanted.name, wanted.name));
         let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
         let disk = Disk {
             params: wanted.params.to_owned(),
             file: identity(&target.path),
             path: target.path,
-            vbd: Arc::downgrade(&vbd),
+            vbd: vbd.downgrade(),
         };
         disks.insert(wanted.name.to_owned(), disk);
         Ok(vbd)
@@ -227,7 +228,7 @@ mod tests {
     }
 
     /// Move a block; what is in memory then.
-    fn transfer(vbd: &Vbd, kind: Kind, byte: u8) -> Vec<u8> {
+    fn transfer(vbd: &ringtap_vbd::Disk, kind: Kind, byte: u8) -> Vec<u8> {
         let mut tasks = Tasks::new(ringtap_io::reactor().expect("a reactor"));
         let (io, vbd) = (tasks.io().clone(), vbd.fork());
         let moved = tasks.block_on(async move {

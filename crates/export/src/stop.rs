@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ringtap_vbd::{Listening, Vbd};
+use ringtap_vbd::{Disk, Listening};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// Raised once, seen by everyone who holds a clone; its descriptor stays readable from then on.
@@ -19,7 +19,7 @@ impl Stop {
     }
 
     /// One that is raised when the disk is stopped by a panic.
-    pub(crate) fn at_failure(vbd: &Vbd) -> io::Result<(Stop, Listening)> {
+    pub(crate) fn at_failure(vbd: &Disk) -> io::Result<(Stop, Listening)> {
         let stop = Stop::new()?;
         let theirs = stop.clone();
         Ok((stop, vbd.health().when_failed(move |_| theirs.raise())))

@@ -3,14 +3,12 @@
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringtap_export::Stop;
 use ringtap_export::nbd::wire::cmd;
 use ringtap_export::nbd::{Listener, NamedExport, Server};
 use ringtap_image::{CacheMode, Null};
-use ringtap_vbd::Vbd;
 
 #[path = "nbd/raw.rs"]
 #[allow(dead_code)]
@@ -71,7 +69,10 @@ fn deaf_clients_are_paused_and_resting_ones_cost_nothing() {
     let dir = tempfile::TempDir::new().expect("a folder");
     let socket = dir.path().join("nbd");
     let listener = Listener::Unix(UnixListener::bind(&socket).expect("a socket"));
-    let vbd = Arc::new(Vbd::new(Box::new(Null::new(1 << 40, false)), CacheMode::None));
+    let vbd = ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(
+        Box::new(Null::new(1 << 40, false)),
+        CacheMode::None,
+    ));
     let export = NamedExport { name: "null".into(), description: String::new(), vbd: vbd.clone() };
     let server = Server::new(vec![listener], vec![export]);
     let stop = Stop::new().expect("an eventfd");

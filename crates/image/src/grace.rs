@@ -100,7 +100,7 @@ impl Grace {
     }
 
     /// See [`crate::Image::abandon`].
-    pub(crate) fn abandon(&self) {
+    pub fn abandon(&self) {
         self.ended.close();
     }
 

@@ -4,7 +4,7 @@
 use ringtap_image::Error;
 use ringtap_io::{Buffer, Io, Mem};
 
-use crate::Vbd;
+use crate::level::Pass;
 use crate::transfer::{Place, touchable};
 
 /// The most that one bounce buffer holds.
@@ -26,7 +26,7 @@ impl Place<'_> {
     }
 }
 
-impl Vbd {
+impl Pass<'_> {
     pub(crate) async fn read_bounced(
         &self,
         io: &Io,
@@ -34,7 +34,7 @@ impl Vbd {
         mem: Mem,
     ) -> Result<(), Error> {
         touchable(&mem)?;
-        let align = self.info().request_alignment;
+        let align = self.image.info().request_alignment;
         let (mut at, end) = (place.offset, place.offset + mem.len() as u64);
         while at < end {
             let to = piece_end(at, end, align);
@@ -84,7 +84,7 @@ impl Vbd {
         durable: bool,
     ) -> Result<(), Error> {
         touchable(&mem)?;
-        let align = self.info().request_alignment;
+        let align = self.image.info().request_alignment;
         let (mut at, end) = (place.offset, place.offset + mem.len() as u64);
         while at < end {
             let to = piece_end(at, end, align);
@@ -115,7 +115,7 @@ impl Vbd {
         part: Mem,
         durable: bool,
     ) -> Result<(), Error> {
-        let align = self.info().request_alignment;
+        let align = self.image.info().request_alignment;
         let skip = place.offset % align;
         let block = place.move_back(skip);
         let mut buffer = io.buffer(align as usize).map_err(Error::Os)?;

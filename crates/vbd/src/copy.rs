@@ -12,7 +12,7 @@ use ringtap_io::{Io, Mem};
 use crate::bytes::{is_zero, runs};
 use crate::crew::{self, Crew, Outcome, Progress};
 use crate::walk::Walk;
-use crate::{Kind, Request, Vbd};
+use crate::{Disk, Kind, Request, Vbd};
 
 /// The most zeros made at once: one request, and progress goes on.
 const ZEROS: u64 = 256 << 20;
@@ -22,9 +22,9 @@ const NAP: u64 = 100_000_000;
 /// What is copied, and how.
 pub struct Copy {
     /// The disk read.
-    pub from: Vbd,
+    pub from: Disk,
     /// The disk written.
-    pub to: Vbd,
+    pub to: Disk,
     /// The part of `from`, in bytes.
     pub range: Range<u64>,
     /// Where in `to` the range begins.
@@ -32,7 +32,7 @@ pub struct Copy {
     /// Only what comes from these layers of `from` (0 is the image itself); the rest stays as it is.
     pub layers: Range<u32>,
     /// Only what differs from this disk, over which zeros follow: what shows where `to` holds nothing.
-    pub unless_in: Option<Vbd>,
+    pub unless_in: Option<Disk>,
     /// `to` reads as zeros wherever it is to, so that zeros need not be made.
     pub zeroed: bool,
     /// Zeros found in so many consecutive bytes become holes; 0 keeps all as it is found.
@@ -51,7 +51,8 @@ pub struct Copy {
 
 impl Copy {
     /// All of one disk into another from its beginning, as the tools do it on images at rest.
-    pub fn new(from: Vbd, to: Vbd) -> Copy {
+    pub fn new(from: impl Into<Disk>, to: impl Into<Disk>) -> Copy {
+        let (from, to) = (from.into(), to.into());
         Copy {
             range: 0..from.size(),
             from,
@@ -151,7 +152,7 @@ pub fn copy(copy: Copy, progress: &Arc<Progress>) -> Result<(), CopyError> {
     let tools = || Hands {
         from: job.copy.from.fork(),
         to: job.copy.to.fork(),
-        base: job.copy.unless_in.as_ref().map(Vbd::fork),
+        base: job.copy.unless_in.as_ref().map(Disk::fork),
         job: job.clone(),
     };
     crew::run(job.copy.crew, &outcome, tools, |io, hands: Rc<Hands>| async move {

@@ -10,7 +10,7 @@ use ringtap_io::{Io, Mem};
 use crate::bytes::is_zero;
 use crate::crew::{self, Crew, Outcome, Progress};
 use crate::walk::{Piece, Walk};
-use crate::{Kind, Request, Vbd};
+use crate::{Disk, Kind, Request, Vbd};
 
 /// Bytes read at once from each.
 const PIECE: u64 = 256 << 10;
@@ -20,7 +20,7 @@ const SKIP: u64 = 256 << 20;
 /// Two disks to compare, from their beginnings; past the end of the shorter one zeros are wanted.
 pub struct Compare {
     /// The disks.
-    pub disks: [Vbd; 2],
+    pub disks: [Disk; 2],
     /// Also what is allocated in one must be in the other, and their sizes be the same.
     pub strict: bool,
     /// How many work at once.
@@ -76,7 +76,7 @@ struct Eyes {
 
 /// Compare.
 pub fn compare(compare: Compare, progress: &Arc<Progress>) -> Result<Found, CompareError> {
-    let end = compare.disks.iter().map(Vbd::size).max().unwrap_or(0);
+    let end = compare.disks.iter().map(Disk::size).max().unwrap_or(0);
     let outcome = Arc::new(Outcome::default());
     let job = Arc::new(Job {
         walk: Walk::new(0, end),

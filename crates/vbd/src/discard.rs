@@ -3,9 +3,9 @@
 use ringtap_image::{Discard, Error};
 use ringtap_io::Io;
 
-use crate::Vbd;
+use crate::level::Pass;
 
-impl Vbd {
+impl Pass<'_> {
     /// Free the whole units within the range; the edges keep their bytes.
     pub(crate) async fn discard(
         &self,
@@ -20,7 +20,7 @@ impl Vbd {
             // An image that frees its room by itself waits for writes that have yet to find theirs;
             // those may in turn wait for the gate.
             let ticket = match self.image.grace() {
-                None => Some(self.shared.gate.enter(&self.writers).await),
+                None => Some(self.shared.gate.enter(self.writers).await),
                 Some(_) => None,
             };
             self.image.discard(io, first, last - first, mode).await?;
@@ -60,11 +60,11 @@ impl Vbd {
 
     /// The largest range of whole units inside; empty where there is none.
     fn whole_units(&self, offset: u64, len: u64) -> (u64, u64) {
-        let unit = self.info().discard_alignment;
+        let unit = self.image.info().discard_alignment;
         let end = offset + len;
         let first = offset.next_multiple_of(unit);
         // The last unit may be cut short by the disk's own end.
-        let last = if end == self.size() { end } else { end - end % unit };
+        let last = if end == self.shared.size() { end } else { end - end % unit };
         (first, last)
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ringtap_image::Error;
 use tracing::Span;
 
-use crate::vbd::{Kind, Request};
+use crate::{Kind, Request};
 
 /// So many failures of a disk are told of within [`WINDOW`]; of the rest, how many there were.
 const BURST: u32 = 10;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use ringtap_io::Time;
 use serde::Serialize;
 
-use crate::vbd::{Kind, Request};
+use crate::{Kind, Request};
 
 /// Words of places; a queue that has more requests in flight shows so many.
 const WORDS: usize = 4;

@@ -7,9 +7,10 @@ use ringtap_image::LayerState;
 use ringtap_io::Panic;
 use serde::Serialize;
 
-use crate::Vbd;
+use crate::disk::lock;
 use crate::in_flight::Pending;
 use crate::stats::QueueStats;
+use crate::{Disk, Vbd};
 
 /// A device as it is at this moment, or nearly: nothing stops for whoever looks.
 #[derive(Debug, Serialize)]
@@ -90,7 +91,9 @@ impl Vbd {
     pub fn waits(&self, spins: bool, window_ns: u64) {
         self.stats.told.poll.store(window_ns << 1 | u64::from(spins), Relaxed);
     }
+}
 
+impl Disk {
     /// The device as it is now.
     pub fn inspect(&self) -> DeviceState {
         let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -110,8 +113,8 @@ impl Vbd {
         }
         let stopped = self.health().failure().is_some();
         // A panic may have left what the image tells of half changed.
-        let layers = Panic::catch(|| self.image.state())
-            .unwrap_or_else(|_| LayerState::of(self.image.info(), None));
+        let layers = Panic::catch(|| lock(&self.shared.current).image.fork().state())
+            .unwrap_or_else(|_| LayerState::of(self.info(), None));
         DeviceState { layers, connections, queues, stopped }
     }
 }

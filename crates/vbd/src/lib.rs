@@ -7,10 +7,15 @@
 
 mod bounce;
 mod bytes;
+mod change;
 mod copy;
 mod crew;
 mod differ;
 mod discard;
+mod disk;
+mod door;
+#[cfg(all(test, feature = "shuttle"))]
+mod door_models;
 mod failures;
 mod gate;
 #[cfg(all(test, feature = "shuttle"))]
@@ -19,7 +24,9 @@ mod health;
 mod hold;
 mod in_flight;
 mod inspect;
+mod level;
 mod name;
+mod request;
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub mod sabotage;
@@ -28,14 +35,17 @@ mod transfer;
 mod vbd;
 mod walk;
 
+pub use change::{Busy, Quiesced};
 pub use copy::{Copy, CopyError, copy};
 pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
+pub use disk::{Disk, WeakDisk, WriteThrough};
 pub use failures::Refusal;
 pub use health::{Health, Listening};
 pub use in_flight::Pending;
 pub use inspect::{Connection, DeviceState, Poll, QueueState};
 pub use name::{DISK, LABEL, disk_span, shortened};
+pub use request::{Kind, Request};
 pub use ringtap_image::Error;
 pub use stats::{Counts, Latency, Stats};
-pub use vbd::{Kind, Request, Vbd, WriteThrough};
+pub use vbd::Vbd;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::in_flight::InFlight;
 use crate::inspect::Told;
-use crate::vbd::{Kind, Request};
+use crate::{Kind, Request};
 
 /// Latencies are kept in buckets of 1/8 of a power of two: at most 12.5 % wide.
 const SUB_BITS: u32 = 3;

@@ -3,7 +3,7 @@
 use ringtap_image::{Allocation, Cipher, Error, Extent};
 use ringtap_io::{File, Io, Mem};
 
-use crate::Vbd;
+use crate::level::Pass;
 
 /// Where bytes lie in a file, and how they are enciphered.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub(crate) struct Place<'a> {
     pub(crate) cipher: Option<Cipher<'a>>,
 }
 
-impl Vbd {
+impl Pass<'_> {
     /// Fill `mem` from the disk; the range was checked.
     #[inline]
     pub(crate) async fn read(&self, io: &Io, mut offset: u64, mut mem: Mem) -> Result<(), Error> {
@@ -157,7 +157,7 @@ impl Vbd {
         offset: u64,
         mem: Mem,
     ) -> Result<usize, Error> {
-        let block = self.info().request_alignment as usize;
+        let block = self.image.info().request_alignment as usize;
         io.read_blocks(file, offset, mem, block).await.map_err(Error::from_errno)
     }
 
@@ -171,10 +171,10 @@ impl Vbd {
         mem: Mem,
         durable: bool,
     ) -> Result<(), Error> {
-        let end = if self.info().request_alignment == 1 {
+        let end = if self.image.info().request_alignment == 1 {
             io.write(file, offset, mem, durable).await
         } else {
-            let ticket = self.shared.gate.enter(&self.writers).await;
+            let ticket = self.shared.gate.enter(self.writers).await;
             let end = io.write(file, offset, mem, durable).await;
             drop(ticket);
             end

@@ -357,8 +357,9 @@ fn queue_threads_share_an_image() {
         let vbd = Vbd::new(image.expect("a ring").expect("opened"), cache);
         let threads: Vec<_> = (0..2u64)
             .map(|thread| {
-                let vbd = std::sync::Arc::new(vbd.fork());
+                let disk = vbd.disk().clone();
                 std::thread::spawn(move || {
+                    let vbd = std::rc::Rc::new(disk.fork());
                     let ring = ringtap_io::Ring::new().expect("a ring");
                     let mut tasks = ringtap_io::Tasks::new(Box::new(ring));
                     for slot in 0..16u64 {

@@ -147,5 +147,8 @@ fn differences(disks: [Vbd; 2], args: &CompareVerb) -> Result<Found, CompareErro
     let progress = Arc::new(Progress::default());
     let total = disks[0].size().max(disks[1].size());
     let _bar = Bar::show(args.talk, &progress, total);
-    compare(Compare { disks, strict: args.strict, crew: Crew::of(8) }, &progress)
+    compare(
+        Compare { disks: disks.map(Into::into), strict: args.strict, crew: Crew::of(8) },
+        &progress,
+    )
 }

@@ -171,7 +171,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     };
     let size = match &args.part {
         Some(part) => part.end - part.start,
-        None => from.iter().map(Vbd::size).sum(),
+        None => from.iter().map(|vbd| vbd.size()).sum(),
     };
 
     let mut recipe = args.new.recipe(target, Some(format), args.backing.as_deref())?;
@@ -394,7 +394,7 @@ fn write(
 ) -> anyhow::Result<()> {
     let progress = Arc::new(Progress::default());
     let signals = Signals::stop(&progress)?;
-    let _bar = Bar::show(args.talk, &progress, from.iter().map(Vbd::size).sum());
+    let _bar = Bar::show(args.talk, &progress, from.iter().map(|vbd| vbd.size()).sum());
     let (layers, base) = match over {
         Over::Nothing => (0..u32::MAX, None),
         Over::Layer(depth) => (0..depth, None),
@@ -419,7 +419,7 @@ fn write(
             range,
             to_offset,
             layers: layers.clone(),
-            unless_in: base.as_ref().map(Vbd::fork),
+            unless_in: base.as_ref().map(|base| base.disk().clone()),
             zeroed,
             sparse: args.sparse as usize,
             piece,

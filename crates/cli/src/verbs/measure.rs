@@ -86,7 +86,7 @@ pub(crate) fn run(args: &MeasureArgs) -> anyhow::Result<ExitCode> {
     let target = args.file.as_deref().unwrap_or(Path::new("."));
     let mut recipe = args.new.recipe(target, Some(format), None)?;
     let source = args.file.as_deref().map(|file| open_at(args, file)).transpose()?;
-    let size = source.as_ref().map(Vbd::size).or(args.size).or(recipe.size);
+    let size = source.as_ref().map(|vbd| vbd.size()).or(args.size).or(recipe.size);
     let none = || Fault::Usage("name an image, or a size with --size".into());
     let size = size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(none)?;
     recipe.size = Some(size);

@@ -134,7 +134,7 @@ fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow
         // The overlay's own content stays where it is.
         layers: 1..u32::MAX,
         zeroed: below.is_none(),
-        unless_in: below,
+        unless_in: below.map(Into::into),
         ..Copy::new(overlay.fork(), overlay.fork())
     };
     let end = signals.ended(copy(job, &progress));

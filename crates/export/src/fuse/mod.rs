@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_io::OpenFile;
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{getegid, geteuid};
 
@@ -144,13 +144,13 @@ pub struct Server {
     mount: Mutex<Mount>,
     /// One of the mount's descriptors, to tell the kernel something by.
     tell: Mutex<Option<Arc<OpenFile>>>,
-    vbd: Arc<Vbd>,
+    vbd: Disk,
     options: Options,
 }
 
 impl Server {
     /// A server for what is mounted already.
-    pub fn new(mount: Mount, vbd: Arc<Vbd>, options: Options) -> Server {
+    pub fn new(mount: Mount, vbd: Disk, options: Options) -> Server {
         let path = mount.path().to_owned();
         Server { path, mount: Mutex::new(mount), tell: Mutex::default(), vbd, options }
     }

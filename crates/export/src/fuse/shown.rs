@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 use rustix::fs::{FileType, fstat};
 
 /// One for all threads that serve the file.
@@ -27,13 +27,13 @@ struct Seen {
 
 impl Shown {
     /// Of the disk as it is now, which lies in `image`, where that is a file.
-    pub(crate) fn new(vbd: &Vbd, image: Option<OwnedFd>) -> Shown {
+    pub(crate) fn new(vbd: &Disk, image: Option<OwnedFd>) -> Shown {
         let seen = Seen { changes: vbd.changes(), size: vbd.size(), modified: now() };
         Shown { image, seen: Mutex::new(seen) }
     }
 
     /// When it was last found changed, by whatever wire that came.
-    pub(crate) fn modified(&self, vbd: &Vbd) -> Duration {
+    pub(crate) fn modified(&self, vbd: &Disk) -> Duration {
         let seen = &mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let (changes, size) = (vbd.changes(), vbd.size());
         if (changes, size) != (seen.changes, seen.size) {
@@ -43,7 +43,7 @@ impl Shown {
     }
 
     /// Have it be of that time, or of now, as long as nothing else changes.
-    pub(crate) fn set_modified(&self, vbd: &Vbd, modified: Option<Duration>) {
+    pub(crate) fn set_modified(&self, vbd: &Disk, modified: Option<Duration>) {
         let seen = &mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let modified = modified.unwrap_or_else(now);
         *seen = Seen { changes: vbd.changes(), size: vbd.size(), modified };

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
@@ -61,7 +61,7 @@ pub struct NamedExport {
     /// For people to read.
     pub description: String,
     /// The device.
-    pub vbd: Arc<Vbd>,
+    pub vbd: Disk,
 }
 
 /// Why the server could not go on.
@@ -312,7 +312,8 @@ pub(super) fn facts(export: &NamedExport) -> Facts {
         flags |= can::WRITE_ZEROES | can::FAST_ZERO;
         flags |= if info.discard { can::TRIM } else { 0 };
     }
-    let shown = export.vbd.bitmaps().map_or(&[][..], |bitmaps| bitmaps.shown());
+    let bitmaps = export.vbd.bitmaps();
+    let shown = bitmaps.as_ref().map_or(&[][..], |bitmaps| bitmaps.shown());
     let preferred = info.physical_block_size.max(4096).checked_next_power_of_two();
     Facts {
         name: export.name.clone(),

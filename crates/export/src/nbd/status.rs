@@ -115,7 +115,8 @@ impl Connection {
     }
 
     fn dirty(&self, header: &Header, bitmap: usize, to: &mut Extents<'_>) -> Result<(), Error> {
-        let shown = self.vbd.bitmaps().and_then(|bitmaps| bitmaps.shown().get(bitmap));
+        let bitmaps = self.vbd.bitmaps();
+        let shown = bitmaps.as_ref().and_then(|bitmaps| bitmaps.shown().get(bitmap));
         let (_, bits) = shown.ok_or(Error::Unsupported)?;
         let (mut at, end) = (header.offset, header.offset + header.len);
         while at < end {

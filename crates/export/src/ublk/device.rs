@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringtap_vbd::{Vbd, WriteThrough};
+use ringtap_vbd::{Disk, WriteThrough};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::geteuid;
 
@@ -58,7 +58,7 @@ impl Device {
     pub fn open(
         image: &Path,
         id: Option<u32>,
-        vbd: &Vbd,
+        vbd: &Disk,
         options: &Options,
     ) -> Result<Device, Error> {
         let mut control = Control::open().map_err(Error::control)?;
@@ -223,7 +223,7 @@ fn is_held(id: u32) -> bool {
 }
 
 /// A device that waits for a server, if this disk can be shown by it.
-fn left_by_another(mut control: Control, info: DeviceInfo, vbd: &Vbd) -> Result<Device, Error> {
+fn left_by_another(mut control: Control, info: DeviceInfo, vbd: &Disk) -> Result<Device, Error> {
     let (id, path) = (info.id, control::block_device(info.id));
     let shown = control.params(Target::of(&info)).map_err(|source| Error::Os {
         tried: "ask for the looks of",
@@ -248,7 +248,7 @@ fn add(
     id: Option<u32>,
     mark: u64,
     features: u64,
-    vbd: &Vbd,
+    vbd: &Disk,
     options: &Options,
 ) -> Result<Device, Error> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

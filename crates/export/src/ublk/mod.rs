@@ -38,7 +38,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ringtap_io::OpenFile;
-use ringtap_vbd::{Listening, Vbd};
+use ringtap_vbd::{Disk, Listening};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 pub use self::device::Device;
@@ -186,7 +186,7 @@ pub struct Server {
     ended: Arc<OpenFile>,
     /// Raised when a panic stops the disk.
     failure: (Stop, Listening),
-    vbd: Arc<Vbd>,
+    vbd: Disk,
 }
 
 struct Running {
@@ -198,7 +198,7 @@ struct Running {
 
 impl Server {
     /// Start to serve. When this returns the block device is there.
-    pub fn start(device: Device, vbd: Arc<Vbd>) -> Result<Server, Error> {
+    pub fn start(device: Device, vbd: Disk) -> Result<Server, Error> {
         let path = device.path();
         let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
         keep_in_memory();
@@ -308,7 +308,7 @@ impl Server {
 
 impl Running {
     /// Have every queue served, and the block device there.
-    fn begin(&mut self, vbd: &Vbd, ended: &Arc<OpenFile>) -> Result<(), Error> {
+    fn begin(&mut self, vbd: &Disk, ended: &Arc<OpenFile>) -> Result<(), Error> {
         let (path, info, target) = (self.device.path(), self.device.info, self.device.target());
         let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
         let (prepared, ready) = mpsc::channel();

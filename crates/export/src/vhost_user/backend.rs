@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringtap_io::OpenFile;
-use ringtap_vbd::{Vbd, WriteThrough};
+use ringtap_vbd::{Disk, WriteThrough};
 use rustix::fs::FileType;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -41,7 +41,7 @@ const MOST_REGIONS: usize = 509;
 
 /// What the front-end has said so far, and the queues that run by it.
 pub(crate) struct Backend {
-    vbd: Arc<Vbd>,
+    vbd: Disk,
     through: WriteThrough,
     options: Options,
     acked: u64,
@@ -96,7 +96,7 @@ fn has(features: u64, bit: u32) -> bool {
 }
 
 impl Backend {
-    pub(crate) fn new(vbd: Arc<Vbd>, options: Options) -> Backend {
+    pub(crate) fn new(vbd: Disk, options: Options) -> Backend {
         let vrings = (0..options.queues).map(|_| Vring::default()).collect();
         let (memory, inflight) = (Arc::default(), None);
         let (flushes, cache_wanted) = (true, true);
@@ -496,6 +496,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
 mod tests {
     use super::*;
     use ringtap_image::{CacheMode, Null};
+    use ringtap_vbd::Vbd;
 
     /// By their bits in virtio 1.2, sections 2.2.1, 5.2.3 and 6, and in vhost-user.rst.
     #[test]
@@ -503,7 +504,7 @@ mod tests {
         let of = |bits: &[u32]| bits.iter().map(|bit| 1u64 << bit).sum::<u64>();
         let offer = |read_only| {
             let vbd = Vbd::new(Box::new(Null::new(1 << 30, read_only)), CacheMode::Writeback);
-            let mut backend = Backend::new(Arc::new(vbd), Options::default());
+            let mut backend = Backend::new(vbd.into(), Options::default());
             let protocol = backend.get_protocol_features().expect("features");
             (backend.get_features().expect("features"), protocol.bits())
         };
@@ -519,7 +520,7 @@ mod tests {
 
     #[test]
     fn firmware_that_cannot_flush_leaves_the_kernel_its_write_cache() {
-        let vbd = Arc::new(Vbd::new(Box::new(Null::new(1 << 30, false)), CacheMode::Writeback));
+        let vbd = Disk::from(Vbd::new(Box::new(Null::new(1 << 30, false)), CacheMode::Writeback));
         let mut backend = Backend::new(vbd.clone(), Options::default());
         let (firmware, kernel) =
             (1 << VIRTIO_F_VERSION_1, 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_BLK_F_FLUSH);

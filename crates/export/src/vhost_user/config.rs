@@ -1,6 +1,6 @@
 //! The configuration space of virtio-blk (virtio 1.2, section 5.2.4).
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 
 use super::request::{ID_BYTES, MOST_ZEROED};
 
@@ -15,7 +15,7 @@ const MOST_SEGMENTS: u32 = 256;
 pub(crate) const SPACE: usize = 256;
 
 /// The space as the guest sees it now, its write cache on or off.
-pub(crate) fn space(vbd: &Vbd, queues: u16, write_cache: bool) -> [u8; SPACE] {
+pub(crate) fn space(vbd: &Disk, queues: u16, write_cache: bool) -> [u8; SPACE] {
     let info = vbd.info();
     let logical = u64::from(info.logical_block_size.max(512));
     let physical = u64::from(info.physical_block_size).max(logical);
@@ -59,6 +59,7 @@ pub(crate) fn identity(serial: &str) -> [u8; ID_BYTES] {
 mod tests {
     use super::*;
     use ringtap_image::{CacheMode, Null};
+    use ringtap_vbd::Vbd;
 
     #[test]
     fn fields_stand_where_the_specification_says() {

@@ -11,7 +11,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ringtap_image::{CacheMode, Image, Null};
-use ringtap_vbd::Vbd;
 use ringtap_vbd::sabotage::Trapped;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_bindings::bindings::virtio_blk::{
@@ -97,7 +96,7 @@ impl FrontEnd {
         let listener = UnixListener::bind(&path).expect("a socket");
         let stream = UnixStream::connect(&path).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
-        let vbd = Arc::new(Vbd::new(image, CacheMode::None));
+        let vbd = ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(image, CacheMode::None));
         let stop = Stop::new().expect("an eventfd");
         let theirs = stop.clone();
         let server = Server::new(listener, vbd, Options::default());

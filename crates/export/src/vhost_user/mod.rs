@@ -34,7 +34,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_user::BackendReqHandler;
 
@@ -79,7 +79,7 @@ pub enum Error {
 /// Serves one device to one front-end after the other.
 pub struct Server {
     listener: UnixListener,
-    vbd: Arc<Vbd>,
+    vbd: Disk,
     options: Options,
     /// Where to tell the front-end that the configuration changed.
     requests: Mutex<Option<UnixStream>>,
@@ -88,7 +88,7 @@ pub struct Server {
 
 impl Server {
     /// A server on a bound socket.
-    pub fn new(listener: UnixListener, vbd: Arc<Vbd>, options: Options) -> Server {
+    pub fn new(listener: UnixListener, vbd: Disk, options: Options) -> Server {
         Server { listener, vbd, options, requests: Mutex::new(None), _mappings: Kept::new() }
     }
 

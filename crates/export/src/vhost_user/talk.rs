@@ -40,8 +40,8 @@ pub fn converse(mut input: &[u8]) -> usize {
     let (mut front_end, ours) = UnixStream::pair().expect("a socket pair");
     front_end.set_nonblocking(true).expect("its flags");
     let (mut relay, socket) = Relay::new(ours).expect("a relay");
-    let vbd = Arc::new(Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None));
-    let backend = Arc::new(Mutex::new(Backend::new(vbd, Options::default())));
+    let vbd = Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None);
+    let backend = Arc::new(Mutex::new(Backend::new(vbd.into(), Options::default())));
     let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
     let (mut taken, mut negotiated) = (0, false);
     while let [request, flags, files, len, rest @ ..] = input {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 
 use super::evtchn::Port;
 use super::gntdev::{Foreign, Gntdev};
@@ -159,7 +159,7 @@ impl Connection {
     pub(crate) fn serve(
         &self,
         name: &str,
-        vbd: &Vbd,
+        vbd: &Disk,
         offer: Offer,
     ) -> Result<Vec<QueueThread>, ConnectError> {
         let mut starts = vec![];
@@ -190,7 +190,7 @@ impl Connection {
         &self,
         name: String,
         ring: &RingNodes,
-        vbd: &Vbd,
+        vbd: &Disk,
         offer: Offer,
     ) -> Result<Start, ConnectError> {
         let Offer { persistent, discards, take_over } = offer;

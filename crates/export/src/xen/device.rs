@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
 use std::time::{Duration, Instant};
 
 use ringtap_io::{Panic, Tasks};
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connect::{ConnectError, Connection, Offer, RECORDS};
@@ -58,7 +58,7 @@ pub(crate) struct Device {
     name: String,
     wishes: Wishes,
     options: Options,
-    vbd: Option<Arc<Vbd>>,
+    vbd: Option<Disk>,
     /// What was opened, and whether for reading only: it may have been closed since.
     opened: Option<(String, bool)>,
     /// Another disk has its number.

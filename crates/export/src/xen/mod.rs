@@ -35,9 +35,8 @@ mod wire;
 mod xenstore;
 
 use std::io;
-use std::sync::Arc;
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 
 pub use self::ring::RingError;
 pub use self::server::Server;
@@ -66,7 +65,7 @@ pub struct Wanted<'a> {
 /// Whoever knows how images are opened.
 pub trait Disks: Send + Sync {
     /// Open a disk, or say why not: the text is shown by `xl`.
-    fn open(&self, wanted: &Wanted<'_>) -> Result<Arc<Vbd>, String>;
+    fn open(&self, wanted: &Wanted<'_>) -> Result<Disk, String>;
 
     /// The disk of that name is no longer served.
     fn closed(&self, name: &str);

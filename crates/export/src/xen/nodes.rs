@@ -2,7 +2,7 @@
 //!
 //! Source: Xen, public/io/blkif.h, "Backend XenBus Nodes".
 
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 
 use super::wire::{INDIRECT_SEGMENTS, SECTOR};
 
@@ -32,13 +32,13 @@ pub(crate) struct Wishes {
 pub(crate) type Nodes = Vec<(&'static str, String)>;
 
 /// Whether the frontend may discard.
-pub(crate) fn discards(vbd: &Vbd, wishes: &Wishes) -> bool {
+pub(crate) fn discards(vbd: &Disk, wishes: &Wishes) -> bool {
     let info = vbd.info();
     wishes.discard && info.discard && !info.read_only
 }
 
 /// What the frontend may use.
-pub(crate) fn features(vbd: &Vbd, wishes: &Wishes, queues: u16, persistent: bool) -> Nodes {
+pub(crate) fn features(vbd: &Disk, wishes: &Wishes, queues: u16, persistent: bool) -> Nodes {
     let info = vbd.info();
     let flag = |on: bool| u8::from(on).to_string();
     let discard = discards(vbd, wishes);
@@ -61,7 +61,7 @@ pub(crate) fn features(vbd: &Vbd, wishes: &Wishes, queues: u16, persistent: bool
 }
 
 /// What the disk is.
-pub(crate) fn properties(vbd: &Vbd, wishes: &Wishes) -> Nodes {
+pub(crate) fn properties(vbd: &Disk, wishes: &Wishes) -> Nodes {
     let info = vbd.info();
     let logical = info.logical_block_size.max(SECTOR as u32);
     // "sectors" must be a whole number of physical sectors.
@@ -78,7 +78,7 @@ pub(crate) fn properties(vbd: &Vbd, wishes: &Wishes) -> Nodes {
 }
 
 /// How large the disk is.
-pub(crate) fn sectors(vbd: &Vbd) -> (&'static str, String) {
+pub(crate) fn sectors(vbd: &Disk) -> (&'static str, String) {
     ("sectors", (vbd.size() / SECTOR).to_string())
 }
 
@@ -86,6 +86,7 @@ pub(crate) fn sectors(vbd: &Vbd) -> (&'static str, String) {
 mod tests {
     use super::*;
     use ringtap_image::{CacheMode, Null};
+    use ringtap_vbd::Vbd;
 
     fn vbd(size: u64, read_only: bool, cache: CacheMode) -> Vbd {
         Vbd::new(Box::new(Null::new(size, read_only)), cache)

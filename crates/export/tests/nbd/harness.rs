@@ -6,7 +6,6 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use ringtap_export::Stop;
@@ -23,7 +22,7 @@ pub struct Served {
     pub port: u16,
     /// The image of the first export, where there is one.
     pub disk: PathBuf,
-    pub vbd: Arc<Vbd>,
+    pub vbd: ringtap_vbd::Disk,
     pub stop: Stop,
     thread: Option<JoinHandle<Result<(), Error>>>,
 }
@@ -107,7 +106,8 @@ fn image_in(dir: TempDir, image: Box<dyn Image>, how: How, tls: Tls) -> Served {
     let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = tcp.local_addr().expect("its address").port();
     let vbd = Vbd::new(image, how.cache);
-    let vbd = Arc::new(if how.name.is_empty() { vbd } else { vbd.named(how.name, how.name) });
+    let vbd = if how.name.is_empty() { vbd } else { vbd.named(how.name, how.name) };
+    let vbd = ringtap_vbd::Disk::from(vbd);
     let export = |name: &str| NamedExport {
         name: name.into(),
         description: format!("the export {name}"),

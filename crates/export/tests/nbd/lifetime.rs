@@ -98,10 +98,10 @@ impl Drop for Ending {
     }
 }
 
-fn vbd_of_nothing() -> Arc<ringtap_vbd::Vbd> {
+fn vbd_of_nothing() -> ringtap_vbd::Disk {
     let how = How::default();
     let image = open(std::path::Path::new("null:1M"), &how);
-    Arc::new(ringtap_vbd::Vbd::new(image, how.cache))
+    ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(image, how.cache))
 }
 
 #[test]

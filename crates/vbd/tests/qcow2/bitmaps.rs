@@ -62,7 +62,8 @@ impl Bench {
     pub fn bits_in_use(&self) -> Result<Arc<Bits>, String> {
         let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
         let vbd = self.open(&mut tasks).expect("the power stays")?;
-        let bits = vbd.bitmaps().and_then(|bitmaps| bitmaps.get(NAME));
+        let bitmaps = vbd.bitmaps();
+        let bits = bitmaps.as_ref().and_then(|bitmaps| bitmaps.get(NAME));
         bits.cloned().ok_or_else(|| "a killed server's bitmap is lost".to_owned())
     }
 

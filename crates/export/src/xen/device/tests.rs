@@ -23,13 +23,16 @@ struct Disk {
 }
 
 impl Disk {
-    fn some() -> Arc<Vbd> {
-        Arc::new(Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None))
+    fn some() -> ringtap_vbd::Disk {
+        ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(
+            Box::new(Null::new(1 << 20, false)),
+            CacheMode::None,
+        ))
     }
 }
 
 impl Disks for Disk {
-    fn open(&self, wanted: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
+    fn open(&self, wanted: &Wanted<'_>) -> Result<ringtap_vbd::Disk, String> {
         assert_eq!(wanted.name, NAME);
         match self.tried.fetch_add(1, AcqRel) + 1 < self.opens_at {
             true => Err("not now".to_owned()),
@@ -214,7 +217,7 @@ fn an_image_that_nobody_waits_for_is_opened_once() {
 struct Slow<'a>(&'a Fake);
 
 impl Disks for Slow<'_> {
-    fn open(&self, _: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
+    fn open(&self, _: &Wanted<'_>) -> Result<ringtap_vbd::Disk, String> {
         self.0.set(&format!("{BACK}/params"), "another disk");
         Ok(Disk::some())
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::time::{Duration, Instant};
 
 use ringtap_image::{CacheMode, Null};
-use ringtap_vbd::Vbd;
+use ringtap_vbd::Disk;
 
 use super::*;
 use crate::xen::Wanted;
@@ -20,9 +20,12 @@ const KEY: Key = (50000, 51712);
 struct Opened(Mutex<Vec<String>>);
 
 impl Disks for Opened {
-    fn open(&self, wanted: &Wanted<'_>) -> Result<Arc<Vbd>, String> {
+    fn open(&self, wanted: &Wanted<'_>) -> Result<Disk, String> {
         self.0.lock().expect("a list").push(wanted.params.to_owned());
-        Ok(Arc::new(Vbd::new(Box::new(Null::new(1 << 20, false)), CacheMode::None)))
+        Ok(ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(
+            Box::new(Null::new(1 << 20, false)),
+            CacheMode::None,
+        )))
     }
 
     fn closed(&self, _: &str) {}

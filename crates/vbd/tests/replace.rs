@@ -1,0 +1,262 @@
+//! Images replaced by overlays on themselves while guests use the disk, on the simulated disk, and the power cut
+//! around each. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
+
+mod common;
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
+use ringtap_image::{CacheMode, Container, Image, Raw, Traits};
+use ringtap_io::{File, Io, Tasks};
+use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, Wrong, random_asks, turn_all};
+use ringtap_vbd::{Busy, Error, Kind, Request, Vbd};
+
+use common::Served;
+
+const SECTORS: u64 = 96;
+const SIZE: u64 = SECTORS * SECTOR as u64;
+/// Overlays that each disk comes to have.
+const OVERLAYS: usize = 6;
+const SECOND: u64 = 1_000_000_000;
+
+fn seeds(default: u64) -> Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+/// What is done wrong, on purpose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wrongly {
+    /// What was not flushed before is left in the former image, where no flush gets at it.
+    Unflushed,
+}
+
+/// A raw image, overlays for it, and how many of them lie upon it.
+struct Chain {
+    seed: u64,
+    disk: Disk,
+    files: Vec<File>,
+    /// As the operator's register would say.
+    top: Rc<Cell<usize>>,
+    wrongly: Option<Wrongly>,
+}
+
+fn container(disk: &Disk, file: File) -> Container {
+    let traits = Traits {
+        regular: true,
+        read_only: false,
+        request_alignment: 512,
+        memory_alignment: 512,
+        logical_block_size: 512,
+        physical_block_size: 4096,
+    };
+    Container::simulated(file, disk.size(file), traits)
+}
+
+async fn overlay(
+    io: &Io,
+    disk: &Disk,
+    file: File,
+    base: Box<dyn Image>,
+) -> Result<Box<dyn Image>, String> {
+    let header = Header::read(io, &container(disk, file)).await.map_err(|e| e.to_string())?;
+    let parts = Parts { base: Some(base), ..Parts::default() };
+    let image = Qcow2::open(io, container(disk, file), header, parts).await;
+    Ok(Box::new(image.map_err(|error| error.to_string())?))
+}
+
+impl Chain {
+    fn new(seed: u64, wrongly: Option<Wrongly>) -> Chain {
+        let disk = Disk::new(SECTOR);
+        let files: Vec<File> =
+            (0..=OVERLAYS).map(|at| disk.add_file(if at == 0 { SIZE } else { 0 }, 512)).collect();
+        let chain = Chain { seed, disk, files, top: Rc::default(), wrongly };
+        for file in &chain.files[1..] {
+            let image = container(&chain.disk, *file);
+            let options = CreateOptions {
+                size: SIZE,
+                cluster_size: 4096,
+                backing_file: Some("below".into()),
+                ..CreateOptions::default()
+            };
+            chain.alone(async move |io| {
+                create(&io, &image, None, &options).await.expect("an image");
+                io.sync(image.file()).await.expect("stable");
+            });
+        }
+        chain
+    }
+
+    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
+        let io = tasks.io().clone();
+        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+    }
+
+    /// The disk as the register says it is.
+    fn open(&self) -> Vbd {
+        let (disk, files, top) = (self.disk.clone(), self.files.clone(), self.top.get());
+        let image = self.alone(async move |io| {
+            let mut image: Box<dyn Image> = Box::new(Raw::new(container(&disk, files[0])));
+            for file in &files[1..=top] {
+                image = overlay(&io, &disk, *file, image).await.expect("an overlay");
+            }
+            image
+        });
+        Vbd::new(image, CacheMode::None)
+    }
+
+    /// Put overlay upon overlay while the guest asks, until it is done or the power goes. Gives how often that was.
+    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<usize, Wrong> {
+        let vbd = self.open();
+        if rng.u8(0..4) > 0 {
+            self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..200));
+        }
+        let mut all: Vec<Tasks> = (0..2)
+            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
+            .collect();
+        let mut asks = Some(random_asks(rng, SECTORS, 60));
+        for tasks in &mut all {
+            let served = Rc::new(Served::new(vbd.fork()));
+            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
+        }
+        let (io, disk, files) = (all[0].io().clone(), self.disk.clone(), self.files.clone());
+        let (top, wrongly, waits) = (self.top.clone(), self.wrongly, rng.u64(0..3));
+        let (before, closes) = (top.get(), vbd.disk().clone());
+        all[0].spawn(async move {
+            while top.get() + 1 < files.len() {
+                for _ in 0..waits {
+                    io.next_turn().await;
+                }
+                let next = files[top.get() + 1];
+                let made = replace(&io, &vbd, &disk, next, wrongly).await;
+                match made {
+                    Ok(()) => top.set(top.get() + 1),
+                    Err(why) if disk.is_cut() => return drop(why),
+                    Err(why) => panic!("{why}"),
+                }
+            }
+        });
+        turn_all(&self.disk, &mut all);
+        if !self.disk.is_cut() {
+            let io = all[1].io().clone();
+            all[1].spawn(async move {
+                let _the_power_may_go: Result<(), Error> = closes.close(&io).await;
+            });
+            turn_all(&self.disk, &mut all);
+        }
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: std::io::Result<()> = tasks.turn(false);
+            }
+        }
+        guest.wrong().map_or(Ok(self.top.get() - before), Err)
+    }
+
+    fn read_all(&self) -> Vec<u8> {
+        let vbd = self.open();
+        self.alone(async move |io| {
+            let buffer = io.buffer(SIZE as usize).expect("memory");
+            let request =
+                Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
+            vbd.serve(&io, request).await.expect("it reads");
+            buffer.bytes().to_vec()
+        })
+    }
+}
+
+/// An overlay on the image takes its place.
+async fn replace(
+    io: &Io,
+    vbd: &Vbd,
+    disk: &Disk,
+    next: File,
+    wrongly: Option<Wrongly>,
+) -> Result<(), String> {
+    // The clock of one queue may be ahead of what another has in flight.
+    let quiesced = loop {
+        match vbd.quiesce(io, SECOND).await {
+            Ok(quiesced) => break quiesced,
+            Err(Busy::Late) if !disk.is_cut() => io.next_turn().await,
+            Err(busy) => return Err(busy.to_string()),
+        }
+    };
+    let base = quiesced.image().map_err(|error| error.to_string())?;
+    if wrongly != Some(Wrongly::Unflushed) {
+        base.flush(io).await.map_err(|error| error.to_string())?;
+    }
+    let image = overlay(io, disk, next, base).await?;
+    quiesced.replace(image).map(drop).map_err(|error| error.to_string())
+}
+
+/// Replace with power cuts in between, and look at what is left.
+fn trial(seed: u64, wrongly: Option<Wrongly>) -> Result<usize, Wrong> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut chain = Chain::new(seed, wrongly);
+    let mut guest = Guest::new(SECTORS, Promise::Flush);
+    let mut replaced = 0;
+    for _ in 0..2 {
+        replaced += chain.run(&guest, &mut rng)?;
+        if !chain.disk.is_cut() {
+            chain.disk.cut_power_at_turn(u64::MAX);
+            let found = ringtap_sim::stamps(&chain.read_all(), 0)?;
+            let model = guest.model();
+            for (sector, value) in (0..).zip(found) {
+                let may = model.may_read(sector);
+                // Sabotage may be seen here first.
+                assert!(wrongly.is_some() || may.contains(&value), "seed {seed}: sector {sector}");
+                if !may.contains(&value) {
+                    return guest.after_power_cut(&chain.read_all()).map(|_| replaced);
+                }
+            }
+        }
+        chain.disk = chain.disk.after_power_cut(rng.u64(..));
+        guest = guest.after_power_cut(&chain.read_all())?;
+    }
+    Ok(replaced)
+}
+
+#[test]
+fn overlays_take_the_place_of_images_under_load() {
+    let mut replaced = 0;
+    for seed in seeds(400) {
+        match trial(seed, None) {
+            Ok(times) => replaced += times,
+            Err(wrong) => panic!("seed {seed}: {wrong}"),
+        }
+    }
+    println!("{replaced} images replaced");
+    assert!(replaced > 100, "{replaced}");
+}
+
+#[test]
+fn what_is_done_wrongly_is_caught() {
+    let wrongly = Some(Wrongly::Unflushed);
+    let caught = (0..100).filter(|seed| trial(*seed, wrongly).is_err()).count();
+    println!("{caught} of 100");
+    assert!(caught > 5, "{caught} of 100");
+}
+
+/// Whoever does not stand still in time goes on as before.
+#[test]
+fn a_request_that_does_not_end_is_not_waited_for_too_long() {
+    let chain = Chain::new(1, None);
+    let vbd = chain.open();
+    chain.alone(async move |io| {
+        let first = vbd.quiesce(&io, SECOND).await.expect("nothing is in flight");
+        assert_eq!(vbd.quiesce(&io, 1000).await.err(), Some(Busy::Late));
+        // Another size is another disk.
+        let small = Box::new(ringtap_image::Null::new(512, false));
+        assert_eq!(first.replace(small).err(), Some(Error::Range));
+        let unwritten = Box::new(ringtap_image::Null::new(SIZE, true));
+        assert_eq!(first.replace(unwritten).err(), Some(Error::ReadOnly));
+        drop(first);
+        let mut buffer = io.buffer(512).expect("memory");
+        buffer.bytes_mut().fill(7);
+        let request =
+            Request { kind: Kind::Write, offset: 0, len: 512, mem: buffer.mem(), fua: true };
+        vbd.serve(&io, request).await.expect("it goes on");
+    });
+}
