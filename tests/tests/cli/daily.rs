@@ -69,27 +69,31 @@ fn a_build_fails_where_something_became_worse() {
 }
 
 #[test]
-fn the_timers_script_keeps_runs_and_holds_each_against_the_last() {
+fn the_timers_script_keeps_runs_and_holds_each_against_a_base_that_stays() {
     let dir = folder();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/lab/ringtap-compare");
-    let once = |limit: &str| {
+    let once = |limit: &str, rebase: &str| {
         let mut command = Command::new(&script);
         let words = "runs --stages host --backends native,loop-direct --workloads dd-latency-direct --size 32M --rounds 1";
         command.current_dir(dir.path()).args(words.split_whitespace()).args(["--dir", "."]);
         let path = std::env::var("PATH").expect("a path");
         let ours = ringtap().parent().expect("a folder").display().to_string();
-        command.env("PATH", format!("{ours}:{path}")).env("LIMIT", limit);
+        command.env("PATH", format!("{ours}:{path}")).env("LIMIT", limit).env("REBASE", rebase);
         command.env("METRICS", "ringtap.prom");
         Running::start(command).wait()
     };
-    once("5%").ok();
-    let last = || fs::read_link(dir.path().join("runs/last")).expect("the last run");
-    let first = last();
+    once("5%", "").ok();
+    let link = |name: &str| fs::read_link(dir.path().join("runs").join(name)).expect("a run");
+    let first = link("base");
     assert!(dir.path().join("runs").join(&first).join("report.html").exists());
     let metrics = fs::read_to_string(dir.path().join("ringtap.prom")).expect("metrics");
     assert!(metrics.contains("ringtap_lab_time_per_op_seconds{"), "{metrics}");
     // One round decides nothing, and that is no pass.
-    let second = once("5%").failed(3);
+    let second = once("5%", "").failed(3);
     assert!(second.contains("nothing can be said"), "{second}");
-    assert_eq!(last(), first);
+    assert_eq!(link("base"), first);
+    assert_ne!(link("last"), first);
+    once("5%", "1").ok();
+    assert_eq!(link("base"), link("last"));
+    assert_ne!(link("base"), first);
 }

@@ -5,12 +5,13 @@ use super::format;
 use super::page::names;
 use super::ranking::{self, Group};
 use crate::plan::quick;
-use crate::sample::Stage;
+use crate::run::folder::Arm;
 use crate::stats::Decision;
 use crate::workload;
 
 /// More than this nobody reads as a sentence; the rest is counted.
 const LONGEST: usize = 420;
+const FASTER: &str = "Faster for a guest on this host: ";
 
 /// Rows of the usual question.
 pub fn rows(analysis: &Analysis) -> impl Iterator<Item = &Row> {
@@ -22,12 +23,20 @@ pub fn is_asked(analysis: &Analysis) -> bool {
     analysis.run.plan.questions.iter().any(|question| question.name == quick::QUESTION)
 }
 
-/// Whether an arm may be named best: its flushes were counted and reached the disk.
-pub fn may_be_best(analysis: &Analysis, stage: Stage, arm: &str) -> bool {
-    let known = analysis.run.arms.iter().find(|known| known.stage == stage && known.name == arm);
-    known.is_some_and(|arm| {
-        let checked = ranking::check(analysis, arm).is_some_and(|check| check.durable);
-        checked && !ranking::is_known_slow(arm)
+/// Why an arm that is faster is not named best; `None` where it may be. The ranking decides, as everywhere.
+fn barred(analysis: &Analysis, win: &Win<'_>) -> Option<&'static str> {
+    let known = |arm: &&Arm| arm.stage == win.row.stage && arm.name == win.winner;
+    let Some(arm) = analysis.run.arms.iter().find(known) else { return Some("not in the run") };
+    let load = workload::find(&win.row.workload)?;
+    if ranking::is_ranked(analysis, arm, load) {
+        return None;
+    }
+    Some(match ranking::group(analysis, arm) {
+        Group::Lies => "passes on no flush",
+        Group::Unchecked => "flushes not counted",
+        Group::Cached => "through the host's page cache",
+        Group::Durable if ranking::is_known_slow(arm) => "slowed on purpose",
+        Group::Durable => "answered from a cache",
     })
 }
 
@@ -64,10 +73,9 @@ pub fn sentence(analysis: &Analysis) -> Option<String> {
     if !is_asked(analysis) {
         return None;
     }
-    let wins: Vec<Win<'_>> = rows(analysis)
-        .filter_map(Win::of)
-        .filter(|win| may_be_best(analysis, win.row.stage, win.winner))
-        .collect();
+    let (wins, others): (Vec<Win<'_>>, Vec<Win<'_>>) =
+        rows(analysis).filter_map(Win::of).partition(|win| barred(analysis, win).is_none());
+    let others = unnamed(analysis, &others);
     let loads = analysis.run.plan.workloads.iter().filter_map(|load| {
         let mut of: Vec<&Win<'_>> = wins.iter().filter(|win| win.row.workload == *load).collect();
         let name = names::workload(workload::find(load)?);
@@ -82,29 +90,52 @@ pub fn sentence(analysis: &Analysis) -> Option<String> {
             .map(|winner| {
                 let over: Vec<String> =
                     of.iter().filter(|win| win.winner == *winner).map(|win| times(win)).collect();
-                format!("{} ({})", called(analysis, of[0].row.stage, winner), over.join(", "))
+                format!("{} ({})", plain(winner), over.join(", "))
             })
             .collect();
         (!parts.is_empty()).then(|| format!("{name}: {}", parts.join(", ")))
     });
     let loads: Vec<String> = loads.collect();
-    if loads.is_empty() {
-        return Some("For a guest on this host no way was shown to be better than another.".into());
+    Some(match (loads.is_empty(), others.is_empty()) {
+        (true, true) => {
+            "For a guest on this host no way was shown to be better than another.".into()
+        }
+        (true, false) => {
+            let head = "For a guest on this host nothing that may be named best was shown to be better; faster, but not named best: ";
+            format!("{}.", joined(head, &others, LONGEST))
+        }
+        (false, true) => format!("{}.", joined(FASTER, &loads, LONGEST)),
+        (false, false) => {
+            let best = joined(FASTER, &loads, LONGEST);
+            format!("{best}. {}.", joined("Not named best: ", &others, LONGEST))
+        }
+    })
+}
+
+/// Winners that are not named best, each with why and the loads it won.
+fn unnamed(analysis: &Analysis, wins: &[Win<'_>]) -> Vec<String> {
+    let mut list: Vec<(&str, &str, Vec<&str>)> = Vec::new();
+    for win in wins {
+        let (Some(why), Some(load)) = (barred(analysis, win), workload::find(&win.row.workload))
+        else {
+            continue;
+        };
+        let load = names::workload(load);
+        match list.iter_mut().find(|(arm, known, _)| (*arm, *known) == (win.winner, why)) {
+            Some((.., loads)) if loads.contains(&load) => {}
+            Some((.., loads)) => loads.push(load),
+            None => list.push((win.winner, why, vec![load])),
+        }
     }
-    Some(format!("{}.", joined("Faster for a guest on this host: ", &loads, LONGEST)))
+    list.iter()
+        .map(|(arm, why, loads)| format!("{} ({why}) in {}", plain(arm), loads.join(", ")))
+        .collect()
 }
 
 fn times(win: &Win<'_>) -> String {
     let ends = format::interval(win.ends);
     let ends = if ends.is_empty() { ends } else { format!(" [{ends}]") };
     format!("{}{ends} × {}", format::digits(win.ratio), plain(win.loser))
-}
-
-/// What a reader calls an arm within a sentence; where it is told, that a page cache of the host is what is fast.
-fn called(analysis: &Analysis, stage: Stage, name: &str) -> String {
-    let arm = analysis.run.arms.iter().find(|arm| arm.stage == stage && arm.name == name);
-    let cached = arm.is_some_and(|arm| ranking::group(analysis, arm) == Group::Cached);
-    if cached { format!("{}, by the host's page cache,", plain(name)) } else { plain(name) }
 }
 
 /// A name without a comma.

@@ -48,6 +48,17 @@ pub struct Change {
     pub verdict: String,
 }
 
+impl Change {
+    /// Whether it is beyond chance, the whole table counted, and beyond the noise floor. How large it is, is not asked.
+    pub fn is_shown(&self) -> bool {
+        let edge = self.floor.unwrap_or(0.0).max(0.0).ln_1p();
+        let outside = self.interval.is_some_and(|(low, high)| low > 1.0 || high < 1.0);
+        outside
+            && self.p.is_some_and(|p| p <= decision::ALPHA)
+            && self.ratio.is_some_and(|ratio| ratio.ln().abs() > edge)
+    }
+}
+
 /// What only one of the runs has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Only {
@@ -117,9 +128,10 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
 }
 
 fn decide(change: &Change) -> &'static str {
-    let (Some((low, high)), Some(p)) = (change.interval, change.p) else { return "points only" };
-    let edge = change.floor.unwrap_or(0.0).max(0.0).ln_1p();
-    let claim = p <= decision::ALPHA && change.ratio.is_some_and(|r| r.ln().abs() > edge);
+    let Some((low, high)) = change.interval.filter(|_| change.p.is_some()) else {
+        return "points only";
+    };
+    let claim = change.is_shown();
     if low > 1.0 / (1.0 + SAME) && high < 1.0 + SAME {
         "the same within 5 %"
     } else if claim && low > 1.0 {

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use super::change::{Change, Comparison, Only, WORSE};
+use super::change::{Change, Comparison, Only};
 use super::format;
 
 /// How much worse something may become, as a share.
@@ -51,10 +51,11 @@ fn is_judged(change: &Change, all: &[Change]) -> bool {
         })
 }
 
-/// Whether a change counts as worse than the limit: the table's verdict says worse, and its ratio lies beyond the limit.
+/// Whether a change counts as worse than the limit: it is shown, and its ratio lies beyond the limit. The table's verdict is
+/// not asked, for its "the same" has a margin of its own.
 pub fn is_worse(change: &Change, all: &[Change], limit: Limit) -> bool {
     is_judged(change, all)
-        && change.verdict == WORSE
+        && change.is_shown()
         && change.ratio.is_some_and(|ratio| ratio < 1.0 - limit.0)
 }
 

@@ -11,6 +11,7 @@ use prometheus_client::registry::{Registry, Unit as Named};
 use super::analysis::{Analysis, Row};
 use super::files;
 use crate::sample::{Metric, Unit};
+use crate::stats::decision::{Decision, Why};
 
 type Labels = Vec<(&'static str, String)>;
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
@@ -49,7 +50,7 @@ pub fn render(analysis: &Analysis) -> Result<String, fmt::Error> {
     ];
     for (name, help, value) in ends {
         let gauges = Gauges::default();
-        for row in analysis.rows.iter().filter(|row| row.headline) {
+        for row in analysis.rows.iter().filter(|row| row.headline && is_measured(analysis, row)) {
             if let Some(value) = value(row) {
                 gauges.get_or_create(&labels(row)).set(value);
             }
@@ -70,6 +71,20 @@ pub fn render(analysis: &Analysis) -> Result<String, fmt::Error> {
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
+}
+
+/// Whether a ratio is one: a bound says only which way, and a load whose control failed says nothing.
+fn is_measured(analysis: &Analysis, row: &Row) -> bool {
+    let is_bound = |arm: &str| {
+        let median = analysis.median(row.stage, arm, &row.workload, row.metric);
+        median.is_some_and(|median| median.at_least)
+    };
+    let floor = analysis.floor(row.stage, &row.workload, row.metric);
+    let withheld = Decision::Withheld { why: Why::Bound };
+    floor.is_none_or(|floor| floor.holds)
+        && row.decision != withheld
+        && !is_bound(&row.arm)
+        && !is_bound(&row.against)
 }
 
 fn labels(row: &Row) -> Labels {

@@ -108,7 +108,7 @@ pub fn check<'a>(analysis: &'a Analysis, arm: &Arm) -> Option<&'a Durability> {
 
 /// Whether an arm's number of a workload may be ranked: its group is durable, and the ledger does not show a cache; the arm
 /// that is slower on purpose is none to choose.
-fn is_ranked(analysis: &Analysis, arm: &Arm, workload: &Workload) -> bool {
+pub fn is_ranked(analysis: &Analysis, arm: &Arm, workload: &Workload) -> bool {
     group(analysis, arm) == Group::Durable
         && from_cache(analysis, arm, workload).is_none()
         && !is_known_slow(arm)

@@ -43,6 +43,11 @@ fn what_is_worse_than_the_limit_is_named_and_nothing_else() {
     // A machine that is half as fast is none of it: what the others are taken by is not judged.
     assert!(!gate.text().contains("native"), "{}", gate.text());
     assert!(judged(&comparison, "25").worse.is_empty(), "0.80 lies within 25 %");
+    let small = compared(10, &slower(10, 0.97), 10);
+    let verdict = small.changes.iter().find(|c| c.arm == "loop").map(|c| c.verdict.as_str());
+    assert_eq!(verdict, Some("the same within 5 %"), "the table's margin, not the operator's");
+    assert_eq!(judged(&small, "1%").worse.len(), 1, "{:?}", judged(&small, "1%"));
+    assert!(judged(&small, "4%").worse.is_empty());
     let better = compared(10, &slower(10, 1.3), 10);
     assert!(judged(&better, "0%").worse.is_empty());
     assert!(judged(&better, "0%").text().starts_with("none of "));
@@ -143,7 +148,25 @@ fn openmetrics_is_read_by_prometheus_own_parser() {
         "in seconds: {lines}"
     );
     assert!((value("ringtap_lab_times_as_good loop randread-4k-qd32 ") - 0.5).abs() < 0.02);
+    assert!(
+        !lines.contains("ringtap_lab_times_as_good loop bonnie"),
+        "a bound is no ratio: {lines}"
+    );
     assert_eq!(value("ringtap_lab_began_timestamp_seconds "), 1_795_294_800.0);
+}
+
+#[test]
+fn openmetrics_has_no_ratio_of_a_load_whose_control_failed() {
+    let has = |all: &[Sample]| {
+        let text = openmetrics::render(&Analysis::new(record(12, State::Complete), all)).unwrap();
+        text.contains("ringtap_lab_times_as_good{")
+    };
+    let mut all = samples(12);
+    assert!(has(&all));
+    for sample in all.iter_mut().filter(|sample| sample.arm == "native#2") {
+        sample.metrics.values_mut().for_each(|value| value.value *= 1.5);
+    }
+    assert!(!has(&all));
 }
 
 fn python(script: &str, input: &str) -> Output {
