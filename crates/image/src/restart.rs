@@ -18,6 +18,7 @@
 //! the witness; from [`FIRST`] on the records of half 0, then of half 1. A record is its mark (the half's
 //! turn, stored last) and three words.
 
+mod data_file;
 mod files;
 mod left;
 mod standing;
@@ -96,6 +97,8 @@ pub struct RestartLog {
     identity: Identity,
     /// The image, whose lock keeps others from this log.
     image: Option<Container>,
+    /// The image's external data file.
+    data: Option<Container>,
     standing: Standing,
     /// The boot, and a number of the image's file.
     own: (u128, u64),
@@ -111,7 +114,7 @@ impl RestartLog {
         let identity = Identity { boot: boot::identity(folder)?, file: files::place_of(&image) };
         let path = folder.join(name_of(&image));
         let file = open_to_keep(folder, &path)?;
-        let words = SharedWords::map(&file, RestartLog::words_for(capacity))?;
+        let words = SharedWords::map(&file, RestartLog::words_for(capacity) + data_file::WORDS)?;
         let mut log = RestartLog::with(Arc::new(words), identity, capacity);
         (log.path, log.file, log.name) = (Some(path), Some(file), name);
         Ok(log)
@@ -227,6 +230,7 @@ impl RestartLog {
             capacity,
             identity,
             image,
+            data: None,
             standing,
             own,
         }
@@ -333,6 +337,7 @@ impl RestartLog {
         self.set(WRITTEN, facts.written.unwrap_or_default());
         self.set(BORN, facts.born);
         container.witness().start(self.words.clone(), WITNESS);
+        self.watch_data();
     }
 
     /// Generations that the image may have, if it is in the state in which the log's writer left it.

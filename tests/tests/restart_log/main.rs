@@ -1,6 +1,7 @@
 //! What a killed server left belongs to one image in one state: an image that was put back, copied over or
 //! written to by others reads as it is, one that only its server died on reads as its guest knows it.
 
+mod data_file;
 mod devices;
 
 use std::fs;
@@ -20,6 +21,7 @@ enum Format {
     Overlay,
     Version2,
     Vpc,
+    DataFile,
 }
 
 impl Format {
@@ -105,6 +107,10 @@ impl Case {
                     "raw",
                     plain(&image),
                 ]);
+            }
+            Format::DataFile => {
+                let data = format!("data_file={}", plain(&case.path("data")));
+                create(&["-f", "qcow2", "-o", &data, plain(&image), "4M"]);
             }
             Format::Version2 => create(&["-f", "qcow2", "-o", "compat=0.10", plain(&image), "4M"]),
             Format::Vpc => {

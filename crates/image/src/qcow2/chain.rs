@@ -134,6 +134,10 @@ async fn open_layer(io: &Io, place: &Place, options: &mut OpenOptions) -> Result
     } else {
         (RestartLog::to_read(&container, RESTART_RECORDS)?, RestartLog::whose(&container))
     };
+    let restart = restart.map(|log| match &data {
+        Some(data) => log.with_data(data),
+        None => log,
+    });
     Ok(Layer { container, header, data, key, restart, restart_of })
 }
 
