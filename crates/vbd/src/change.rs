@@ -69,7 +69,8 @@ impl Quiesced<'_> {
         self.vbd.health().contain(|| lock(&self.vbd.shared.current).image.fork())
     }
 
-    /// Let another image be the disk from now on; gives the former one. It must be as large, and be written to where the
+    /// Let another image be the disk from now on; gives the former one. Flush that before where the new one lies upon
+    /// it: the disk's flushes reach the new one's files alone from now on. It must be as large, and be written to where the
     /// disk is. What the guest was told of the disk at first (block sizes, what can be discarded) stays.
     pub fn replace(&self, image: Box<dyn Image>) -> Result<Box<dyn Image>, Error> {
         let shared = &self.vbd.shared;

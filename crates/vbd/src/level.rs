@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{Discard, Error, Grace, Image, UnderWay};
+use ringtap_image::{Discard, Error, Extent, Grace, Image, UnderWay};
 use ringtap_io::{Io, Mem};
 
 use crate::disk::Shared;
 use crate::gate::Writers;
 use crate::stats::QueueStats;
+use crate::transfer::Place;
 use crate::{Kind, Request};
 
 /// After the first what was freed is not referred to any more, after the others nobody can be looking at it.
@@ -120,12 +121,11 @@ impl<'a> Pass<'a> {
 
     /// Whether memory goes to that place as it is, see [`crate::Vbd::moves_untouched`].
     pub(crate) fn moves_untouched(&self, write: bool, offset: u64, len: u64) -> bool {
-        use ringtap_image::Extent;
         let extent = self.image.map(offset, len);
         let Extent::Data { file, offset, len: there, writable, cipher } = extent else {
             return false;
         };
-        let place = crate::transfer::Place { file, offset, cipher };
+        let place = Place { file, offset, cipher };
         let whole = there >= len && (writable || !write);
         whole && self.direct(&place, &Mem::of_kernel(0, len as usize))
     }
