@@ -6,10 +6,11 @@ RINGTAP := $(TARGET)/release/ringtap
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help build demo test models fuzz bench install uninstall
+.PHONY: help build demo check test models fuzz bench install uninstall deb
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
+	@echo "make check      format, lints, unit tests and simulations; no root, no guests"
 	@echo "make test       install what is missing, check format and lints, run every test; CI=1: fail on an unknown skip"
 	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
 	@echo "make fuzz       every fuzz target, guided by coverage: MINUTES=60 each, TARGETS=names for some only"
@@ -17,6 +18,7 @@ help:
 	@echo "make bench      ratios against other servers, in about an hour"
 	@echo "make install    binary, manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
 	@echo "make uninstall  remove them"
+	@echo "make deb        packages for this Debian, in $(TARGET)/deb; RINGTAP=PATH of another binary"
 
 build:
 	scripts/setup.sh build
@@ -27,6 +29,13 @@ demo:
 	$(CARGO) build --release --locked -p ringtap --bins --example demo
 	$(TARGET)/release/examples/demo
 	$(RINGTAP) compare
+
+# What needs nothing but Rust.
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) test --workspace --lib --bins --locked -q
+	$(CARGO) test -p ringtap-vbd --locked -q
 
 test:
 	scripts/setup.sh test
@@ -83,11 +92,19 @@ install: $(RINGTAP)
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/systemd contrib/systemd/*
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/xen contrib/xen/*
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/lab contrib/lab/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/ringtap/grafana contrib/grafana/*
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/ringtap/bpftrace contrib/bpftrace/*
+	sed -i 's|/usr/bin/ringtap:|$(PREFIX)/bin/ringtap:|' $(DESTDIR)$(PREFIX)/share/ringtap/bpftrace/*
+
+deb: $(RINGTAP)
+	scripts/setup.sh deb
+	scripts/deb.sh $(RINGTAP) $(TARGET)/deb
+	@ls -l $(TARGET)/deb
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1
-	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,xen,create,info,list,map,measure,convert,dd,check,resize,amend,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,daemon,disk,job,xen,create,info,list,map,measure,convert,dd,check,resize,amend,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish
-	rm -rf $(DESTDIR)$(PREFIX)/share/doc/ringtap
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/ringtap $(DESTDIR)$(PREFIX)/share/ringtap

@@ -33,11 +33,12 @@ mapfile -t programs < <(RUSTFLAGS="$flags" scripts/cargo test --locked --profile
     sed -n 's/.*"target":{"kind":\["test"\].*"executable":"\([^"]*\)".*/\1/p')
 [ ${#programs[@]} -gt 0 ] || { echo "fuzz: nothing was built" >&2; exit 2; }
 
-# run PROGRAM TARGET ARGUMENTS...: from where the programs look for what is theirs.
+# run PROGRAM TARGET ARGUMENTS...: from where the programs look for what is theirs, for `limit` seconds at most.
 run() {
     local program=$1 name=$2
     shift 2
-    (cd fuzz && BOLERO_LIBFUZZER_ARGS="$*" "$program" --exact "$name" --nocapture --test-threads 1)
+    (cd fuzz && BOLERO_LIBFUZZER_ARGS="$*" timeout --foreground --signal ABRT --kill-after 60 "${limit:-0}" \
+        "$program" --exact "$name" --nocapture --test-threads 1)
 }
 
 keep() {
@@ -71,17 +72,18 @@ for program in "${programs[@]}"; do
         seconds=$(awk "BEGIN {print int($minutes * 60)}")
         status=0
         TIMEFORMAT='cpu %U %S'
-        # libFuzzer's own alarm (-timeout) goes to the harness's main thread, which heeds none.
-        { time (ulimit -St $((seconds * 3 + 120)); run "$program" "$name" -max_total_time="$seconds" -rss_limit_mb=4096 \
-            -print_final_stats=1 -artifact_prefix="$out/crashes/$name-" "$corpus" "$own"); } >"$log" 2>&1 || status=$?
+        # libFuzzer's own alarm (-timeout) goes to the harness's main thread, which heeds none. SIGABRT has it keep
+        # the input that runs.
+        { time limit=$((seconds * 2 + 120)) run "$program" "$name" -max_total_time="$seconds" -rss_limit_mb=4096 \
+            -print_final_stats=1 -artifact_prefix="$out/crashes/$name-" "$corpus" "$own"; } >"$log" 2>&1 || status=$?
         cpu=$(awk '$1 == "cpu" {printf "%.1f", ($2 + $3) / 60}' "$log")
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
         end="no failure"
         if [ "$status" -ne 0 ]; then
             failed=1
             end="FAILED, see $log"
-            # 128 and SIGXCPU.
-            [ "$status" -ne 152 ] || end="FAILED: an input that never ends"
+            # Of timeout.
+            [ "$status" -ne 124 ] || end="FAILED: an input that never ends, see $log"
         fi
         line="$name: $cpu minutes of CPU, ${runs:-?} executions, $(find "$corpus" -type f | wc -l) inputs, $end"
         echo "$line"

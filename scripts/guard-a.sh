@@ -32,7 +32,7 @@ declare -A of
 fails=0
 printf '%-16s %-9s %-13s %10s %10s %7s\n' walk reactor what old new ratio
 for place in memory ring; do
-    for walk in raw-read raw-write qcow2-read qcow2-write qcow2-allocate overlay-first qcow2-flush; do
+    for walk in raw-read raw-write bitmap-write qcow2-read qcow2-write qcow2-allocate overlay-first qcow2-flush; do
         at=(); [ $place = ring ] && at=("$folder")
         read -ra before <<<"$(cost "$old" $walk "${at[@]}")"
         read -ra after <<<"$(cost "$new" $walk "${at[@]}")"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what is missing to build, test, demonstrate or measure Ringtap on Debian 12 or 13:
-#   scripts/setup.sh build|demo|test|bench|fuzz
+#   scripts/setup.sh build|demo|test|bench|fuzz|deb
 # As root or with sudo. What is there already is left as it is; where nothing is missing, nothing is
 # asked of apt.
 set -euo pipefail
@@ -9,8 +9,8 @@ PATH=$PATH:/usr/sbin:/sbin
 
 purpose=${1:-build}
 case $purpose in
-    build | demo | test | bench | fuzz) ;;
-    *) echo "usage: scripts/setup.sh build|demo|test|bench|fuzz" >&2; exit 2 ;;
+    build | demo | test | bench | fuzz | deb) ;;
+    *) echo "usage: scripts/setup.sh build|demo|test|bench|fuzz|deb" >&2; exit 2 ;;
 esac
 
 release=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown}${VERSION_ID:-}")
@@ -38,7 +38,17 @@ fi
 if [ "$purpose" = fuzz ]; then
     need c++ g++
 fi
-if [ "$purpose" != build ] && [ "$purpose" != fuzz ]; then
+if [ "$purpose" = deb ] || [ "$purpose" = test ]; then
+    need dh debhelper
+    need dh_apparmor dh-apparmor
+    need fakeroot fakeroot
+    need apparmor_parser apparmor
+fi
+if [ "$purpose" = test ]; then
+    need lintian lintian
+    need bpftrace bpftrace
+fi
+if [[ ! $purpose =~ ^(build|fuzz|deb)$ ]]; then
     need linux.uml user-mode-linux
     need busybox busybox-static
     need mke2fs e2fsprogs
@@ -61,6 +71,7 @@ if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
     need qemu-system-x86_64 qemu-system-x86
 fi
 if [ "$purpose" = test ]; then
+    need curl curl
     need nbdsh python3-libnbd
     need cryptsetup cryptsetup-bin
     /usr/bin/python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)
@@ -110,6 +121,19 @@ if [ ${#missing[@]} -gt 0 ]; then
     # shellcheck disable=SC2086 # one word a package
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive $install
     hash -r
+fi
+# Installed, Prometheus would run a server of its own: it is unpacked for the tests.
+prometheus=${CARGO_TARGET_DIR:-target}/prometheus
+if [ "$purpose" = test ] && ! command -v promtool >/dev/null && [ ! -x "$prometheus/usr/bin/promtool" ]; then
+    echo "setup: unpacking prometheus to $prometheus"
+    packages=$(mktemp -d)
+    if (cd "$packages" && { apt-get download -q prometheus || { apt-get update -q && apt-get download -q prometheus; }; }); then
+        mkdir -p "$prometheus"
+        dpkg-deb --fsys-tarfile "$packages"/prometheus_*.deb | tar -x -C "$prometheus" ./usr/bin
+    else
+        echo "setup: no package of prometheus; its tests will be skipped" >&2
+    fi
+    rm -rf "$packages"
 fi
 # FUSE is for every user; udev sees to that where it runs, and a container may have none.
 if [ "$purpose" = test ] && [ "$(stat -c %a /dev/fuse 2>/dev/null)" = 600 ]; then

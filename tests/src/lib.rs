@@ -1,10 +1,14 @@
 //! Whole-program tests against independent tools and real guests.
 #![allow(clippy::missing_panics_doc)] // tests panic where a test fails
 
+mod control;
 mod listens;
+mod load;
 mod server;
 mod set_up;
 
+pub use control::Control;
 pub use listens::listens;
+pub use load::{is_well, load, ringtap_of};
 pub use server::{Server, patience, program, ringtap};
 pub use set_up::{SetUp, file_system, file_system_of, ok, plain};

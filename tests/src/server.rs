@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,8 +33,17 @@ pub struct Server {
 impl Server {
     /// Start it and wait until it says that it is ready.
     pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Server {
+        Server::start_as("serve", args)
+    }
+
+    /// Start a `ringtap daemon`, and wait as for the other.
+    pub fn daemon<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Server {
+        Server::start_as("daemon", args)
+    }
+
+    fn start_as<S: AsRef<OsStr>>(verb: &str, args: impl IntoIterator<Item = S>) -> Server {
         let mut child = Command::new(ringtap())
-            .arg("serve")
+            .arg(verb)
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -83,8 +92,27 @@ impl Server {
     }
 
     /// SIGTERM; what it said on stderr, once it has ended well.
-    pub fn stop(mut self) -> String {
+    pub fn stop(self) -> String {
         self.signal(libc::SIGTERM);
+        self.ends()
+    }
+
+    /// SIGTERM; what it said on stderr, once it has ended with a failure.
+    pub fn stop_badly(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        let (status, said) = self.end();
+        assert!(!status.success(), "ringtap ended well: {said}");
+        said
+    }
+
+    /// What it said on stderr, once it has ended well.
+    pub fn ends(mut self) -> String {
+        let (status, said) = self.end();
+        assert!(status.success(), "ringtap ended with {status}: {said}");
+        said
+    }
+
+    fn end(&mut self) -> (ExitStatus, String) {
         let end = Instant::now() + patience();
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("its status") {
@@ -93,9 +121,7 @@ impl Server {
             assert!(Instant::now() < end, "ringtap does not stop");
             thread::sleep(Duration::from_millis(5));
         };
-        let said = self.said();
-        assert!(status.success(), "ringtap ended with {status}: {said}");
-        said
+        (status, self.said())
     }
 
     fn said(&self) -> String {

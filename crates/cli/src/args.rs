@@ -5,10 +5,15 @@ use std::path::PathBuf;
 use clap::{Arg, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::daemon::DaemonArgs;
+use crate::disk::DiskArgs;
+use crate::job::JobArgs;
 use crate::list::ListArgs;
 use crate::manual;
 use crate::names::{self, EngineName};
+use crate::objects::ObjectArgs;
 use crate::serve::ServeArgs;
+use crate::top::TopArgs;
 use crate::verbs::amend::AmendArgs;
 use crate::verbs::bitmap::BitmapArgs;
 use crate::verbs::check::CheckArgs;
@@ -20,6 +25,8 @@ use crate::verbs::dd::DdArgs;
 use crate::verbs::info::InfoArgs;
 use crate::verbs::map::MapArgs;
 use crate::verbs::measure::MeasureArgs;
+#[cfg(feature = "object")]
+use crate::verbs::publish::PublishArgs;
 use crate::verbs::rebase::RebaseArgs;
 use crate::verbs::resize::ResizeArgs;
 use crate::verbs::snapshot::SnapshotArgs;
@@ -31,7 +38,7 @@ use crate::xen::XenArgs;
 /// virtual machine's memory, and over NBD to everything else. The lab measures that against the
 /// other ways of serving the same disk.
 #[derive(Debug, Parser)]
-#[command(name = "ringtap", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "ringtap", version = env!("RINGTAP_VERSION"), propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Folder for restart logs, on tmpfs; the same for all who use an image. In a container one that
     /// outlives it [default: RINGTAP_STATE_DIR, else /run/ringtap, of users in XDG_RUNTIME_DIR or /dev/shm]
@@ -42,6 +49,9 @@ pub(crate) struct Cli {
     /// else io_uring, and threads where it is forbidden]
     #[arg(long, global = true, value_enum, value_name = "WAY", hide_default_value = true)]
     pub(crate) io: Option<EngineName>,
+
+    #[command(flatten)]
+    pub(crate) objects: ObjectArgs,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -55,6 +65,24 @@ pub(crate) enum Command {
     /// Runs in the foreground. Each DISK is followed by its own options; options before the first
     /// DISK belong to the first. Once every socket listens it prints `ready`.
     Serve(ServeArgs),
+    /// Serve the disks of a folder, and those that a control socket is told of, as QEMU's storage daemon does
+    ///
+    /// Runs in the foreground, and begins with the disks that a folder describes. `ringtap disk` and clients of QMP add others. Once
+    /// all are served and the control socket listens it prints `ready`.
+    Daemon(DaemonArgs),
+    /// List, add, remove, resize, snapshot, merge and move the disks of a running server
+    ///
+    /// Of `ringtap daemon`, or of `ringtap serve --control`: by the control socket.
+    Disk(DiskArgs),
+    /// List, pause, limit, cancel and wait for the jobs of a running server
+    ///
+    /// Those that `ringtap disk commit` and `ringtap disk mirror` begin, and clients of QMP.
+    Job(JobArgs),
+    /// Show what the disks of a running server do, again and again
+    ///
+    /// Requests and bytes a second, latencies of the last interval, requests in flight, those that limits hold, and jobs; the
+    /// busiest disk first.
+    Top(TopArgs),
     /// Serve disks to the guests of this Xen host
     ///
     /// Runs in the foreground, in dom0. Serves every disk of a guest's configuration with
@@ -84,6 +112,12 @@ pub(crate) enum Command {
     /// As `convert` otherwise. `skip=` and `count=` together mean what they mean to dd(1): so many blocks
     /// behind those left out.
     Dd(DdArgs),
+    /// Put an image where guests of other hosts read it: an object store, or a folder of a web server
+    ///
+    /// Beside it goes an index, IMAGE.rtidx, with SHA-256 of each 256 KiB. What is printed names the image with the digest of that:
+    /// who opens it by that name reads these bytes or none.
+    #[cfg(feature = "object")]
+    Publish(PublishArgs),
     /// Look whether an image contradicts itself, and repair it
     ///
     /// A repair writes new tables beside the old ones and switches to them at the end.

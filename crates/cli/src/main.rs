@@ -1,14 +1,25 @@
 //! `ringtap`: disks served to virtual machines, and the lab that compares ways of serving them.
 
 mod args;
+mod bound;
+mod checkpoint;
+mod daemon;
+mod disk;
+mod folder;
+mod job;
+mod limits;
 mod list;
 mod log;
 mod manual;
 mod names;
 mod nbd;
+mod objects;
 mod outcome;
+mod qmp;
+mod sandbox;
 mod secret;
 mod serve;
+mod top;
 mod verbs;
 mod xen;
 
@@ -48,6 +59,13 @@ fn ringtap() -> ExitCode {
     if let Err(error) = settle_state_dir(cli.state_dir.as_deref()) {
         return outcome::failed(&error);
     }
+    let boot = match &cli.command {
+        Command::Serve(args) => Some(args.boot()),
+        _ => None,
+    };
+    if let Err(error) = objects::start(&cli.objects, boot) {
+        return outcome::failed(&error);
+    }
     if let Some(engine) = cli.io {
         // Nothing has asked for one yet.
         ringtap_io::use_engine(engine.into());
@@ -70,11 +88,15 @@ fn settle_state_dir(named: Option<&Path>) -> anyhow::Result<()> {
 
 fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
     // Servers log, each as its own options say.
-    if !matches!(command, Command::Serve(_) | Command::Xen(_)) {
+    if !matches!(command, Command::Serve(_) | Command::Daemon(_) | Command::Xen(_)) {
         log::show_warnings();
     }
     match command {
         Command::Serve(args) => serve::run(args, matches),
+        Command::Daemon(args) => daemon::run(args, matches),
+        Command::Disk(args) => disk::run(args),
+        Command::Job(args) => job::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Xen(args) => xen::run(args),
         Command::Create(args) => verbs::create::run(&args).map_err(backing_is_another),
         Command::Info(args) => verbs::info::run(&args),
@@ -82,6 +104,8 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Measure(args) => verbs::measure::run(&args),
         Command::Convert(args) => verbs::convert::run(&args).map_err(backing_is_another),
         Command::Dd(args) => verbs::dd::run(args),
+        #[cfg(feature = "object")]
+        Command::Publish(args) => verbs::publish::run(&args),
         Command::Check(args) => Ok(verbs::check::run(&args)),
         Command::Resize(args) => verbs::resize::run(&args),
         Command::Amend(args) => verbs::amend::run(&args),

@@ -1,6 +1,8 @@
 //! What help and manual pages say beyond the options: examples, signals, exit status. The pages
 //! themselves are made from the command line's own description.
 
+mod serving;
+
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -69,77 +71,6 @@ fn sections(command: &str) -> &'static [Section] {
                         "serve an image to a virtual machine",
                     ),
                     ("ringtap compare", "measure the ways of serving a disk on this machine"),
-                ],
-            ),
-            EXIT,
-        ],
-        "serve" => &[
-            (
-                "Examples",
-                &[
-                    (
-                        "ringtap serve vm.raw -f raw --vhost-user /run/vm.sock",
-                        "to QEMU, Cloud Hypervisor, Firecracker, crosvm or User-Mode Linux",
-                    ),
-                    (
-                        "ringtap serve vm.raw -f raw --nbd unix:/run/vm.nbd",
-                        "to NBD clients: nbdcopy, QEMU, nbd-client",
-                    ),
-                    (
-                        "ringtap serve a.raw -f raw --name a --nbd tcp:[::1]:10809 \
-                         b.raw -f raw --name b --nbd tcp:[::1]:10809 --read-only",
-                        "two disks at one port, by name",
-                    ),
-                    (
-                        "ringtap serve vm.luks -f luks --secret credential:vm --vhost-user /run/vm.sock",
-                        "an encrypted disk, opened with LoadCredential=vm:PATH of its systemd unit",
-                    ),
-                    (
-                        "ringtap serve vm.qcow2 --backing /srv/base --vhost-user /run/vm.sock",
-                        "an overlay that qemu-img made, in a folder that others write to",
-                    ),
-                    (
-                        "ringtap serve data.qcow2 -f qcow2 --ublk=7",
-                        "make it a block device of this host, /dev/ublkb7",
-                    ),
-                    (
-                        "ringtap serve null:10G --vhost-user /run/null.sock",
-                        "a disk that holds nothing, to measure the wire alone",
-                    ),
-                ],
-            ),
-            SIGNALS,
-            EXIT,
-        ],
-        "xen" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap xen", "serve what guests' configurations leave to it, such as:"),
-                    (
-                        "disk = [ 'format=raw,vdev=xvda,access=w,script=block-ringtap,\
-                         target=qcow2:/srv/vm.qcow2' ]",
-                        "in a guest's configuration for xl, where tap:qcow2:/srv/vm.qcow2,xvda,w was",
-                    ),
-                    (
-                        "ringtap xen --cache writeback --backing /srv/templates",
-                        "by the host's page cache, with overlays on images in another folder",
-                    ),
-                ],
-            ),
-            (
-                "Signals",
-                &[
-                    (
-                        "SIGTERM, SIGINT",
-                        "take no more requests, end those under way, flush, exit 0; guests wait for \
-                         the next server; the second time exit at once with 130",
-                    ),
-                    ("SIGHUP", "look again how large the images are and tell the guests"),
-                    (
-                        "SIGUSR1",
-                        "print the state and statistics of every disk as one line of JSON on stderr",
-                    ),
                 ],
             ),
             EXIT,
@@ -225,6 +156,22 @@ fn sections(command: &str) -> &'static [Section] {
                     (
                         "ringtap dd -f raw -O qcow2 if=disk.raw of=part.qcow2 bs=1M skip=1 count=512",
                         "a partition as an image of its own",
+                    ),
+                ],
+            ),
+            EXIT_WRITING,
+        ],
+        "publish" => &[
+            (
+                "Examples",
+                &[
+                    (
+                        "ringtap publish base.raw s3://images/base.raw",
+                        "upload it; the name that is printed opens these bytes or none",
+                    ),
+                    (
+                        "ringtap publish base.qcow2 /srv/www --boot-list base.list",
+                        "beside what a web server shows, with what a guest reads as it starts",
                     ),
                 ],
             ),
@@ -425,7 +372,7 @@ fn sections(command: &str) -> &'static [Section] {
             "Examples",
             &[("ringtap man /usr/local/share/man/man1", "ringtap.1, ringtap-serve.1 and so on")],
         )],
-        _ => &[],
+        _ => serving::sections(command),
     }
 }
 

@@ -95,7 +95,10 @@ impl NbdArgs {
                 false => Err(Error::Usage("--tls on and require want --tls-dir DIR".into())),
             };
         };
-        let places = |id| matches.indices_of(id).into_iter().flatten();
+        // Where there is no such option, clap does not know its name.
+        let known = |id| matches.try_contains_id(id).is_ok();
+        let indices = |id| if known(id) { matches.indices_of(id) } else { None };
+        let places = |id| indices(id).into_iter().flatten();
         let mut tls = NbdTls {
             folder: folder.clone(),
             verify_peer: self.tls_verify_peer,

@@ -4,19 +4,26 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Arg, ArgMatches, Args};
-use ringtap_daemon::{Address, Announce, Config, Disk, Error, Polling};
+use clap::{Arg, ArgMatches, Args, ValueEnum};
+use ringtap_daemon::{Address, Announce, Config, Disk, Error, Keeping, OnError, Polling};
 use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSource};
 
 use crate::args::Output;
+use crate::bound::Bound;
+use crate::limits::{DiskLimitArgs, NamedGroup};
 use crate::log::{self, LogArgs};
 use crate::names::{self, CacheName, RestartLogName};
 use crate::nbd::NbdArgs;
+use crate::objects::BootArgs;
+use crate::sandbox::SandboxArgs;
 use crate::secret;
 
 /// Queues offered unless told otherwise. One that no guest uses costs nothing, and QEMU refuses a
 /// server that offers fewer than its guest has CPUs.
 const QUEUES: u16 = 16;
+
+/// The heading of what belongs to one disk.
+pub(crate) const OF_DISK: &str = "Options of the DISK before them";
 
 /// What `ringtap serve` is told.
 #[derive(Debug, Args)]
@@ -46,6 +53,19 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
 
+    /// Have the server controlled by QMP, as QEMU's storage daemon is, at this UNIX socket, which only its owner may
+    /// use; disks that are served nowhere are allowed then
+    #[arg(long, value_name = "unix:PATH", value_parser = control)]
+    control: Option<PathBuf>,
+
+    /// A group whose limits hold for all its disks together, which name it by --group; repeatable
+    #[arg(long, value_name = "NAME,iops=N,bps=SIZE...")]
+    throttle_group: Vec<NamedGroup>,
+
+    /// Tell Prometheus what the disks do, by HTTP at /metrics: there, or at unix:PATH
+    #[arg(long, value_name = "HOST:PORT", value_parser = metrics)]
+    metrics: Option<Address>,
+
     #[command(flatten)]
     log: LogArgs,
 
@@ -53,12 +73,25 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
 
+    #[command(flatten)]
+    boot: BootArgs,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
+
     #[command(flatten, next_help_heading = "TLS and limits for NBD clients")]
     nbd_clients: NbdArgs,
 
     // Last: the heading goes on to whatever follows.
-    #[command(flatten, next_help_heading = "Options of the DISK before them")]
+    #[command(flatten, next_help_heading = OF_DISK)]
     of_disk: DiskArgs,
+}
+
+impl ServeArgs {
+    /// What it is told of a guest's start.
+    pub(crate) fn boot(&self) -> &BootArgs {
+        &self.boot
+    }
 }
 
 /// What a disk is told: each value belongs to the DISK before it.
@@ -137,6 +170,11 @@ struct DiskArgs {
     #[arg(long)]
     growable: Vec<bool>,
 
+    /// Another server has the image, whose guest comes here by live migration: open it, and lock it, only once a guest
+    /// begins here
+    #[arg(long)]
+    incoming: Vec<bool>,
+
     /// Make the disk a block device of this host, /dev/ublkbN, by ublk (Linux 6.5 or later); one
     /// that a killed server of the same disk left is taken over
     #[arg(
@@ -159,6 +197,18 @@ struct DiskArgs {
     #[arg(long, value_name = "BYTES")]
     logical_block_size: Vec<u32>,
 
+    /// What becomes of requests that find no space where the image lies: they fail, or wait until `ringtap disk resume` or
+    /// SIGHUP [default: hold with --control, else report]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    on_error: Vec<OnErrorName>,
+
+    #[command(flatten)]
+    limits: DiskLimitArgs,
+
+    /// The group whose limits hold for it, too
+    #[arg(long, value_name = "NAME")]
+    group: Vec<String>,
+
     /// Hold each answer back for so many percent of the time that it took: the lab's arm that is known to be slower
     #[arg(long, value_name = "PERCENT", hide = true)]
     hold: Vec<u32>,
@@ -166,11 +216,16 @@ struct DiskArgs {
     /// Serial number that vhost-user guests see, at most 20 characters [default: the export's name]
     #[arg(long, value_name = "TEXT")]
     serial: Vec<String>,
+
+    /// What --control knows the disk by [default: the export's name where it will do, else disk0 and so on]
+    #[arg(long, value_name = "NAME")]
+    node_name: Vec<String>,
 }
 
 /// `--read-only` is `--read-only=true`, and takes no other word after it: that would be the next DISK.
 fn flag(arg: Arg) -> Arg {
-    if !["read_only", "allow_discards", "growable", "force_format"].contains(&arg.get_id().as_str())
+    if !["read_only", "allow_discards", "growable", "incoming", "force_format"]
+        .contains(&arg.get_id().as_str())
     {
         return arg;
     }
@@ -179,6 +234,24 @@ fn flag(arg: Arg) -> Arg {
         .require_equals(true)
         .default_missing_value("true")
         .hide_possible_values(true)
+}
+
+/// What `--on-error` takes.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnErrorName {
+    /// They fail
+    Report,
+    /// They wait
+    Hold,
+}
+
+impl From<OnErrorName> for OnError {
+    fn from(name: OnErrorName) -> OnError {
+        match name {
+            OnErrorName::Report => OnError::Report,
+            OnErrorName::Hold => OnError::Hold,
+        }
+    }
 }
 
 /// The N of /dev/ublkbN; none: the next that is free.
@@ -210,15 +283,33 @@ fn named_format(text: &str) -> Result<NamedFormat, String> {
     }
 }
 
-fn octal(text: &str) -> Result<u32, String> {
+pub(crate) fn octal(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| *mode <= 0o777)
         .ok_or_else(|| "write permissions in octal, such as 660".to_owned())
 }
 
+/// Where metrics are told.
+pub(crate) fn metrics(text: &str) -> Result<Address, String> {
+    let named = if text.starts_with("unix:") { text.to_owned() } else { format!("tcp:{text}") };
+    let port = text.starts_with("unix:")
+        || text.rsplit(':').next().is_some_and(|it| it.parse::<u16>().is_ok());
+    let address = Address::nbd(&named).ok().filter(|_| port && text.contains(':'));
+    address.ok_or_else(|| "write HOST:PORT or unix:PATH".to_owned())
+}
+
+/// The UNIX socket of an address.
+pub(crate) fn control(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("unix:") {
+        Some(path) if !path.is_empty() => Ok(path.into()),
+        _ => Err("write unix:PATH".to_owned()),
+    }
+}
+
 /// Serve until a signal ends it.
 pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    args.sandbox.start()?;
     args.poll.choose();
     log::start(&args.log)?;
     warn_of_lost_logs();
@@ -254,7 +345,8 @@ fn is_kept(folder: &Path) -> bool {
     mounted || ringtap_image::has_folder()
 }
 
-fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
+/// What the command line asks for.
+pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let places: Vec<usize> = matches.indices_of("disk").into_iter().flatten().collect();
     let bound = Bound { matches, disks: &args.disk, places: &places };
     let of_disk = args.of_disk;
@@ -272,6 +364,10 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut logical_block_size = bound.single("logical_block_size", of_disk.logical_block_size)?;
     let mut serial = bound.single("serial", of_disk.serial)?;
     let mut hold = bound.single("hold", of_disk.hold)?;
+    let mut on_error = bound.single("on_error", of_disk.on_error)?;
+    let mut node_name = bound.single("node_name", of_disk.node_name)?;
+    let limits = of_disk.limits.bind(&bound)?;
+    let mut group = bound.single("group", of_disk.group)?;
     let mut nbd = bound.all("nbd", of_disk.nbd);
     let mut vhost_user = bound.all("vhost_user", of_disk.vhost_user);
     let mut allow_backing = bound.all("allow_backing", of_disk.allow_backing);
@@ -279,10 +375,14 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
     let mut fuse = bound.all("fuse", of_disk.fuse);
     let mut bitmaps = bound.all("bitmap", of_disk.bitmap);
     let mut growable = bound.single("growable", of_disk.growable)?;
+    let mut incoming = bound.single("incoming", of_disk.incoming)?;
     let mut ublk = bound.single("ublk", of_disk.ublk)?;
 
     let mut disks = vec![];
     for (i, path) in args.disk.iter().enumerate() {
+        let source = secret[i].take();
+        let keeping =
+            Keeping { secret: source.as_ref().map(ToString::to_string), ..Keeping::default() };
         let vhost_user = std::mem::take(&mut vhost_user[i]);
         let fuse = std::mem::take(&mut fuse[i]);
         let ublk = ublk[i].take().map(|DeviceNumber(id)| id);
@@ -313,7 +413,7 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
                 data_files: std::mem::take(&mut data_files[i]),
                 bitmaps: std::mem::take(&mut bitmaps[i]),
                 table_memory: l2_cache_size[i].take(),
-                secret: secret[i].take().map(|source| read_secret(path, &source)).transpose()?,
+                secret: source.map(|source| read_secret(path, &source)).transpose()?,
                 restart_log: restart_log[i].take().map(Into::into),
                 allow_discards: allow_discards[i].take().unwrap_or(false),
                 ..OpenOptions::default()
@@ -322,25 +422,37 @@ fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Error> {
             vhost_user,
             fuse,
             growable: growable[i].take().unwrap_or(false),
+            incoming: incoming[i].take().unwrap_or(false),
             ublk,
             queues: queues[i].take().unwrap_or(QUEUES),
             logical_block_size,
             hold: hold[i].take().unwrap_or(0),
+            on_error: on_error[i].take().map(Into::into),
+            limits: limits[i].limits,
+            share: limits[i].share,
+            group: group[i].take(),
+            keeping,
             serial: serial[i].take().or(short).unwrap_or_default(),
+            node_name: node_name[i].take(),
             name,
         });
     }
     Ok(Config {
         disks,
+        folder: None,
+        groups: args.throttle_group.into_iter().map(|NamedGroup(name, of)| (name, of)).collect(),
         strict: args.strict,
         nbd_limits: args.nbd_clients.limits(),
         nbd_tls,
         socket_mode: args.socket_mode,
         pid_file: args.pid_file,
+        metrics: args.metrics,
+        control: args.control,
         announce: match args.output {
             Output::Text => Announce::Text,
             Output::Json => Announce::Json,
         },
+        sandbox: args.sandbox.sandbox(),
     })
 }
 
@@ -349,179 +461,5 @@ fn read_secret(disk: &Path, source: &SecretSource) -> Result<Secret, Error> {
     secret::read(source, warn).map_err(|error| Error::Usage(format!("{}: {error}", disk.display())))
 }
 
-/// Which options belong to which disk, by their places on the command line.
-struct Bound<'a> {
-    matches: &'a ArgMatches,
-    disks: &'a [PathBuf],
-    places: &'a [usize],
-}
-
-impl Bound<'_> {
-    /// The values of an option, disk by disk.
-    fn all<T>(&self, id: &str, values: Vec<T>) -> Vec<Vec<T>> {
-        let mut bound: Vec<Vec<T>> = self.disks.iter().map(|_| vec![]).collect();
-        let places = self.matches.indices_of(id).into_iter().flatten();
-        for (value, place) in values.into_iter().zip(places) {
-            let before = self.places.iter().take_while(|disk| **disk < place).count();
-            bound[before.saturating_sub(1)].push(value);
-        }
-        bound
-    }
-
-    /// The value of an option that a disk has once at most.
-    fn single<T>(&self, id: &str, values: Vec<T>) -> Result<Vec<Option<T>>, Error> {
-        let bound = self.all(id, values).into_iter().zip(self.disks);
-        bound
-            .map(|(mut values, disk)| match values.len() {
-                0 | 1 => Ok(values.pop()),
-                _ => Err(Error::Usage(format!(
-                    "--{} is given twice for {}; options bind to the DISK before them \
-                     (those before the first DISK bind to the first)",
-                    id.replace('_', "-"),
-                    disk.display()
-                ))),
-            })
-            .collect()
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::FromArgMatches;
-
-    fn parse(line: &str) -> Result<Config, String> {
-        let words = ["ringtap", "serve"].into_iter().chain(line.split_whitespace());
-        let matches = crate::args::command()
-            .try_get_matches_from(words)
-            .map_err(|error| error.to_string())?;
-        let matches = matches.subcommand_matches("serve").expect("serve");
-        let args = ServeArgs::from_arg_matches(matches).map_err(|error| error.to_string())?;
-        config(args, matches).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn options_bind_to_the_disk_before_them() {
-        let config = parse(
-            "--cache writeback a.raw -f raw --nbd unix:a --nbd tcp:h:1 --name x --bitmap m --bitmap n \
-             b.raw --read-only -f raw --vhost-user b --queues 3 --l2-cache-size 32M \
-             --logical-block-size 4096 c.raw --nbd unix:c --read-only=false",
-        )
-        .expect("three disks");
-        let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
-        assert_eq!((a.path.to_str(), a.options.cache), (Some("a.raw"), CacheMode::Writeback));
-        assert_eq!((a.nbd.len(), a.name.as_str(), a.options.read_only), (2, "x", false));
-        assert_eq!((a.options.bitmaps.join(","), b.options.bitmaps.len()), ("m,n".to_owned(), 0));
-        assert_eq!((b.path.to_str(), b.options.cache), (Some("b.raw"), CacheMode::None));
-        assert_eq!((b.options.table_memory, c.options.table_memory), (Some(32 << 20), None));
-        assert_eq!((b.logical_block_size, c.logical_block_size), (Some(4096), None));
-        assert_eq!((b.queues, b.options.read_only, b.vhost_user.len()), (3, true, 1));
-        assert_eq!((c.options.format, c.options.read_only), (None, false));
-        assert_eq!(c.nbd, [Address::Unix("c".into())]);
-    }
-
-    #[test]
-    fn a_flag_does_not_swallow_the_next_disk() {
-        let config = parse("a.raw --read-only b.raw --read-only --nbd unix:b").expect("two disks");
-        assert_eq!(config.disks.len(), 2);
-        assert!(config.disks.iter().all(|disk| disk.options.read_only));
-    }
-
-    #[test]
-    fn files_and_devices_of_the_host_bind_as_sockets_do() {
-        let config = parse("a --ublk b --ublk=3 --queues 2 c --fuse x --fuse y --queues 1");
-        let config = config.expect("three disks");
-        let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
-        assert_eq!((a.ublk, b.ublk, c.ublk), (Some(None), Some(Some(3)), None));
-        assert_eq!((b.queues, c.queues, c.fuse.len()), (2, 1, 2));
-        for (line, said) in [
-            ("a --ublk=x", "write a number"),
-            ("a --ublk --ublk", "given twice for a"),
-            ("a --fuse x --serial y", "--serial"),
-        ] {
-            let message = parse(line).expect_err(line);
-            assert!(message.contains(said), "{line}: {message}");
-        }
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_refused_with_advice() {
-        for (line, said) in [
-            ("", "DISK"),
-            ("a --cache none --cache unsafe", "given twice for a"),
-            ("--name x a --name y", "given twice for a"),
-            ("a --cache fast", "writeback"),
-            ("a -f qcow3", "qcow2"),
-            ("a --nbd /run/x", "unix:PATH"),
-            ("a --vhost-user tcp:h:1", "UNIX socket"),
-            ("a --nbd unix:x --nbd-connections 0", "at least 1"),
-            ("a --nbd unix:x --nbd-client-memory 1M", "at least 32M"),
-            ("a --nbd unix:x --nbd-memory 63M", "at least 64M"),
-            ("a --nbd unix:x --nbd-idle-timeout 5m", "whole seconds"),
-            ("a --nbd unix:x --nbd-idle-timeout 99999999999", "century"),
-            ("a --socket-mode 999", "octal"),
-            ("a --nbd unix:x --queues 2", "--vhost-user PATH"),
-            ("a --nbdd unix:x", "--nbd"),
-            ("a --secret hunter2", "file:PATH"),
-            ("a --secret file:/nonexistent/key", "/nonexistent/key"),
-            ("a --secret fd:0 --secret fd:3", "given twice for a"),
-        ] {
-            let message = parse(line).expect_err(line);
-            assert!(message.contains(said), "{line}: {message}");
-        }
-    }
-
-    #[test]
-    fn limits_hold_for_all_nbd_clients() {
-        let limits = |line: &str| parse(line).expect("a disk").nbd_limits;
-        assert_eq!(limits("a --nbd unix:x"), Default::default());
-        let told = limits(
-            "a --nbd unix:x --nbd-connections 3 --nbd-peer-connections 2 --nbd-memory 1G \
-             --nbd-client-memory 32M --nbd-handshake-timeout 0 --nbd-idle-timeout 60",
-        );
-        assert_eq!((told.connections, told.peer_connections), (3, 2));
-        assert_eq!((told.memory, told.memory_of_all), (32 << 20, 1 << 30));
-        assert_eq!((told.handshake.as_secs(), told.idle.map(|idle| idle.as_secs())), (1, Some(60)));
-    }
-
-    #[test]
-    fn tls_belongs_to_the_socket_before_it() {
-        use ringtap_daemon::TlsMode::{Off, On, Require};
-        let tls = |line: &str| parse(line).expect("a disk").nbd_tls;
-        assert_eq!(tls("a --nbd unix:x --tls off"), None);
-        let told = tls("a --nbd unix:x --nbd tcp:h:1 --tls-dir d").expect("TLS");
-        assert!((told.mode, told.verify_peer, told.of.len()) == (Require, true, 0));
-        let told = tls(
-            "a --tls on --nbd unix:x --nbd unix:y --tls off b --nbd unix:z --name b --tls require \
-             --tls-dir d --tls-verify-peer=false",
-        );
-        let told = told.expect("TLS");
-        let at = |path: &str| Address::Unix(path.into());
-        assert_eq!((told.mode, told.verify_peer), (On, false));
-        assert_eq!(told.of, [(at("y"), Off), (at("z"), Require)]);
-        let message = parse("a --nbd unix:x --tls require").expect_err("no certificates");
-        assert!(message.contains("--tls-dir"), "{message}");
-    }
-
-    #[test]
-    fn a_secret_belongs_to_its_disk() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let key = dir.path().join("key");
-        std::fs::write(&key, "hunter2\n").expect("a key file");
-        let line = format!("a b -f luks --secret file:{} --allow-discards c", key.display());
-        let config = parse(&line).expect("three disks");
-        let [a, b, c] = &config.disks[..] else { panic!("{config:?}") };
-        assert!(a.options.secret.is_none() && c.options.secret.is_none());
-        assert_eq!(b.options.secret.as_ref().map(Secret::bytes), Some(&b"hunter2\n"[..]));
-        assert!(b.options.allow_discards && !c.options.allow_discards);
-        assert!(!format!("{config:?}").contains("hunter2"));
-    }
-
-    #[test]
-    fn the_name_serves_as_serial_where_it_fits() {
-        let serial = |line: &str| parse(line).expect("a disk").disks[0].serial.clone();
-        assert_eq!(serial("a --vhost-user x --name data"), "data");
-        assert_eq!(serial("a --vhost-user x --name data --serial S1"), "S1");
-        assert_eq!(serial("a --vhost-user x --name a-name-longer-than-a-serial-number"), "");
-    }
-}
+mod tests;

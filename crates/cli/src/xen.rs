@@ -43,6 +43,10 @@ pub(crate) struct XenArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     persistent_grants: bool,
 
+    /// Hold each answer back for so many percent of the time that it took: the lab's arm that is known to be slower
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, hide = true)]
+    hold: u32,
+
     /// Keep the process id in this file while serving
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
@@ -70,6 +74,7 @@ pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
         options,
         queues: args.queues,
         persistent: args.persistent_grants,
+        hold: args.hold,
         pid_file: args.pid_file,
         announce: match args.output {
             Output::Text => Announce::Text,

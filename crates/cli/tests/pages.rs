@@ -32,17 +32,22 @@ fn every_command_has_a_page_with_its_sections() {
         "-completions",
         "-convert",
         "-create",
+        "-daemon",
         "-dd",
+        "-disk",
         "-info",
+        "-job",
         "-list",
         "-man",
         "-map",
         "-measure",
+        "-publish",
         "-rebase",
         "-report",
         "-resize",
         "-serve",
         "-snapshot",
+        "-top",
         "-xen",
         "",
     ];
@@ -96,5 +101,9 @@ fn complete(script: &Path, line: &str) -> String {
 #[test]
 fn the_version_is_told() {
     let told = stdout(ringtap(&["--version"]));
-    assert_eq!(told.trim(), format!("ringtap {}", env!("CARGO_PKG_VERSION")));
+    let (version, commit) = told.trim().split_once(" (").unwrap_or((told.trim(), ")"));
+    assert_eq!(version, format!("ringtap {}", env!("CARGO_PKG_VERSION")));
+    // None where the sources are in no repository.
+    let commit = commit.strip_suffix(')').expect("a commit, in brackets");
+    assert!(commit.chars().all(|digit| digit.is_ascii_hexdigit()), "{told}");
 }

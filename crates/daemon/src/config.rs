@@ -5,8 +5,11 @@ use std::path::PathBuf;
 
 use ringtap_export::nbd::{Limits, MAX_BITMAPS};
 use ringtap_image::OpenOptions;
+use ringtap_vbd::{Limits as DiskLimits, Share, ThrottleGroup};
 
-use crate::{Address, Error, NbdTls};
+use crate::folder::{Folder, Keeping};
+use crate::node::is_name;
+use crate::{Address, Error, NbdTls, Sandbox, node};
 
 /// The length of a virtio-blk serial number. Source: virtio 1.2, 5.2.6.
 const SERIAL_LEN: usize = 20;
@@ -23,6 +26,15 @@ pub enum Announce {
     Text,
     /// One line of JSON on stdout.
     Json,
+}
+
+/// What becomes of requests that find no room where the image lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnError {
+    /// They fail.
+    Report,
+    /// They wait until they are told to be tried again.
+    Hold,
 }
 
 /// One disk and the places it is served at.
@@ -42,6 +54,8 @@ pub struct Disk {
     pub fuse: Vec<PathBuf>,
     /// Whether writes past the end of that file make the image larger.
     pub growable: bool,
+    /// Whether its image is opened, and locked, only once its guest begins here: until then another server has it.
+    pub incoming: bool,
     /// Whether it is a block device of this host by ublk, and if so of which number, if it matters.
     pub ublk: Option<Option<u32>>,
     /// The most virtqueues a vhost-user client may use, and threads that serve a file or a device.
@@ -49,10 +63,49 @@ pub struct Disk {
     /// The sector size that vhost-user guests and the host's block devices see; none: as suits the
     /// image.
     pub logical_block_size: Option<u32>,
+    /// What becomes of requests that find no room where the image lies; where nothing is said they wait if a control socket is
+    /// there by which they can be told to go on, else they fail.
+    pub on_error: Option<OnError>,
     /// Percent of its own time that each answer is held back, for the lab.
     pub hold: u32,
+    /// How much it may have served in a second.
+    pub limits: DiskLimits,
+    /// What part of its device it is to have where others want it, too.
+    pub share: Share,
+    /// The group whose limits hold for it, too.
+    pub group: Option<String>,
+    /// What is written down of it beside all that.
+    pub keeping: Keeping,
     /// The serial number vhost-user guests see; at most 20 printable ASCII characters.
     pub serial: String,
+    /// What clients of the control socket know it by; none: the name of its NBD export where that will do, else
+    /// `diskN`, by its place.
+    pub node_name: Option<String>,
+}
+
+/// What the disks of a group have together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allotment {
+    /// How much they may have served in a second.
+    pub limits: DiskLimits,
+    /// What part they have of each device that they lie on.
+    pub share: Share,
+}
+
+impl Allotment {
+    /// The group, with no disk yet.
+    pub(crate) fn group(self) -> ThrottleGroup {
+        let group = ThrottleGroup::new(self.limits);
+        if let Err(why) = group.set_share(self.share) {
+            tracing::error!("a group has no share: {why}");
+        }
+        group
+    }
+
+    /// Why it makes no sense.
+    pub fn check(&self) -> Result<(), String> {
+        self.limits.check().and_then(|()| self.share.check())
+    }
 }
 
 /// What one process serves.
@@ -60,6 +113,10 @@ pub struct Disk {
 pub struct Config {
     /// The disks.
     pub disks: Vec<Disk>,
+    /// Groups of disks that share limits, by their names.
+    pub groups: Vec<(String, Allotment)>,
+    /// A folder with more disks.
+    pub folder: Option<Folder>,
     /// Whether one disk whose image cannot be opened stops all of them.
     pub strict: bool,
     /// What NBD clients may take.
@@ -70,11 +127,22 @@ pub struct Config {
     pub socket_mode: u32,
     /// A file to hold the process id while it serves.
     pub pid_file: Option<PathBuf>,
+    /// Where what the disks do is told to Prometheus.
+    pub metrics: Option<Address>,
+    /// Where clients control the server by QMP.
+    pub control: Option<PathBuf>,
     /// How to tell that everything listens.
     pub announce: Announce,
+    /// Whether the server is confined. The process that serves is, until it ends.
+    pub sandbox: Sandbox,
 }
 
 impl Disk {
+    /// Whether there is nothing of it but its size.
+    pub(crate) fn is_null(&self) -> bool {
+        self.path.to_str().is_some_and(|text| text.starts_with("null:"))
+    }
+
     fn is_served_nowhere(&self) -> bool {
         let sockets = self.nbd.len() + self.vhost_user.len();
         sockets + self.fuse.len() == 0 && self.ublk.is_none()
@@ -86,9 +154,10 @@ impl Config {
     pub(crate) fn checked(mut self) -> Result<Config, Error> {
         self.name_handed_sockets()?;
         self.check()?;
+        node::name_all(&mut self.disks)?;
         if let Some(tls) = &self.nbd_tls {
             tls.check()?;
-            if self.disks.iter().all(|disk| disk.nbd.is_empty()) {
+            if self.control.is_none() && self.disks.iter().all(|disk| disk.nbd.is_empty()) {
                 return Err(Error::Usage("--tls-dir is for NBD: add --nbd tcp:HOST:PORT".into()));
             }
         }
@@ -123,10 +192,21 @@ impl Config {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Usage(text));
-        if self.disks.is_empty() {
+        if self.disks.is_empty() && self.control.is_none() && self.folder.is_none() {
             return refuse("no disk to serve: name an image, or null:SIZE".into());
+        }
+        let mut groups = HashSet::new();
+        for (name, allotment) in &self.groups {
+            if !is_name(name) || !groups.insert(name) {
+                return refuse(format!(
+                    "--throttle-group {name}: give each a name of its own, of letters, digits, hyphens, points and underscores"
+                ));
+            }
+            allotment
+                .check()
+                .map_err(|why| Error::Usage(format!("--throttle-group {name}: {why}")))?;
         }
         let mut sockets = HashSet::new();
         let mut exports = HashSet::new();
@@ -134,7 +214,7 @@ impl Config {
         let mut devices = HashSet::new();
         for disk in &self.disks {
             let shown = disk.path.display();
-            if disk.is_served_nowhere() {
+            if disk.is_served_nowhere() && self.control.is_none() {
                 return refuse(format!(
                     "{shown} is served nowhere: add --nbd unix:PATH, --vhost-user PATH, \
                      --fuse PATH or --ublk after it"
@@ -144,6 +224,13 @@ impl Config {
             if disk.growable && (others || disk.fuse.is_empty() || disk.options.read_only) {
                 return refuse(format!(
                     "{shown}: --growable is for a disk that --fuse alone serves, for writing"
+                ));
+            }
+            let elsewhere = disk.nbd.len() + disk.fuse.len() > 0 || disk.ublk.is_some();
+            if disk.incoming && (elsewhere || disk.options.read_only || disk.is_null()) {
+                return refuse(format!(
+                    "{shown}: --incoming is for an image that --vhost-user alone serves, for writing: its guest comes \
+                     by that"
                 ));
             }
             if disk.logical_block_size.is_some_and(|bytes| !SECTORS.contains(&bytes)) {
@@ -180,6 +267,13 @@ impl Config {
                 }
             }
             check_bitmaps(disk)?;
+            let own = Allotment { limits: disk.limits, share: disk.share };
+            own.check().map_err(|why| Error::Usage(format!("{shown}: {why}")))?;
+            if let Some(group) = disk.group.as_ref().filter(|group| !groups.contains(group)) {
+                return refuse(format!(
+                    "{shown}: --group {group}: there is no such group: add --throttle-group {group},iops=N"
+                ));
+            }
             for path in &disk.fuse {
                 if !files.insert(path) {
                     return refuse(format!(
@@ -212,7 +306,7 @@ fn check_bitmaps(disk: &Disk) -> Result<(), Error> {
     let shown = disk.path.display();
     if let Some((_, name)) = twice {
         Err(Error::Usage(format!("{shown}: --bitmap {name} is given twice")))
-    } else if !names.is_empty() && disk.nbd.is_empty() {
+    } else if !names.is_empty() && disk.nbd.is_empty() && disk.keeping.exports.is_empty() {
         Err(Error::Usage(format!("{shown}: --bitmap is for NBD: add --nbd unix:PATH")))
     } else if names.len() > MAX_BITMAPS {
         Err(Error::Usage(format!("{shown}: at most {MAX_BITMAPS} bitmaps can be shown")))
@@ -238,11 +332,18 @@ mod tests {
                 .collect(),
             fuse: vec![],
             growable: false,
+            incoming: false,
             ublk: None,
             queues: 1,
             logical_block_size: None,
             hold: 0,
+            limits: Default::default(),
+            share: Default::default(),
+            keeping: Default::default(),
+            group: None,
+            on_error: None,
             serial: String::new(),
+            node_name: None,
         }
     }
 
@@ -253,12 +354,17 @@ mod tests {
     fn config(disks: Vec<Disk>) -> Config {
         Config {
             disks,
+            groups: vec![],
+            metrics: None,
+            folder: None,
             strict: false,
             nbd_limits: Limits::default(),
             nbd_tls: None,
             socket_mode: 0o600,
             pid_file: None,
+            control: None,
             announce: Announce::Text,
+            sandbox: Default::default(),
         }
     }
 
@@ -287,6 +393,7 @@ mod tests {
             (vec![disk(&["unix:a"], &["a"])], "cannot share"),
             (vec![Disk { ublk: Some(Some(1)), ..disk(&[], &[]) }; 2], "/dev/ublkb1"),
             (vec![Disk { fuse: vec!["a".into(), "a".into()], ..disk(&[], &[]) }], "the file a"),
+            (vec![Disk { group: Some("g".into()), ..disk(&["unix:a"], &[]) }], "no such group"),
             (vec![Disk { queues: 0, ..disk(&["unix:a"], &[]) }], "at least 1"),
             (vec![Disk { logical_block_size: Some(768), ..disk(&[], &["a"]) }], "2048 or 4096"),
             (vec![Disk { serial: "ä".into(), ..disk(&["unix:a"], &[]) }], "printable"),

@@ -15,6 +15,79 @@ pub enum Error {
     /// An image could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// An overlay could not take an image's place.
+    #[error("cannot have {} go on with the disk: {why}", overlay.display())]
+    Snapshot {
+        /// The overlay.
+        overlay: PathBuf,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// What a disk's topmost images hold could not be brought into one below.
+    #[error("cannot commit {}: {why}", path.display())]
+    Commit {
+        /// The topmost image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// What lies below a disk's topmost image could not be brought into that.
+    #[error("cannot bring what lies below {} into it: {why}", path.display())]
+    Stream {
+        /// The topmost image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// A disk could not be made larger.
+    #[error("cannot make {} larger: {why}", path.display())]
+    Resize {
+        /// The disk's image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// A file that describes a disk is wrong, or cannot be written.
+    #[error("{0}")]
+    File(String),
+    /// A disk's image does not come, or does not leave, with its guest.
+    #[error("cannot have {} come or leave with its guest: {why}", path.display())]
+    Moves {
+        /// The disk's image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// A disk's image stays here though its guest has left.
+    #[error("{0}")]
+    Stays(String),
+    /// A job could not be done.
+    #[error("{0}")]
+    Job(String),
+    /// A disk could not be backed up.
+    #[error("cannot back up {}: {why}", path.display())]
+    Backup {
+        /// The disk's image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// Bitmaps could not be kept, or changed.
+    #[error("bitmaps of {}: {why}", path.display())]
+    Bitmaps {
+        /// The disk's image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// A disk could not be mirrored.
+    #[error("cannot mirror {}: {why}", path.display())]
+    Mirror {
+        /// The disk's image.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
     /// A socket could not be made.
     #[error("cannot {tried} {address}: {source}{hint}")]
     Socket {

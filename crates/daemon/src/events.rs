@@ -1,8 +1,11 @@
 //! What a serving process waits for: signals, and servers that end by themselves.
 
-use std::sync::Arc;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use ringtap_io::Panic;
@@ -12,6 +15,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
 use crate::Error;
+use crate::running::{Running, ServerId};
 
 /// Our threads wait and log; they need no more.
 const STACK: usize = 256 << 10;
@@ -21,14 +25,17 @@ const AT_ONCE: i32 = 130;
 /// What a serving process waits for.
 pub(crate) enum Event {
     Signal(i32),
-    /// A server ended, of disks at these places of the configuration.
+    /// A server ended.
     Ended {
         server: String,
-        disks: Vec<usize>,
+        /// Which of those that are running.
+        of: Option<ServerId>,
         result: Result<(), Box<dyn std::error::Error + Send + Sync>>,
     },
     /// A panic has stopped a disk.
     Failed,
+    /// Something that another thread wants to be done to what is running.
+    Do(Box<dyn FnOnce(&mut Running) + Send>),
 }
 
 impl Event {
@@ -42,31 +49,41 @@ impl Event {
     }
 }
 
-/// Have signals come as events. The second that asks to stop ends the process at once.
-pub(crate) fn listen_for_signals(events: Sender<Event>) -> Result<(), Error> {
-    let failed = |source| Error::Process { tried: "set up signals", source };
-    let asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        let asked = asked.clone();
-        // The first sets the flag, the second finds it set, also where two threads take one each at
-        // the same moment.
-        let action = move || {
-            if asked.swap(true, SeqCst) {
-                low_level::exit(AT_ONCE);
-            }
-        };
-        // SAFETY: an atomic swap and `_exit` are all it does: both may be done in a signal handler.
-        unsafe { low_level::register(signal, action) }.map_err(failed)?;
-    }
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(failed)?;
-    spawn("signals", move || {
-        for signal in signals.forever() {
-            if events.send(Event::Signal(signal)).is_err() {
-                return;
-            }
+/// Signals that are kept until somebody is told of them.
+pub(crate) struct Signalled(Signals);
+
+impl Signalled {
+    /// From now on they are kept. The second that asks to stop ends the process at once.
+    pub(crate) fn listen() -> Result<Signalled, Error> {
+        let failed = |source| Error::Process { tried: "set up signals", source };
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGTERM, SIGINT] {
+            let asked = asked.clone();
+            // The first sets the flag, the second finds it set, also where two threads take one each at
+            // the same moment.
+            let action = move || {
+                if asked.swap(true, SeqCst) {
+                    low_level::exit(AT_ONCE);
+                }
+            };
+            // SAFETY: an atomic swap and `_exit` are all it does: both may be done in a signal handler.
+            unsafe { low_level::register(signal, action) }.map_err(failed)?;
         }
-    })?;
-    Ok(())
+        Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(failed).map(Signalled)
+    }
+
+    /// Have them come as events, those of the past first: by a thread.
+    pub(crate) fn tell(self, events: Sender<Event>) -> Result<(), Error> {
+        let Signalled(mut signals) = self;
+        spawn("signals", move || {
+            for signal in signals.forever() {
+                if events.send(Event::Signal(signal)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(())
+    }
 }
 
 /// Start a thread.
@@ -86,9 +103,42 @@ pub(crate) fn spawn(
         .map_err(|source| Error::Process { tried: "start a thread", source })
 }
 
+/// Do something for a client of the control socket: a panic in it is reported, and ends that command alone. What it
+/// held is dropped, and whoever waits for that is told so.
+pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Option<T> {
+    Panic::catch(work).ok()
+}
+
+/// The socket of the service manager, for who may make none later.
+static MANAGER: OnceLock<UnixDatagram> = OnceLock::new();
+
+/// Connect to the service manager, if there is one.
+pub(crate) fn prepare_notify() {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match name.as_bytes() {
+        [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name),
+        _ => SocketAddr::from_pathname(&name),
+    };
+    let connected = || {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect_addr(&address?).map(|()| socket)
+    };
+    // What is wrong with it is told by who tells something.
+    if let Ok(socket) = connected() {
+        let _first = MANAGER.set(socket);
+    }
+}
+
 /// Tell the service manager.
 pub(crate) fn notify(states: &[NotifyState]) {
-    if let Err(error) = sd_notify::notify(states) {
+    let told = match MANAGER.get() {
+        None => sd_notify::notify(states),
+        Some(socket) => {
+            let lines: String = states.iter().map(|state| format!("{state}\n")).collect();
+            socket.send(lines.as_bytes()).map(drop)
+        }
+    };
+    if let Err(error) = told {
         tracing::warn!("cannot tell the service manager: {error}");
     }
 }

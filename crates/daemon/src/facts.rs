@@ -8,7 +8,8 @@ use ringtap_vbd::{DeviceState, Stats};
 use serde::Serialize;
 
 use crate::opened::LeftOut;
-use crate::{Address, Announce, Config, Disk};
+use crate::running::Served;
+use crate::{Address, Announce, Disk};
 
 /// One disk as it is served.
 #[derive(Clone, Debug, Serialize)]
@@ -64,8 +65,9 @@ pub(crate) struct AllStats {
     stats: Vec<DiskStats>,
 }
 
+/// A disk as SIGUSR1 prints it.
 #[derive(Debug, Serialize)]
-struct DiskStats {
+pub(crate) struct DiskStats {
     disk: String,
     name: String,
     size: u64,
@@ -73,6 +75,17 @@ struct DiskStats {
     stats: Stats,
     #[serde(flatten)]
     state: DeviceState,
+}
+
+impl DiskStats {
+    pub(crate) fn of(served: &Served) -> DiskStats {
+        let disk = &served.disk;
+        DiskStats::named(disk.path.display().to_string(), disk.name.clone(), &served.vbd)
+    }
+
+    fn named(disk: String, name: String, vbd: &ringtap_vbd::Disk) -> DiskStats {
+        DiskStats { disk, name, size: vbd.size(), stats: vbd.stats(), state: vbd.inspect() }
+    }
 }
 
 impl DiskFacts {
@@ -91,6 +104,14 @@ impl DiskFacts {
             vhost_user: vec![],
             fuse: vec![],
             ublk: None,
+        }
+    }
+
+    /// The disk goes on in another image.
+    pub(crate) fn goes_on(&mut self, disk: &Disk, vbd: &ringtap_vbd::Disk) {
+        self.disk = disk.path.display().to_string();
+        if let Ok(image) = vbd.image() {
+            self.format = image.info().format;
         }
     }
 
@@ -144,25 +165,16 @@ pub(crate) fn say_ready(announce: Announce, disks: &[DiskFacts], not_served: &[N
 }
 
 impl AllStats {
-    pub(crate) fn of<'a>(
-        config: &Config,
-        vbds: impl Iterator<Item = &'a ringtap_vbd::Disk>,
-    ) -> AllStats {
-        let named = |disk: &Disk| (disk.path.display().to_string(), disk.name.clone());
-        AllStats::named(config.disks.iter().map(named).zip(vbds))
+    pub(crate) fn of<'a>(disks: impl Iterator<Item = &'a Served>) -> AllStats {
+        AllStats { stats: disks.map(DiskStats::of).collect() }
     }
 
     /// Of disks by what is served and its name.
     pub(crate) fn named<V: std::borrow::Borrow<ringtap_vbd::Disk>>(
         disks: impl Iterator<Item = ((String, String), V)>,
     ) -> AllStats {
-        let of_one = |((disk, name), vbd): ((String, String), V)| DiskStats {
-            disk,
-            name,
-            size: vbd.borrow().size(),
-            stats: vbd.borrow().stats(),
-            state: vbd.borrow().inspect(),
-        };
+        let of_one =
+            |((disk, name), vbd): ((String, String), V)| DiskStats::named(disk, name, vbd.borrow());
         AllStats { stats: disks.map(of_one).collect() }
     }
 
@@ -176,7 +188,7 @@ impl AllStats {
 }
 
 /// The mode as users name it.
-fn cache_name(mode: CacheMode) -> &'static str {
+pub(crate) fn cache_name(mode: CacheMode) -> &'static str {
     match mode {
         CacheMode::None => "none",
         CacheMode::Writeback => "writeback",
@@ -187,7 +199,7 @@ fn cache_name(mode: CacheMode) -> &'static str {
 }
 
 /// Source: the NBD URI specification, doc/uri.md of the NetworkBlockDevice project.
-fn nbd_uri(address: &Address, name: &str, tls: bool) -> String {
+pub(crate) fn nbd_uri(address: &Address, name: &str, tls: bool) -> String {
     let name = percent(name);
     let nbd = if tls { "nbds" } else { "nbd" };
     match address {

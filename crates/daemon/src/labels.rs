@@ -39,11 +39,18 @@ mod tests {
             vhost_user: vec![],
             fuse: vec![],
             growable: false,
+            incoming: false,
             ublk: None,
             queues: 1,
             logical_block_size: None,
             hold: 0,
+            limits: Default::default(),
+            share: Default::default(),
+            keeping: Default::default(),
+            group: None,
+            on_error: None,
             serial: String::new(),
+            node_name: None,
         };
         let disks = [
             ("/srv/web01.qcow2", ""),

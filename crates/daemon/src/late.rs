@@ -2,22 +2,25 @@
 
 use std::collections::VecDeque;
 
-use ringtap_io::Tasks;
 use ringtap_vbd::{Vbd, disk_span};
 
+use crate::end;
 use crate::handed::Handed;
-use crate::opened::{LeftOut, Wrap, device, record_formats};
+use crate::opened::{LeftOut, device, record_formats};
 use crate::plan::Plan;
 use crate::running::{Running, Served};
+use crate::successor;
 use crate::{Address, Disk, Error};
 
 /// Serve those of the disks left out that can be served now.
-pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>, wrap: Wrap<'_>) {
+pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
+    let wrap = running.wrap.clone();
     let mut waiting: VecDeque<LeftOut> = std::mem::take(left_out).into();
-    while let Some(LeftOut { disk, label, error: _ }) = waiting.pop_front() {
+    while let Some(LeftOut { mut disk, label, error: _ }) = waiting.pop_front() {
         let later: Vec<&Disk> = left_out.iter().chain(&waiting).map(|left| &left.disk).collect();
         let _disk = disk_span(&disk.path.display().to_string()).entered();
-        let served = device(&disk, &label, wrap).and_then(|(vbd, named)| {
+        let found = successor::follow(&mut disk).and_then(|()| device(&disk, &label, &wrap));
+        let served = found.and_then(|(vbd, named)| {
             serve(running, &disk, vbd, &later).map(|()| record_formats(named.as_slice()))
         });
         if let Err(error) = served {
@@ -28,18 +31,20 @@ pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>, wrap
 }
 
 fn serve(running: &mut Running, disk: &Disk, vbd: Vbd, later: &[&Disk]) -> Result<(), Error> {
-    let place = running.disks.len();
-    running.add(disk.clone(), vbd);
-    let bound = running.bound();
+    let id = running.add(disk.clone(), vbd);
+    let (bound, wanted) = (running.bound(), [(id, disk)]);
     let plan = not_handed(disk, &bound)
-        .and_then(|()| Plan::of(&running.config, place, &bound, later, &mut Handed::default()))
-        .and_then(|plan| running.start_devices(place).map(|()| plan));
-    let plan = plan.inspect_err(|_| running.take_back().iter().for_each(close))?;
+        .and_then(|()| Plan::of(&running.config, &wanted, &bound, later, &mut Handed::default()))
+        .and_then(|plan| running.start_devices(&[id]).map(|()| plan));
+    let plan = plan.inspect_err(|_| running.take_back(id).iter().for_each(close))?;
     // What has been started by then stays: it is of no other disk.
-    if let Err(error) = running.start(plan, place) {
+    if let Err(error) = running.start(plan, &[id]) {
         tracing::error!("not served everywhere: {error}");
     }
-    tracing::info!("served from now on: {}", running.disks[place].facts.line());
+    running.pending.nodes.remove(disk.node_name.as_deref().unwrap_or_default());
+    if let Some(served) = running.disks.get(&id) {
+        tracing::info!("served from now on: {}", served.facts.line());
+    }
     Ok(())
 }
 
@@ -56,14 +61,7 @@ fn not_handed(disk: &Disk, bound: &[Address]) -> Result<(), Error> {
 
 /// Nobody has used it.
 fn close(served: &Served) {
-    let closed = ringtap_io::reactor().map(|reactor| {
-        let mut tasks = Tasks::new(reactor);
-        let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
-        tasks.block_on(async move { vbd.close(&io).await })
-    });
-    match closed {
-        Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(error))) => tracing::warn!("cannot close it again: {error}"),
-        Ok(Err(error)) | Err(error) => tracing::warn!("cannot close it again: {error}"),
+    if let Err(error) = end::close(served) {
+        tracing::warn!("cannot close it again: {error}");
     }
 }

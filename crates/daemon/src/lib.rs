@@ -7,33 +7,63 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod address;
+mod backup;
+mod checkpoints;
+mod commit;
 mod config;
+#[doc(hidden)]
+pub mod control;
+mod create;
+mod end;
 mod error;
 mod events;
 mod facts;
+mod folder;
+mod graph;
 mod handed;
+mod jobs;
+mod keep;
+mod kept;
 mod labels;
+mod larger;
 mod late;
+mod ledger;
+mod metrics;
+mod mirror;
+mod moment;
+mod node;
 mod opened;
+mod pending;
 mod pid_file;
 mod plan;
 mod process;
+mod reopen;
+mod residence;
 mod running;
+mod sandbox;
 mod serve;
+mod snapshot;
 mod socket;
+mod start;
+mod stream;
+mod successor;
 mod target;
 mod tls;
+mod wires;
 mod xen;
 
 pub use address::Address;
-pub use config::{Announce, Config, Disk};
+pub use config::{Allotment, Announce, Config, Disk, OnError};
 pub use error::Error;
+pub use folder::{Described, Folder, Keeping};
 #[doc(hidden)]
 pub use opened::Wrap;
 pub use process::report_panics;
 pub use ringtap_export::Polling;
 pub use ringtap_export::nbd::Limits as NbdLimits;
 pub use ringtap_export::ublk;
+pub use ringtap_vbd::{Limits as DiskLimits, MOST_WEIGHT, Rate, Rates, Share};
+pub use sandbox::{Sandbox, start_broker};
 pub use serve::{serve, serve_wrapped};
 pub use target::{Target, TargetError};
 pub use tls::{NbdTls, TlsMode};

@@ -3,16 +3,23 @@
 use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 
-use ringtap_image::{Format, Image, OpenError, Place, open_place, record};
+use ringtap_image::{
+    Away, Format, Image, Info, OpenError, OpenOptions, Place, on_a_ring, open_place, probe, qcow2,
+    record,
+};
 use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, disk_span};
+use rustix::fs::{Advice, fadvise};
 
+use crate::checkpoints;
 use crate::labels::labels;
+use crate::successor;
 use crate::{Config, Disk, Error};
 
 /// What an image is given to before it is served, with its path.
-pub type Wrap<'a> = &'a dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image>;
+pub type Wrap = Arc<dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image> + Send + Sync>;
 
 /// A disk that could not be opened.
 pub(crate) struct LeftOut {
@@ -39,23 +46,29 @@ impl Opened {
     /// Open every image. With [`Config::strict`], and where no other disk is left to serve, the first failure
     /// is returned; a mistake of the command line always is.
     /// `wrap` may put another image before each.
-    pub(crate) fn open(config: Config, wrap: Wrap<'_>) -> Result<Opened, Error> {
+    pub(crate) fn open(config: Config, wrap: &Wrap) -> Result<Opened, Error> {
         refuse_twice(&config.disks)?;
         let labels = labels(&config.disks);
         let Config { disks, strict, .. } = config;
         let config = Config { disks: vec![], ..config };
         let mut opened = Opened { config, vbds: vec![], left_out: vec![], named: vec![] };
         let alone = disks.len() == 1;
-        for (disk, label) in disks.into_iter().zip(labels) {
+        for (mut disk, label) in disks.into_iter().zip(labels) {
             let name = disk.path.display().to_string();
             let span = disk_span(&name).entered();
-            match device(&disk, &label, wrap) {
+            let found = successor::follow(&mut disk);
+            match found.and_then(|()| device(&disk, &label, wrap)) {
                 Ok((vbd, named)) => {
                     opened.named.extend(named);
                     opened.vbds.push(vbd);
                     opened.config.disks.push(disk);
                 }
-                Err(error) if strict || alone || is_of_command_line(&error) => return Err(error),
+                Err(error)
+                    if strict
+                        || disk.keeping.file.is_none() && (alone || is_of_command_line(&error)) =>
+                {
+                    return Err(error);
+                }
                 Err(error) => {
                     tracing::error!("not served: {error}");
                     opened.left_out.push(LeftOut { disk, label, error });
@@ -63,7 +76,8 @@ impl Opened {
             }
             drop(span);
         }
-        match opened.vbds.is_empty() {
+        let nothing = opened.vbds.is_empty() && opened.config.folder.is_none();
+        match nothing && !opened.left_out.is_empty() {
             true => {
                 Err(outcome(opened.left_out, 0)
                     .expect_err("there was a disk, and it is not served"))
@@ -96,7 +110,7 @@ fn is_of_command_line(error: &Error) -> bool {
 }
 
 /// Two disks on one image: each would find the other's lock, and name this very process.
-fn refuse_twice(disks: &[Disk]) -> Result<(), Error> {
+pub(crate) fn refuse_twice(disks: &[Disk]) -> Result<(), Error> {
     let mut seen: HashMap<Identity, &Disk> = HashMap::new();
     for disk in disks {
         let Some(other) = identity(&disk.path).and_then(|file| seen.insert(file, disk)) else {
@@ -113,6 +127,19 @@ fn refuse_twice(disks: &[Disk]) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// What was read of a shared device through this host's page cache would still be there when the image comes, however
+/// much another host has written by then.
+pub(crate) fn forget_pages(disk: &Disk) {
+    let is_device = identity(&disk.path).is_some_and(|(device, ..)| device);
+    if is_device && !disk.options.cache.direct() {
+        let dropped = std::fs::File::open(&disk.path)
+            .and_then(|file| Ok(fadvise(&file, 0, None, Advice::DontNeed)?));
+        if let Err(error) = dropped {
+            tracing::warn!("{}: its pages stay in the page cache: {error}", disk.path.display());
+        }
+    }
 }
 
 /// What tells a file or a block device from all others.
@@ -147,31 +174,43 @@ pub(crate) fn tell_of_another_file(path: &Path, opened: Option<Identity>) {
 pub(crate) fn device(
     disk: &Disk,
     label: &str,
-    wrap: Wrap<'_>,
+    wrap: &Wrap,
 ) -> Result<(Vbd, Option<(Place, Format)>), Error> {
-    let opened = Panic::catch(|| open(disk, wrap));
+    device_at(disk, label, wrap, At::default())
+}
+
+/// Where an image is, beyond its path.
+#[derive(Default)]
+pub(crate) struct At {
+    /// Its file, where that is held already.
+    pub(crate) place: Option<Place>,
+    /// The image that it is opened upon, whatever it names.
+    pub(crate) upon: Option<Box<dyn Image>>,
+}
+
+/// As [`device`], of an image of which more is known.
+pub(crate) fn device_at(
+    disk: &Disk,
+    label: &str,
+    wrap: &Wrap,
+    at: At,
+) -> Result<(Vbd, Option<(Place, Format)>), Error> {
+    let opened = Panic::catch(|| open(disk, wrap, at));
     let opened = opened.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic)));
     opened.map(|(vbd, named)| (vbd.named(&disk.path.display().to_string(), label), named))
 }
 
-fn open(disk: &Disk, wrap: Wrap<'_>) -> Result<(Vbd, Option<(Place, Format)>), Error> {
+fn open(disk: &Disk, wrap: &Wrap, at: At) -> Result<(Vbd, Option<(Place, Format)>), Error> {
     // One file from here on, whatever is put at its path.
-    let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
+    let place = at.place.or_else(|| Place::hold(&disk.path).ok());
+    let place = place.unwrap_or_else(|| (&disk.path).into());
     let cache = disk.options.cache;
-    let image = wrap(&disk.path, open_place(&place, &disk.options)?);
-    let named = disk.options.format.filter(|_| !image.info().read_only);
-    let named = named.map(|format| (place, format));
+    let image = image(disk, wrap, &place, at.upon)?;
+    let named = named(disk, place, &*image);
     let vbd = match disk.logical_block_size {
         None => Vbd::new(image, cache),
         Some(bytes) => {
-            let size = image.info().size;
-            if size % u64::from(bytes) != 0 {
-                return Err(Error::Usage(format!(
-                    "{}: its {size} bytes are not whole sectors of {bytes}, so a guest would not see the \
-                     last of them: resize it, or give another --logical-block-size",
-                    disk.path.display()
-                )));
-            }
+            sectors_fit(disk, image.info().size)?;
             Vbd::with_logical_block_size(image, cache, bytes)
         }
     };
@@ -181,5 +220,58 @@ fn open(disk: &Disk, wrap: Wrap<'_>) -> Result<(Vbd, Option<(Place, Format)>), E
             disk.path.display()
         )));
     }
-    Ok((vbd.held_back(disk.hold), named))
+    let vbd = vbd.held_back(disk.hold);
+    checkpoints::restore(vbd.disk())?;
+    Ok((vbd, named))
+}
+
+/// What is to be recorded of an image once it is served.
+pub(crate) fn named(disk: &Disk, place: Place, image: &dyn Image) -> Option<(Place, Format)> {
+    let format = disk.options.format.filter(|_| !image.info().read_only && !disk.incoming);
+    format.map(|format| (place, format))
+}
+
+/// Where the sector size was chosen, the image must be whole sectors.
+pub(crate) fn sectors_fit(disk: &Disk, size: u64) -> Result<(), Error> {
+    match disk.logical_block_size {
+        Some(bytes) if size % u64::from(bytes) != 0 => Err(Error::Usage(format!(
+            "{}: its {size} bytes are not whole sectors of {bytes}, so a guest would not see the \
+             last of them: resize it, or give another --logical-block-size",
+            disk.path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The image itself; where it is to come only with its guest, what it looks like at present.
+pub(crate) fn image(
+    disk: &Disk,
+    wrap: &Wrap,
+    place: &Place,
+    upon: Option<Box<dyn Image>>,
+) -> Result<Box<dyn Image>, Error> {
+    if disk.incoming {
+        // Others write to it meanwhile: its facts are all that can be known.
+        let options = OpenOptions {
+            read_only: true,
+            force_share: true,
+            no_restart_log: true,
+            ..disk.options.clone()
+        };
+        let looked_at = open_place(place, &options)?;
+        forget_pages(disk);
+        return Ok(Box::new(Away::new(Info { read_only: false, ..looked_at.info().clone() })));
+    }
+    let image = match upon {
+        None => open_place(place, &disk.options)?,
+        Some(base) => {
+            if let Some(verb) = probe::unfinished_work(&place.at()) {
+                return Err(OpenError::Unfinished { path: disk.path.clone(), verb }.into());
+            }
+            let (place, options) = (place.clone(), disk.options.clone());
+            let open = |io| async move { qcow2::open_upon(&io, &place, &options, base).await };
+            on_a_ring(&disk.path, open)??
+        }
+    };
+    Ok(wrap(&disk.path, image))
 }

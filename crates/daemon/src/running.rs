@@ -1,286 +1,337 @@
-//! The disks that are served and their servers: those there are from the start, and those that come later.
+//! The disks that are served, their servers, and their exports: those there are from the start, and those that come
+//! later and go again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
-use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
-use ringtap_io::Panic;
-use ringtap_vbd::{Listening, Vbd};
+use ringtap_export::{Stop, nbd, ublk};
+use ringtap_image::Secret;
+use ringtap_vbd::{Listening, Share, ThrottleGroup, Vbd, WriteThrough};
 
-use crate::events::{Event, spawn};
+use crate::control::Events;
+use crate::events::Event;
 use crate::facts::DiskFacts;
-use crate::opened::{Identity, identity};
-use crate::plan::{self, NbdGroup, Plan};
+use crate::folder::Looked;
+use crate::graph::{Graph, Ties};
+use crate::jobs::Entry;
+use crate::keep::Keeper;
+use crate::opened::{Identity, Wrap, identity};
+use crate::pending::Pending;
+use crate::residence::Residence;
 use crate::socket::SocketFile;
-use crate::{Address, Config, Disk, Error, TlsMode};
+use crate::wires::Wire;
+use crate::{Address, Config, Disk, Error, OnError};
+
+/// A disk that is running, as long as it is; no other is known by it afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct DiskId(u64);
+
+#[cfg(test)]
+impl DiskId {
+    pub(crate) fn of_test(number: u64) -> DiskId {
+        DiskId(number)
+    }
+}
+
+/// A server that is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ServerId(u64);
 
 /// A disk being served.
 pub(crate) struct Served {
+    /// What was asked for.
+    pub(crate) disk: Disk,
     pub(crate) vbd: ringtap_vbd::Disk,
     /// Has a panic that stops it told of.
     _listening: Listening,
-    pub(crate) vhost_user: Vec<Arc<vhost_user::Server>>,
-    pub(crate) fuse: Vec<Arc<fuse::Server>>,
-    pub(crate) ublk: Option<Arc<ublk::Server>>,
     pub(crate) facts: DiskFacts,
     /// Which file the image was, as it was opened.
     pub(crate) file: Option<Identity>,
+    /// What it shows as long as a backup keeps the moment of another disk by it.
+    pub(crate) moment: Option<ringtap_vbd::Disk>,
+    /// What it has to do with other names.
+    pub(crate) ties: Ties,
+    /// Whether its image is here, and what has it come and go.
+    pub(crate) residence: Arc<Residence>,
 }
 
-/// An NBD server, and the word to stop for it.
-struct NbdServer {
-    /// Places of its disks in the configuration.
-    disks: Vec<usize>,
-    addresses: Vec<Address>,
-    /// Where it is found, and whether by TLS alone.
-    places: Vec<(Address, bool)>,
-    server: Arc<nbd::Server>,
-    stop: Stop,
+impl Served {
+    /// What clients of the control socket know it by.
+    pub(crate) fn node(&self) -> &str {
+        self.disk.node_name.as_deref().unwrap_or_default()
+    }
+}
+
+/// A server, with its thread and the word to stop for it.
+pub(crate) struct Serving {
+    pub(crate) wire: Arc<Wire>,
+    pub(crate) stop: Stop,
+    pub(crate) thread: Option<JoinHandle<()>>,
+    /// Whether it was told to end.
+    pub(crate) closing: bool,
+    pub(crate) when_gone: Vec<Then>,
+    /// Whether a client of the control socket had it started: its end is not the end of all.
+    pub(crate) added: bool,
+    /// Removed when this drops.
+    pub(crate) _files: Vec<SocketFile>,
+}
+
+impl Serving {
+    pub(crate) fn new(
+        wire: Arc<Wire>,
+        stop: Stop,
+        thread: JoinHandle<()>,
+        added: bool,
+        files: Vec<SocketFile>,
+    ) -> Serving {
+        let (thread, when_gone) = (Some(thread), vec![]);
+        Serving { wire, stop, thread, closing: false, when_gone, added, _files: files }
+    }
+
+    /// Tell it to end.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+        self.stop.raise();
+    }
+
+    /// Wait until its thread has ended.
+    pub(crate) fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has said so to its disk.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What is done once something is gone.
+pub(crate) type Then = Box<dyn FnOnce(&mut Running) + Send>;
+
+/// A disk as one server shows it.
+pub(crate) struct Export {
+    pub(crate) id: String,
+    pub(crate) disk: DiskId,
+    pub(crate) server: ServerId,
+    /// Which wire, as the control socket calls it.
+    pub(crate) kind: &'static str,
+    /// The name that NBD clients choose it by.
+    pub(crate) name: String,
+    /// Whether it is about to end.
+    pub(crate) closing: bool,
+    pub(crate) when_gone: Vec<Then>,
+    /// Whether clients may write by it.
+    pub(crate) writable: bool,
+    /// Whether its writes must be stable when they are answered.
+    pub(crate) write_through: Option<WriteThrough>,
 }
 
 /// All that is served.
 pub(crate) struct Running {
-    /// The configuration of the disks that are served.
+    /// The configuration, but for its disks.
     pub(crate) config: Config,
-    /// In the order of the configuration.
-    pub(crate) disks: Vec<Served>,
+    /// In the order in which they came.
+    pub(crate) disks: BTreeMap<DiskId, Served>,
+    pub(crate) servers: BTreeMap<ServerId, Serving>,
+    pub(crate) exports: Vec<Export>,
     pub(crate) credentials: Option<nbd::Credentials>,
-    nbd: Vec<NbdServer>,
-    nbd_budget: Arc<nbd::Budget>,
-    /// Removed when this drops.
-    files: Vec<SocketFile>,
-    stop: Stop,
-    stop_devices: Stop,
-    threads: Vec<JoinHandle<()>>,
-    devices: Vec<JoinHandle<()>>,
-    events: Sender<Event>,
-}
-
-fn new_stop() -> Result<Stop, Error> {
-    Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })
+    pub(crate) nbd_budget: Arc<nbd::Budget>,
+    /// Jobs, by what clients know them by.
+    pub(crate) jobs: BTreeMap<String, Entry>,
+    /// Whether the process ends: nothing new is begun.
+    pub(crate) quit: bool,
+    /// What new disks are given to.
+    pub(crate) wrap: Wrap,
+    /// Secrets that clients of the control socket have named.
+    pub(crate) secrets: BTreeMap<String, Secret>,
+    /// Groups of disks that share limits, by name.
+    pub(crate) groups: BTreeMap<String, ThrottleGroup>,
+    /// Names of files, and of images that are no disks.
+    pub(crate) graph: Graph,
+    /// Where secrets are that clients have named.
+    pub(crate) secret_sources: BTreeMap<String, String>,
+    /// What was found in the folder of disks.
+    pub(crate) looked: Looked,
+    /// Writes there what changes.
+    pub(crate) keeper: Option<Keeper>,
+    /// What is about to come or to go, and takes time.
+    pub(crate) pending: Pending,
+    /// Tells clients of the control socket.
+    pub(crate) told: Events,
+    pub(crate) events: Sender<Event>,
+    next: u64,
 }
 
 impl Running {
     /// The disks of the configuration, with nothing that serves them yet.
     pub(crate) fn new(
-        config: Config,
+        mut config: Config,
         vbds: Vec<Vbd>,
         credentials: Option<nbd::Credentials>,
         events: Sender<Event>,
-    ) -> Result<Running, Error> {
+        wrap: Wrap,
+    ) -> Running {
+        let disks = std::mem::take(&mut config.disks);
+        let groups = std::mem::take(&mut config.groups).into_iter();
         let mut running = Running {
-            disks: vec![],
+            disks: BTreeMap::new(),
+            servers: BTreeMap::new(),
+            exports: vec![],
             credentials,
-            nbd: vec![],
             nbd_budget: nbd::Budget::new(config.nbd_limits.memory_of_all),
-            files: vec![],
-            stop: new_stop()?,
-            stop_devices: new_stop()?,
-            threads: vec![],
-            devices: vec![],
+            jobs: BTreeMap::new(),
+            quit: false,
+            wrap,
+            secrets: BTreeMap::new(),
+            secret_sources: BTreeMap::new(),
+            looked: Looked::default(),
+            keeper: None,
+            groups: groups.map(|(name, allotment)| (name, allotment.group())).collect(),
+            graph: Graph::default(),
+            pending: Pending::default(),
+            told: Events::default(),
             events,
             config,
+            next: 0,
         };
-        running.disks = running
-            .config
-            .disks
-            .iter()
-            .zip(vbds)
-            .map(|(disk, vbd)| running.served(disk, vbd))
-            .collect();
-        Ok(running)
+        for (disk, vbd) in disks.into_iter().zip(vbds) {
+            running.add(disk, vbd);
+        }
+        running
     }
 
-    fn served(&self, disk: &Disk, vbd: Vbd) -> Served {
-        Served {
-            facts: DiskFacts::new(disk, &vbd),
-            file: identity(&disk.path),
-            _listening: tell_of_failure(&vbd, &self.events),
-            vbd: vbd.disk().clone(),
-            vhost_user: vec![],
-            fuse: vec![],
-            ublk: None,
-        }
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
     }
 
     /// One disk more, with nothing that serves it yet.
-    pub(crate) fn add(&mut self, disk: Disk, vbd: Vbd) {
-        self.disks.push(self.served(&disk, vbd));
-        self.config.disks.push(disk);
+    pub(crate) fn add(&mut self, disk: Disk, vbd: Vbd) -> DiskId {
+        let file = identity(&disk.path);
+        self.add_known(disk, vbd, file)
     }
 
-    /// Take back the disk that was added last and could not be served.
-    pub(crate) fn take_back(&mut self) -> Option<Served> {
-        self.config.disks.pop();
-        self.disks.pop()
+    /// The same where it is known which file the image is.
+    pub(crate) fn add_known(&mut self, disk: Disk, vbd: Vbd, file: Option<Identity>) -> DiskId {
+        let id = DiskId(self.next());
+        let usual = if self.config.control.is_some() { OnError::Hold } else { OnError::Report };
+        if disk.on_error.unwrap_or(usual) == OnError::Hold {
+            tell_of_no_room(id, &vbd, &self.events);
+        }
+        vbd.set_limits(disk.limits);
+        vbd.share_device();
+        if let Err(why) = vbd.set_share(disk.share) {
+            let shown = disk.path.display();
+            tracing::error!("{shown}: {why}; it is served without a floor");
+            let _ = vbd.set_share(Share { floor_iops: 0, floor_bps: 0, ..disk.share });
+        }
+        vbd.set_group(disk.group.as_ref().and_then(|group| self.groups.get(group)).cloned());
+        if disk.incoming {
+            self.pending.away.insert(id);
+        }
+        let served = Served {
+            residence: Residence::of(id, &disk, vbd.disk(), &self.wrap, &self.events),
+            facts: DiskFacts::new(&disk, &vbd),
+            file,
+            _listening: tell_of_failure(&vbd, &self.events),
+            vbd: vbd.disk().clone(),
+            moment: None,
+            ties: Ties::default(),
+            disk,
+        };
+        self.disks.insert(id, served);
+        id
+    }
+
+    /// Take away a disk that no server has.
+    pub(crate) fn take_back(&mut self, id: DiskId) -> Option<Served> {
+        self.disks.remove(&id)
+    }
+
+    /// What the next server is known by.
+    pub(crate) fn next_server(&mut self) -> ServerId {
+        ServerId(self.next())
+    }
+
+    /// Note that a server shows a disk; where nobody has chosen an id, one is found.
+    pub(crate) fn add_export(
+        &mut self,
+        id: Option<String>,
+        disk: DiskId,
+        server: ServerId,
+        name: &str,
+    ) {
+        let node = self.disks.get(&disk).map(Served::node).unwrap_or_default();
+        let Some(serving) = self.servers.get(&server) else { return };
+        let (kind, short) = serving.wire.names();
+        let free = |id: &String| !self.has_export(id);
+        let found = || (0..).map(|number| format!("{node}-{short}{number}")).find(free);
+        let id = id.or_else(found).unwrap_or_default();
+        let (name, when_gone, write_through) = (name.to_owned(), vec![], None);
+        let closing = false;
+        let writable = self.disks.get(&disk).is_some_and(|of| !of.vbd.info().read_only);
+        let export =
+            Export { id, disk, server, kind, name, closing, when_gone, writable, write_through };
+        self.exports.push(export);
+    }
+
+    /// Whether there is an export of that id, or one is about to come.
+    pub(crate) fn has_export(&self, id: &str) -> bool {
+        let coming = self.pending.exports.iter().any(|(other, _)| other == id);
+        coming || self.exports.iter().any(|export| export.id == id)
     }
 
     /// NBD addresses at which there is a server.
     pub(crate) fn bound(&self) -> Vec<Address> {
-        self.nbd.iter().flat_map(|server| &server.addresses).cloned().collect()
+        let of = |serving: &Serving| match &*serving.wire {
+            _ if serving.closing => vec![],
+            Wire::Nbd { addresses, .. } => addresses.clone(),
+            _ => vec![],
+        };
+        self.servers.values().flat_map(of).collect()
+    }
+
+    /// The disks that a server shows.
+    pub(crate) fn disks_of(&self, server: ServerId) -> impl Iterator<Item = &Served> {
+        let of = self.exports.iter().filter(move |export| export.server == server);
+        of.filter_map(|export| self.disks.get(&export.disk))
+    }
+
+    /// The servers that show a disk.
+    pub(crate) fn wires_of(&self, disk: DiskId) -> Vec<Arc<Wire>> {
+        let of = self.exports.iter().filter(|export| export.disk == disk);
+        of.filter_map(|export| Some(self.servers.get(&export.server)?.wire.clone())).collect()
+    }
+
+    /// The block device that a disk is.
+    pub(crate) fn device_of(&self, disk: DiskId) -> Option<Arc<ublk::Server>> {
+        self.wires_of(disk).into_iter().find_map(|wire| match &*wire {
+            Wire::Ublk(server) => Some(server.clone()),
+            _ => None,
+        })
+    }
+
+    /// Whether a panic has stopped all disks that a server shows.
+    pub(crate) fn all_failed(&self, server: ServerId) -> bool {
+        self.disks_of(server).all(is_failed)
     }
 
     /// Stop NBD servers of which no disk is left.
     pub(crate) fn close_failed(&self) {
-        let none_left =
-            |one: &&NbdServer| one.disks.iter().all(|disk| is_failed(&self.disks[*disk]));
-        self.nbd.iter().filter(none_left).for_each(|one| one.stop.raise());
+        for (id, serving) in &self.servers {
+            let shows_some = self.disks_of(*id).next().is_some();
+            if matches!(&*serving.wire, Wire::Nbd { .. }) && shows_some && self.all_failed(*id) {
+                serving.stop.raise();
+            }
+        }
     }
 
     /// Stop the servers, those of block devices only where these are not to wait for the next process; once this
     /// returns each request taken has ended.
     pub(crate) fn stop(&mut self, devices: bool) {
-        self.stop.raise();
-        self.nbd.iter().for_each(|one| one.stop.raise());
-        if devices {
-            self.stop_devices.raise();
-            self.threads.append(&mut self.devices);
-        }
-        for thread in self.threads.drain(..) {
-            // One that panicked has said so to its disk.
-            let _ = thread.join();
-        }
-    }
-
-    /// Offer the disks from the place `first` on at the NBD addresses at which there is a server already.
-    fn join_servers(&mut self, first: usize) {
-        for (place, disk) in self.config.disks.iter().enumerate().skip(first) {
-            for one in &mut self.nbd {
-                if !disk.nbd.iter().any(|address| one.addresses.contains(address)) {
-                    continue;
-                }
-                one.disks.push(place);
-                one.server.add(export(disk, &self.disks[place]));
-                for (address, tls) in &one.places {
-                    self.disks[place].facts.add_nbd(address, *tls);
-                }
-            }
-        }
-    }
-
-    /// Make the block devices of this host that disks from the place `first` on are, and start a thread for each.
-    pub(crate) fn start_devices(&mut self, first: usize) -> Result<(), Error> {
-        let mut devices = vec![];
-        let disks = self.config.disks.iter().zip(&mut self.disks);
-        for (place, (disk, served)) in disks.enumerate().skip(first) {
-            let Some(id) = disk.ublk else { continue };
-            let span = served.vbd.span().clone();
-            let _disk = span.enter();
-            let options = ublk::Options { queues: disk.queues };
-            let device = ublk::Device::open(&disk.path, id, &served.vbd, &options)?;
-            let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
-            served.facts.set_ublk(server.path().display().to_string());
-            served.ublk = Some(server.clone());
-            devices.push((place, served.vbd.clone(), server));
-        }
-        let start = |(place, vbd, server): (usize, ringtap_vbd::Disk, Arc<ublk::Server>)| {
-            let (stop, events) = (self.stop_devices.clone(), self.events.clone());
-            spawn(&vbd.thread_name("ublk"), move || {
-                let _disk = vbd.span().enter();
-                let result = server.serve(&stop).map_err(Into::into);
-                let server = format!("ublk {}", server.path().display());
-                let _ = events.send(Event::Ended { server, disks: vec![place], result });
-            })
-        };
-        for device in devices {
-            self.devices.push(start(device)?);
-        }
-        Ok(())
-    }
-
-    /// Start a thread for each server of the plan, which is of the disks from the place `first` on.
-    pub(crate) fn start(&mut self, plan: Plan, first: usize) -> Result<(), Error> {
-        self.join_servers(first);
-        let Plan { nbd, vhost_user, fuse, files } = plan;
-        self.files.extend(files);
-        let (config, disks) = (&self.config, &mut self.disks);
-        let (threads, credentials) = (&mut self.threads, self.credentials.as_ref());
-        for mut group in nbd {
-            let places = group.listeners.iter().map(plan::place);
-            let places: Vec<(Address, bool)> =
-                places.zip(group.tls.iter().map(|tls| *tls == TlsMode::Require)).collect();
-            for (place, tls) in &places {
-                for disk in &group.disks {
-                    disks[*disk].facts.add_nbd(place, *tls);
-                }
-            }
-            let listeners = std::mem::take(&mut group.listeners);
-            let tls = group.tls.iter().map(|mode| mode.with(credentials)).collect();
-            let exports =
-                group.disks.iter().map(|disk| export(&config.disks[*disk], &disks[*disk]));
-            let server = nbd::Server::new(listeners, exports.collect())
-                .with_limits(config.nbd_limits)
-                .with_budget(self.nbd_budget.clone())
-                .with_tls(tls);
-            let (server, stop) = (Arc::new(server), new_stop()?);
-            let first = places.first().map(|(place, _)| place.to_string());
-            let name = format!("NBD {}", first.unwrap_or_default());
-            let (theirs, their_stop, events) = (server.clone(), stop.clone(), self.events.clone());
-            let lone = match group.disks[..] {
-                [disk] => Some(disks[disk].vbd.clone()),
-                _ => None,
-            };
-            let of = group.disks.clone();
-            let thread = lone.as_ref().map_or("nbd".to_owned(), |vbd| vbd.thread_name("nbd"));
-            threads.push(spawn(&thread, move || {
-                let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
-                let served = Panic::catch(|| theirs.serve(&their_stop));
-                let result = match served {
-                    Ok(end) => end.map_err(Into::into),
-                    // Without their listener none of them can be had.
-                    Err(panic) => {
-                        let exports = theirs.exports();
-                        exports.iter().for_each(|one| one.vbd.health().fail(panic.clone()));
-                        Err(panic.into())
-                    }
-                };
-                let _ = events.send(Event::Ended { server: name, disks: of, result });
-            })?);
-            let NbdGroup { disks, addresses, .. } = group;
-            self.nbd.push(NbdServer { disks, addresses, places, server, stop });
-        }
-        for socket in vhost_user {
-            let (disk, served) = (&config.disks[socket.disk], &mut disks[socket.disk]);
-            let path = plan::unix_path(&socket.listener).display().to_string();
-            served.facts.add_vhost_user(path.clone());
-            let options = vhost_user::Options { queues: disk.queues, serial: disk.serial.clone() };
-            let server =
-                Arc::new(vhost_user::Server::new(socket.listener, served.vbd.clone(), options));
-            served.vhost_user.push(server.clone());
-            let (stop, events) = (self.stop.clone(), self.events.clone());
-            let vbd = served.vbd.clone();
-            threads.push(spawn(&vbd.thread_name("vu"), move || {
-                let _disk = vbd.span().enter();
-                let result = server.serve(&stop).map_err(Into::into);
-                let (server, disks) = (format!("vhost-user {path}"), vec![socket.disk]);
-                let _ = events.send(Event::Ended { server, disks, result });
-            })?);
-        }
-        for file in fuse {
-            let served = &mut disks[file.disk];
-            let server = Arc::new(fuse::Server::new(file.mount, served.vbd.clone(), file.options));
-            let path = server.path().display().to_string();
-            served.facts.add_fuse(path.clone());
-            served.fuse.push(server.clone());
-            let (stop, events) = (self.stop.clone(), self.events.clone());
-            let vbd = served.vbd.clone();
-            threads.push(spawn(&vbd.thread_name("fuse"), move || {
-                let _disk = vbd.span().enter();
-                let result = server.serve(&stop).map_err(Into::into);
-                let (server, disks) = (format!("FUSE {path}"), vec![file.disk]);
-                let _ = events.send(Event::Ended { server, disks, result });
-            })?);
-        }
-        Ok(())
-    }
-}
-
-fn export(disk: &Disk, served: &Served) -> nbd::NamedExport {
-    nbd::NamedExport {
-        name: disk.name.clone(),
-        description: disk.path.display().to_string(),
-        vbd: served.vbd.clone(),
+        let ends = |serving: &&mut Serving| devices || !matches!(&*serving.wire, Wire::Ublk(_));
+        self.servers.values_mut().filter(ends).for_each(|serving| serving.stop.raise());
+        self.servers.values_mut().filter(ends).for_each(Serving::join);
     }
 }
 
@@ -299,6 +350,25 @@ fn tell_of_failure(vbd: &ringtap_vbd::Disk, events: &Sender<Event>) -> Listening
     })
 }
 
+/// Have it said, and clients told, when requests wait for room.
+fn tell_of_no_room(id: DiskId, vbd: &ringtap_vbd::Disk, events: &Sender<Event>) {
+    // Its own threads call it: it must not keep the disk.
+    let (span, events) = (vbd.span().clone(), events.clone());
+    vbd.wait_for_room(move || {
+        span.in_scope(|| {
+            tracing::error!(
+                "no space is left where the image lies: its requests wait; make room, and then have them go on by \
+                 `ringtap disk resume`, or by SIGHUP"
+            );
+        });
+        let _ = events.send(Event::Do(Box::new(move |running| running.has_no_room(id))));
+    });
+}
+
 pub(crate) fn is_failed(disk: &Served) -> bool {
     disk.vbd.health().failure().is_some()
+}
+
+pub(crate) fn new_stop() -> Result<Stop, Error> {
+    Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })
 }

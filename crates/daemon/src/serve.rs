@@ -1,6 +1,8 @@
 //! From the configuration to the last flush.
 
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use ringtap_export::{give_back_startup, nbd, ublk};
@@ -8,14 +10,17 @@ use ringtap_io::Tasks;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
-use crate::events::{Event, listen_for_signals, notify, notify_reloading};
+use crate::events::{Event, Signalled, contained, notify, notify_reloading, prepare_notify};
 use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
+use crate::folder;
+use crate::keep::{self, Keeper};
 use crate::late;
+use crate::metrics::Metrics;
 use crate::opened::{self, LeftOut, Opened, Wrap, record_formats, tell_of_another_file};
 use crate::pid_file::PidFile;
 use crate::plan::Plan;
-use crate::running::{Running, Served, is_failed};
-use crate::{Address, Config, Disk, Error, NbdTls, process};
+use crate::running::{DiskId, Running, Served, is_failed};
+use crate::{Address, Config, Disk, Error, NbdTls, Sandbox, control, process, sandbox};
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
 /// are flushed and the sockets removed. Where a server ended by itself the others do, too, but for
@@ -27,62 +32,137 @@ use crate::{Address, Config, Disk, Error, NbdTls, process};
 ///
 /// A disk that a panic stops is served no more; the others are, and [`Error::Panicked`] comes at the end.
 pub fn serve(config: Config) -> Result<(), Error> {
-    serve_wrapped(config, &|_, image| image)
+    serve_wrapped(config, Arc::new(|_, image| image))
 }
 
 /// As [`serve`], of images that tests have put others before.
 #[doc(hidden)]
-pub fn serve_wrapped(config: Config, wrap: Wrap<'_>) -> Result<(), Error> {
+pub fn serve_wrapped(config: Config, wrap: Wrap) -> Result<(), Error> {
+    let mut config = config;
+    let looked = folder::load(&mut config)?;
     let config = config.checked()?;
     process::raise_descriptor_limit();
     let in_own_namespace = leave_mount_namespace(&config);
     let (events, inbox) = channel();
-    listen_for_signals(events.clone())?;
     process::choose_engine()?;
+    if matches!(config.sandbox, Sandbox::On { .. }) {
+        prepare_notify();
+    }
+    let confined = sandbox::confine(&config);
+    let signals = Signalled::listen()?;
 
     let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
-    let Opened { config, vbds, mut left_out, named } = Opened::open(config, wrap)?;
-    let plan = Plan::bind(&config, left_out.iter().map(|left| &left.disk))?;
+    let Opened { config, vbds, mut left_out, named } = Opened::open(config, &wrap)?;
+    confined.images_are_open(&left_out);
+    signals.tell(events.clone())?;
+    let mut running = Running::new(config, vbds, credentials, events.clone(), wrap);
+    running.looked = looked;
+    running.pending.nodes.extend(left_out.iter().filter_map(|left| left.disk.node_name.clone()));
+    let ids: Vec<DiskId> = running.disks.keys().copied().collect();
+    let wanted: Vec<_> = running.disks.iter().map(|(id, served)| (*id, &served.disk)).collect();
+    let plan = Plan::bind(&running.config, &wanted, left_out.iter().map(|left| &left.disk))?;
+    let control = running.config.control.as_deref().map(control::Listening::bind).transpose()?;
     if in_own_namespace {
-        let_go_of_disks(&config);
+        let_go_of_disks(&running);
     }
-    let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
+    let _pid_file = running.config.pid_file.as_deref().map(PidFile::write).transpose()?;
     // A server of block devices may need any of it when memory is short.
-    if config.disks.iter().all(|disk| disk.ublk.is_none()) {
+    if running.disks.values().all(|served| served.disk.ublk.is_none()) {
         give_back_startup();
     }
-    let mut running = Running::new(config, vbds, credentials, events)?;
-    running.start_devices(0)?;
-    running.start(plan, 0)?;
+    running.start_devices(&ids)?;
+    running.start(plan, &ids)?;
     record_formats(&named);
+    let unshown = begin_to_keep(&mut running, &inbox, &ids)?;
+    if let Some(why) = unshown.into_iter().next().filter(|_| running.config.strict) {
+        running.stop(true);
+        return Err(Error::File(why));
+    }
+    control::resume(&mut running, &inbox, &ids);
+    let control = control
+        .map(|listening| control::Server::start(listening, events, running.told.clone()))
+        .transpose()?;
+    let metrics = running.config.metrics.as_ref();
+    let metrics = metrics
+        .map(|address| Metrics::start(address, running.config.socket_mode, running.events.clone()));
+    let metrics = metrics.transpose()?;
     announce(&running, &left_out);
 
-    let outcome = attend(&mut running, &mut left_out, wrap, &inbox);
+    let outcome = attend(&mut running, &mut left_out, &inbox);
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: requests under way run to their end");
+    running.quit = true;
+    running.cancel_jobs();
+    running.disks.values().for_each(|served| {
+        served.vbd.give_up_waiting();
+        served.vbd.lift_limits();
+    });
     running.stop(outcome.is_ok());
-    let disks = &running.disks;
-    let late = inbox.try_iter().filter(|event| !is_expected(disks, event)).find_map(Event::failure);
-    let stays = |disk: &Served| disk.ublk.as_ref().is_some_and(|device| device.is_there());
-    let kept: Vec<bool> = disks.iter().map(|disk| outcome.is_err() && stays(disk)).collect();
-    let flushed = flush(&running.config, disks, &kept);
+    running.tell_of_gone_exports(outcome.is_ok());
+    running.wait_for_pending();
+    let mut late = None;
+    for event in inbox.try_iter() {
+        match event {
+            Event::Do(what) => keep::carry_out(&mut running, what),
+            event if !is_expected(&running, &event) => late = late.or(event.failure()),
+            _ => {}
+        }
+    }
+    let kept: Vec<DiskId> = match outcome {
+        Ok(()) => vec![],
+        Err(_) => ids_of_devices(&running),
+    };
+    let flushed = flush(&running, &kept);
+    // What was still being written is stable, and told, after this.
+    running.keeper = None;
+    // Clients whose commands came too late are told so.
+    drop(inbox);
+    drop(metrics);
+    drop(control);
     outcome
         .and(late.map_or(Ok(()), Err))
         .and(flushed)
-        .and(panicked(&running.config, disks))
-        .and_then(|()| opened::outcome(left_out, disks.len()))
+        .and(panicked(&running))
+        .and_then(|()| opened::outcome(left_out, running.disks.len()))
+        .and_then(|()| running.looked.outcome())
+}
+
+/// Show the disks as is written down, and from then on write down what changes. Why exports are not there.
+fn begin_to_keep(
+    running: &mut Running,
+    inbox: &Receiver<Event>,
+    ids: &[DiskId],
+) -> Result<Vec<String>, Error> {
+    let Some(folder) = running.config.folder.clone() else { return Ok(vec![]) };
+    let mut wrong = vec![];
+    for id in ids {
+        wrong.extend(control::replay(running, inbox, *id));
+    }
+    wrong.iter().for_each(|why| tracing::error!("not shown: {why}"));
+    if folder.keep {
+        let mut keeper = Keeper::start(&folder.path, running.events.clone())?;
+        keeper.know(running);
+        running.keeper = Some(keeper);
+    }
+    Ok(wrong)
+}
+
+/// The disks whose block devices are there.
+fn ids_of_devices(running: &Running) -> Vec<DiskId> {
+    let there = |id: &DiskId| running.device_of(*id).is_some_and(|device| device.is_there());
+    running.disks.keys().copied().filter(there).collect()
 }
 
 /// Whether it is the end of a server whose disks are all stopped.
-fn is_expected(disks: &[Served], event: &Event) -> bool {
-    matches!(event, Event::Ended { disks: of, .. } if of.iter().all(|disk| is_failed(&disks[*disk])))
+fn is_expected(running: &Running, event: &Event) -> bool {
+    matches!(event, Event::Ended { of: Some(of), .. } if running.expects_end(*of))
 }
 
 /// An error where a panic has stopped a disk.
-fn panicked(config: &Config, disks: &[Served]) -> Result<(), Error> {
-    let failed = || disks.iter().zip(&config.disks).filter(|(served, _)| is_failed(served));
-    match failed().find_map(|(served, _)| served.vbd.health().failure()) {
-        Some(panic) => Err(Error::panicked(failed().map(|(_, disk)| &*disk.path), panic)),
+fn panicked(running: &Running) -> Result<(), Error> {
+    let failed = || running.disks.values().filter(|served| is_failed(served));
+    match failed().find_map(|served| served.vbd.health().failure()) {
+        Some(panic) => Err(Error::panicked(failed().map(|served| &*served.disk.path), panic)),
         None => Ok(()),
     }
 }
@@ -102,14 +182,17 @@ fn leave_mount_namespace(config: &Config) -> bool {
 }
 
 /// There it lets go of the disks it might serve, but for those in which its own files lie.
-fn let_go_of_disks(config: &Config) {
-    let images = config.disks.iter().map(|disk| &*disk.path);
-    let sockets = config.disks.iter().flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user));
+fn let_go_of_disks(running: &Running) {
+    let disks = || running.disks.values().map(|served| &served.disk);
+    let images = disks().map(|disk| &*disk.path);
+    let sockets = disks().flat_map(|disk| disk.nbd.iter().chain(&disk.vhost_user));
     let sockets = sockets.filter_map(|address| match address {
         Address::Unix(path) => Some(&**path),
         _ => None,
     });
-    let others = config.pid_file.as_deref().into_iter().chain([Path::new(".")]);
+    let config = &running.config;
+    let others = config.pid_file.iter().chain(&config.control).map(|path| &**path);
+    let others = others.chain([Path::new(".")]);
     if let Err(error) = ublk::let_go_of_disks(images.chain(sockets).chain(others)) {
         tracing::warn!("cannot look for file systems on ublk devices: {error}");
     }
@@ -117,8 +200,8 @@ fn let_go_of_disks(config: &Config) {
 
 /// Everything listens: say so to whoever waits for it.
 fn announce(running: &Running, left_out: &[LeftOut]) {
-    let facts: Vec<DiskFacts> = running.disks.iter().map(|disk| disk.facts.clone()).collect();
-    running.disks.iter().for_each(tell_where);
+    let facts: Vec<DiskFacts> = running.disks.values().map(|disk| disk.facts.clone()).collect();
+    running.disks.values().for_each(tell_where);
     let not_served: Vec<NotServed> = left_out.iter().map(NotServed::new).collect();
     say_ready(running.config.announce, &facts, &not_served);
     say_status(running, left_out);
@@ -145,39 +228,77 @@ fn say_status(running: &Running, left_out: &[LeftOut]) {
 fn attend(
     running: &mut Running,
     left_out: &mut Vec<LeftOut>,
-    wrap: Wrap<'_>,
     inbox: &Receiver<Event>,
 ) -> Result<(), Error> {
     for event in inbox {
-        match event {
-            Event::Failed => {
-                // Those that offer others as well go on.
-                running.close_failed();
-                if running.disks.iter().all(is_failed) {
-                    return panicked(&running.config, &running.disks);
-                }
-            }
-            Event::Ended { ref server, .. } if is_expected(&running.disks, &event) => {
-                tracing::info!("{server} is closed");
-            }
-            Event::Signal(SIGHUP) => {
-                notify_reloading();
-                reload(running);
-                late::try_again(running, left_out, wrap);
-                say_status(running, left_out);
-            }
-            Event::Signal(SIGUSR1) => {
-                let vbds = running.disks.iter().map(|disk| &disk.vbd);
-                AllStats::of(&running.config, vbds).print();
-            }
-            Event::Signal(_) => return Ok(()),
-            Event::Ended { server, result, .. } => {
-                let source = result.err().unwrap_or_else(|| "without a word".into());
-                return Err(Error::Server { server, source });
-            }
+        let end = keep::keeping(running, |running| handle(running, left_out, inbox, event));
+        if let ControlFlow::Break(end) = end {
+            return end;
         }
     }
     Ok(())
+}
+
+fn handle(
+    running: &mut Running,
+    left_out: &mut Vec<LeftOut>,
+    inbox: &Receiver<Event>,
+    event: Event,
+) -> ControlFlow<Result<(), Error>> {
+    match event {
+        Event::Failed => {
+            // Those that offer others as well go on.
+            running.close_failed();
+            let served = || running.disks.values();
+            if running.config.control.is_none() && served().all(is_failed) {
+                return ControlFlow::Break(panicked(running));
+            }
+        }
+        Event::Ended { server, of: Some(of), .. } if running.expects_end(of) => {
+            tracing::info!("{server} is closed");
+            running.server_ended(of);
+        }
+        Event::Ended { server, of: Some(of), result } if running.was_added(of) => {
+            let why = result.err().map(|error| error.to_string()).unwrap_or_default();
+            tracing::error!("the {server} server ended by itself: {why}");
+            running.server_ended(of);
+        }
+        Event::Signal(SIGHUP) => {
+            notify_reloading();
+            reload(running);
+            running.disks.values().for_each(|served| served.vbd.try_again());
+            folder::look_again(running, left_out);
+            let before: Vec<DiskId> = running.disks.keys().copied().collect();
+            late::try_again(running, left_out);
+            let come = running.disks.keys().filter(|id| !before.contains(id));
+            for id in come.copied().collect::<Vec<_>>() {
+                let wrong = control::replay(running, inbox, id);
+                wrong.iter().for_each(|why| tracing::error!("not shown: {why}"));
+                control::resume(running, inbox, &[id]);
+            }
+            if let Some(mut keeper) = running.keeper.take() {
+                keeper.know(running);
+                running.keeper = Some(keeper);
+            }
+            say_status(running, left_out);
+        }
+        Event::Signal(SIGUSR1) => {
+            AllStats::of(running.disks.values()).print();
+        }
+        Event::Signal(_) => return ControlFlow::Break(Ok(())),
+        Event::Do(what) => {
+            contained(|| what(running));
+            if running.quit {
+                tracing::info!("a client of the control socket asks to stop");
+                return ControlFlow::Break(Ok(()));
+            }
+        }
+        Event::Ended { server, result, .. } => {
+            let source = result.err().unwrap_or_else(|| "without a word".into());
+            return ControlFlow::Break(Err(Error::Server { server, source }));
+        }
+    }
+    ControlFlow::Continue(())
 }
 
 /// Look again how large the images are, and tell the guests; read the certificates again.
@@ -187,36 +308,35 @@ fn reload(running: &Running) {
         Some(Err(error)) => tracing::error!("those read before stay in use: {error}"),
         None => {}
     }
-    for (disk, served) in running.config.disks.iter().zip(&running.disks) {
-        let path = disk.path.display();
+    for (id, served) in &running.disks {
+        let path = served.disk.path.display();
         let _disk = served.vbd.span().enter();
         match served.vbd.reload_size() {
             Ok(true) => {
                 tracing::info!("{path}: now {} bytes", served.vbd.size());
-                served.vhost_user.iter().for_each(|server| server.resized());
-                served.fuse.iter().for_each(|server| server.resized());
-                served.ublk.iter().for_each(|server| server.resized());
+                running.wires_of(*id).iter().for_each(|wire| wire.resized());
             }
             Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),
             Err(error) => tracing::error!("cannot find the size of {path}: {error}"),
         }
-        tell_of_another_file(&disk.path, served.file);
+        tell_of_another_file(&served.disk.path, served.file);
     }
 }
 
 /// Make stable what every disk was given, and close it, unless it is `kept` for its block device, whose
 /// threads go on. The first failure is returned, after all were tried.
-fn flush(config: &Config, disks: &[Served], kept: &[bool]) -> Result<(), Error> {
+fn flush(running: &Running, kept: &[DiskId]) -> Result<(), Error> {
     let failed = |path: &Path, source| Err(Error::Flush { path: path.to_owned(), source });
     let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
     let mut outcome = Ok(());
-    for ((disk, served), kept) in config.disks.iter().zip(disks).zip(kept.iter().copied()) {
+    for (id, served) in &running.disks {
+        let (path, kept) = (&served.disk.path, kept.contains(id));
         if is_failed(served) {
             continue;
         }
         let _disk = served.vbd.span().enter();
         let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
-        if let Some(server) = served.ublk.as_ref().filter(|_| kept) {
+        if let Some(server) = running.device_of(*id).filter(|_| kept) {
             let device = server.path().display();
             tracing::warn!("{device} stays: it waits for the next server of its image");
         }
@@ -226,8 +346,8 @@ fn flush(config: &Config, disks: &[Served], kept: &[bool]) -> Result<(), Error> 
             })
             .map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
         if let Err(error) = flushed {
-            tracing::error!("cannot flush {}: {error}", disk.path.display());
-            outcome = outcome.and(failed(&disk.path, error));
+            tracing::error!("cannot flush {}: {error}", path.display());
+            outcome = outcome.and(failed(path, error));
         }
     }
     outcome

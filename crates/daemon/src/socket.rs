@@ -2,15 +2,16 @@
 
 use std::fs;
 use std::io;
-use std::net::{TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use ringtap_sandbox::ask;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketAddrUnix;
 
 use crate::{Address, Error};
 
@@ -48,13 +49,13 @@ fn failed(tried: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
     }
 }
 
-fn stream() -> Result<OwnedFd, Errno> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
 /// Listen at `path` with these permissions. The socket of a dead server is replaced.
 pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), Error> {
-    let address = SocketAddrUnix::new(path).map_err(failed("bind", path))?;
+    SocketAddrUnix::new(path).map_err(failed("bind", path))?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty());
@@ -63,14 +64,14 @@ pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile),
     let _one_at_a_time = folder
         .ok()
         .filter(|folder| rustix::fs::flock(folder, FlockOperation::LockExclusive).is_ok());
-    let socket = stream().map_err(failed("make a socket for", path))?;
-    match rustix::net::bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) => {
-            remove_dead(path, &address)?;
-            rustix::net::bind(&socket, &address).map_err(failed("bind", path))?;
+    let socket = match ask::bind(path) {
+        Err(error) if error.raw_os_error() == Some(Errno::ADDRINUSE.raw_os_error()) => {
+            remove_dead(path)?;
+            ask::bind(path)
         }
-        end => end.map_err(failed("bind", path))?,
-    }
+        end => end,
+    };
+    let socket = socket.map_err(errno).map_err(failed("bind", path))?;
     let found = rustix::fs::lstat(path).map_err(failed("bind", path))?;
     #[allow(clippy::unnecessary_cast)] // their widths differ between machines
     let file = SocketFile {
@@ -85,15 +86,13 @@ pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile),
     Ok((UnixListener::from(socket), file))
 }
 
-fn remove_dead(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
+fn remove_dead(path: &Path) -> Result<(), Error> {
     let found = fs::symlink_metadata(path);
     if found.is_ok_and(|found| !found.file_type().is_socket()) {
         return Err(Error::NoSocket { path: path.to_owned() });
     }
-    let probe = stream().map_err(failed("make a socket for", path))?;
     // A live server with a full backlog must not make us wait for it.
-    rustix::io::ioctl_fionbio(&probe, true).map_err(failed("probe", path))?;
-    match rustix::net::connect(&probe, address) {
+    match ask::connect(path, false).map_err(errno) {
         Err(Errno::CONNREFUSED) => {
             tracing::info!("replacing the socket of a dead server: {}", path.display());
             fs::remove_file(path)
@@ -110,8 +109,9 @@ fn remove_dead(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
                 })
         }
         Err(Errno::NOENT) => Ok(()),
-        Ok(()) | Err(Errno::AGAIN) => {
-            Err(Error::Busy { path: path.to_owned(), holder: listener(&probe) })
+        Ok(probe) => Err(Error::Busy { path: path.to_owned(), holder: listener(&probe) }),
+        Err(Errno::AGAIN) => {
+            Err(Error::Busy { path: path.to_owned(), holder: "another program".into() })
         }
         // Another type of socket lives there.
         Err(Errno::PROTOTYPE) => {
@@ -145,29 +145,7 @@ pub(crate) fn tcp(host: &str, port: u16) -> Result<Vec<TcpListener>, Error> {
         let address = Address::Tcp { host: host.to_owned(), port }.to_string();
         Error::Socket { tried, address, source, hint }
     };
-    let found = (host, port).to_socket_addrs().map_err(|error| failed("resolve", error))?;
-    let (mut listeners, mut missing) = (vec![], None);
-    for address in found {
-        match TcpListener::bind(address) {
-            Ok(listener) => listeners.push(listener),
-            // A name often stands for an IPv6 address too, on hosts that have none.
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrNotAvailable
-                    || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) =>
-            {
-                missing = Some(error);
-            }
-            Err(error) => return Err(failed("listen on", error)),
-        }
-        if port == 0 && !listeners.is_empty() {
-            break;
-        }
-    }
-    if listeners.is_empty() {
-        let error = missing.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into());
-        return Err(failed("listen on", error));
-    }
-    Ok(listeners)
+    ask::listen(host, port).map_err(|error| failed("listen on", error))
 }
 
 #[cfg(test)]

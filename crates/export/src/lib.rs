@@ -13,6 +13,9 @@ pub mod nbd;
 mod poll;
 mod queue;
 mod reclaim;
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub mod sabotage;
 mod stop;
 mod tuning;
 pub mod ublk;

@@ -6,6 +6,9 @@
 //! been loaded, with the caller's files and directory. One call at a time; the others wait. A caller that ends before its
 //! child has it killed. Memory that the program shares with its children (fio's locks, made before `main`) is copied for
 //! each of them, or one would find what another has put away. The socket is at its place once calls are heard.
+//!
+//! fio looks only a tenth of a second after it has started its threads whether they are ready, which takes them a millisecond or
+//! two: as long as a fourth of a short measurement. It naps less here, and looks again as often as it takes.
 
 #![no_std]
 
@@ -27,6 +30,9 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
+/// fio's nap before it looks whether its threads are ready, and the one that it takes here: microseconds.
+const READY: u32 = 100_000;
+const SOON: u32 = 2_000;
 const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
 const POLLIN: c_short = 1;
 const SIGKILL: c_int = 9;
@@ -53,6 +59,12 @@ struct PollFd {
     revents: c_short,
 }
 
+#[repr(C)]
+struct Time {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
 #[link(name = "c")]
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
@@ -74,6 +86,7 @@ unsafe extern "C" {
     fn mmap(at: *mut u8, len: usize, rights: c_int, flags: c_int, fd: c_int, from: i64) -> *mut u8;
     fn munmap(at: *mut u8, len: usize) -> c_int;
     fn poll(fds: *mut PollFd, count: u64, timeout: c_int) -> c_int;
+    fn nanosleep(time: *const Time, left: *mut Time) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;
     fn _exit(status: c_int) -> !;
     fn __errno_location() -> *mut c_int;
@@ -118,6 +131,15 @@ pub unsafe extern "C" fn __libc_start_main(
         let real = core::mem::transmute::<*mut c_void, Start>(real);
         real(stand_by, argc, argv, init, fini, rtld_fini, stack_end)
     }
+}
+
+/// Stands in for libc's.
+#[unsafe(no_mangle)]
+pub extern "C" fn usleep(time: u32) -> c_int {
+    let time = i64::from(if time == READY { SOON } else { time });
+    let time = Time { seconds: time / 1_000_000, nanoseconds: time % 1_000_000 * 1000 };
+    // SAFETY: a time of this frame; what is left of it is not asked for.
+    unsafe { nanosleep(&raw const time, ptr::null_mut()) }
 }
 
 /// The program's `main` as long as it stands by; in a child it goes on as the program's own.

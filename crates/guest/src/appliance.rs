@@ -53,6 +53,7 @@ pub struct Builder {
     files: Vec<(PathBuf, PathBuf)>,
     modules: Vec<String>,
     spare_modules: Vec<String>,
+    device_model: bool,
 }
 
 impl Appliance {
@@ -63,12 +64,13 @@ impl Appliance {
             kernel: None,
             root: match machine {
                 Machine::Uml => Root::Host,
-                Machine::Pc | Machine::Xen | Machine::Domain => Root::Packed,
+                Machine::Pc | Machine::Xen | Machine::Domain | Machine::Hvm => Root::Packed,
             },
             programs: Vec::new(),
             files: Vec::new(),
             modules: Vec::new(),
             spare_modules: Vec::new(),
+            device_model: false,
         }
     }
 
@@ -126,6 +128,13 @@ impl Builder {
         self
     }
 
+    /// Gives Xen's first domain the QEMU that HVM domains need, of the distribution's package (3 MB, fetched once).
+    #[must_use]
+    pub fn device_model(mut self) -> Self {
+        self.device_model = true;
+        self
+    }
+
     /// What the guest's root is made of. Unless told otherwise the host's own in User-Mode Linux,
     /// where it costs nothing, and packed for a PC: under TCG the first start of fio over 9p takes
     /// some eight seconds, packed half a second. Domains of Xen have it packed always.
@@ -153,6 +162,7 @@ impl Builder {
             (None, Machine::Uml) => Kernel::uml()?,
             (None, Machine::Pc) => Kernel::pc(cache)?,
             (None, Machine::Xen | Machine::Domain) => Kernel::xen(cache, self.machine)?,
+            (None, Machine::Hvm) => Kernel::hvm(cache)?,
         };
         let hypervisor = match self.machine {
             Machine::Xen => Some(Hypervisor::find(cache)?),
@@ -163,6 +173,9 @@ impl Builder {
         }
         if let Some(xen) = &hypervisor {
             self.files.splice(..0, xen.settings()?);
+            if self.device_model {
+                self.files.extend(xen.firmware()?);
+            }
         }
         let busybox = find_program("busybox", "busybox-static")?;
         let closure = self.closure(hypervisor.as_ref())?;
@@ -184,6 +197,9 @@ impl Builder {
         let mut resolver = hypervisor.map_or_else(Resolver::new, Hypervisor::resolver);
         if let Some(xen) = hypervisor {
             xen.tools(&mut resolver)?;
+            if self.device_model {
+                xen.device_model(&mut resolver)?;
+            }
         }
         let scripts: &[&str] = if hypervisor.is_some() { &HOTPLUG } else { &[] };
         let always = ["/bin/sh"].iter().chain(scripts).copied();
@@ -202,6 +218,7 @@ impl Builder {
             Machine::Pc => &["ata_piix", "ext4", "loop"],
             Machine::Xen => &["virtio_blk", "xenfs", "xen_evtchn", "xen_gntdev", "loop"],
             Machine::Domain => &["xen_blkfront"],
+            Machine::Hvm => &["xen_blkfront", "ata_piix", "sd_mod"],
         };
         let needed = NEEDED_IN_PC.iter().filter(|_| self.machine == Machine::Pc);
         let mut seen = BTreeSet::new();

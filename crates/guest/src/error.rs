@@ -51,6 +51,12 @@ pub enum Error {
         /// What it printed on stderr, the end of it.
         stderr: String,
     },
+    /// The guest could not be moved.
+    #[error("the guest was not migrated: {why}")]
+    Migration {
+        /// What stood in the way.
+        why: String,
+    },
     /// The guest did not come up.
     #[error("{machine} did not boot: {why}. {remedy}\n{console}")]
     Boot {

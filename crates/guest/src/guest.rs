@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -69,6 +70,11 @@ pub(crate) trait Body: Send {
 
     /// User and system time of that process group.
     fn cpu_time(&self) -> Duration;
+
+    /// Where its links, logs and sockets are; none where it shares them with others.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
 }
 
 /// A monitor with one guest.
@@ -76,7 +82,7 @@ struct Monitor {
     // Fields drop in this order: the processes go before the files they use.
     process: Group,
     console: PathBuf,
-    _files: RunDir,
+    files: RunDir,
 }
 
 impl Body for Monitor {
@@ -95,6 +101,33 @@ impl Body for Monitor {
     fn cpu_time(&self) -> Duration {
         self.process.cpu_time()
     }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(self.files.path())
+    }
+}
+
+impl Monitor {
+    /// Starts it, its console in a file of that folder, and its agent's stream at `stdin`.
+    fn start(
+        command: &mut Command,
+        files: RunDir,
+        stdin: OwnedFd,
+        one_processor: bool,
+    ) -> Result<Monitor> {
+        let console = files.path().join("console");
+        let log = File::create(&console).map_err(io("make", &console))?;
+        let log_too = log.try_clone().map_err(io("write", &console))?;
+        command.stdin(Stdio::from(stdin)).stdout(log).stderr(log_too);
+        let mut start = || Group::spawn(command);
+        let process = if one_processor { on_one(start) } else { start() }?;
+        Ok(Monitor { process, console, files })
+    }
+}
+
+/// Another monitor, for a guest that is running already.
+pub(crate) fn body(mut command: Command, files: RunDir, stdin: OwnedFd) -> Result<Box<dyn Body>> {
+    Ok(Box::new(Monitor::start(&mut command, files, stdin, false)?))
 }
 
 /// A command that runs in a guest in the background.
@@ -131,20 +164,14 @@ impl Launch {
     /// Boots the guest and has its root, shares and disks ready.
     pub(crate) fn start(mut self) -> Result<Guest> {
         let started = Instant::now();
-        let console = self.files.path().join("console");
-        let log = File::create(&console).map_err(io("make", &console))?;
-        let log_too = log.try_clone().map_err(io("write", &console))?;
-        let (host, guest) = UnixStream::pair().map_err(io("make a socket for", &console))?;
-        self.command.stdin(Stdio::from(std::os::fd::OwnedFd::from(guest)));
-        self.command.stdout(log).stderr(log_too);
-        let mut start = || Group::spawn(&mut self.command);
-        let process = if self.one_processor { on_one(start) } else { start() }?;
+        let (host, guest) =
+            UnixStream::pair().map_err(io("make a socket in", self.files.path()))?;
+        let body = Monitor::start(&mut self.command, self.files, guest.into(), self.one_processor)?;
         // The command still owns the guest's end, and while it does no end of file can be seen.
-        let Launch { machine, files, set_up, disks, advise, timeout, accelerator, .. } = self;
         drop(self.command);
+        let Launch { machine, set_up, disks, advise, timeout, accelerator, .. } = self;
         let channel = Channel::new(host, self.interrupt, None)
-            .map_err(io("read from the guest at", &console))?;
-        let body = Monitor { process, console, _files: files };
+            .map_err(io("read from the guest at", &body.console))?;
         Arrival { body: Box::new(body), channel, started, timeout }.ready(
             machine,
             accelerator,
@@ -320,7 +347,7 @@ impl Guest {
         Err(Error::Timeout { command: "poweroff".into(), given: timeout, console })
     }
 
-    fn body(&self) -> std::sync::MutexGuard<'_, Box<dyn Body>> {
+    pub(crate) fn body(&self) -> std::sync::MutexGuard<'_, Box<dyn Body>> {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -23,6 +23,8 @@ pub enum Machine {
     Xen,
     /// Another domain of that Xen.
     Domain,
+    /// One that is a PC to its kernel, with devices that QEMU emulates in the first domain (HVM).
+    Hvm,
 }
 
 impl Machine {
@@ -137,6 +139,15 @@ impl Kernel {
             found: format!("a kernel of version {}, older than {least:?}", found.release),
             remedy: "install a newer kernel".into(),
         })
+    }
+
+    /// A kernel for an HVM domain of Xen, as its boot loader takes it: the one that the others have.
+    ///
+    /// # Errors
+    /// As [`Kernel::pc_since`].
+    pub fn hvm(cache: &Path) -> Result<Self> {
+        let usual = Self::pc_since(cache, &[6, 12])?;
+        Ok(Self { machine: Machine::Hvm, ..usual })
     }
 
     /// A kernel for domains of Xen, for the first ([`Machine::Xen`]) or another: one since 6.12,

@@ -15,7 +15,7 @@ use crate::kvm::{self, NoKvm};
 use crate::pc::{self, Pc};
 use crate::process::{find_program, run_tool};
 use crate::rundir::RunDir;
-use crate::setup::{Share, root_script, share_script};
+use crate::setup::{RAM, Share, root_script, share_script};
 use crate::uml::letter;
 
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
@@ -137,6 +137,18 @@ pub struct Qemu {
     interrupt: Arc<AtomicBool>,
     accelerator: Option<&'static str>,
 }
+
+/// A QEMU that can be started.
+pub(crate) struct Prepared {
+    pub(crate) command: Command,
+    pub(crate) files: RunDir,
+    set_up: String,
+    disks: Vec<String>,
+    accelerator: &'static str,
+}
+
+/// The socket of QEMU's monitor, in the guest's folder.
+pub(crate) const QMP: &str = "qmp";
 
 /// The processor that is translated where there is no KVM. Without `rep movsb`, which copies fastest on a
 /// real processor and byte by byte on a translated one: Linux and its C library copy by words then.
@@ -298,6 +310,24 @@ impl Qemu {
     /// [`Error::Boot`] with the console's last lines when it does not come up or a disk is not
     /// there.
     pub fn boot(self) -> Result<Guest> {
+        let Prepared { command, files, set_up, disks, accelerator } = self.prepare()?;
+        Launch {
+            machine: "QEMU (qemu-system-x86_64)",
+            accelerator,
+            command,
+            files,
+            set_up,
+            disks,
+            timeout: self.timeout,
+            interrupt: self.interrupt,
+            advise,
+            one_processor: false,
+        }
+        .start()
+    }
+
+    /// All that its QEMU is started with.
+    pub(crate) fn prepare(&self) -> Result<Prepared> {
         if self.appliance.kernel.machine != Machine::Pc {
             return Err(Error::Unusable {
                 path: self.appliance.kernel.image.clone(),
@@ -324,29 +354,18 @@ impl Qemu {
         let initrd = link(dir, "initrd", &self.appliance.initrd)?;
         command.args(["-kernel", &kernel, "-initrd", &initrd, "-append"]);
         command.arg(format!(
-            "console=ttyS0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent {PATIENT}"
+            "console=ttyS0 panic=-1 quiet loglevel=5 ringtap_port=ringtap.agent {RAM} {PATIENT}"
         ));
         let disks = self.add_disks(&program, dir, &mut command)?;
         self.add_forwards(&program, dir, &mut command)?;
         let set_up = self.add_shares(dir, &mut command)?;
-        Launch {
-            machine: "QEMU (qemu-system-x86_64)",
-            accelerator,
-            command,
-            files,
-            set_up,
-            disks,
-            timeout: self.timeout,
-            interrupt: self.interrupt,
-            advise,
-            one_processor: false,
-        }
-        .start()
+        command.args(["-qmp", &format!("unix:{},server=on,wait=off", dir.join(QMP).display())]);
+        Ok(Prepared { command, files, set_up, disks, accelerator })
     }
 
     fn add_disks(&self, program: &Path, dir: &Path, command: &mut Command) -> Result<Vec<String>> {
         let mut nodes = Vec::new();
-        let (mut virtio, mut ide, mut ahci, mut nvme) = (0, 0, 0, 0);
+        let (mut virtio, mut ide, mut ahci, mut nvme) = (0, 0usize, 0, 0);
         let ide_disks = self.disks.iter().filter(|disk| matches!(disk, Disk::Ide(_))).count();
         if self.disks.iter().any(|disk| matches!(disk, Disk::Ahci(_))) {
             command.args(["-device", "ich9-ahci,id=ahci"]);
@@ -395,7 +414,8 @@ impl Qemu {
                 }
                 Disk::Ide(_) => {
                     ide += 1;
-                    (format!("ide-hd,drive={id}"), format!("sd{}", letter(ide - 1)))
+                    let device = format!("ide-hd,drive={id}{}", ide_place(ide - 1));
+                    (device, format!("sd{}", letter(ide - 1)))
                 }
                 Disk::Ahci(_) => {
                     ahci += 1;
@@ -458,6 +478,11 @@ impl Qemu {
     }
 }
 
+/// Where the nth IDE disk is: QEMU by itself looks on the first of the controller's two buses alone.
+fn ide_place(n: usize) -> String {
+    format!(",bus=ide.{},unit={}", n / 2, n % 2)
+}
+
 fn is_virtio(disk: &Disk) -> bool {
     matches!(disk, Disk::Virtio(_) | Disk::VhostUser { .. } | Disk::Own(_))
 }
@@ -479,7 +504,21 @@ pub(crate) fn advise(console: &str) -> Option<String> {
         ("cannot set up guest memory", "Give the guest less memory"),
         ("No such file or directory", "Start the server before the guest, and check the paths"),
         ("Connection refused", "Start the vhost-user server before the guest"),
+        ("Bus 'ide.2' not found", "An IDE controller has four disks: take fewer of them"),
         ("is not a valid device model name", "`apt-get install qemu-system-x86` brings it all"),
     ];
     known.iter().find(|(sign, _)| console.contains(sign)).map(|(_, advice)| (*advice).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_ide_disks_are_two_on_each_bus() {
+        let places: Vec<String> = (0..4).map(ide_place).collect();
+        let wanted = ["0,unit=0", "0,unit=1", "1,unit=0", "1,unit=1"];
+        assert_eq!(places, wanted.map(|place| format!(",bus=ide.{place}")));
+        assert!(advise("qemu: Bus 'ide.2' not found").unwrap().contains("four disks"));
+    }
 }

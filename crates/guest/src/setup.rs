@@ -3,6 +3,10 @@
 use crate::appliance::Root;
 use crate::guest::quote;
 
+/// The kernel's option for where the initramfs is unpacked to: a tmpfs would take half of the memory that the packed one leaves,
+/// which in a small guest is less than what is in there.
+pub(crate) const RAM: &str = "rootfstype=ramfs";
+
 /// A host directory and where it stands in the guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Share {

@@ -1,12 +1,17 @@
 //! Chains of images, one below the other.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use crate::{OpenError, Place};
 
 /// The most images above each other.
 const DEEPEST: usize = 200;
+
+/// In the place of the device a file is on: block devices, and stores by their names.
+const DEVICES: u64 = u64::MAX;
+const STORES: u64 = u64::MAX - 1;
 
 /// The images opened above one another, so that none is met twice.
 #[derive(Clone, Default)]
@@ -20,10 +25,19 @@ impl Chain {
     pub(crate) fn with(mut self, place: &Place) -> Result<Chain, OpenError> {
         let path = place.path();
         let failed = |source| OpenError::Os { what: "open", path: path.to_owned(), source };
-        let facts = fs::metadata(place.at()).map_err(failed)?;
-        let file = match facts.file_type().is_block_device() {
-            true => (u64::MAX, facts.rdev()),
-            false => (facts.dev(), facts.ino()),
+        let file = match ringtap_stores::is_store(path) {
+            true => {
+                let mut hasher = DefaultHasher::new();
+                path.hash(&mut hasher);
+                (STORES, hasher.finish())
+            }
+            false => {
+                let facts = fs::metadata(place.at()).map_err(failed)?;
+                match facts.file_type().is_block_device() {
+                    true => (DEVICES, facts.rdev()),
+                    false => (facts.dev(), facts.ino()),
+                }
+            }
         };
         let refused = |why| OpenError::Refused { path: path.to_owned(), why };
         if self.above.contains(&file) {

@@ -4,19 +4,27 @@ use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::ops::{Deref, Range};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, PAGE, Wall, Witness};
-use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
+use ringtap_io::{Buffer, File, Io, Nature, Op, OpenFile, Wall, Witness};
+use ringtap_stores::Store;
+use rustix::fs::SeekFrom;
 
 use crate::place::path_of;
-use crate::{Error, Format, OpenError, OpenOptions, Place, lock, record};
+use crate::restart::Facts;
+use crate::{Error, Format, OpenError, OpenOptions, Place, Standing, lock, record};
 
-const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+mod facts;
+mod store;
+
+use facts::{
+    direct_alignment, drop_cached_pages, len_of, on_rotating_medium, work_in_memory_inline,
+};
+
 /// The most that one metadata transfer moves.
 const PIECE: usize = 1 << 20;
 
@@ -24,8 +32,9 @@ const PIECE: usize = 1 << 20;
 #[derive(Clone)]
 pub struct Container {
     file: File,
-    /// The open file behind it; none where a simulation provides it.
+    /// The open file behind it; none where a simulation provides it, or a store.
     open: Option<Arc<lock::Locked>>,
+    store: Option<Store>,
     path: Arc<Path>,
     traits: Traits,
     /// It lies on tmpfs.
@@ -95,6 +104,10 @@ struct State {
     /// A sync of the page cache failed. Linux then takes the lost pages for clean, so the next sync
     /// would succeed and lie: none is believed any more.
     lost: AtomicBool,
+    /// As its restart log found it when it was opened.
+    standing: OnceLock<Standing>,
+    /// What was known of its file when it was opened, where it is written to.
+    opened: OnceLock<Facts>,
 }
 
 impl Container {
@@ -102,6 +115,9 @@ impl Container {
     /// where the options name one.
     pub fn open(place: impl Into<Place>, options: &OpenOptions) -> Result<Container, OpenError> {
         let place = place.into();
+        if ringtap_stores::is_store(place.path()) {
+            return Container::open_store(place.path(), options);
+        }
         let (path, at) = (place.path(), place.at());
         let failed = |what| {
             let path: PathBuf = path.to_owned();
@@ -131,7 +147,9 @@ impl Container {
             lock::lock(open, path, !options.read_only)?
         };
         if !options.read_only {
-            record::may_write(&path_of(file.as_fd()), path, options)?;
+            let at = path_of(file.as_fd());
+            record::may_write(&at, path, options)?;
+            record::may_go_on(&at, path, options)?;
         }
         if options.cache.direct() && !options.read_only {
             drop_cached_pages(&file);
@@ -167,7 +185,11 @@ impl Container {
         }
         let (open, path) = (Some(Arc::new(file)), path.into());
         let never_synced = !options.cache.flushes();
-        Ok(Container { open, path, in_memory, rotational, never_synced, ..container })
+        let container = Container { open, path, in_memory, rotational, never_synced, ..container };
+        if !options.read_only {
+            let _first = container.state.opened.set(Facts::of(&container));
+        }
+        Ok(container)
     }
 
     /// A container that only the reactor knows, `len` bytes long.
@@ -179,6 +201,7 @@ impl Container {
         Container {
             file,
             open: None,
+            store: None,
             path,
             traits,
             in_memory,
@@ -204,6 +227,21 @@ impl Container {
         &self.witness
     }
 
+    /// What was known of its file when it was opened, before anything was written to it.
+    pub(crate) fn facts_at_first(&self) -> Facts {
+        self.state.opened.get().copied().unwrap_or_else(|| Facts::of(self))
+    }
+
+    /// Its restart log has found it so, before anything was written to it.
+    pub(crate) fn stands(&self, standing: &Standing) {
+        let _first = self.state.standing.set(standing.clone());
+    }
+
+    /// Whether it was in the state in which its last user left it when it was opened, where a restart log knew.
+    pub(crate) fn standing(&self) -> Option<&Standing> {
+        self.state.standing.get()
+    }
+
     /// The handle that operations take.
     #[inline]
     pub fn file(&self) -> File {
@@ -221,9 +259,40 @@ impl Container {
         self.rotational
     }
 
+    /// The number of the device that it is or lies on, of a partition that of its disk; none of a store, or of what a simulation
+    /// provides.
+    pub fn device(&self) -> Option<u64> {
+        let facts = rustix::fs::fstat(self.open_file()?).ok()?;
+        let is_device = rustix::fs::FileType::from_raw_mode(facts.st_mode).is_block_device();
+        let device = if is_device { facts.st_rdev } else { facts.st_dev };
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let sys = format!("/sys/dev/block/{major}:{minor}");
+        let whole = fs::read_to_string(format!("{sys}/partition"))
+            .and_then(|_| fs::read_to_string(format!("{sys}/../dev")));
+        let parsed = whole.ok().and_then(|text| {
+            let (major, minor) = text.trim().split_once(':')?;
+            Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+        });
+        Some(parsed.unwrap_or(device))
+    }
+
     /// Whether what is read of it is mostly copied out of the host's memory.
     pub(crate) fn is_copied_from(&self) -> bool {
         self.in_memory || self.traits.request_alignment == 1
+    }
+
+    /// Whether others may open it for writing while it is open here, for reading.
+    pub(crate) fn let_write(&self, may: bool) {
+        if let Some(open) = &self.open {
+            open.let_write(may);
+        }
+    }
+
+    /// Nobody writes to it any more by this handle or its clones: let others open it for reading.
+    pub(crate) fn stop_writing(&self) {
+        if let Some(open) = &self.open {
+            open.stop_writing();
+        }
     }
 
     /// Its name, for messages.
@@ -367,7 +436,7 @@ impl Container {
             return Err(lost);
         }
         let end = io.sync(self.file).await.map_err(Error::from_errno);
-        if end.is_err() && self.traits.request_alignment == 1 {
+        if end.is_err() && self.traits.request_alignment == 1 && self.store.is_none() {
             self.state.lost.store(true, SeqCst);
         }
         // One beside us may have failed meanwhile, and taken the error that was ours too.
@@ -445,74 +514,6 @@ pub(crate) fn malformed(
         found: found.to_string(),
         advice,
     }
-}
-
-/// tmpfs never waits for a disk but does not tell io_uring so, which then hands each request to a
-/// worker thread. With O_NONBLOCK set io_uring tries at once, and that is all it takes. Gives
-/// whether it is tmpfs.
-fn work_in_memory_inline(file: &fs::File) -> io::Result<bool> {
-    const TMPFS: u64 = 0x0102_1994;
-    let in_memory = rustix::fs::fstatfs(file)?.f_type as u64 == TMPFS;
-    if in_memory {
-        let flags = rustix::fs::fcntl_getfl(file)?;
-        rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK)?;
-    }
-    Ok(in_memory)
-}
-
-/// What the kernel says of the disk that it is or lies on; false where there is no one disk (tmpfs,
-/// btrfs, a network).
-fn on_rotating_medium(file: &OpenFile) -> io::Result<bool> {
-    let facts = rustix::fs::fstat(file)?;
-    let is_device = rustix::fs::FileType::from_raw_mode(facts.st_mode).is_block_device();
-    let device = if is_device { facts.st_rdev } else { facts.st_dev };
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // A partition has no queue of its own: its disk has, one folder up.
-    let told = ["queue", "../queue"].iter().find_map(|queue| {
-        fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{queue}/rotational")).ok()
-    });
-    Ok(told.is_some_and(|told| told.trim() == "1"))
-}
-
-/// Where pages of the file are cached, the kernel passes each write on to a worker that takes them away
-/// first. Pages that have not been written yet hold up who drops them for as long as that takes, so
-/// nobody waits for it; and the file is opened once more, for a copy of the descriptor would keep its
-/// locks. That they cannot be dropped is not worth a word.
-fn drop_cached_pages(file: &OpenFile) {
-    let again = fs::File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
-    let Ok(again) = again else { return };
-    let _ = std::thread::Builder::new()
-        .name("drop cached".into())
-        .spawn(move || rustix::fs::fadvise(&again, 0, None, Advice::DontNeed));
-}
-
-fn len_of(file: impl AsFd) -> io::Result<u64> {
-    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
-}
-
-/// The multiples that O_DIRECT asks of offsets and of memory: what the kernel says (Linux 6.1, ext4,
-/// xfs, block devices), else what a read turns out to need.
-fn direct_alignment(file: &OpenFile) -> io::Result<(u64, usize)> {
-    if let Ok(facts) = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, STATX_DIOALIGN) {
-        let known = facts.stx_mask & STATX_DIOALIGN.bits() != 0;
-        if known && facts.stx_dio_offset_align != 0 {
-            return Ok((
-                u64::from(facts.stx_dio_offset_align),
-                facts.stx_dio_mem_align.max(1) as usize,
-            ));
-        }
-    }
-    let mut memory = vec![0u8; 3 * PAGE];
-    let start = memory.as_ptr().align_offset(PAGE);
-    for align in [1, 512, PAGE] {
-        let buffer = &mut memory[start + align % PAGE..][..align];
-        match rustix::io::pread(file, buffer, (align % PAGE) as u64) {
-            Ok(_) => return Ok((align as u64, align)),
-            Err(rustix::io::Errno::INVAL) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok((PAGE as u64, PAGE))
 }
 
 #[cfg(test)]

@@ -78,6 +78,9 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A store could not be opened.
+    #[error(transparent)]
+    Store(#[from] ringtap_stores::OpenError),
     /// Neither a regular file nor a block device.
     #[error("{} is a {found}, and an image is a regular file or a block device", path.display())]
     Kind {
@@ -122,6 +125,23 @@ pub enum OpenError {
         found: &'static str,
         /// Whether that was written down, or only its signature says so.
         recorded: bool,
+    },
+    /// The image's disk goes on in another.
+    #[error(
+        "the disk of {} goes on in {} since a snapshot, a commit or a mirror of it, {why}: use that (ringtap serve finds \
+         it by itself while both are as they were), or, to go on from this one and give up what was written since: \
+         ringtap amend --forget-successor {}",
+        path.display(),
+        successor.display(),
+        path.display()
+    )]
+    Succeeded {
+        /// The image.
+        path: PathBuf,
+        /// The other.
+        successor: PathBuf,
+        /// What stands in the way.
+        why: &'static str,
     },
     /// The image has no such snapshot.
     #[error("{} has no snapshot {which}: snapshot -l lists those it has", path.display())]

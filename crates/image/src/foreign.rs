@@ -8,14 +8,16 @@ pub fn foreign_name(name: &[u8]) -> Option<&'static str> {
     Some(match scheme {
         "json" => "QEMU's json: names are not read: name the image's file, and its format with -f",
         "file" => "write the path alone, without file:",
-        "nbd" | "nbd+unix" | "nbds" | "nbds+unix" => {
-            "NBD servers are not read from yet: attach it with nbd-client or nbdfuse, and name that"
+        "nbd" | "nbd+unix" | "nbds" | "nbds+unix" if !name[colon..].starts_with(b"://") => {
+            "write an NBD export as nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"
         }
-        "http" | "https" | "ftp" | "ftps" | "ssh" | "sftp" => {
-            "servers are not read from yet: copy the image, or attach it with nbdkit and nbdfuse"
+        "http" | "https" | "s3" if name[colon..].starts_with(b"://") => return None,
+        "http" | "https" | "s3" => "write an object as s3://BUCKET/KEY or https://HOST/PATH",
+        "ftp" | "ftps" | "ssh" | "sftp" => {
+            "servers of that kind are not read from: copy the image, or attach it with nbdkit and nbd+unix://"
         }
         "rbd" | "iscsi" | "iser" | "nfs" | "gluster" | "gluster+tcp" | "gluster+unix"
-        | "gluster+rdma" | "vxhs" | "sheepdog" | "s3" => {
+        | "gluster+rdma" | "vxhs" | "sheepdog" => {
             "that storage is not supported yet: map it as a block device or mount it, and name that"
         }
         "null-co" | "null-aio" => "write null:SIZE, such as null:10G",
@@ -33,11 +35,12 @@ mod tests {
     #[test]
     fn servers_and_drivers_are_told_from_paths() {
         for (name, said) in [
-            ("nbd://host/export", "nbd-client"),
-            ("nbd+unix:///?socket=/s", "nbd-client"),
+            ("nbd:host:10809:exportname=x", "nbd://HOST"),
+            ("nbd:unix:/s", "nbd://HOST"),
             ("json:{\"driver\":\"qcow2\"}", "-f"),
             ("file:a.raw", "without file:"),
-            ("https://host/a.qcow2", "copy"),
+            ("ftp://host/a.qcow2", "copy"),
+            ("s3:bucket/a.qcow2", "s3://BUCKET"),
             ("rbd:pool/image", "block device"),
         ] {
             assert!(
@@ -45,7 +48,16 @@ mod tests {
                 "{name}"
             );
         }
-        for path in ["a.raw", "./nbd://x", "/dev/disk/by-path/pci-0000:00", "vm:1.raw", "null:1G"] {
+        for path in [
+            "a.raw",
+            "./nbd://x",
+            "nbd://host/x",
+            "https://host/a.qcow2",
+            "s3://bucket/a.qcow2",
+            "/dev/disk/by-path/pci-0000:00",
+            "vm:1.raw",
+            "null:1G",
+        ] {
             assert_eq!(foreign_name(path.as_bytes()), None, "{path}");
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ringtap_io::{File, Io, Mem};
 
 use crate::qcow2::BitmapSet;
-use crate::{Error, Grace, LayerState};
+use crate::{Container, Error, Grace, LayerState, Place};
 
 /// A future of an image's slow path.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -317,6 +317,33 @@ pub trait Image: Send + Sync {
     /// The disk is stopped, and what another request has begun may never end: whoever waits for that is to
     /// look again, now and from now on.
     fn abandon(&self) {}
+
+    /// The image below, where there is one.
+    fn below(&self) -> Option<&dyn Image> {
+        None
+    }
+
+    /// Where its file is, for as long as it is open.
+    fn place(&self) -> Option<Place> {
+        None
+    }
+
+    /// What holds it, where that is a file or a block device.
+    fn container(&self) -> Option<&Container> {
+        None
+    }
+
+    /// Whether another handle of its file may write to it, of this process or another, while this one goes on reading what
+    /// that leaves alone. Not until it is told so.
+    fn let_write(&self, _may: bool) {}
+
+    /// Whether another handle of its file goes on reading what was in it when this one was opened and has not been written
+    /// to since: room that is freed is then not used again.
+    fn read_beside(&self, _beside: bool) {}
+
+    /// Nobody writes to it any more, by this handle or another: it is closed, and still read. Others may open it for
+    /// reading from now on.
+    fn stop_writing(&self) {}
 
     /// Write what is still in memory and leave the image as other programs expect it, before it is
     /// closed for good. No other request is under way.

@@ -4,7 +4,9 @@
 //! that moves them (`ringtap-vbd`) does the same for every format.
 #![forbid(unsafe_code)]
 
+mod away;
 mod backing;
+pub mod bitmap_store;
 mod boot;
 mod bytes;
 mod container;
@@ -38,6 +40,7 @@ pub mod vhdx;
 pub mod vmdk;
 mod whole;
 
+pub use away::Away;
 pub use container::{Container, Traits};
 pub use error::{Error, OpenError};
 pub use foreign::foreign_name;
@@ -57,5 +60,6 @@ pub use restart::{
     Identity, Left, LeftBehind, Record, RestartChoice, RestartLog, Standing, Words, has_folder,
     set_folder,
 };
+pub use ringtap_stores::{certificates_of, is_store};
 pub use secret::{Secret, SecretError, SecretSource};
 pub use state::{CacheState, LayerState, LogState};

@@ -5,7 +5,6 @@
 //! byte 200 + i; each tests the other's bytes for locks before it goes on.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, fcntl};
 
 use ringtap_io::OpenFile;
+use ringtap_sandbox::ask;
 
 use crate::OpenError;
 
@@ -64,6 +64,25 @@ impl Drop for Locked {
         let mut all = lock_at(libc::F_UNLCK, 0);
         all.l_len = 0;
         let _ = fcntl(self.0.as_fd(), FcntlArg::F_OFD_SETLK(&all));
+    }
+}
+
+impl Locked {
+    /// Have it for reading only from now on.
+    pub(crate) fn stop_writing(&self) {
+        self.set(libc::F_UNLCK, HELD);
+    }
+
+    /// Whether others may write to it from now on. Who has begun to goes on.
+    pub(crate) fn let_write(&self, may: bool) {
+        self.set(if may { libc::F_UNLCK } else { libc::F_RDLCK }, REFUSED);
+    }
+
+    fn set(&self, lock: i32, kind: i64) {
+        for permission in [WRITE, RESIZE] {
+            // What cannot be given back is held until it is closed.
+            let _ = fcntl(self.0.as_fd(), FcntlArg::F_OFD_SETLK(&lock_at(lock, kind + permission)));
+        }
     }
 }
 
@@ -168,32 +187,15 @@ fn conflict(
     Ok(None)
 }
 
-/// Who holds a lock on that byte, as far as /proc shows it to us.
+/// Who has this byte of the file locked, as the kernel tells who may know.
 fn holder(fd: BorrowedFd<'_>, byte: i64) -> Option<Holder> {
-    let own = std::process::id();
     let file = rustix::fs::fstat(fd).ok()?;
-    let (major, minor) = (rustix::fs::major(file.st_dev as _), rustix::fs::minor(file.st_dev as _));
-    let inode = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
-    for process in fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
-        else {
-            continue;
-        };
-        let Ok(descriptors) = fs::read_dir(process.path().join("fdinfo")) else { continue };
-        for descriptor in descriptors.flatten() {
-            let is_this = pid == own
-                && descriptor.file_name().to_str() == Some(fd.as_raw_fd().to_string().as_str());
-            let Ok(text) = fs::read_to_string(descriptor.path()) else { continue };
-            if !is_this && text.lines().any(|line| covers(line, &inode, byte)) {
-                if pid == own {
-                    return Some(Holder::Ourselves);
-                }
-                let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-                return Some(Holder::Process { id: pid, name: name.trim().to_owned() });
-            }
-        }
-    }
-    None
+    let device = (rustix::fs::major(file.st_dev as _), rustix::fs::minor(file.st_dev as _));
+    let found = ask::holder(device, file.st_ino, byte, fd.as_raw_fd())?;
+    Some(match found.id == std::process::id() {
+        true => Holder::Ourselves,
+        false => Holder::Process { id: found.id, name: found.name },
+    })
 }
 
 /// What can be said of a holder that /proc does not show.
@@ -205,30 +207,10 @@ fn unseen(path: &Path) -> String {
     )
 }
 
-/// Whether a line of /proc/PID/fdinfo/FD such as `lock: 1: OFDLCK ADVISORY READ -1 fe:00:42 100 101`
-/// (the last two: first and last byte) is a lock on that byte of that file.
-fn covers(line: &str, inode: &str, byte: i64) -> bool {
-    if !line.starts_with("lock:") {
-        return false;
-    }
-    let mut words = line.split_whitespace().skip_while(|word| *word != inode).skip(1);
-    let first = words.next().and_then(|word| word.parse::<i64>().ok());
-    let last = words.next().map(|word| word.parse::<i64>().unwrap_or(i64::MAX));
-    matches!((first, last), (Some(first), Some(last)) if (first..=last).contains(&byte))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lock_lines_of_proc_are_read() {
-        let line = "lock:\t1: OFDLCK  ADVISORY  READ -1 fe:00:1234 100 101";
-        assert!(covers(line, "fe:00:1234", 101));
-        assert!(!covers(line, "fe:00:1234", 102));
-        assert!(!covers(line, "fe:00:123", 101));
-        assert!(covers("lock:\t1: POSIX ADVISORY WRITE 7 fe:00:1234 0 EOF", "fe:00:1234", 203));
-    }
+    use std::fs;
 
     #[test]
     fn a_second_writer_is_refused_and_told_of_the_first() {
@@ -247,6 +229,16 @@ mod tests {
         assert!(message.contains(said), "{message}");
         assert!(refused(false).contains("disk.raw for reading: "));
         drop(first);
+        let former = lock(open(), &path, true).expect("a writer");
+        former.stop_writing();
+        let _reader = lock(open(), &path, false).expect("a reader beside who reads");
+        assert!(refused(true).contains("lets nobody write"));
+        drop(_reader);
+        former.let_write(true);
+        drop(lock(open(), &path, true).expect("a writer beside who lets it"));
+        former.let_write(false);
+        assert!(refused(true).contains("lets nobody write"));
+        drop(former);
         let _reader = lock(open(), &path, false).expect("a reader alone");
         let _second = lock(open(), &path, false).expect("a second reader");
         let message = refused(true);

@@ -44,6 +44,8 @@ pub struct OpenOptions {
     pub no_restart_log: bool,
     /// What becomes of a restart log of which it cannot be told whether it belongs to the image.
     pub restart_log: Option<RestartChoice>,
+    /// Write to the image though its disk goes on in another.
+    pub succeeded: bool,
     /// Nobody will look at the image's data: what is encrypted stays locked.
     pub tables_only: bool,
 }

@@ -8,8 +8,15 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use ringtap_stores::Store;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
+
+use crate::{OpenError, OpenOptions};
+
+/// Where signatures are looked for.
+const HEAD: u64 = 1024;
+const VHD: &[u8; 8] = b"conectix";
 
 /// Holds what is at work on the file, while it is: its content is not whole.
 const UNFINISHED: &str = "user.ringtap.unfinished";
@@ -17,11 +24,15 @@ const UNFINISHED: &str = "user.ringtap.unfinished";
 /// Write down that `verb` is at work on the file, so that nobody takes it for whole before
 /// [`finished`]. False where the file system keeps no notes.
 pub fn unfinished(path: &Path, verb: &str) -> bool {
-    rustix::fs::setxattr(path, UNFINISHED, verb.as_bytes(), XattrFlags::empty()).is_ok()
+    !ringtap_stores::is_store(path)
+        && rustix::fs::setxattr(path, UNFINISHED, verb.as_bytes(), XattrFlags::empty()).is_ok()
 }
 
 /// The work has ended well.
 pub fn finished(path: &Path) -> io::Result<()> {
+    if ringtap_stores::is_store(path) {
+        return Ok(());
+    }
     match rustix::fs::removexattr(path, UNFINISHED) {
         Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
         // Device nodes take none.
@@ -36,6 +47,9 @@ pub fn unfinished_work(path: &Path) -> Option<String> {
 }
 
 fn note(path: &Path, name: &str) -> Option<String> {
+    if ringtap_stores::is_store(path) {
+        return None;
+    }
     let mut text = [0; 64];
     let len = rustix::fs::getxattr(path, name, &mut text[..]).ok()?;
     String::from_utf8(text.get(..len)?.to_vec()).ok()
@@ -44,9 +58,60 @@ fn note(path: &Path, name: &str) -> Option<String> {
 /// The format whose mark the image bears, by its name; none where it bears none, and is raw. May name
 /// formats that are not read here (qed, vdi).
 pub fn mark(path: &Path) -> io::Result<Option<&'static str>> {
+    if ringtap_stores::is_store(path) {
+        let options = ringtap_stores::Options { read_only: true };
+        let store = Store::open(&path.to_string_lossy(), &options).map_err(io::Error::other)?;
+        return mark_of_store(path, &store);
+    }
     let mut file = File::open(path)?;
     let mut head = vec![];
-    file.by_ref().take(1024).read_to_end(&mut head)?;
+    file.by_ref().take(HEAD).read_to_end(&mut head)?;
+    let mut tail = [0; 8];
+    Ok(mark_of(&head, || {
+        let read = file.seek(SeekFrom::End(-512)).is_ok() && file.read_exact(&mut tail).is_ok();
+        read && &tail == VHD
+    }))
+}
+
+/// The same of a store.
+fn mark_of_store(path: &Path, store: &Store) -> io::Result<Option<&'static str>> {
+    let (file, facts) = (store.file(), *store.facts());
+    let block = u64::from(facts.block).max(512);
+    let last = facts.len.saturating_sub(512) / block * block;
+    let (first, second) = ((HEAD as usize).next_multiple_of(block as usize), 2 * block as usize);
+    let (head, tail) = crate::on_a_ring(path, |io| async move {
+        let buffer = io.buffer(first.max(second))?;
+        let read = io.read_blocks(file, 0, buffer.mem().window(0, first), block as usize).await?;
+        let head = buffer.bytes()[..read].to_vec();
+        let read =
+            io.read_blocks(file, last, buffer.mem().window(0, second), block as usize).await?;
+        Ok::<_, i32>((head, buffer.bytes()[..read].to_vec()))
+    })
+    .map_err(io::Error::other)?
+    .map_err(io::Error::from_raw_os_error)?;
+    let at = (facts.len.saturating_sub(512) - last) as usize;
+    Ok(mark_of(&head, || tail.get(at..).is_some_and(|tail| tail.starts_with(VHD))))
+}
+
+/// Whether a store may be written to as the format of `options`: not where it bears the signature of another. What a
+/// guest has written there looks the same, for nothing is recorded of it.
+pub(crate) fn may_write_store(
+    path: &Path,
+    store: &Store,
+    options: &OpenOptions,
+) -> Result<(), OpenError> {
+    let Some(asked) = options.format.filter(|_| !options.force_format) else { return Ok(()) };
+    let failed =
+        |source| OpenError::Os { what: "read the start of", path: path.to_owned(), source };
+    match mark_of_store(path, store).map_err(failed)? {
+        Some(found) if found.parse::<crate::Format>().ok() != Some(asked) => {
+            Err(OpenError::OtherFormat { path: path.to_owned(), asked, found, recorded: false })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn mark_of(head: &[u8], ends_as_vhd: impl FnOnce() -> bool) -> Option<&'static str> {
     let begins = |mark: &[u8], at: usize| head.get(at..).is_some_and(|rest| rest.starts_with(mark));
     let marks: [(&[u8], usize, &str); 7] = [
         (b"QFI\xfb", 0, "qcow2"),
@@ -59,16 +124,12 @@ pub fn mark(path: &Path) -> io::Result<Option<&'static str>> {
     ];
     if let Some((.., name)) = marks.iter().find(|(mark, at, _)| begins(mark, *at)) {
         // QEMU's first format bears the same mark.
-        return Ok(Some(if *name == "qcow2" && begins(&[0, 0, 0, 1], 4) { "qcow" } else { name }));
+        return Some(if *name == "qcow2" && begins(&[0, 0, 0, 1], 4) { "qcow" } else { name });
     }
-    if is_descriptor(&head) {
-        return Ok(Some("vmdk"));
+    if is_descriptor(head) {
+        return Some("vmdk");
     }
-    let mut tail = [0; 8];
-    if file.seek(SeekFrom::End(-512)).is_ok() && file.read_exact(&mut tail).is_ok() {
-        return Ok((&tail == b"conectix").then_some("vpc"));
-    }
-    Ok(None)
+    ends_as_vhd().then_some("vpc")
 }
 
 /// Whether this begins a VMDK's descriptor in a file of its own: comments, then its version.

@@ -59,9 +59,10 @@ impl Raw {
     ) -> Result<(), Error> {
         let container = &self.container;
         let punch = || container.punch(io, offset, len);
+        let forget = || container.forget(io, offset, len);
         let zero = || container.zero_range(io, offset, len);
         match mode {
-            Discard::Free => match punch().await {
+            Discard::Free => match forget().await {
                 Err(Error::Unsupported) => Ok(()),
                 end => end,
             },
@@ -117,6 +118,22 @@ impl Image for Raw {
         Extent::Data { file: self.container.file(), offset, len, writable: true, cipher: None }
     }
 
+    fn container(&self) -> Option<&Container> {
+        Some(&self.container)
+    }
+
+    fn place(&self) -> Option<Place> {
+        Some(self.container.place())
+    }
+
+    fn let_write(&self, may: bool) {
+        self.container.let_write(may);
+    }
+
+    fn stop_writing(&self) {
+        self.container.stop_writing();
+    }
+
     fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
         Box::pin(self.container.sync(io))
     }
@@ -131,8 +148,14 @@ impl Image for Raw {
         Box::pin(self.discard_range(io, offset, len, mode))
     }
 
-    fn status<'a>(&'a self, _: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
-        Box::pin(async move { Ok(self.find_status(offset, len)) })
+    fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
+        Box::pin(async move {
+            let Some(holds) = self.container.holds(io, offset, len).await? else {
+                return Ok(self.find_status(offset, len));
+            };
+            let all = Status { at: Some(offset), ..Status::data(holds.len.min(len)) };
+            Ok(Status { allocated: !holds.hole, zero: holds.zero, ..all })
+        })
     }
 
     fn grow(&self, size: u64) -> Result<(), Error> {

@@ -34,11 +34,12 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::{broken, step};
 use ringtap_io::{SharedWords, Witness};
 
+pub(crate) use files::make_folder;
 pub(crate) use files::open_ours;
 pub use files::{has_folder, set_folder};
-use files::{make_folder, may_hold_changes, name_of, open_to_keep};
+use files::{may_hold_changes, name_of, open_to_keep};
 pub use left::{Left, LeftBehind, RestartChoice};
-use standing::Facts;
+pub(crate) use standing::Facts;
 pub use standing::Standing;
 
 use rustix::fs::FallocateFlags;
@@ -215,6 +216,12 @@ impl RestartLog {
         files::usual_folder()
     }
 
+    /// The same, made where it was not there yet.
+    pub fn made_folder() -> io::Result<PathBuf> {
+        let folder = files::usual_folder();
+        files::make_folder(&folder).map(|()| folder)
+    }
+
     /// A log in the memory of a simulation, which keeps a copy of it over a kill.
     pub fn with(words: ringtap_io::Words, identity: Identity, capacity: u64) -> RestartLog {
         let fits = words.len().saturating_sub(FIRST) / (2 * RECORD);
@@ -253,8 +260,14 @@ impl RestartLog {
         if let Some(file) = container.open_file() {
             self.own.1 = reap::number_of(file, born);
         }
+        container.stands(&self.standing);
         self.image = Some(container.clone());
         self
+    }
+
+    /// Whether there is anything in it.
+    pub(crate) fn holds_changes(&self) -> bool {
+        self.left().is_some_and(|left| !left.records.is_empty())
     }
 
     /// What it holds, if that is anything, for those who only tell of it.
@@ -348,13 +361,16 @@ impl RestartLog {
     /// The next generation, before it is written to the image.
     pub(crate) fn begin_generation(&self) -> u64 {
         let next = self.word(GENERATION[0]).wrapping_add(1);
+        self.copy_generation(1, next);
         self.set(GENERATION[1], next);
         next
     }
 
     /// The image has it.
     pub(crate) fn end_generation(&self) {
-        self.set(GENERATION[0], self.word(GENERATION[1]));
+        let now = self.word(GENERATION[1]);
+        self.copy_generation(0, now);
+        self.set(GENERATION[0], now);
     }
 
     /// The same, with the memory of [`RestartLog::memory`] in a simulation.

@@ -40,6 +40,8 @@ pub struct CacheState {
     pub most: u64,
     /// Pieces of tables that a flush has to write.
     pub dirty: u64,
+    /// Their bytes.
+    pub dirty_bytes: u64,
 }
 
 /// A restart log.

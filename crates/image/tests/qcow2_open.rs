@@ -59,7 +59,7 @@ fn a_chain_opens_in_its_own_folder_only() {
         open(&image, &options(false)).expect("opened");
     }
     for (name, said) in [
-        ("nbd://host/disk", "NBD servers are not read"),
+        ("nbd://host/disk", "lies on a server"),
         ("json:{\"driver\":\"raw\"}", "json: names are not read"),
         ("vm:disk", "only a file's path"),
     ] {

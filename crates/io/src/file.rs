@@ -18,6 +18,21 @@ impl File {
         File { slot, generation }
     }
 
+    /// A handle of what is no descriptor, by its place in a table of its own.
+    pub(crate) fn elsewhere(place: u32, generation: u32) -> File {
+        File { slot: ELSEWHERE | place, generation }
+    }
+
+    /// Whether it is no descriptor of this machine: see [`crate::Remote`].
+    #[inline]
+    pub fn is_elsewhere(self) -> bool {
+        self.slot & ELSEWHERE != 0
+    }
+
+    pub(crate) fn place_elsewhere(self) -> u32 {
+        self.slot & !ELSEWHERE
+    }
+
     /// Its place in the table of open files.
     pub fn slot(self) -> u32 {
         self.slot
@@ -49,6 +64,9 @@ impl File {
         (slot.generation == self.generation).then(|| at(slot))
     }
 }
+
+/// Set in the slot of what is no descriptor.
+const ELSEWHERE: u32 = 1 << 31;
 
 /// How the transfers of a file behave, where that asks for more than the usual.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

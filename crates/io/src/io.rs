@@ -5,10 +5,13 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::elsewhere::Sessions;
 use crate::pool::{Buffer, Pool};
 use crate::signal::Wait;
+use crate::wake::Wakes;
 use crate::{File, Key, Mem, Op, Reactor, Signal, Time};
 
 pub(crate) type TaskId = u32;
@@ -20,6 +23,8 @@ const MOST: usize = 1 << 30;
 pub(crate) enum State {
     Free,
     UnderWay(TaskId),
+    /// As that, of a file that is elsewhere.
+    Elsewhere(TaskId, File),
     Done(i32),
 }
 
@@ -31,11 +36,20 @@ pub(crate) struct Shared {
     pub(crate) under_way: Cell<usize>,
     pub(crate) ready: RefCell<Vec<TaskId>>,
     pub(crate) current: Cell<TaskId>,
-    pub(crate) spawned: RefCell<Vec<Pin<Box<dyn Future<Output = ()>>>>>,
+    pub(crate) spawned: RefCell<Vec<Spawned>>,
     pub(crate) now: Cell<Time>,
     /// Notified at the end of each turn.
     pub(crate) turned: Signal,
     pool: Rc<Pool>,
+    pub(crate) wakes: Arc<Wakes>,
+    pub(crate) sessions: RefCell<Sessions>,
+}
+
+/// A task that was started by another.
+pub(crate) struct Spawned {
+    pub(crate) task: Pin<Box<dyn Future<Output = ()>>>,
+    /// Nobody waits for its end.
+    pub(crate) beside: bool,
 }
 
 /// The door of one queue thread to its reactor. Clones are the same door.
@@ -45,7 +59,8 @@ pub struct Io {
 }
 
 impl Io {
-    pub(crate) fn new(reactor: Box<dyn Reactor>) -> Io {
+    pub(crate) fn new(mut reactor: Box<dyn Reactor>) -> Io {
+        let wakes = Wakes::new(reactor.alarm());
         let now = Cell::new(reactor.now());
         Io {
             shared: Rc::new(Shared {
@@ -60,6 +75,8 @@ impl Io {
                 now,
                 turned: Signal::default(),
                 pool: Rc::default(),
+                wakes,
+                sessions: RefCell::default(),
             }),
         }
     }
@@ -93,7 +110,12 @@ impl Io {
 
     /// Start another task on this thread.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.shared.spawned.borrow_mut().push(Box::pin(task));
+        self.shared.spawned.borrow_mut().push(Spawned { task: Box::pin(task), beside: false });
+    }
+
+    /// As [`Io::spawn`], a task that serves others: nobody waits for its end, and it may go with the thread.
+    pub fn spawn_beside(&self, task: impl Future<Output = ()> + 'static) {
+        self.shared.spawned.borrow_mut().push(Spawned { task: Box::pin(task), beside: true });
     }
 
     /// Carry out one operation; the raw result.
@@ -191,7 +213,7 @@ impl Io {
         let shared = &*self.shared;
         let mut states = shared.states.borrow_mut();
         let Some(state) = states.get_mut(key as usize) else { return };
-        if let State::UnderWay(task) = *state {
+        if let State::UnderWay(task) | State::Elsewhere(task, _) = *state {
             *state = State::Done(result);
             shared.under_way.set(shared.under_way.get() - 1);
             shared.ready.borrow_mut().push(task);
@@ -200,8 +222,18 @@ impl Io {
         }
     }
 
+    /// From now on the operation is the reactor's. False where it has ended.
+    pub(crate) fn is_here(&self, key: Key) -> bool {
+        let mut states = self.shared.states.borrow_mut();
+        let Some(state) = states.get_mut(key as usize) else { return false };
+        let State::Elsewhere(task, _) = *state else { return false };
+        *state = State::UnderWay(task);
+        true
+    }
+
     fn is_in_flight(&self, key: Key) -> bool {
-        matches!(self.shared.states.borrow()[key as usize], State::UnderWay(_))
+        let states = self.shared.states.borrow();
+        matches!(states[key as usize], State::UnderWay(_) | State::Elsewhere(..))
     }
 
     /// The operation is wanted no more: have it end, and wait until it has. Nobody is told its result.
@@ -231,6 +263,14 @@ impl Io {
     }
 
     fn cancel(&self, key: Key) -> io::Result<()> {
+        let state = self.shared.states.borrow()[key as usize];
+        if let State::Elsewhere(_, file) = state {
+            let session = self.shared.sessions.borrow().known(file);
+            if let Some(session) = session {
+                session.cancel(self, key);
+            }
+            return Ok(());
+        }
         if !self.is_in_flight(key) || self.take_back(key) {
             return Ok(());
         }
@@ -255,7 +295,11 @@ impl Io {
     /// Take what completes, and hand over nothing. An error only where nothing has completed by it.
     fn turn_without_new(&self) -> io::Result<()> {
         let (before, mut done) = (self.under_way(), vec![]);
-        let outcome = self.shared.reactor.borrow_mut().turn(&mut vec![], &mut done, true);
+        let wakes = &self.shared.wakes;
+        let sleeps = wakes.fall_asleep_for_ends();
+        let outcome = self.shared.reactor.borrow_mut().turn(&mut vec![], &mut done, sleeps);
+        wakes.wake_up();
+        wakes.take_ends(&mut done);
         done.into_iter().for_each(|(key, result)| self.complete(key, result));
         if self.under_way() < before { Ok(()) } else { outcome }
     }
@@ -286,7 +330,12 @@ impl Future for OpFuture<'_> {
         match self.step {
             Step::Asked(op) => {
                 let mut states = shared.states.borrow_mut();
-                let state = State::UnderWay(shared.current.get());
+                let task = shared.current.get();
+                let elsewhere = op.elsewhere();
+                let state = match elsewhere {
+                    None => State::UnderWay(task),
+                    Some(file) => State::Elsewhere(task, file),
+                };
                 let key = match shared.free.borrow_mut().pop() {
                     Some(key) => {
                         states[key as usize] = state;
@@ -300,9 +349,14 @@ impl Future for OpFuture<'_> {
                 shared.under_way.set(shared.under_way.get() + 1);
                 #[cfg(debug_assertions)]
                 shared.pool.is_used(key, &op);
-                shared.submit.borrow_mut().push((key, op));
-                drop(states);
                 self.step = Step::UnderWay(key);
+                match elsewhere {
+                    None => shared.submit.borrow_mut().push((key, op)),
+                    Some(file) => {
+                        drop(states);
+                        self.io.begin_elsewhere(file, key, op);
+                    }
+                }
                 Poll::Pending
             }
             Step::UnderWay(key) => {

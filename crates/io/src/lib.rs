@@ -6,6 +6,8 @@
 //! third, and everything above runs unchanged on all.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod clock;
+mod elsewhere;
 mod engine;
 mod event;
 mod file;
@@ -17,9 +19,11 @@ mod mem;
 mod op;
 mod panic;
 mod pool;
+pub mod probes;
 mod ring;
 mod shared;
 mod signal;
+mod socket;
 pub mod sync;
 mod task;
 mod threads;
@@ -27,6 +31,7 @@ mod wake;
 mod watched;
 mod witness;
 
+pub use elsewhere::{Ender, Errand, OpenRemote, Remote, Session};
 pub use engine::{Engine, Forbidden, engine, reactor, use_engine};
 pub use event::{Event, Listener};
 pub use file::{File, Nature, OpenFile};
@@ -35,12 +40,13 @@ pub use inherited::duplicate_fd;
 pub use io::{Io, OpFuture};
 pub use locked::{Locked, LockedBytes};
 pub use mem::Mem;
-pub use op::{Key, Op, Reactor, Time};
+pub use op::{Holds, Key, Op, Reactor, Time};
 pub use panic::Panic;
 pub use pool::{Buffer, PAGE};
-pub use ring::Ring;
+pub use ring::{Ring, restricted, rings_to_be_given};
 pub use shared::SharedWords;
 pub use signal::Signal;
+pub use socket::{Part, receive_now, send_now};
 pub use task::Tasks;
 pub use threads::Threads;
 pub use wake::Alarm;

@@ -9,7 +9,7 @@ use crate::{Alarm, File, Mem};
 /// Names an operation under way; the reactor gives it back with the result.
 pub type Key = u32;
 
-/// Nanoseconds on the reactor's own monotonic clock.
+/// Nanoseconds on a monotonic clock, the same for all reactors of a process but simulated ones, which have their own.
 pub type Time = u64;
 
 /// One operation. Offsets and lengths are bytes; `File` and `Mem` stay valid until it completes.
@@ -46,9 +46,65 @@ pub enum Op {
     Send { file: File, mem: Mem },
     /// Wait until the file can be read from, or is broken (POLLIN, POLLERR); poll's events.
     PollIn { file: File },
+    /// Wait until the file can be written to, or is broken (POLLOUT, POLLERR); poll's events.
+    PollOut { file: File },
+    /// The content of the range is needed no more; it reads as anything afterwards. Only where the file is
+    /// elsewhere ([`File::is_elsewhere`]).
+    Forget { file: File, offset: u64, len: u64 },
+    /// What the range holds, by [`Holds`]. Only where the file is elsewhere.
+    Status { file: File, offset: u64, len: u64 },
     /// A command of the file's own driver (IORING_OP_URING_CMD); the result is the driver's. `buffer`
     /// tells the driver in its own terms where to register memory with the ring.
     Command { file: File, command: u32, payload: [u8; 16], buffer: Option<u32> },
+}
+
+impl Op {
+    /// The file that it is about, where that is elsewhere.
+    #[inline]
+    pub(crate) fn elsewhere(&self) -> Option<File> {
+        let file = match *self {
+            Op::Read { file, .. }
+            | Op::Write { file, .. }
+            | Op::Sync { file }
+            | Op::PunchHole { file, .. }
+            | Op::ZeroRange { file, .. }
+            | Op::Allocate { file, .. }
+            | Op::SetLen { file, .. }
+            | Op::Forget { file, .. }
+            | Op::Status { file, .. } => file,
+            _ => return None,
+        };
+        file.is_elsewhere().then_some(file)
+    }
+}
+
+/// What a range holds, in the result of [`Op::Status`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holds {
+    /// Bytes this holds for, never 0, in steps of [`Holds::STEP`].
+    pub len: u64,
+    /// Whether no space is allocated.
+    pub hole: bool,
+    /// Whether it reads as zeros.
+    pub zero: bool,
+}
+
+impl Holds {
+    /// What lengths are multiples of.
+    pub const STEP: u64 = 512;
+    const MOST: u64 = (i32::MAX as u64 >> 2) * Holds::STEP;
+
+    /// As the result of an operation, of not more bytes than that can tell.
+    pub fn to_result(self) -> i32 {
+        let steps = (self.len.min(Holds::MOST) / Holds::STEP) as i32;
+        steps << 2 | i32::from(self.zero) << 1 | i32::from(self.hole)
+    }
+
+    /// Of a result that is no error.
+    pub fn of_result(result: i32) -> Holds {
+        let len = (result >> 2).max(1) as u64 * Holds::STEP;
+        Holds { len, hole: result & 1 != 0, zero: result & 2 != 0 }
+    }
 }
 
 /// What carries operations out: io_uring, or a simulation.

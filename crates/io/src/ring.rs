@@ -1,7 +1,9 @@
 //! The reactor on io_uring: one ring for one queue thread, one enter for one turn.
 
 mod alarm;
+mod cached;
 mod files;
+mod given;
 mod here;
 mod watched;
 
@@ -13,7 +15,9 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use alarm::{ALARM, Doorbell};
 use files::{Files, Known, Target};
+pub use given::{restricted, rings_to_be_given};
 
+use crate::clock::beginning;
 use crate::{Alarm, File, Key, Mem, Op, Reactor, Time};
 
 const SUBMISSIONS: u32 = 256;
@@ -79,21 +83,26 @@ fn timespec(nanos: Time) -> types::Timespec {
 impl Ring {
     /// A ring with the newest ways of working the kernel has.
     pub fn new() -> io::Result<Ring> {
-        let (ring, deferred) = match Self::build(true) {
-            Ok(ring) => (ring, true),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                (Self::build(false)?, false)
-            }
-            Err(error) => return Err(error),
-        };
+        let (ring, deferred) = Ring::given().unwrap_or_else(|| Ring::newest(false))?;
         Ring::of(ring, deferred)
+    }
+
+    /// As new as the kernel has them, and whether completions wait in the kernel then.
+    fn newest(disabled: bool) -> io::Result<(IoUring, bool)> {
+        match Self::build(true, disabled) {
+            Ok(ring) => Ok((ring, true)),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                Ok((Self::build(false, disabled)?, false))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn of(ring: IoUring, deferred: bool) -> io::Result<Ring> {
         let doorbell = Doorbell::new()?;
         let files = Files::new(&ring);
         let limits = ring.params().is_feature_ext_arg();
-        let (scratch, start) = (Vec::new(), Instant::now());
+        let (scratch, start) = (Vec::new(), beginning());
         Ok(Ring {
             ring,
             files,
@@ -110,9 +119,16 @@ impl Ring {
         })
     }
 
-    fn build(newest: bool) -> io::Result<IoUring> {
+    fn since_start(&self) -> Time {
+        self.start.elapsed().as_nanos() as Time
+    }
+
+    fn build(newest: bool, disabled: bool) -> io::Result<IoUring> {
         let mut builder = IoUring::builder();
         builder.setup_cqsize(COMPLETIONS).setup_clamp();
+        if disabled {
+            builder.setup_r_disabled();
+        }
         if newest {
             // Linux 6.1: completions are worked off by this thread, when it asks.
             builder
@@ -286,6 +302,10 @@ impl Ring {
             },
             Op::PollIn { file } => with_file!(file, fd =>
                 opcode::PollAdd::new(fd, libc::POLLIN as u32).build()),
+            Op::PollOut { file } => with_file!(file, fd =>
+                opcode::PollAdd::new(fd, libc::POLLOUT as u32).build()),
+            // Never handed to a reactor: their files are elsewhere.
+            Op::Forget { .. } | Op::Status { .. } => return None,
             Op::Command { file, command, payload, buffer } => with_file!(file, fd =>
                 opcode::UringCmd16::new(fd, command)
                     .cmd(payload).addr(buffer.map(u64::from)).build()),
@@ -302,19 +322,6 @@ impl Ring {
                 .find(&self.ring, *file)
                 .is_some_and(|known| known.nature.in_memory || known.nature.page_cache),
             _ => false,
-        }
-    }
-
-    /// io_uring has this operation from Linux 6.9 on; it is rare, and never waits for a device long.
-    fn set_len(&mut self, file: File, len: u64) -> i32 {
-        let Some(Known { fd, .. }) = self.files.find(&self.ring, file) else {
-            return -libc::EBADF;
-        };
-        let Ok(len) = i64::try_from(len) else { return -libc::EFBIG };
-        // SAFETY: it takes no memory, and the descriptor is open while its `OpenFile` lives.
-        match unsafe { libc::ftruncate(fd, len) } {
-            0 => 0,
-            _ => last_error(),
         }
     }
 
@@ -417,14 +424,12 @@ impl Ring {
             told = true;
         }
         for (key, op) in submit.iter().filter(|(_, op)| !is_awaited(op)) {
-            if let Some((fd, offset, mem)) = self.small_write(op) {
+            if let Some(small) = self.small_write(op) {
                 if std::mem::take(&mut told) {
                     self.enter(Sleep::NONE)?;
                     self.reap(done);
                 }
-                let written =
-                    self.watch_here(op, |ring| ring.write_here(*key, fd, offset, &mem, 0));
-                done.push((*key, written));
+                done.push((*key, self.write_cached(*key, op, &small)));
             } else if let Op::SetLen { file, len } = *op {
                 done.push((*key, self.watch_here(op, |ring| ring.set_len(file, len))));
             } else {
@@ -586,7 +591,7 @@ impl Reactor for Ring {
     }
 
     fn now(&self) -> Time {
-        self.start.elapsed().as_nanos() as Time
+        self.since_start()
     }
 }
 

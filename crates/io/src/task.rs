@@ -15,6 +15,8 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 /// A task's place; the next task in it has the same waker.
 struct Slot {
     task: Option<Task>,
+    /// Nobody waits for its end.
+    beside: bool,
     waker: Waker,
 }
 
@@ -25,6 +27,8 @@ struct Slot {
 pub struct Tasks {
     io: Io,
     tasks: Vec<Slot>,
+    /// Tasks whose end nobody waits for.
+    beside: usize,
     wakes: Arc<Wakes>,
     free: Vec<TaskId>,
     submit: Vec<(Key, Op)>,
@@ -36,11 +40,13 @@ pub struct Tasks {
 
 impl Tasks {
     /// An empty loop on a reactor.
-    pub fn new(mut reactor: Box<dyn Reactor>) -> Tasks {
-        let wakes = Wakes::new(reactor.alarm());
+    pub fn new(reactor: Box<dyn Reactor>) -> Tasks {
+        let io = Io::new(reactor);
+        let wakes = io.shared.wakes.clone();
         Tasks {
-            io: Io::new(reactor),
+            io,
             tasks: Vec::new(),
+            beside: 0,
             wakes,
             free: Vec::new(),
             submit: Vec::new(),
@@ -57,22 +63,26 @@ impl Tasks {
 
     /// Add a task; it runs at the next [`Tasks::run_ready`].
     pub fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
-        self.add(Box::pin(task));
+        self.add(Box::pin(task), false);
     }
 
-    fn add(&mut self, task: Task) {
+    fn add(&mut self, task: Task, beside: bool) {
         let id = self.free.pop().unwrap_or_else(|| {
             let id = self.tasks.len() as TaskId;
-            self.tasks.push(Slot { task: None, waker: self.wakes.waker(id) });
+            self.tasks.push(Slot { task: None, beside, waker: self.wakes.waker(id) });
             id
         });
+        self.beside += usize::from(beside);
+        self.tasks[id as usize].beside = beside;
         self.tasks[id as usize].task = Some(task);
         self.io.shared.ready.borrow_mut().push(id);
     }
 
-    /// Tasks that have not ended.
+    /// Tasks that have not ended, without those that [`Io::spawn_beside`] started.
     pub fn count(&self) -> usize {
-        self.tasks.len() - self.free.len() + self.io.shared.spawned.borrow().len()
+        let spawned = self.io.shared.spawned.borrow();
+        let spawned = spawned.iter().filter(|one| !one.beside).count();
+        self.tasks.len() - self.free.len() - self.beside + spawned
     }
 
     /// Whether a task could run at once or after a turn, or an operation waits to be handed over.
@@ -102,33 +112,48 @@ impl Tasks {
     pub fn run_ready(&mut self) {
         if self.next > 0 {
             let id = self.ready[self.next - 1];
-            self.tasks[id as usize].task = None;
+            let slot = &mut self.tasks[id as usize];
+            slot.task = None;
+            self.beside -= usize::from(slot.beside);
             self.free.push(id);
         }
         loop {
             while let Some(id) = self.ready.get(self.next).copied() {
                 self.next += 1;
-                let Some(Slot { task: slot, waker }) = self.tasks.get_mut(id as usize) else {
+                let Some(Slot { task: slot, waker, beside }) = self.tasks.get_mut(id as usize)
+                else {
                     continue;
                 };
                 let Some(task) = slot else { continue };
                 self.io.shared.current.set(id);
                 if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
                     *slot = None;
+                    self.beside -= usize::from(*beside);
                     self.free.push(id);
                 }
             }
             self.ready.clear();
             self.next = 0;
             let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
-            for task in spawned {
-                self.add(task);
+            for one in spawned {
+                self.add(one.task, one.beside);
+            }
+            if self.wakes.any() {
+                self.take_told();
             }
             std::mem::swap(&mut self.ready, &mut *self.io.shared.ready.borrow_mut());
-            self.wakes.take(&mut self.ready);
             if self.ready.is_empty() {
                 return;
             }
+        }
+    }
+
+    /// What other threads have told meanwhile.
+    #[cold]
+    fn take_told(&mut self) {
+        self.wakes.take(&mut self.io.shared.ready.borrow_mut(), &mut self.done);
+        for (key, result) in self.done.drain(..) {
+            self.io.complete(key, result);
         }
     }
 
@@ -240,5 +265,9 @@ impl Drop for Tasks {
             std::mem::forget(self.io.clone());
             std::mem::forget(std::mem::take(&mut self.tasks));
         }
+        // They hold the door, which holds them.
+        self.io.shared.sessions.borrow_mut().clear();
+        let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
+        drop(spawned);
     }
 }

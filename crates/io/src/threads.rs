@@ -15,6 +15,7 @@ use blocking::{Attempt, carry_out};
 use waits::Waits;
 use workers::{Job, Workers};
 
+use crate::clock::beginning;
 use crate::watched::{Watched, change_of};
 use crate::{Alarm, File, Key, Nature, Op, Reactor, Time, Watch};
 
@@ -54,7 +55,7 @@ impl Threads {
             watched: Watched::default(),
             timeouts: BTreeSet::new(),
             ready: Vec::new(),
-            start: Instant::now(),
+            start: beginning(),
         })
     }
 

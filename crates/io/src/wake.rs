@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::task::{Wake, Waker};
 
+use crate::Key;
 use crate::io::TaskId;
 use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use crate::sync::{Mutex, broken};
@@ -22,11 +23,18 @@ impl Alarm for Silent {
 
 /// The tasks of one thread that were woken, until it looks.
 pub(crate) struct Wakes {
-    woken: Mutex<Vec<TaskId>>,
+    told: Mutex<Told>,
     any: AtomicBool,
     /// The thread sleeps, or is about to: who wakes a task rings the alarm.
     asleep: AtomicBool,
     alarm: Arc<dyn Alarm>,
+}
+
+#[derive(Default)]
+struct Told {
+    woken: Vec<TaskId>,
+    /// Operations that another thread has ended.
+    ended: Vec<(Key, i32)>,
 }
 
 /// What the waker of a task is made of. A task that takes the place of one that has ended may be woken in vain.
@@ -48,7 +56,7 @@ impl Wake for Handle {
 impl Wakes {
     pub(crate) fn new(alarm: Arc<dyn Alarm>) -> Arc<Wakes> {
         let (any, asleep) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Wakes { woken: Mutex::new(Vec::new()), any, asleep, alarm })
+        Arc::new(Wakes { told: Mutex::new(Told::default()), any, asleep, alarm })
     }
 
     pub(crate) fn waker(self: &Arc<Wakes>, task: TaskId) -> Waker {
@@ -56,9 +64,18 @@ impl Wakes {
     }
 
     fn wake(&self, task: TaskId) {
+        self.tell(|told| told.woken.push(task));
+    }
+
+    /// An operation has ended.
+    pub(crate) fn end(&self, key: Key, result: i32) {
+        self.tell(|told| told.ended.push((key, result)));
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut Told)) {
         {
-            let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-            woken.push(task);
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            what(&mut told);
             self.any.store(true, SeqCst);
         }
         if self.asleep.load(SeqCst) && self.asleep.swap(false, SeqCst) {
@@ -66,25 +83,36 @@ impl Wakes {
         }
     }
 
-    /// Whether a task was woken.
+    /// Whether a task was woken, or an operation has ended.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(SeqCst)
     }
 
-    /// Those that were woken, put behind those that are ready.
-    #[inline]
-    pub(crate) fn take(&self, ready: &mut Vec<TaskId>) {
+    /// Those that were woken, put behind those that are ready, and what has ended.
+    pub(crate) fn take(&self, ready: &mut Vec<TaskId>, ended: &mut Vec<(Key, i32)>) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        self.any.store(false, SeqCst);
+        ready.append(&mut told.woken);
+        ended.append(&mut told.ended);
+    }
+
+    /// What has ended alone.
+    pub(crate) fn take_ends(&self, ended: &mut Vec<(Key, i32)>) {
         if self.any() {
-            self.take_some(ready);
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            ended.append(&mut told.ended);
         }
     }
 
-    #[cold]
-    fn take_some(&self, ready: &mut Vec<TaskId>) {
-        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        self.any.store(false, SeqCst);
-        ready.append(&mut woken);
+    /// As [`Wakes::fall_asleep`], of a thread that looks at what has ended alone.
+    pub(crate) fn fall_asleep_for_ends(&self) -> bool {
+        self.asleep.store(true, SeqCst);
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if !told.ended.is_empty() {
+            self.asleep.store(false, SeqCst);
+        }
+        told.ended.is_empty()
     }
 
     /// Before the thread sleeps: whether it may. It says so first and looks second; who wakes a task

@@ -32,6 +32,7 @@ pub enum Output {
     after_help = "Examples:\n  \
         ringtap compare                             for a guest on this host, which way should I serve its disk?\n  \
         ringtap compare published                   what others have published, run anew: guests, LVM, snapshots, two VMs\n  \
+        ringtap compare published --within 40m      as much of that as fits; the rest is named\n  \
         ringtap compare --self-test                 does the lab find what is known beforehand?\n  \
         ringtap compare --list                      what there is, and what can run here\n  \
         ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio\n  \
@@ -133,9 +134,15 @@ pub struct CompareArgs {
     #[arg(long, value_name = "S")]
     pub boot_limit: Option<f64>,
 
-    /// Memory of each guest [default: 512M in User-Mode Linux, 1G in QEMU]; small, caches hold less of the disk.
+    /// Memory of each guest [default: 512M in User-Mode Linux, 1G in QEMU, under Xen what its initramfs needs]; small, caches hold
+    /// less of the disk.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+
+    /// Leave out the loads that take longest, until the rest is expected to take no longer than this: 40m, 2h. What is left
+    /// out is named.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub within: Option<f64>,
 
     /// Seed of the order, the blocks and the bootstrap [default: the clock].
     #[arg(long, value_name = "N")]
@@ -156,6 +163,12 @@ pub struct CompareArgs {
     /// Print stages, backends and workloads, and whether each can run here; measure nothing.
     #[arg(long)]
     pub list: bool,
+}
+
+/// Seconds of a time like `40m`, `1h30m`, `90s`.
+fn duration(text: &str) -> Result<f64, String> {
+    let time = text.parse::<jiff::SignedDuration>().ok().filter(jiff::SignedDuration::is_positive);
+    time.map(|time| time.as_secs_f64()).ok_or_else(|| "write a time, such as 40m or 2h".to_owned())
 }
 
 impl CompareArgs {

@@ -32,6 +32,9 @@ impl Missing {
 /// What a guest needs to reach an NBD server.
 const NETWORK: [&str; 2] = ["virtio_net", "nbd"];
 
+/// What a domain of Xen needs for an ext4.
+pub const FILE_SYSTEM: [&str; 2] = ["crc32c_generic", "ext4"];
+
 /// The machine, as far as availability is asked.
 #[derive(Debug)]
 pub struct Env {
@@ -43,6 +46,7 @@ pub struct Env {
     guest: OnceLock<Result<Appliance, Missing>>,
     pc: OnceLock<Result<(Appliance, Option<Missing>), Missing>>,
     xen: OnceLock<Result<(Appliance, Appliance), Missing>>,
+    hvm: OnceLock<Result<(Appliance, Appliance), Missing>>,
 }
 
 impl Env {
@@ -56,6 +60,7 @@ impl Env {
             guest: OnceLock::new(),
             pc: OnceLock::new(),
             xen: OnceLock::new(),
+            hvm: OnceLock::new(),
         }
     }
 
@@ -192,17 +197,39 @@ impl Env {
     /// The first domain of a nested Xen, and its other ones.
     pub fn xen(&self) -> Result<(Appliance, Appliance), Missing> {
         let build = || {
-            let own = self.ringtap.to_string_lossy().into_owned();
-            let own = self.ringtap.is_file().then_some(own);
-            let first = self.with_tool(Appliance::builder(Machine::Xen));
-            let first = first
-                .modules(["crc32c_generic", "ext4", "dm_mod"])
-                .spare_modules(["xen-blkback"])
-                .programs(["dmsetup".to_owned()].into_iter().chain(own));
-            let other = Appliance::builder(Machine::Domain).programs(["fio", "dd", "date"]);
-            Ok((built(first)?, built(other)?))
+            let other = self.with_tool(Appliance::builder(Machine::Domain));
+            let other = other.spare_modules(FILE_SYSTEM).programs(self.domain_programs());
+            Ok((built(self.first_domain())?, built(other)?))
         };
         self.xen.get_or_init(build).clone()
+    }
+
+    /// The first domain with a device model, and an HVM domain: its firmware reads what it boots from QEMU a byte at a time, so
+    /// that there is dd in it and no fio with its sixty libraries.
+    pub fn xen_hvm(&self) -> Result<(Appliance, Appliance), Missing> {
+        let build = || {
+            let hvm = Appliance::builder(Machine::Hvm).programs(["dd", "date"]);
+            Ok((built(self.first_domain().device_model())?, built(hvm)?))
+        };
+        self.hvm.get_or_init(build).clone()
+    }
+
+    fn first_domain(&self) -> ringtap_guest::Builder {
+        let first = self.with_tool(Appliance::builder(Machine::Xen));
+        let programs = ["dmsetup".to_owned()].into_iter().chain(self.domain_programs());
+        first
+            .modules(FILE_SYSTEM)
+            .modules(["dm_mod"])
+            .spare_modules(["xen-blkback"])
+            .programs(programs)
+    }
+
+    /// What loads in a domain of Xen run, as far as it is here.
+    fn domain_programs(&self) -> Vec<String> {
+        let programs = ["fio", "dd", "date", "bonnie++", "mkfs.ext4", "find", "cpio"];
+        let there = programs.iter().filter(|name| process::find(name).is_some());
+        let own = self.ringtap.is_file().then(|| self.ringtap.to_string_lossy().into_owned());
+        there.map(|name| (*name).to_owned()).chain(own).collect()
     }
 
     /// Where the lab's tools are in a guest: the binary's own path, unless a guest mounts something of its own over it.

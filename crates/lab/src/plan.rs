@@ -52,6 +52,9 @@ pub struct Plan {
     pub seed: u64,
     /// Where the disks are made.
     pub dir: PathBuf,
+    /// Seconds that all may be expected to take: what takes longest is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<f64>,
     /// Seconds that a guest may take to boot, where that is not the usual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_limit: Option<f64>,
@@ -67,6 +70,9 @@ pub struct Plan {
     /// What the run is made to answer; everything else that it shows is exploratory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<Question>,
+    /// Whether loads share the time of a round by their own noise, and not evenly.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sized_by_noise: bool,
     /// Two arms nearer than this share are called no different.
     #[serde(default = "full_margin")]
     pub margin: f64,
@@ -165,6 +171,7 @@ impl Plan {
             ramp: args.ramp.or(file.ramp).unwrap_or(usual.2),
             seed,
             dir: args.dir.clone().or(file.dir).unwrap_or_else(usual_dir),
+            within: args.within,
             boot_limit: args.boot_limit.or(file.boot_limit),
             memory: args
                 .memory
@@ -175,6 +182,10 @@ impl Plan {
             only,
             own: Vec::new(),
             questions: Vec::new(),
+            // Who names a time means it.
+            sized_by_noise: known == Some("quick")
+                && args.names_nothing()
+                && args.seconds.is_none(),
             margin: if quick { QUICK_MARGIN } else { FULL_MARGIN },
         };
         plan.add_own(args)?;
@@ -266,9 +277,13 @@ impl Plan {
         self.workloads.iter().filter_map(|name| workload::find(name)).collect()
     }
 
-    /// Whether the plan runs a workload on a backend.
-    pub fn runs(&self, workload: &str, backend: &str) -> bool {
-        self.only.get(workload).is_none_or(|some| some.iter().any(|name| name == backend))
+    /// Whether the plan runs a workload on a backend of a stage.
+    pub fn runs(&self, stage: Stage, workload: &str, backend: &str) -> bool {
+        let is = |name: &str| match name.split_once('/') {
+            Some((of, name)) => of == stage.name() && name == backend,
+            None => name == backend,
+        };
+        self.only.get(workload).is_none_or(|some| some.iter().any(|name| is(name)))
     }
 
     /// What the workloads of one round share.
@@ -290,7 +305,14 @@ fn check_only(only: &BTreeMap<String, Vec<String>>) -> Result<()> {
             let known: Vec<&str> = workload::CATALOGUE.iter().map(|w| w.name).collect();
             return Err(unknown("workload", workload, &known));
         }
-        check_backends(backends, &Stage::ALL)?;
+        // A name may be that of one stage: two/loop.
+        for name in backends {
+            let (stages, name) = match name.split_once('/') {
+                Some((stage, name)) => (self::stages(Some(&vec![stage.to_owned()]))?, name),
+                None => (Stage::ALL.to_vec(), name.as_str()),
+            };
+            check_backends(&[name.to_owned()], &stages)?;
+        }
     }
     Ok(())
 }

@@ -47,6 +47,11 @@ impl Stage {
         matches!(self, Stage::Two | Stage::TwoGuests | Stage::TwoVms)
     }
 
+    /// Whether its load runs on this machine itself, and in no guest.
+    pub fn is_of_host(self) -> bool {
+        matches!(self, Stage::Host | Stage::Two)
+    }
+
     /// Whether a round is a boot of its own, of a guest or of two.
     pub fn boots_each_round(self) -> bool {
         matches!(self, Stage::Guest | Stage::Vm | Stage::TwoGuests | Stage::TwoVms)
@@ -288,6 +293,54 @@ metrics! {
     ScheduleP999: "p99.9 from schedule", Nanoseconds, Lower;
     /// The longest time in which not one request was answered.
     LongestGap: "longest gap", Nanoseconds, Lower;
+    /// bonnie++ in two guests, block write: what the first has alone.
+    FirstPutAlone: "block write, the first alone", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block write: what the first has beside the other.
+    FirstPut: "block write, the first beside the other", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block write: what the first keeps of what it has alone.
+    FirstPutKeeps: "block write, the first keeps", Share, Higher;
+    /// bonnie++ in two guests, block write: what the second has alone.
+    SecondPutAlone: "block write, the second alone", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block write: what the second has beside the other.
+    SecondPut: "block write, the second beside the other", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block write: what the second keeps of what it has alone.
+    SecondPutKeeps: "block write, the second keeps", Share, Higher;
+    /// bonnie++ in two guests, rewrite: what the first has alone.
+    FirstRewriteAlone: "rewrite, the first alone", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, rewrite: what the first has beside the other.
+    FirstRewrite: "rewrite, the first beside the other", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, rewrite: what the first keeps of what it has alone.
+    FirstRewriteKeeps: "rewrite, the first keeps", Share, Higher;
+    /// bonnie++ in two guests, rewrite: what the second has alone.
+    SecondRewriteAlone: "rewrite, the second alone", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, rewrite: what the second has beside the other.
+    SecondRewrite: "rewrite, the second beside the other", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, rewrite: what the second keeps of what it has alone.
+    SecondRewriteKeeps: "rewrite, the second keeps", Share, Higher;
+    /// bonnie++ in two guests, block read: what the first has alone.
+    FirstGetAlone: "block read, the first alone", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block read: what the first has beside the other.
+    FirstGet: "block read, the first beside the other", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block read: what the first keeps of what it has alone.
+    FirstGetKeeps: "block read, the first keeps", Share, Higher;
+    /// bonnie++ in two guests, block read: what the second has alone.
+    SecondGetAlone: "block read, the second alone", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block read: what the second has beside the other.
+    SecondGet: "block read, the second beside the other", BytesPerSecond, Higher;
+    /// bonnie++ in two guests, block read: what the second keeps of what it has alone.
+    SecondGetKeeps: "block read, the second keeps", Share, Higher;
+    /// bonnie++ in two guests, seeks: what the first has alone.
+    FirstSeeksAlone: "seeks, the first alone", PerSecond, Higher;
+    /// bonnie++ in two guests, seeks: what the first has beside the other.
+    FirstSeeks: "seeks, the first beside the other", PerSecond, Higher;
+    /// bonnie++ in two guests, seeks: what the first keeps of what it has alone.
+    FirstSeeksKeeps: "seeks, the first keeps", Share, Higher;
+    /// bonnie++ in two guests, seeks: what the second has alone.
+    SecondSeeksAlone: "seeks, the second alone", PerSecond, Higher;
+    /// bonnie++ in two guests, seeks: what the second has beside the other.
+    SecondSeeks: "seeks, the second beside the other", PerSecond, Higher;
+    /// bonnie++ in two guests, seeks: what the second keeps of what it has alone.
+    SecondSeeksKeeps: "seeks, the second keeps", Share, Higher;
 }
 
 /// A number, or a bound where the tool refused to print the number.

@@ -88,7 +88,11 @@ impl Sim {
             Op::Recv { file, mem } => flight.what = What::Recv { file, mem },
             Op::Send { file, mem } => flight.what = What::Send { file, mem },
             // Of drivers that only a real kernel has.
-            Op::PollIn { .. } | Op::Command { .. } => flight.result = -libc::EOPNOTSUPP,
+            Op::PollIn { .. } | Op::PollOut { .. } | Op::Command { .. } => {
+                flight.result = -libc::EOPNOTSUPP;
+            }
+            // Their files are elsewhere.
+            Op::Forget { .. } | Op::Status { .. } => flight.result = -libc::EOPNOTSUPP,
         }
         if self.lie == Some(Lie::EarlyWrites) {
             end_early(&mut flight, done);

@@ -120,6 +120,11 @@ impl Guest {
         Ok(Guest::of(Model::holding(&values), self.inner.promise, self.inner.next_value.get()))
     }
 
+    /// A guest that boots on whatever disk this is, all of it stable. It writes values from `next_value` on.
+    pub fn holding(found: &[u8], promise: Promise, next_value: u64) -> Result<Guest, Wrong> {
+        Ok(Guest::of(Model::holding(&stamps(found, 0)?), promise, next_value))
+    }
+
     /// As [`Guest::after_power_cut`], on a disk that has been made larger meanwhile: by zeros.
     pub fn on_larger_disk(&self, found: &[u8], sectors: u64) -> Result<Guest, Wrong> {
         let mut values = stamps(found, 0)?;

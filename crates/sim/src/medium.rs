@@ -283,6 +283,7 @@ impl Medium {
         let mut left = Medium::new(self.kind, self.sector, self.align, size);
         left.bad.clone_from(&self.bad);
         left.lacks = self.lacks;
+        left.modified = self.modified;
         for (index, place) in &self.sectors {
             let cell = self.inside(*index, style.pick(place, rng).clone(), size);
             if cell != Cell::Hole {

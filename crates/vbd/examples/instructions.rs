@@ -9,18 +9,20 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
+use ringtap_image::bitmap_store::{Binding, BitMemory, KeptIn, LOGGED};
 use ringtap_image::qcow2::{CreateOptions, Parts, Qcow2, create};
 use ringtap_image::{
     CacheMode, Container, Identity, Image, Null, OpenOptions, Raw, RestartLog, Traits,
 };
-use ringtap_io::{File, Io, Key, Op, Reactor, Ring, Tasks, Time};
-use ringtap_vbd::{Kind, Request, Vbd};
+use ringtap_io::{File, Io, Key, Op, Reactor, Ring, Tasks, Time, Words};
+use ringtap_vbd::{BitmapChange, Kind, Request, Vbd};
 
 const LEN: u64 = 4096;
 const CLUSTER: u64 = 65536;
@@ -167,13 +169,45 @@ impl Place {
     }
 }
 
+/// Memory of bitmaps, for as long as this runs.
+#[derive(Default)]
+struct Bits(Mutex<HashMap<u64, Arc<[AtomicU64]>>>);
+
+impl BitMemory for Bits {
+    fn words(&self, number: u64, count: Option<usize>) -> io::Result<Words> {
+        let mut all = self.0.lock().expect("no panic before");
+        let count = count.ok_or(io::ErrorKind::NotFound)?;
+        let new = || (0..count).map(|_| AtomicU64::new(0)).collect();
+        Ok(Arc::new(all.entry(number).or_insert_with(new).clone()))
+    }
+
+    fn forget(&self, _: u64) {}
+
+    fn forget_but(&self, _: &[u64]) {}
+}
+
+/// Have the disk keep a bitmap.
+async fn checkpoint(io: &Io, vbd: &Vbd, container: &Container, place: &Place) {
+    let binding = Binding::simulated(container, "the image".into(), 1, 0);
+    let (sidecar, memory) = (place.container(1, 0), Arc::new(Bits::default()));
+    let kept = KeptIn { sidecar, memory, binding, region: LOGGED };
+    vbd.keep_bitmaps(io, kept).await.expect("kept");
+    let (persistent, recording) = (true, true);
+    let add = BitmapChange::Add { name: "b".into(), granularity: CLUSTER, persistent, recording };
+    let staged = vbd.stage_bitmaps(io, vec![add]).await.expect("staged");
+    let still = vbd.quiesce(io, 1).await.expect("nothing is in flight");
+    staged.switch(&still).await;
+    drop(still);
+    staged.commit(io).await.expect("stable");
+}
+
 /// What is asked for, of which disk, and by which step through it.
 async fn disk(io: &Io, walk: &str, place: &Place) -> (Vbd, Kind, u64) {
     let kind = if walk.ends_with("-read") { Kind::Read } else { Kind::Write };
     // All over the disk, aligned; or a cluster after the other.
     let (step, image): (u64, Box<dyn Image>) = match walk {
         "null-write" => (37 * LEN, Box::new(Null::new(SIZE, false))),
-        "raw-read" | "raw-write" => (37 * LEN, Box::new(place.raw(SIZE))),
+        "raw-read" | "raw-write" | "bitmap-write" => (37 * LEN, Box::new(place.raw(SIZE))),
         "qcow2-read" | "qcow2-write" => (37 * LEN, Box::new(place.qcow2(io, SIZE, None).await)),
         "qcow2-allocate" => (CLUSTER, Box::new(place.qcow2(io, LARGE, None).await)),
         "overlay-first" | "qcow2-flush" => {
@@ -181,11 +215,15 @@ async fn disk(io: &Io, walk: &str, place: &Place) -> (Vbd, Kind, u64) {
             (CLUSTER, Box::new(place.qcow2(io, LARGE, Some(base)).await))
         }
         other => panic!(
-            "{other} is none of null-write, raw-read, raw-write, qcow2-read, qcow2-write, \
+            "{other} is none of null-write, raw-read, raw-write, bitmap-write, qcow2-read, qcow2-write, \
              qcow2-allocate, overlay-first, qcow2-flush"
         ),
     };
+    let container = image.container().cloned();
     let vbd = Vbd::new(image, CacheMode::Writeback);
+    if let Some(container) = container.filter(|_| walk == "bitmap-write") {
+        checkpoint(io, &vbd, &container, place).await;
+    }
     if step != CLUSTER {
         let buffer = io.buffer(1 << 20).expect("memory");
         for offset in (0..SIZE).step_by(1 << 20) {

@@ -48,7 +48,7 @@ impl Pass<'_> {
                 let skip = at % align;
                 let len = to.next_multiple_of(align) - (at - skip);
                 let mut buffer = io.buffer(len as usize).map_err(Error::Os)?;
-                self.stats.record_bounced(part.len());
+                self.stats.record_bounced(part.len(), here.cipher.is_some());
                 self.read_clear(io, here.move_back(skip), &mut buffer).await?;
                 buffer.mem().window(skip as usize, part.len()).copy_into(&part);
             }
@@ -95,7 +95,7 @@ impl Pass<'_> {
                 self.write_whole(io, here.file, at, part, durable).await?;
             } else if (at | to) % align == 0 {
                 let mut buffer = io.buffer(part.len()).map_err(Error::Os)?;
-                self.stats.record_bounced(part.len());
+                self.stats.record_bounced(part.len(), here.cipher.is_some());
                 part.copy_into(&buffer.mem());
                 encipher(&here, &mut buffer);
                 self.write_whole(io, here.file, at, buffer.mem(), durable).await?;
@@ -119,7 +119,7 @@ impl Pass<'_> {
         let skip = place.offset % align;
         let block = place.move_back(skip);
         let mut buffer = io.buffer(align as usize).map_err(Error::Os)?;
-        self.stats.record_bounced(part.len());
+        self.stats.record_bounced(part.len(), block.cipher.is_some());
         let _alone = self.shared.gate.alone().await;
         self.read_clear(io, block, &mut buffer).await?;
         part.copy_into(&buffer.mem().window(skip as usize, part.len()));

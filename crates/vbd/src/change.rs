@@ -10,6 +10,7 @@ use ringtap_io::{Io, Time};
 
 use crate::Vbd;
 use crate::disk::{Current, lock};
+use crate::former::Former;
 
 /// Why a disk does not stand still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,25 +67,88 @@ impl Vbd {
 impl Quiesced<'_> {
     /// The image as it is, with nobody writing to it.
     pub fn image(&self) -> Result<Box<dyn Image>, Error> {
-        self.vbd.health().contain(|| lock(&self.vbd.shared.current).image.fork())
+        self.vbd.disk().image()
     }
 
-    /// Let another image be the disk from now on; gives the former one. Flush that before where the new one lies upon
-    /// it: the disk's flushes reach the new one's files alone from now on. It must be as large, and be written to where the
-    /// disk is. What the guest was told of the disk at first (block sizes, what can be discarded) stays.
+    /// Let another image be the disk from now on; gives the former one, which must have been flushed where the new one
+    /// lies upon it: the disk's flushes reach the new one's files alone from now on (see [`Quiesced::overlay`]). It must be
+    /// as large, and be written to where the disk is. What the guest was told of the disk at first (block sizes, what can
+    /// be discarded) stays.
     pub fn replace(&self, image: Box<dyn Image>) -> Result<Box<dyn Image>, Error> {
+        self.put(image, Size::Same, |_| vec![])
+    }
+
+    /// As [`Quiesced::replace`], by the disk's own image, which others had meanwhile: its size is the disk's from now on,
+    /// whatever that was.
+    pub fn come_back(&self, image: Box<dyn Image>) -> Result<Box<dyn Image>, Error> {
+        self.put(image, Size::Any, |_| vec![])
+    }
+
+    /// As [`Quiesced::replace`], by the disk's own image, which was closed, made larger and opened anew upon the same images.
+    /// Others learn of the size when they look.
+    pub fn larger(&self, image: Box<dyn Image>) -> Result<Box<dyn Image>, Error> {
+        self.put(image, Size::NotSmaller, Current::unsettled)
+    }
+
+    /// Let an overlay on the disk's image take its place, without waiting for the image to be stable: the disk's
+    /// flushes do that first, until [`Former::settle`] has.
+    pub fn overlay(&self, image: Box<dyn Image>) -> Result<Former, Error> {
+        let mut former = None;
+        self.put(image, Size::Same, |current| {
+            let own = Former::new(current.image.fork());
+            former = Some(own.clone());
+            let mut formers = current.unsettled();
+            formers.push(own);
+            formers
+        })?;
+        former.ok_or(Error::Stopped)
+    }
+
+    fn put(
+        &self,
+        image: Box<dyn Image>,
+        sized: Size,
+        formers: impl FnOnce(&Current) -> Vec<Former>,
+    ) -> Result<Box<dyn Image>, Error> {
         let shared = &self.vbd.shared;
         // Nor does it grow now.
         let _alone = self.vbd.alone();
-        if image.info().size != shared.size.load(Relaxed) {
+        let (size, new) = (shared.size.load(Relaxed), image.info().size);
+        let fits = match sized {
+            Size::Same => is_of_size(&*image, size),
+            Size::NotSmaller => is_of_size(&*image, size) || new >= size,
+            Size::Any => true,
+        };
+        if !fits {
             return Err(Error::Range);
         }
         if image.info().read_only && !shared.info.read_only {
             return Err(Error::ReadOnly);
         }
-        let next = Current::new(image);
-        let former = std::mem::replace(&mut *lock(&shared.current), next);
+        let mut next = Current::new(image);
+        let former = shared.health.contain(|| {
+            let mut current = lock(&shared.current);
+            next.formers = formers(&current);
+            std::mem::replace(&mut *current, next)
+        })?;
+        if sized != Size::Same {
+            shared.size.store(new, Relaxed);
+        }
         shared.door.replaced();
+        self.vbd.has_moved();
         Ok(former.image)
     }
+}
+
+/// What size an image may have that takes the disk's place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Size {
+    Same,
+    NotSmaller,
+    Any,
+}
+
+/// Whether an image has a size, be it that it has grown since it was opened.
+pub(crate) fn is_of_size(image: &dyn Image, size: u64) -> bool {
+    image.info().size == size || image.current_size() == Ok(size)
 }

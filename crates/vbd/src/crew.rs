@@ -44,6 +44,11 @@ impl Progress {
         self.done.load(Relaxed)
     }
 
+    /// Say how many bytes were dealt with by somebody else.
+    pub fn set(&self, bytes: u64) {
+        self.done.store(bytes, Relaxed);
+    }
+
     /// Take no more pieces.
     pub fn stop(&self) {
         self.stop.store(true, Relaxed);

@@ -1,37 +1,57 @@
 //! The device as all share it who serve it.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{CacheMode, Error, Grace, Image, Info};
+use ringtap_image::{CacheMode, Container, Error, Grace, Image, Info};
 use ringtap_io::{Io, Panic};
 use tracing::Span;
 
 use crate::Vbd;
+use crate::bitmaps::Bitmaps;
 use crate::door::Door;
 use crate::failures::{Failures, Refusal};
+use crate::filter::Filters;
+use crate::former::Former;
+use crate::full::Full;
 use crate::gate::Gate;
 use crate::health::{Health, Listening};
 use crate::hold::Hold;
 use crate::level::Level;
+use crate::limits::{Limits, Throttle, ThrottleGroup};
 use crate::name::Name;
-use crate::stats::{QueueStats, Stats};
+use crate::shares::{BackingDevice, Share};
+use crate::stats::{Latencies, QueueStats, Stats};
+use crate::track::Trackers;
 
 /// The image that a disk is at present; whoever serves it has a fork.
 pub(crate) struct Current {
     pub(crate) image: Box<dyn Image>,
     /// Its epochs, or those of the requests to it where it has none.
     pub(crate) grace: Arc<Grace>,
+    /// Those below it that are not stable yet, the lowest first.
+    pub(crate) formers: Vec<Former>,
 }
 
 impl Current {
     pub(crate) fn new(image: Box<dyn Image>) -> Current {
         let grace = image.grace().cloned().unwrap_or_default();
-        Current { image, grace }
+        Current { image, grace, formers: vec![] }
+    }
+
+    /// Those below it that are still not stable.
+    pub(crate) fn unsettled(&self) -> Vec<Former> {
+        self.formers.iter().filter(|former| !former.is_settled()).cloned().collect()
+    }
+
+    /// The device that it lies on.
+    fn device(&self) -> BackingDevice {
+        BackingDevice::numbered(self.image.container().and_then(Container::device))
     }
 
     fn abandon(&self) {
+        self.formers.iter().for_each(Former::abandon);
         self.image.abandon();
         self.grace.abandon();
     }
@@ -46,6 +66,8 @@ pub(crate) struct Shared {
     writethrough: AtomicUsize,
     pub(crate) current: Arc<Mutex<Current>>,
     pub(crate) door: Arc<Door>,
+    /// Requests that wait for room.
+    pub(crate) full: Arc<Full>,
     pub(crate) gate: Arc<Gate>,
     pub(crate) health: Arc<Health>,
     /// Wakes who waits for a request that may never end, when the disk is stopped.
@@ -54,6 +76,12 @@ pub(crate) struct Shared {
     name: Name,
     pub(crate) failures: Failures,
     pub(crate) hold: Hold,
+    pub(crate) trackers: Trackers,
+    pub(crate) bitmaps: Bitmaps,
+    pub(crate) filters: Filters,
+    pub(crate) throttle: Arc<Throttle>,
+    /// Its size is not to change now.
+    pub(crate) pinned: AtomicBool,
 }
 
 /// Says of one wire of a device whether its writes must be stable when they are answered, because who uses it
@@ -85,6 +113,8 @@ impl Drop for WriteThrough {
 #[derive(Clone)]
 pub struct Disk {
     pub(crate) shared: Arc<Shared>,
+    /// The facts, where they are shown otherwise than they are.
+    shown: Option<Arc<Info>>,
 }
 
 /// Knows a disk, and keeps nothing of it open.
@@ -94,7 +124,7 @@ pub struct WeakDisk(Weak<Shared>);
 impl WeakDisk {
     /// The disk, while somebody serves it.
     pub fn upgrade(&self) -> Option<Disk> {
-        self.0.upgrade().map(|shared| Disk { shared })
+        self.0.upgrade().map(|shared| Disk { shared, shown: None })
     }
 }
 
@@ -109,12 +139,17 @@ impl Disk {
         let (gate, health, door) =
             (Arc::<Gate>::default(), Arc::<Health>::default(), Arc::<Door>::default());
         let current = Arc::new(Mutex::new(Current::new(image)));
-        let waited_at = (current.clone(), gate.clone(), door.clone());
+        let full = Arc::<Full>::default();
+        let throttle = Arc::new(Throttle::new(door.clone()));
+        let waited_at =
+            (current.clone(), gate.clone(), door.clone(), full.clone(), throttle.clone());
         let abandoned = health.when_failed(move |_| {
-            let (current, gate, door) = &waited_at;
+            let (current, gate, door, full, throttle) = &waited_at;
             lock(current).abandon();
             gate.abandon();
             door.abandon();
+            full.give_up();
+            throttle.abandon();
         });
         let shared = Arc::new(Shared {
             cache,
@@ -124,6 +159,7 @@ impl Disk {
             writethrough: AtomicUsize::new(cache.writethrough().into()),
             current,
             door,
+            full,
             gate,
             health,
             _abandoned: abandoned,
@@ -131,8 +167,13 @@ impl Disk {
             name: Name::default(),
             failures: Failures::new(Span::none()),
             hold: Hold::default(),
+            trackers: Trackers::default(),
+            bitmaps: Bitmaps::default(),
+            filters: Filters::default(),
+            throttle,
+            pinned: AtomicBool::new(false),
         });
-        Disk { shared }
+        Disk { shared, shown: None }
     }
 
     /// Where nobody else has it yet.
@@ -150,6 +191,19 @@ impl Disk {
         }
     }
 
+    /// The same disk as some of those who use it are to see it: read-only, or with sectors of so many bytes.
+    pub fn shown(&self, read_only: bool, logical_block_size: Option<u32>) -> Disk {
+        let own = self.info();
+        let logical = logical_block_size.unwrap_or(own.logical_block_size);
+        let info = Info {
+            read_only: read_only || own.read_only,
+            logical_block_size: logical,
+            physical_block_size: own.physical_block_size.max(logical),
+            ..own.clone()
+        };
+        Disk { shared: self.shared.clone(), shown: Some(Arc::new(info)) }
+    }
+
     /// What knows it without keeping it open.
     pub fn downgrade(&self) -> WeakDisk {
         WeakDisk(Arc::downgrade(&self.shared))
@@ -165,7 +219,10 @@ impl Disk {
         let made = {
             let current = lock(&self.shared.current);
             let number = self.shared.door.image();
-            Panic::catch(|| Level::new(number, current.image.fork(), &current.grace))
+            Panic::catch(|| {
+                let image = current.image.fork();
+                Level::new(number, image, current.unsettled(), &current.grace)
+            })
         };
         made.unwrap_or_else(|panic| {
             self.shared.health.fail(panic.clone());
@@ -200,8 +257,9 @@ impl Disk {
     }
 
     /// The facts of the image, as they are shown. Its `size` is that at opening; see [`Disk::size`].
+    #[inline]
     pub fn info(&self) -> &Info {
-        &self.shared.info
+        self.shown.as_deref().unwrap_or(&self.shared.info)
     }
 
     /// Bytes the guest sees now.
@@ -209,24 +267,118 @@ impl Disk {
         self.shared.size()
     }
 
-    /// Look again how large the image is; true if that changed.
+    /// Look again how large the image is; true if that changed. EBUSY as for [`Disk::grow`].
     pub fn reload_size(&self) -> Result<bool, Error> {
         // Who makes it larger meanwhile is not to be undone.
         let _alone = self.alone();
+        self.check_unpinned()?;
         let size = self.with_image(|image| image.current_size())??;
         Ok(self.shared.size.swap(size, Relaxed) != size)
     }
 
     /// Make the disk large enough for `end` bytes, where its image can grow. Others learn of that when
-    /// they look.
+    /// they look. EBUSY in the moment in which a [`crate::Mirror`] has the disk stand still to take its place.
     pub fn grow(&self, end: u64) -> Result<(), Error> {
         let end = end.checked_next_multiple_of(512).ok_or(Error::Range)?;
         let _alone = self.alone();
+        self.check_unpinned()?;
         if end >= self.size() {
             self.with_image(|image| image.grow(end))??;
             self.shared.size.store(end, Relaxed);
         }
         Ok(())
+    }
+
+    fn check_unpinned(&self) -> Result<(), Error> {
+        let pinned = self.shared.pinned.load(Relaxed);
+        if pinned { Err(Error::Os(libc::EBUSY)) } else { Ok(()) }
+    }
+
+    /// Whether the size must stay as it is from now on.
+    pub(crate) fn pin_size(&self, pinned: bool) {
+        let _alone = self.alone();
+        self.shared.pinned.store(pinned, Relaxed);
+    }
+
+    /// Have requests that find no room where the image lies wait, until [`Disk::try_again`]; `tell` is called when the first
+    /// of them does, and when one does again after that.
+    pub fn wait_for_room(&self, tell: impl Fn() + Send + Sync + 'static) {
+        self.shared.full.wait_for_room(tell);
+    }
+
+    /// How many requests wait for room.
+    pub fn waiting_for_room(&self) -> usize {
+        self.shared.full.waiting()
+    }
+
+    /// Requests that wait for room are tried again.
+    pub fn try_again(&self) {
+        self.shared.full.try_again();
+    }
+
+    /// What it may have served by itself, whatever its group may.
+    pub fn limits(&self) -> Limits {
+        self.shared.throttle.limits()
+    }
+
+    /// Have these limits hold from now on, for requests that wait, too.
+    pub fn set_limits(&self, limits: Limits) {
+        self.shared.throttle.set(limits);
+    }
+
+    /// Have it share the limits of a group from now on, or of none.
+    pub fn set_group(&self, group: Option<ThrottleGroup>) {
+        self.shared.throttle.set_group(group);
+    }
+
+    /// What part of its device it is to have by itself.
+    pub fn share(&self) -> Share {
+        self.shared.throttle.share()
+    }
+
+    /// Have it have this part of its device from now on; why not, where it is more than can be had.
+    pub fn set_share(&self, share: Share) -> Result<(), String> {
+        self.shared.throttle.set_share(share)
+    }
+
+    /// Have it share the device that its image lies on with the other disks there, and those after it, where its image is
+    /// replaced.
+    pub fn share_device(&self) {
+        let device = lock(&self.shared.current).device();
+        self.shared.throttle.lies_on(device, true);
+    }
+
+    /// Another image has taken the former one's place.
+    pub(crate) fn has_moved(&self) {
+        if self.shared.throttle.follows_image() {
+            self.share_device();
+        }
+    }
+
+    /// Have it share this device, whatever its image lies on.
+    pub fn lies_on(&self, device: BackingDevice) {
+        self.shared.throttle.lies_on(device, false);
+    }
+
+    /// While what this gives lives, limits do not hold the disk's requests, though they count: one of those who serve it is
+    /// about to end.
+    pub fn hurry_all(&self) -> impl Sized + use<> {
+        self.shared.throttle.hurry()
+    }
+
+    /// Have limits hold no request any more: the disk is about to be closed.
+    pub fn lift_limits(&self) {
+        self.shared.throttle.lift();
+    }
+
+    /// Requests that wait for room fail, and none waits from now on.
+    pub fn give_up_waiting(&self) {
+        self.shared.full.give_up();
+    }
+
+    /// The image as it is now, for what is to lie upon it. It is not to be written to.
+    pub fn image(&self) -> Result<Box<dyn Image>, Error> {
+        self.shared.health.contain(|| lock(&self.shared.current).image.fork())
     }
 
     /// While it is held the image neither grows nor is replaced.
@@ -237,18 +389,28 @@ impl Disk {
     /// Do something with the image as it is now; a panic in it stops the disk.
     pub(crate) fn with_image<T>(&self, work: impl FnOnce(&dyn Image) -> T) -> Result<T, Error> {
         // A fork, for what stops the disk looks at the present image.
-        let image = self.shared.health.contain(|| lock(&self.shared.current).image.fork())?;
+        let image = self.image()?;
         self.shared.health.contain(|| work(&*image))
     }
 
     /// Leave the image as other programs expect it. After the last request.
     pub async fn close(&self, io: &Io) -> Result<(), Error> {
-        if self.info().read_only {
+        if self.shared.info.read_only {
             return Ok(());
         }
         let health = &self.shared.health;
-        let image = health.contain(|| lock(&self.shared.current).image.fork())?;
-        health.contain_all(async { image.close(io).await }).await
+        let (image, formers) = health.contain(|| {
+            let current = lock(&self.shared.current);
+            (current.image.fork(), current.unsettled())
+        })?;
+        let closed = async {
+            for former in &formers {
+                former.settle(io).await?;
+            }
+            image.close(io).await?;
+            self.close_bitmaps(io).await
+        };
+        health.contain_all(closed).await
     }
 
     /// The image's dirty bitmaps.
@@ -275,6 +437,12 @@ impl Disk {
     pub fn stats(&self) -> Stats {
         let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
         Stats::sum(all.iter().map(|queue| &**queue))
+    }
+
+    /// How long reads, writes, flushes, discards and writes of zeros took so far.
+    pub fn latencies(&self) -> [Latencies; 5] {
+        let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        Stats::latencies(all.iter().map(|queue| &**queue))
     }
 
     /// How many requests that may have changed the disk have ended. It moves before any of them is

@@ -10,13 +10,19 @@ use ringtap_io::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::broken;
 
 const SHUT: u64 = 1;
+/// Requests that change the disk pass a filter.
+const FILTERED: u64 = 2;
+/// Requests wait for limits.
+const LIMITED: u64 = 4;
+/// What requests have to look at that may pass.
+const LED: u64 = FILTERED | LIMITED;
 /// One image more.
-const NEXT: u64 = 2;
+const NEXT: u64 = 8;
 
 /// Who may pass to which image.
 #[derive(Debug, Default)]
 pub(crate) struct Door {
-    /// The image's number, and whether the door is shut.
+    /// The image's number, whether the door is shut, and whether there are filters and limits.
     state: AtomicU64,
     opened: Event,
     /// Requests that have left the epoch and hold on to the image.
@@ -38,13 +44,52 @@ impl Door {
     /// The image that new handles are of.
     #[inline]
     pub(crate) fn image(&self) -> u64 {
-        self.state.load(SeqCst) & !SHUT
+        self.state.load(SeqCst) & !(SHUT | LED)
     }
 
-    /// Whether a request with a handle of that image may go on. It has counted itself into the epoch.
+    /// Whether a request with a handle of that image may go on, and has nothing more to look at. It has counted
+    /// itself into the epoch.
     #[inline]
     pub(crate) fn lets_in(&self, image: u64) -> bool {
         self.state.load(SeqCst) == image || broken("door not looked at")
+    }
+
+    /// As [`Door::lets_in`], of a request that looks whether there are filters and limits, or that none concerns.
+    pub(crate) fn admits(&self, image: u64) -> bool {
+        self.state.load(SeqCst) & !LED == image
+    }
+
+    /// Whether requests pass a filter, or wait for limits.
+    #[inline]
+    pub(crate) fn leads_on(&self) -> bool {
+        self.state.load(SeqCst) & LED != 0
+    }
+
+    /// Whether requests wait for limits.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.state.load(SeqCst) & LIMITED != 0
+    }
+
+    /// Whether they are to.
+    pub(crate) fn limit(&self, limited: bool) {
+        match limited {
+            true => self.state.fetch_or(LIMITED, SeqCst),
+            false => self.state.fetch_and(!LIMITED, SeqCst),
+        };
+    }
+
+    /// Whether requests that change the disk pass a filter.
+    #[inline]
+    pub(crate) fn is_filtered(&self) -> bool {
+        self.state.load(SeqCst) & FILTERED != 0
+    }
+
+    /// Whether they are to.
+    pub(crate) fn filter(&self, filtered: bool) {
+        match filtered {
+            true => self.state.fetch_or(FILTERED, SeqCst),
+            false => self.state.fetch_and(!FILTERED, SeqCst),
+        };
     }
 
     /// Wait until the door is open.

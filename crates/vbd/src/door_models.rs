@@ -25,7 +25,7 @@ async fn request(world: &World, rests: bool) {
     let mut rests = rests;
     loop {
         let number = world.door.image();
-        let level = world.images[number as usize / 2].add_thread();
+        let level = world.images[number as usize / 8].add_thread();
         let ticket = level.enter();
         if !world.door.lets_in(number) {
             drop(ticket);
@@ -65,7 +65,7 @@ fn nobody_uses_the_former_image() {
             for number in 0..2usize {
                 changer.door.shut().await;
                 changer.door.drain(&changer.images[number]).await;
-                changer.replaced.store(2 * (number as u64 + 1), SeqCst);
+                changer.replaced.store(8 * (number as u64 + 1), SeqCst);
                 changer.door.replaced();
                 changer.door.unlock();
             }

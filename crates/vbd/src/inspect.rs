@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::disk::lock;
 use crate::in_flight::Pending;
+use crate::limits::{Fairness, Waited};
 use crate::stats::QueueStats;
 use crate::{Disk, Vbd};
 
@@ -23,6 +24,12 @@ pub struct DeviceState {
     pub queues: Vec<QueueState>,
     /// Whether a panic has stopped it.
     pub stopped: bool,
+    /// Requests that wait for room where the image lies.
+    pub waiting_for_room: usize,
+    /// What limits have cost its requests.
+    pub limits: Waited,
+    /// What it has of its device, where anybody's share of that is set.
+    pub share: Option<Fairness>,
 }
 
 /// Who uses a device.
@@ -115,7 +122,15 @@ impl Disk {
         // A panic may have left what the image tells of half changed.
         let layers = Panic::catch(|| lock(&self.shared.current).image.fork().state())
             .unwrap_or_else(|_| LayerState::of(self.info(), None));
-        DeviceState { layers, connections, queues, stopped }
+        DeviceState {
+            layers,
+            connections,
+            queues,
+            stopped,
+            waiting_for_room: self.waiting_for_room(),
+            limits: self.shared.throttle.waited(),
+            share: self.shared.throttle.fairness(),
+        }
     }
 }
 

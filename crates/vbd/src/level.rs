@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
 use ringtap_image::{Discard, Error, Extent, Grace, Image, UnderWay};
-use ringtap_io::{Io, Mem};
+use ringtap_io::{Io, Mem, probes};
 
 use crate::disk::Shared;
+use crate::former::Former;
 use crate::gate::Writers;
 use crate::stats::QueueStats;
+use crate::track::Changing;
 use crate::transfer::Place;
 use crate::{Kind, Request};
 
@@ -22,13 +24,20 @@ pub(crate) struct Level {
     pub(crate) image: Box<dyn Image>,
     pub(crate) under_way: Arc<UnderWay>,
     bitmaps: Option<Arc<BitmapSet>>,
+    /// Images below it that are not stable yet, the lowest first.
+    formers: Vec<Former>,
 }
 
 impl Level {
     /// `grace` is the image's, or that of a disk whose image has none.
-    pub(crate) fn new(number: u64, image: Box<dyn Image>, grace: &Arc<Grace>) -> Level {
+    pub(crate) fn new(
+        number: u64,
+        image: Box<dyn Image>,
+        formers: Vec<Former>,
+        grace: &Arc<Grace>,
+    ) -> Level {
         let bitmaps = image.bitmaps().cloned();
-        Level { number, image, under_way: grace.add_thread(), bitmaps }
+        Level { number, image, under_way: grace.add_thread(), bitmaps, formers }
     }
 
     /// Wait until what was freed lately may be used again, outside of the epoch: it rests until flushes have come,
@@ -51,7 +60,9 @@ pub(crate) struct Pass<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) writers: &'a Writers,
     pub(crate) stats: &'a QueueStats,
-    bitmaps: Option<&'a BitmapSet>,
+    level: &'a Level,
+    /// Whether whoever asks may only read.
+    read_only: bool,
 }
 
 impl<'a> Pass<'a> {
@@ -60,9 +71,9 @@ impl<'a> Pass<'a> {
         shared: &'a Shared,
         writers: &'a Writers,
         stats: &'a QueueStats,
+        read_only: bool,
     ) -> Pass<'a> {
-        let bitmaps = level.bitmaps.as_deref();
-        Pass { image: &*level.image, shared, writers, stats, bitmaps }
+        Pass { image: &*level.image, shared, writers, stats, level, read_only }
     }
 
     /// Carry a request out.
@@ -76,29 +87,67 @@ impl<'a> Pass<'a> {
         match kind {
             Kind::Read => self.read(io, offset, mem).await,
             Kind::Flush => self.flush(io).await,
-            _ if self.shared.info.read_only => Err(Error::ReadOnly),
+            _ if self.read_only => Err(Error::ReadOnly),
             Kind::Write => {
-                self.note(offset, len);
+                let _changing = self.note(offset, len);
+                if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+                    Box::pin(keep.log(io, offset..end)).await;
+                }
                 self.write(io, offset, mem, self.durable(request)).await
             }
             Kind::Discard => {
-                self.note(offset, len);
+                let _changing = self.note(offset, len);
+                if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+                    Box::pin(keep.log(io, offset..end)).await;
+                }
                 self.discard(io, offset, len, Discard::Free, self.durable(request)).await
             }
             Kind::WriteZeroes { unmap, fast } => {
-                self.note(offset, len);
+                let _changing = self.note(offset, len);
+                if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+                    Box::pin(keep.log(io, offset..end)).await;
+                }
                 self.write_zeroes(io, offset, len, unmap, fast, self.durable(request)).await
             }
         }
     }
 
-    /// Note in bitmaps what is about to change: before anything does, for the server may be killed in
-    /// the middle of it.
-    #[inline]
-    pub(crate) fn note(&self, offset: u64, len: u64) {
-        if let Some(bitmaps) = self.bitmaps {
+    /// Carry out a request that changes the disk, checked and with nothing noted in trackers: for filters.
+    pub(crate) async fn change(&self, io: &Io, request: &Request) -> Result<(), Error> {
+        let Request { kind, offset, len, mem, .. } = *request;
+        if let Some(bitmaps) = &self.level.bitmaps {
             bitmaps.note(offset, len);
         }
+        if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+            keep.log(io, offset..offset + len).await;
+        }
+        let durable = self.durable(request);
+        match kind {
+            Kind::Read | Kind::Flush => Err(Error::Unsupported),
+            Kind::Write => self.write(io, offset, mem, durable).await,
+            Kind::Discard => self.discard(io, offset, len, Discard::Free, durable).await,
+            Kind::WriteZeroes { unmap, fast } => {
+                self.write_zeroes(io, offset, len, unmap, fast, durable).await
+            }
+        }
+    }
+
+    /// Whether a request changes the disk, if it is carried out at all.
+    pub(crate) fn may_change(&self, request: &Request) -> bool {
+        let inside =
+            request.offset.checked_add(request.len).is_some_and(|end| end <= self.shared.size());
+        let changes = !matches!(request.kind, Kind::Read | Kind::Flush);
+        inside && changes && !self.shared.info.read_only
+    }
+
+    /// Note in bitmaps what is about to change: before anything does, for the server may be killed in
+    /// the middle of it. And in trackers, for which that must be late, when what this gives is dropped.
+    #[inline]
+    fn note(&self, offset: u64, len: u64) -> Changing<'a> {
+        if let Some(bitmaps) = &self.level.bitmaps {
+            bitmaps.note(offset, len);
+        }
+        Changing::new(&self.shared.trackers, offset, len)
     }
 
     fn durable(&self, request: &Request) -> bool {
@@ -108,14 +157,30 @@ impl<'a> Pass<'a> {
 
     pub(crate) async fn flush(&self, io: &Io) -> Result<(), Error> {
         if self.shared.cache.flushes() && !self.shared.info.read_only {
-            self.image.flush(io).await?;
+            let began = io.now();
+            probes::flush_start();
+            let end = self.flush_all(io).await;
+            probes::flush_done(io.now().saturating_sub(began), end.is_ok());
+            end?;
         }
         Ok(())
     }
 
+    async fn flush_all(&self, io: &Io) -> Result<(), Error> {
+        // What is below first: a write that is stable shows what it hid as gone, too.
+        for former in &self.level.formers {
+            former.flush(io).await?;
+        }
+        self.image.flush(io).await
+    }
+
     /// See [`Image::compress`].
     pub(crate) async fn compress(&self, io: &Io, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.note(offset, bytes.len() as u64);
+        let len = bytes.len() as u64;
+        let _changing = self.note(offset, len);
+        if let Some(keep) = self.shared.bitmaps.note(offset, len) {
+            keep.log(io, offset..offset + len).await;
+        }
         self.image.compress(io, offset, bytes).await
     }
 

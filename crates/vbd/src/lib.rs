@@ -1,10 +1,12 @@
 //! Virtual block devices: the one place where a guest's bytes move.
 //!
-//! Every request of every wire passes [`Vbd::serve`], where statistics (and later limits and fair
-//! share) stand. An image says where bytes are; `transfer` moves them, `bounce` helps where O_DIRECT
+//! Every request of every wire passes [`Vbd::serve`], where statistics, limits and fair share
+//! stand. An image says where bytes are; `transfer` moves them, `bounce` helps where O_DIRECT
 //! asks for more alignment than the request has.
 #![forbid(unsafe_code)]
 
+mod backup;
+mod bitmaps;
 mod bounce;
 mod bytes;
 mod change;
@@ -17,6 +19,9 @@ mod door;
 #[cfg(all(test, feature = "shuttle"))]
 mod door_models;
 mod failures;
+mod filter;
+mod former;
+mod full;
 mod gate;
 #[cfg(all(test, feature = "shuttle"))]
 mod gate_models;
@@ -24,28 +29,62 @@ mod health;
 mod hold;
 mod in_flight;
 mod inspect;
+mod job;
+mod keep;
 mod level;
+mod limits;
+mod map;
+mod mirror;
+mod moment;
 mod name;
+mod ranges;
+#[cfg(all(test, feature = "shuttle"))]
+mod ranges_models;
 mod request;
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub mod sabotage;
+mod shares;
 mod stats;
+mod stream;
+mod track;
+#[cfg(all(test, feature = "shuttle"))]
+mod track_models;
 mod transfer;
+mod trouble;
 mod vbd;
 mod walk;
 
+pub use backup::{Backup, Moment, View};
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub use bitmaps::BitmapWrongs;
+pub use bitmaps::{BitmapChange, BitmapsAlone, DirtyBitmap, MergedFrom, StagedBitmaps};
 pub use change::{Busy, Quiesced};
 pub use copy::{Copy, CopyError, copy};
 pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
 pub use disk::{Disk, WeakDisk, WriteThrough};
 pub use failures::Refusal;
+pub use former::Former;
 pub use health::{Health, Listening};
 pub use in_flight::Pending;
 pub use inspect::{Connection, DeviceState, Poll, QueueState};
+pub use job::{Cancelled, Job, JobProgress, Phase};
+pub use limits::{Fairness, Limits, Rate, Rates, ThrottleGroup, Waited};
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub use mirror::Wrongs;
+pub use mirror::{Ending, Mirror, MirrorError, Scope};
 pub use name::{DISK, LABEL, disk_span, shortened};
 pub use request::{Kind, Request};
 pub use ringtap_image::Error;
-pub use stats::{Counts, Latency, Stats};
+pub use shares::{BackingDevice, DeviceShares, MOST_WEIGHT, Share, TenantState, WEIGHT, Who};
+pub use stats::{Counts, Latencies, Latency, Stats};
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub use stream::StreamWrongs;
+pub use stream::{Stream, StreamError};
+pub use track::Tracker;
+pub use trouble::{Action, IoStatus, OnError, Trouble};
 pub use vbd::Vbd;

@@ -140,6 +140,30 @@ impl Image for Trapped {
         self.image.abandon();
     }
 
+    fn below(&self) -> Option<&dyn Image> {
+        self.image.below()
+    }
+
+    fn container(&self) -> Option<&ringtap_image::Container> {
+        self.image.container()
+    }
+
+    fn place(&self) -> Option<ringtap_image::Place> {
+        self.image.place()
+    }
+
+    fn let_write(&self, may: bool) {
+        self.image.let_write(may);
+    }
+
+    fn read_beside(&self, beside: bool) {
+        self.image.read_beside(beside);
+    }
+
+    fn stop_writing(&self) {
+        self.image.stop_writing();
+    }
+
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
         self.step("close", 0);
         self.image.close(io)

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use ringtap_io::probes;
 use serde::Serialize;
 
 use crate::in_flight::InFlight;
@@ -27,7 +28,11 @@ fn index(kind: Kind) -> usize {
 /// The counters of one queue. Only its thread writes them, so plain loads and stores do.
 pub(crate) struct QueueStats {
     kinds: [KindStats; KINDS],
+    direct: AtomicU64,
+    /// Without those that are enciphered or deciphered.
     bounced: AtomicU64,
+    ciphered: AtomicU64,
+    map_misses: AtomicU64,
     cpu_nanos: AtomicU64,
     pub(crate) in_flight: InFlight,
     pub(crate) told: Told,
@@ -55,7 +60,10 @@ impl Default for QueueStats {
     fn default() -> Self {
         QueueStats {
             kinds: std::array::from_fn(|_| KindStats::default()),
+            direct: AtomicU64::new(0),
             bounced: AtomicU64::new(0),
+            ciphered: AtomicU64::new(0),
+            map_misses: AtomicU64::new(0),
             cpu_nanos: AtomicU64::new(0),
             in_flight: InFlight::default(),
             told: Told::default(),
@@ -93,7 +101,9 @@ fn bucket_top(bucket: usize) -> u64 {
 impl QueueStats {
     #[inline]
     pub(crate) fn record(&self, request: &Request, nanos: u64, ok: bool) {
-        let kind = &self.kinds[index(request.kind)];
+        let number = index(request.kind);
+        probes::request_done(number as u64, request.offset, request.len, nanos, ok);
+        let kind = &self.kinds[number];
         if ok {
             add(&kind.ended, 1);
             add(&kind.bytes, request.len);
@@ -119,8 +129,20 @@ impl QueueStats {
             .sum()
     }
 
-    pub(crate) fn record_bounced(&self, bytes: usize) {
-        add(&self.bounced, bytes as u64);
+    #[inline]
+    pub(crate) fn record_direct(&self, bytes: usize) {
+        add(&self.direct, bytes as u64);
+    }
+
+    /// Bytes for a place, or from it, that go through a buffer.
+    pub(crate) fn record_bounced(&self, bytes: usize, ciphered: bool) {
+        add(if ciphered { &self.ciphered } else { &self.bounced }, bytes as u64);
+    }
+
+    /// Where bytes lie was not in memory.
+    pub(crate) fn record_map_miss(&self, offset: u64) {
+        probes::map_miss(offset);
+        add(&self.map_misses, 1);
     }
 
     pub(crate) fn set_cpu_time(&self) {
@@ -150,8 +172,16 @@ impl QueueStats {
                 add(mine, theirs.load(Relaxed));
             }
         }
-        add(&self.bounced, other.bounced.load(Relaxed));
-        add(&self.cpu_nanos, other.cpu_nanos.load(Relaxed));
+        for (mine, theirs) in [
+            (&self.direct, &other.direct),
+            (&self.bounced, &other.bounced),
+            (&self.ciphered, &other.ciphered),
+            (&self.map_misses, &other.map_misses),
+            (&self.cpu_nanos, &other.cpu_nanos),
+        ] {
+            add(mine, theirs.load(Relaxed));
+        }
+        self.in_flight.add_busy(other.in_flight.busy());
     }
 }
 
@@ -196,9 +226,17 @@ pub struct Stats {
     pub flush: Counts,
     pub discard: Counts,
     pub write_zeroes: Counts,
-    /// Bytes among them that went through a buffer of ours, for the file did not take them straight
+    /// Bytes that went between a file and the memory that they were asked with.
+    pub direct_bytes: u64,
+    /// Bytes that went through a buffer of ours, for the file did not take them straight
     /// from the guest's memory or to it: they are not aligned, or enciphered.
     pub bounced_bytes: u64,
+    /// Bytes of those that were enciphered or deciphered.
+    pub ciphered_bytes: u64,
+    /// How often it had to be read first where bytes lie.
+    pub map_misses: u64,
+    /// For how long queues had requests in flight, added up.
+    pub busy_ns: u64,
     /// CPU time of the queue threads, as of their last rest.
     pub cpu_ns: u64,
 }
@@ -222,9 +260,29 @@ impl Stats {
             flush: counts(2),
             discard: counts(3),
             write_zeroes: counts(4),
-            bounced_bytes: sum.bounced.load(Relaxed),
+            direct_bytes: sum.direct.load(Relaxed),
+            bounced_bytes: sum.bounced.load(Relaxed) + sum.ciphered.load(Relaxed),
+            ciphered_bytes: sum.ciphered.load(Relaxed),
+            map_misses: sum.map_misses.load(Relaxed),
+            busy_ns: sum.in_flight.busy(),
             cpu_ns: sum.cpu_nanos.load(Relaxed),
         }
+    }
+}
+
+/// How many requests took no longer than so many nanoseconds, and longer than the next fewer: those that there are.
+pub type Latencies = Vec<(u64, u64)>;
+
+impl Stats {
+    /// The latencies of reads, writes, flushes, discards and writes of zeros, all queues together.
+    pub(crate) fn latencies<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> [Latencies; 5] {
+        let sum = QueueStats::default();
+        queues.for_each(|queue| sum.add(queue));
+        sum.kinds.each_ref().map(|kind| {
+            let counts = kind.latency.iter().map(|count| count.load(Relaxed));
+            let counts = counts.enumerate().filter(|(_, count)| *count > 0);
+            counts.map(|(bucket, count)| (bucket_top(bucket), count)).collect()
+        })
     }
 }
 
@@ -275,16 +333,23 @@ mod tests {
         for (i, queue) in all.iter().enumerate() {
             queue.record(&request(100), 1000 << i, true);
             queue.record(&request(100), 10, i != 3);
-            queue.record_bounced(30);
+            queue.record_bounced(30, i == 0);
+            queue.record_direct(70);
         }
         let live = all[1].clone();
         QueueStats::fold_ended(&mut all);
         assert_eq!(all.len(), 2);
         live.record(&request(1), 1, true);
-        live.record_bounced(1);
+        live.record_bounced(1, true);
+        live.record_map_miss(0);
         let stats = Stats::sum(all.iter().map(|queue| &**queue));
         assert_eq!((stats.write.ended, stats.write.failed, stats.write.bytes), (8, 1, 701));
         assert!(stats.write.latency_ns.max >= 8000 && stats.write.latency_ns.max < 9000);
         assert_eq!((stats.read.ended, stats.bounced_bytes), (0, 121));
+        assert_eq!((stats.direct_bytes, stats.ciphered_bytes, stats.map_misses), (280, 31, 1));
+        let [read, write, flush, ..] = Stats::latencies(all.iter().map(|queue| &**queue));
+        let took_long = write.iter().filter(|(top, _)| *top > 500);
+        assert_eq!(took_long.map(|(_, count)| count).sum::<u64>(), 4);
+        assert_eq!((read.len() + flush.len(), write.iter().map(|(_, count)| count).sum()), (0, 9));
     }
 }

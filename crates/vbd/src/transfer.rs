@@ -23,6 +23,7 @@ impl Pass<'_> {
                     let part = mem.window(0, clamp(len));
                     let place = Place { file, offset: at, cipher };
                     if self.direct(&place, &part) {
+                        self.stats.record_direct(part.len());
                         let read = self.read_whole(io, file, at, part).await?;
                         if read < part.len() {
                             // The file ends before the disk does: zeros follow.
@@ -45,6 +46,7 @@ impl Pass<'_> {
                     self.image.decompress(io, offset, mem.window(0, clamp(len))).await?
                 }
                 Extent::NotLoaded => {
+                    self.stats.record_map_miss(offset);
                     self.image.load(io, offset).await?;
                     0
                 }
@@ -76,6 +78,7 @@ impl Pass<'_> {
                 }
                 Extent::Zero { len, writable: true } => clamp(len).min(mem.len()),
                 Extent::NotLoaded => {
+                    self.stats.record_map_miss(offset);
                     self.image.load(io, offset).await?;
                     0
                 }
@@ -142,6 +145,7 @@ impl Pass<'_> {
         durable: bool,
     ) -> Result<(), Error> {
         if self.direct(&place, &part) {
+            self.stats.record_direct(part.len());
             self.write_whole(io, place.file, place.offset, part, durable).await
         } else {
             self.write_bounced(io, place, part, durable).await

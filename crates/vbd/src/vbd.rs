@@ -13,6 +13,7 @@ use crate::disk::Disk;
 use crate::gate::Writers;
 use crate::health::Health;
 use crate::level::{Level, Pass};
+use crate::limits::Lines;
 use crate::stats::QueueStats;
 use crate::{Kind, Request};
 
@@ -23,6 +24,7 @@ pub struct Vbd {
     level: RefCell<Level>,
     writers: Arc<Writers>,
     health: Arc<Health>,
+    lines: Box<Lines>,
     pub(crate) stats: Arc<QueueStats>,
 }
 
@@ -53,7 +55,7 @@ impl Vbd {
         let level = RefCell::new(disk.level());
         let (writers, stats) = (disk.shared.gate.add_writers(), disk.shared.add_stats());
         let health = disk.shared.health.clone();
-        Vbd { disk, level, writers, health, stats }
+        Vbd { disk, level, writers, health, lines: Box::default(), stats }
     }
 
     /// The same with a name for the log, and a shorter one for its threads. Before it is forked.
@@ -103,7 +105,8 @@ impl Vbd {
 
     #[inline]
     fn pass<'a>(&'a self, level: &'a Level) -> Pass<'a> {
-        Pass::new(level, &self.disk.shared, &self.writers, &self.stats)
+        let read_only = self.disk.info().read_only;
+        Pass::new(level, &self.disk.shared, &self.writers, &self.stats, read_only)
     }
 
     /// Serve one request to its end. A panic on the way stops the device, and the request fails.
@@ -117,8 +120,9 @@ impl Vbd {
         if shared.hold.holds() {
             shared.hold.back(io, io.now().saturating_sub(began)).await;
         }
-        self.stats.in_flight.end(place);
-        self.stats.record(&request, io.now().saturating_sub(began), end.is_ok());
+        let now = io.now();
+        self.stats.in_flight.end(place, now);
+        self.stats.record(&request, now.saturating_sub(began), end.is_ok());
         if let Err(error) = end {
             shared.failures.tell(&request, error);
         }
@@ -143,26 +147,60 @@ impl Vbd {
             }
             drop(under_way);
             drop(level);
+            if self.disk.shared.door.leads_on() {
+                return Box::pin(self.attempt_led(io, request)).await;
+            }
             self.disk.shared.door.open().await;
         }
+    }
+
+    /// As [`Vbd::attempt`], past the limits, the share and the filters that there are.
+    #[cold]
+    async fn attempt_led(&self, io: &Io, request: &Request) -> Result<(), Error> {
+        let limited = self.disk.shared.door.is_limited();
+        if limited {
+            self.lines.pass(io, &self.disk.shared.throttle, request).await;
+        }
+        let began = io.now();
+        let end = self.within(async |pass| filtered(io, pass, request).await).await;
+        // What was refused has asked nothing of the device.
+        if limited && end.is_ok() {
+            self.lines.served(request, io.now().saturating_sub(began));
+        }
+        if end == Err(Error::Full) { self.attempt_in_freed_room(io, request).await } else { end }
     }
 
     /// Begin again a request that found no room: this very request held up what waits for those under way.
     #[cold]
     async fn attempt_in_freed_room(&self, io: &Io, request: &Request) -> Result<(), Error> {
-        self.rest(io).await?;
-        self.within(async |pass| pass.carry_out(io, request).await).await
+        let full = &self.disk.shared.full;
+        let mut tries = full.tries();
+        let mut end = self.attempt_rested(io, request).await;
+        while end == Err(Error::Full) && full.wait(tries).await {
+            tries = full.tries();
+            end = self.within(async |pass| filtered(io, pass, request).await).await;
+            if end == Err(Error::Full) {
+                end = self.attempt_rested(io, request).await;
+            }
+        }
+        end
     }
 
+    async fn attempt_rested(&self, io: &Io, request: &Request) -> Result<(), Error> {
+        self.rest(io).await?;
+        self.within(async |pass| filtered(io, pass, request).await).await
+    }
+
+    /// Wait until what was freed lately may be used again.
     #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody waiting")]
-    async fn rest(&self, io: &Io) -> Result<(), Error> {
+    pub(crate) async fn rest(&self, io: &Io) -> Result<(), Error> {
         loop {
             let level = self.level();
             if level.image.grace().is_none() {
                 return Err(Error::Full);
             }
             let under_way = level.under_way.enter();
-            if self.disk.shared.door.lets_in(level.number) {
+            if self.disk.shared.door.admits(level.number) {
                 let _waiting = self.disk.shared.door.wait_outside();
                 drop(under_way);
                 return level.rest(io).await;
@@ -176,17 +214,25 @@ impl Vbd {
     /// Do something with the image that is not replaced meanwhile.
     #[inline]
     #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody under way")]
-    async fn within<T>(&self, work: impl AsyncFnOnce(Pass<'_>) -> T) -> T {
+    pub(crate) async fn within<T>(&self, work: impl AsyncFnOnce(Pass<'_>) -> T) -> T {
         loop {
             let level = self.level();
             let under_way = level.under_way.enter();
-            if self.disk.shared.door.lets_in(level.number) {
+            if self.disk.shared.door.admits(level.number) {
                 return work(self.pass(&level)).await;
             }
             drop(under_way);
             drop(level);
             self.disk.shared.door.open().await;
         }
+    }
+
+    /// As [`Vbd::within`], of who has shut the door.
+    #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody under way")]
+    pub(crate) async fn within_still<T>(&self, work: impl AsyncFnOnce(Pass<'_>) -> T) -> T {
+        let level = self.level();
+        let _under_way = level.under_way.enter();
+        work(self.pass(&level)).await
     }
 
     /// Whether a read or write needs nobody to look at its bytes: they lie in one piece of a file as
@@ -200,16 +246,32 @@ impl Vbd {
         if !inside || !(write || kind == Kind::Read) {
             return false;
         }
+        // A filter looks at the bytes.
+        if write && self.disk.shared.door.is_filtered() {
+            return false;
+        }
         let level = self.level();
         let pass = self.pass(&level);
         self.health.contain(|| pass.moves_untouched(write, offset, len)).unwrap_or(false)
     }
 
     /// Whether a read can be answered with the page cache's own pages, which the client looks at later:
-    /// as [`Vbd::moves_untouched`], of an image whose clusters never come to hold something else.
+    /// as [`Vbd::moves_untouched`], of an image whose clusters never come to hold something else. Not while limits count
+    /// requests, for it takes two.
     pub fn lends_pages(&self, offset: u64, len: u64) -> bool {
         let stays = self.level().image.grace().is_none() && !self.disk.shared.cache.direct();
-        stays && self.moves_untouched(Kind::Read, offset, len)
+        stays && !self.is_limited() && self.moves_untouched(Kind::Read, offset, len)
+    }
+
+    /// Whether limits count requests.
+    pub fn is_limited(&self) -> bool {
+        self.disk.shared.door.is_limited()
+    }
+
+    /// While what this gives lives, limits do not hold the requests of this queue, though they count: the queue is about to end,
+    /// or to stand still.
+    pub fn hurry(&self) -> impl Sized + '_ {
+        self.lines.hurry(&self.disk.shared.throttle)
     }
 
     /// Make every write acknowledged before stable.
@@ -223,7 +285,12 @@ impl Vbd {
         if end > self.size() {
             return Err(Error::Range);
         }
-        let work = self.within(async |pass| pass.compress(io, offset, bytes).await);
+        let work = self.within(async |pass| {
+            if self.shared.door.is_filtered() {
+                self.shared.filters.before_write(io, pass, offset..end).await;
+            }
+            pass.compress(io, offset, bytes).await
+        });
         self.health.contain_all(work).await
     }
 
@@ -235,5 +302,18 @@ impl Vbd {
         }
         let work = self.within(async |pass| pass.image.status(io, offset, len).await);
         self.health.contain_all(work).await
+    }
+}
+
+/// Carry out a request, past the filters that there are.
+async fn filtered(io: &Io, pass: Pass<'_>, request: &Request) -> Result<(), Error> {
+    if !pass.may_change(request) {
+        return pass.carry_out(io, request).await;
+    }
+    let (filters, offset) = (&pass.shared.filters, request.offset);
+    filters.before_write(io, pass, offset..offset + request.len).await;
+    match filters.also() {
+        Some(filter) => filter.also_write(io, pass, request).await,
+        None => pass.carry_out(io, request).await,
     }
 }

@@ -79,13 +79,16 @@ fn json(output: Output) -> Value {
 fn a_run_on_another_machine_comes_back_and_leaves_nothing_there() {
     let (other, dir) = (Other::new(), folder());
     job(dir.path());
-    let words = format!("{WORDS} --workloads dd-latency-direct --rounds 1");
+    // By its whole path, which is none there.
+    let whole = dir.path().join("my.fio").display().to_string();
+    let words = WORDS.replace("my.fio", &whole);
+    let words = format!("{words} --workloads dd-latency-direct --rounds 1");
     let report = json(Running::start(other.compare(dir.path(), &words)).wait());
     assert_eq!(report["run"]["state"], "complete");
     let loads: Vec<&Value> = report["series"].as_array().expect("series").iter().collect();
     let has =
         |name: &str| loads.iter().any(|s| s["workload"].as_str().is_some_and(|w| w.contains(name)));
-    assert!(has("dd-latency-direct") && has("my"), "{loads:?}");
+    assert!(has("dd-latency-direct") && has(&format!("job:{whole}")), "{loads:?}");
     assert_eq!(other.left_there(), Vec::<String>::new());
     assert!(dir.path().join("here/run/report.html").exists());
     let here: Vec<_> = fs::read_dir(dir.path().join("here")).expect("it").flatten().collect();
@@ -122,6 +125,23 @@ fn a_run_that_is_stopped_comes_back_as_far_as_it_came() {
     let report: Value = serde_json::from_str(&end.stdout).expect("JSON");
     assert_eq!(report["run"]["state"], "interrupted");
     assert_eq!(other.left_there(), Vec::<String>::new());
+}
+
+#[test]
+fn ctrl_c_ends_a_login_that_does_not_come() {
+    let dir = folder();
+    // A machine that never answers, or a question for a password.
+    let mark = dir.path().join("asked");
+    let mut command = Command::new(ringtap());
+    command.current_dir(dir.path()).args(["compare", "--on", "ssh://nobody", "--list"]);
+    let ssh = format!("sh -c 'echo $$ >{0}.new; mv {0}.new {0}; exec sleep 600'", mark.display());
+    command.env("RINGTAP_SSH", ssh);
+    let mut running = Running::start(command);
+    let pid = running.until("login", |_| fs::read_to_string(&mark).ok());
+    running.signal(Signal::INT);
+    let end = running.wait();
+    assert_eq!(end.status.code(), Some(3), "{}", end.stderr);
+    assert!(!Path::new(&format!("/proc/{}", pid.trim())).exists(), "ssh goes on");
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn messages_tell_of_the_file_that_is_meant_and_what_to_do() {
         "create -q -f qcow2 base.qcow2 1M",
         "create -q -b base.qcow2 -F qcow2 over.qcow2",
         "create -q -f qcow2 -o data_file=data.raw data.qcow2 1M",
-        "create -q -u -b nbd://host/x -F raw foreign.qcow2 1M",
+        "create -q -u -b nbd://127.0.0.1:1/x -F raw foreign.qcow2 1M",
     ] {
         run(dir.path(), words).ok();
     }
@@ -33,15 +33,17 @@ fn messages_tell_of_the_file_that_is_meant_and_what_to_do() {
         (1, "map over.qcow2", missing),
         (1, "commit over.qcow2", missing),
         (1, "serve data.qcow2 -f qcow2 --nbd unix:s", "the external data file \"data.raw\""),
-        (1, "convert foreign.qcow2 -O raw x.raw", "NBD servers are not read from yet"),
-        (2, "info nbd://host/x", "NBD servers are not read from yet"),
-        (2, "serve nbd+unix:///?socket=s -f raw --nbd unix:t", "nbd-client"),
+        (1, "convert foreign.qcow2 -O raw x.raw", "cannot connect to 127.0.0.1:1"),
+        (2, "info nbd:host:10809:exportname=x", "nbd://HOST[:PORT]/EXPORT"),
+        (1, "serve nbd+unix:///?socket=s -f raw --nbd unix:t", "is the server running?"),
         (2, "map json:{}", "name the image's file"),
         (1, "check json:{}", "name the image's file"),
         (2, "convert a.raw -O raw rbd:pool/x", "map it as a block device"),
-        (2, "create -f raw https://host/x 1M", "servers are not read from yet"),
+        (2, "create -f raw https://host/x 1M", "ringtap publish"),
+        (2, "create -f raw nbd://host/x 1M", "convert -n"),
+        (2, "info s3:bucket/x", "s3://BUCKET/KEY"),
         (2, "dd if=file:a.raw of=x", "without file:"),
-        (2, "compare a.raw ssh://host/a.raw", "servers are not read from yet"),
+        (2, "compare a.raw ssh://host/a.raw", "servers of that kind are not read from"),
     ] {
         let text = run(dir.path(), words).failed(code);
         assert!(text.contains(said), "{words}: {text}");

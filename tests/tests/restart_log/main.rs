@@ -280,8 +280,19 @@ fn reads_as_it_is(case: &Case, context: &str) {
     assert!(matches!(check.status.code(), Some(0 | 3)), "{context}: {check:?}");
 }
 
-fn on(kind: &str, mkfs: &[&str], package: &str) {
-    let set_up = file_system_of(400, kind, mkfs, package);
+/// A new file system of that kind.
+fn file_system(kind: &str) -> SetUp {
+    let (mkfs, package): (&[&str], _) = match kind {
+        "ext4" => (&["mke2fs", "-q", "-F", "-t", "ext4"], "e2fsprogs"),
+        "xfs" => (&["mkfs.xfs", "-q", "-f"], "xfsprogs"),
+        "btrfs" => (&["mkfs.btrfs", "-q", "-f"], "btrfs-progs"),
+        _ => (&[], ""),
+    };
+    file_system_of(400, kind, mkfs, package)
+}
+
+fn on(kind: &str) {
+    let set_up = file_system(kind);
     for format in [Format::Overlay, Format::Version2, Format::Vpc] {
         for (number, (name, back)) in WAYS.into_iter().enumerate() {
             let (before, after) = (number % 2 == 0, number % 3 == 0);
@@ -424,22 +435,22 @@ fn rolled_back(set_up: &SetUp) {
 
 #[test]
 fn on_ext4() {
-    on("ext4", &["mke2fs", "-q", "-F", "-t", "ext4"], "e2fsprogs");
+    on("ext4");
 }
 
 #[test]
 fn on_xfs() {
-    on("xfs", &["mkfs.xfs", "-q", "-f"], "xfsprogs");
+    on("xfs");
 }
 
 #[test]
 fn on_btrfs() {
-    on("btrfs", &["mkfs.btrfs", "-q", "-f"], "btrfs-progs");
+    on("btrfs");
 }
 
 #[test]
 fn on_tmpfs() {
-    on("tmpfs", &[], "");
+    on("tmpfs");
 }
 
 /// Every verb says what waits: those that read show it, the others end with an error.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use ringtap_tests::{program, ringtap};
 
 /// Each unit, and the exposure it may have by systemd's own reckoning (0 to 10).
-const UNITS: [(&str, f64); 4] = [
+const UNITS: [(&str, f64); 5] = [
+    ("ringtap-daemon.service", 2.0),
     ("ringtap@.service", 2.0),
     ("ringtap-nbd@.service", 2.0),
     ("ringtap-ublk@.service", 4.0),

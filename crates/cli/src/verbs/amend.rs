@@ -36,7 +36,12 @@ pub(crate) struct AmendArgs {
     format: Option<Format>,
 
     /// What to change, as key=value,key=value; `-o help` lists what can be
-    #[arg(short, long, value_name = "OPTIONS", required_unless_present = "record_format")]
+    #[arg(
+        short,
+        long,
+        value_name = "OPTIONS",
+        required_unless_present_any = ["record_format", "forget_successor"]
+    )]
     options: Vec<String>,
 
     /// Write down that the image is of this format, and change nothing in it: where the record was lost
@@ -49,6 +54,11 @@ pub(crate) struct AmendArgs {
         conflicts_with_all = ["options", "format"]
     )]
     record_format: Option<Format>,
+
+    /// Let its disk go on in this image again, and give up what was written since a snapshot of it: the overlay that holds
+    /// that stays, and is of no use once this image is written to
+    #[arg(long, conflicts_with_all = ["options", "format", "record_format"])]
+    forget_successor: bool,
 
     /// Where a secret is that opens the image, to give it another: file:PATH, fd:N or credential:NAME
     #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
@@ -91,6 +101,9 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
     if let Some(format) = args.record_format {
         return record_format(args, file, format);
     }
+    if args.forget_successor {
+        return forget_successor(args, file);
+    }
     let format = offline::format(file, args.format, true)?;
     let writing = Writing::new(format, &args.write, &args.data);
     let prefix = match format {
@@ -124,6 +137,28 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
             if !args.quiet {
                 println!("keyslot {slot} changed");
             }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Let the image be written to again though its disk goes on in another.
+fn forget_successor(args: &AmendArgs, file: &Path) -> anyhow::Result<ExitCode> {
+    let failed = |source| OpenError::Os { what: "open", path: file.to_owned(), source };
+    let place = Place::hold(file).map_err(failed)?;
+    let successor = record::successor(&place.at());
+    // Who serves an overlay on it has it for reading.
+    let options =
+        OpenOptions { cache: CacheMode::Writeback, succeeded: true, ..OpenOptions::default() };
+    let _container = Container::open(&place, &options)?;
+    record::forget_successor(&place.at())
+        .with_context(|| format!("cannot change the record of {}", file.display()))?;
+    if !args.quiet {
+        match successor {
+            Some(other) => {
+                println!("{} goes on by itself, not in {}", file.display(), other.display());
+            }
+            None => println!("{} goes on by itself", file.display()),
         }
     }
     Ok(ExitCode::SUCCESS)

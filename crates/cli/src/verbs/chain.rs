@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
 use ringtap_image::{
     CacheMode, Container, Format, LeftBehind, OpenError, OpenOptions, Place, Role, find_named,
-    luks, on_a_ring, record, vhd,
+    is_store, luks, on_a_ring, record, vhd,
 };
 
 use super::source::{How, Names, format_of, is_null};
@@ -56,21 +56,32 @@ pub(crate) struct Backing {
     found: Option<Place>,
 }
 
+/// Look at one file, and of those that it names at the data file alone, where something waits for both.
+pub(crate) fn top(
+    path: &Path,
+    named: Option<Format>,
+    share: bool,
+    names: &Names,
+) -> anyhow::Result<Layer> {
+    look_at(&path.into(), named, share, names, false)
+}
+
 /// Look at one file, and at none that it names.
 pub(crate) fn layer(
     place: impl Into<Place>,
     named: Option<Format>,
     share: bool,
 ) -> anyhow::Result<Layer> {
-    look_at(&place.into(), named, share, None)
+    look_at(&place.into(), named, share, &Names::default(), false)
 }
 
-/// Look at one file, and with `names` find what lies below it, if it may be opened.
+/// Look at one file, and if asked find what lies below it. `names` says what may be opened.
 fn look_at(
     place: &Place,
     named: Option<Format>,
     share: bool,
-    names: Option<&Names>,
+    names: &Names,
+    find_below: bool,
 ) -> anyhow::Result<Layer> {
     let path = place.path();
     let (format, how) = format_of(place, named)?;
@@ -97,12 +108,10 @@ fn look_at(
         cache: CacheMode::Writeback,
         read_only: true,
         force_share: share,
+        allow_backing: names.allow_backing.clone(),
+        data_files: names.data.data_file.clone(),
         ..OpenOptions::default()
     };
-    if let Some(names) = names {
-        options.allow_backing.clone_from(&names.allow_backing);
-        options.data_files.clone_from(&names.data.data_file);
-    }
     let container = match Container::open(place, &options) {
         Err(OpenError::Locked { held, holder, .. }) => {
             layer.in_use = Some((holder, held));
@@ -124,7 +133,7 @@ fn look_at(
             Ok::<_, OpenError>((header, list.unwrap_or_default(), bitmaps.unwrap_or_default()))
         })??;
         if at_rest {
-            layer.left = told(qcow2::left(&own, &header));
+            layer.left = told(qcow2::left(&own, &header, &options));
         }
         layer.snapshots = snapshots;
         layer.bitmaps = bitmaps;
@@ -142,7 +151,7 @@ fn look_at(
             .with_context(|| format!("cannot read the header of {}", path.display()))?;
         layer.luks = Some(header);
     }
-    if let (Some(below), Some(_)) = (&mut layer.backing, names) {
+    if let Some(below) = layer.backing.as_mut().filter(|_| find_below) {
         let role = if format == Format::Vhd { Role::Parent } else { Role::Backing };
         let all = match &layer.vhd {
             Some(facts) => facts.parent.clone(),
@@ -185,6 +194,9 @@ fn backing(path: &Path, name: &[u8], header: &Header) -> Backing {
 
 /// A name within an image, seen from the folder of the image.
 pub(crate) fn beside(image: &Path, name: &Path) -> PathBuf {
+    if is_store(name) {
+        return name.to_owned();
+    }
     image.parent().unwrap_or(Path::new("")).join(name)
 }
 
@@ -204,7 +216,7 @@ pub(crate) fn layers(
             Some(above) => format!("the backing file of {above}"),
             None => "the image".to_owned(),
         };
-        let mut layer = look_at(&place, format, share, Some(names)).with_context(of)?;
+        let mut layer = look_at(&place, format, share, names, true).with_context(of)?;
         if let Ok(facts) = fs::metadata(place.at()) {
             if !seen.insert((facts.dev(), facts.ino())) {
                 bail!("{} is its own backing file, by way of others", path.display());
@@ -241,14 +253,23 @@ pub(crate) fn files(
     Ok(layers(path, format, true, names)?.into_iter().map(|layer| layer.path).collect())
 }
 
-/// Write down that an image made or changed here may name that file.
+/// Write down that an image made or changed here may name that file, and no other.
 pub(crate) fn record(image: &Place, role: Role, file: Option<&Path>) {
-    if let Err(error) = record::set_allowed(&image.at(), role, file) {
-        let file = file.unwrap_or(Path::new("nothing")).display();
-        tracing::warn!(
-            "cannot write down that {} may name {file}: {error}; where image and folder are not your \
+    let end = record::set_allowed(&image.at(), role, file);
+    end.unwrap_or_else(|error| unrecorded(image, file.unwrap_or(Path::new("nothing")), &error));
+}
+
+/// That it may name that file as well, before it does.
+pub(crate) fn also_allow(image: &Place, role: Role, file: &Path) {
+    let end = record::also_allow(&image.at(), role, file);
+    end.unwrap_or_else(|error| unrecorded(image, file, &error));
+}
+
+fn unrecorded(image: &Place, file: &Path, error: &std::io::Error) {
+    let file = file.display();
+    tracing::warn!(
+        "cannot write down that {} may name {file}: {error}; where image and folder are not your \
              own, that is to be named each time",
-            image.path().display()
-        );
-    }
+        image.path().display()
+    );
 }

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use ringtap_image::qcow2::{self, Repair, Report};
-use ringtap_image::{Container, Format, LeftBehind, OpenError, Standing, on_a_ring, vhd};
+use ringtap_image::{
+    Container, Format, LeftBehind, OpenError, OpenOptions, Standing, on_a_ring, vhd,
+};
 use serde_json::json;
 
 use super::offline::{self, Writing};
@@ -155,9 +157,10 @@ fn at_rest(args: &CheckArgs, format: Format) -> anyhow::Result<Container> {
         vhd::left(&container)?
     } else {
         let own = container.clone();
+        let options = OpenOptions { read_only: true, ..args.writing(format).options() };
         on_a_ring(&args.file, |io| async move {
             let header = qcow2::Header::read(&io, &own).await?;
-            qcow2::left(&own, &header)
+            qcow2::left(&own, &header, &options)
         })??
     };
     match left {

@@ -94,13 +94,15 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         ..args.sources.options(format, CacheMode::Writeback)?
     };
     let from = Vbd::new(open(file, &overlay)?, CacheMode::Writeback);
-    resize::grow(&base.place, writing(base.format), from.size(), &args.sources)
+    let below = Writing { succeeded: true, ..writing(base.format) };
+    resize::grow(&base.place, below, from.size(), &args.sources)
         .with_context(|| format!("cannot make {} as large as the overlay", base.path.display()))?;
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {
         read_only: false,
         force_share: false,
         force_format: args.force.force_format,
+        succeeded: true,
         ..args.sources.options(base.format, cache)?
     };
     let opened = base.place.clone();
@@ -121,6 +123,9 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
         )
     })?;
     record::confirm_format(&base.place, base.format);
+    // All that was written since a snapshot is in it.
+    record::forget_successor(&base.place.at())
+        .with_context(|| format!("cannot write down that {} has it all", base.path.display()))?;
     if !args.keep && args.base.is_none() {
         if format != Format::Qcow2 {
             bail!(

@@ -14,7 +14,7 @@ use ringtap_image::qcow2::header::{
 };
 use ringtap_image::qcow2::{BitmapEntry, Snapshot};
 use ringtap_image::{
-    CacheMode, Format, LeftBehind, OpenError, OpenOptions, Standing, luks, open, probe,
+    CacheMode, Format, LeftBehind, OpenError, OpenOptions, Standing, luks, open, probe, record,
 };
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use serde::{Serialize, Serializer};
@@ -102,6 +102,9 @@ struct Facts {
     /// The verb that began to write the image and has not finished.
     #[serde(skip_serializing_if = "Option::is_none")]
     unfinished: Option<String>,
+    /// The image in which its disk goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    successor: Option<String>,
     /// The format whose mark the file bears, where that is not its format.
     #[serde(skip_serializing_if = "Option::is_none")]
     looks_like: Option<&'static str>,
@@ -134,7 +137,8 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
         let layers = chain::layers(&args.disk, args.format, share, &args.sources.names)?;
         layers.iter().map(|layer| look(layer, &args.sources)).collect::<anyhow::Result<Vec<_>>>()?
     } else {
-        vec![look(&chain::layer(&args.disk, args.format, share)?, &args.sources)?]
+        let layer = chain::top(&args.disk, args.format, share, &args.sources.names)?;
+        vec![look(&layer, &args.sources)?]
     };
     let text = match (args.output, &facts[..]) {
         (Output::Json, [one]) if !args.backing_chain => serde_json::to_string_pretty(one)?,
@@ -174,6 +178,7 @@ fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
         restart_log: layer.left.as_ref().map(restart_log),
         restart_log_told: layer.left.as_ref().map(LeftBehind::told),
         unfinished: probe::unfinished_work(path),
+        successor: record::successor(path).map(|other| other.display().to_string()),
         looks_like: None,
     };
     match &layer.header {
@@ -380,6 +385,11 @@ impl Facts {
         let mut notes = vec![];
         if let Some(verb) = &self.unfinished {
             notes.push(format!("note: it is not whole: ringtap {verb} did not finish"));
+        }
+        if let Some(other) = &self.successor {
+            notes.push(format!(
+                "note: its disk goes on in {other}, and this image is not written to"
+            ));
         }
         if let Some(told) = &self.restart_log_told {
             notes.push(format!("note: {told}"));

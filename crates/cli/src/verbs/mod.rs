@@ -1,7 +1,7 @@
 //! The verbs that make, look at and change images, with the habits of qemu-img.
 
 pub(crate) mod amend;
-mod bar;
+pub(crate) mod bar;
 pub(crate) mod bitmap;
 mod chain;
 pub(crate) mod check;
@@ -15,6 +15,8 @@ mod keyslots;
 pub(crate) mod map;
 pub(crate) mod measure;
 mod offline;
+#[cfg(feature = "object")]
+pub(crate) mod publish;
 pub(crate) mod rebase;
 pub(crate) mod resize;
 pub(crate) mod snapshot;

@@ -27,11 +27,13 @@ pub(crate) struct Writing<'a> {
     pub(crate) data: &'a DataFiles,
     /// What becomes of a restart log in doubt.
     pub(crate) restart_log: Option<RestartChoice>,
+    /// Its disk may go on in another image.
+    pub(crate) succeeded: bool,
 }
 
 impl<'a> Writing<'a> {
     pub(crate) fn new(format: Format, force: &'a Force, data: &'a DataFiles) -> Writing<'a> {
-        Writing { format, force, data, restart_log: None }
+        Writing { format, force, data, restart_log: None, succeeded: false }
     }
 
     /// Options to open the image with.
@@ -42,6 +44,7 @@ impl<'a> Writing<'a> {
             cache: CacheMode::Writeback,
             data_files: self.data.data_file.clone(),
             restart_log: self.restart_log,
+            succeeded: self.succeeded,
             ..OpenOptions::default()
         }
     }

@@ -99,6 +99,9 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
     let container = offline::settled(file, writing)?;
     let changed = container.clone();
     let new = backing.as_ref().map(|it| (it.name.clone(), it.format));
+    if let Some(backing) = &backing {
+        chain::also_allow(&changed.place(), Role::Backing, &backing.path);
+    }
     on_a_ring(file, |io| async move {
         let backing = new.as_ref().map(|(name, format)| (name.as_str(), *format));
         qcow2::set_backing(&io, &container, backing).await

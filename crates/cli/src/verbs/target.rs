@@ -11,8 +11,8 @@ use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, CreateOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenOptions, Place, Role, Secret, SecretSource, limit_of_length,
-    luks, on_a_ring, parse_size, probe, record, vhd,
+    CacheMode, Container, Format, OpenOptions, Place, Role, Secret, SecretSource, is_store,
+    limit_of_length, luks, on_a_ring, parse_size, probe, record, vhd,
 };
 
 use super::source::{Sources, format_of, open_source, read_secret};
@@ -251,6 +251,14 @@ impl Recipe {
     /// Make the image; what was there is lost. Its size must be known. Gives the files that are new; they
     /// are removed again where this fails.
     pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<Made> {
+        if is_store(path) {
+            return Err(Fault::Usage(format!(
+                "{} lies on a server, where nothing is made: copy to an export that is there by ringtap convert -n, \
+                 upload an image by ringtap publish",
+                path.display()
+            ))
+            .into());
+        }
         let mut made = Made::default();
         made.find_or_create(path)?;
         if let Err(error) = self.write(path, secret, &mut made) {

@@ -40,6 +40,17 @@ pub(crate) use self::table::{Entry as MountEntry, mounts};
 use self::thread::{End, QueueThread};
 use crate::Stop;
 
+/// Mount a disk over a file, and take it off again: what a broker does for a server that may not.
+pub fn mount_by(path: &Path, image: &Path, read_only: bool) -> io::Result<OwnedFd> {
+    mount::mount_here(path, image, read_only).map_err(|error| match error {
+        Error::Os { source, .. } => source,
+        Error::Helper { why, .. } => io::Error::other(why),
+        error => io::Error::other(error.to_string()),
+    })
+}
+
+pub use self::mount::take_off_here as unmount_by;
+
 /// Bytes of one read or write, at most. The kernel's own limit, unless it is told otherwise.
 const MOST: usize = 1 << 20;
 /// Requests that one thread has under way.

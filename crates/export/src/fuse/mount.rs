@@ -1,14 +1,15 @@
 //! Mounting one file over another, and taking it off again whoever left it there.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ringtap_sandbox::ask;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
@@ -51,12 +52,12 @@ impl Mount {
         let made = prepare(&path, image)?;
         let shown = open(image, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
         let mut mount = Mount { path, image: shown, device: None, made, mounted: false };
-        let device = if geteuid().is_root() {
-            mount.by_system_call(image, options)?
-        } else {
-            // Whether others may use it too is the administrator's choice (/etc/fuse.conf).
-            helper::mount(&mount.path, &mount_options(image, options, true))
-                .or_else(|_| helper::mount(&mount.path, &mount_options(image, options, false)))?
+        let device = match ask::mount(&mount.path, image, options.read_only) {
+            None => mount_here(&mount.path, image, options.read_only)?,
+            Some(asked) => asked.map_err(|source| match source.raw_os_error() {
+                None => Error::Helper { path: mount.path.clone(), why: source.to_string() },
+                Some(_) => not_mounted(&mount.path, source),
+            })?,
         };
         mount.mounted = true;
         greet(&device, &mount.path)?;
@@ -72,30 +73,6 @@ impl Mount {
     /// What it shows, where that is a file.
     pub(crate) fn take_image(&mut self) -> Option<OwnedFd> {
         self.image.take()
-    }
-
-    fn by_system_call(&self, image: &Path, options: &Options) -> Result<OwnedFd, Error> {
-        let device = open_device()?;
-        let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
-        if options.read_only {
-            flags |= MountFlags::RDONLY;
-        }
-        let data = format!(
-            "fd={},rootmode={:o},user_id={},group_id={},max_read={MOST},default_permissions,allow_other\0",
-            device.as_raw_fd(),
-            libc::S_IFREG,
-            geteuid().as_raw(),
-            getegid().as_raw(),
-        );
-        let data = std::ffi::CStr::from_bytes_with_nul(data.as_bytes()).ok();
-        let kind = format!("fuse.{SUBTYPE}");
-        mount(image, &self.path, kind, flags, data).map_err(|source| Error::Os {
-            tried: "mount over",
-            path: self.path.clone(),
-            source: source.into(),
-            hint: "; mounting takes CAP_SYS_ADMIN, which containers often lack",
-        })?;
-        Ok(device)
     }
 
     /// The descriptors to serve it by, `count` of them, or fewer where the kernel gives fewer.
@@ -150,6 +127,41 @@ impl Drop for Mount {
     }
 }
 
+/// Mount a disk over a file, as this user can.
+pub(crate) fn mount_here(path: &Path, image: &Path, read_only: bool) -> Result<OwnedFd, Error> {
+    if geteuid().is_root() {
+        return by_system_call(path, image, read_only);
+    }
+    // Whether others may use it too is the administrator's choice (/etc/fuse.conf).
+    helper::mount(path, &mount_options(image, read_only, true))
+        .or_else(|_| helper::mount(path, &mount_options(image, read_only, false)))
+}
+
+fn by_system_call(path: &Path, image: &Path, read_only: bool) -> Result<OwnedFd, Error> {
+    let device = open_device()?;
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    if read_only {
+        flags |= MountFlags::RDONLY;
+    }
+    let data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},max_read={MOST},default_permissions,allow_other\0",
+        device.as_raw_fd(),
+        libc::S_IFREG,
+        geteuid().as_raw(),
+        getegid().as_raw(),
+    );
+    let data = std::ffi::CStr::from_bytes_with_nul(data.as_bytes()).ok();
+    let kind = format!("fuse.{SUBTYPE}");
+    let mounted = mount(image, path, kind, flags, data);
+    mounted.map_err(|source| not_mounted(path, source.into()))?;
+    Ok(device)
+}
+
+fn not_mounted(path: &Path, source: io::Error) -> Error {
+    let hint = "; mounting takes CAP_SYS_ADMIN, which containers often lack";
+    Error::Os { tried: "mount over", path: path.to_owned(), source, hint }
+}
+
 fn failed(tried: &'static str, path: &Path, source: io::Error) -> Error {
     Error::Os { tried, path: path.to_owned(), source, hint: "" }
 }
@@ -200,6 +212,11 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
 }
 
 fn take_off(path: &Path, lazily: bool) -> io::Result<()> {
+    ask::unmount(path, lazily).unwrap_or_else(|| take_off_here(path, lazily))
+}
+
+/// Take off what is mounted there, as this user can.
+pub fn take_off_here(path: &Path, lazily: bool) -> io::Result<()> {
     if !geteuid().is_root() {
         return helper::unmount(path, lazily);
     }
@@ -221,9 +238,10 @@ fn prepare(path: &Path, image: &Path) -> Result<bool, Error> {
             _ => Ok(false),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut new = File::options();
-            new.write(true).create_new(true).mode(0o600);
-            new.open(path).map_err(|error| failed("make the file", path, error))?;
+            // Made and not opened: a server that is confined may make a file there, and write to none.
+            let (kind, mode) = (FileType::RegularFile, Mode::RUSR | Mode::WUSR);
+            let made = mknodat(CWD, path, kind, mode, 0);
+            made.map_err(|error| failed("make the file", path, error.into()))?;
             Ok(true)
         }
         Err(error) => Err(failed("look at", path, error)),
@@ -231,9 +249,9 @@ fn prepare(path: &Path, image: &Path) -> Result<bool, Error> {
 }
 
 /// What the mount helper is told; `helper` knows the rest by itself.
-fn mount_options(image: &Path, options: &Options, everybody: bool) -> String {
+fn mount_options(image: &Path, read_only: bool, everybody: bool) -> String {
     let name = image.display().to_string().replace('\\', "\\\\").replace(',', "\\,");
-    let access = if options.read_only { "ro" } else { "rw" };
+    let access = if read_only { "ro" } else { "rw" };
     let others = if everybody { ",allow_other" } else { "" };
     format!(
         "{access},nosuid,nodev,fsname={name},subtype={SUBTYPE},max_read={MOST},default_permissions{others}"

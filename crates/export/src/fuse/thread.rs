@@ -169,6 +169,7 @@ fn serve(
             poller.event(io.now());
         }
     };
+    let _hurry = vbd.hurry();
     while queue.under_way() > 0 {
         tasks.run_ready();
         if queue.under_way() > 0 {

@@ -157,6 +157,7 @@ impl Connection {
             }
             end => tracing::debug!(requests = self.requests.get(), "an NBD client left: {end:?}"),
         }
+        let _hurry = self.vbd.hurry();
         self.slots.rest().await;
         if self.stopping.get().is_some() && self.vbd.health().failure().is_none() {
             if let Err(error) = self.vbd.flush(&self.io).await {
@@ -436,6 +437,7 @@ impl Connection {
             self.armed.set(true);
             let connection = self.clone();
             self.io.spawn(async move {
+                let _hurry = connection.vbd.hurry();
                 connection.slots.rest().await;
                 // The receiver may be waiting for a request that is not wanted any more.
                 close(&connection.socket, Shutdown::Read);

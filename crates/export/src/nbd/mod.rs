@@ -33,8 +33,10 @@ mod server;
 mod slot;
 mod status;
 mod tls;
+mod users;
 mod welcome;
-pub mod wire;
+
+pub use ringtap_stores::nbd::wire;
 
 pub use budget::Budget;
 pub use context::{Contexts, MAX_BITMAPS};
@@ -42,4 +44,4 @@ pub use credentials::{Credentials, CredentialsError, Tls};
 pub use handshake::{Choice, Facts, Handshake, Refusal, Security, Step};
 pub use limits::Limits;
 pub use request::{BadMagic, Command, Header, Rules};
-pub use server::{Error, Listener, NamedExport, Server};
+pub use server::{Error, Listener, NamedExport, Server, Withdrawn};

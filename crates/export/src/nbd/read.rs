@@ -91,10 +91,13 @@ impl Connection {
         let look = self.structured && !whole && header.len as usize >= WORTH_A_LOOK;
         let end = match look {
             false => self.read_all(header, &buffer).await,
-            true if self.zeros_expected.get() => match self.read_parts(header, &buffer).await {
-                Ok(parts) => return Ok(Reply::Parts(buffer, parts)),
-                Err(error) => Err(error),
-            },
+            // Limits count each request once, and those of holes, too.
+            true if self.zeros_expected.get() && !self.vbd.is_limited() => {
+                match self.read_parts(header, &buffer).await {
+                    Ok(parts) => return Ok(Reply::Parts(buffer, parts)),
+                    Err(error) => Err(error),
+                }
+            }
             true => self.read_all(header, &buffer).await,
         };
         let bytes = &buffer.bytes()[..header.len as usize];

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use super::handshake::Facts;
 use super::limits::Limits;
 use super::peer::Peer;
 use super::places::Places;
+use super::users::Users;
 use super::welcome;
 use super::wire::{MAX_PAYLOAD, can};
 use crate::Stop;
@@ -85,13 +86,59 @@ pub enum Error {
 /// Serves exports on sockets.
 pub struct Server {
     listeners: Vec<Listener>,
-    exports: Mutex<Arc<[NamedExport]>>,
+    exports: Arc<Exports>,
     limits: Limits,
     budget: Arc<Budget>,
     /// Of each listener.
     tls: Vec<Tls>,
     /// Whether the process was found to be out of descriptors or memory, and that was said.
     short: AtomicBool,
+}
+
+/// An export, and who uses it.
+#[derive(Clone)]
+pub(super) struct Offered {
+    pub(super) export: NamedExport,
+    pub(super) users: Arc<Users>,
+}
+
+impl From<NamedExport> for Offered {
+    fn from(export: NamedExport) -> Offered {
+        Offered { export, users: Arc::default() }
+    }
+}
+
+/// What is offered now.
+pub(super) struct Exports(Mutex<Arc<[Offered]>>);
+
+impl Exports {
+    fn new(exports: Vec<NamedExport>) -> Exports {
+        Exports(Mutex::new(exports.into_iter().map(Offered::from).collect()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<[Offered]>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them. Who keeps this keeps their images open.
+    pub(super) fn all(&self) -> Arc<[Offered]> {
+        self.lock().clone()
+    }
+
+    /// The one of those users, if it still is.
+    pub(super) fn of(&self, users: &Arc<Users>) -> Option<Offered> {
+        self.lock().iter().find(|one| Arc::ptr_eq(&one.users, users)).cloned()
+    }
+}
+
+/// An export that was taken away, and whose clients were told to end.
+pub struct Withdrawn(Arc<Users>);
+
+impl Withdrawn {
+    /// Wait until the last of them has: each request taken has ended then.
+    pub fn wait(&self) {
+        self.0.wait();
+    }
 }
 
 struct Client {
@@ -105,18 +152,50 @@ impl Server {
         let limits = Limits::default();
         let (budget, short) = (Budget::new(limits.memory_of_all), AtomicBool::new(false));
         let tls = vec![Tls::Off; listeners.len()];
-        Server { listeners, exports: Mutex::new(exports.into()), limits, budget, tls, short }
+        let exports = Arc::new(Exports::new(exports));
+        Server { listeners, exports, limits, budget, tls, short }
     }
 
     /// The exports that clients find now.
-    pub fn exports(&self) -> Arc<[NamedExport]> {
-        self.exports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn exports(&self) -> Vec<NamedExport> {
+        self.exports.all().iter().map(|one| one.export.clone()).collect()
     }
 
     /// Offer one more, to clients that come from now on.
     pub fn add(&self, export: NamedExport) {
-        let mut exports = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
-        *exports = exports.iter().cloned().chain([export]).collect();
+        let mut exports = self.exports.lock();
+        *exports = exports.iter().cloned().chain([export.into()]).collect();
+    }
+
+    /// How many connections use the export of that name.
+    pub fn users(&self, name: &str) -> usize {
+        self.exports
+            .all()
+            .iter()
+            .find(|one| one.export.name == name)
+            .map_or(0, |it| it.users.count())
+    }
+
+    /// Wait until no connection uses the export of that name, though no longer than so: one that has just left is
+    /// counted until its thread has ended.
+    pub fn wait_until_unused(&self, name: &str, limit: Duration) {
+        let exports = self.exports.all();
+        let users = exports.iter().find(|one| one.export.name == name).map(|one| one.users.clone());
+        drop(exports);
+        if let Some(users) = users {
+            users.wait_for(limit);
+        }
+    }
+
+    /// Offer the export of that name no more, and have the connections that use it end as if the server did. Other
+    /// exports and their clients go on.
+    pub fn withdraw(&self, name: &str) -> Option<Withdrawn> {
+        let mut exports = self.exports.lock();
+        let users = exports.iter().find(|one| one.export.name == name)?.users.clone();
+        *exports = exports.iter().filter(|one| one.export.name != name).cloned().collect();
+        drop(exports);
+        users.withdraw();
+        Some(Withdrawn(users))
     }
 
     /// The same with what each of the listeners has of TLS; what is not said is off.
@@ -254,7 +333,7 @@ impl Server {
             }
         }
         let alarm = Arc::new(Alarm::new()?);
-        let (exports, theirs, budget) = (self.exports(), alarm.clone(), self.budget.clone());
+        let (exports, theirs, budget) = (self.exports.clone(), alarm.clone(), self.budget.clone());
         let tls = tls.clone();
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
             let share = Share::new(budget, peer, theirs.clone());

@@ -1,6 +1,6 @@
 //! A client's thread: a ring, a clock, the handshake, and then its connection.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use super::handshake::{Choice, Handshake, Refusal, Security, Step};
 use super::input::Input;
 use super::limits::Limits;
 use super::peer::Peer;
-use super::server::{NamedExport, facts};
+use super::server::{Exports, Offered, facts};
 use super::tls::{self, Sealer};
 use crate::poll::{Poller, Wait};
 
@@ -27,7 +27,7 @@ pub(super) struct Client {
     pub(super) socket: OwnedFd,
     pub(super) peer: Peer,
     pub(super) alarm: Arc<Alarm>,
-    pub(super) exports: Arc<[NamedExport]>,
+    pub(super) exports: Arc<Exports>,
     /// Why it may not go on.
     pub(super) refusal: Option<Refusal>,
     pub(super) limits: Limits,
@@ -38,6 +38,8 @@ pub(super) struct Client {
 /// Serve one client on the calling thread, from the greeting to the last reply.
 pub(super) fn run(client: Client) -> io::Result<()> {
     let Client { socket, peer, alarm, exports, refusal, limits, share, tls } = client;
+    // Left last: whoever waits for that may close the image.
+    let user = Rc::new(OnceCell::new());
     let mut tasks = Tasks::new(ringtap_io::reactor()?);
     let socket = Arc::new(OpenFile::new(socket));
     let io = tasks.io().clone();
@@ -45,12 +47,14 @@ pub(super) fn run(client: Client) -> io::Result<()> {
     tasks.spawn(watch(io.clone(), alarm.clone(), socket.clone(), current.clone()));
     alarm.set_unless_stopped(limits.handshake);
     let outcome = Rc::new(RefCell::new(None));
-    let keep = outcome.clone();
+    let (keep, used) = (outcome.clone(), user.clone());
     let (watched, ringing, asked) = (current.clone(), alarm.clone(), socket.clone());
     tasks.spawn(async move {
         let end = async {
             let mut input = Input::new(&io).map_err(io::Error::from_raw_os_error)?;
-            let facts = exports.iter().map(facts).collect();
+            // No disk is kept open by one who has not chosen it.
+            let (facts, users): (Vec<_>, Vec<_>) =
+                exports.all().iter().map(|one| (facts(&one.export), one.users.clone())).unzip();
             let security = match tls {
                 Tls::Off => Security::Plain,
                 Tls::On(_) => Security::Offered,
@@ -60,7 +64,11 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             let line = Line { io: &io, socket: socket.handle(), sealer: None };
             let chosen = shake_hands(handshake, line, &mut input, &tls, peer).await;
             let Some((choice, sealer)) = chosen else { return Ok(()) };
-            let Some(export) = exports.get(choice.export) else { return Ok(()) };
+            // It may have been withdrawn while the client chose it.
+            let offered = users.get(choice.export).and_then(|users| exports.of(users));
+            let Some(Offered { export, users }) = offered else { return Ok(()) };
+            let Some(counted) = users.enter(&alarm) else { return Ok(()) };
+            let _ = used.set(counted);
             // Every task of the thread serves this one disk from now on.
             let _disk = export.vbd.span().clone().entered();
             name_thread(&export.vbd.thread_name("nbd"));

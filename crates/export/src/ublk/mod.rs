@@ -258,6 +258,7 @@ impl Server {
                 return Err(failed("serve", source));
             }
         }
+        let _hurry = self.vbd.hurry_all();
         self.write_back();
         let mut first = Ok(());
         for end in running.end() {

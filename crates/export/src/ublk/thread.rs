@@ -114,6 +114,8 @@ fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
     let (mut lone, mut accounted) = (Lone::default(), 0);
     loop {
         tasks.run_ready();
+        #[cfg(feature = "sabotage")]
+        crate::sabotage::turn();
         if tasks.count() == 0 {
             break;
         }

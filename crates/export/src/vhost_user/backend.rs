@@ -1,13 +1,13 @@
 //! The back-end's side of the vhost-user messages of one connection.
 
+mod migration;
+
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringtap_io::OpenFile;
 use ringtap_vbd::{Disk, WriteThrough};
-use rustix::fs::FileType;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -25,10 +25,13 @@ use virtio_bindings::bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
 
+use super::dirty_log::DirtyLog;
+use super::events::{always_readable, event_file};
 use super::inflight::{self, Inflight};
 use super::mapping::Maps;
 use super::memory::{Memory, Region};
 use super::peer::{Peer, SHARE};
+use super::residence::{Residence, Waiting};
 use super::thread::{QueueThread, Start};
 use super::virtqueue::{Addresses, MAX_QUEUE_SIZE, Virtqueue};
 use super::{Options, config};
@@ -48,6 +51,8 @@ pub(crate) struct Backend {
     maps: Maps,
     memory: Arc<Memory>,
     inflight: Option<Inflight>,
+    /// Where the front-end looks for what is written to its guest's memory while it migrates it.
+    log: Option<Arc<DirtyLog>>,
     vrings: Vec<Vring>,
     /// Whether the driver can flush. A guest's firmware often cannot; the kernel after it can.
     flushes: bool,
@@ -56,6 +61,10 @@ pub(crate) struct Backend {
     peer: Peer,
     /// Of how many regions more it is looked whether it shares them.
     looks: u32,
+    /// Where the image may be elsewhere.
+    residence: Option<Arc<dyn Residence>>,
+    /// Queues are to start, and the image is not here.
+    waiting: Option<Waiting>,
 }
 
 #[derive(Default)]
@@ -63,6 +72,8 @@ struct Vring {
     size: u16,
     base: u16,
     addresses: Option<Addresses>,
+    /// From where on writes to the used ring count in the log.
+    log_used: Option<u64>,
     kick: Option<Arc<OpenFile>>,
     call: Option<Arc<OpenFile>>,
     error: Option<Arc<OpenFile>>,
@@ -72,23 +83,6 @@ struct Vring {
 
 fn failed(problem: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::ReqHandlerError(io::Error::other(problem))
-}
-
-fn event_file(file: Option<File>) -> Option<Arc<OpenFile>> {
-    file.map(|file| Arc::new(OpenFile::new(OwnedFd::from(file))))
-}
-
-/// What a file is that no one can wait for: it would keep a processor busy. Eventfds are of no kind at all;
-/// User-Mode Linux has pipes.
-fn always_readable(file: &File) -> Option<&'static str> {
-    let mode = rustix::fs::fstat(file).ok()?.st_mode;
-    match FileType::from_raw_mode(mode) {
-        FileType::RegularFile => Some("a regular file"),
-        FileType::CharacterDevice => Some("a character device"),
-        FileType::BlockDevice => Some("a block device"),
-        FileType::Directory => Some("a folder"),
-        _ => None,
-    }
 }
 
 fn has(features: u64, bit: u32) -> bool {
@@ -101,7 +95,7 @@ impl Backend {
         let (memory, inflight) = (Arc::default(), None);
         let (flushes, cache_wanted) = (true, true);
         let through = vbd.write_through();
-        let (acked, maps) = (0, Maps::default());
+        let (acked, maps, log) = (0, Maps::default(), None);
         Backend {
             vbd,
             through,
@@ -110,11 +104,14 @@ impl Backend {
             maps,
             memory,
             inflight,
+            log,
             vrings,
             flushes,
             cache_wanted,
             peer: Peer::default(),
             looks: LOOKS,
+            residence: None,
+            waiting: None,
         }
     }
 
@@ -170,7 +167,9 @@ impl Backend {
             bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
         }
         let device: u64 = bits.into_iter().map(|bit| 1 << bit).sum();
-        device | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+        device
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+            | VhostUserVirtioFeatures::LOG_ALL.bits()
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring> {
@@ -179,18 +178,18 @@ impl Backend {
 
     /// Start the queue if everything it needs is there.
     fn start(&mut self, index: u32) -> Result<()> {
-        let negotiates = self.acked & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
+        let starts = self.vrings.get(index as usize).ok_or(Error::InvalidParam)?;
+        if !self.may_start(starts) || self.waiting.is_some() || !self.has_image(None) {
+            return Ok(());
+        }
         let event_idx = has(self.acked, VIRTIO_RING_F_EVENT_IDX);
         let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
         let identity = config::identity(&self.options.serial);
-        let (vbd, peer) = (self.vbd.clone(), self.peer);
+        let (vbd, peer, logging) = (self.vbd.clone(), self.peer, self.logging(index)?);
         let vring = self.vring(index)?;
         let (Some(addresses), Some(kick)) = (vring.addresses, vring.kick.clone()) else {
             return Ok(());
         };
-        if vring.thread.is_some() || (negotiates && !vring.enabled) {
-            return Ok(());
-        }
         if vring.size == 0 {
             return Err(failed(format!("queue {index} is to start, and its size was not told")));
         }
@@ -217,6 +216,7 @@ impl Backend {
             event_idx,
             memory,
             inflight,
+            logging,
             kick,
             call: vring.call.clone(),
             error: vring.error.clone(),
@@ -246,13 +246,14 @@ impl Backend {
         }
     }
 
-    fn set_memory(&mut self, regions: Vec<Region>) {
+    fn set_memory(&mut self, regions: Vec<Region>) -> Result<()> {
         self.memory = Arc::new(Memory::new(regions));
         for vring in &self.vrings {
             if let Some(thread) = &vring.thread {
                 thread.set_memory(self.memory.clone());
             }
         }
+        self.log_anew()
     }
 }
 
@@ -269,7 +270,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     fn reset_device(&mut self) -> Result<()> {
         self.stop_all();
         self.acked = 0;
-        self.inflight = None;
+        (self.inflight, self.log) = (None, None);
         self.vrings = (0..self.options.queues).map(|_| Vring::default()).collect();
         (self.flushes, self.cache_wanted) = (true, true);
         self.set_cache();
@@ -289,11 +290,13 @@ impl VhostUserBackendReqHandlerMut for Backend {
         // virtio 1.2, 5.2.6.2: a driver that cannot flush must not need to.
         self.flushes = has(features, VIRTIO_BLK_F_FLUSH);
         self.set_cache();
-        Ok(())
+        // The one feature that comes and goes while queues run.
+        self.log_anew()
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
         Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
@@ -318,7 +321,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         let map = |(region, file): (_, &File)| Region::map(region, file, &self.maps);
         let mapped = regions.iter().zip(&files).map(map).collect::<Result<_>>()?;
         regions.iter().zip(&files).for_each(|(region, file)| self.look_at_sharing(region, file));
-        self.set_memory(mapped);
+        self.set_memory(mapped)?;
         Ok(None)
     }
 
@@ -338,7 +341,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         }
         self.look_at_sharing(region, &file);
         regions.push(Region::map(region, &file, &self.maps)?);
-        self.set_memory(regions);
+        self.set_memory(regions)?;
         Ok(None)
     }
 
@@ -346,8 +349,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         let mut regions = self.memory.regions().to_vec();
         let place = regions.iter().position(|one| one.is(region)).ok_or(Error::InvalidParam)?;
         regions.remove(place);
-        self.set_memory(regions);
-        Ok(())
+        self.set_memory(regions)
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
@@ -363,15 +365,18 @@ impl VhostUserBackendReqHandlerMut for Backend {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptors: u64,
         used: u64,
         available: u64,
-        _: u64,
+        log: u64,
     ) -> Result<()> {
         let addresses = Addresses { descriptors, available, used };
-        self.vring(index)?.addresses = Some(addresses);
-        Ok(())
+        let vring = self.vring(index)?;
+        vring.addresses = Some(addresses);
+        let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        let before = std::mem::replace(&mut vring.log_used, logged.then_some(log));
+        if before == vring.log_used { Ok(()) } else { self.log_anew() }
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -384,7 +389,9 @@ impl VhostUserBackendReqHandlerMut for Backend {
         let vring = self.vring(index)?;
         vring.kick = None;
         vring.call = None;
-        Ok(VhostUserVringState::new(index, vring.base.into()))
+        let base = vring.base.into();
+        self.let_go_of_image();
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
@@ -487,8 +494,10 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Err(Error::InvalidOperation("a disk shares no memory of its own"))
     }
 
-    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
-        Err(Error::InvalidOperation("the migration log was not offered"))
+    fn set_log_base(&mut self, message: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::map(message, &file, &self.maps).map_err(failed)?;
+        self.log = Some(Arc::new(log));
+        self.log_anew()
     }
 }
 
@@ -508,11 +517,11 @@ mod tests {
             let protocol = backend.get_protocol_features().expect("features");
             (backend.get_features().expect("features"), protocol.bits())
         };
-        // SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, MQ; INDIRECT_DESC, EVENT_IDX,
+        // SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, MQ; LOG_ALL, INDIRECT_DESC, EVENT_IDX,
         // PROTOCOL_FEATURES, VERSION_1.
-        let always = of(&[2, 6, 9, 10, 11, 12, 28, 29, 30, 32]);
-        // MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-        let protocol = of(&[0, 3, 5, 9, 12, 13, 15]);
+        let always = of(&[2, 6, 9, 10, 11, 12, 26, 28, 29, 30, 32]);
+        // MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+        let protocol = of(&[0, 1, 3, 5, 9, 12, 13, 15]);
         // DISCARD and WRITE_ZEROES; or RO.
         assert_eq!(offer(false), (always | of(&[13, 14]), protocol));
         assert_eq!(offer(true), (always | of(&[5]), protocol));

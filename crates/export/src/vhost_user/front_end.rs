@@ -19,23 +19,23 @@ use virtio_bindings::bindings::virtio_blk::{
 
 use super::chains::*;
 use super::testing::{ADDRESSES, GUEST, GuestRing, REGION, USER};
-use super::{Error, Options, Server, relay};
+use super::{Error, Options, Residence, Server, relay};
 use crate::Stop;
 
 const GET_FEATURES: u32 = 1;
-const SET_FEATURES: u32 = 2;
+pub(super) const SET_FEATURES: u32 = 2;
 const SET_OWNER: u32 = 3;
 const SET_MEM_TABLE: u32 = 5;
 const SET_VRING_NUM: u32 = 8;
-const SET_VRING_ADDR: u32 = 9;
-const SET_VRING_BASE: u32 = 10;
+pub(super) const SET_VRING_ADDR: u32 = 9;
+pub(super) const SET_VRING_BASE: u32 = 10;
 const SET_VRING_KICK: u32 = 12;
-const SET_VRING_ERR: u32 = 14;
+pub(super) const SET_VRING_ERR: u32 = 14;
 const GET_PROTOCOL_FEATURES: u32 = 15;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 const GET_MAX_MEM_SLOTS: u32 = 36;
-const ADD_MEM_REG: u32 = 37;
+pub(super) const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
 const VERSION: u32 = 1;
@@ -43,27 +43,27 @@ const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
 /// VHOST_USER_F_PROTOCOL_FEATURES and VIRTIO_F_VERSION_1.
-const FEATURES: u64 = 1 << 30 | 1 << 32;
-/// REPLY_ACK and CONFIGURE_MEM_SLOTS.
-const PROTOCOL_FEATURES: u64 = 1 << 3 | 1 << 15;
+pub(super) const FEATURES: u64 = 1 << 30 | 1 << 32;
+/// LOG_SHMFD, REPLY_ACK and CONFIGURE_MEM_SLOTS.
+const PROTOCOL_FEATURES: u64 = 1 << 1 | 1 << 3 | 1 << 15;
 
 /// A server of a null disk, and a connection on which replies to everything are agreed on.
-struct FrontEnd {
+pub(super) struct FrontEnd {
     stream: UnixStream,
     stop: Stop,
     server: Option<JoinHandle<Result<(), Error>>>,
 }
 
-fn words(words: &[u64]) -> Vec<u8> {
+pub(super) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-fn vring(index: u32, number: u32) -> Vec<u8> {
+pub(super) fn vring(index: u32, number: u32) -> Vec<u8> {
     [index.to_ne_bytes(), number.to_ne_bytes()].concat()
 }
 
 /// The description of a region of a [`GuestRing`].
-fn region(number: u64) -> [u64; 4] {
+pub(super) fn region(number: u64) -> [u64; 4] {
     let offset = number * REGION;
     [GUEST + offset, REGION, USER[number as usize], offset]
 }
@@ -91,6 +91,16 @@ impl FrontEnd {
 
     /// Before the first message to a server of that image.
     fn connect_to(image: Box<dyn Image>) -> FrontEnd {
+        FrontEnd::connect_by(image, |server| server)
+    }
+
+    /// To a disk whose image comes and goes.
+    pub(super) fn connect_to_resident(residence: Arc<dyn Residence>) -> FrontEnd {
+        let image = Box::new(Null::new(1 << 20, false));
+        FrontEnd::connect_by(image, |server| server.with_residence(residence)).agree()
+    }
+
+    fn connect_by(image: Box<dyn Image>, with: impl FnOnce(Server) -> Server) -> FrontEnd {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).expect("a socket");
@@ -99,7 +109,7 @@ impl FrontEnd {
         let vbd = ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(image, CacheMode::None));
         let stop = Stop::new().expect("an eventfd");
         let theirs = stop.clone();
-        let server = Server::new(listener, vbd, Options::default());
+        let server = with(Server::new(listener, vbd, Options::default()));
         let server = Some(std::thread::spawn(move || server.serve(&theirs)));
         FrontEnd { stream, stop, server }
     }
@@ -113,11 +123,18 @@ impl FrontEnd {
 
     /// The number that a reply carries.
     fn reply(&mut self, request: u32) -> u64 {
-        let mut reply = [0; 20];
+        self.reply_of::<1>(request)[0]
+    }
+
+    /// Its numbers.
+    pub(super) fn reply_of<const N: usize>(&mut self, request: u32) -> [u64; N] {
+        let mut reply = vec![0; 12 + 8 * N];
         self.stream.read_exact(&mut reply).expect("a reply");
         let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| reply[at + i]));
-        assert_eq!((word(0), word(4), word(8)), (request, VERSION | REPLY, 8));
-        u64::from_ne_bytes(*reply.last_chunk().expect("eight bytes"))
+        assert_eq!((word(0), word(4), word(8)), (request, VERSION | REPLY, 8 * N as u32));
+        std::array::from_fn(|i| {
+            u64::from_ne_bytes(*reply[12 + 8 * i..].first_chunk().expect("eight bytes"))
+        })
     }
 
     pub(super) fn ask(&mut self, request: u32) -> u64 {
@@ -139,27 +156,27 @@ impl FrontEnd {
         self.run_queue(kick)
     }
 
-    fn run_queue(&mut self, kick: OwnedFd) -> OwnedFd {
+    pub(super) fn run_queue(&mut self, kick: OwnedFd) -> OwnedFd {
         let theirs = [kick.try_clone().expect("a descriptor")];
         assert!(self.tell(SET_VRING_KICK, &words(&[0]), &theirs));
         assert!(self.tell(SET_VRING_ENABLE, &vring(0, 1), &[]));
         kick
     }
 
-    fn share(&mut self, guest: &GuestRing) {
+    pub(super) fn share(&mut self, guest: &GuestRing) {
         let memory = [OwnedFd::from(guest.file.try_clone().expect("a descriptor"))];
         let one = [vring(1, 0), words(&region(0))].concat();
         assert!(self.tell(SET_MEM_TABLE, &one, &memory));
     }
 
-    fn place_queue(&mut self) {
+    pub(super) fn place_queue(&mut self) {
         assert!(self.tell(SET_VRING_NUM, &vring(0, 16), &[]));
         assert!(self.tell(SET_VRING_BASE, &vring(0, 0), &[]));
         let at = [0, ADDRESSES.descriptors, ADDRESSES.used, ADDRESSES.available, 0];
         assert!(self.tell(SET_VRING_ADDR, &words(&at), &[]));
     }
 
-    fn is_let_go(&mut self) -> bool {
+    pub(super) fn is_let_go(&mut self) -> bool {
         matches!(self.stream.read(&mut [0]), Ok(0))
     }
 }
@@ -232,7 +249,7 @@ fn memory_comes_and_goes_while_a_queue_runs() {
 }
 
 /// The status that a guest's chain 0 is answered with; none within a minute.
-fn answers(guest: &GuestRing, kick: &OwnedFd, status: u64) -> Option<u32> {
+pub(super) fn answers(guest: &GuestRing, kick: &OwnedFd, status: u64) -> Option<u32> {
     let used = guest.used().wrapping_add(1);
     guest.write(status, &[0xff]);
     guest.make_available(0);

@@ -93,6 +93,36 @@ impl Memory {
         true
     }
 
+    /// Call `each` with every piece of guest addresses that `len` bytes of this process's are: what
+    /// [`Memory::pieces`] gave, the other way round.
+    pub(crate) fn guest_pieces(
+        &self,
+        mut base: *const u8,
+        mut len: u64,
+        mut each: impl FnMut(u64, u64),
+    ) {
+        while len > 0 {
+            let within = |region: &Region| {
+                let offset = (base as u64).wrapping_sub(region.mapping.base() as u64);
+                (offset < region.size).then(|| (region.guest + offset, region.size - offset))
+            };
+            let Some((guest, most)) = self.regions.iter().find_map(within) else { return };
+            let piece = len.min(most);
+            each(guest, piece);
+            len -= piece;
+            base = base.wrapping_add(piece as usize);
+        }
+    }
+
+    /// The address behind the guest's last.
+    pub(crate) fn end(&self) -> u64 {
+        self.regions
+            .iter()
+            .map(|region| region.guest.saturating_add(region.size))
+            .max()
+            .unwrap_or(0)
+    }
+
     /// Where `len` contiguous bytes at an address of the front-end's own process are.
     pub(crate) fn at_user_address(&self, address: u64, len: u64) -> Option<*mut u8> {
         let (base, most) = self.regions.iter().find_map(|r| r.at(r.user, address))?;

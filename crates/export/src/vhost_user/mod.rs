@@ -6,6 +6,8 @@ mod backend;
 #[cfg(test)]
 mod chains;
 mod config;
+mod dirty_log;
+mod events;
 #[cfg(test)]
 mod front_end;
 mod inflight;
@@ -13,11 +15,14 @@ mod inflight;
 mod limits_tests;
 mod mapping;
 mod memory;
+#[cfg(test)]
+mod migration_tests;
 mod others;
 mod peer;
 mod queue;
 mod relay;
 mod request;
+mod residence;
 #[doc(hidden)]
 pub mod talk;
 #[doc(hidden)]
@@ -31,13 +36,14 @@ mod virtqueue;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ringtap_vbd::Disk;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::BackendReqHandler;
 
+pub use residence::Residence;
 pub use virtqueue::RingError;
 
 use self::backend::Backend;
@@ -83,13 +89,20 @@ pub struct Server {
     options: Options,
     /// Where to tell the front-end that the configuration changed.
     requests: Mutex<Option<UnixStream>>,
+    residence: Option<Arc<dyn Residence>>,
     _mappings: Kept,
 }
 
 impl Server {
     /// A server on a bound socket.
     pub fn new(listener: UnixListener, vbd: Disk, options: Options) -> Server {
-        Server { listener, vbd, options, requests: Mutex::new(None), _mappings: Kept::new() }
+        let (requests, residence) = (Mutex::new(None), None);
+        Server { listener, vbd, options, requests, residence, _mappings: Kept::new() }
+    }
+
+    /// The same, of a disk whose image may be elsewhere.
+    pub fn with_residence(self, residence: Arc<dyn Residence>) -> Server {
+        Server { residence: Some(residence), ..self }
     }
 
     /// Serve until `stop` is raised, or the disk is stopped by a panic; then drain and leave. The last
@@ -104,7 +117,7 @@ impl Server {
 
     fn serve_until(&self, stops: Stops<'_>) -> Result<(), Error> {
         self.listener.set_nonblocking(true).map_err(Error::Listen)?;
-        while wait(&self.listener, stops).map_err(Error::Listen)? {
+        while wait(&self.listener, stops, None).map_err(Error::Listen)? != Woken::ToStop {
             match self.listener.accept() {
                 Ok((stream, _)) => self.serve_front_end(stream, stops),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -140,7 +153,9 @@ impl Server {
     fn serve_front_end(&self, stream: UnixStream, stops: Stops<'_>) {
         let peer = Peer::of(&stream);
         tracing::info!("front-end connected, {peer}");
-        let backend = Backend::new(self.vbd.clone(), self.options.clone()).with_peer(peer);
+        let backend = Backend::new(self.vbd.clone(), self.options.clone())
+            .with_peer(peer)
+            .with_residence(self.residence.clone());
         let backend = Arc::new(Mutex::new(backend));
         // Its queues are stopped whatever happens.
         let end = self.vbd.health().contain(|| self.converse(stream, &backend, stops));
@@ -149,7 +164,7 @@ impl Server {
             Err(error) => tracing::warn!("the front-end is let go: {error}"),
         }
         *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        backend.lock().unwrap_or_else(PoisonError::into_inner).stop_all();
+        locked(&backend).stop_all();
     }
 
     /// Until the front-end leaves or the stop is raised.
@@ -163,9 +178,16 @@ impl Server {
         let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
         let served = relay.front_end().try_clone()?;
         let others = Others::beside(&self.listener, &served)?;
-        while wait(&others, stops)? {
-            if !others.refuse()? {
-                continue;
+        loop {
+            let pause = locked(backend).pause();
+            match wait(&others, stops, pause)? {
+                Woken::ToStop => break,
+                Woken::Late => {
+                    locked(backend).try_again().map_err(io::Error::other)?;
+                    continue;
+                }
+                Woken::ToRead if !others.refuse()? => continue,
+                Woken::ToRead => {}
             }
             let mut requests = None;
             if !relay.forward_message(&mut requests)? {
@@ -185,14 +207,30 @@ impl Server {
 /// The word to stop, and that of the disk's failure.
 type Stops<'a> = [&'a Stop; 2];
 
-/// Wait until something can be read (true) or a stop is raised (false).
-fn wait(file: impl AsFd, stops: Stops<'_>) -> io::Result<bool> {
+/// Why a wait has ended.
+#[derive(PartialEq, Eq)]
+enum Woken {
+    ToRead,
+    ToStop,
+    Late,
+}
+
+fn locked(backend: &Mutex<Backend>) -> MutexGuard<'_, Backend> {
+    backend.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Wait until something can be read or a stop is raised, or for so long.
+fn wait(file: impl AsFd, stops: Stops<'_>, most: Option<Duration>) -> io::Result<Woken> {
+    let most = most.and_then(|most| Timespec::try_from(most).ok());
     loop {
         let [stop, failed] = stops.map(|stop| PollFd::new(stop, PollFlags::IN));
         let mut fds = [stop, failed, PollFd::new(&file, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Ok(_) if fds[..2].iter().any(|stop| !stop.revents().is_empty()) => return Ok(false),
-            Ok(_) if !fds[2].revents().is_empty() => return Ok(true),
+        match poll(&mut fds, most.as_ref()) {
+            Ok(0) => return Ok(Woken::Late),
+            Ok(_) if fds[..2].iter().any(|stop| !stop.revents().is_empty()) => {
+                return Ok(Woken::ToStop);
+            }
+            Ok(_) if !fds[2].revents().is_empty() => return Ok(Woken::ToRead),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

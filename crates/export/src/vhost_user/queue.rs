@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ringtap_io::{Io, Signal};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
+use super::dirty_log::Logging;
 use super::inflight::QueueInflight;
 use super::memory::Memory;
 use super::request::{Asked, Chain, ID_BYTES};
@@ -35,6 +36,8 @@ struct State {
     ring: Virtqueue,
     memory: Arc<Memory>,
     inflight: Option<QueueInflight>,
+    /// While the guest is being migrated.
+    logging: Option<Logging>,
     /// Heads that a killed server left, to be served first.
     left: VecDeque<u16>,
     slots: Vec<Slot>,
@@ -51,7 +54,7 @@ struct State {
 struct Slot {
     chain: Chain,
     given: Option<Request>,
-    /// Bytes that a read puts into the guest's memory.
+    /// Bytes that the answer puts into the guest's memory beside the status; where it fails, maybe.
     reads: usize,
     /// What the request may hold.
     holds: usize,
@@ -65,6 +68,7 @@ impl VirtioQueue {
         mut ring: Virtqueue,
         memory: Arc<Memory>,
         mut inflight: Option<QueueInflight>,
+        logging: Option<Logging>,
         identity: [u8; ID_BYTES],
         vbd: Rc<Vbd>,
     ) -> VirtioQueue {
@@ -78,6 +82,7 @@ impl VirtioQueue {
             ring,
             memory,
             inflight,
+            logging,
             left,
             slots: Vec::new(),
             idle: Vec::new(),
@@ -156,9 +161,11 @@ impl VirtioQueue {
             }
             Asked::Identity(mem) => {
                 let written = mem.copy_from(&self.identity);
+                slot.reads = written;
                 state.answer(tag, Ok(()), written);
             }
             Asked::Bad(error, refusal) => {
+                slot.reads = 0;
                 self.vbd.tell_of_refusal(&refusal);
                 state.answer(tag, Err(error), 0);
             }
@@ -174,6 +181,7 @@ impl VirtioQueue {
             return;
         }
         state.ring.publish(state.answered.len() as u16);
+        state.log_words();
         if let Some(inflight) = &state.inflight {
             inflight.answered(state.answered.iter().copied(), state.ring.next_used());
         }
@@ -206,11 +214,19 @@ impl VirtioQueue {
 
     /// Ask for kicks; true if there is something already.
     pub(crate) fn enable_kicks(&self) -> bool {
-        self.state.borrow().ring.enable_kicks() && self.has_available()
+        let came = {
+            let state = self.state.borrow();
+            let came = state.ring.enable_kicks();
+            state.log_words();
+            came
+        };
+        came && self.has_available()
     }
 
     pub(crate) fn disable_kicks(&self) {
-        self.state.borrow().ring.disable_kicks();
+        let state = self.state.borrow();
+        state.ring.disable_kicks();
+        state.log_words();
     }
 
     /// Whether every slot is idle and every answer published.
@@ -230,9 +246,15 @@ impl VirtioQueue {
         state.slots.len() - state.idle.len()
     }
 
-    /// Whether the guest's memory was cut short.
+    /// Whether the guest's memory, or the log of what is written to it, was cut short.
     pub(crate) fn has_lost_memory(&self) -> bool {
-        self.state.borrow().memory.is_cut()
+        let state = self.state.borrow();
+        state.memory.is_cut() || state.logging.as_ref().is_some_and(Logging::is_cut)
+    }
+
+    /// From now on log into this, or nothing.
+    pub(crate) fn set_logging(&self, logging: Option<Logging>) {
+        self.state.borrow_mut().logging = logging;
     }
 
     /// Use other memory and the ring as it lies in it. Only while drained.
@@ -286,12 +308,32 @@ impl State {
         self.held -= std::mem::take(&mut slot.holds);
         let chain = &mut slot.chain;
         let written = chain.answer(end, written);
-        self.ring.put_used(self.answered.len() as u16, chain.head, written);
+        let ahead = self.answered.len() as u16;
+        self.ring.put_used(ahead, chain.head, written);
+        if let Some(logging) = &self.logging {
+            logging.wrote(&self.memory, chain.iovecs().1, slot.reads);
+            logging.wrote(&self.memory, &[chain.status()], 1);
+            let (offset, len) = self.ring.used_entry(ahead);
+            logging.wrote_used(offset, len);
+        }
+        chain.rest();
         if let Some(inflight) = &self.inflight {
             inflight.answering(chain.head);
         }
         self.answered.push(chain.head);
         self.idle.push(tag);
+    }
+}
+
+impl State {
+    /// The used index was written to, or what asks for kicks.
+    #[inline]
+    fn log_words(&self) {
+        if let Some(logging) = &self.logging {
+            for (offset, len) in self.ring.used_words() {
+                logging.wrote_used(offset, len);
+            }
+        }
     }
 }
 

@@ -16,14 +16,16 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// VHOST_USER_SET_MEM_TABLE, VHOST_USER_SET_PROTOCOL_FEATURES and VHOST_USER_SET_SLAVE_REQ_FD by number
-/// (vhost-user.rst).
+/// VHOST_USER_SET_OWNER, VHOST_USER_SET_MEM_TABLE, VHOST_USER_SET_LOG_FD, VHOST_USER_SET_PROTOCOL_FEATURES and
+/// VHOST_USER_SET_SLAVE_REQ_FD by number (vhost-user.rst).
+const SET_OWNER: u32 = 3;
 const SET_MEMORY_TABLE: u32 = 5;
+const SET_LOG_FD: u32 = 7;
 pub(super) const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_REQUEST_SOCKET: u32 = 21;
 /// Messages whose reply is something else than whether they were taken, of which only the handler knows: the
-/// GET_ ones, SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE.
-pub(super) const OTHER_REPLY: [u32; 11] = [1, 11, 15, 17, 24, 31, 36, 40, 41, 42, 43];
+/// GET_ ones, SET_LOG_BASE, SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE.
+pub(super) const OTHER_REPLY: [u32; 12] = [1, 6, 11, 15, 17, 24, 31, 36, 40, 41, 42, 43];
 /// VHOST_USER_PROTOCOL_F_REPLY_ACK.
 const REPLY_ACK: u64 = 1 << 3;
 /// A message's flags: version 1, a reply, and that one is wanted.
@@ -95,6 +97,13 @@ impl Relay {
         self.wants_reply = wants.then_some(request);
         if request == SET_MEMORY_TABLE {
             trim_table(&mut payload);
+        }
+        // The crate does not know it. The descriptor is one that a back-end may signal when it has logged something;
+        // this one does not, and does nothing else either.
+        if (request, files.len(), size) == (SET_LOG_FD, 1, 8) {
+            message[..4].copy_from_slice(&SET_OWNER.to_ne_bytes());
+            message[4..8].copy_from_slice(&(flags & !NEED_REPLY).to_ne_bytes());
+            return self.pass(message, &[], &[]);
         }
         let [file] = &files[..] else {
             return self.pass(message, &payload, &files);

@@ -207,13 +207,23 @@ impl Chain {
         };
         // SAFETY: `parse` found this byte in guest memory, which stays mapped until the answer.
         unsafe { self.status.write_volatile(status as u8) };
+        written as u32 + 1
+    }
+
+    /// Where the status byte is.
+    pub(crate) fn status(&self) -> iovec {
+        iovec { iov_base: self.status.cast(), iov_len: 1 }
+    }
+
+    /// Answered, it keeps no long lists.
+    #[inline]
+    pub(crate) fn rest(&mut self) {
         if self.storage() > 0 {
             for list in [&mut self.readable, &mut self.writable] {
                 list.clear();
                 list.shrink_to(KEPT_IOVECS);
             }
         }
-        written as u32 + 1
     }
 }
 

@@ -24,8 +24,8 @@ pub const BEGIN: [u8; 32] = [
     3, 0, 0, 0, // SET_OWNER
     1, 0, 0, 0, // GET_FEATURES
     2, 0, 0, 8, 0, 0, 0, 0x40, 1, 0, 0, 0, // VERSION_1 and PROTOCOL_FEATURES
-    16, 0, 0, 8, 8, 0x92, 0, 0, 0, 0, 0,
-    0, // REPLY_ACK, CONFIG, INFLIGHT_SHMFD, CONFIGURE_MEM_SLOTS
+    16, 0, 0, 8, 10, 0x92, 0, 0, 0, 0, 0,
+    0, // LOG_SHMFD, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, CONFIGURE_MEM_SLOTS
 ];
 
 const NEED_REPLY: u32 = 1 << 3;
@@ -117,6 +117,10 @@ mod tests {
             message(13, 1, 2, &words(&[0])),
             message(12, 1, 2, &words(&[0])),
             message(18, 1, 0, &half(0, 1)),
+            message(6, 0, 1, &words(&[4096, 0])),
+            message(7, 1, 2, &words(&[0])),
+            message(2, 1, 0, &words(&[0x1_4400_0000])),
+            message(9, 1, 0, &words(&[1 << 32, at, at + 0x2000, at + 0x1000, 0x2000])),
             message(24, 0, 0, &[half(0, 60), vec![0; 64]].concat()),
             message(5, 1, 1, &[&half(1, 0)[..], &words(&[0, MEMORY, at, 0])].concat()),
             message(38, 1, 0, &words(&[0, 0, MEMORY, at, 0])),

@@ -21,7 +21,7 @@ pub const GUEST: u64 = 0x10_0000;
 pub(super) const USER: [u64; 2] = [0x7000_0000_0000, 0x7f00_0000_0000];
 /// The rings lie at the end of the first region, the descriptor table at its beginning.
 const AVAILABLE: u64 = 17 << 10;
-const USED: u64 = 20 << 10;
+pub(super) const USED: u64 = 20 << 10;
 pub(super) const ADDRESSES: Addresses =
     Addresses { descriptors: USER[0], available: USER[0] + AVAILABLE, used: USER[0] + USED };
 
@@ -135,6 +135,7 @@ impl GuestRing {
             Asked::Bad(..) => Outcome::Bad,
         };
         let written = chain.answer(Ok(()), 0);
+        chain.rest();
         assert_eq!(chain.storage(), 0, "an idle slot keeps no long lists");
         self.ring.put_used(0, head, written);
         self.ring.publish(1);

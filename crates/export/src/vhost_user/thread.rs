@@ -13,6 +13,7 @@ use ringtap_io::{Io, Op, OpenFile, Panic, Signal, Tasks, Time};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::dirty_log::Logging;
 use super::inflight::QueueInflight;
 use super::memory::Memory;
 use super::queue::VirtioQueue;
@@ -37,6 +38,8 @@ enum Command {
     Call(Option<Arc<OpenFile>>),
     /// Use other memory; what comes with it is dropped once that is so.
     Memory(Arc<Memory>, Sender<()>),
+    /// Log what is written to guest memory into this; what comes with it is dropped once that is so.
+    Log(Option<Logging>, Sender<()>),
     /// Drain and end.
     Stop,
 }
@@ -56,6 +59,7 @@ pub(crate) struct Start {
     pub(crate) event_idx: bool,
     pub(crate) memory: Arc<Memory>,
     pub(crate) inflight: Option<QueueInflight>,
+    pub(crate) logging: Option<Logging>,
     pub(crate) kick: Arc<OpenFile>,
     pub(crate) call: Option<Arc<OpenFile>>,
     pub(crate) error: Option<Arc<OpenFile>>,
@@ -110,8 +114,17 @@ impl QueueThread {
     /// Serve from other memory. On return no request uses the old one, and the next uses this: the
     /// front-end may unmap the one and name the other as soon as it is told.
     pub(crate) fn set_memory(&self, memory: Arc<Memory>) {
+        self.post_and_wait(|dropped| Command::Memory(memory, dropped));
+    }
+
+    /// Log into this from now on. On return nothing is logged elsewhere any more.
+    pub(crate) fn set_logging(&self, logging: Option<Logging>) {
+        self.post_and_wait(|dropped| Command::Log(logging, dropped));
+    }
+
+    fn post_and_wait(&self, command: impl FnOnce(Sender<()>) -> Command) {
         let (dropped, used) = channel();
-        self.mailbox.post(Command::Memory(memory, dropped));
+        self.mailbox.post(command(dropped));
         // A thread that has ended leaves its mail unopened.
         while used.recv_timeout(LOOK_AGAIN) == Err(RecvTimeoutError::Timeout)
             && !self.handle.is_finished()
@@ -216,13 +229,15 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
         event_idx,
         memory,
         inflight,
+        logging,
         kick,
         call,
         error,
         identity,
     } = start;
     let vbd = Rc::new(vbd);
-    let queue = VirtioQueue::new(io.clone(), ring, memory, inflight, identity, vbd.clone());
+    let queue =
+        VirtioQueue::new(io.clone(), ring, memory, inflight, logging, identity, vbd.clone());
     let queue = Rc::new(queue);
     let caller = Rc::new(Caller::default());
     caller.file.replace(call);
@@ -294,6 +309,7 @@ impl Thread {
                                 }
                             }
                         }
+                        Command::Log(logging, _dropped) => self.queue.set_logging(logging),
                         Command::Stop => return self.end(tasks, mailbox),
                     }
                 }
@@ -424,6 +440,7 @@ impl Thread {
     /// Wait until every request fetched has been answered, and those that a killed server had fetched; fetch
     /// no more.
     fn drain(&self, tasks: &mut Tasks) -> io::Result<()> {
+        let _hurry = self.vbd.hurry();
         loop {
             if let Err(problem) = self.fetch(tasks, 0) {
                 self.give_up(&problem);

@@ -84,6 +84,7 @@ fn serve_with(
         event_idx: false,
         memory: memory.clone(),
         inflight: None,
+        logging: None,
         kick: kick.clone(),
         call: Some(call.clone()),
         error: Some(error.clone()),

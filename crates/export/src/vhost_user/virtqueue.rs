@@ -78,6 +78,11 @@ pub enum RingError {
     },
 }
 
+/// Bytes of the used ring: flags, index, entries, and from where on the guest is to kick.
+pub(crate) fn used_ring_size(size: u16) -> u64 {
+    6 + 8 * u64::from(size)
+}
+
 /// The ring, by its places in this process. The [`Memory`] it was made from must outlive it.
 pub(crate) struct Virtqueue {
     descriptors: *const Descriptor,
@@ -109,7 +114,7 @@ impl Virtqueue {
         let Addresses { descriptors, available, used } = addresses;
         let descriptors = place("descriptor table", descriptors, 16 * entries, 16)?;
         let available = place("available ring", available, 6 + 2 * entries, 2)?;
-        let used = place("used ring", used, 6 + 8 * entries, 4)?;
+        let used = place("used ring", used, used_ring_size(size), 4)?;
         let mut ring = Virtqueue {
             descriptors: descriptors.cast(),
             available: available.cast(),
@@ -227,6 +232,16 @@ impl Virtqueue {
                 return Ok(());
             }
         }
+    }
+
+    /// Where in the used ring that answer stands, and its bytes.
+    pub(crate) fn used_entry(&self, ahead: u16) -> (u64, u64) {
+        (4 + 8 * u64::from(self.next_used.wrapping_add(ahead) % self.size), 8)
+    }
+
+    /// Where in the used ring the words stand by which kicks are asked for, the used index between them.
+    pub(crate) fn used_words(&self) -> [(u64, u64); 2] {
+        [(0, 4), (used_ring_size(self.size) - 2, 2)]
     }
 
     /// Put an answer `ahead` places behind the published ones; [`Virtqueue::publish`] shows it.

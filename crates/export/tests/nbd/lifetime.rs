@@ -1,6 +1,8 @@
 //! Stopping: what was taken ends, what was acknowledged is there.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -13,6 +15,56 @@ use ringtap_io::Io;
 
 use crate::harness::{How, direct, image, open, run, sparse};
 use crate::raw::{Raw, Reply, request};
+
+/// A client of the export of that name.
+fn chosen(socket: &Path, name: u8) -> Raw {
+    let mut stream = UnixStream::connect(socket).expect("the socket");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+    stream.read_exact(&mut [0; 18]).expect("a greeting");
+    stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x01").expect("sent");
+    stream.write_all(&[name]).expect("sent");
+    stream.read_exact(&mut [0; 10]).expect("the export");
+    Raw(stream)
+}
+
+#[test]
+fn an_export_is_withdrawn_from_its_clients_alone() {
+    use ringtap_export::nbd::{Listener, NamedExport, Server};
+    let dir = tempfile::tempdir().expect("a folder");
+    let socket = dir.path().join("nbd");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let export = |name: &str| NamedExport {
+        name: name.into(),
+        description: String::new(),
+        vbd: ringtap_vbd::Vbd::new(
+            Box::new(ringtap_image::Null::new(1 << 20, false)),
+            Default::default(),
+        )
+        .into(),
+    };
+    let exports = vec![export("a"), export("b")];
+    let gone = exports[0].vbd.downgrade();
+    let server = Arc::new(Server::new(vec![Listener::Unix(listener)], exports));
+    let (stop, theirs) = (Stop::new().expect("an eventfd"), server.clone());
+    let stopped = stop.clone();
+    let thread = std::thread::spawn(move || theirs.serve(&stopped));
+    let (a, b) = (chosen(&socket, b'a'), chosen(&socket, b'b'));
+    let asks = |raw: &Raw| {
+        let answered = (&raw.0).write_all(&request(cmd::READ, 0, 1, 0, 512)).is_ok();
+        let mut reply = vec![0; 16 + 512];
+        answered && (&raw.0).read_exact(&mut reply).is_ok()
+    };
+    assert!(asks(&a) && asks(&b));
+    while (server.users("a"), server.users("b")) != (1, 1) {}
+    assert!(server.withdraw("c").is_none());
+    server.withdraw("a").expect("it is there").wait();
+    assert!(!asks(&a) && asks(&b));
+    assert_eq!((server.users("a"), server.users("b")), (0, 1));
+    assert!(gone.upgrade().is_none(), "nothing of it is held");
+    assert!(server.withdraw("a").is_none());
+    stop.raise();
+    thread.join().expect("its thread").expect("it serves");
+}
 
 #[test]
 fn stopping_under_load_drains_and_lets_go_of_the_image() {

@@ -8,7 +8,7 @@ use super::{LINES, Line, Lines};
 use crate::channel::Channel;
 use crate::error::{Error, Result, io};
 use crate::guest::{Arrival, Body, Guest, quote};
-use crate::setup::packed_root_script;
+use crate::setup::{RAM, packed_root_script};
 
 const LINE: &str = include_str!("line.sh");
 
@@ -23,9 +23,17 @@ pub struct Domain {
     cpus: u16,
     kind: &'static str,
     disks: Vec<String>,
+    drives: Vec<String>,
     options: String,
     timeout: Duration,
 }
+
+/// What an HVM domain's kernel needs to be told: to leave the emulated disks and use Xen's own beside them, and not to look for
+/// old devices by thousands of reads that QEMU answers one by one.
+const HVM_OPTIONS: &str = "xen_emul_unplug=unnecessary pci=noearly";
+
+/// Makes copies of kernel and initramfs, for QEMU maps them, which it cannot with a block device.
+const COPY: &str = "for file in kernel initrd; do cat /boot/hvm-$file >/run/xen/hvm-$file; done\n";
 
 impl Domain {
     /// A PV domain with 384 MiB, one processor and no disks. The name is for `xl` and should be
@@ -37,6 +45,7 @@ impl Domain {
             cpus: 1,
             kind: "pv",
             disks: Vec::new(),
+            drives: Vec::new(),
             options: String::new(),
             timeout: Duration::from_secs(300),
         }
@@ -61,6 +70,16 @@ impl Domain {
     #[must_use]
     pub fn pvh(mut self) -> Self {
         self.kind = "pvh";
+        self
+    }
+
+    /// Makes it an HVM domain: a PC to its kernel, whose IDE controller QEMU emulates in the first domain, with disks that are
+    /// QEMU's `-drive` options without interface and place (`/dev/sda` and so on, four at most). `Xen::hvm` has its kernel, and
+    /// its emulator comes with [`crate::Builder::device_model`]. Disks of [`Domain::disk`] and of `xl block-attach` are paravirtual ones.
+    #[must_use]
+    pub fn hvm<S: Into<String>>(mut self, drives: impl IntoIterator<Item = S>) -> Self {
+        self.kind = HVM;
+        self.drives = drives.into_iter().map(Into::into).collect();
         self
     }
 
@@ -94,9 +113,10 @@ impl Domain {
             remedy: "drop one of them".into(),
         })?;
         let script = format!(
-            "set -e\ncat >/run/xen/{name}.cfg <<'END OF DOMAIN'\n{}END OF DOMAIN\n\
+            "set -e\n{}cat >/run/xen/{name}.cfg <<'END OF DOMAIN'\n{}END OF DOMAIN\n\
              xl create /run/xen/{name}.cfg >/dev/null\n\
              xl domid {name}\n",
+            if self.kind == HVM { COPY } else { "" },
             self.configuration(),
             name = self.name,
         );
@@ -117,12 +137,30 @@ impl Domain {
             .ready("A domain of Xen", dom0.accelerator(), &packed_root_script(), vec![], |_| None)
     }
 
+    /// An emulated PC without screen, keyboard and USB, and its disks.
+    fn emulated(&self) -> String {
+        let mut words: Vec<String> = Vec::new();
+        for (n, drive) in self.drives.iter().enumerate() {
+            words.push(format!("{:?}", "-drive"));
+            words.push(format!("{:?}", format!("if=ide,index={n},media=disk,{drive}")));
+        }
+        format!(
+            "device_model_version=\"qemu-xen\"\nvga=\"none\"\nnographic=1\nvnc=0\nsdl=0\nspice=0\nusb=0\n\
+             device_model_args_hvm=[{}]\n",
+            words.join(", ")
+        )
+    }
+
     fn configuration(&self) -> String {
         let disks: Vec<String> = self.disks.iter().map(|disk| format!("{disk:?}")).collect();
+        let hvm = self.kind == HVM;
+        let place = if hvm { "/run/xen/hvm-" } else { "/boot/" };
+        let options = if hvm { HVM_OPTIONS } else { "" };
+        let emulated = if hvm { self.emulated() } else { String::new() };
         format!(
-            "name=\"{}\"\ntype=\"{}\"\nkernel=\"/boot/kernel\"\nramdisk=\"/boot/initrd\"\n\
-             memory={}\nvcpus={}\nextra=\"console=hvc0 quiet loglevel=5 panic=1 ringtap_port=hvc0 {}\"\n\
-             on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\ndisk=[{}]\n",
+            "name=\"{}\"\ntype=\"{}\"\nkernel=\"{place}kernel\"\nramdisk=\"{place}initrd\"\n\
+             memory={}\nvcpus={}\nextra=\"console=hvc0 quiet loglevel=5 panic=1 ringtap_port=hvc0 {RAM} {options} {}\"\n\
+             on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\ndisk=[{}]\n{emulated}",
             self.name,
             self.kind,
             self.memory >> 20,
@@ -132,6 +170,9 @@ impl Domain {
         )
     }
 }
+
+/// xl's word.
+const HVM: &str = "hvm";
 
 /// A domain that is there; destroyed when dropped.
 struct Running {
@@ -174,5 +215,30 @@ impl Drop for Running {
         // One that has ended by itself is no longer known to `xl`.
         // Nobody waits for it where an interrupted machine is to go as a whole.
         let _ = self.dom0.exec(&format!("xl destroy {}", quote(&self.name)), TOOL_TIME);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_hvm_domain_has_its_own_kernel_and_the_disks_that_qemu_emulates() {
+        let text = Domain::new("pc").hvm(["file=/dev/x", "file=/dev/y"]).configuration();
+        for line in [
+            "type=\"hvm\"",
+            "kernel=\"/run/xen/hvm-kernel\"",
+            "disk=[]",
+            "device_model_args_hvm=[\"-drive\", \"if=ide,index=0,media=disk,file=/dev/x\", \"-drive\", \"if=ide,index=1,media=disk,file=/dev/y\"]",
+        ] {
+            assert!(text.lines().any(|known| known == line), "{line}: {text}");
+        }
+        assert!(
+            text.contains("ringtap_port=hvc0 rootfstype=ramfs xen_emul_unplug=unnecessary"),
+            "{text}"
+        );
+        let pv = Domain::new("pv").disk("phy:/dev/x,xvda,w").configuration();
+        assert!(pv.contains("kernel=\"/boot/kernel\"") && !pv.contains("device_model"), "{pv}");
+        assert!(!pv.contains("xen_emul_unplug"), "{pv}");
     }
 }

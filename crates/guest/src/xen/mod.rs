@@ -40,6 +40,7 @@ const VIRTIO: &str = "disable-legacy=on,iommu_platform=on";
 pub struct Xen {
     first: Appliance,
     other: Appliance,
+    hvm: Option<Appliance>,
     memory: u64,
     domains_memory: u64,
     cpus: u16,
@@ -67,6 +68,7 @@ impl Xen {
         Self {
             first: first.clone(),
             other: other.clone(),
+            hvm: None,
             memory: 1 << 30,
             domains_memory: 1 << 30,
             cpus: 2,
@@ -74,6 +76,13 @@ impl Xen {
             timeout: Duration::from_secs(400),
             interrupt: Arc::default(),
         }
+    }
+
+    /// What HVM domains boot, an appliance of [`Machine::Hvm`]; the first domain must have a device model.
+    #[must_use]
+    pub fn hvm(mut self, appliance: &Appliance) -> Self {
+        self.hvm = Some(appliance.clone());
+        self
     }
 
     /// The first domain's memory in bytes.
@@ -178,7 +187,11 @@ impl Xen {
         }
         let mut set_up = packed_root_script();
         set_up.push_str("mkdir -p /root/boot\n");
-        for (name, path) in [("kernel", &self.other.kernel.image), ("initrd", &self.other.initrd)] {
+        let mut boot = vec![("kernel", &self.other.kernel.image), ("initrd", &self.other.initrd)];
+        if let Some(hvm) = &self.hvm {
+            boot.extend([("hvm-kernel", &hvm.kernel.image), ("hvm-initrd", &hvm.initrd)]);
+        }
+        for (name, path) in boot {
             let id = format!("domain-{name}");
             let path = link(&dir, &id, path)?;
             let drive = format!("if=none,id={id},file={path},format=raw,readonly=on");
@@ -208,7 +221,7 @@ impl Xen {
 }
 
 impl Host {
-    /// The first domain; its disks are those of [`Xen::disk`], and two more behind them.
+    /// The first domain; its disks are those of [`Xen::disk`], and behind them those that other domains boot from.
     pub fn dom0(&self) -> &Guest {
         &self.dom0
     }

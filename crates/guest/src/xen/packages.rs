@@ -27,6 +27,18 @@ const TOOLS: [(&str, &[&str]); 2] = [
     ),
 ];
 
+/// The emulator of HVM domains: its package, and its place there and in the first domain, where Debian's libxl looks for it.
+const DEVICE_MODEL: &str = "qemu-system-xen";
+const DEVICE_MODEL_PLACE: &str = "usr/libexec/xen-qemu-system-i386";
+
+/// What the emulator and libxl read, which comes with QEMU on this machine.
+const FIRMWARE: [&str; 4] = [
+    "/usr/share/seabios/bios-256k.bin",
+    "/usr/share/qemu/linuxboot.bin",
+    "/usr/share/qemu/kvmvapic.bin",
+    "/usr/share/qemu/keymaps/en-us",
+];
+
 /// libxl has pthread_cancel open it, and ends where it is not.
 const UNNAMED_LIBRARY: &str = "libgcc_s.so.1";
 
@@ -67,6 +79,50 @@ impl Hypervisor {
             }
         }
         resolver.library(UNNAMED_LIBRARY, Path::new("libxl"))
+    }
+
+    /// Has `resolver` take the emulator of HVM domains, downloaded beside Xen's own packages unless it lies there.
+    ///
+    /// # Errors
+    /// Where it cannot be had, or lacks a library on this machine.
+    pub(crate) fn device_model(&self, resolver: &mut Resolver) -> Result<()> {
+        let store = self.root.with_file_name("device-model");
+        let _lock = apt::locked(&store)?;
+        let place = store.join(DEVICE_MODEL);
+        let program = place.join(DEVICE_MODEL_PLACE);
+        if !program.is_file() {
+            let work = apt::work_dir(&store)?;
+            let root = work.path().join("root");
+            for deb in Apt::system().download(&[DEVICE_MODEL.into()], work.path())? {
+                apt::unpack(&deb, &root, &["./usr/share/*"])?;
+            }
+            fs::rename(&root, &place).map_err(io("move Xen's QEMU to", &place))?;
+        }
+        if !program.is_file() {
+            return Err(unusable(&place, &format!("without {DEVICE_MODEL_PLACE}")));
+        }
+        resolver.add(&program, &Path::new("/").join(DEVICE_MODEL_PLACE))
+    }
+
+    /// What an HVM domain starts with, each with its place in the first domain.
+    ///
+    /// # Errors
+    /// Where some of it is not there.
+    pub(crate) fn firmware(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
+        let loader = self.versioned_dir()?.with_file_name("boot").join("hvmloader");
+        let inside = loader.strip_prefix(&self.root).unwrap_or(&loader);
+        let mut files = vec![(loader.clone(), Path::new("/").join(inside))];
+        for path in FIRMWARE.map(PathBuf::from) {
+            if !path.is_file() {
+                return Err(Error::Missing {
+                    what: "QEMU's firmware for HVM domains of Xen".into(),
+                    looked: path.display().to_string(),
+                    remedy: "`apt-get install qemu-system-data seabios`".into(),
+                });
+            }
+            files.push((path.clone(), path));
+        }
+        Ok(files)
     }
 
     /// Resolves programs with the libraries of these packages first.

@@ -112,6 +112,22 @@ impl Image for Luks {
         LayerState::of(&self.info, Some(&self.container))
     }
 
+    fn container(&self) -> Option<&Container> {
+        Some(&self.container)
+    }
+
+    fn place(&self) -> Option<Place> {
+        Some(self.container.place())
+    }
+
+    fn let_write(&self, may: bool) {
+        self.container.let_write(may);
+    }
+
+    fn stop_writing(&self) {
+        self.container.stop_writing();
+    }
+
     fn fork(&self) -> Box<dyn Image> {
         Box::new(self.clone())
     }

@@ -16,6 +16,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use ringtap_stores::is_store;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 pub use error::NameError;
@@ -86,9 +87,15 @@ pub fn find(
         Some(file) => path_of(file.as_fd()),
         None => image.path().to_owned(),
     };
-    let path = fs::canonicalize(&at).or_else(|_| fs::canonicalize(image.path()));
-    let path = path.map_err(failed)?;
-    let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+    // What lies on a server has no folder here: only what the operator names is opened.
+    let (path, folder) = if is_store(image.path()) {
+        (image.path().to_owned(), PathBuf::from("/"))
+    } else {
+        let path = fs::canonicalize(&at).or_else(|_| fs::canonicalize(image.path()));
+        let path = path.map_err(failed)?;
+        let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+        (path, folder)
+    };
     let sought = Sought { role, image: image.path().to_owned(), folder, at, names, options };
     sought.find(&path)
 }
@@ -98,6 +105,9 @@ impl Sought<'_> {
         let recorded = record::allowed(&self.at, self.role);
         let mut refused = None;
         for name in self.names {
+            if self.role == Role::Backing && is_store(name) {
+                return self.store(name, &recorded);
+            }
             let name = self.path_in(name)?;
             for candidate in self.candidates(&name) {
                 let Ok(file) = fs::canonicalize(candidate) else { continue };
@@ -136,6 +146,19 @@ impl Sought<'_> {
             }
         }
         Err(self.missing())
+    }
+
+    /// What lies on a server, which only the operator's word or a record allows.
+    fn store(&self, name: &Path, recorded: &[record::Allowed]) -> Result<Place, OpenError> {
+        let named = self.allowed().iter().any(|allowed| allowed == name);
+        match named || recorded.iter().any(|it| it.path() == name) {
+            true => Ok(name.into()),
+            false => {
+                let why =
+                    "which was not recorded when Ringtap wrote the image, and lies on a server";
+                Err(self.refuse(name, why.into(), Some(name.to_owned())))
+            }
+        }
     }
 
     /// What the operator allows.
@@ -189,6 +212,9 @@ impl Sought<'_> {
 
     /// A file beside the image or below that, where all of it is the operator's own; else why it is not.
     fn beside(&self, image: &Path, file: &Path) -> Result<Result<Place, String>, OpenError> {
+        if is_store(image) {
+            return Ok(Err("the image lies on a server".into()));
+        }
         let Ok(inside) = file.strip_prefix(&self.folder) else {
             return Ok(Err("lies outside the image's own folder".into()));
         };
@@ -249,7 +275,7 @@ pub(crate) fn find_format(
     if let Some(format) = format {
         let unknown = "it is said to be of a format that is not known here";
         return match std::str::from_utf8(format) {
-            Ok("file" | "host_device") => Ok(Format::Raw),
+            Ok("file" | "host_device" | "nbd" | "http" | "https") => Ok(Format::Raw),
             Ok(name) => name.parse().map_err(|_| refused(unknown)),
             Err(_) => Err(refused(unknown)),
         };

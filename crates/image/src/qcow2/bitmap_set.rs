@@ -96,6 +96,11 @@ impl BitmapSet {
         self.noted.iter().for_each(|bits| bits.set(offset, len));
     }
 
+    /// Bitmaps that are shown, of no image in use.
+    pub fn showing(shown: Vec<(String, Arc<Bits>)>) -> BitmapSet {
+        BitmapSet { shown, ..BitmapSet::default() }
+    }
+
     /// The bits of a bitmap that writes are noted in, by its name.
     pub fn get(&self, name: &str) -> Option<&Arc<Bits>> {
         self.kept.iter().find(|(other, _)| other == name).map(|(_, bits)| bits)

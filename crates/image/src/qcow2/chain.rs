@@ -10,14 +10,14 @@ use ringtap_io::Io;
 
 use super::extension::Encryption;
 use super::header::incompatible;
-use super::restart::RESTART_RECORDS;
-use super::{Crypt, Header, Parts, Qcow2, at_snapshot};
+use super::restart::{self, RESTART_RECORDS};
+use super::{Crypt, Header, Parts, Qcow2, at_snapshot, below};
 use crate::backing::Chain;
 use crate::names::{self, Role};
 use crate::open::open_in_chain;
 use crate::{
-    Boxed, CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, RestartLog,
-    SectorCipher, luks, record,
+    Boxed, CacheMode, Container, Format, Image, LeftBehind, OpenError, OpenOptions, Place,
+    RestartLog, SectorCipher, luks, record,
 };
 
 /// Smaller clusters than this are not read with O_DIRECT: a block of it may hold two.
@@ -43,6 +43,7 @@ pub(crate) fn open_chain<'a>(
 ) -> Boxed<'a, Result<Box<dyn Image>, OpenError>> {
     Box::pin(async move {
         let (mut place, mut options) = (place.clone(), options.clone());
+        let writes = !options.read_only;
         let mut layers = Vec::new();
         let mut base = None;
         loop {
@@ -54,16 +55,19 @@ pub(crate) fn open_chain<'a>(
             options.layers = options.layers.map(|left| left.saturating_sub(1));
             let Some(name) = name.filter(|_| options.layers != Some(0)) else { break };
             let name = PathBuf::from(OsStr::from_bytes(&name));
-            let below = names::find(&container, Role::Backing, slice::from_ref(&name), &options)?;
-            let format = names::find_format(place.path(), &name, format.as_deref(), &below)?;
+            let under = names::find(&container, Role::Backing, slice::from_ref(&name), &options)?;
+            let format = names::find_format(place.path(), &name, format.as_deref(), &under)?;
             options.format = Some(format);
             options.read_only = true;
+            if writes {
+                below::make_whole(io, &under, &options).await?;
+            }
             if options.format != Some(Format::Qcow2) {
-                base = Some(open_in_chain(io, &below, &options, chain).await?);
+                base = Some(open_in_chain(io, &under, &options, chain).await?);
                 break;
             }
-            chain = chain.with(&below)?;
-            place = below;
+            chain = chain.with(&under)?;
+            place = under;
         }
         let (table_memory, tables_only) = (options.table_memory, options.tables_only);
         let restart_choice = options.restart_log;
@@ -90,6 +94,31 @@ pub(crate) fn open_chain<'a>(
         let why = "there is nothing to open";
         base.ok_or(OpenError::Refused { path: place.path().to_owned(), why })
     })
+}
+
+/// Open an image upon one that is open already, in the place of the backing file that it names: for a snapshot of a disk
+/// that is served.
+pub async fn open_upon(
+    io: &Io,
+    place: &Place,
+    options: &OpenOptions,
+    base: Box<dyn Image>,
+) -> Result<Box<dyn Image>, OpenError> {
+    let mut options = options.clone();
+    let layer = open_layer(io, place, &mut options).await?;
+    let Layer { container, header, data, key, restart, restart_of } = layer;
+    let parts = Parts {
+        data,
+        restart,
+        restart_of,
+        restart_choice: options.restart_log,
+        base: Some(base),
+        key,
+        table_memory: options.table_memory,
+        bitmaps: options.bitmaps,
+        ..Parts::default()
+    };
+    Ok(Box::new(Qcow2::open(io, container, header, parts).await?))
 }
 
 /// Open the files of one image; from here on down the chain `options` are those it turns out to need.
@@ -152,6 +181,17 @@ async fn unlock(
     let secret = options.secret.as_ref().ok_or(luks::Error::NoSecret).map_err(failed)?;
     let header = luks::read_header_at(io, container, place.offset, place.len).await;
     luks::unlock_header(&header.map_err(failed)?, secret).map_err(failed)
+}
+
+/// What a killed server left for an image, as whoever only looks at it finds it: whether that belongs to the image
+/// and to its external data file as they are. `options` says which that may be.
+pub fn left(
+    container: &Container,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<Option<LeftBehind>, OpenError> {
+    let data = || open_data(container, header, options);
+    restart::left(container, header, header.has(incompatible::DATA_FILE).then_some(data))
 }
 
 fn open_data(

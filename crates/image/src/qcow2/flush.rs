@@ -159,6 +159,10 @@ impl Shared {
             }
             Err(error) => Err(error),
         };
+        if self.read_beside.load(SeqCst) {
+            // Who opens the image next finds that it is free.
+            freed.clear();
+        }
         self.give_back(io, freed).await;
         self.refcounts().shrink();
         end

@@ -16,12 +16,13 @@ use ringtap_io::{File, Io, Mem};
 use crate::whole::whole;
 use crate::{
     Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, LayerState,
-    RestartLog, SectorCipher, Status,
+    Place, RestartLog, SectorCipher, Status,
 };
 
 mod allocate;
 mod amend;
 mod at_snapshot;
+mod below;
 mod bitmap;
 pub mod bitmap_directory;
 mod bitmap_set;
@@ -71,6 +72,7 @@ pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
 pub use bitmap_set::BitmapSet;
 pub use bits::Bits;
+pub use chain::left;
 pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
 pub use decoder::Decoder;
@@ -78,12 +80,12 @@ pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
 pub use rebase::{make_empty, set_backing};
 pub use resize::{ResizeOptions, resize};
-pub use restart::left;
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
 
 pub(crate) use chain::open_chain;
+pub use chain::open_upon;
 
 use allocate::Allocations;
 use compress::Packing;
@@ -120,6 +122,8 @@ struct Shared {
     dirty: AtomicBool,
     /// The image contradicts itself: it takes no more writes.
     corrupt: AtomicBool,
+    /// Whether room that is freed stays as it is, for another handle reads it.
+    read_beside: AtomicBool,
     /// Whether a task writes to the header.
     header_busy: AtomicBool,
     /// Where changes of entries are kept over a killed server.
@@ -348,6 +352,33 @@ impl Image for Qcow2 {
 
     fn abandon(&self) {
         self.shared.abandon();
+    }
+
+    fn below(&self) -> Option<&dyn Image> {
+        self.shared.base.as_deref()
+    }
+
+    fn container(&self) -> Option<&Container> {
+        // Of an external data file it does not tell whether somebody has written to it.
+        self.shared.data.is_none().then_some(&self.shared.container)
+    }
+
+    fn place(&self) -> Option<Place> {
+        Some(self.shared.container.place())
+    }
+
+    fn let_write(&self, may: bool) {
+        self.shared.container.let_write(may);
+        self.shared.data.iter().for_each(|data| data.let_write(may));
+    }
+
+    fn read_beside(&self, beside: bool) {
+        self.shared.read_beside.store(beside, SeqCst);
+    }
+
+    fn stop_writing(&self) {
+        self.shared.container.stop_writing();
+        self.shared.data.iter().for_each(Container::stop_writing);
     }
 
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {

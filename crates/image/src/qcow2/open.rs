@@ -206,6 +206,7 @@ impl Qcow2 {
             refcounts: Mutex::new(refcounts),
             dirty: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
+            read_beside: AtomicBool::new(false),
             header_busy: AtomicBool::new(false),
             restart: OnceLock::new(),
             bitmaps: Arc::new(bitmaps),

@@ -154,10 +154,14 @@ impl Refcounts {
     /// Clusters that blocks and table will need so that each of the clusters up to `end` has its
     /// refcount, where those lie in the range too.
     pub(super) fn need(&self, range: &Range<u64>) -> u64 {
-        let last = self.block_of(range.end.saturating_sub(1));
-        let table = self.table_clusters_for(last + 1).unwrap_or(0);
-        let missing = self.missing(range).count() as u64;
-        missing + table
+        let first = self.block_of(range.start);
+        let end = self.block_of(range.end.saturating_sub(1)) + 1;
+        let table = self.table_clusters_for(end).unwrap_or(0);
+        // Behind the table's end, which may be far away, all are missing.
+        let known = end.min(self.blocks());
+        let missing = (first..known).filter(|block| self.offset_of(*block).is_none()).count();
+        let behind = end.saturating_sub(known.max(first));
+        missing as u64 + behind + table
     }
 
     fn missing(&self, range: &Range<u64>) -> impl Iterator<Item = u64> {

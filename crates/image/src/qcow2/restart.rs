@@ -111,13 +111,23 @@ pub(super) fn decide(
     log.map_or(Ok(()), |log| log.decide(choice))
 }
 
-/// What a killed server left for an image, as whoever only looks at it finds it.
-pub fn left(container: &Container, header: &Header) -> Result<Option<LeftBehind>, OpenError> {
+/// What a killed server left for an image, as whoever only looks at it finds it. `data` opens the file where its
+/// guest data lies.
+pub(super) fn left(
+    container: &Container,
+    header: &Header,
+    data: Option<impl FnOnce() -> Result<Container, OpenError>>,
+) -> Result<Option<LeftBehind>, OpenError> {
     let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
     let said = compare(header, log.as_mut(), RestartLog::whose(container));
     if said.missing {
         return Ok(Some(LeftBehind::missing()));
     }
+    let log = log.map(|log| match data.filter(|_| log.holds_changes()).map(|open| open()) {
+        Some(Ok(data)) => log.with_data(&data),
+        Some(Err(error)) => log.without_data(&error),
+        None => log,
+    });
     Ok(log.and_then(|log| log.left_behind()))
 }
 
@@ -268,7 +278,10 @@ impl Shared {
             };
             let wrong = (0..geometry.units())
                 .any(|unit| matches!(entry.kind(geometry, unit), Kind::Bad | Kind::Compressed));
-            if cluster >= geometry.clusters() || wrong {
+            // A server makes the file longer before it uses what is new.
+            let host = entry.host(geometry).filter(|_| !geometry.data_file);
+            let behind = host.is_some_and(|host| host >= self.container.len());
+            if cluster >= geometry.clusters() || wrong || behind {
                 return Ok(None);
             }
             let new = Change { entry, may_be: Vec::new(), found: Entry::default() };
@@ -397,14 +410,14 @@ impl Shared {
             end = place + need;
         }
         let bits = self.tables.geometry.cluster_bits;
-        if self.container.traits().regular {
-            if self.container.len() < end << bits {
-                self.container.set_len(io, end << bits).await?;
-            }
-        } else if self.container.len() < end << bits {
+        if !self.container.traits().regular && self.container.len() < end << bits {
             return Err(Error::Full);
         }
+        // Before the file is made longer: the table may not become large enough.
         self.refcounts().cover_from(&(first..end), place).ok_or(Error::Full)?;
+        if self.container.len() < end << bits {
+            self.container.set_len(io, end << bits).await?;
+        }
         let uncounted = self.refcounts().take_uncounted();
         for cluster in uncounted {
             let block = self.refcounts().block_of(cluster);

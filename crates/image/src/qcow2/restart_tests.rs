@@ -155,3 +155,56 @@ fn a_flush_moves_the_generation_by_one_write() {
     assert_eq!(with, without + 1);
     assert_eq!(stamps, [0, 0], "the image says what the log does");
 }
+
+/// Open an image whose server was killed once more, after a record of its log has said of a cluster that
+/// it lies at `host(length of the file)`. Gives what the opening said, and the lengths before and after.
+fn opened_with_host(
+    version: u32,
+    host: impl FnOnce(u64) -> u64 + 'static,
+) -> (Result<(), OpenError>, u64, u64) {
+    let disk = Disk::new(512);
+    let file = disk.add_file(0, 1);
+    let container = Container::simulated(file, 0, Traits::FILE);
+    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5).chances(Chances::NEVER)));
+    let io = tasks.io().clone();
+    let sizes = disk.clone();
+    let work = async move {
+        let options = CreateOptions { size: 1 << 30, version, ..Default::default() };
+        create(&io, &container, None, &options).await.expect("made");
+        let words: std::sync::Arc<[_]> =
+            (0..RestartLog::words_for(8)).map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
+        let identity = Identity { boot: 1, file: (2, 3) };
+        let log = || RestartLog::with(std::sync::Arc::new(words.clone()), identity, 8);
+        let open = async || {
+            let header = Header::read(&io, &container).await?;
+            let parts = Parts { restart: Some(log()), ..Parts::default() };
+            Qcow2::open(&io, container.clone(), header, parts).await
+        };
+        let image = open().await.expect("opened");
+        write(&image.shared, &io, 0, 1 << 16).await;
+        drop(image);
+        let before = sizes.size(file);
+        let first = crate::restart::FIRST;
+        assert_eq!(words[first + 1].load(std::sync::atomic::Ordering::SeqCst), 0, "of cluster 0");
+        words[first + 2].store(host(before) | COPIED, std::sync::atomic::Ordering::SeqCst);
+        let opened = open().await.map(drop);
+        (opened, before, sizes.size(file))
+    };
+    tasks.block_on(work).expect("the simulation runs")
+}
+
+/// A server makes the file longer before it uses what is new.
+#[test]
+fn a_log_that_names_clusters_behind_the_end_of_the_file_contradicts_it() {
+    for version in [2, 3] {
+        for far in [0, 1 << 16, 1 << 40, 1 << 55] {
+            let host = move |len: u64| len.next_multiple_of(1 << 16) + far & OFFSET_MASK;
+            let (opened, before, after) = opened_with_host(version, host);
+            let refused = matches!(opened, Err(OpenError::RestartLogInDoubt { .. }));
+            assert!(refused, "version {version}, {far} bytes behind the end: {opened:?}");
+            assert_eq!(before, after, "the file is as it was");
+        }
+        let last = |len: u64| len.next_multiple_of(1 << 16) - (1 << 16);
+        opened_with_host(version, last).0.expect("in the last cluster");
+    }
+}

@@ -10,10 +10,12 @@ impl Shared {
         let state = self.state();
         let bytes = self.tables.geometry.bytes_of_slice();
         let (used, most) = state.cache.frames_used(&self.tables);
+        let dirty = state.cache.dirty_slices();
         let cache = CacheState {
             used: used * bytes,
             most: most * bytes,
-            dirty: state.cache.dirty_slices(),
+            dirty,
+            dirty_bytes: dirty * bytes,
         };
         LayerState {
             dirty: self.dirty.load(SeqCst),

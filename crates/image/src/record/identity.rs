@@ -16,7 +16,7 @@ const DEEPEST: u32 = 8;
 
 /// The identity of the file or block device at `path`. None where the file system tells nothing but an
 /// inode number, which the next file may have.
-pub(crate) fn identity(path: &Path) -> Option<String> {
+pub fn identity(path: &Path) -> Option<String> {
     identity_below(path, DEEPEST)
 }
 

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::identity;
 use super::identity::handle_in;
 use super::named::{Allowed, Known};
+use super::successor::Successor;
 use crate::reap::file_system_of;
 
 /// The longest record that is read.
@@ -34,11 +35,16 @@ pub(super) struct Kept {
     pub(super) names: Vec<Allowed>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) data_of: Option<Known>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) successor: Option<Successor>,
 }
 
 impl Kept {
     fn is_empty(&self) -> bool {
-        self.format.is_none() && self.names.is_empty() && self.data_of.is_none()
+        self.format.is_none()
+            && self.names.is_empty()
+            && self.data_of.is_none()
+            && self.successor.is_none()
     }
 
     /// What is kept of the image at `path`.
@@ -101,10 +107,56 @@ fn folder() -> Option<PathBuf> {
     Some(state.join("ringtap"))
 }
 
+/// The folder of that name below the one for records, where others cannot write; it is made where it is missing.
+pub fn state_folder(name: &str) -> io::Result<PathBuf> {
+    let none = || {
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            "no folder is known for what outlives a server (HOME)",
+        )
+    };
+    let folder = folder().ok_or_else(none)?.join(name);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    is_ours(&folder)?;
+    Ok(folder)
+}
+
+/// The same, made where it was not there yet; none where there can be none.
+pub fn made_folder() -> Option<PathBuf> {
+    let folder = folder()?;
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.ok().map(|()| folder)
+}
+
 fn file_of(folder: &Path, identity: &str) -> PathBuf {
     let hash = Sha256::digest(identity.as_bytes());
     let name: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     folder.join(format!("{name}.record"))
+}
+
+/// The path of the bitmaps that are kept of the image at `path`; none where it has none. `create`: it is to have some.
+pub(crate) fn sidecar(path: &Path, create: bool) -> io::Result<Option<PathBuf>> {
+    let none = || io::Error::new(io::ErrorKind::Unsupported, "nothing tells its file from others");
+    let (Some(identity), Some(folder)) = (identity(path), folder()) else {
+        return if create { Err(none()) } else { Ok(None) };
+    };
+    let file = file_of(&folder, &identity).with_extension("bitmaps");
+    if create {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        is_ours(&folder)?;
+        let mut options = fs::File::options();
+        options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&file)?;
+        fs::File::open(&folder)?.sync_all()?;
+    }
+    match fs::symlink_metadata(&file) {
+        Ok(facts) if facts.is_file() => is_ours(&folder).map(|()| Some(file)),
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // Whoever may not look there has put nothing there, either (HOME is another user's). What others have put there
+        // is told by the image's time that it does not know of all changes.
+        Err(error) if !create && error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Remove the records of files that lay where `image` does and are proven to be gone: their file system, asked
@@ -122,6 +174,7 @@ fn forget_gone(folder: &Path, image: &fs::File, new: &Kept) {
         let handle = kept.as_ref().filter(there);
         let handle = handle.and_then(|kept| handle_in(&kept.identity));
         if handle.is_some_and(|handle| handle.is_gone(image).unwrap_or(false)) {
+            let _ = fs::remove_file(path.with_extension("bitmaps"));
             let _ = fs::remove_file(&path);
         }
     }

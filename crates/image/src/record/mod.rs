@@ -8,18 +8,28 @@
 mod identity;
 mod kept;
 mod named;
+mod successor;
 
 use std::io;
 use std::path::Path;
 
+use ringtap_sandbox::ask;
 use rustix::fs::XattrFlags;
 
 use crate::{Format, OpenError, OpenOptions, Place, probe};
 
-use identity::identity;
+pub use identity::identity;
 use kept::Kept;
+pub use kept::made_folder;
+pub(crate) use kept::sidecar;
+pub use kept::state_folder;
+pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};
-pub use named::{may_own, set_allowed, set_owner};
+pub use named::{also_allow, may_own, set_allowed, set_owner};
+pub(crate) use successor::may_go_on;
+pub use successor::{
+    find_successor, forget_successor, is_unsealed, seal, set_successor, successor,
+};
 
 /// Holds the format's name.
 const FORMAT: &str = "user.ringtap.format";
@@ -48,7 +58,7 @@ pub fn forget_format(path: &Path) {
 pub fn confirm_format(place: impl Into<Place>, wanted: Format) {
     let place = place.into();
     let at = place.at();
-    if format(&at) == Some(wanted) {
+    if format(&at) == Some(wanted) || ringtap_stores::is_store(place.path()) {
         return;
     }
     if let Err(error) = set_format(&at, wanted) {
@@ -59,7 +69,19 @@ pub fn confirm_format(place: impl Into<Place>, wanted: Format) {
     }
 }
 
+/// What tells the file or block device at a path from all others, for good; none where nothing does.
+pub(crate) fn identity_of(path: &Path) -> Option<String> {
+    identity(path)
+}
+
 fn attribute(path: &Path, name: &str) -> Option<String> {
+    if ringtap_stores::is_store(path) {
+        return None;
+    }
+    let roots = name.starts_with("trusted.");
+    if let Some(asked) = roots.then(|| ask::attribute(path, name)).flatten() {
+        return String::from_utf8(asked.ok()?).ok();
+    }
     let mut bytes = vec![0; 64];
     loop {
         match rustix::fs::getxattr(path, name, &mut bytes[..]) {

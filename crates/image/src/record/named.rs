@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ringtap_sandbox::ask;
+use ringtap_stores::is_store;
 use rustix::fs::XattrFlags;
 use serde::{Deserialize, Serialize};
 
@@ -36,14 +38,22 @@ pub(crate) struct Allowed {
 
 impl Known {
     /// The file at the path, which may be one of /proc; none where none is.
-    fn of(path: &Path) -> Option<Known> {
+    pub(super) fn of(path: &Path) -> Option<Known> {
+        if is_store(path) {
+            return Some(Known { identity: None, path: path.to_owned() });
+        }
         let whole = fs::canonicalize(path).ok()?;
         Some(Known { identity: identity(path), path: whole })
     }
 
     /// Whether what is held is that file.
-    fn is(&self, place: &Place) -> bool {
+    pub(super) fn is(&self, place: &Place) -> bool {
         self.identity.is_some() && identity(&place.at()) == self.identity
+    }
+
+    /// Where it was.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -57,6 +67,9 @@ impl Allowed {
     /// else could have put there.
     pub(crate) fn find(&self, path: &Path) -> Option<Place> {
         let place = Place::hold(path).ok()?;
+        if is_store(path) {
+            return (path == self.path()).then_some(place);
+        }
         let replaced = || path == self.path() && is_own(&place);
         (self.file.is(&place) || replaced()).then_some(place)
     }
@@ -79,15 +92,28 @@ fn all_allowed(path: &Path) -> Vec<Allowed> {
 /// Let the image at `path` name that file in that role, or none, and no other.
 pub fn set_allowed(path: &Path, role: Role, file: Option<&Path>) -> io::Result<()> {
     let data = role == Role::DataFile;
+    change_allowed(path, |names| {
+        names.retain(|it| it.data != data);
+        names.extend(file.and_then(Known::of).map(|file| Allowed { data, file }));
+    })
+}
+
+/// Let it name that file as well: before another name is written into the image, so that it opens whichever
+/// of the two a power cut leaves.
+pub fn also_allow(path: &Path, role: Role, file: &Path) -> io::Result<()> {
+    let data = role == Role::DataFile;
+    change_allowed(path, |names| names.extend(Known::of(file).map(|file| Allowed { data, file })))
+}
+
+fn change_allowed(path: &Path, change: impl FnOnce(&mut Vec<Allowed>)) -> io::Result<()> {
     let before = all_allowed(path);
     let mut names = before.clone();
-    names.retain(|it| it.data != data);
-    names.extend(file.and_then(Known::of).map(|file| Allowed { data, file }));
+    change(&mut names);
     if names == before {
         return Ok(());
     }
     let set = match names.is_empty() {
-        true => rustix::fs::removexattr(path, NAMES).is_ok(),
+        true => remove_attribute(path, NAMES),
         false => set_attribute(path, NAMES, &names)?,
     };
     also_kept(set, Kept::change(path, set || names.is_empty(), |own| own.names = names))
@@ -95,7 +121,7 @@ pub fn set_allowed(path: &Path, role: Role, file: Option<&Path>) -> io::Result<(
 
 /// The state folder holds what stands in an attribute as well, for services that have no CAP_SYS_ADMIN and see
 /// none: where it cannot, they are told of it as any other.
-fn also_kept(attribute: bool, kept: io::Result<()>) -> io::Result<()> {
+pub(super) fn also_kept(attribute: bool, kept: io::Result<()>) -> io::Result<()> {
     match kept {
         Err(error) if attribute => {
             tracing::debug!("the state folder does not hold what an image may name: {error}");
@@ -145,9 +171,17 @@ pub fn set_owner(image: &Place, data: &Place) -> io::Result<()> {
 }
 
 /// False where that cannot be, for whatever reason.
-fn set_attribute(path: &Path, name: &str, value: &impl Serialize) -> io::Result<bool> {
+pub(super) fn set_attribute(path: &Path, name: &str, value: &impl Serialize) -> io::Result<bool> {
     let text = serde_json::to_vec(value)?;
-    Ok(rustix::fs::setxattr(path, name, &text, XattrFlags::empty()).is_ok())
+    let set = ask::set_attribute(path, name, Some(&text))
+        .unwrap_or_else(|| Ok(rustix::fs::setxattr(path, name, &text, XattrFlags::empty())?));
+    Ok(set.is_ok())
+}
+
+/// False where that cannot be, or it is not there.
+pub(super) fn remove_attribute(path: &Path, name: &str) -> bool {
+    let removed = ask::set_attribute(path, name, None);
+    removed.unwrap_or_else(|| Ok(rustix::fs::removexattr(path, name)?)).is_ok()
 }
 
 /// An image and its data file are being opened: they must belong together, and do from now on where the image is
@@ -198,8 +232,14 @@ mod tests {
         let shared = fs::Permissions::from_mode(0o777);
         fs::set_permissions(dir.path(), shared).expect("changed");
         assert!(!find("base") && find("moved"));
+        // While one name takes the place of another both may be there.
+        fs::write(path("next"), "next").expect("written");
+        also_allow(&path("image"), Role::Backing, &path("next")).expect("written");
+        assert!(find("moved") && find("next"));
+        set_allowed(&path("image"), Role::Backing, Some(&path("next"))).expect("written");
+        assert!(!find("moved") && find("next"));
         set_allowed(&path("image"), Role::Backing, None).expect("removed");
-        assert!(!find("moved"));
+        assert!(!find("next"));
     }
 
     #[test]

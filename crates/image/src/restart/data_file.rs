@@ -4,19 +4,23 @@
 //! nothing of what its image holds. Which of the two the operator wants cannot be told: so it is asked.
 //!
 //! Behind the records of the second half: the data file's device and inode, when it came to be, bytes
-//! written to the device it is, and at [`WITNESS`] the witness.
+//! written to the device it is, the image's generations, and at [`WITNESS`] the witness. An older server, which
+//! knows nothing of these words, begins with a generation of its own and leaves them as they were: by that they
+//! are known for another's.
 
 use ringtap_io::Witness;
 
 use super::standing::{Facts, Standing};
-use super::{RestartLog, files};
-use crate::Container;
+use super::{GENERATION, RestartLog, files};
+use crate::{Container, OpenError};
 
 /// Words that it takes.
 pub(super) const WORDS: usize = 16;
 
 const BORN: usize = 2;
 const WRITTEN: usize = 3;
+/// Two, as in the log's beginning; each is written here first.
+const GENERATIONS: usize = 4;
 const WITNESS: usize = 8;
 
 /// Where the file is that this container has open; none in a simulation.
@@ -38,11 +42,21 @@ impl RestartLog {
         self
     }
 
+    /// The same, of one that cannot be looked at.
+    pub(crate) fn without_data(mut self, why: &OpenError) -> RestartLog {
+        if self.standing == Standing::Same {
+            self.standing = Standing::Unknown(format!("its data file cannot be looked at: {why}"));
+        }
+        self
+    }
+
     /// Why this is not the data file that the log's writer left, or not in that state.
     fn differs(&self, data: &Container) -> Option<String> {
         let (facts, at) = (Facts::of(data), self.data_at());
         let (device, inode) = place_of(data)?;
-        if (self.word(at), self.word(at + 1)) == (0, 0) {
+        let generations = [0, 1].map(|which| self.word(at + GENERATIONS + which));
+        let is_void = (self.word(at), self.word(at + 1)) == (0, 0);
+        if is_void || !generations.contains(&self.word(GENERATION[1])) {
             return Some("the server did not note when it wrote to it".into());
         }
         let born = self.word(at + BORN);
@@ -74,7 +88,15 @@ impl RestartLog {
         Witness::reset(&self.words, at + WITNESS, facts.modified.unwrap_or_default());
         let words = [device, inode, facts.born, facts.written.unwrap_or_default()];
         (at..).zip(words).for_each(|(at, word)| self.set(at, word));
+        (0..2).for_each(|which| self.copy_generation(which, self.word(GENERATION[which])));
         data.witness().start(self.words.clone(), at + WITNESS);
+    }
+
+    /// Note a generation here, before it is noted where older servers do.
+    pub(super) fn copy_generation(&self, which: usize, generation: u64) {
+        if self.data.is_some() {
+            self.set(self.data_at() + GENERATIONS + which, generation);
+        }
     }
 
     fn data_at(&self) -> usize {

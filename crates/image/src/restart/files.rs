@@ -31,7 +31,7 @@ pub fn has_folder() -> bool {
 }
 
 /// Make a folder that only this user may look into, or see that there is one.
-pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}

@@ -102,7 +102,7 @@ fn sectors_written(text: &str) -> Option<u64> {
 impl Standing {
     /// By what the witness of the log's writer says, and the file. `before`: bytes that were written to the
     /// device when the witness began.
-    pub(super) fn of(said: Testimony, facts: &Facts, before: u64) -> Standing {
+    pub(crate) fn of(said: Testimony, facts: &Facts, before: u64) -> Standing {
         match (facts.modified, facts.written) {
             (Some(modified), _) => by_time(said, modified, facts.own_clock),
             (None, Some(written)) => by_count(said, written.checked_sub(before), facts.direct),

@@ -285,6 +285,26 @@ impl Image for Dynamic {
         Box::pin(self.shared.load_block(io, offset))
     }
 
+    fn below(&self) -> Option<&dyn Image> {
+        self.shared.parent.as_deref()
+    }
+
+    fn container(&self) -> Option<&crate::Container> {
+        Some(&self.shared.container)
+    }
+
+    fn place(&self) -> Option<crate::Place> {
+        Some(self.shared.container.place())
+    }
+
+    fn let_write(&self, may: bool) {
+        self.shared.container.let_write(may);
+    }
+
+    fn stop_writing(&self) {
+        self.shared.container.stop_writing();
+    }
+
     fn decompress<'a>(
         &'a self,
         io: &'a Io,

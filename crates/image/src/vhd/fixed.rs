@@ -35,6 +35,22 @@ impl Image for Fixed {
         Extent::Data { file, offset, len, writable, cipher: None }
     }
 
+    fn container(&self) -> Option<&crate::Container> {
+        Some(&self.container)
+    }
+
+    fn place(&self) -> Option<crate::Place> {
+        Some(self.container.place())
+    }
+
+    fn let_write(&self, may: bool) {
+        self.container.let_write(may);
+    }
+
+    fn stop_writing(&self) {
+        self.container.stop_writing();
+    }
+
     fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
         self.raw.flush(io)
     }

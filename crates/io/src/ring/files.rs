@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use io_uring::IoUring;
 
+use super::cached::Pace;
 use crate::watched::Watched;
 use crate::{File, Nature, Watch};
 
@@ -23,6 +24,7 @@ pub(super) struct Known {
     pub(super) fd: RawFd,
     pub(super) target: Target,
     pub(super) nature: Nature,
+    pub(super) pace: Pace,
     /// Somebody may want to know of its changes.
     pub(super) watched: bool,
 }
@@ -47,6 +49,18 @@ impl Files {
             Some(Some(known)) if known.generation == file.generation() => Some(*known),
             _ => self.learn(ring, file),
         }
+    }
+
+    /// Have small writes into its page cache go like that from now on.
+    pub(super) fn goes(&mut self, file: File, pace: Pace) {
+        if let Some(Some(known)) = self.known.get_mut(file.slot() as usize) {
+            known.pace = pace;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn pace(&self, file: File) -> Option<Pace> {
+        self.known.get(file.slot() as usize)?.map(|known| known.pace)
     }
 
     #[inline]
@@ -75,7 +89,8 @@ impl Files {
         let witness = file.witness();
         let (watched, nature) = (witness.is_some(), file.nature());
         self.watched.put(slot, witness.map(Watch::new));
-        let known = Known { generation: file.generation(), fd, target, nature, watched };
+        let pace = Pace::default();
+        let known = Known { generation: file.generation(), fd, target, nature, pace, watched };
         self.known[slot] = Some(known);
         Some(known)
     }

@@ -1,20 +1,14 @@
-//! Small writes that the thread makes itself, where who else would make or end them costs more.
+//! What the thread does itself, where who else would do or end it costs more.
 
 use std::os::fd::RawFd;
 
 use super::{Known, Ring, is_disks, last_error};
-use crate::{Key, Mem, Op};
+use crate::{File, Key, Mem, Op};
 
 /// A copy of so many bytes takes less time than waking a worker.
 const SMALL: usize = 64 << 10;
 
 impl Ring {
-    /// A small write into the page cache, which costs less than waking a worker for it.
-    pub(super) fn small_write(&mut self, op: &Op) -> Option<(RawFd, u64, Mem)> {
-        let (Known { fd, nature, .. }, offset, mem) = self.volatile_write(op)?;
-        nature.page_cache.then_some((fd, offset, mem))
-    }
-
     /// Where in `submit` the only operation for a disk stands, if it is a small write past the page cache
     /// and none is under way.
     pub(super) fn lone_write(&mut self, submit: &[(Key, Op)]) -> Option<usize> {
@@ -29,8 +23,8 @@ impl Ring {
         nature.ended_by_worker.then_some(place)
     }
 
-    fn volatile_write(&mut self, op: &Op) -> Option<(Known, u64, Mem)> {
-        let Op::Write { file, offset, mem, durable: false } = *op else { return None };
+    pub(super) fn volatile_write<'a>(&mut self, op: &'a Op) -> Option<(Known, u64, &'a Mem)> {
+        let Op::Write { file, offset, ref mem, durable: false } = *op else { return None };
         if mem.len() > SMALL || mem.is_kernels() {
             return None;
         }
@@ -43,7 +37,7 @@ impl Ring {
     pub(super) fn write_to_disk(&mut self, (key, op): &(Key, Op)) -> Option<i32> {
         let (Known { fd, .. }, offset, mem) = self.volatile_write(op)?;
         let nowait = libc::RWF_NOWAIT;
-        match self.watch_here(op, |ring| ring.write_here(*key, fd, offset, &mem, nowait)) {
+        match self.watch_here(op, |ring| ring.write_here(*key, fd, offset, mem, nowait)) {
             refused if refused == -libc::EAGAIN || refused == -libc::EOPNOTSUPP => None,
             result => Some(result),
         }
@@ -70,6 +64,19 @@ impl Ring {
         match unsafe { libc::pwritev2(fd, iovecs, count as i32, offset as i64, flags) } {
             -1 => last_error(),
             written => written as i32,
+        }
+    }
+
+    /// io_uring has this operation from Linux 6.9 on; it is rare, and never waits for a device long.
+    pub(super) fn set_len(&mut self, file: File, len: u64) -> i32 {
+        let Some(Known { fd, .. }) = self.files.find(&self.ring, file) else {
+            return -libc::EBADF;
+        };
+        let Ok(len) = i64::try_from(len) else { return -libc::EFBIG };
+        // SAFETY: it takes no memory, and the descriptor is open while its `OpenFile` lives.
+        match unsafe { libc::ftruncate(fd, len) } {
+            0 => 0,
+            _ => last_error(),
         }
     }
 }

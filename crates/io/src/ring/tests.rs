@@ -79,7 +79,7 @@ fn completions_past_the_rings_room_are_all_taken() {
         let event = OpenFile::new(event);
         let mut ring = match newest {
             true => Ring::new().expect("io_uring"),
-            false => Ring::of(Ring::build(false).expect("io_uring"), false).expect("a ring"),
+            false => Ring::of(Ring::build(false, false).expect("io_uring"), false).expect("a ring"),
         };
         let count = 3 * COMPLETIONS + 7;
         let wait = |key| (key, Op::PollIn { file: event.handle() });

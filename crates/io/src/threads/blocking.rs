@@ -31,8 +31,11 @@ pub(super) fn file_of(op: &Op) -> Option<File> {
         | Op::SignalEvent { file }
         | Op::Recv { file, .. }
         | Op::Send { file, .. }
-        | Op::PollIn { file } => Some(file),
+        | Op::PollIn { file }
+        | Op::PollOut { file } => Some(file),
         Op::Timeout { .. } | Op::Cancel { .. } | Op::Command { .. } => None,
+        // Their files are elsewhere.
+        Op::Forget { .. } | Op::Status { .. } => None,
     }
 }
 
@@ -47,7 +50,7 @@ pub(super) fn pipe_of(op: &Op) -> Option<File> {
 /// Whether it waits for others, and so may wait for ever.
 pub(super) fn is_waited_for(op: &Op) -> bool {
     match op {
-        Op::ReadEvent { .. } | Op::Recv { .. } | Op::PollIn { .. } => true,
+        Op::ReadEvent { .. } | Op::Recv { .. } | Op::PollIn { .. } | Op::PollOut { .. } => true,
         Op::Send { mem, .. } => mem.pipe().is_none(),
         _ => false,
     }
@@ -75,6 +78,10 @@ pub(super) fn attempt(op: &Op, known: &Known) -> Attempt {
     let fd = known.fd;
     let given = match op {
         Op::PollIn { .. } => match polled(fd, libc::POLLIN) {
+            0 => return Attempt::Waits,
+            events => return Attempt::Ended(events.into()),
+        },
+        Op::PollOut { .. } => match polled(fd, libc::POLLOUT) {
             0 => return Attempt::Waits,
             events => return Attempt::Ended(events.into()),
         },
@@ -179,12 +186,14 @@ pub(super) fn carry_out(op: &Op, fd: RawFd, pipe: Option<RawFd>) -> i32 {
         Op::ReadEvent { .. } => read_event(fd),
         Op::SignalEvent { .. } => signal_event(fd),
         Op::PollIn { .. } => i32::from(libc::POLLIN),
+        Op::PollOut { .. } => i32::from(libc::POLLOUT),
         Op::Send { mem, .. } if mem.is_kernels() => match pipe {
             Some(pipe) => splice(pipe, None, fd, mem.len()),
             None => -libc::EOPNOTSUPP,
         },
         Op::Recv { .. } | Op::Send { .. } => -libc::ENOTSOCK,
         Op::Timeout { .. } | Op::Cancel { .. } | Op::Command { .. } => -libc::EOPNOTSUPP,
+        Op::Forget { .. } | Op::Status { .. } => -libc::EOPNOTSUPP,
     }
 }
 

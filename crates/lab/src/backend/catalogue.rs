@@ -1,11 +1,11 @@
 //! All backends by stage.
 
-use super::qemu::WriteCache;
+use super::qemu::WriteCache as DaemonCache;
 use super::vm::{Attach, How, InQemu, Inside, OnLoop};
 use super::xen::{Image as XenImage, Mode, Node, Vbd, Way};
 use super::{
-    Backend, Entry, Image, Inner, Maker, absent, kernelnbd, loopdev, native, nbdkit, qemu, ringtap,
-    ubd, ublk, volume,
+    Backend, Entry, Image, Inner, Maker, WriteCache, absent, kernelnbd, loopdev, native, nbdkit,
+    qemu, ringtap, ubd, ublk, volume,
 };
 use crate::sample::Stage;
 
@@ -125,6 +125,8 @@ pub const CATALOGUE: &[Entry] = &[
     vm("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", true, &IDE),
     vm("ide-writeback", "the same, cache=writeback, aio=threads", false, &IDE_WRITEBACK),
     vm("ide-unsafe", "the same, cache=unsafe: flushes are ignored", false, &IDE_UNSAFE),
+    vm("ide-cache-off", IDE_OFF, false, &IDE_CACHE_OFF),
+    vm("virtio-cache-off", VIRTIO_OFF, false, &VIRTIO_CACHE_OFF),
     vm(
         "virtio-unsafe",
         "virtio-blk in QEMU, raw, cache=unsafe: flushes are ignored",
@@ -208,6 +210,7 @@ pub const CATALOGUE: &[Entry] = &[
     ),
     two("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     two("qsd-vhost", QSD_URING, true, &QSD),
+    two("slow", SLOW, true, &ringtap::Slow),
     guests("ubd", "User-Mode Linux opens the file itself (ubd)", true, &ubd::Ubd),
     guests("ringtap-vhost", "ringtap serve --vhost-user, cache=none", true, &RINGTAP),
     guests("qsd-vhost", QSD_URING, true, &QSD),
@@ -218,6 +221,7 @@ pub const CATALOGUE: &[Entry] = &[
         false,
         &QSD_LVM,
     ),
+    guests("slow", SLOW, true, &ringtap::Slow),
     vms("virtio-raw", "virtio-blk in QEMU, raw, cache=none, aio=native", true, &VIRTIO),
     vms("ide", "IDE emulation (PIIX) in QEMU, raw, cache=none, aio=native", false, &IDE),
     vms("ringtap-vhost", "ringtap serve --vhost-user, raw, cache=none", true, &RINGTAP),
@@ -226,6 +230,7 @@ pub const CATALOGUE: &[Entry] = &[
     vms("loop", "loop device in the guest on a file on ext4 on virtio-raw", true, &VM_LOOP),
     vms("loop-direct", "the same, direct-io=on", false, &VM_LOOP_DIRECT),
     vms("lvm", "dm-linear in the guest (an LVM linear volume) on virtio-raw", true, &VM_LVM),
+    vms("slow", SLOW, true, &ringtap::Slow),
     xen("phy-lvm", "phy: on an LVM volume (dm-linear), by xen-blkback", true, &XEN_LVM),
     xen("phy-loop", "phy: on a loop device with direct-io=on, by xen-blkback", true, &XEN_LOOP),
     xen("file", "file:, on a loop device as xl makes it, by xen-blkback", true, &XEN_FILE),
@@ -241,6 +246,11 @@ pub const CATALOGUE: &[Entry] = &[
         &TAP_OVERLAY,
     ),
     xen("tap-vhd", "ringtap xen, a dynamic VHD, cache=none", true, &TAP_VHD),
+    xen("native", XEN_NATIVE, true, &Vbd(Way::Native)),
+    xen("hvm-ide", HVM_IDE, false, &Vbd(Way::Emulated(WriteCache::On))),
+    xen("hvm-ide-cache-off", HVM_IDE_OFF, false, &Vbd(Way::Emulated(WriteCache::Off))),
+    xen("hvm-pv", HVM_PV, false, &Vbd(Way::InHvm)),
+    xen("tap-slow", XEN_SLOWER, true, &TAP_SLOW),
 ];
 
 const BY_LOAD: native::ByLoad = native::ByLoad;
@@ -261,12 +271,15 @@ const QSD: qemu::VhostUser = qemu::VhostUser::by("io_uring");
 const QSD_BY_THREADS: qemu::VhostUser = qemu::VhostUser::by("threads");
 const QSD_BY_NATIVE: qemu::VhostUser = qemu::VhostUser::by("native");
 const QSD_THROUGH: qemu::VhostUser =
-    qemu::VhostUser { aio: "io_uring", cache: WriteCache::Through };
+    qemu::VhostUser { aio: "io_uring", cache: DaemonCache::Through };
 const QSD_TURNED_ON: qemu::VhostUser =
-    qemu::VhostUser { aio: "io_uring", cache: WriteCache::TurnedOn };
+    qemu::VhostUser { aio: "io_uring", cache: DaemonCache::TurnedOn };
 const IDE: InQemu = direct(Attach::Ide, Image::Raw);
 const IDE_WRITEBACK: InQemu = InQemu { attach: Attach::Ide, image: Image::Raw, how: How::Default };
 const IDE_UNSAFE: InQemu = InQemu { attach: Attach::Ide, image: Image::Raw, how: How::Unsafe };
+const IDE_CACHE_OFF: InQemu = InQemu { attach: Attach::Ide, image: Image::Raw, how: How::CacheOff };
+const VIRTIO_CACHE_OFF: InQemu =
+    InQemu { attach: Attach::Virtio, image: Image::Raw, how: How::CacheOff };
 const VIRTIO_UNSAFE: InQemu =
     InQemu { attach: Attach::Virtio, image: Image::Raw, how: How::Unsafe };
 const AHCI: InQemu = direct(Attach::Ahci, Image::Raw);
@@ -303,6 +316,7 @@ const TAP_GRANT_COPY: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::GrantCopy));
 const TAP_CACHED: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Cached));
 const TAP_QCOW2: Vbd = Vbd(Way::Ringtap(XenImage::Qcow2, Mode::Usual));
 const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
+const TAP_SLOW: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Slow));
 const TAP_VHD: Vbd = Vbd(Way::Ringtap(XenImage::Vhd, Mode::Usual));
 
 const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)";
@@ -311,6 +325,14 @@ const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel
 const QEMU_KERNEL: &str = "qemu-nbd, cache=none, aio=io_uring, under this kernel's own client";
 const SLOW: &str =
     "ringtap-vhost with each answer held back by 20 % of its time: known to be slower";
+const XEN_NATIVE: &str = "natively: the first domain on the LVM volume, with one processor and as much memory as a guest has to spare";
+const HVM_IDE: &str = "HVM: IDE emulated by QEMU in the first domain, cache=writeback as xl has it, on the LVM volume";
+const HVM_IDE_OFF: &str = "the same, the guest has turned the disk's write cache off";
+const HVM_PV: &str = "HVM with PV drivers: phy: on the LVM volume, by xen-blkback";
+const XEN_SLOWER: &str =
+    "tap-raw with each answer held back by 20 % of its time: known to be slower";
+const IDE_OFF: &str = "ide-writeback, the guest has turned the disk's write cache off";
+const VIRTIO_OFF: &str = "virtio-default, the guest has turned the disk's write cache off";
 const QSD_BACK: &str = "qsd-vhost, the guest has turned the write cache on, which is off at first";
 const QSD_WRITETHROUGH: &str = "qsd-vhost with writethrough=on";
 const QSD_URING: &str = "qemu-storage-daemon over vhost-user, cache.direct=on, aio=io_uring";

@@ -262,6 +262,37 @@ impl Drop for Mount {
     }
 }
 
+/// A disk's write cache, as a guest may set it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteCache {
+    /// Writes are kept back until a flush.
+    On,
+    /// None is kept back.
+    Off,
+}
+
+impl WriteCache {
+    /// The kernel's words.
+    pub fn words(self) -> &'static str {
+        match self {
+            WriteCache::On => "write back",
+            WriteCache::Off => "write through",
+        }
+    }
+
+    /// Shell lines by which a guest's kernel sets it for a disk, of virtio or SCSI's kin, and fails where the disk does not
+    /// follow.
+    pub fn script(self, disk: &str) -> String {
+        let (words, name) = (self.words(), disk.rsplit('/').next().unwrap_or_default());
+        format!(
+            "for type in /sys/block/{name}/cache_type /sys/block/{name}/device/scsi_disk/*/cache_type; do\n\
+             [ ! -e $type ] || echo '{words}' >$type; done\n\
+             cache=$(cat /sys/block/{name}/queue/write_cache)\n\
+             [ \"$cache\" = '{words}' ] || {{ echo \"{disk} keeps its write cache at $cache\" >&2; exit 1; }}"
+        )
+    }
+}
+
 /// A way of serving a disk.
 pub trait Backend: Sync {
     /// How its disk is reached.
@@ -292,10 +323,11 @@ pub trait Backend: Sync {
     fn slow_of(&self) -> Option<&'static str> {
         None
     }
-    /// Whether the guest has to turn on its disk's write cache: the server says there is none though it keeps writes back,
-    /// and a guest that believes it never flushes.
-    fn needs_cache_turned_on(&self) -> bool {
-        false
+    /// To what the guest sets its disk's write cache, where it does not leave it as it is: on, where the server says there is
+    /// none though it keeps writes back, so that a guest that believes it never flushes; off, where each write is to be on the
+    /// disk when it is answered.
+    fn guest_sets_cache(&self) -> Option<WriteCache> {
+        None
     }
     /// Why a workload must not run on it.
     fn refuses(&self, _: &Workload) -> Option<Missing> {
@@ -361,6 +393,41 @@ mod tests {
             assert_eq!(maker_of(stage, "ringtap-overlay"), Maker::Ringtap);
         }
         assert_eq!(maker_of(Stage::Vm, "virtio-overlay"), Maker::QemuImg);
+    }
+
+    #[test]
+    fn a_disk_whose_write_cache_does_not_follow_is_none() {
+        // A kernel's files, and what setting a cache makes of them.
+        let sys = tempfile::tempdir().unwrap();
+        let set = |cache: WriteCache, types: &str, told: &str| {
+            let disk = sys.path().join("block/sda");
+            let _ = std::fs::remove_dir_all(&disk);
+            let file = disk.join(types);
+            for (file, text) in [(&file, ""), (&disk.join("queue/write_cache"), told)] {
+                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                std::fs::write(file, text).unwrap();
+            }
+            let script = cache.script("/dev/sda").replace("/sys", sys.path().to_str().unwrap());
+            let ended = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            let said = String::from_utf8(ended.stderr).unwrap();
+            (ended.status.success(), std::fs::read_to_string(file).unwrap(), said)
+        };
+        let (done, kernel, _) = set(WriteCache::Off, "cache_type", "write through\n");
+        assert_eq!((done, kernel.trim()), (true, "write through"));
+        // IDE's disks are SCSI's to the kernel.
+        let scsi = "device/scsi_disk/0:0:0:0/cache_type";
+        let (done, kernel, _) = set(WriteCache::On, scsi, "write back\n");
+        assert_eq!((done, kernel.trim()), (true, "write back"));
+        let (done, _, said) = set(WriteCache::Off, scsi, "write back\n");
+        assert!(!done && said.contains("/dev/sda keeps its write cache at write back"), "{said}");
+    }
+
+    #[test]
+    fn each_stage_of_the_published_comparisons_has_an_arm_that_is_known_to_be_slower() {
+        for stage in Stage::ALL {
+            let (slow, base) = known_slow(stage).unwrap_or_else(|| panic!("{stage} has none"));
+            assert!(find(stage, slow).is_some() && find(stage, base).is_some(), "{stage}");
+        }
     }
 
     #[test]

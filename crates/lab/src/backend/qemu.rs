@@ -109,7 +109,7 @@ impl Backend for VhostUser {
         Ok(Served::by(server, Access::VhostUser { socket }))
     }
 
-    fn needs_cache_turned_on(&self) -> bool {
-        self.cache == WriteCache::TurnedOn
+    fn guest_sets_cache(&self) -> Option<super::WriteCache> {
+        (self.cache == WriteCache::TurnedOn).then_some(super::WriteCache::On)
     }
 }

@@ -3,7 +3,7 @@
 use ringtap_guest::{Aio, Cache, Drive};
 
 use super::loopdev::Loop;
-use super::{Access, Backend, Context, Image, Inner, Reach, Served};
+use super::{Access, Backend, Context, Image, Inner, Reach, Served, WriteCache};
 use crate::env::{Env, Missing};
 use crate::error::Result;
 
@@ -31,12 +31,14 @@ pub enum How {
     Best,
     /// Through the page cache, and flushes are ignored.
     Unsafe,
+    /// By default, and the guest has turned its disk's write cache off.
+    CacheOff,
 }
 
 impl How {
     fn drive(self, drive: Drive) -> Drive {
         match self {
-            How::Default => drive.cache(Cache::Writeback).aio(Aio::Threads),
+            How::Default | How::CacheOff => drive.cache(Cache::Writeback).aio(Aio::Threads),
             How::Direct => drive.cache(Cache::None).aio(Aio::Native),
             How::Unsafe => drive.cache(Cache::Unsafe).aio(Aio::Threads),
             How::Best => drive.cache(Cache::None).aio(Aio::IoUring).io_thread(),
@@ -70,7 +72,11 @@ impl Backend for InQemu {
     }
 
     fn cached(&self) -> bool {
-        matches!(self.how, How::Default | How::Unsafe)
+        matches!(self.how, How::Default | How::CacheOff | How::Unsafe)
+    }
+
+    fn guest_sets_cache(&self) -> Option<WriteCache> {
+        (self.how == How::CacheOff).then_some(WriteCache::Off)
     }
 
     fn image(&self) -> Image {
@@ -149,6 +155,10 @@ impl Backend for Inside {
 
     fn remark(&self) -> Option<&'static str> {
         Some(self.remark)
+    }
+
+    fn guest_sets_cache(&self) -> Option<WriteCache> {
+        self.base.guest_sets_cache()
     }
 
     fn cached(&self) -> bool {

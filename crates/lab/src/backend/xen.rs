@@ -1,8 +1,9 @@
 //! Disks of Xen's guests: what serves them in the first domain, and what they lie on there. The stage attaches them.
 
-use super::{Backend, Context, Reach, Served};
+use super::{Backend, Context, Reach, Served, WriteCache};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
+use crate::workload::{Kind, Workload};
 
 /// Where the first domain has its images.
 pub const FILES: &str = "/srv";
@@ -14,9 +15,55 @@ pub enum Way {
     Blkback(Node),
     /// `ringtap xen`.
     Ringtap(Image, Mode),
+    /// Nothing: the first domain uses the volume itself.
+    Native,
+    /// QEMU's emulated IDE controller in an HVM guest, on the volume through the page cache of the first domain, as xl has it
+    /// opened.
+    Emulated(WriteCache),
+    /// xen-blkback on the volume, and its driver in that HVM guest.
+    InHvm,
+}
+
+/// Who uses a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seat {
+    /// The PV guest with that number, from 1.
+    Guest(usize),
+    /// The first domain.
+    First,
+    /// The HVM guest.
+    Hvm,
+}
+
+impl Seat {
+    /// Xen's name of it.
+    pub fn domain(self) -> String {
+        match self {
+            Seat::Guest(number) => format!("guest{number}"),
+            Seat::First => "Domain-0".into(),
+            Seat::Hvm => "hvm".into(),
+        }
+    }
+
+    /// Whose images and volume it uses: what is compared lies on the same.
+    pub fn images(self) -> usize {
+        match self {
+            Seat::Guest(number) => number,
+            Seat::First | Seat::Hvm => 1,
+        }
+    }
 }
 
 impl Way {
+    /// Who uses the disk, where it is the `number`th of a load.
+    pub fn seat(self, number: usize) -> Seat {
+        match self {
+            Way::Native => Seat::First,
+            Way::Emulated(_) | Way::InHvm => Seat::Hvm,
+            Way::Blkback(_) | Way::Ringtap(..) => Seat::Guest(number),
+        }
+    }
+
     /// Whether it is made anew whenever it is attached.
     pub fn is_overlay(self) -> bool {
         matches!(self, Way::Ringtap(Image::Overlay, _))
@@ -59,6 +106,8 @@ pub enum Mode {
     Cached,
     /// Without persistent grants: the hypervisor copies.
     GrantCopy,
+    /// Each answer held back: known to be slower.
+    Slow,
 }
 
 impl Node {
@@ -112,6 +161,7 @@ impl Mode {
             Mode::Usual => "--cache none",
             Mode::Cached => "--cache writeback",
             Mode::GrantCopy => "--cache none --persistent-grants false",
+            Mode::Slow => "--cache none --hold 20",
         }
     }
 }
@@ -131,7 +181,8 @@ impl Backend for Vbd {
 
     fn missing(&self, env: &Env) -> Option<Missing> {
         match self.0 {
-            Way::Blkback(_) => None,
+            Way::Blkback(_) | Way::Native => None,
+            Way::Emulated(_) | Way::InHvm => env.xen_hvm().err(),
             Way::Ringtap(image, _) => env
                 .ringtap_xen()
                 .or_else(|| image.made_by().and_then(|_| env.program("qemu-img", "qemu-utils"))),
@@ -147,10 +198,42 @@ impl Backend for Vbd {
     }
 
     fn cached(&self) -> bool {
-        matches!(self.0, Way::Blkback(Node::Loop { direct: false }) | Way::Ringtap(_, Mode::Cached))
+        match self.0 {
+            Way::Blkback(Node::Loop { direct: false }) | Way::Ringtap(_, Mode::Cached) => true,
+            // Opened with cache=writeback.
+            Way::Emulated(_) => true,
+            _ => false,
+        }
+    }
+
+    fn guest_sets_cache(&self) -> Option<WriteCache> {
+        match self.0 {
+            Way::Emulated(WriteCache::Off) => Some(WriteCache::Off),
+            _ => None,
+        }
+    }
+
+    fn refuses(&self, workload: &Workload) -> Option<Missing> {
+        let refuse = |what: &str| Some(Missing::new(what, "phy-lvm, in a PV guest"));
+        match (self.0, workload.kind) {
+            (Way::Native, kind) if kind.is_pair() => refuse("there is one first domain"),
+            (
+                Way::Emulated(_) | Way::InHvm,
+                Kind::DdThroughput(_) | Kind::DdLatency(_) | Kind::Durability,
+            ) => None,
+            (Way::Emulated(_) | Way::InHvm, _) => refuse("the HVM guest has dd alone"),
+            _ => None,
+        }
+    }
+
+    fn slow_of(&self) -> Option<&'static str> {
+        matches!(self.0, Way::Ringtap(_, Mode::Slow)).then_some("tap-raw")
     }
 
     fn remark(&self) -> Option<&'static str> {
+        if self.0 == Way::Native {
+            return Some("in Xen's first domain: the client's CPU is the whole machine's");
+        }
         Some(
             "served in Xen's first domain: the client's CPU is the whole machine's, server included",
         )

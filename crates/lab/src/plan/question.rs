@@ -110,7 +110,7 @@ impl Pair<'_> {
     fn runs(self, plan: &Plan, workload: &Workload) -> bool {
         let on = |backend: &str| {
             let of = |(stage, name): &(Stage, String)| *stage == self.stage && name == backend;
-            plan.backends.iter().any(of) && plan.runs(workload.name, backend)
+            plan.backends.iter().any(of) && plan.runs(self.stage, workload.name, backend)
         };
         let planned = plan.workloads.iter().any(|name| name == workload.name);
         planned && workload.kind.runs_on(self.stage) && on(self.arm) && on(self.against)

@@ -47,7 +47,7 @@ fn who_names_nothing_is_asked_the_usual_question() {
     for one in &question.primary {
         let runs = |arm: &str| {
             let there = usual.backends.iter().any(|(_, name)| name == arm);
-            there && usual.runs(&one.workload, arm)
+            there && usual.runs(one.stage, &one.workload, arm)
         };
         // The controls of each load that is asked about: the twin's original, the slow arm and what it is otherwise.
         for arm in [&one.arm, &one.against, "virtio-default", slow, base] {
@@ -139,7 +139,7 @@ fn no_backend_and_no_stage_is_left_out_silently() {
     assert_eq!(of("--dir /tmp --backends native"), [Stage::Host]);
     assert_eq!(
         of("published --dir /tmp --backends ringtap-vhost"),
-        [Stage::Vm, Stage::Two, Stage::TwoGuests]
+        [Stage::Vm, Stage::Two, Stage::TwoVms]
     );
     assert_eq!(of("published --dir /tmp --stages vm"), [Stage::Vm]);
 }
@@ -147,13 +147,89 @@ fn no_backend_and_no_stage_is_left_out_silently() {
 #[test]
 fn the_published_plan_is_one_word() {
     let plan = plan("published --dir /tmp --rounds 7").unwrap();
-    assert_eq!(plan.stages, [Stage::Vm, Stage::Two, Stage::TwoGuests]);
+    assert_eq!(plan.stages, [Stage::Vm, Stage::Two, Stage::TwoVms, Stage::Xen]);
     assert_eq!((plan.rounds, plan.size), (7, 96 << 20));
     assert!(plan.workloads.iter().any(|name| name == "snapshot-life"));
-    assert!(plan.runs("archive", "loop") && !plan.runs("archive", "virtio-overlay"));
-    assert!(plan.runs("snapshot-life", "virtio-overlay"));
-    let names: Vec<&str> = plan.entries(Stage::TwoGuests).iter().map(|e| e.name).collect();
-    assert_eq!(names, ["ringtap-vhost", "qsd-vhost", "loop", "lvm"]);
+    assert!(
+        plan.runs(Stage::Vm, "archive", "loop")
+            && !plan.runs(Stage::Vm, "archive", "virtio-overlay")
+    );
+    assert!(plan.runs(Stage::Vm, "snapshot-life", "virtio-overlay"));
+    let names: Vec<&str> = plan.entries(Stage::TwoVms).iter().map(|e| e.name).collect();
+    for name in ["virtio-raw", "ringtap-vhost", "qsd-vhost", "loop", "lvm", "slow"] {
+        assert!(names.contains(&name), "{name}: {names:?}");
+    }
+    // What was published is asked pair for pair.
+    let asked = |stage, arm: &str, against: &str, workload: &str| {
+        let mut all = plan.questions.iter().flat_map(|question| &question.primary);
+        all.any(|one| {
+            one.stage == stage
+                && one.arm == arm
+                && one.against == against
+                && one.workload == workload
+        })
+    };
+    for workload in ["filecopy", "bonnie-direct", "archive"] {
+        assert!(asked(Stage::Xen, "phy-lvm", "native", workload), "{workload}");
+    }
+    for (arm, against) in [("hvm-ide", "phy-lvm"), ("hvm-pv", "hvm-ide")] {
+        assert!(asked(Stage::Xen, arm, against, "dd-latency-direct"), "{arm}");
+    }
+    for (arm, against) in
+        [("ide-cache-off", "ide-writeback"), ("virtio-cache-off", "virtio-default")]
+    {
+        assert!(asked(Stage::Vm, arm, against, "dd-latency-direct"), "{arm}");
+    }
+    assert!(asked(Stage::TwoVms, "ringtap-vhost", "loop", "two-bonnie"));
+    assert!(plan.runs(Stage::TwoVms, "two-bonnie", "loop"));
+}
+
+#[test]
+fn every_published_load_shows_whether_it_could_show_a_difference() {
+    let plan = plan("published --dir /tmp").unwrap();
+    // What only snapshots have a curve of.
+    let curves = ["snapshot-life", "bonnie-runs"];
+    for &stage in &plan.stages {
+        let (slow, base) = crate::backend::known_slow(stage).unwrap();
+        for arm in [slow, base] {
+            assert!(plan.entries(stage).iter().any(|entry| entry.name == arm), "{stage} {arm}");
+            for load in plan.workloads().iter().filter(|load| load.kind.runs_on(stage)) {
+                let measured = plan.entries(stage).iter().any(|entry| {
+                    plan.runs(stage, load.name, entry.name) && entry.backend.refuses(load).is_none()
+                });
+                let runs = plan.runs(stage, load.name, arm) || curves.contains(&load.name);
+                assert!(runs || !measured, "{stage} {arm} {}", load.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_published_comparison_has_a_control() {
+    let plan = plan("published --dir /tmp").unwrap();
+    for &stage in &plan.stages {
+        let mut arms: Vec<crate::run::Running> = plan
+            .entries(stage)
+            .into_iter()
+            .map(|entry| crate::run::Running {
+                name: entry.name.into(),
+                entry,
+                workloads: plan
+                    .workloads()
+                    .into_iter()
+                    .filter(|load| load.kind.runs_on(stage))
+                    .filter(|load| plan.runs(stage, load.name, entry.name))
+                    .filter(|load| entry.backend.refuses(load).is_none())
+                    .collect(),
+            })
+            .collect();
+        crate::run::order::first_of_most(&mut arms);
+        let twice: Vec<&str> = arms[0].rounds().map(|load| load.name).collect();
+        let asked = plan.questions.iter().flat_map(|question| &question.primary);
+        for one in asked.filter(|one| one.stage == stage) {
+            assert!(twice.contains(&one.workload.as_str()), "{stage} {}: {one:?}", arms[0].name);
+        }
+    }
 }
 
 #[test]

@@ -9,10 +9,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::{Error, Result};
 use crate::process::{self, Group};
+use crate::run::folder;
 use crate::stop::Stop;
 use words::quoted;
 
@@ -23,6 +26,8 @@ const COPY: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_secs(60);
 /// A lab that was told to end may have guests to end.
 const END: Duration = Duration::from_secs(120);
+/// An ssh that was told to end may have a terminal to put right.
+const GRACE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(50);
 
 /// Where the lab is to run.
@@ -79,7 +84,7 @@ pub struct Wish<'a> {
 
 /// Whether it makes sense, as far as that can be told here: a new folder, and files that can be read.
 pub fn check(wish: Wish<'_>) -> Result<()> {
-    if let Some(out) = wish.out.filter(|out| out.join("samples.jsonl").exists()) {
+    if let Some(out) = wish.out.filter(|out| out.join(folder::SAMPLES).exists()) {
         return Err(Error::Plan(format!(
             "{} holds a run already; name another folder with --out",
             out.display()
@@ -102,6 +107,11 @@ pub fn run(wish: Wish<'_>, stop: &Stop) -> Result<Ended> {
     for (from, name) in &words.files {
         place.copy(from, name, stop)?;
     }
+    for (text, name) in &words.plans {
+        let plan = line.folder.path().join("plan");
+        fs::write(&plan, text).map_err(Error::file("write", &plan))?;
+        place.copy(&plan, name, stop)?;
+    }
     let mut args: Vec<String> = words.args.iter().map(|word| quoted(word)).collect();
     if wish.out.is_some() {
         args.push("--out run".into());
@@ -111,7 +121,7 @@ pub fn run(wish: Wish<'_>, stop: &Stop) -> Result<Ended> {
     let Some(out) = wish.out else { return Ok(Ended { code, came_back: false }) };
     // To bring back what there is, after Ctrl-C too.
     let stop = &Stop::default();
-    let came_back = match place.fetch(out, stop) {
+    let came_back = match place.fetch(out, &words.renamed(&place.path)?, stop) {
         Ok(came_back) => came_back,
         Err(error) => {
             let kept = place.keep();
@@ -157,13 +167,15 @@ impl<'a> Line<'a> {
         // In the foreground: it may ask for a password.
         command.args(["-o", "ControlMaster=yes", "-o", "ControlPersist=60", "-N", "-f"]);
         command.arg("--").arg(&host.name).stdout(Stdio::null());
-        match command.status() {
-            Ok(status) if status.success() => Ok(line),
-            Ok(status) => Err(Error::Plan(format!("no connection to {}: ssh {status}", host.name))),
-            Err(error) => Err(Error::Plan(format!(
-                "ssh cannot be started: {error}; apt-get install openssh-client"
-            ))),
+        let status = login(command, stop)?;
+        match status.success() {
+            true => Ok(line),
+            false => Err(Error::Plan(format!("no connection to {}: ssh {status}", host.name))),
         }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("line")
     }
 
     fn command(&self) -> Command {
@@ -176,7 +188,7 @@ impl<'a> Line<'a> {
             "ServerAliveInterval=15",
             "-S",
         ]);
-        command.arg(self.folder.path().join("line"));
+        command.arg(self.socket());
         if let Some(port) = self.host.port {
             command.args(["-p", &port.to_string()]);
         }
@@ -195,8 +207,42 @@ impl<'a> Line<'a> {
     }
 }
 
+/// Waits for ssh to have the connection, or for the wish to end: it may wait for a password, or for a machine that does not
+/// answer.
+fn login(mut command: Command, stop: &Stop) -> Result<ExitStatus> {
+    let mut ssh = command.spawn().map_err(|error| {
+        Error::Plan(format!("ssh cannot be started: {error}; apt-get install openssh-client"))
+    })?;
+    loop {
+        match ssh.try_wait() {
+            // The same Ctrl-C may have ended it.
+            Ok(Some(status)) => return stop.check().map(|()| status),
+            Ok(None) => {}
+            Err(error) => return Err(Error::Plan(format!("cannot wait for ssh: {error}"))),
+        }
+        if let Err(interrupted) = stop.check() {
+            // First SIGTERM, so that it gives the terminal its echo back.
+            if let Some(pid) = i32::try_from(ssh.id()).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            let until = Instant::now() + GRACE;
+            while matches!(ssh.try_wait(), Ok(None)) && Instant::now() < until {
+                std::thread::sleep(TICK);
+            }
+            let _ = ssh.kill();
+            let _ = ssh.wait();
+            return Err(interrupted);
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
 impl Drop for Line<'_> {
     fn drop(&mut self) {
+        // Where nobody came to be logged in there is nothing to end.
+        if !self.socket().exists() {
+            return;
+        }
         let mut command = self.command();
         command.args(["-O", "exit", "--", &self.host.name]);
         let _ = process::run(command, SHORT, &Stop::default());
@@ -288,8 +334,8 @@ impl<'a> Place<'a> {
         ))
     }
 
-    /// Bring the run here, if there is one.
-    fn fetch(&self, out: &Path, stop: &Stop) -> Result<bool> {
+    /// Bring the run here, if there is one, with loads named as they are here.
+    fn fetch(&self, out: &Path, names: &[(String, String)], stop: &Stop) -> Result<bool> {
         let there = self.line.shell(&format!("ls -d {}/run/run.json || true", self.path), stop)?;
         if there.trim().is_empty() {
             return Ok(false);
@@ -310,6 +356,11 @@ impl<'a> Place<'a> {
         let tar =
             ["-C".as_ref(), beside.path().as_os_str(), "--no-same-owner".as_ref(), "-xf".as_ref()];
         process::run_short("tar", tar.into_iter().chain([archive.as_os_str()]), stop)?;
+        for name in [folder::RECORD, folder::SAMPLES] {
+            let file = beside.path().join("run").join(name);
+            let text = fs::read_to_string(&file).map_err(Error::file("read", &file))?;
+            fs::write(&file, words::changed(&text, names)).map_err(Error::file("write", &file))?;
+        }
         if out.exists() {
             // An empty one, or one whose files have nothing of a run.
             for entry in
@@ -343,13 +394,13 @@ impl Drop for Place<'_> {
 }
 
 fn wait(mut group: Group, limit: Duration, stop: &Stop) -> Result<ExitStatus> {
-    let until = std::time::Instant::now() + limit;
+    let until = Instant::now() + limit;
     loop {
         if let Some(status) = group.ended() {
             return Ok(status);
         }
         stop.check()?;
-        if std::time::Instant::now() >= until {
+        if Instant::now() >= until {
             return Err(Error::Plan(format!("ssh did not end within {} s", limit.as_secs())));
         }
         std::thread::sleep(TICK);

@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use super::analysis::Analysis;
 use super::format;
 use crate::error::{Error, Result};
-use crate::sample::{Better, Metric, Value};
+use crate::sample::{Better, Metric, Unit, Value};
 use crate::workload::bonnie::{self, csv};
 use crate::workload::{self, Kind, fio};
 
@@ -28,6 +28,10 @@ pub struct Other {
     pub bonnie: Option<String>,
     /// The loads of the lab that ask the same.
     pub workloads: Vec<&'static str>,
+    /// What it does otherwise than they all, where that is why there are none.
+    pub unlike: Option<String>,
+    /// Whether its percentiles are of completion alone, without the time of submission.
+    pub completion_only: bool,
     /// What was measured.
     pub metrics: Vec<(Metric, Value)>,
 }
@@ -93,6 +97,8 @@ fn of_bonnie(file: &str, line: &str) -> Result<Other> {
         what: format!("bonnie++ {}{size}", row.version),
         bonnie: Some(row.version.clone()),
         workloads: of_kind(|kind| matches!(kind, Kind::Bonnie(_))),
+        unlike: None,
+        completion_only: false,
         metrics: row.phases.iter().filter_map(|(metric, p)| Some((*metric, p.rate?))).collect(),
     })
 }
@@ -113,9 +119,11 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
         };
         let (pattern, block, depth) = (option("rw"), option("bs"), option("iodepth"));
         let depth: u32 = depth.parse().unwrap_or(1);
+        let unlike = unlike(&option("numjobs"), &option("direct"), &option("ioengine"));
+        let more = unlike.as_deref().map(|unlike| format!(", {unlike}")).unwrap_or_default();
         let bytes = parse_size::Config::new().with_binary().parse_size(&block).unwrap_or(4096);
         for (side, write) in [("read", false), ("write", true)] {
-            let metrics = values(&job[side]);
+            let (metrics, completion_only) = values(&job[side]);
             if metrics.is_empty() {
                 continue;
             }
@@ -127,9 +135,16 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
             rows.push(Other {
                 file: file.into(),
                 name: job["jobname"].as_str().unwrap_or_default().into(),
-                what: format!("{version}, {pattern} ({side}) of {bytes} bytes, depth {depth}"),
+                what: format!(
+                    "{version}, {pattern} ({side}) of {bytes} bytes, depth {depth}{more}"
+                ),
                 bonnie: None,
-                workloads: if is_whole { of_kind(same) } else { Vec::new() },
+                workloads: match is_whole && unlike.is_none() {
+                    true => of_kind(same),
+                    false => Vec::new(),
+                },
+                unlike: unlike.clone(),
+                completion_only,
                 metrics,
             });
         }
@@ -137,15 +152,25 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
     Ok(rows)
 }
 
-fn values(side: &Json) -> Vec<(Metric, Value)> {
-    if side["total_ios"].as_f64().unwrap_or(0.0) == 0.0 {
-        return Vec::new();
+/// What a job does that none of the lab's loads does: several at once, or through the page cache.
+fn unlike(jobs: &str, direct: &str, engine: &str) -> Option<String> {
+    let jobs: u32 = jobs.parse().unwrap_or(1);
+    if jobs > 1 {
+        return Some(format!("{jobs} jobs at once"));
     }
-    // clat is what fio prints where latencies are not asked for by name.
-    let percentile = |name: &str| {
-        let of = |latency: &str| side[latency]["percentile"][name].as_f64();
-        of("lat_ns").or_else(|| of("clat_ns"))
-    };
+    // Over NBD there is no page cache of the client's.
+    (direct != "1" && engine != "nbd").then(|| "through the page cache (no direct=1)".to_owned())
+}
+
+/// A job's values, and whether its percentiles are of completion alone.
+fn values(side: &Json) -> (Vec<(Metric, Value)>, bool) {
+    if side["total_ios"].as_f64().unwrap_or(0.0) == 0.0 {
+        return (Vec::new(), false);
+    }
+    // Completion is what fio prints percentiles of unless lat_percentiles=1 asks for the whole.
+    let completion_only = side["lat_ns"]["percentile"].is_null();
+    let latency = if completion_only { "clat_ns" } else { "lat_ns" };
+    let percentile = |name: &str| side[latency]["percentile"][name].as_f64();
     let all = [
         (Metric::Iops, side["iops"].as_f64()),
         (Metric::Bandwidth, side["bw_bytes"].as_f64()),
@@ -153,7 +178,8 @@ fn values(side: &Json) -> Vec<(Metric, Value)> {
         (Metric::P99, percentile("99.000000")),
     ];
     let known = all.into_iter().filter_map(|(metric, value)| Some((metric, value?)));
-    known.filter(|(_, value)| *value > 0.0).map(|(metric, value)| (metric, value.into())).collect()
+    let known = known.filter(|(_, value)| *value > 0.0);
+    (known.map(|(metric, value)| (metric, value.into())).collect(), completion_only)
 }
 
 fn of_kind(same: impl Fn(Kind) -> bool) -> Vec<&'static str> {
@@ -177,6 +203,9 @@ fn pairs(analysis: &Analysis, at: usize, row: &Other) -> Vec<Pair> {
                     Some(format!("bonnie++ {ours} here: its columns mean something else"))
                 }
                 _ if median.at_least || theirs.at_least => Some("a bound".into()),
+                _ if row.completion_only && metric.unit() == Unit::Nanoseconds => {
+                    Some("completion alone, without submission (no lat_percentiles=1)".into())
+                }
                 _ => None,
             };
             let ratio = match metric.better() {
@@ -188,7 +217,8 @@ fn pairs(analysis: &Analysis, at: usize, row: &Other) -> Vec<Pair> {
             pairs.push(Pair { row: at, metric, theirs, ours: Some((name, median)), ratio, why });
         }
         if pairs.len() == before {
-            let why = Some("nothing here asks the same".into());
+            let why = row.unlike.as_ref().map(|unlike| format!("no load here is {unlike}"));
+            let why = Some(why.unwrap_or_else(|| "nothing here asks the same".into()));
             pairs.push(Pair { row: at, metric, theirs, ours: None, ratio: None, why });
         }
     }

@@ -1,11 +1,13 @@
-//! dd on every kind of disk with the host's caches on and off, and whether the host said that something was on the disk when
+//! dd on every kind of disk with the caches below it on and off, and whether somebody said that something was on the disk when
 //! it was not: one table over all stages.
 
 use super::analysis::Analysis;
 use super::findings::Table;
 use super::{findings, format, ranking};
+use crate::backend::{self, Inner};
 use crate::run::folder::Arm;
-use crate::sample::Metric;
+use crate::sample::{Metric, Stage};
+use crate::stage::durable;
 
 const THROUGHPUT: &str = "dd-throughput";
 const LATENCY: &str = "dd-latency-direct";
@@ -15,6 +17,30 @@ fn flushes(analysis: &Analysis, arm: &Arm) -> String {
         Some(check) if check.durable => format::digits(check.flushes),
         Some(check) => format!("{}: it lies", format::digits(check.flushes)),
         None => "not counted".into(),
+    }
+}
+
+/// Whose page cache an arm's disk goes through: that of the machine that serves, of Xen's first domain, of the guest itself,
+/// or of two of them.
+pub fn page_cache(arm: &Arm) -> String {
+    let of_guest = backend::find(arm.stage, &arm.backend).is_some_and(|entry| {
+        matches!(entry.backend.inner(), Inner::Loop { direct: false }) && !entry.stage.is_of_host()
+    });
+    match (arm.cached, arm.stage) {
+        (false, _) => "none".into(),
+        (true, _) if of_guest => "the guest's".into(),
+        (true, Stage::Xen) => "the first domain's".into(),
+        (true, Stage::Host | Stage::Two) => "this machine's".into(),
+        (true, _) => "the host's".into(),
+    }
+}
+
+/// Whether the guest was told that its disk keeps writes back.
+fn write_cache(analysis: &Analysis, arm: &Arm) -> &'static str {
+    match ranking::check(analysis, arm).and_then(|check| durable::told(&check.note)) {
+        Some("write back") => "on",
+        Some(_) => "off",
+        None => "–",
     }
 }
 
@@ -35,10 +61,10 @@ pub fn table(analysis: &Analysis) -> Option<Table> {
                 return None;
             }
             let or_none = |value: Option<String>| value.unwrap_or_else(|| "–".into());
-            let cache = if arm.cached { "on" } else { "off" };
             Some(vec![
                 format!("{} {}", arm.stage, arm.name),
-                cache.into(),
+                page_cache(arm),
+                write_cache(analysis, arm).into(),
                 or_none(throughput),
                 or_none(latency),
                 flushes(analysis, arm),
@@ -46,10 +72,11 @@ pub fn table(analysis: &Analysis) -> Option<Table> {
         })
         .collect();
     (rows.len() > 1).then(|| Table {
-        title: "dd with the host's caches on and off".into(),
+        title: "dd with caches on and off, and who lies about it".into(),
         heads: vec![
             "disk",
-            "host's page cache",
+            "through whose page cache",
+            "the disk's write cache",
             "one large direct write",
             "512 bytes, direct",
             "flushes for an fsync",

@@ -1,6 +1,6 @@
 //! What others have published of pairs of backends, as data: [`super::findings`] asks it again.
 
-use Published::{AtMost, Direction, Nothing, Ratio};
+use Published::{AtMost, Direction, Equal, Nothing, Ratio};
 
 use crate::sample::{Metric, Stage};
 
@@ -26,6 +26,8 @@ pub struct Claim {
 pub enum Published {
     /// From and to; the same twice where it was one figure.
     Ratio(f64, f64),
+    /// As good as equal: this ratio.
+    Equal(f64),
     /// At most so many times as good: the other's figure was a bound.
     AtMost(f64),
     /// Charts without figures: worse (or better).
@@ -48,6 +50,21 @@ pub struct Told {
     pub metrics: &'static [Metric],
 }
 
+/// What one of two loads at once was published to keep of what it has alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// Where.
+    pub stage: Stage,
+    /// On which arm.
+    pub arm: &'static str,
+    /// In which workload.
+    pub workload: &'static str,
+    /// What it keeps.
+    pub metric: Metric,
+    /// From and to, as shares.
+    pub published: (f64, f64),
+}
+
 /// A question that was published, with its claims.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
@@ -60,14 +77,58 @@ pub struct Question {
     /// What the arms did by themselves.
     pub told: &'static [Told],
     /// Arms of which it was published that two loads get less each than one alone.
-    pub shared: &'static [(Stage, &'static str)],
+    pub shared: &'static [Shared],
     /// Its claims.
     pub claims: &'static [Claim],
 }
 
 const BONNIE: &str = "bonnie-direct";
+const TWO_BONNIE: &str = "two-bonnie";
+const LATENCY: &str = "dd-latency-direct";
+const WORSE: Published = Direction { worse: true };
+/// Each guest's columns, alone and beside the other.
+const OF_FIRST: &[Metric] = &[
+    Metric::FirstPutAlone,
+    Metric::FirstPut,
+    Metric::FirstPutKeeps,
+    Metric::FirstRewriteAlone,
+    Metric::FirstRewrite,
+    Metric::FirstRewriteKeeps,
+    Metric::FirstGetAlone,
+    Metric::FirstGet,
+    Metric::FirstGetKeeps,
+    Metric::FirstSeeksAlone,
+    Metric::FirstSeeks,
+    Metric::FirstSeeksKeeps,
+];
+const OF_SECOND: &[Metric] = &[
+    Metric::SecondPutAlone,
+    Metric::SecondPut,
+    Metric::SecondPutKeeps,
+    Metric::SecondRewriteAlone,
+    Metric::SecondRewrite,
+    Metric::SecondRewriteKeeps,
+    Metric::SecondGetAlone,
+    Metric::SecondGet,
+    Metric::SecondGetKeeps,
+    Metric::SecondSeeksAlone,
+    Metric::SecondSeeks,
+    Metric::SecondSeeksKeeps,
+];
+/// Rates with the slowest operation of each.
+const WITH_SLOWEST: &[Metric] = &[
+    Metric::PutBlock,
+    Metric::PutBlockSlowest,
+    Metric::Rewrite,
+    Metric::RewriteSlowest,
+    Metric::GetBlock,
+    Metric::GetBlockSlowest,
+    Metric::Seeks,
+    Metric::SeeksSlowest,
+];
 /// Stages inside a guest.
 pub const VM: &[Stage] = &[Stage::Vm, Stage::Guest];
+const GUESTS: &[Stage] = &[Stage::TwoVms, Stage::TwoGuests, Stage::Xen];
 const PAIRS: &[Stage] = &[Stage::TwoVms, Stage::TwoGuests, Stage::Two];
 const EVEN: &[Metric] = &[
     Metric::SumIops,
@@ -166,6 +227,8 @@ pub const QUESTIONS: &[Question] = &[
         told: &[
             Told { stages: PAIRS, workload: "two-write", metrics: EVEN },
             Told { stages: PAIRS, workload: "two-read", metrics: EVEN },
+            Told { stages: GUESTS, workload: TWO_BONNIE, metrics: OF_FIRST },
+            Told { stages: GUESTS, workload: TWO_BONNIE, metrics: OF_SECOND },
             Told {
                 stages: PAIRS,
                 workload: "quiet-read",
@@ -178,8 +241,20 @@ pub const QUESTIONS: &[Question] = &[
                 ],
             },
         ],
-        shared: &[(Stage::TwoVms, "loop"), (Stage::TwoGuests, "loop"), (Stage::Two, "loop")],
+        shared: &[
+            keeps(Stage::TwoVms, "two-write", Metric::Keeps, 0.42, 0.50),
+            keeps(Stage::TwoGuests, "two-write", Metric::Keeps, 0.42, 0.50),
+            keeps(Stage::Two, "two-write", Metric::Keeps, 0.42, 0.50),
+            keeps(Stage::TwoVms, TWO_BONNIE, Metric::FirstPutKeeps, 0.39, 0.61),
+            keeps(Stage::TwoVms, TWO_BONNIE, Metric::SecondPutKeeps, 0.35, 0.61),
+            keeps(Stage::TwoVms, TWO_BONNIE, Metric::FirstGetKeeps, 0.37, 0.70),
+            keeps(Stage::TwoVms, TWO_BONNIE, Metric::SecondGetKeeps, 0.36, 0.98),
+            keeps(Stage::TwoVms, TWO_BONNIE, Metric::FirstSeeksKeeps, 0.38, 0.72),
+            keeps(Stage::TwoVms, TWO_BONNIE, Metric::SecondSeeksKeeps, 0.37, 1.13),
+        ],
         claims: &[
+            both("ringtap-vhost", "loop", &[Metric::PutBlock, Metric::GetBlock]),
+            both("ringtap-vhost", "lvm", &[Metric::PutBlock, Metric::GetBlock]),
             pair(Stage::TwoVms, "ringtap-vhost", "loop", "two-write", Metric::SumIops),
             pair(Stage::TwoVms, "ringtap-vhost", "lvm", "two-write", Metric::SumIops),
             pair(Stage::TwoVms, "ringtap-vhost", "loop", "quiet-read", Metric::Keeps),
@@ -211,6 +286,32 @@ pub const QUESTIONS: &[Question] = &[
             dd("ide", "ide-writeback", "dd-latency-direct", Metric::TimePerOp, Nothing),
             dd("ringtap-vhost", "virtio-raw", "dd-throughput", Metric::Bandwidth, Nothing),
             dd("ringtap-vhost", "virtio-raw", "dd-latency-direct", Metric::TimePerOp, Nothing),
+            dd("virtio-cache-off", "virtio-default", LATENCY, Metric::TimePerOp, Nothing),
+            dd("ide-cache-off", "ide-writeback", LATENCY, Metric::TimePerOp, Nothing),
+            xen("hvm-ide", "phy-lvm", "dd-throughput", &[Metric::Bandwidth], WORSE),
+            xen("hvm-ide", "phy-lvm", LATENCY, &[Metric::TimePerOp], WORSE),
+            xen("hvm-pv", "hvm-ide", LATENCY, &[Metric::TimePerOp], Nothing),
+            xen("hvm-ide-cache-off", "hvm-ide", LATENCY, &[Metric::TimePerOp], Nothing),
+        ],
+    },
+    Question {
+        name: "native-xen",
+        question: "Native against a Xen PV guest",
+        published: "a PV guest with the same memory and one processor copies files, writes and reads blocks as fast as the native \
+                    system, seeks 7 % less often, and takes 7 % longer for find | cpio over 24,000 files",
+        told: &[Told { stages: &[Stage::Xen], workload: BONNIE, metrics: WITH_SLOWEST }],
+        shared: &[],
+        claims: &[
+            xen("phy-lvm", "native", "filecopy", &[Metric::Copy256], Equal(1.004)),
+            xen("phy-lvm", "native", "filecopy", &[Metric::Copy1024], Equal(1.026)),
+            xen("phy-lvm", "native", "filecopy", &[Metric::Copy4096], Equal(1.004)),
+            xen("phy-lvm", "native", BONNIE, &[Metric::PutBlock], Equal(1.023)),
+            xen("phy-lvm", "native", BONNIE, &[Metric::Rewrite], Equal(1.010)),
+            xen("phy-lvm", "native", BONNIE, &[Metric::GetBlock], Equal(1.000)),
+            xen("phy-lvm", "native", BONNIE, &[Metric::Seeks], Ratio(0.93, 0.93)),
+            xen("phy-lvm", "native", "archive", &[Metric::Elapsed], Ratio(0.93, 0.93)),
+            xen("tap-raw", "phy-lvm", BONNIE, &[Metric::PutBlock, Metric::GetBlock], Nothing),
+            xen("tap-raw", "phy-lvm", "archive", &[Metric::Elapsed], Nothing),
         ],
     },
     Question {
@@ -225,6 +326,28 @@ pub const QUESTIONS: &[Question] = &[
         ],
     },
 ];
+
+/// A pair of Xen's stage.
+const fn xen(
+    arm: &'static str,
+    against: &'static str,
+    workload: &'static str,
+    metrics: &'static [Metric],
+    published: Published,
+) -> Claim {
+    Claim { stages: &[Stage::Xen], arm, against, workload, metrics, published }
+}
+
+/// bonnie++ in two virtual PCs at once: what both get together.
+const fn both(arm: &'static str, against: &'static str, metrics: &'static [Metric]) -> Claim {
+    let stages: &[Stage] = &[Stage::TwoVms];
+    Claim { stages, arm, against, workload: TWO_BONNIE, metrics, published: Nothing }
+}
+
+/// What one of two on files keeps.
+const fn keeps(stage: Stage, workload: &'static str, metric: Metric, from: f64, to: f64) -> Shared {
+    Shared { stage, arm: "loop", workload, metric, published: (from, to) }
+}
 
 const fn pair(
     stage: Stage,

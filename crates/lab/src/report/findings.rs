@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::analysis::{Analysis, Row};
-use super::claims::{Claim, Published, QUESTIONS, Question, Told};
+use super::claims::{Claim, Published, QUESTIONS, Question, Shared, Told};
 use super::ranking::{self, Group};
 use super::{caches, format, words};
 use crate::sample::{Metric, Stage};
@@ -45,6 +45,8 @@ pub enum Outcome {
     OtherSize,
     /// It differs the other way round.
     Reversed,
+    /// It differs, and was published as equal.
+    Differs,
     /// It does not differ.
     NoDifference,
     /// This load shows no difference here.
@@ -62,6 +64,7 @@ impl Outcome {
             Outcome::Held => "held",
             Outcome::OtherSize => "same direction, another size",
             Outcome::Reversed => "reversed",
+            Outcome::Differs => "a difference here, none published",
             Outcome::NoDifference => "no difference",
             Outcome::Blind => "blind here",
             Outcome::Open => "not decided",
@@ -129,9 +132,9 @@ fn answer(analysis: &Analysis, question: &Question) -> Option<Finding> {
             }
         }
     }
-    for (stage, arm) in question.shared {
-        let Some((line, answer)) = share(analysis, *stage, arm) else { continue };
-        note(&mut stages, *stage);
+    for shared in question.shared {
+        let Some((line, answer)) = share(analysis, shared) else { continue };
+        note(&mut stages, shared.stage);
         lines.push(line);
         answers.push(answer);
     }
@@ -181,6 +184,7 @@ fn sum(analysis: &Analysis, outcomes: &[Outcome]) -> String {
         Outcome::Held,
         Outcome::OtherSize,
         Outcome::Reversed,
+        Outcome::Differs,
         Outcome::NoDifference,
         Outcome::Blind,
         Outcome::Open,
@@ -269,32 +273,32 @@ pub(super) fn with_ends(
     Some(median + &ends)
 }
 
-/// What the first of two equal loads keeps of what it has alone: published were 42 % to 50 %.
-fn share(analysis: &Analysis, stage: Stage, arm: &str) -> Option<(String, Answer)> {
-    const WORKLOAD: &str = "two-write";
-    const PUBLISHED: (f64, f64) = (0.42, 0.50);
-    let series = analysis.find(stage, arm, WORKLOAD, Metric::Keeps)?;
+/// What one of two equal loads keeps of what it has alone.
+fn share(analysis: &Analysis, shared: &Shared) -> Option<(String, Answer)> {
+    let Shared { stage, arm, workload, metric, published: (from, to) } = *shared;
+    let series = analysis.find(stage, arm, workload, metric)?;
     let outcome = match series.interval {
         Some((low, _)) if low > 1.0 => Outcome::Reversed,
-        Some((low, high)) if high < 1.0 => {
-            size(series.median?.value, Some((low, high)), PUBLISHED.0, PUBLISHED.1)
-        }
+        Some((low, high)) if high < 1.0 => size(series.median?.value, Some((low, high)), from, to),
         _ => Outcome::Open,
     };
-    let keeps = with_ends(analysis, stage, arm, WORKLOAD, Metric::Keeps)?;
+    let keeps = with_ends(analysis, stage, arm, workload, metric)?;
     let titled = name(analysis, stage, arm);
     let count = rounds(series.values.len());
     let line = format!(
-        "Two loads on {titled} ({stage}): one keeps {keeps} of the writes that it has alone, {count}; published: 42–50 %: {}.",
+        "Two loads on {titled} ({stage}): {}: {keeps} of what it has alone, {count}; published: {:.0}–{:.0} %: {}.",
+        if metric == Metric::Keeps { "writes, one keeps" } else { metric.title() },
+        from * 100.0,
+        to * 100.0,
         outcome.title()
     );
     let answer = Answer {
         stage,
         arm: arm.into(),
         against: None,
-        workload: WORKLOAD,
-        metric: Metric::Keeps,
-        published: Some("0.42–0.50".into()),
+        workload,
+        metric,
+        published: Some(format!("{from:.2}–{to:.2}")),
         ratio: series.median.map(|median| median.value),
         bound: None,
         interval: series.interval,
@@ -318,6 +322,13 @@ fn outcome(row: &Row, published: Published) -> Option<Outcome> {
     let worse = match published {
         Published::Nothing => return None,
         Published::Ratio(_, to) => to < 1.0,
+        Published::Equal(_) => {
+            return Some(match row.decision {
+                Decision::Faster | Decision::Slower => Outcome::Differs,
+                Decision::NoDifference { .. } => Outcome::Held,
+                other => undecided(other),
+            });
+        }
         Published::AtMost(_) => true,
         Published::Direction { worse } => worse,
     };
@@ -330,14 +341,23 @@ fn outcome(row: &Row, published: Published) -> Option<Outcome> {
             match published {
                 Published::Ratio(from, to) => size(ratio, ends, from, to),
                 Published::AtMost(most) => size(ratio, ends, 0.0, most),
-                Published::Direction { .. } | Published::Nothing => Outcome::Held,
+                Published::Direction { .. } | Published::Equal(_) | Published::Nothing => {
+                    Outcome::Held
+                }
             }
         }
         Decision::NoDifference { .. } => Outcome::NoDifference,
-        Decision::Withheld { why: Why::Blind } => Outcome::Blind,
-        Decision::Withheld { .. } | Decision::Exploratory => Outcome::NotComparable,
-        Decision::Open { .. } => Outcome::Open,
+        other => undecided(other),
     })
+}
+
+/// What becomes of a claim whose pair has no answer today.
+fn undecided(decision: Decision) -> Outcome {
+    match decision {
+        Decision::Withheld { why: Why::Blind } => Outcome::Blind,
+        Decision::Open { .. } => Outcome::Open,
+        _ => Outcome::NotComparable,
+    }
 }
 
 /// What was published, as times as good.
@@ -346,6 +366,7 @@ fn in_words(published: Published) -> Option<String> {
         Published::Nothing => return None,
         Published::Ratio(from, to) if from == to => format::digits(from),
         Published::Ratio(from, to) => format!("{}–{}", format::digits(from), format::digits(to)),
+        Published::Equal(ratio) => format::digits(ratio),
         Published::AtMost(most) => format!("≤ {}", format::digits(most)),
         Published::Direction { worse: true } => "worse, charts only".into(),
         Published::Direction { worse: false } => "better, charts only".into(),

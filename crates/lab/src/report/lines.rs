@@ -115,9 +115,7 @@ fn out(analysis: &Analysis) -> String {
     let blind = floors(analysis, |floor| floor.holds && floor.sensitivity == Sensitivity::Blind);
     if !blind.is_empty() {
         let loads = loads(blind);
-        parts.push(format!(
-            "blind here: {loads}, where 20 % more latency in the server did not show"
-        ));
+        parts.push(format!("blind here: {loads}, where 20 % more time in the server did not show"));
     }
     for why in [Why::TooFew, Why::NoControl, Why::Bound, Why::Unproven, Why::OtherGenerator] {
         let of = pairs(analysis, |decision| decision == Decision::Withheld { why });

@@ -4,7 +4,7 @@ pub mod across;
 pub mod analysis;
 pub mod answer;
 pub mod beside;
-mod caches;
+pub mod caches;
 pub mod change;
 pub mod change_page;
 pub mod claims;

@@ -14,6 +14,9 @@ const XEN_TURN: f64 = 8.0;
 /// Under TCG a guest's programs take longer.
 const TRANSLATED: f64 = 1.7;
 
+/// Under a nested Xen what works on a file system takes longer still.
+const NESTED: f64 = 4.0;
+
 /// Seconds that a workload is expected to take on a stage.
 pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
     let measured = plan.seconds + plan.ramp;
@@ -35,6 +38,12 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
         Kind::Durability => 1.5,
         Kind::SnapshotLife => 1.0 + 10.0 * gib,
         // Each alone and both, longer where a percentile needs it; two guests wait for a common moment.
+        // Each alone, and both in the time that both alone take.
+        Kind::TwoBonnie => {
+            let one = 4.0 + 25.0 * gib;
+            let translated = if stage == Stage::TwoGuests { 1.0 } else { TRANSLATED };
+            return 2.5 * one * translated + if stage == Stage::TwoGuests { 3.0 } else { 12.0 };
+        }
         Kind::Two(shape) => {
             let longer = if shape.quiet { 3.0 } else { 1.0 };
             let waits = match stage {
@@ -46,7 +55,12 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
             return 3.0 * measured + longer + waits;
         }
     };
-    if matches!(stage, Stage::Vm | Stage::Xen) { work * TRANSLATED } else { work }
+    match stage {
+        // Each system call that blocks passes two schedulers that are translated.
+        Stage::Xen if workload.kind.on_file_system() => work * NESTED,
+        Stage::Vm | Stage::Xen => work * TRANSLATED,
+        _ => work,
+    }
 }
 
 /// Seconds of each round in which an arm's overlays and snapshots are made anew for what writes to them.

@@ -74,6 +74,11 @@ pub struct Written {
     pub again: u32,
 }
 
+/// The file with the run's plan, machine and state.
+pub const RECORD: &str = "run.json";
+/// The file with its samples.
+pub const SAMPLES: &str = "samples.jsonl";
+
 /// The schema of `run.json` and `samples.jsonl` that this lab writes. It rises whenever a lab of before could not read, or
 /// would misread, what is written; every earlier one is read for ever. 0: before schemas had numbers.
 pub const SCHEMA: u32 = 1;
@@ -125,7 +130,7 @@ impl Folder {
     /// Makes the folder. One that holds a run already is refused.
     pub fn create(path: &Path) -> Result<Folder> {
         fs::create_dir_all(path.join("servers")).map_err(Error::file("create", path))?;
-        let file = path.join("samples.jsonl");
+        let file = path.join(SAMPLES);
         let samples =
             File::options().append(true).create_new(true).open(&file).map_err(|e| {
                 match e.kind() {
@@ -151,7 +156,7 @@ impl Folder {
 
     /// Appends a sample.
     pub fn append(&mut self, sample: &Sample) -> Result<()> {
-        let wrong = Error::file("append to", &self.path.join("samples.jsonl"));
+        let wrong = Error::file("append to", &self.path.join(SAMPLES));
         let mut line = serde_json::to_vec(sample).map_err(|e| Error::Plan(e.to_string()))?;
         line.push(b'\n');
         self.samples.write_all(&line).map_err(wrong)
@@ -160,7 +165,7 @@ impl Folder {
     /// Writes `run.json` anew; a reader sees the old one or the new one.
     pub fn write_record(&self, record: &Record) -> Result<()> {
         let text = serde_json::to_string_pretty(record).map_err(|e| Error::Plan(e.to_string()))?;
-        replace(&self.path.join("run.json"), &(text + "\n"))
+        replace(&self.path.join(RECORD), &(text + "\n"))
     }
 }
 
@@ -182,7 +187,7 @@ struct Made {
 
 /// Reads a run's folder, of this schema or an earlier one. A last line that was cut (the lab was killed while it wrote) is left out.
 pub fn read(path: &Path) -> Result<(Record, Vec<Sample>)> {
-    let file = path.join("run.json");
+    let file = path.join(RECORD);
     let text = fs::read_to_string(&file).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Plan(format!(
             "{} holds no run (there is no run.json): name a folder that `ringtap compare` made, as in ringtap-runs",
@@ -201,7 +206,7 @@ pub fn read(path: &Path) -> Result<(Record, Vec<Sample>)> {
         )));
     }
     let record = serde_json::from_str(&text).map_err(wrong)?;
-    let file = path.join("samples.jsonl");
+    let file = path.join(SAMPLES);
     let lines: Vec<String> = BufReader::new(File::open(&file).map_err(Error::file("read", &file))?)
         .lines()
         .collect::<std::io::Result<_>>()

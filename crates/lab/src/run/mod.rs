@@ -7,8 +7,10 @@ pub mod meter;
 pub mod order;
 pub mod progress;
 pub mod scratch;
+pub mod slices;
 pub mod track;
 pub mod watch;
+mod within;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -24,7 +26,7 @@ use crate::process::Server;
 use crate::sample::{Metric, Sample, Stage, twin};
 use crate::stage::{self, durable, guest, host, two, two_guests, xen};
 use crate::stop::Stop;
-use crate::workload::{Kind, Measured, Settings, Workload};
+use crate::workload::{self, Kind, Measured, Settings, Workload};
 use expect::seconds;
 pub use expect::{expected, in_words};
 use folder::{Arm, Folder, Record, Skip, State, Written};
@@ -32,6 +34,7 @@ pub use mark::Mark;
 use meter::Who;
 use progress::Progress;
 use scratch::Scratch;
+use slices::Slices;
 use watch::Watch;
 
 /// A file system with less room than this is full, where something failed on it.
@@ -66,7 +69,7 @@ enum Prepared {
     Guest(guest::Guest),
     Two(two::Two),
     TwoGuests(two_guests::TwoGuests),
-    Xen(xen::Xen),
+    Xen(Box<xen::Xen>),
 }
 
 /// A run while it goes on.
@@ -100,6 +103,8 @@ pub struct Runner<'a> {
     allocated: RefCell<HashMap<PathBuf, u64>>,
     /// Random writes a second that the slowest backend of a stage carries.
     capacity: Vec<(Stage, f64)>,
+    /// How long each load is measured.
+    pub slices: Slices,
     /// Errors that were printed.
     said: Vec<String>,
     /// The boot of a guest in which samples are taken now.
@@ -124,7 +129,10 @@ pub struct Ended {
 /// Runs `plan` and leaves its folder at `out`. Whatever happens, what was measured until then is in the folder, and
 /// everything that was started or made is gone again.
 pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
-    let (arms, skipped) = matrix(plan, env);
+    let (mut arms, mut skipped) = matrix(plan, env);
+    let all = arms.clone();
+    let left_out = within::fit(plan, &mut arms);
+    skipped.extend(within::skips(&all, &left_out, plan.within.unwrap_or_default()));
     // First what may be refused: a folder made in vain would be taken for a run.
     let disks: u64 = arms.iter().map(|(stage, arms)| stage::room(*stage, plan, arms)).sum();
     let checks = arms.iter().map(|(stage, arms)| stage::room_of_check(*stage, arms));
@@ -153,6 +161,9 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     let seconds = expected(plan, &arms);
     let progress = Progress::new(seconds, expect::samples(plan, &arms));
     progress.note(&in_words(plan, &arms, seconds));
+    if !left_out.is_empty() {
+        progress.note(&within::in_words(&left_out));
+    }
     let mut runner = Runner {
         plan,
         env,
@@ -168,6 +179,7 @@ pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
         written: Cell::default(),
         allocated: RefCell::default(),
         capacity: Vec::new(),
+        slices: Slices::default(),
         said: Vec::new(),
         boot: None,
         boots: 0,
@@ -221,7 +233,7 @@ pub fn matrix(plan: &Plan, env: &Env) -> (Vec<(Stage, Vec<Running>)>, Vec<Skip>)
                 if !workload.kind.runs_on(stage) {
                     continue;
                 }
-                if !plan.runs(workload.name, entry.name) {
+                if !plan.runs(stage, workload.name, entry.name) {
                     let some = plan.only.get(workload.name).map(|some| some.join(", "));
                     let reason = format!("the plan runs it on {} only", some.unwrap_or_default());
                     let remedy = format!("--workloads {}, or a plan without `only`", workload.name);
@@ -237,6 +249,10 @@ pub fn matrix(plan: &Plan, env: &Env) -> (Vec<(Stage, Vec<Running>)>, Vec<Skip>)
             if !workloads.is_empty() {
                 arms.push(Running { name: entry.name.into(), entry, workloads });
             }
+        }
+        // Where the plan has loads on some arms only, the first may lack most of them.
+        if !plan.only.is_empty() {
+            order::first_of_most(&mut arms);
         }
         if let Some(reference) = arms.first() {
             let again = Running { name: twin(&reference.name), ..reference.clone() };
@@ -288,7 +304,7 @@ impl Runner<'_> {
                 Stage::TwoGuests | Stage::TwoVms => {
                     Prepared::TwoGuests(two_guests::TwoGuests::prepare(self, *stage, arms)?)
                 }
-                Stage::Xen => Prepared::Xen(xen::Xen::prepare(self, arms)?),
+                Stage::Xen => Prepared::Xen(Box::new(xen::Xen::prepare(self, arms)?)),
             }));
         }
         for round in 0..self.plan.rounds {
@@ -418,6 +434,10 @@ impl Runner<'_> {
     }
 
     fn keep(&mut self, sample: &Sample, workload: &Workload) -> Result<()> {
+        let rate = workload.headline.first().and_then(|metric| sample.metrics.get(metric));
+        if let (Some(rate), Some(known)) = (rate, workload::find(workload.name)) {
+            self.slices.note(known.name, &sample.arm, sample.round, rate.value);
+        }
         match &sample.error {
             Some(error) => {
                 self.failures += 1;

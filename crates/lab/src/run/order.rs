@@ -4,6 +4,18 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
+use super::Running;
+
+/// Puts first the first of those arms that most loads run on: it is the reference and runs twice, and a load that it does not run
+/// has no control, and no answer.
+pub fn first_of_most(arms: &mut Vec<Running>) {
+    let most = arms.iter().map(|arm| arm.rounds().count()).max();
+    if let Some(at) = arms.iter().position(|arm| Some(arm.rounds().count()) == most) {
+        let reference = arms.remove(at);
+        arms.insert(0, reference);
+    }
+}
+
 /// For each round a permutation of `arms` arms.
 ///
 /// Rows of a Williams square, in which over a full set every arm stands equally often in every place and equally often

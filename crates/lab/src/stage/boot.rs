@@ -100,7 +100,7 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
     };
     let kinds = attached_kinds(attached);
     let disks = order(&machine, kinds);
-    let shell = Shell { machine: &machine, stop: runner.stop };
+    let shell = Shell::new(&machine, runner.stop);
     let mut clients = 0;
     for (one, disk) in attached.iter_mut().zip(disks) {
         let disk = match (&one.served.access, stage) {
@@ -131,7 +131,7 @@ pub fn boot(runner: &Runner<'_>, stage: Stage, attached: &mut [Attached<'_>]) ->
     shell.run(&load, Duration::from_secs(60))?;
     for one in attached.iter_mut() {
         if one.device.is_ok() {
-            let cached = turn_cache_on(one, &shell);
+            let cached = set_cache(one, &shell);
             one.device = match cached.and_then(|()| inner(one, &shell)) {
                 Ok(device) => Ok(device),
                 Err(Error::Interrupted) => return Err(Error::Interrupted),
@@ -228,14 +228,12 @@ fn order(machine: &Machine, kinds: Vec<(bool, bool)>) -> Vec<Option<String>> {
         .collect()
 }
 
-/// Tells a server that says its disk has no write cache that it has, where it has one all the same.
-fn turn_cache_on(one: &Attached<'_>, shell: &Shell<'_>) -> Result<()> {
-    if !one.arm.entry.backend.needs_cache_turned_on() {
-        return Ok(());
+/// Has the guest set its disk's write cache, where the arm is about that.
+fn set_cache(one: &Attached<'_>, shell: &Shell<'_>) -> Result<()> {
+    match one.arm.entry.backend.guest_sets_cache() {
+        Some(cache) => shell.run(&cache.script(&one.base), Duration::from_secs(20)).map(drop),
+        None => Ok(()),
     }
-    let name = one.base.rsplit('/').next().unwrap_or_default();
-    let script = format!("echo 'write back' >/sys/block/{name}/cache_type");
-    shell.run(&script, Duration::from_secs(20)).map(drop)
 }
 
 /// Makes what an arm puts on its disk, and returns the device that the workloads use.

@@ -214,7 +214,7 @@ fn inside(
     let Some(machine) = guest::boot_with_the_living(runner, stage, &mut attached, 0)? else {
         return Ok(());
     };
-    let shell = Shell { machine: &machine, stop: runner.stop };
+    let shell = Shell::new(&machine, runner.stop);
     for one in &attached {
         let result = match &one.device {
             Ok(device) => Ok(device.clone()),
@@ -232,16 +232,7 @@ fn inside(
                 let output = shell.run(&line("fio", &words), Duration::from_secs(120))?;
                 let mut measured =
                     counted(probe, before, durability::writes_of_fio(&output.stdout)?)?;
-                // A disk that says it has no volatile cache gets no flushes: then it must write through.
-                let told = one
-                    .base
-                    .rsplit('/')
-                    .next()
-                    .map(|name| format!("cat /sys/block/{name}/queue/write_cache"));
-                let told = told.and_then(|script| shell.run(&script, Duration::from_secs(20)).ok());
-                if let (Some(told), Some(note)) = (told, &mut measured.note) {
-                    note.push_str(&format!("; the guest was told: {}", told.stdout.trim()));
-                }
+                note_told(&mut measured, &one.base, &shell);
                 Ok(measured)
             },
         )?;
@@ -251,6 +242,25 @@ fn inside(
         guest::end(runner, stage, one);
     }
     Ok(())
+}
+
+/// Before what a guest's kernel says of a disk's write cache.
+const TOLD: &str = "; the guest was told: ";
+
+/// Notes what the guest's kernel says of a disk's write cache: one that says it has none gets no flushes, and must write
+/// through.
+pub fn note_told(measured: &mut Measured, disk: &str, shell: &Shell<'_>) {
+    let name = disk.rsplit('/').next().unwrap_or_default();
+    let script = format!("cat /sys/block/{name}/queue/write_cache");
+    let told = shell.run(&script, Duration::from_secs(20)).ok();
+    if let (Some(told), Some(note)) = (told, &mut measured.note) {
+        note.push_str(&format!("{TOLD}{}", told.stdout.trim()));
+    }
+}
+
+/// What such a note says: `write back` or `write through`.
+pub fn told(note: &str) -> Option<&str> {
+    note.split_once(TOLD).map(|(_, told)| told.split(';').next().unwrap_or_default().trim())
 }
 
 fn counted(probe: &Probe, before: f64, syncs: f64) -> Result<Measured> {

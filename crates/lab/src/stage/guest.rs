@@ -20,7 +20,7 @@ use crate::run::scratch::settle;
 use crate::run::{Place, Runner, Running};
 use crate::sample::Stage;
 use crate::stop::Stop;
-use crate::workload::{Kind, Workload, fio, rated};
+use crate::workload::{Kind, Settings, Workload, fio, rated};
 
 /// How long a guest may take to write back and switch off.
 const OFF: Duration = Duration::from_secs(30);
@@ -70,7 +70,7 @@ pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
             env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
         }
         Kind::FileCopy { .. } | Kind::Archive => env.program("mkfs.ext4", "e2fsprogs"),
-        Kind::Durability | Kind::SnapshotLife | Kind::Two(_) => None,
+        Kind::Durability | Kind::SnapshotLife | Kind::Two(_) | Kind::TwoBonnie => None,
     }
 }
 
@@ -124,11 +124,15 @@ impl Guest {
             find_capacity(runner, stage, &machine, &attached)?;
         }
         let settings = runner.settings(stage, round);
+        let times = runner.slices.times(runner.plan, round, order);
         let tool = runner.env.guest_tool();
         let memory = memory(runner, stage);
         // Load by load: what is compared in one is measured side by side, so that a machine that is slow for a while is slow
         // for all.
         for workload in runner.plan.workloads() {
+            let time = times.iter().find(|(name, _)| *name == workload.name);
+            let run = time.map_or(settings.run, |(_, time)| *time);
+            let settings = Settings { run, ..settings.clone() };
             let of_load = attached
                 .iter_mut()
                 .filter(|one| one.workloads.iter().any(|known| known.name == workload.name));
@@ -144,7 +148,7 @@ impl Guest {
                 };
                 let place = Place { stage, arm: one.arm, workload, round, position: one.position };
                 let alive = one.served.server.as_mut().map_or(Ok(()), process::Server::check);
-                let shell = Shell { machine: &machine, stop: runner.stop };
+                let shell = Shell::new(&machine, runner.stop);
                 let ready = alive.and_then(|()| one.refresh(&shell));
                 if let Err(Error::Interrupted) = ready {
                     return Err(Error::Interrupted);
@@ -191,7 +195,7 @@ fn find_capacity(
     attached: &[Attached<'_>],
 ) -> Result<()> {
     let settings = rated::capacity_settings(&runner.plan.settings(0));
-    let shell = Shell { machine, stop: runner.stop };
+    let shell = Shell::new(machine, runner.stop);
     // What this writes to an overlay would be found there by a load.
     let rated = |one: &&Attached<'_>| match is_overlay(one.arm) {
         true => one.workloads.is_empty(),

@@ -68,7 +68,7 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
         }
         // Who is a snapshot is asked before.
         (Kind::SnapshotLife, _) => None,
-        (Kind::Two(_), _) => {
+        (Kind::Two(_) | Kind::TwoBonnie, _) => {
             Some(Missing::new("the host stage does not run it", "the stage two does"))
         }
     }
@@ -251,7 +251,7 @@ fn measure(
             let output = process::run(command, Duration::from_secs(900), stop)?;
             snapshot::parse(&output.stdout, settings.size)
         }
-        (Kind::Durability | Kind::Two(_), _) => {
+        (Kind::Durability | Kind::Two(_) | Kind::TwoBonnie, _) => {
             Err(Error::Plan(format!("{} is none of the host's own workloads", workload.name)))
         }
     }

@@ -6,6 +6,7 @@ pub mod guest;
 pub mod host;
 mod inside;
 pub mod two;
+mod two_bonnie;
 pub mod two_guests;
 pub mod xen;
 
@@ -74,7 +75,7 @@ pub fn missing_workload(
     env: &Env,
 ) -> Option<Missing> {
     if stage == Stage::Xen {
-        return xen::missing_workload(workload);
+        return xen::missing_workload(workload, env);
     }
     let of_kind = match workload.kind {
         Kind::FileCopy { .. } => env.tools(),
@@ -85,6 +86,9 @@ pub fn missing_workload(
         Kind::Durability => durable::missing(env),
         Kind::SnapshotLife => snapshot(entry),
         Kind::Two(_) => env.program("fio", "fio"),
+        Kind::TwoBonnie => {
+            env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
+        }
         _ => None,
     };
     of_kind.or_else(|| match stage {

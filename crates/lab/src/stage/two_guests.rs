@@ -10,6 +10,7 @@ use ringtap_guest::Guest as Machine;
 use super::boot::Attached;
 use super::guest::{self, Part, remember_accelerator};
 use super::inside::{Shell, fio_line};
+use super::two_bonnie;
 use crate::error::{Error, Result};
 use crate::process;
 use crate::run::meter::Who;
@@ -59,7 +60,7 @@ impl TwoGuests {
     /// Writes two disks for each arm.
     pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<TwoGuests> {
         let mut disks = Vec::new();
-        for arm in arms {
+        for arm in arms.iter().filter(|arm| arm.rounds().next().is_some()) {
             let make = |which: &str| {
                 let name = format!("{stage}-{}-{which}", arm.name.replace('#', "-"));
                 guest::make_disk(runner, arm, &name, runner.plan.size)
@@ -122,7 +123,7 @@ impl TwoGuests {
         settings.run += longer;
         // User-Mode Linux has this machine's clock.
         let ahead = |machine: &Machine| match stage {
-            Stage::TwoVms => Shell { machine, stop: runner.stop }.clock_ahead(),
+            Stage::TwoVms => Shell::new(machine, runner.stop).clock_ahead(),
             _ => Ok(0.0),
         };
         let clocks = ahead(&one).and_then(|first| Ok([first, ahead(&other)?]));
@@ -132,7 +133,9 @@ impl TwoGuests {
         for a in &mut first {
             let Some(b) = second.iter_mut().find(|b| b.arm.name == a.arm.name) else { continue };
             for workload in a.arm.rounds() {
-                let Kind::Two(shape) = workload.kind else { continue };
+                if !workload.kind.is_pair() {
+                    continue;
+                }
                 let place = Place { stage, arm: a.arm, workload, round, position: a.position };
                 let devices = [a.device.clone(), b.device.clone()];
                 let alive: Result<()> = [&mut *a, &mut *b]
@@ -159,7 +162,10 @@ impl TwoGuests {
                     let devices = [x.as_str(), &y];
                     let ready = &|| Ok(());
                     let pair = Pair { machines, devices, who, ahead: ahead?, notice, ready };
-                    measure(shape, round, &pair, &settings, stop, mark)
+                    match workload.kind {
+                        Kind::Two(shape) => measure(shape, round, &pair, &settings, stop, mark),
+                        _ => two_bonnie::measure(round, &pair, &settings, stop),
+                    }
                 })?;
             }
         }

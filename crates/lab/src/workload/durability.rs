@@ -37,6 +37,23 @@ pub fn args(target: &Target) -> Vec<String> {
     args
 }
 
+/// dd's arguments for the same, where there is no fio: each write is durable before the next.
+pub fn dd_args(device: &str) -> Vec<String> {
+    vec![
+        "if=/dev/zero".into(),
+        format!("of={device}"),
+        "bs=4096".into(),
+        format!("count={SYNCS}"),
+        "oflag=direct,dsync".into(),
+        "conv=notrunc,nocreat".into(),
+    ]
+}
+
+/// Writes that dd says it made.
+pub fn writes_of_dd(stderr: &str) -> Result<f64> {
+    Ok(super::dd::parse(stderr)?.0 / 4096.0)
+}
+
 /// `ringtap load`'s arguments for the same: (arguments, whether the count of writes is in its JSON).
 pub fn load_args(socket: &Path, settings: &Settings) -> Vec<String> {
     let socket = socket.display().to_string();

@@ -11,6 +11,7 @@ pub mod load;
 pub mod rated;
 pub mod snapshot;
 pub mod two;
+pub mod two_bonnie;
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -49,13 +50,21 @@ pub enum Kind {
     SnapshotLife,
     /// Two loads at once.
     Two(two::Shape),
+    /// bonnie++ in two guests at once.
+    TwoBonnie,
 }
 
 impl Kind {
     /// Whether it runs on a stage: where there are two, only two at once, and whether what they write is durable.
     pub fn runs_on(self, stage: Stage) -> bool {
         let anywhere = stage == Stage::Xen || self == Kind::Durability;
-        anywhere || matches!(self, Kind::Two(_)) == stage.is_contention()
+        let here = stage != Stage::Two || self != Kind::TwoBonnie;
+        anywhere || here && self.is_pair() == stage.is_contention()
+    }
+
+    /// Whether it is two loads at once.
+    pub fn is_pair(self) -> bool {
+        matches!(self, Kind::Two(_) | Kind::TwoBonnie)
     }
 
     /// Whether it changes the disk.
@@ -74,7 +83,14 @@ impl Kind {
 
     /// Whether it needs a file system on the disk.
     pub fn on_file_system(self) -> bool {
-        matches!(self, Kind::Bonnie(_) | Kind::BonnieRuns | Kind::FileCopy { .. } | Kind::Archive)
+        matches!(
+            self,
+            Kind::Bonnie(_)
+                | Kind::BonnieRuns
+                | Kind::TwoBonnie
+                | Kind::FileCopy { .. }
+                | Kind::Archive
+        )
     }
 }
 
@@ -232,6 +248,13 @@ pub const CATALOGUE: &[Workload] = &[
         title: "does each fsync reach the disk",
         kind: Kind::Durability,
         headline: &[],
+        quick: false,
+    },
+    Workload {
+        name: "two-bonnie",
+        title: "bonnie++ in two guests at once, on ext4, past the page cache",
+        kind: Kind::TwoBonnie,
+        headline: &[Metric::PutBlock, Metric::Rewrite, Metric::GetBlock, Metric::Seeks],
         quick: false,
     },
     two("two-read", "two loads, random read, 4 KiB, depth 32 each", false, false, EVEN),

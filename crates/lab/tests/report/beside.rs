@@ -13,9 +13,13 @@ use super::{record, samples};
 const LOOP: &str = "vm101,2064M,25511,35,18075,3,199488,47,71094,98,937880,86,+++++,+++,16,+++++,+++,+++++,+++,+++++,+++,+++++,+++,+++++,+++,+++++,+++";
 
 const FIO: &str = r#"nbd: connected
-{ "fio version": "fio-3.40", "global options": { "bs": "4k", "iodepth": "32" }, "jobs": [
+{ "fio version": "fio-3.40", "global options": { "bs": "4k", "iodepth": "32", "direct": "1" }, "jobs": [
   { "jobname": "theirs | x", "job options": { "rw": "randread" }, "read": { "total_ios": 90, "iops": 50000.0, "bw_bytes": 204800000,
-    "clat_ns": { "percentile": { "50.000000": 600000, "99.000000": 900000 } } }, "write": { "total_ios": 0 } },
+    "lat_ns": { "percentile": { "50.000000": 600000, "99.000000": 900000 } } }, "write": { "total_ios": 0 } },
+  { "jobname": "completion", "job options": { "rw": "randread" }, "read": { "total_ios": 90, "iops": 1.0, "bw_bytes": 4096,
+    "lat_ns": { "mean": 7 }, "clat_ns": { "percentile": { "50.000000": 500000 } } } },
+  { "jobname": "many", "job options": { "rw": "randread", "numjobs": "4" }, "read": { "total_ios": 90, "iops": 8.0, "bw_bytes": 1 } },
+  { "jobname": "cached", "job options": { "rw": "randread", "direct": "0" }, "read": { "total_ios": 90, "iops": 9.0, "bw_bytes": 1 } },
   { "jobname": "large", "job options": { "rw": "randread", "bs": "64k" }, "read": { "total_ios": 90, "iops": 7.0, "bw_bytes": 1 } } ] }"#;
 
 fn of(version: &str) -> Vec<Sample> {
@@ -71,6 +75,24 @@ fn fios_jobs_stand_beside_loads_that_ask_the_same() {
     assert!((latency.ratio.unwrap() - 600_000.0 / ours.value).abs() < 1e-9, "{latency:?}");
     let large = beside.rows.iter().position(|row| row.name == "large").unwrap();
     assert!(beside.pairs.iter().filter(|p| p.row == large).all(|p| p.ours.is_none()));
+    // Of completion alone, of several jobs, or through a page cache: not what is measured here.
+    let of = |name: &str| {
+        let at = beside.rows.iter().position(|row| row.name == name).unwrap();
+        beside.pairs.iter().filter(move |pair| pair.row == at)
+    };
+    let p50 = of("completion").find(|pair| pair.metric == Metric::P50).unwrap();
+    assert!(
+        p50.ratio.is_none() && p50.why.as_ref().unwrap().contains("completion alone"),
+        "{p50:?}"
+    );
+    assert!(of("completion").any(|pair| pair.metric == Metric::Iops && pair.ratio.is_some()));
+    for (name, why) in [("many", "4 jobs at once"), ("cached", "through the page cache")] {
+        assert!(
+            of(name).all(|p| p.ours.is_none() && p.why.as_ref().unwrap().contains(why)),
+            "{name}"
+        );
+        assert!(of(name).count() > 0);
+    }
     let text = beside::markdown(&beside);
     assert!(
         text.contains("| theirs   x | fio-3.40, randread (read) of 4096 bytes, depth 32 |"),

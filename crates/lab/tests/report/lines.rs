@@ -61,7 +61,7 @@ fn run(speed: Speed<'_>, flushes: &dyn Fn(&str) -> Option<f64>) -> Analysis {
     for round in 0..plan.rounds {
         for (position, name) in (0..).zip(&all) {
             let of = name.trim_end_matches("#2");
-            for load in plan.workloads.iter().filter(|load| plan.runs(load, of)) {
+            for load in plan.workloads.iter().filter(|load| plan.runs(Stage::Vm, load, of)) {
                 let noise = 1.0 + 0.004 * f64::from((round * 7 + position * 3) % 5) - 0.008;
                 let value = 1000.0 * speed(of, load) * noise;
                 list.push(Sample {

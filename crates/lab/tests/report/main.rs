@@ -2,7 +2,9 @@
 
 mod beside;
 mod browser;
+mod caches;
 mod change;
+mod claims;
 mod decisions;
 mod gate;
 mod lines;
@@ -64,11 +66,13 @@ fn record(rounds: u32, state: State) -> Record {
             ramp: 0.0,
             seed: 3,
             dir: "/var/tmp".into(),
+            within: None,
             boot_limit: None,
             memory: None,
             only: Default::default(),
             own: Vec::new(),
             questions: Vec::new(),
+            sized_by_noise: false,
             margin: 0.05,
         },
         host: Host { cpu: "CPU <1>".into(), ..Host::default() },

@@ -2,6 +2,7 @@
 //! `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod bench;
+mod beside;
 mod bitmap_oracle;
 mod bitmaps;
 #[path = "../common/mod.rs"]

@@ -73,6 +73,7 @@ pub fn answer(analysis: &Analysis, views: &[View<'_>]) -> String {
             (count(Outcome::Held), "held"),
             (count(Outcome::OtherSize), "the same way by another size"),
             (count(Outcome::Reversed), "reversed"),
+            (count(Outcome::Differs), "different where none was published"),
             (count(Outcome::NoDifference), "no difference"),
             (count(Outcome::Blind), "blind here"),
             (count(Outcome::Open), "undecided"),

@@ -302,7 +302,7 @@ fn method(analysis: &Analysis) -> Markup {
             ul {
                 li { "Rounds are blocks: every way once in each, in a balanced order from seed " (plan.seed) ". Comparisons pair the two values of a round." }
                 li { "Times as good: the ratio of medians, turned so that above 1 is better. Its bootstrap resamples whole rounds. The deciding interval is exact: Hodges–Lehmann by signed ranks, or by signs where the log ratios are skewed." }
-                li { "The first way of a stage runs twice under two names (A/A): no claim is smaller than what those two differ by, and where they differ by more than chance the load has no answer. Where a way that is slower on purpose is not seen to be, the load is blind." }
+                li { "The first way of a stage runs twice under two names (A/A): no claim is smaller than what those two differ by, and where they differ by more than chance the load has no answer. Where Ringtap with 20 % more time in the server is not told from Ringtap as it is, the load is blind: nothing is called no different there; what is seen to differ still does." }
                 li { "The comparisons of a question were named before the run and are one family: differences by Westfall and Young's step-down over whole boots (or rounds), no difference by two one-sided tests with Holm's correction, each wrong in at most 5 % of runs. All other rows are exploratory." }
                 li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
                 li { "Percentiles are shown only where at least 100 I/Os of a run lie beyond them; runs are combined by the median." }

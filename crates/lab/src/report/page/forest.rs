@@ -60,7 +60,7 @@ fn head(load: &Load, some: bool) -> Markup {
     html! {
         span title=(format!("{}, {}", load.workload.name, load.metric.title())) { (load.title) }
         @if load.failed { " " strong.bad title="the same way measured twice differs from itself" { "control failed" } }
-        @else if load.blind { " " strong.bad title="a way that is slower on purpose was not seen to be slower" { "blind here" } }
+        @else if load.blind { " " strong.bad title="Ringtap with 20 % more time in the server was not told from Ringtap as it is: that no difference was seen says nothing; one that was seen still holds" { "blind here" } }
         @else if some && !load.named { " " span.soft title="no comparison in it was named before the run" { "(exploratory)" } }
     }
 }

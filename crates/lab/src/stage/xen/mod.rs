@@ -14,9 +14,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::guest::{fail_all, remember, remember_accelerator};
+use super::two_bonnie;
 use super::two_guests::{self, Pair};
-use super::{boot, inside};
-use crate::backend::xen::{Image, Way};
+use super::{boot, durable, inside};
+use crate::backend::xen::{Image, Seat, Way};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -28,7 +29,7 @@ use crate::sample::{Layer, Stage};
 use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{Kind, Workload, durability};
-use machine::{Disk, FIRST_MEMORY, GUEST_MEMORY, Machine};
+use machine::{Disk, FIRST_MEMORY, Machine, Needs};
 
 const STAGE: Stage = Stage::Xen;
 const IMAGES: [Image; 4] = [Image::Raw, Image::Qcow2, Image::Overlay, Image::Vhd];
@@ -47,7 +48,7 @@ pub fn missing(env: &Env) -> Option<Missing> {
 }
 
 /// Why a workload cannot run here.
-pub fn missing_workload(workload: &Workload) -> Option<Missing> {
+pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
     match workload.kind {
         Kind::Fio(_)
         | Kind::FioFile(_)
@@ -55,7 +56,11 @@ pub fn missing_workload(workload: &Workload) -> Option<Missing> {
         | Kind::DdLatency(_)
         | Kind::Durability
         | Kind::Two(_) => None,
-        _ => Some(Missing::new("the guests of Xen have fio and dd alone", "the stage vm")),
+        Kind::Bonnie(_) | Kind::TwoBonnie => {
+            env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
+        }
+        Kind::FileCopy { .. } | Kind::Archive => super::guest::missing_workload(workload, env),
+        _ => Some(Missing::new("the guests of Xen do not run it", "the stage vm")),
     }
 }
 
@@ -67,7 +72,7 @@ pub fn room(plan: &Plan, arms: &[Running]) -> u64 {
 }
 
 fn guests(arms: &[Running]) -> usize {
-    let both = arms.iter().flat_map(Running::rounds).any(|w| matches!(w.kind, Kind::Two(_)));
+    let both = arms.iter().flat_map(Running::rounds).any(|w| w.kind.is_pair());
     if both { 2 } else { 1 }
 }
 
@@ -99,6 +104,10 @@ pub struct Xen {
     files: PathBuf,
     volumes: PathBuf,
     guests: usize,
+    /// Whether an arm has an HVM guest.
+    hvm: bool,
+    /// Whether a load needs a file system.
+    file_systems: bool,
     machine: Option<Machine>,
     /// Boots in a row that came to nothing.
     lost: u32,
@@ -126,9 +135,11 @@ impl Xen {
         let files = runner.scratch.disks().join("xen-files.ext4");
         boot::ext4(&folder, &files, file_system(size, arms), runner.stop)?;
         settle(&files)?;
-        runner.record.stages.push((STAGE, describe(runner)?));
+        let hvm = ways(arms).any(|way| way.seat(1) == Seat::Hvm);
+        let file_systems = arms.iter().flat_map(Running::rounds).any(|w| w.kind.on_file_system());
+        runner.record.stages.push((STAGE, describe(runner, hvm)?));
         runner.folder.write_record(&runner.record)?;
-        Ok(Xen { files, volumes, guests, machine: None, lost: 0 })
+        Ok(Xen { files, volumes, guests, hvm, file_systems, machine: None, lost: 0 })
     }
 
     /// One round: a block for each arm. A machine that fails an arm is not trusted with the next.
@@ -148,7 +159,13 @@ impl Xen {
             };
             self.lost = if machine.is_ok() { 0 } else { self.lost + 1 };
             let failed = match machine {
-                Ok(machine) => match block(runner, &machine, arm, round, position) {
+                // One that did not come up is not tried again with each arm.
+                Ok(machine) if hvm_is_lost(&machine, arm) => {
+                    let lost = machine.guest(Seat::Hvm).err();
+                    self.machine = Some(machine);
+                    lost.unwrap_or_else(none)
+                }
+                Ok(machine) => match block(runner, &machine, &self.volumes, arm, round, position) {
                     Ok(sound) => {
                         self.machine = Some(machine).filter(|_| sound);
                         continue;
@@ -173,10 +190,14 @@ impl Xen {
     fn boot(&self, runner: &mut Runner<'_>, round: u32) -> Result<Machine> {
         let rounds = runner.plan.rounds;
         runner.progress.say(&format!("round {}/{rounds}  {STAGE}  booting", round + 1));
-        let (env, stop, size) = (runner.env, runner.stop, runner.plan.size);
-        let limit = runner.plan.boot_limit.map(Duration::from_secs_f64);
-        let disks = [self.files.as_path(), &self.volumes];
-        let machine = Machine::boot(env, stop, limit, disks, size, self.guests)?;
+        let needs = Needs {
+            plan: runner.plan,
+            disks: [&self.files, &self.volumes],
+            guests: self.guests,
+            hvm: self.hvm,
+            file_systems: self.file_systems,
+        };
+        let machine = Machine::boot(runner.env, runner.stop, &needs)?;
         remember_accelerator(runner, STAGE, machine.dom0())?;
         if machine.dom0().accelerator() == "tcg" {
             let claim = match machine.dom0().put_devices_first() {
@@ -197,6 +218,8 @@ impl Xen {
 struct Disks<'a> {
     machine: &'a Machine,
     way: Way,
+    /// The file of all volumes on this machine.
+    file: &'a Path,
     disks: Vec<Disk>,
     /// Whether a load has written to them since they were attached.
     written: Cell<bool>,
@@ -247,12 +270,18 @@ pub fn renewals(arm: &Running) -> usize {
     let (written, mut renewed) = (Cell::new(false), 0);
     for workload in arm.rounds() {
         // Two loads come each alone, and both together.
-        let runs = if matches!(workload.kind, Kind::Two(_)) { 3 } else { 1 };
+        let runs = if workload.kind.is_pair() { 3 } else { 1 };
         for _ in 0..runs {
             renewed += usize::from(written.replace(workload.kind.writes()));
         }
     }
     renewed
+}
+
+/// Whether an arm needs an HVM guest that did not come up.
+fn hvm_is_lost(machine: &Machine, arm: &Running) -> bool {
+    let needs = arm.entry.backend.in_xen().is_some_and(|way| way.seat(1) == Seat::Hvm);
+    needs && machine.guest(Seat::Hvm).is_err()
 }
 
 /// Why a block did not come to its end.
@@ -273,6 +302,7 @@ fn durability(arm: &Running, round: u32) -> Option<&'static Workload> {
 fn block(
     runner: &mut Runner<'_>,
     machine: &Machine,
+    file: &Path,
     arm: &Running,
     round: u32,
     position: u32,
@@ -286,14 +316,14 @@ fn block(
         runner.plan.rounds,
         arm.name
     ));
-    let both = arm.rounds().any(|w| matches!(w.kind, Kind::Two(_)));
+    let both = arm.rounds().any(|w| w.kind.is_pair());
     let disks: Vec<Disk> =
-        (1..=if both { 2 } else { 1 }).map(|number| Disk::new(number, position)).collect();
+        (1..=if both { 2 } else { 1 }).map(|number| Disk::new(way, number, position)).collect();
     for disk in &disks {
         machine.attach(way, disk, runner.stop).map_err(Failed::Arm)?;
     }
     let (log, stop) = (runner.folder.log(STAGE, &arm.name), runner.stop);
-    let disks = Disks { machine, way, disks, written: Cell::new(false), log, stop };
+    let disks = Disks { machine, way, file, disks, written: Cell::new(false), log, stop };
     let command = machine::command(way);
     runner.remember_command(STAGE, &arm.name, &command).map_err(Failed::Run)?;
     if let Some(workload) = durability(arm, round) {
@@ -322,10 +352,18 @@ fn count_flushes(runner: &mut Runner<'_>, place: Place<'_>, disks: &Disks<'_>) -
         disks.ready(true)?;
         let [disk, ..] = &disks.disks[..] else { return Err(none()) };
         let before = machine.flushes(stop)?;
-        let words = durability::args(&Target::Path(disk.node()));
-        let shell = machine.shell(disk.domain, stop)?;
-        let output = shell.run(&inside::line("fio", &words), Duration::from_secs(240))?;
-        let syncs = durability::writes_of_fio(&output.stdout)?;
+        let shell = machine.shell(disk.seat, stop)?;
+        let limit = Duration::from_secs(240);
+        let syncs = match disk.seat {
+            Seat::Hvm => {
+                let words = durability::dd_args(&disk.node());
+                durability::writes_of_dd(&shell.run(&inside::line("dd", &words), limit)?.stderr)?
+            }
+            _ => {
+                let words = durability::args(&Target::Path(disk.node()));
+                durability::writes_of_fio(&shell.run(&inside::line("fio", &words), limit)?.stdout)?
+            }
+        };
         let below = Layer { flushes: machine.flushes(stop)? - before, ..Layer::default() };
         let mut measured = durability::measured(syncs, below);
         if let Some(note) = &mut measured.note {
@@ -333,6 +371,7 @@ fn count_flushes(runner: &mut Runner<'_>, place: Place<'_>, disks: &Disks<'_>) -
                 "; counted at the disks of the first domain, whose journal may add a few",
             );
         }
+        durable::note_told(&mut measured, &disk.node(), &shell);
         Ok(measured)
     })
 }
@@ -344,32 +383,37 @@ fn sample(runner: &mut Runner<'_>, place: Place<'_>, disks: &Disks<'_>) -> Resul
     let nodes: Vec<String> = disks.disks.iter().map(Disk::node).collect();
     // No part of what is measured.
     let ready = match place.workload.kind {
-        Kind::Two(_) => Ok(()),
+        kind if kind.is_pair() => Ok(()),
         kind => disks.ready(kind.writes()),
     };
     runner.sample(place, None, Some(pid), |mark| match (place.workload.kind, nodes.as_slice()) {
-        (Kind::Two(shape), [first, second]) => {
+        (kind, [first, second]) if kind.is_pair() => {
             settings.run += LONGER;
-            let guests = [machine.guest(1)?, machine.guest(2)?];
+            let guests = [machine.guest(Seat::Guest(1))?, machine.guest(Seat::Guest(2))?];
             // Both have Xen's clock.
-            let ahead = [machine.shell(1, stop)?.clock_ahead()?; 2];
+            let ahead = [machine.shell(Seat::Guest(1), stop)?.clock_ahead()?; 2];
             let who = Who { servers: vec![], clients: vec![pid] };
             let devices = [first.as_str(), second];
-            let ready = &|| disks.ready(shape.write);
+            let ready = &|| disks.ready(kind.writes());
             let pair = Pair { machines: guests, devices, who, ahead, notice: NOTICE, ready };
-            two_guests::measure(shape, place.round, &pair, &settings, stop, mark)
+            match kind {
+                Kind::Two(shape) => {
+                    two_guests::measure(shape, place.round, &pair, &settings, stop, mark)
+                }
+                _ => two_bonnie::measure(place.round, &pair, &settings, stop),
+            }
         }
         (_, [device, ..]) => {
             ready?;
-            let shell = machine.shell(1, stop)?;
+            let seat = disks.way.seat(1);
+            let shell = machine.shell(seat, stop)?;
             let here = inside::Place {
                 shell: &shell,
                 device,
                 base: device,
-                // Only archiving looks at it, which does not run here.
-                disk: Path::new("/dev/null"),
+                disk: disks.file,
                 tool: &tool,
-                memory: GUEST_MEMORY,
+                memory: machine.memory(seat),
                 mark,
             };
             inside::measure(place.workload, &settings, &here)
@@ -382,12 +426,18 @@ fn none() -> Error {
     Error::Plan("no disk was attached".into())
 }
 
-fn describe(runner: &Runner<'_>) -> Result<String> {
-    let (first, _) = runner.env.xen().map_err(|missing| Error::Guest(missing.reason))?;
+fn describe(runner: &Runner<'_>, hvm: bool) -> Result<String> {
+    let (first, other) = runner.env.xen().map_err(|missing| Error::Guest(missing.reason))?;
     let kernel = first.kernel().image.display();
-    let (first, guest) = (FIRST_MEMORY >> 20, GUEST_MEMORY >> 20);
+    let guest = machine::guest_memory(runner.plan, machine::size_of_file(other.initrd())?) >> 20;
+    let first = FIRST_MEMORY >> 20;
+    let hvm = if hvm {
+        ", an HVM guest of one CPU whose devices QEMU emulates in the first domain"
+    } else {
+        ""
+    };
     Ok(format!(
-        "a nested Xen in QEMU ({kernel}), two CPUs, {first} MiB for its first domain, PV guests of one CPU and {guest} MiB, \
+        "a nested Xen in QEMU ({kernel}), two CPUs, {first} MiB for its first domain, PV guests of one CPU and {guest} MiB{hvm}, \
          one boot for all rounds; the client's CPU is the whole machine's; a hypercall, a page mapped or a byte copied \
          costs another multiple of what it costs on a real processor, so only ratios within this run are claimed"
     ))
@@ -476,8 +526,9 @@ mod tests {
     fn what_the_guests_cannot_run_is_a_row_with_its_reason() {
         let plan = plan("--workloads bonnie,archive,read-1m-qd8");
         for workload in plan.workloads() {
-            let fits = matches!(workload.kind, Kind::Fio(_) | Kind::Durability);
-            assert_eq!(missing_workload(workload).is_none(), fits, "{}", workload.name);
+            let runs = workload.kind != Kind::SnapshotLife;
+            let missing = missing_workload(workload, &Env::new("/nonexistent".into()));
+            assert!(missing.is_none() || !runs || !missing.unwrap().remedy.contains("vm"));
         }
         // Without a ringtap its rows, and perhaps all others, are reasons.
         let (arms, skipped) = matrix(&plan, &Env::new("/nonexistent".into()));

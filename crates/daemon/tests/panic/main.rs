@@ -1,9 +1,14 @@
 //! A panic in a serving process stops the disk it belongs to and no other. The process is this test's own
 //! program, run again: only there can images be told to panic.
 
+mod ublk;
+
+use std::cell::Cell;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
@@ -17,9 +22,20 @@ use ringtap_vbd::{Kind, Request, Vbd};
 const FOLDER: &str = "RINGTAP_TEST_PANIC_FOLDER";
 /// Which disks it is to serve, by their names.
 const DISKS: &str = "RINGTAP_TEST_PANIC_DISKS";
+/// Where it is to be controlled.
+const CONTROL: &str = "RINGTAP_TEST_PANIC_CONTROL";
+/// Whether they are block devices by ublk, from number 0 on, and nothing else.
+const UBLK: &str = "RINGTAP_TEST_PANIC_UBLK";
 /// Who writes there, to a disk whose name begins with `a`, has it panic.
 const TRAP: u64 = 1 << 20;
+/// And who writes there has the thread panic that serves the queue, outside of the request.
+const THREAD_TRAP: u64 = 2 << 20;
 const LEN: usize = 64 << 10;
+
+thread_local! {
+    /// The thread is to panic in its next turn.
+    static TRIPPED: Cell<bool> = const { Cell::new(false) };
+}
 
 fn format(name: &str) -> (Format, &'static str) {
     if name.starts_with('a') { (Format::Qcow2, "qcow2") } else { (Format::Raw, "raw") }
@@ -30,20 +46,28 @@ fn options(name: &str) -> OpenOptions {
     OpenOptions { format, cache: CacheMode::Writeback, ..OpenOptions::default() }
 }
 
-fn disk(dir: &Path, name: &str) -> Disk {
+fn disk(dir: &Path, name: &str, ublk: Option<u32>) -> Disk {
+    let other = ublk.is_none();
     Disk {
         path: dir.join(name),
         options: options(name),
         name: name.into(),
-        nbd: vec![Address::Unix(dir.join("nbd"))],
+        nbd: other.then(|| Address::Unix(dir.join("nbd"))).into_iter().collect(),
         vhost_user: vec![],
-        fuse: vec![dir.join(format!("{name}.file"))],
+        fuse: other.then(|| dir.join(format!("{name}.file"))).into_iter().collect(),
         growable: false,
-        ublk: None,
+        incoming: false,
+        ublk: ublk.map(Some),
         queues: 2,
         logical_block_size: None,
         hold: 0,
+        limits: Default::default(),
+        share: Default::default(),
+        keeping: Default::default(),
+        group: None,
+        on_error: None,
         serial: String::new(),
+        node_name: None,
     }
 }
 
@@ -54,23 +78,34 @@ fn serving() {
     let names = std::env::var(DISKS).expect("names");
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     report_panics();
+    ringtap_export::sabotage::at_turns(|| assert!(!TRIPPED.take(), "as the test has it"));
+    let ublk = std::env::var_os(UBLK).is_some();
+    let disks = (0..).zip(names.split(','));
     let config = Config {
-        disks: names.split(',').map(|name| disk(&dir, name)).collect(),
+        groups: vec![],
+        metrics: None,
+        folder: None,
+        disks: disks.map(|(number, name)| disk(&dir, name, ublk.then_some(number))).collect(),
         strict: false,
         nbd_limits: NbdLimits::default(),
         nbd_tls: None,
         socket_mode: 0o600,
         pid_file: None,
+        control: std::env::var_os(CONTROL).map(PathBuf::from),
         announce: Announce::Text,
+        sandbox: Default::default(),
     };
-    let served = serve_wrapped(config, &|path, image| {
+    let wrap = |path: &Path, image| {
         let name = path.file_name().expect("a name");
         let trapped = name.as_encoded_bytes().starts_with(b"a");
         let trap = move |step, offset| {
-            assert!(!(trapped && step == "allocate" && offset == TRAP), "as the test has it");
+            let trapped = trapped && step == "allocate";
+            TRIPPED.set(trapped && offset == THREAD_TRAP || TRIPPED.get());
+            assert!(!(trapped && offset == TRAP), "as the test has it");
         };
         Trapped::boxed(image, std::sync::Arc::new(trap))
-    });
+    };
+    let served = serve_wrapped(config, std::sync::Arc::new(wrap));
     if let Err(error) = &served {
         eprintln!("it ended: {error}");
     }
@@ -84,13 +119,22 @@ struct Server {
 
 impl Server {
     fn start(names: &[&str]) -> Server {
+        Server::start_with(names, false)
+    }
+
+    /// Start it, perhaps with a control socket.
+    fn start_with(names: &[&str], control: bool) -> Server {
         let dir = tempfile::tempdir().expect("a folder");
         for name in names {
             let mut make = Command::new("qemu-img");
             make.args(["create", "-q", "-f", format(name).1]).arg(dir.path().join(name)).arg("16M");
             assert!(make.status().expect("qemu-img").success());
         }
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
+        let mut program = Command::new(std::env::current_exe().expect("this program"));
+        if control {
+            program.env(CONTROL, dir.path().join("control"));
+        }
+        let mut child = program
             .args(["--exact", "serving", "--nocapture"])
             .env(FOLDER, dir.path())
             .env(DISKS, names.join(","))
@@ -127,6 +171,17 @@ impl Server {
         let output = self.ask(name, what);
         let said = String::from_utf8_lossy(&output.stdout);
         output.status.success() && said.contains("65536/65536 bytes")
+    }
+
+    /// Have commands carried out, and give their replies.
+    fn control(&self, commands: &[&str]) -> Vec<String> {
+        let mut socket = UnixStream::connect(self.path("control")).expect("the control socket");
+        let negotiate = std::iter::once(&r#"{"execute": "qmp_capabilities"}"#);
+        negotiate.chain(commands).for_each(|one| socket.write_all(one.as_bytes()).expect("sent"));
+        socket.shutdown(Shutdown::Write).expect("the other half stays");
+        let lines = BufReader::new(socket).lines().map(|line| line.expect("a line"));
+        let replies = lines.filter(|line| !line.contains("\"event\""));
+        replies.skip(2).collect()
     }
 
     /// Wait for its end; what it said in the log.
@@ -182,7 +237,7 @@ fn a_panic_stops_the_disk_it_belongs_to_and_no_other() {
     let (dir, status, said) = server.stop();
     assert_eq!(status.code(), Some(101), "{said}");
     let path = dir.path().join("a");
-    for words in ["as the test has it", "panic.rs:", "thread a:", path.to_str().expect("text")] {
+    for words in ["as the test has it", "main.rs:", "thread a:", path.to_str().expect("text")] {
         let line = said.lines().find(|line| line.contains("stopped by a panic: "));
         assert!(line.is_some_and(|line| line.contains(words)), "no {words}: {said}");
     }
@@ -190,6 +245,33 @@ fn a_panic_stops_the_disk_it_belongs_to_and_no_other() {
     assert!(found(&path, "a") == [7; LEN], "what was acknowledged is lost");
     let other = fs::read(dir.path().join("b")).expect("the image");
     assert!(other[..LEN] == [9; LEN] && other[1 << 20..][..LEN] == [6; LEN]);
+}
+
+/// With a control socket the stopped disk goes, and comes again with what was acknowledged.
+#[test]
+fn a_stopped_disk_is_taken_away_and_comes_again() {
+    let server = Server::start_with(&["a"], true);
+    let a = server.file("a");
+    a.write_all_at(&[7; LEN], 0).expect("it works");
+    a.write_all_at(&[8; LEN], TRAP).expect_err("it panics");
+    drop(a);
+    // Its exports end by themselves, and the server does not.
+    let exports = || server.control(&[r#"{"execute": "query-block-exports"}"#]);
+    while exports() != ["{\"return\":[]}"] {}
+    let delete = r#"{"execute": "blockdev-del", "arguments": {"node-name": "a"}}"#;
+    assert_eq!(server.control(&[delete]), ["{\"return\":{}}"]);
+    assert!(found(&server.path("a"), "a") == [7; LEN], "what was acknowledged is lost");
+    let add = format!(
+        r#"{{"execute": "blockdev-add", "arguments": {{"node-name": "a", "driver": "qcow2",
+            "file": {{"driver": "file", "filename": "{}", "cache": {{"direct": false}}}}}}}}"#,
+        server.path("a").display()
+    );
+    assert_eq!(server.control(&[&add]), ["{\"return\":{}}"]);
+    let quit = server.control(&[r#"{"execute": "quit"}"#]);
+    assert_eq!(quit, ["{\"return\":{}}"]);
+    let (_dir, status, said) = server.end();
+    // There was a panic, whatever became of its disk.
+    assert_eq!(status.code(), Some(101), "{said}");
 }
 
 #[test]

@@ -1,0 +1,63 @@
+//! `ringtap publish`: an image put where guests of other hosts read it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+use ringtap_image::{CacheMode, Container, OpenOptions};
+use ringtap_objects::{Publication, index::hex};
+use ringtap_vbd::Progress;
+
+use super::bar::{Bar, Talk};
+use crate::names;
+
+/// What `ringtap publish` is told.
+#[derive(Debug, Args)]
+pub(crate) struct PublishArgs {
+    /// The image, of any format
+    #[arg(value_name = "FILE", value_parser = names::image())]
+    file: PathBuf,
+
+    /// Where it goes: s3://BUCKET/KEY, s3://BUCKET/FOLDER/, or a folder that a web server shows
+    #[arg(value_name = "TARGET")]
+    target: String,
+
+    /// A list that `ringtap serve --record` wrote, for whoever starts from it
+    #[arg(long, value_name = "FILE")]
+    boot_list: Option<PathBuf>,
+
+    /// Replace another image of that name; who has that one open has I/O errors from then on
+    #[arg(long)]
+    replace: bool,
+
+    #[command(flatten)]
+    talk: Talk,
+}
+
+pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
+    let cache = CacheMode::Writeback;
+    let options = OpenOptions { read_only: true, cache, ..OpenOptions::default() };
+    // Keeps writers off.
+    let held = Container::open(&args.file, &options)?;
+    let progress = Arc::new(Progress::default());
+    let bar = Bar::show(args.talk, &progress, 2 * held.len());
+    let what = Publication {
+        file: &args.file,
+        boot_list: args.boot_list.as_deref(),
+        replace: args.replace,
+    };
+    let published = ringtap_objects::publish(what, &args.target, &|bytes| {
+        progress.set(progress.done() + bytes)
+    });
+    drop(bar);
+    let published = published
+        .map_err(anyhow::Error::msg)
+        .with_context(|| format!("cannot publish {} to {}", args.file.display(), args.target))?;
+    if !args.talk.quiet {
+        println!("{}", published.name);
+        println!("digest=sha256:{}", hex(&published.digest));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,42 @@
+//! A copy of a disk as it was at the moment at which the copy was begun, while it is served.
+
+use ringtap_io::Tasks;
+use ringtap_vbd::{Job, MirrorError};
+
+use crate::moment::{Begun, cleared};
+use crate::{Disk, Error};
+
+/// A backup that has begun.
+pub(crate) struct Save {
+    pub(crate) disk: Disk,
+    pub(crate) begun: Begun,
+    /// Whether its bitmap is cleared even where it does not end well.
+    pub(crate) clears_always: bool,
+}
+
+impl Save {
+    /// Bring it to its end, on this thread.
+    pub(crate) fn run(self, job: &Job) -> Result<(), Error> {
+        let Save { disk, begun, clears_always } = self;
+        let path = disk.path.clone();
+        let failed = |why: MirrorError| Error::Backup { path, why: why.to_string() };
+        let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
+        let (io, job) = (tasks.io().clone(), job.clone());
+        let end = tasks.block_on(async move {
+            let Begun { moment, successor, shown } = begun;
+            let end = match shown {
+                Some(_) => moment.hold(&io, &job).await,
+                None => moment.save(&io, &job).await,
+            };
+            if let Some((name, marks)) = successor {
+                if end.is_ok() || clears_always {
+                    cleared(&io, &disk, moment.disk(), &name, &marks).await;
+                }
+                moment.disk().forget_successor(&marks);
+            }
+            end
+        });
+        let driven = |source| Error::Process { tried: "drive the io_uring", source };
+        end.map_err(driven)?.map_err(failed)
+    }
+}

@@ -1,0 +1,196 @@
+//! What the topmost images of a disk hold, brought into one of those below it, which the disk goes on in then: while it is
+//! served.
+//!
+//! The image below is opened once more, for writing. The topmost images go on reading it by the handle they have: what is
+//! written to it lies below what they hold, so that they never look there, and room that is freed in it stays as it is as
+//! long as they do. Stopped anywhere, the disk is as it was: the record of the image below says where it goes on until the
+//! moment at which it has all.
+
+use std::path::{Path, PathBuf};
+
+use ringtap_image::{CacheMode, Format, Image, OpenOptions, Place, open_place, record};
+use ringtap_io::{Io, Tasks};
+use ringtap_vbd::{Ending, Job, Mirror, Scope, Vbd};
+
+use crate::opened::identity;
+use crate::{Disk, Error, checkpoints};
+
+/// What is brought where.
+pub(crate) struct Commit {
+    pub(crate) disk: Disk,
+    pub(crate) vbd: ringtap_vbd::Disk,
+    /// The image below; the deepest where none is named.
+    pub(crate) base: Option<PathBuf>,
+}
+
+/// Where the disk goes on.
+pub(crate) struct Moved {
+    pub(crate) path: PathBuf,
+    pub(crate) format: Option<Format>,
+}
+
+/// The image below, as those upon it have it.
+struct Below {
+    /// How many lie upon it.
+    above: u32,
+    place: Place,
+    path: PathBuf,
+    format: Format,
+}
+
+impl Commit {
+    /// Do it, on this thread; none where the job was told to leave the disk where it is.
+    pub(crate) fn run(self, job: &Job) -> Result<Option<Moved>, Error> {
+        let top = self.vbd.image().map_err(|error| self.failed(error.to_string()))?;
+        let below = self.find(&*top)?;
+        let read = handle(&*top, below.above).ok_or_else(|| self.failed("it has gone"))?;
+        read.let_write(true);
+        let end = self.bring(job, &below);
+        // Nobody writes to it any more where it stays below.
+        if !matches!(end, Ok(Some(_))) {
+            read.let_write(false);
+        }
+        end
+    }
+
+    /// The image below, wherever it was named; none where there is no such.
+    pub(crate) fn base(&self) -> Option<PathBuf> {
+        let top = self.vbd.image().ok()?;
+        self.find(&*top).ok().map(|below| below.path)
+    }
+
+    fn failed(&self, why: impl Into<String>) -> Error {
+        Error::Commit { path: self.disk.path.clone(), why: why.into() }
+    }
+
+    /// Which of the images below it is.
+    fn find(&self, top: &dyn Image) -> Result<Below, Error> {
+        let wanted = self.base.as_deref().map(|path| (path, identity(path)));
+        let (mut found, mut above, mut next) = (None, 0, top.below());
+        while let Some(image) = next {
+            above += 1;
+            let place =
+                image.place().ok_or_else(|| self.failed("an image below it has no file"))?;
+            let is_it = wanted.is_none_or(|(_, wanted)| wanted == identity(&place.at()));
+            if is_it {
+                let format = image.info().format;
+                found = Some((above, place, format));
+            }
+            next = image.below();
+        }
+        let Some((above, place, format)) = found else {
+            return Err(self.failed(match wanted {
+                Some((path, _)) => format!("{} does not lie below it", path.display()),
+                None => "nothing lies below it".to_owned(),
+            }));
+        };
+        let format = format.parse().map_err(|_| self.failed("its format is unknown"))?;
+        let path = std::fs::canonicalize(place.at()).unwrap_or_else(|_| place.path().to_owned());
+        Ok(Below { above, place, path, format })
+    }
+
+    /// Bring it there.
+    fn bring(&self, job: &Job, below: &Below) -> Result<Option<Moved>, Error> {
+        let own = &self.disk.options;
+        let cache: CacheMode = own.cache;
+        let options = OpenOptions {
+            format: Some(below.format),
+            force_format: false,
+            succeeded: true,
+            bitmaps: vec![],
+            ..own.clone()
+        };
+        let image = open_place(&below.place, &options)?;
+        image.read_beside(true);
+        let to = Vbd::new(image, cache);
+        let size = self.vbd.size();
+        if to.size() < size && to.disk().grow(size).is_err() {
+            let (path, has) = (below.path.display(), to.size());
+            return Err(self.failed(format!(
+                "{path} has {has} bytes, the disk {size}, and its format is not made larger while it is used: `ringtap commit` does it when the disk is not served"
+            )));
+        }
+        // What is written to it from now on is no sign that somebody put it back.
+        let before = record::successor(&below.path);
+        let next = record::successor(&below.path).unwrap_or_else(|| self.disk.path.clone());
+        self.record(record::set_successor(&below.path, &next))?;
+        let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
+        let io = tasks.io().clone();
+        let driven = |source| Error::Process { tried: "drive the io_uring", source };
+        let (to, from, job) = (to.disk().clone(), self.vbd.clone(), job.clone());
+        let (path, former, above) = (below.path.clone(), self.disk.path.clone(), below.above);
+        let end = tasks
+            .block_on(async move {
+                let mirror =
+                    Mirror { scope: Scope::Above(above), ..Mirror::new(from.clone(), to.clone()) };
+                let still = async || moved(&former, &path);
+                let end = mirror.run(&io, &job, Ending::Pivot, still).await;
+                let end = end.map_err(|error| error.to_string());
+                match end {
+                    Ok(Some(upper)) => {
+                        checkpoints::moved(&io, &from).await;
+                        left(&io, &former, &*upper).await;
+                        if let Ok(image) = to.image() {
+                            image.read_beside(false);
+                        }
+                        Ok(true)
+                    }
+                    Ok(None) => close(&io, &to, &path).await.map(|()| false),
+                    Err(why) => {
+                        let closed = close(&io, &to, &path).await;
+                        Err(closed
+                            .map_or_else(|error| format!("{why}; and {error}"), |()| why.clone()))
+                    }
+                }
+            })
+            .map_err(driven)?;
+        if before.is_none() && !matches!(end, Ok(true)) {
+            // As it was before: an image that others may lie upon, which nobody but the operator knows.
+            self.record(record::forget_successor(&below.path))?;
+        }
+        match end {
+            Ok(true) => Ok(Some(Moved { path: below.path.clone(), format: Some(below.format) })),
+            Ok(false) => Ok(None),
+            Err(why) => Err(self.failed(why)),
+        }
+    }
+
+    fn record<T>(&self, end: std::io::Result<T>) -> Result<T, Error> {
+        end.map_err(|error| self.failed(format!("cannot write down where it goes on: {error}")))
+    }
+}
+
+/// The handle that the images upon it have of an image.
+fn handle(top: &dyn Image, depth: u32) -> Option<&dyn Image> {
+    (0..depth).try_fold(top, |image, _| image.below())
+}
+
+/// While the disk stands still: from now on it is found in `path`, whichever of the two it is named by.
+pub(crate) fn moved(former: &Path, path: &Path) -> std::io::Result<()> {
+    record::forget_successor(path)?;
+    record::set_successor(former, path)
+}
+
+/// Close the image that the disk has left.
+pub(crate) async fn left(io: &Io, path: &Path, image: &dyn Image) {
+    if let Err(error) = image.close(io).await {
+        // It holds nothing that is not in the other.
+        tracing::warn!(
+            "{}, which the disk has left, is not closed in order: {error}",
+            path.display()
+        );
+        return;
+    }
+    image.stop_writing();
+    image.let_write(true);
+    if let Err(error) = record::seal(path) {
+        tracing::warn!("cannot write down when {} was last written to: {error}", path.display());
+    }
+}
+
+/// Leave an image below as it is, closed.
+async fn close(io: &Io, to: &ringtap_vbd::Disk, path: &Path) -> Result<(), String> {
+    let failed = |error: String| format!("{} is not closed in order: {error}", path.display());
+    to.close(io).await.map_err(|error| failed(error.to_string()))?;
+    record::seal(path).map_err(|error| failed(error.to_string()))
+}

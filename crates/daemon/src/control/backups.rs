@@ -1,0 +1,174 @@
+//! Backups: jobs that make another node a copy of a disk's moment, or keep the moment to be read.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::bitmaps::{Known, usable};
+use super::copies::{Common, OnError};
+use super::jobs::JobType;
+use super::moment::Moments;
+use super::outgoing::Reply;
+use super::refusal::Refusal;
+use super::shape::{Done, arguments, words};
+use super::table::Command;
+use crate::jobs::New;
+use crate::moment::Wanted;
+use crate::running::{DiskId, Running};
+
+/// How long a guest's write may wait for the target, where nothing is said.
+const GUEST_TIMEOUT: u64 = 1000;
+
+words! {
+    /// What of a disk is copied.
+    enum BackupSync { "full" Full, "incremental" Incremental, "bitmap" Bitmap, "none" Nothing }
+}
+
+words! {
+    /// When the bitmap is as if it had been cleared at the backup's moment.
+    enum BitmapMode { "on-success" OnSuccess, "never" Never, "always" Always }
+}
+
+arguments! {
+    /// `blockdev-backup`
+    struct BlockdevBackup {
+        "job-id" job_id: Option<String>,
+        "device" device: String,
+        /// The node that becomes the copy; nobody may show it. With `none`: what takes what guests change, and shows the
+        /// moment as long as the job is there.
+        "target" target: String,
+        "sync" sync: BackupSync,
+        /// With `incremental` and `bitmap`: what has changed since the target was a copy.
+        "bitmap" bitmap: Option<String>,
+        "bitmap-mode" bitmap_mode: Option<BitmapMode>,
+        "speed" speed: Option<u64>,
+        "on-source-error" _on_source_error: Option<OnError>,
+        "on-target-error" _on_target_error: Option<OnError>,
+        /// Whether the target reads as zeros.
+        "__ringtap_target-is-zero" target_is_zero: Option<bool>,
+        /// How long a guest's write may wait for the target, in milliseconds, before the backup is given up.
+        "__ringtap_guest-timeout" guest_timeout: Option<u64>,
+        /// With `none`: the most bytes that the target takes, before the backup is given up.
+        "__ringtap_scratch-limit" scratch_limit: Option<u64>,
+        "auto-finalize" auto_finalize: Option<bool>,
+        "auto-dismiss" auto_dismiss: Option<bool>,
+    }
+}
+
+/// A backup that is asked for, and can be.
+pub(super) struct Asked {
+    pub(super) new: New,
+    wanted: Wanted,
+    clears_always: bool,
+}
+
+/// What of it is needed once it has begun.
+pub(super) struct Own {
+    pub(super) new: New,
+    pub(super) clears_always: bool,
+}
+
+impl Own {
+    /// The disks that it has to do with.
+    pub(super) fn disks(&self) -> impl Iterator<Item = DiskId> {
+        self.new.disk.into_iter().chain(self.new.other)
+    }
+}
+
+impl Asked {
+    pub(super) fn split(self) -> (Wanted, Own) {
+        let Asked { new, wanted, clears_always } = self;
+        (wanted, Own { new, clears_always })
+    }
+}
+
+impl Command for BlockdevBackup {
+    const NAME: &'static str = "blockdev-backup";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let mut moments = Moments::default();
+        match moments.backup(running, self) {
+            Ok(()) => moments.begin(running, reply),
+            Err(refusal) => reply.give(Err(refusal)),
+        }
+    }
+}
+
+impl BlockdevBackup {
+    pub(super) fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The bitmap that it goes by, and when that is cleared.
+    fn bitmap(&self) -> Result<Option<(&str, BitmapMode)>, Refusal> {
+        let refuse = |text: &str| Err(Refusal::new(text));
+        match (self.sync, &self.bitmap, self.bitmap_mode) {
+            (BackupSync::Full | BackupSync::Nothing, None, None) => Ok(None),
+            (BackupSync::Full | BackupSync::Nothing, None, Some(_)) => {
+                refuse("Cannot specify bitmap sync mode without a bitmap")
+            }
+            (BackupSync::Full | BackupSync::Nothing, Some(_), _) => {
+                refuse("'bitmap' is for sync=incremental and sync=bitmap")
+            }
+            (BackupSync::Incremental, Some(name), None | Some(BitmapMode::OnSuccess)) => {
+                Ok(Some((name, BitmapMode::OnSuccess)))
+            }
+            (BackupSync::Incremental, Some(_), Some(_)) => {
+                refuse("Bitmap sync mode must be 'on-success' when using sync mode 'incremental'")
+            }
+            (BackupSync::Bitmap, Some(name), Some(mode)) => Ok(Some((name, mode))),
+            (BackupSync::Bitmap, Some(_), None) => {
+                refuse("Bitmap sync mode must be given when providing a bitmap")
+            }
+            (BackupSync::Incremental, None, _) => {
+                refuse("must provide a valid bitmap name for 'incremental' sync mode")
+            }
+            (BackupSync::Bitmap, None, _) => {
+                refuse("must provide a valid bitmap name for 'bitmap' sync mode")
+            }
+        }
+    }
+
+    /// See whether it can be, on a disk whose bitmaps are these.
+    pub(super) fn ask(
+        self,
+        running: &Running,
+        id: DiskId,
+        known: &[Known],
+    ) -> Result<Asked, Refusal> {
+        let by = self.bitmap()?.map(|(name, mode)| (name.to_owned(), mode));
+        if let Some((name, _)) = &by {
+            usable(running, id, known, name)?;
+        }
+        let held = matches!(self.sync, BackupSync::Nothing).then_some(self.scratch_limit);
+        if held.is_none() && self.scratch_limit.is_some() {
+            return Err(Refusal::new("'__ringtap_scratch-limit' is for sync=none"));
+        }
+        let common = Common {
+            job_id: self.job_id,
+            speed: self.speed,
+            auto_finalize: self.auto_finalize,
+            auto_dismiss: self.auto_dismiss,
+        };
+        let mut new = running.new_job(&self.device, JobType::Backup, common)?;
+        let target = running.target_of(&new, &self.target)?;
+        let Some(to) = running.disks.get(&target) else {
+            return Err(Refusal::new("the disk is gone"));
+        };
+        (new.other, new.waits) = (Some(target), false);
+        if held.is_none() {
+            new.line = running.line(&new, Self::NAME, json!({}));
+        }
+        let mode = by.as_ref().map(|(_, mode)| *mode);
+        let wanted = Wanted {
+            to: to.vbd.clone(),
+            by: by.map(|(name, _)| name),
+            clears: mode.is_some_and(|mode| mode != BitmapMode::Never),
+            held,
+            zeroed: self.target_is_zero.unwrap_or(false),
+            limit: Duration::from_millis(self.guest_timeout.unwrap_or(GUEST_TIMEOUT)),
+        };
+        Ok(Asked { new, wanted, clears_always: mode == Some(BitmapMode::Always) })
+    }
+}

@@ -1,0 +1,298 @@
+//! Jobs that copy disks: commit and mirror.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::jobs::{JobStatus, JobType, tell_of_phase};
+use super::outgoing::Reply;
+use super::refusal::Refusal;
+use super::resume::whole;
+use super::shape::{Done, arguments, words};
+use super::table::Command;
+use crate::commit::{Commit, Moved};
+use crate::jobs::New;
+use crate::ledger::Line;
+use crate::mirror::Copy;
+use crate::opened::identity;
+use crate::running::{DiskId, Running, Then};
+
+words! {
+    /// What becomes of a job that cannot go on.
+    enum OnError { "report" Report }
+}
+
+words! {
+    /// What of a disk is copied.
+    enum Sync { "full" Full, "top" Top }
+}
+
+words! {
+    /// How writes get to the copy: by passes, and once those do not lead to an end at once.
+    enum CopyMode { "background" Background }
+}
+
+arguments! {
+    /// `block-commit`
+    struct BlockCommit {
+        "job-id" job_id: Option<String>,
+        "device" device: String,
+        /// The image below, by its file; the deepest where it is not said.
+        "base" base: Option<String>,
+        /// The same by its node.
+        "base-node" base_node: Option<String>,
+        /// The topmost image: no other can be committed.
+        "top" top: Option<String>,
+        "top-node" top_node: Option<String>,
+        "speed" speed: Option<u64>,
+        "on-error" _on_error: Option<OnError>,
+        "auto-finalize" auto_finalize: Option<bool>,
+        "auto-dismiss" auto_dismiss: Option<bool>,
+    }
+}
+
+arguments! {
+    /// `blockdev-mirror`
+    struct BlockdevMirror {
+        "job-id" job_id: Option<String>,
+        "device" device: String,
+        /// The node that takes the disk's place; nobody may show it.
+        "target" target: String,
+        "sync" sync: Sync,
+        "speed" speed: Option<u64>,
+        "on-source-error" _on_source_error: Option<OnError>,
+        "on-target-error" _on_target_error: Option<OnError>,
+        "copy-mode" _copy_mode: Option<CopyMode>,
+        /// Whether the target reads as zeros.
+        "target-is-zero" target_is_zero: Option<bool>,
+        "auto-finalize" auto_finalize: Option<bool>,
+        "auto-dismiss" auto_dismiss: Option<bool>,
+    }
+}
+
+/// What all jobs are told.
+pub(super) struct Common {
+    pub(super) job_id: Option<String>,
+    pub(super) speed: Option<u64>,
+    pub(super) auto_finalize: Option<bool>,
+    pub(super) auto_dismiss: Option<bool>,
+}
+
+impl Running {
+    /// An error where a job cannot be called so.
+    pub(super) fn check_job_id(&self, id: &str) -> Result<(), Refusal> {
+        let refuse = |text: String| Err(Refusal::new(text));
+        match id {
+            _ if id.is_empty() || id.len() > 255 => refuse(format!("Invalid job ID '{id}'")),
+            _ if self.jobs.contains_key(id) => refuse(format!("Job ID '{id}' already in use")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The disk of a new job, with what is known of the job.
+    pub(super) fn new_job(&self, device: &str, kind: JobType, of: Common) -> Result<New, Refusal> {
+        let refuse = |text: String| Err(Refusal::new(text));
+        let disk = self.one_of(Some(device), None)?;
+        let id = of.job_id.unwrap_or_else(|| device.to_owned());
+        self.check_job_id(&id)?;
+        if let Some(user) = self.user_of_disk(disk) {
+            return refuse(format!(
+                "Node '{device}' is busy: node is used as backing hd of '{user}'"
+            ));
+        }
+        if self.pending.is_changing(disk) {
+            return refuse(format!(
+                "Node '{device}' is busy: block device is in use by another job, or is being changed"
+            ));
+        }
+        if let Some(below) = self.written_below(disk) {
+            // The job there would be has come and gone.
+            for status in [JobStatus::Created, JobStatus::Null] {
+                tell_of_phase(&self.told, &id, status);
+            }
+            let kind = kind.word();
+            return refuse(format!(
+                "Permission conflict on node '{below}': permissions 'write' are both required by an unnamed block \
+                 device (uses node '{below}' as 'root' child) and unshared by {kind} job '{id}' (uses node '{below}' as \
+                 'intermediate node' child)."
+            ));
+        }
+        let [stays, pends] = [of.auto_dismiss, of.auto_finalize].map(|own| own == Some(false));
+        let (disk, speed) = (Some(disk), of.speed.unwrap_or(0));
+        Ok(New { id, kind, disk, other: None, speed, stays, pends, waits: true, line: None })
+    }
+
+    /// What is written down of a job: the command that begins it, but for the disk and what all jobs are told.
+    pub(super) fn line(&self, new: &New, command: &str, more: Value) -> Option<Line> {
+        let path = |id: DiskId| self.disks.get(&id).map(|served| whole(&served.disk.path));
+        let (image, target) = (path(new.disk?)?, new.other.and_then(path));
+        // Nothing tells whether what is elsewhere is still the same.
+        if ringtap_stores::is_store(&image) {
+            return None;
+        }
+        let files = vec![(image, None)];
+        let mut arguments = more.as_object().cloned().unwrap_or_default();
+        arguments.retain(|_, value| !value.is_null());
+        let own = [
+            ("job-id", Value::from(new.id.as_str())),
+            ("speed", new.speed.into()),
+            ("auto-dismiss", (!new.stays).into()),
+            ("auto-finalize", (!new.pends).into()),
+        ];
+        arguments.extend(own.map(|(key, value)| (key.to_owned(), value)));
+        Some(Line { files, id: new.id.clone(), command: command.to_owned(), arguments, target })
+    }
+
+    /// The disk that a job writes to.
+    pub(super) fn target_of(&self, new: &New, name: &str) -> Result<DiskId, Refusal> {
+        let target = self.named_node(name)?;
+        if Some(target) == new.disk {
+            return Err(Refusal::new("Source and target cannot be the same"));
+        }
+        let used = self.is_shown(target) || self.user_of_disk(target).is_some();
+        if used || self.pending.is_changing(target) {
+            return Err(Refusal::new(format!("Node '{name}' is in use")));
+        }
+        Ok(target)
+    }
+
+    /// The image below that a client means by its file or its node.
+    pub(super) fn base(
+        &self,
+        file: Option<String>,
+        node: Option<&str>,
+    ) -> Result<Option<PathBuf>, Refusal> {
+        match (file, node) {
+            (Some(_), Some(_)) => {
+                Err(Refusal::new("'base' and 'base-node' cannot be specified at the same time"))
+            }
+            (file, None) => Ok(file.map(PathBuf::from)),
+            (None, Some(name)) => self.path_of(name).map(Some).ok_or_else(|| {
+                Refusal::new(format!("Cannot find device='' nor node-name='{name}'"))
+            }),
+        }
+    }
+
+    /// The disk goes on in another image.
+    fn moved(&mut self, disk: DiskId, moved: Option<Moved>) {
+        let former = self.as_lower(disk);
+        let is_moved = moved.is_some();
+        self.put(disk, moved);
+        if is_moved {
+            self.take_name(disk, former);
+        }
+    }
+
+    fn put(&mut self, disk: DiskId, moved: Option<Moved>) {
+        let (Some(served), Some(moved)) = (self.disks.get_mut(&disk), moved) else { return };
+        served.disk.path = moved.path;
+        served.disk.options.format = moved.format;
+        served.disk.options.force_format = false;
+        served.file = identity(&served.disk.path);
+        served.facts.goes_on(&served.disk, &served.vbd);
+        served.vbd.span().in_scope(|| {
+            tracing::info!("it goes on in {}", served.disk.path.display());
+        });
+    }
+}
+
+impl Command for BlockCommit {
+    const NAME: &'static str = "block-commit";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let common = Common {
+            job_id: self.job_id,
+            speed: self.speed,
+            auto_finalize: self.auto_finalize,
+            auto_dismiss: self.auto_dismiss,
+        };
+        let mut new = match running.new_job(&self.device, JobType::Commit, common) {
+            Ok(new) => new,
+            Err(refusal) => return reply.give(Err(refusal)),
+        };
+        let Some(of) = new.disk else { return };
+        let Some(served) = running.disks.get(&of) else { return };
+        if served.vbd.info().read_only {
+            return reply.give(Err(Refusal::new(format!("Node '{}' is read-only", self.device))));
+        }
+        let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
+        let is_top = self.top.is_none_or(|top| identity(Path::new(&top)) == served.file)
+            && self.top_node.is_none_or(|top| top == served.node());
+        if !is_top {
+            return reply.give(Err(Refusal::new("only the topmost image is committed")));
+        }
+        let base = match running.base(self.base, self.base_node.as_deref()) {
+            Ok(base) => base,
+            Err(refusal) => return reply.give(Err(refusal)),
+        };
+        let commit = Commit { disk, vbd, base };
+        if let Some(base) = commit.base().filter(|base| base.to_str().is_some()) {
+            new.line = running.line(&new, Self::NAME, json!({ "base": base }));
+            new.line.iter_mut().for_each(|line| line.files.push((base.clone(), None)));
+        }
+        let begun = running.begin_job(new, move |job| {
+            let moved = commit.run(job)?;
+            Ok(Box::new(move |running: &mut Running| running.moved(of, moved)) as Then)
+        });
+        reply.give(begun.map(|()| Done {}).map_err(Refusal::from));
+    }
+}
+
+impl Command for BlockdevMirror {
+    const NAME: &'static str = "blockdev-mirror";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        reply.give(self.begin(running));
+    }
+}
+
+impl BlockdevMirror {
+    fn begin(self, running: &mut Running) -> Result<Done, Refusal> {
+        let common = Common {
+            job_id: self.job_id,
+            speed: self.speed,
+            auto_finalize: self.auto_finalize,
+            auto_dismiss: self.auto_dismiss,
+        };
+        let mut new = running.new_job(&self.device, JobType::Mirror, common)?;
+        let target = running.target_of(&new, &self.target)?;
+        let Some(of) = new.disk else { return Err(Refusal::new("the disk is gone")) };
+        let (Some(from), Some(to)) = (running.disks.get(&of), running.disks.get(&target)) else {
+            return Err(Refusal::new("the disk is gone"));
+        };
+        if from.vbd.cache().flushes() && !to.vbd.cache().flushes() {
+            return Err(Refusal::new(format!(
+                "Node '{}' has cache.no-flush, and the disk's flushes are to be carried out",
+                self.target
+            )));
+        }
+        let copy = Copy {
+            disk: from.disk.clone(),
+            from: from.vbd.clone(),
+            target: to.disk.clone(),
+            to: to.vbd.clone(),
+            above: matches!(self.sync, Sync::Top).then_some(1),
+            zeroed: self.target_is_zero.unwrap_or(false),
+        };
+        new.other = Some(target);
+        new.line = running.line(&new, Self::NAME, json!({}));
+        let begun = running.begin_job(new, move |job| {
+            let moved = copy.run(job)?;
+            Ok(Box::new(move |running: &mut Running| {
+                let has_moved = moved.is_some();
+                let by_image = running.disks.get(&target).is_some_and(|to| to.ties.by_image);
+                // Its image is the disk's from now on, and its name, too, where names are images'.
+                match has_moved && !by_image {
+                    true => {
+                        drop(running.take_back(target));
+                        running.put(of, moved);
+                    }
+                    false => running.moved(of, moved),
+                }
+            }) as Then)
+        });
+        begun.map(|()| Done {}).map_err(Refusal::from)
+    }
+}

@@ -1,0 +1,521 @@
+//! Exports that come and go, and the NBD server that is started for them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ringtap_export::{fuse, nbd, ublk, vhost_user};
+
+use super::keeping::wanted;
+use super::nodes::QUEUES;
+use super::outgoing::Reply;
+use super::refusal::Refusal;
+use super::shape::{Done, arguments, choice, words};
+use super::table::Command;
+use crate::handed::Handed;
+use crate::plan::{self, listen};
+use crate::running::{DiskId, Export, Running, Served, ServerId, Then};
+use crate::socket::{self, SocketFile};
+use crate::start::{Lone, NbdSocket};
+use crate::wires::Wire;
+use crate::{Address, Error, TlsMode};
+
+/// How long a client waits for the end of an export that it had taken away; it goes on after that, and is told by the
+/// event.
+const WAITED_FOR: Duration = Duration::from_secs(2);
+/// How long an NBD client that has left may take to be gone.
+const LEAVING: Duration = Duration::from_millis(500);
+/// The longest name of an NBD export, and its longest description. Source: the NBD protocol, "Values / string".
+const NAME_LEN: usize = 4096;
+/// The longest serial number of a virtio disk. Source: virtio 1.2, 5.2.6.
+const SERIAL_LEN: usize = 20;
+/// Sector sizes that every guest can use.
+const SECTORS: [u64; 4] = [512, 1024, 2048, 4096];
+
+arguments! {
+    /// A UNIX socket.
+    struct UnixAddress { "path" path: String }
+}
+
+choice! {
+    /// Where a vhost-user front-end connects.
+    struct VhostAddress {}
+    "type" enum VhostAddressType { "unix" Unix(UnixAddress) }
+}
+
+arguments! {
+    /// An NBD export.
+    struct NbdOptions {
+        "name" name: Option<String>,
+        "description" description: Option<String>,
+        "bitmaps" bitmaps: Option<Vec<String>>,
+    }
+}
+
+arguments! {
+    /// A vhost-user-blk export.
+    struct VhostOptions {
+        "addr" addr: VhostAddress,
+        "logical-block-size" logical_block_size: Option<u64>,
+        "num-queues" num_queues: Option<u16>,
+        /// What the guest reads as the disk's serial number.
+        "__ringtap_serial" serial: Option<String>,
+    }
+}
+
+arguments! {
+    /// A file, by FUSE.
+    struct FuseOptions {
+        "mountpoint" mountpoint: String,
+        "growable" growable: Option<bool>,
+    }
+}
+
+arguments! {
+    /// A block device of this host, by ublk.
+    struct UblkOptions {
+        /// The N of /dev/ublkbN; the next that is free where it is not said.
+        "number" number: Option<u32>,
+        "num-queues" num_queues: Option<u16>,
+        "logical-block-size" logical_block_size: Option<u64>,
+    }
+}
+
+choice! {
+    /// `block-export-add`
+    struct AddExport {
+        "id" id: String,
+        "node-name" node_name: String,
+        "writable" writable: Option<bool>,
+        "writethrough" writethrough: Option<bool>,
+        /// Whether the node may be inactive, until a guest begins that comes by it.
+        "allow-inactive" allow_inactive: Option<bool>,
+    }
+    "type" enum ExportType {
+        "nbd" Nbd(NbdOptions),
+        "vhost-user-blk" Vhost(VhostOptions),
+        "fuse" Fuse(FuseOptions),
+        "__ringtap_ublk" Ublk(UblkOptions),
+    }
+}
+
+/// A wire that is ready to be served, and the files that are removed with it.
+type Made = (Wire, Vec<SocketFile>);
+
+/// What all kinds of exports have.
+struct Common {
+    id: String,
+    disk: DiskId,
+    vbd: ringtap_vbd::Disk,
+    writethrough: bool,
+    /// What is written down of it.
+    wanted: serde_json::Value,
+}
+
+impl VhostOptions {
+    /// Where its socket is.
+    pub(super) fn path(&self) -> &str {
+        let VhostAddressType::Unix(UnixAddress { path }) = &self.addr.of;
+        path
+    }
+}
+
+impl AddExport {
+    fn common(&self, running: &Running, sectors: Option<u64>) -> Result<Common, Refusal> {
+        let refuse = |text: String| Err(Refusal::new(text));
+        let (id, node) = (self.id.clone(), &self.node_name);
+        if running.has_export(&id) {
+            return refuse(format!("Block export id '{id}' is already in use"));
+        }
+        if id.is_empty() || id.len() > NAME_LEN {
+            return refuse("Invalid block export id".into());
+        }
+        let disk = running.named_node(node)?;
+        let Some(served) = running.disks.get(&disk) else {
+            return refuse(format!("Node '{node}' is gone"));
+        };
+        let comes_by_it = matches!(self.of, ExportType::Vhost(_));
+        if running.pending.away.contains(&disk)
+            && !(comes_by_it && self.allow_inactive.unwrap_or(true))
+        {
+            return refuse(format!(
+                "Node '{node}' is inactive: blockdev-set-active has its image opened here; until then vhost-user-blk \
+                 exports show it, for a guest that comes"
+            ));
+        }
+        let writable = self.writable.unwrap_or(false);
+        let conflict = |node: &str, user: &str| {
+            refuse(format!(
+                "Permission conflict on node '{node}': it would be written to, and '{user}' lies upon it"
+            ))
+        };
+        if let Some(upon) = served.ties.upon.filter(|upon| running.is_written(*upon)) {
+            let below = running.disks.get(&upon).map(Served::node).unwrap_or_default();
+            return conflict(below, node);
+        }
+        let user = || {
+            let lies_upon = |other: &&Served| other.ties.upon == Some(disk);
+            let shown = |(id, other): (&DiskId, _)| running.is_shown(*id).then_some(other);
+            running.disks.iter().filter_map(shown).find(lies_upon)
+        };
+        if let Some(user) = if writable { user() } else { None } {
+            return conflict(node, user.node());
+        }
+        if writable && served.vbd.info().read_only {
+            return refuse(format!(
+                "Node '{node}' is read-only: it has no export that is writable"
+            ));
+        }
+        if let Some(failure) = served.vbd.health().failure() {
+            return refuse(format!("Node '{node}' is stopped: {failure}"));
+        }
+        if sectors.is_some_and(|bytes| !SECTORS.contains(&bytes)) {
+            return refuse("logical-block-size must be 512, 1024, 2048 or 4096".into());
+        }
+        if sectors.is_some_and(|bytes| served.vbd.size() % bytes != 0) {
+            return refuse("the disk's size is no multiple of logical-block-size".into());
+        }
+        // As long as a backup keeps a moment by it, it shows that.
+        let shown = served.moment.as_ref().unwrap_or(&served.vbd);
+        if writable && served.moment.is_some() {
+            return refuse(format!(
+                "Node '{node}' shows the moment of a backup, which is read-only"
+            ));
+        }
+        let vbd = shown.shown(!writable, sectors.map(|bytes| bytes as u32));
+        let writethrough = self.writethrough.unwrap_or(false);
+        Ok(Common { id, disk, vbd, writethrough, wanted: wanted(self) })
+    }
+}
+
+impl Command for AddExport {
+    const NAME: &'static str = "block-export-add";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let sectors = match &self.of {
+            ExportType::Vhost(of) => of.logical_block_size,
+            ExportType::Ublk(of) => of.logical_block_size,
+            _ => None,
+        };
+        let common = match self.common(running, sectors) {
+            Ok(common) => common,
+            Err(refusal) => return reply.give(Err(refusal)),
+        };
+        match self.of {
+            ExportType::Nbd(of) => reply.give(running.add_nbd(common, of, &self.node_name)),
+            ExportType::Vhost(of) => running.add_vhost(common, of, &self.node_name, reply),
+            ExportType::Fuse(of) => running.add_fuse(common, of, reply),
+            ExportType::Ublk(of) => running.add_ublk(common, of, reply),
+        }
+    }
+}
+
+impl Running {
+    /// Whether there is an NBD server that was started by a client.
+    pub(super) fn has_nbd_server(&self) -> bool {
+        self.nbd_server().is_ok()
+    }
+
+    /// The NBD server that was started by a client of the control socket.
+    fn nbd_server(&self) -> Result<ServerId, Refusal> {
+        let keeps_open = |wire: &Wire| matches!(wire, Wire::Nbd { keeps_open: true, .. });
+        let found = self.servers.iter().find(|(_, one)| keeps_open(&one.wire) && !one.closing);
+        found.map(|(id, _)| *id).ok_or_else(|| Refusal::new("NBD server not running"))
+    }
+
+    fn add_nbd(&mut self, common: Common, of: NbdOptions, node: &str) -> Result<Done, Refusal> {
+        let server = self.nbd_server()?;
+        let name = of.name.unwrap_or_else(|| node.to_owned());
+        let description = of.description.unwrap_or_default();
+        if name.len() > NAME_LEN || description.len() > NAME_LEN {
+            return Err(Refusal::new(format!(
+                "name and description have room for {NAME_LEN} bytes"
+            )));
+        }
+        let set = common.vbd.bitmaps();
+        let shown = |name: &String| {
+            set.as_ref().is_some_and(|set| set.shown().iter().any(|(shown, _)| shown == name))
+        };
+        if let Some(missing) = of.bitmaps.unwrap_or_default().iter().find(|name| !shown(name)) {
+            return Err(Refusal::new(format!(
+                "Bitmap '{missing}' is not found: name it in __ringtap_bitmaps of blockdev-add, or in --bitmap"
+            )));
+        }
+        let Some(serving) = self.servers.get(&server) else {
+            return Err(Refusal::new("no server"));
+        };
+        let Wire::Nbd { server: nbd, .. } = &*serving.wire else {
+            return Err(Refusal::new("no server"));
+        };
+        if nbd.exports().iter().any(|export| export.name == name) {
+            return Err(Refusal::new(format!("NBD server already has export named '{name}'")));
+        }
+        nbd.add(nbd::NamedExport { name: name.clone(), description, vbd: common.vbd.clone() });
+        self.add_export(Some(common.id.clone()), common.disk, server, &name);
+        self.came(&common);
+        Ok(Done {})
+    }
+
+    fn add_vhost(&mut self, common: Common, of: VhostOptions, node: &str, reply: Reply<Done>) {
+        let VhostAddressType::Unix(UnixAddress { path }) = of.addr.of;
+        // As in QEMU where nothing is said.
+        let queues = of.num_queues.unwrap_or(1);
+        if queues == 0 {
+            return reply.give(Err(Refusal::new("num-queues must be greater than 0")));
+        }
+        let short = Some(node.to_owned()).filter(|name| name.len() <= SERIAL_LEN);
+        let serial = of.serial.or(short).unwrap_or_default();
+        let printable = serial.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        if serial.len() > SERIAL_LEN || !printable {
+            let why = "__ringtap_serial has room for 20 printable ASCII characters";
+            return reply.give(Err(Refusal::new(why)));
+        }
+        let (path, mode) = (PathBuf::from(path), self.config.socket_mode);
+        let options = vhost_user::Options { queues, serial };
+        let Some(residence) = self.residence_of(common.disk) else { return };
+        self.add_in_time(common, reply, move |common| {
+            let (listener, file) = socket::unix(&path, mode)?;
+            let wire = Wire::vhost_user(listener, common.vbd.clone(), options, residence);
+            Ok((wire, vec![file]))
+        });
+    }
+
+    fn start_added(
+        &mut self,
+        common: &Common,
+        wire: Wire,
+        files: Vec<SocketFile>,
+    ) -> Result<(), Error> {
+        let (id, disk) = (Some(common.id.clone()), common.disk);
+        self.start_one(Lone { id, disk, wire, files, added: true })?;
+        self.came(common);
+        Ok(())
+    }
+
+    fn came(&mut self, common: &Common) {
+        let export = self.exports.iter_mut().find(|export| export.id == common.id);
+        if let Some(export) = export {
+            tracing::info!("the export {} is open", export.id);
+            export.writable = !common.vbd.info().read_only;
+            if common.writethrough {
+                let mut wanted = common.vbd.write_through();
+                wanted.set(true);
+                export.write_through = Some(wanted);
+            }
+            self.note_export(common.disk, common.wanted.clone());
+        }
+    }
+
+    /// Make what an export needs where that takes time, then start it.
+    fn add_in_time(
+        &mut self,
+        common: Common,
+        reply: Reply<Done>,
+        make: impl FnOnce(&Common) -> Result<Made, Refusal> + Send + 'static,
+    ) {
+        self.pending.exports.push((common.id.clone(), common.disk));
+        let taken = common.id.clone();
+        let begun = self.in_time("export", move || -> Then {
+            let made = make(&common);
+            Box::new(move |running| {
+                running.pending.exports.retain(|(id, _)| *id != common.id);
+                reply.give(made.and_then(|(wire, files)| {
+                    running.start_added(&common, wire, files)?;
+                    Ok(Done {})
+                }));
+            })
+        });
+        if let Err(error) = begun {
+            self.pending.exports.retain(|(id, _)| *id != taken);
+            tracing::error!("cannot make the export {taken}: {error}");
+        }
+    }
+
+    fn add_fuse(&mut self, common: Common, of: FuseOptions, reply: Reply<Done>) {
+        let growable = of.growable.unwrap_or(false);
+        let read_only = common.vbd.info().read_only;
+        let mode = self.config.socket_mode;
+        let options = fuse::Options { read_only, growable, mode, queues: QUEUES };
+        let image = self.disks.get(&common.disk).map(|served| served.disk.path.clone());
+        let image = image.unwrap_or_default();
+        self.add_in_time(common, reply, move |common| {
+            if growable && (read_only || common.vbd.grow(common.vbd.size()).is_err()) {
+                return Err(Refusal::new(
+                    "growable takes a raw image in a regular file, and an export that is writable",
+                ));
+            }
+            let mount = fuse::Mount::new(&PathBuf::from(of.mountpoint), &image, &options);
+            let mount = mount.map_err(Error::from)?;
+            Ok((Wire::Fuse(fuse::Server::new(mount, common.vbd.clone(), options).into()), vec![]))
+        });
+    }
+
+    fn add_ublk(&mut self, common: Common, of: UblkOptions, reply: Reply<Done>) {
+        let options = ublk::Options { queues: of.num_queues.unwrap_or(QUEUES).max(1) };
+        let image = self.disks.get(&common.disk).map(|served| served.disk.path.clone());
+        let image = image.unwrap_or_default();
+        self.add_in_time(common, reply, move |common| {
+            let made = ublk::Device::open(&image, of.number, &common.vbd, &options)
+                .and_then(|device| ublk::Server::start(device, common.vbd.clone()));
+            Ok((Wire::Ublk(made.map_err(Error::from)?.into()), vec![]))
+        });
+    }
+}
+
+words! {
+    /// Whether those who use an export are minded.
+    enum RemoveMode { "safe" Safe, "hard" Hard }
+}
+
+arguments! {
+    /// `block-export-del`
+    struct DeleteExport { "id" id: String, "mode" mode: Option<RemoveMode> }
+}
+
+impl Command for DeleteExport {
+    const NAME: &'static str = "block-export-del";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let used = running.exports.iter().find(|export| export.id == self.id);
+        let used = used.filter(|export| !export.closing && running.is_used(export));
+        let (Some(export), false) = (used, self.is_hard()) else { return self.end(running, reply) };
+        // Clients that have left are still counted for a moment.
+        let Some(serving) = running.servers.get(&export.server) else { return };
+        let (wire, name) = (serving.wire.clone(), export.name.clone());
+        let begun = running.in_time("nbd unused", move || -> Then {
+            if let Wire::Nbd { server, .. } = &*wire {
+                server.wait_until_unused(&name, LEAVING);
+            }
+            Box::new(move |running| self.end(running, reply))
+        });
+        if let Err(error) = begun {
+            tracing::error!("cannot see whether an export is used: {error}");
+        }
+    }
+}
+
+impl DeleteExport {
+    fn is_hard(&self) -> bool {
+        self.mode == Some(RemoveMode::Hard)
+    }
+
+    fn end(self, running: &mut Running, reply: Reply<Done>) {
+        let id = &self.id;
+        let found = running.exports.iter().find(|export| export.id == *id);
+        let refusal = match found {
+            None => format!("Export '{id}' is not found"),
+            Some(export) if export.closing => format!("Export '{id}' is already shutting down"),
+            Some(export) if !self.is_hard() && running.is_used(export) => {
+                format!("export '{id}' still in use")
+            }
+            Some(_) => {
+                running.forget_export(id);
+                reply.give_after(WAITED_FOR, Done {});
+                return running.close_export(id, Box::new(|_| reply.give(Ok(Done {}))));
+            }
+        };
+        reply.give(Err(Refusal::new(refusal)));
+    }
+}
+
+impl Running {
+    /// Whether clients have an export that they would miss: as QEMU counts, of NBD alone.
+    fn is_used(&self, export: &Export) -> bool {
+        let wire = self.servers.get(&export.server).map(|serving| &*serving.wire);
+        matches!(wire, Some(Wire::Nbd { server, .. }) if server.users(&export.name) > 0)
+    }
+}
+
+arguments! {
+    /// A UNIX socket, where an address is of the older form.
+    struct UnixData { "data" data: UnixAddress }
+}
+
+arguments! {
+    /// A TCP port.
+    struct InetAddress { "host" host: String, "port" port: String }
+}
+
+arguments! {
+    /// A TCP port, where an address is of the older form.
+    struct InetData { "data" data: InetAddress }
+}
+
+choice! {
+    /// Where NBD clients connect.
+    struct NbdAddress {}
+    "type" enum NbdAddressType { "unix" Unix(UnixData), "inet" Inet(InetData) }
+}
+
+arguments! {
+    /// `nbd-server-start`
+    struct StartNbd { "addr" addr: NbdAddress }
+}
+
+impl Command for StartNbd {
+    const NAME: &'static str = "nbd-server-start";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        if running.nbd_server().is_ok() || running.pending.nbd {
+            return reply.give(Err(Refusal::new("NBD server already running")));
+        }
+        let address = match self.addr.of {
+            NbdAddressType::Unix(UnixData { data }) => Address::Unix(data.path.into()),
+            NbdAddressType::Inet(InetData { data }) => {
+                let Ok(port) = data.port.parse() else {
+                    let text = format!("{:?} is not a port number", data.port);
+                    return reply.give(Err(Refusal::new(text)));
+                };
+                Address::Tcp { host: data.host, port }
+            }
+        };
+        let (mode, tls) = (running.config.socket_mode, running.config.nbd_tls.as_ref());
+        let tls = tls.map_or(TlsMode::Off, |tls| tls.mode_of(&address));
+        running.pending.nbd = true;
+        // A host's name may take long to be found.
+        let begun = running.in_time("nbd", move || -> Then {
+            let bound = listen(&address, mode, &mut Handed::default());
+            Box::new(move |running| {
+                running.pending.nbd = false;
+                let started = bound.and_then(|(listeners, file)| {
+                    let require = tls == TlsMode::Require;
+                    let places = listeners.iter().map(|one| (plan::place(one), require)).collect();
+                    let (tls, files) = (vec![tls; listeners.len()], file.into_iter().collect());
+                    // Disks of the command line that come late do not join it.
+                    let addresses = vec![];
+                    let keeps_open = true;
+                    let socket = NbdSocket { addresses, places, listeners, tls, files, keeps_open };
+                    running.start_nbd_server(socket, vec![], None)
+                });
+                reply.give(started.map(|_| Done {}).map_err(Refusal::from));
+            })
+        });
+        if let Err(error) = begun {
+            running.pending.nbd = false;
+            tracing::error!("cannot start an NBD server: {error}");
+        }
+    }
+}
+
+arguments! {
+    /// `nbd-server-stop`
+    struct StopNbd {}
+}
+
+impl Command for StopNbd {
+    const NAME: &'static str = "nbd-server-stop";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        match running.nbd_server() {
+            Err(refusal) => reply.give(Err(refusal)),
+            Ok(server) => {
+                running.forget_exports_of(server);
+                reply.give_after(WAITED_FOR, Done {});
+                running.close_server(server, Box::new(|_| reply.give(Ok(Done {}))));
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What is written down of exports: those that clients add, as they said; and that others are there no more.
+
+use serde_json::{Map, Value, json};
+
+use super::exports::{AddExport, ExportType};
+use crate::Address;
+use crate::running::{DiskId, Running, ServerId};
+use crate::wires::Wire;
+
+/// An export as it may be added again, but for its node.
+pub(super) fn wanted(of: &AddExport) -> Value {
+    let mut all = Map::new();
+    let mut put = |key: &str, value: Option<Value>| {
+        all.extend(value.filter(|value| !value.is_null()).map(|value| (key.to_owned(), value)));
+    };
+    put("id", Some(of.id.clone().into()));
+    put("writable", of.writable.map(Value::from));
+    put("writethrough", of.writethrough.map(Value::from));
+    match &of.of {
+        ExportType::Nbd(of) => {
+            put("type", Some("nbd".into()));
+            put("name", of.name.clone().map(Value::from));
+            put("description", of.description.clone().map(Value::from));
+            put("bitmaps", of.bitmaps.clone().map(Value::from));
+        }
+        ExportType::Vhost(of) => {
+            put("type", Some("vhost-user-blk".into()));
+            put("addr", Some(json!({ "type": "unix", "path": of.path() })));
+            put("logical-block-size", of.logical_block_size.map(Value::from));
+            put("num-queues", of.num_queues.map(Value::from));
+            put("__ringtap_serial", of.serial.clone().map(Value::from));
+        }
+        ExportType::Fuse(of) => {
+            put("type", Some("fuse".into()));
+            put("mountpoint", Some(of.mountpoint.clone().into()));
+            put("growable", of.growable.map(Value::from));
+        }
+        ExportType::Ublk(of) => {
+            put("type", Some("__ringtap_ublk".into()));
+            put("number", of.number.map(Value::from));
+            put("num-queues", of.num_queues.map(Value::from));
+            put("logical-block-size", of.logical_block_size.map(Value::from));
+        }
+    }
+    all.into()
+}
+
+impl Running {
+    /// An export has come that a client wants.
+    pub(super) fn note_export(&mut self, disk: DiskId, mut wanted: Value) {
+        let id = wanted["id"].as_str().unwrap_or_default();
+        let server = self.exports.iter().find(|export| export.id == id).map(|export| export.server);
+        let wire = server.and_then(|server| Some(&*self.servers.get(&server)?.wire));
+        if let Some(Wire::Nbd { places, .. }) = wire {
+            let first = places.first().map(|(place, _)| place.to_string());
+            wanted["server"] = first.unwrap_or_default().into();
+        }
+        if let Some(served) = self.disks.get_mut(&disk) {
+            served.disk.keeping.exports.push(wanted);
+        }
+    }
+
+    /// A client has taken an export away.
+    pub(super) fn forget_export(&mut self, id: &str) {
+        let Some(export) = self.exports.iter().find(|export| export.id == id) else { return };
+        let wire = self.servers.get(&export.server).map(|serving| serving.wire.clone());
+        let places = wire.as_ref().map(|wire| wire.places(&export.name)).unwrap_or_default();
+        let Some(served) = self.disks.get_mut(&export.disk) else { return };
+        let disk = &mut served.disk;
+        let noted = disk.keeping.exports.len();
+        disk.keeping.exports.retain(|export| export["id"] != id);
+        if disk.keeping.exports.len() < noted {
+            return;
+        }
+        let is_there = |path: &std::path::Path| {
+            let path = std::path::absolute(path).unwrap_or(path.into());
+            places.iter().any(|place| path == std::path::Path::new(place))
+        };
+        match wire.as_deref() {
+            Some(Wire::Nbd { addresses, .. }) => disk.nbd.retain(|one| !addresses.contains(one)),
+            Some(Wire::VhostUser { .. }) => disk.vhost_user.retain(|one| match one {
+                Address::Unix(path) => !is_there(path),
+                _ => true,
+            }),
+            Some(Wire::Fuse(_)) => disk.fuse.retain(|path| !is_there(path)),
+            Some(Wire::Ublk(_)) => disk.ublk = None,
+            None => {}
+        }
+    }
+
+    /// A client has taken a server away, with all its exports.
+    pub(super) fn forget_exports_of(&mut self, server: ServerId) {
+        let of = self.exports.iter().filter(|export| export.server == server);
+        let ids: Vec<String> = of.map(|export| export.id.clone()).collect();
+        ids.iter().for_each(|id| self.forget_export(id));
+    }
+}

@@ -1,0 +1,54 @@
+//! Control of a running server: QMP, as QEMU's storage daemon speaks it, on a UNIX socket.
+//!
+//! `wire` finds the JSON in what a client sends; `server` has a thread for each client; `table` says which commands
+//! there are, and each family of them has a file. What commands take and answer is described once, by `shape`,
+//! which reads it, writes it and explains it. Replies and events go out by `outgoing`, from whichever thread.
+//!
+//! Source: QEMU, docs/interop/qmp-spec.rst, qapi/ and storage-daemon/qapi/.
+
+mod about;
+mod active;
+mod aside;
+mod backups;
+mod bitmaps;
+mod copies;
+mod create;
+mod exports;
+mod inspect;
+mod jobs;
+mod keeping;
+mod moment;
+mod nodes;
+mod opening;
+mod outgoing;
+mod query;
+mod refs;
+mod refusal;
+mod remote;
+mod reopen;
+mod replay;
+mod request;
+mod resize;
+mod resume;
+mod room;
+mod schema;
+mod secrets;
+mod server;
+mod shape;
+mod snapshot;
+mod stream;
+mod table;
+#[doc(hidden)]
+pub mod testing;
+mod throttle;
+pub mod wire;
+
+pub(crate) use jobs::{
+    JobStatus, JobType, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready, tell_of_trouble,
+};
+pub(crate) use nodes::QUEUES;
+pub(crate) use outgoing::{Events, Held, hold_back, let_go};
+pub(crate) use query::ExportDeleted;
+pub(crate) use replay::replay;
+pub(crate) use resume::resume;
+pub(crate) use server::{Listening, Server};

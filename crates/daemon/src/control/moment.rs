@@ -1,0 +1,284 @@
+//! What clients want to happen at one moment to one disk or several: `transaction`, and the commands that are one action.
+
+use std::collections::BTreeMap;
+
+use ringtap_vbd::BitmapChange;
+
+use super::backups::{Asked, BlockdevBackup};
+use super::bitmaps::{
+    Action, AddBitmap, ClearBitmap, DisableBitmap, EnableBitmap, Known, MergeBitmaps, RemoveBitmap,
+};
+use super::outgoing::Reply;
+use super::refusal::Refusal;
+use super::shape::{Done, arguments, choice, words};
+use super::snapshot::{Asked as AskedSnapshot, Snapshot, SnapshotSync};
+use super::table::Command;
+use crate::Error;
+use crate::backup::Save;
+use crate::events::contained;
+use crate::moment::{Begun, Part, at_one_moment};
+use crate::running::{DiskId, Running, Then};
+
+/// Actions wrap what their commands take.
+macro_rules! actions {
+    ($($Name:ident of $Command:ident),* $(,)?) => {
+        $(
+            arguments! {
+                /// An action of a transaction.
+                struct $Name { "data" data: $Command }
+            }
+        )*
+    };
+}
+
+actions! {
+    SnapshotAction of Snapshot, SnapshotSyncAction of SnapshotSync, BackupAction of BlockdevBackup, AddBitmapAction of AddBitmap,
+    RemoveBitmapAction of RemoveBitmap, ClearBitmapAction of ClearBitmap, EnableBitmapAction of EnableBitmap,
+    DisableBitmapAction of DisableBitmap, MergeBitmapsAction of MergeBitmaps,
+}
+
+choice! {
+    /// What is done at one moment with the rest.
+    struct TransactionAction {}
+    "type" enum TransactionActionType {
+        "blockdev-snapshot" Snapshot(SnapshotAction),
+        "blockdev-snapshot-sync" SnapshotSync(SnapshotSyncAction),
+        "blockdev-backup" Backup(BackupAction),
+        "block-dirty-bitmap-add" AddBitmap(AddBitmapAction),
+        "block-dirty-bitmap-remove" RemoveBitmap(RemoveBitmapAction),
+        "block-dirty-bitmap-clear" ClearBitmap(ClearBitmapAction),
+        "block-dirty-bitmap-enable" EnableBitmap(EnableBitmapAction),
+        "block-dirty-bitmap-disable" DisableBitmap(DisableBitmapAction),
+        "block-dirty-bitmap-merge" MergeBitmaps(MergeBitmapsAction),
+    }
+}
+
+words! {
+    /// How the jobs of a transaction end: each for itself.
+    enum CompletionMode { "individual" Individual }
+}
+
+arguments! {
+    /// What holds for a transaction as a whole.
+    struct TransactionProperties { "completion-mode" _mode: Option<CompletionMode> }
+}
+
+arguments! {
+    /// `transaction`
+    struct Transaction {
+        "actions" actions: Vec<TransactionAction>,
+        "properties" _properties: Option<TransactionProperties>,
+    }
+}
+
+/// What is to happen.
+#[derive(Default)]
+pub(super) struct Moments {
+    disks: BTreeMap<DiskId, OfDisk>,
+}
+
+#[derive(Default)]
+struct OfDisk {
+    known: Vec<Known>,
+    changes: Vec<BitmapChange>,
+    backups: Vec<Asked>,
+}
+
+impl Moments {
+    fn of_disk(&mut self, running: &Running, id: DiskId) -> Result<&mut OfDisk, Refusal> {
+        let served = running.disks.get(&id).ok_or_else(|| Refusal::new("the disk is gone"))?;
+        if running.pending.bitmaps_changing.contains(&id) {
+            return Err(Refusal::new(format!(
+                "the bitmaps of '{}' are being changed",
+                served.node()
+            )));
+        }
+        Ok(self.disks.entry(id).or_insert_with(|| OfDisk {
+            known: served.vbd.dirty_bitmaps().into_iter().map(Known::from).collect(),
+            ..OfDisk::default()
+        }))
+    }
+
+    /// Something is done to a bitmap.
+    pub(super) fn bitmap(
+        &mut self,
+        running: &Running,
+        node: &str,
+        action: Action,
+    ) -> Result<(), Refusal> {
+        let id = running.named_node(node)?;
+        let of = self.of_disk(running, id)?;
+        let change = action.change(running, id, &mut of.known)?;
+        of.changes.push(change);
+        Ok(())
+    }
+
+    /// A backup begins.
+    pub(super) fn backup(
+        &mut self,
+        running: &Running,
+        backup: BlockdevBackup,
+    ) -> Result<(), Refusal> {
+        let id = running.one_of(Some(backup.device()), None)?;
+        let before: Vec<(String, Option<DiskId>)> = self
+            .disks
+            .values()
+            .flat_map(|of| &of.backups)
+            .map(|asked| (asked.new.id.clone(), asked.new.other))
+            .collect();
+        let of = self.of_disk(running, id)?;
+        let asked = backup.ask(running, id, &of.known)?;
+        let twice = |(id, target): &(String, Option<DiskId>)| {
+            *id == asked.new.id || *target == asked.new.other
+        };
+        if before.iter().any(twice) || !of.backups.is_empty() {
+            return Err(Refusal::new("a job or a disk is named twice"));
+        }
+        of.backups.push(asked);
+        Ok(())
+    }
+
+    fn one(&mut self, running: &Running, action: TransactionActionType) -> Result<(), Refusal> {
+        use TransactionActionType as Type;
+        let (node, action) = match action {
+            Type::Snapshot(_) | Type::SnapshotSync(_) => return Err(mixed()),
+            Type::Backup(of) => return self.backup(running, of.data),
+            Type::AddBitmap(of) => of.data.action(),
+            Type::RemoveBitmap(of) => of.data.action(),
+            Type::ClearBitmap(of) => of.data.action(),
+            Type::EnableBitmap(of) => of.data.action(),
+            Type::DisableBitmap(of) => of.data.action(),
+            Type::MergeBitmaps(of) => of.data.action(),
+        };
+        self.bitmap(running, &node, action)
+    }
+
+    /// Have it happen.
+    pub(super) fn begin(self, running: &mut Running, reply: Reply<Done>) {
+        let (mut parts, mut asked, mut ids) = (vec![], vec![], vec![]);
+        for (id, of) in self.disks {
+            let Some(served) = running.disks.get(&id) else { continue };
+            let adds = |change: &BitmapChange| {
+                matches!(change, BitmapChange::Add { persistent: true, .. })
+            };
+            let (wanted, own): (Vec<_>, Vec<_>) = of.backups.into_iter().map(Asked::split).unzip();
+            parts.push(Part {
+                disk: served.disk.clone(),
+                vbd: served.vbd.clone(),
+                keeps: of.changes.iter().any(adds),
+                changes: of.changes,
+                backups: wanted,
+            });
+            asked.push(own);
+            ids.push(id);
+        }
+        let busy: Vec<DiskId> = asked.iter().flatten().flat_map(|one| one.disks()).collect();
+        running.pending.bitmaps_changing.extend(&ids);
+        running.pending.changing.extend(&busy);
+        let (own, of) = (ids.clone(), busy.clone());
+        let begun = running.in_time("moment", move || -> Then {
+            let panicked = || {
+                Err(Error::Job("a panic has ended it, which is an error of Ringtap itself".into()))
+            };
+            let end = contained(|| at_one_moment(parts)).unwrap_or_else(panicked);
+            Box::new(move |running| {
+                running.settle(&own, &of);
+                let end = end.map_err(Refusal::from).and_then(|begun| {
+                    let jobs = begun.into_iter().flatten().zip(asked.into_iter().flatten());
+                    let mut end = Ok(());
+                    for (begun, own) in jobs {
+                        match end {
+                            Ok(()) => end = running.begin_backup(begun, own),
+                            Err(_) => begun.forget(),
+                        }
+                    }
+                    end
+                });
+                reply.give(end.map(|()| Done {}));
+            })
+        });
+        if let Err(error) = begun {
+            running.settle(&ids, &busy);
+            tracing::error!("cannot change bitmaps, or begin a backup: {error}");
+        }
+    }
+}
+
+impl Running {
+    fn settle(&mut self, bitmaps_changing: &[DiskId], changing: &[DiskId]) {
+        bitmaps_changing.iter().for_each(|id| _ = self.pending.bitmaps_changing.remove(id));
+        changing.iter().for_each(|id| _ = self.pending.changing.remove(id));
+    }
+
+    /// The job of a backup whose moment has come.
+    fn begin_backup(&mut self, begun: Begun, own: super::backups::Own) -> Result<(), Refusal> {
+        let target = own.new.other;
+        let found = own.new.disk.and_then(|id| Some((id, self.disks.get(&id)?)));
+        let found = found.ok_or_else(|| Refusal::new("the disk is gone"));
+        let checked = found.and_then(|found| self.check_job_id(&own.new.id).map(|()| found));
+        let (id, served) = checked.inspect_err(|_| begun.forget())?;
+        let bitmap = begun.successor.as_ref().map(|(name, _)| (id, name.clone()));
+        let save = Save { disk: served.disk.clone(), clears_always: own.clears_always, begun };
+        if let Some(served) = target.and_then(|target| self.disks.get_mut(&target)) {
+            served.moment = save.begun.shown.clone();
+        }
+        self.pending.bitmaps.extend(bitmap.clone());
+        let free = move |running: &mut Running| {
+            bitmap.iter().for_each(|bitmap| _ = running.pending.bitmaps.remove(bitmap));
+            if let Some(served) = target.and_then(|target| running.disks.get_mut(&target)) {
+                served.moment = None;
+            }
+        };
+        let after = free.clone();
+        let (events, work) = (self.events.clone(), move |job: &ringtap_vbd::Job| {
+            let end = save.run(job);
+            end.map(|()| Box::new(|_: &mut Running| {}) as Then)
+        });
+        let begun = self.begin_job(own.new, move |job| {
+            let end = work(job);
+            // However it has ended, and before anybody is told.
+            let _ = events.send(crate::events::Event::Do(Box::new(after)));
+            end
+        });
+        if begun.is_err() {
+            free(self);
+        }
+        begun.map_err(Refusal::from)
+    }
+}
+
+impl Command for Transaction {
+    const NAME: &'static str = "transaction";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let mut snapshots = vec![];
+        let mut moments = Moments::default();
+        let all = self.actions.len();
+        for action in self.actions {
+            let one = match action.of {
+                TransactionActionType::Snapshot(one) => {
+                    snapshots.push(AskedSnapshot::Node(one.data));
+                    Ok(())
+                }
+                TransactionActionType::SnapshotSync(one) => {
+                    snapshots.push(AskedSnapshot::Sync(one.data));
+                    Ok(())
+                }
+                other => moments.one(running, other),
+            };
+            if let Err(refusal) = one {
+                return reply.give(Err(refusal));
+            }
+        }
+        match snapshots.len() {
+            0 => moments.begin(running, reply),
+            some if some == all => running.snapshot(snapshots, reply),
+            _ => reply.give(Err(mixed())),
+        }
+    }
+}
+
+fn mixed() -> Refusal {
+    Refusal::new("snapshots are in a transaction with others of their kind alone")
+}

@@ -1,0 +1,206 @@
+//! Images and files that are opened as a client wants them.
+
+use std::path::PathBuf;
+
+use ringtap_image::{CacheMode, Image, Place, record};
+use ringtap_vbd::Vbd;
+
+use super::nodes::{Add, Asked};
+use super::outgoing::Reply;
+use super::refs::Backing;
+use super::refusal::Refusal;
+use super::shape::Done;
+use super::table::Command;
+use crate::Disk;
+use crate::graph::{FileNode, Ties};
+use crate::opened::{At, Identity, Wrap, device_at, identity, record_formats};
+use crate::running::{Running, Then};
+
+/// A disk that is to be.
+pub(super) struct Wish {
+    pub(super) disk: Disk,
+    pub(super) ties: Ties,
+    /// Its file, where that is held already.
+    pub(super) place: Option<Place>,
+    /// What its file is, where it is named with it.
+    pub(super) named_with_it: Option<&'static str>,
+    /// The image that its own is opened upon.
+    upon: Option<Box<dyn Image>>,
+}
+
+/// A file that is to have a name.
+pub(super) struct FileWish {
+    pub(super) path: PathBuf,
+    pub(super) read_only: bool,
+    pub(super) cache: Option<CacheMode>,
+    pub(super) driver: &'static str,
+}
+
+/// A disk that was opened, and which file it is.
+type Found = (Vbd, Option<Identity>);
+
+impl Wish {
+    pub(super) fn of(disk: Disk) -> Box<Wish> {
+        let (ties, place, named_with_it, upon) = Default::default();
+        Box::new(Wish { disk, ties, place, named_with_it, upon })
+    }
+
+    /// The same, as it was.
+    pub(super) fn like(&self, disk: Disk) -> Box<Wish> {
+        let upon = self.upon.as_ref().map(|image| image.fork());
+        let (ties, place) = (self.ties.clone(), self.place.clone());
+        Box::new(Wish { disk, ties, place, named_with_it: self.named_with_it, upon })
+    }
+
+    /// What is to lie below it.
+    pub(super) fn lies_upon(
+        &mut self,
+        backing: Option<Backing>,
+        running: &Running,
+    ) -> Result<(), Refusal> {
+        let name = match backing {
+            None => return Ok(()),
+            Some(Backing::Nothing) => {
+                self.disk.options.layers = Some(1);
+                self.ties.alone = true;
+                return Ok(());
+            }
+            Some(Backing::Node(name)) => name,
+        };
+        let id = running.named_node(&name)?;
+        let Some(served) = running.disks.get(&id) else {
+            return Err(Refusal::new("the disk is gone"));
+        };
+        if running.pending.is_changing(id) {
+            return Err(Refusal::new(format!("Node '{name}' is being changed")));
+        }
+        if !self.disk.options.read_only && record::is_unsealed(&served.disk.path) {
+            return Err(Refusal::new(format!(
+                "a killed server may not have made '{name}' stable: add the image above without 'backing'"
+            )));
+        }
+        let image = served.vbd.image();
+        self.upon = Some(image.map_err(|error| Refusal::new(format!("Node '{name}': {error}")))?);
+        self.ties.upon = Some(id);
+        Ok(())
+    }
+
+    /// Open an image that nobody has in this process: its lock would name this very process.
+    pub(super) fn open(
+        &mut self,
+        wrap: &Wrap,
+        images: &[(Identity, bool, String)],
+    ) -> Result<Found, Refusal> {
+        let disk = &self.disk;
+        let file = identity(&disk.path);
+        let clash = images
+            .iter()
+            .find(|(other, reads, _)| file == Some(*other) && !(*reads && disk.options.read_only));
+        if let Some((_, _, node)) = clash {
+            return Err(Refusal::new(format!(
+                "{} is the image of the node '{node}' already: export that once more, or open both read-only",
+                disk.path.display()
+            )));
+        }
+        if self.place.is_none() && self.named_with_it.is_some() {
+            self.place = Place::hold(&disk.path).ok();
+        }
+        let at = At { place: self.place.clone(), upon: self.upon.take() };
+        let label = disk.node_name.as_deref().unwrap_or_default();
+        let (vbd, named) = device_at(disk, label, wrap, at)?;
+        record_formats(named.as_slice());
+        Ok((vbd, file))
+    }
+}
+
+impl Running {
+    /// A disk has been opened.
+    pub(super) fn has_come(&mut self, wish: Wish, vbd: Vbd, file: Option<Identity>) {
+        let Wish { disk, ties, place, named_with_it, .. } = wish;
+        let name = disk.node_name.clone().unwrap_or_default();
+        let (path, read_only) = (disk.path.clone(), disk.options.read_only);
+        if let (Some(driver), Some(place), Some(name)) = (named_with_it, place, &ties.in_file) {
+            let cache = Some(disk.options.cache);
+            let node = FileNode { path, place, read_only, cache, driver, implicit: true };
+            self.graph.files.insert(name.clone(), node);
+        }
+        let id = self.add_known(disk, vbd, file);
+        super::resume::forget(self, id);
+        if let Some(served) = self.disks.get_mut(&id) {
+            served.ties = ties;
+            tracing::info!("the disk {name} has come: {}", served.facts.line());
+        }
+    }
+
+    fn open_wish(&mut self, mut wish: Box<Wish>, reply: Reply<Done>) {
+        let (wrap, images) = (self.wrap.clone(), self.images());
+        let file = wish.named_with_it.and(wish.ties.in_file.clone());
+        let names: Vec<String> = wish.disk.node_name.clone().into_iter().chain(file).collect();
+        let taken = names.clone();
+        self.pending.nodes.extend(names.clone());
+        let begun = self.in_time("open", move || -> Then {
+            let opened = wish.open(&wrap, &images);
+            Box::new(move |running| {
+                names.iter().for_each(|name| _ = running.pending.nodes.remove(name));
+                reply.give(opened.map(|(vbd, file)| {
+                    running.has_come(*wish, vbd, file);
+                    Done {}
+                }));
+            })
+        });
+        if let Err(error) = begun {
+            taken.iter().for_each(|name| _ = self.pending.nodes.remove(name));
+            tracing::error!("cannot open an image: {error}");
+        }
+    }
+
+    fn open_file(&mut self, name: String, wish: FileWish, reply: Reply<Done>) {
+        let taken = name.clone();
+        self.pending.nodes.insert(name.clone());
+        let begun = self.in_time("open", move || -> Then {
+            let held = Place::hold(&wish.path);
+            Box::new(move |running| {
+                running.pending.nodes.remove(&name);
+                let FileWish { path, read_only, cache, driver } = wish;
+                let failed = |error| {
+                    let path = path.display();
+                    Refusal::new(format!("Could not open '{path}': {error}"))
+                };
+                reply.give(held.map_err(failed).map(|place| {
+                    let path = path.clone();
+                    let node = FileNode { path, place, read_only, cache, driver, implicit: false };
+                    running.graph.files.insert(name, node);
+                    Done {}
+                }));
+            })
+        });
+        if let Err(error) = begun {
+            self.pending.nodes.remove(&taken);
+            tracing::error!("cannot open {taken}: {error}");
+        }
+    }
+}
+
+impl Command for Add {
+    const NAME: &'static str = "blockdev-add";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let asked = match self.asked(running) {
+            Ok(asked) => asked,
+            Err(refusal) => return reply.give(Err(refusal)),
+        };
+        let name = match &asked {
+            Asked::Disk(wish) => wish.disk.node_name.clone().unwrap_or_default(),
+            Asked::File(name, _) => name.clone(),
+        };
+        if running.is_taken(&name) {
+            let text = format!("Duplicate nodes with node-name='{name}'");
+            return reply.give(Err(Refusal::new(text)));
+        }
+        match asked {
+            Asked::Disk(wish) => running.open_wish(wish, reply),
+            Asked::File(name, wish) => running.open_file(name, wish, reply),
+        }
+    }
+}

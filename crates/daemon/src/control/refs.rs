@@ -1,0 +1,68 @@
+//! What is named, or described where it is needed.
+
+use serde_json::{Value, json};
+
+use super::refusal::Refusal;
+use super::schema::Schema;
+use super::shape::{Read, Shape, wrong_type};
+
+/// A node by its name, or what a node would be.
+#[derive(Debug)]
+pub(crate) enum NodeOr<T> {
+    Node(String),
+    Of(T),
+}
+
+impl<T: Shape> Shape for NodeOr<T> {
+    fn shape(schema: &mut Schema) -> String {
+        let of = T::shape(schema);
+        let name = String::shape(schema);
+        schema.alternate(&format!("{of}Ref"), &[&of, &name])
+    }
+}
+
+impl<T: Read> Read for NodeOr<T> {
+    fn read(value: Value, at: &str) -> Result<NodeOr<T>, Refusal> {
+        match value {
+            Value::String(name) => Ok(NodeOr::Node(name)),
+            value => T::read(value, at).map(NodeOr::Of),
+        }
+    }
+}
+
+/// What lies below an image: a node, or nothing.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    Node(String),
+    Nothing,
+}
+
+impl Shape for Backing {
+    fn shape(schema: &mut Schema) -> String {
+        let name = String::shape(schema);
+        let nothing = schema.builtin("null", "null");
+        schema.alternate("Backing", &[&name, &nothing])
+    }
+}
+
+impl Read for Backing {
+    fn read(value: Value, at: &str) -> Result<Backing, Refusal> {
+        match value {
+            Value::String(name) => Ok(Backing::Node(name)),
+            Value::Null => Ok(Backing::Nothing),
+            Value::Object(_) => Err(Refusal::new(format!(
+                "Parameter '{at}' takes a node's name or null: add what lies below by a blockdev-add of its own"
+            ))),
+            _ => Err(wrong_type(at, "string or null")),
+        }
+    }
+}
+
+/// Describes alternates.
+impl Schema {
+    /// One of several types.
+    pub(super) fn alternate(&mut self, name: &str, of: &[&str]) -> String {
+        let members: Vec<Value> = of.iter().map(|of| json!({ "type": of })).collect();
+        self.add(name, |_| json!({ "meta-type": "alternate", "members": members }))
+    }
+}

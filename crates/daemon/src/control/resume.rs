@@ -1,0 +1,68 @@
+//! Jobs of a server that was killed, begun again by the next.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+
+use super::replay::carry_out;
+use crate::events::Event;
+use crate::ledger::{self, Line};
+use crate::running::{DiskId, Running};
+
+/// Go on with the jobs that the disks had, or say that they are gone.
+pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[DiskId]) {
+    let of = |id: &DiskId| running.disks.get(id).map(|served| whole(&served.disk.path));
+    let images: Vec<PathBuf> = ids.iter().filter_map(of).collect();
+    for (line, _written) in ledger::left(&images) {
+        let same = line.is_of_these_files();
+        let Some(image) = line.image().map(Path::to_owned) else { continue };
+        let Line { id, command, mut arguments, target, .. } = line;
+        // Its name may be another by now.
+        let found = running.disks.values().find(|served| whole(&served.disk.path) == image);
+        let Some(served) = found else { continue };
+        let (span, node) = (served.vbd.span().clone(), served.node().to_owned());
+        let _disk = span.enter();
+        let gone = |why: &str| match &target {
+            Some(target) => tracing::warn!(
+                "the job {id} ({command}) ended with the server before this one: {} is no copy of the disk; begin it \
+                 again{why}",
+                target.display()
+            ),
+            None => tracing::warn!(
+                "the job {id} ({command}) ended with the server before this one, and left the disk as good as it was; \
+                 begin it again{why}"
+            ),
+        };
+        // Nobody could have it end where there is no control socket.
+        if target.is_some() || running.config.control.is_none() || !same {
+            gone(if same { "" } else { ": an image that it was at work on is another now" });
+            continue;
+        }
+        arguments.insert("device".to_owned(), node.into());
+        match carry_out(running, inbox, &command, arguments) {
+            Ok(()) => tracing::info!(
+                "the job {id} ({command}) goes on, which a server before this one began"
+            ),
+            Err(why) => gone(&format!(": {why}")),
+        }
+    }
+}
+
+/// A disk that a client has had opened: whatever job it had before is not gone on with, now or later.
+pub(super) fn forget(running: &Running, id: DiskId) {
+    let Some(served) = running.disks.get(&id) else { return };
+    let _disk = served.vbd.span().enter();
+    for (line, _written) in ledger::left(&[whole(&served.disk.path)]) {
+        let Line { id, command, .. } = line;
+        tracing::warn!(
+            "the job {id} ({command}) ended with a server before this one: begin it again"
+        );
+    }
+}
+
+/// A path that means the same everywhere.
+pub(crate) fn whole(path: &Path) -> PathBuf {
+    if ringtap_stores::is_store(path) {
+        return path.to_owned();
+    }
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

@@ -1,0 +1,84 @@
+//! Objects: secrets of encrypted images, which are named by files and never said on the socket, and throttle groups.
+
+use std::collections::btree_map::Entry;
+
+use ringtap_image::{Secret, SecretSource};
+
+use super::outgoing::Reply;
+use super::refusal::Refusal;
+use super::shape::{Done, arguments, choice};
+use super::table::Command;
+use super::throttle::{GroupOptions, duplicate};
+use crate::running::{Running, Then};
+
+arguments! {
+    /// A secret: all bytes of a file.
+    struct SecretOptions { "file" file: String }
+}
+
+choice! {
+    /// `object-add`
+    struct AddObject { "id" id: String }
+    "qom-type" enum ObjectType { "secret" Secret(SecretOptions), "throttle-group" Group(GroupOptions) }
+}
+
+/// Read a secret, and log what its owner should know of it.
+fn read(id: &str, source: &SecretSource) -> Result<Secret, Refusal> {
+    if let Some(warning) = source.warning() {
+        tracing::warn!("{id}: {warning}");
+    }
+    source.read().map_err(|error| Refusal::new(error.to_string()))
+}
+
+impl Command for AddObject {
+    const NAME: &'static str = "object-add";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let (id, file) = match self.of {
+            ObjectType::Group(of) => return reply.give(running.add_group(self.id, &of)),
+            ObjectType::Secret(SecretOptions { file }) => (self.id, file),
+        };
+        let begun = running.in_time("secret", move || -> Then {
+            let source = SecretSource::File(std::path::absolute(&file).unwrap_or(file.into()));
+            let found = read(&id, &source);
+            Box::new(move |running| {
+                let grouped = running.groups.contains_key(&id);
+                reply.give(found.and_then(|secret| match running.secrets.entry(id) {
+                    taken if grouped => Err(duplicate(taken.key())),
+                    Entry::Vacant(place) => {
+                        running.secret_sources.insert(place.key().clone(), source.to_string());
+                        place.insert(secret);
+                        Ok(Done {})
+                    }
+                    Entry::Occupied(taken) => Err(duplicate(taken.key())),
+                }));
+            })
+        });
+        if let Err(error) = begun {
+            tracing::error!("cannot read a secret: {error}");
+        }
+    }
+}
+
+arguments! {
+    /// `object-del`
+    struct DeleteObject { "id" id: String }
+}
+
+impl Command for DeleteObject {
+    const NAME: &'static str = "object-del";
+    type Answer = Done;
+
+    fn run(self, running: &mut Running, reply: Reply<Done>) {
+        if let Some(removed) = running.remove_group(&self.id) {
+            return reply.give(removed);
+        }
+        // Images that were opened with it have what they need.
+        running.secret_sources.remove(&self.id);
+        reply.give(match running.secrets.remove(&self.id) {
+            Some(_) => Ok(Done {}),
+            None => Err(Refusal::new(format!("object '{}' not found", self.id))),
+        });
+    }
+}

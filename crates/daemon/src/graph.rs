@@ -1,0 +1,173 @@
+//! Names that are no disks': of files that images lie in, and of images that lie below a disk, or did.
+//!
+//! A disk is one node with all its images, unless a client gives those names of their own: a file before the image in it
+//! is opened, an image below before the one above, an overlay before it takes a disk's place. Then a name
+//! stays with its image, as in QEMU, when the disk goes on in another.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use ringtap_image::{CacheMode, Image, Place};
+
+use crate::opened::{Identity, identity};
+use crate::running::{DiskId, Running, Served};
+
+/// A file that has a name of its own.
+#[derive(Clone)]
+pub(crate) struct FileNode {
+    pub(crate) path: PathBuf,
+    /// The file itself, whatever is put at its path.
+    pub(crate) place: Place,
+    pub(crate) read_only: bool,
+    /// How the page cache is used, where that was said.
+    pub(crate) cache: Option<CacheMode>,
+    pub(crate) driver: &'static str,
+    /// Whether it was named with the image in it, and goes with that.
+    pub(crate) implicit: bool,
+}
+
+/// An image that is no disk, and has a name.
+#[derive(Clone)]
+pub(crate) struct Lower {
+    pub(crate) path: PathBuf,
+    pub(crate) file: Option<Identity>,
+    pub(crate) format: String,
+    pub(crate) size: u64,
+    /// The name of the file it lies in.
+    pub(crate) in_file: Option<String>,
+}
+
+/// What a disk has to do with other names.
+#[derive(Clone, Default)]
+pub(crate) struct Ties {
+    /// The name of the file that its image lies in.
+    pub(crate) in_file: Option<String>,
+    /// Nothing lies below it, whatever it names.
+    pub(crate) alone: bool,
+    /// The disk whose image its own was opened upon.
+    pub(crate) upon: Option<DiskId>,
+    /// Its images have names, so that it is called by that of the topmost.
+    pub(crate) by_image: bool,
+}
+
+/// All such names.
+#[derive(Default)]
+pub(crate) struct Graph {
+    pub(crate) files: BTreeMap<String, FileNode>,
+    pub(crate) lower: BTreeMap<String, Lower>,
+}
+
+/// The files of an image and of those below it.
+fn chain(served: &Served) -> Vec<Identity> {
+    let Ok(top) = served.vbd.image() else { return vec![] };
+    let of = |image: &dyn Image| image.place().and_then(|place| identity(&place.at()));
+    std::iter::successors(Some(&*top), |image| image.below()).filter_map(of).collect()
+}
+
+impl Running {
+    /// Whether that is a name of this room.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.graph.files.contains_key(name) || self.graph.lower.contains_key(name)
+    }
+
+    /// The disk below which an image lies that has a name.
+    pub(crate) fn upon(&self, lower: &Lower) -> Option<&Served> {
+        let file = lower.file?;
+        self.disks.values().find(|served| chain(served).contains(&file))
+    }
+
+    /// Who uses a file that has a name.
+    pub(crate) fn user_of(&self, file: &str) -> Option<&str> {
+        let of = |own: &Option<String>| own.as_deref() == Some(file);
+        let disk = self.disks.values().find(|served| of(&served.ties.in_file));
+        let lower = self.graph.lower.iter().find(|(_, lower)| of(&lower.in_file));
+        disk.map(Served::node).or(lower.map(|(name, _)| &**name))
+    }
+
+    /// A disk that was opened upon this one's image.
+    pub(crate) fn user_of_disk(&self, disk: DiskId) -> Option<&str> {
+        let user = self.disks.values().find(|served| served.ties.upon == Some(disk));
+        user.map(Served::node)
+    }
+
+    /// The disk that this one was opened upon, where guests may write to it.
+    pub(crate) fn written_below(&self, disk: DiskId) -> Option<&str> {
+        let upon = self.disks.get(&disk)?.ties.upon.filter(|upon| self.is_written(*upon))?;
+        self.disks.get(&upon).map(Served::node)
+    }
+
+    /// Whether guests may write to a disk.
+    pub(crate) fn is_written(&self, disk: DiskId) -> bool {
+        self.exports.iter().any(|export| export.disk == disk && export.writable)
+    }
+
+    /// The file of the image that has that name.
+    pub(crate) fn path_of(&self, name: &str) -> Option<PathBuf> {
+        let disk = self.disks.values().find(|served| served.node() == name);
+        let lower = || self.graph.lower.get(name).map(|lower| lower.path.clone());
+        disk.map(|served| served.disk.path.clone()).or_else(lower)
+    }
+
+    /// The disk has been left by the image that it was called by: the image keeps its name.
+    pub(crate) fn keep_name(&mut self, name: String, lower: Lower) {
+        self.graph.lower.insert(name, lower);
+    }
+
+    /// What is known of a disk's topmost image, should it become another's.
+    pub(crate) fn as_lower(&self, disk: DiskId) -> Option<(String, Lower)> {
+        let served = self.disks.get(&disk)?;
+        let lower = Lower {
+            path: served.disk.path.clone(),
+            file: served.file,
+            format: served.vbd.image().map_or("", |image| image.info().format).to_owned(),
+            size: served.vbd.size(),
+            in_file: served.ties.in_file.clone(),
+        };
+        Some((served.node().to_owned(), lower))
+    }
+
+    /// The disk goes on in another image: where that has a name, by this, and `former` keeps the disk's.
+    pub(crate) fn take_name(&mut self, disk: DiskId, former: Option<(String, Lower)>) {
+        let Some(file) = self.disks.get(&disk).and_then(|served| served.file) else { return };
+        let lower = self.graph.lower.iter().find(|(_, lower)| lower.file == Some(file));
+        let other = self.disks.iter().find(|(id, other)| **id != disk && other.file == Some(file));
+        let found = match (lower, other) {
+            (Some((name, lower)), _) => Some((name.clone(), lower.in_file.clone(), None)),
+            (None, Some((id, other))) => {
+                Some((other.node().to_owned(), other.ties.in_file.clone(), Some(*id)))
+            }
+            (None, None) => None,
+        };
+        let Some((name, in_file, other)) = found else { return };
+        self.graph.lower.remove(&name);
+        let own = other.and_then(|id| self.take_back(id));
+        let Some(served) = self.disks.get_mut(&disk) else { return };
+        served.disk.node_name = Some(name);
+        served.ties.in_file = in_file;
+        served.ties.upon = own.and_then(|own| own.ties.upon);
+        if let Some((name, lower)) = former {
+            self.keep_name(name, lower);
+        }
+    }
+
+    /// Less lies below a disk than did.
+    pub(crate) fn retie(&mut self, disk: DiskId) {
+        let Some(served) = self.disks.get(&disk).filter(|served| served.ties.upon.is_some()) else {
+            return;
+        };
+        let below = chain(served).get(1).copied();
+        let is_it = |(id, other): &(&DiskId, &Served)| **id != disk && other.file == below;
+        let upon = below.and_then(|_| self.disks.iter().find(is_it)).map(|(id, _)| *id);
+        if let Some(served) = self.disks.get_mut(&disk) {
+            served.ties.upon = upon;
+        }
+    }
+
+    /// A disk is gone, and with it the name of its file where that was named with it.
+    pub(crate) fn forget_file(&mut self, name: Option<&str>) {
+        let Some(name) = name else { return };
+        if self.graph.files.get(name).is_some_and(|file| file.implicit) {
+            self.graph.files.remove(name);
+        }
+    }
+}

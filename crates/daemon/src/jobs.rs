@@ -1,0 +1,247 @@
+//! Jobs on disks that are served: each a thread, and what clients of the control socket see of it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringtap_vbd::{Action, Job, Phase};
+
+use crate::Error;
+use crate::control::{
+    Events, JobStatus, JobType, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready,
+    tell_of_trouble,
+};
+use crate::events::contained;
+use crate::ledger::Line;
+use crate::running::{DiskId, Running, Then};
+
+/// A job that there is.
+pub(crate) struct Entry {
+    pub(crate) kind: JobType,
+    pub(crate) job: Job,
+    /// Bytes a second; 0 is no limit.
+    pub(crate) speed: u64,
+    /// Whether it stays to be looked at when it has ended.
+    pub(crate) stays: bool,
+    /// Whether its end waits for `job-finalize`.
+    pub(crate) pends: bool,
+    /// Whether it was told to end without its work.
+    pub(crate) cancelled: bool,
+    state: State,
+}
+
+/// What is known of it beyond its phase. Shared with its thread, which tells of changes.
+#[derive(Clone, Default)]
+pub(crate) struct State(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    told: Option<JobStatus>,
+    concluded: bool,
+    error: Option<String>,
+}
+
+impl State {
+    fn with<T>(&self, work: impl FnOnce(&mut Known) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// As [`State::becomes`], of one on the way to the end that it may be past.
+    fn passes(&self, status: JobStatus) -> bool {
+        let is_past = self
+            .with(|known| status == JobStatus::Waiting && known.told == Some(JobStatus::Pending));
+        !is_past && self.becomes(status)
+    }
+
+    /// Note a status; whether it is another than before.
+    pub(crate) fn becomes(&self, status: JobStatus) -> bool {
+        self.with(|known| known.told.replace(status) != Some(status))
+    }
+}
+
+impl Entry {
+    pub(crate) fn status(&self) -> JobStatus {
+        let progress = self.job.progress();
+        match (self.state.with(|known| known.concluded), progress.phase) {
+            (true, _) => JobStatus::Concluded,
+            (_, Phase::Pending) => JobStatus::Pending,
+            (_, Phase::Ending) => JobStatus::Waiting,
+            (_, Phase::Ready) if progress.paused => JobStatus::Standby,
+            _ if progress.paused => JobStatus::Paused,
+            (_, Phase::Waiting) => JobStatus::Created,
+            (_, Phase::Ready) => JobStatus::Ready,
+            (_, Phase::Failed) => JobStatus::Aborting,
+            _ => JobStatus::Running,
+        }
+    }
+
+    pub(crate) fn error(&self) -> Option<String> {
+        self.state.with(|known| known.error.clone())
+    }
+}
+
+/// A job to be begun.
+pub(crate) struct New {
+    pub(crate) id: String,
+    pub(crate) kind: JobType,
+    /// The disk that it is at work on; a job may have none.
+    pub(crate) disk: Option<DiskId>,
+    /// Another disk that it has to do with.
+    pub(crate) other: Option<DiskId>,
+    pub(crate) speed: u64,
+    pub(crate) stays: bool,
+    /// Whether its end waits for `job-finalize`.
+    pub(crate) pends: bool,
+    /// Whether it waits to be completed once all is copied.
+    pub(crate) waits: bool,
+    /// What is written down of it.
+    pub(crate) line: Option<Line>,
+}
+
+impl Running {
+    /// Begin a job: `work` does it, on a thread of its own, and gives what is to be done here then.
+    pub(crate) fn begin_job(
+        &mut self,
+        new: New,
+        work: impl FnOnce(&Job) -> Result<Then, Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        let New { id, kind, disk, other, speed, stays, pends, waits, line } = new;
+        let disks: Vec<DiskId> = disk.into_iter().chain(other).collect();
+        let (job, state) = (Job::new(), State::default());
+        if waits {
+            job.hold();
+        }
+        if pends {
+            job.wait_to_finalize();
+        }
+        job.set_rate(Some(speed).filter(|speed| *speed > 0));
+        let (own, known) = (job.clone(), state.clone());
+        let entry = Entry { kind, job: own, speed, stays, pends, cancelled: false, state: known };
+        self.jobs.insert(id.clone(), entry);
+        self.pending.changing.extend(&disks);
+        let hears =
+            Hears { id: id.clone(), kind, told: self.told.clone(), job: job.clone(), state };
+        hears.is(JobStatus::Created);
+        let (own, told) = (id.clone(), self.told.clone());
+        job.hear_trouble(move |trouble| {
+            tell_of_trouble(&told, &own, &trouble);
+            if trouble.action == Action::Stop {
+                tracing::warn!(
+                    "the job {own} pauses until it is resumed: {}",
+                    if trouble.write { "writing failed" } else { "reading failed" }
+                );
+                tell_of_phase(&told, &own, JobStatus::Paused);
+            }
+        });
+        job.hear(move |phase| hears.phase(phase));
+        let (own, of) = (id.clone(), disks.clone());
+        let begun = self.in_time("job", move || -> Then {
+            let panicked = || {
+                Err(Error::Job("a panic has ended it, which is an error of Ringtap itself".into()))
+            };
+            let written = line.map(|line| line.write()).transpose();
+            let written = written.inspect_err(|error| {
+                tracing::warn!("a server after this one will not know of the job {own}: {error}");
+            });
+            let end = contained(|| work(&job)).unwrap_or_else(panicked);
+            drop(written);
+            Box::new(move |running| running.job_ended(&own, &of, end))
+        });
+        if begun.is_err() {
+            self.jobs.remove(&id);
+            disks.iter().for_each(|disk| _ = self.pending.changing.remove(disk));
+        }
+        begun
+    }
+
+    fn job_ended(&mut self, id: &str, disks: &[DiskId], end: Result<Then, Error>) {
+        disks.iter().for_each(|disk| _ = self.pending.changing.remove(disk));
+        let error = match end {
+            Ok(then) => {
+                then(self);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let told = self.told.clone();
+        let Some(entry) = self.jobs.get_mut(id) else { return };
+        match &error {
+            None => tracing::info!("the job {id} has ended"),
+            Some(_) if entry.cancelled => tracing::info!("the job {id} was cancelled"),
+            Some(error) => tracing::error!("the job {id} has failed: {error}"),
+        }
+        let cancelled = entry.cancelled && error.is_some();
+        let path: &[JobStatus] = match &error {
+            None => &[JobStatus::Waiting, JobStatus::Pending],
+            Some(_) => &[JobStatus::Aborting],
+        };
+        for status in path.iter().filter(|status| entry.state.passes(**status)) {
+            tell_of_phase(&told, id, *status);
+        }
+        entry.state.with(|known| {
+            known.concluded = true;
+            known.error = error.filter(|_| !cancelled);
+        });
+        tell_of_end(&told, id, entry, cancelled);
+        if !entry.stays {
+            self.dismiss(id);
+        }
+    }
+
+    /// Forget a job that has ended.
+    pub(crate) fn dismiss(&mut self, id: &str) {
+        if self.jobs.remove(id).is_some() {
+            tell_of_phase(&self.told, id, JobStatus::Null);
+        }
+    }
+
+    /// Have all jobs end, for the process does.
+    pub(crate) fn cancel_jobs(&mut self) {
+        self.jobs.values_mut().for_each(|entry| {
+            entry.cancelled = true;
+            entry.job.cancel();
+        });
+    }
+}
+
+/// Tells clients what a job's thread says of it.
+struct Hears {
+    id: String,
+    kind: JobType,
+    told: Events,
+    job: Job,
+    state: State,
+}
+
+impl Hears {
+    fn is(&self, status: JobStatus) {
+        if self.state.becomes(status) {
+            tell_of_phase(&self.told, &self.id, status);
+        }
+    }
+
+    fn phase(&self, phase: Phase) {
+        match phase {
+            Phase::Waiting | Phase::Done => {}
+            Phase::Copying | Phase::Following | Phase::Both => self.is(JobStatus::Running),
+            Phase::Ready => {
+                if self.state.becomes(JobStatus::Ready) {
+                    tell_of_phase(&self.told, &self.id, JobStatus::Ready);
+                    tell_of_ready(&self.told, &self.id, self.kind, &self.job);
+                }
+            }
+            Phase::Pending => {
+                self.is(JobStatus::Waiting);
+                if self.state.becomes(JobStatus::Pending) {
+                    tell_of_phase(&self.told, &self.id, JobStatus::Pending);
+                    tell_of_pending(&self.told, &self.id, self.kind);
+                }
+            }
+            // It was pending before, perhaps.
+            Phase::Ending => {
+                if self.state.passes(JobStatus::Waiting) {
+                    tell_of_phase(&self.told, &self.id, JobStatus::Waiting);
+                }
+            }
+            Phase::Failed => self.is(JobStatus::Aborting),
+        }
+    }
+}

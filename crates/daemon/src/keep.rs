@@ -1,0 +1,217 @@
+//! What changes while disks are served, written to the folder of disks before anybody is told that it has changed.
+//!
+//! After each event it is looked whether a file would say something else now. Replies and events wait until what would
+//! is stable: a thread of its own writes it, so nobody waits for a disk on the thread that serves.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use crate::control::{Held, hold_back, let_go};
+use crate::events::{Event, contained, spawn};
+use crate::running::Running;
+use crate::{Error, kept};
+
+/// The end of a file's name that is being written.
+const UNFINISHED: &str = ".unfinished";
+
+/// What has changed, and who is told of it.
+struct Work {
+    /// Before what is written: a file that names an image may not stand beside the next that does.
+    removed: Vec<PathBuf>,
+    written: Vec<(PathBuf, String)>,
+    held: Vec<Held>,
+}
+
+/// Keeps the folder as the disks are.
+pub(crate) struct Keeper {
+    folder: PathBuf,
+    /// What each file says, or is about to.
+    texts: BTreeMap<PathBuf, String>,
+    work: Option<Sender<Work>>,
+    /// How much the thread has to do.
+    undone: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.work = None;
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has ended the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Keeper {
+    /// Begin to keep a folder.
+    pub(crate) fn start(folder: &Path, events: Sender<Event>) -> Result<Keeper, Error> {
+        let failed = |error: io::Error| {
+            let folder = folder.display();
+            Error::File(format!("cannot keep what changes in {folder}: {error}"))
+        };
+        fs::create_dir_all(folder).map_err(failed)?;
+        for entry in fs::read_dir(folder).map_err(failed)?.flatten() {
+            if entry.file_name().to_string_lossy().ends_with(UNFINISHED) {
+                // What a killed server was about to write was told nobody.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        let (work, inbox) = channel();
+        let undone = Arc::<AtomicUsize>::default();
+        let (theirs, place) = (undone.clone(), folder.to_owned());
+        let thread = spawn("keeper", move || write_all(&place, &inbox, &theirs, &events))?;
+        let (work, thread) = (Some(work), Some(thread));
+        Ok(Keeper { folder: folder.to_owned(), texts: BTreeMap::new(), work, undone, thread })
+    }
+}
+
+/// Handle an event: what it changes is stable before anybody is told.
+pub(crate) fn keeping<T>(running: &mut Running, handle: impl FnOnce(&mut Running) -> T) -> T {
+    if running.keeper.is_none() {
+        return handle(running);
+    }
+    hold_back();
+    let end = handle(running);
+    let held = let_go();
+    if let Some(mut keeper) = running.keeper.take() {
+        keeper.look(running, held);
+        running.keeper = Some(keeper);
+    }
+    end
+}
+
+/// As [`keeping`], of something that a client asked for.
+pub(crate) fn carry_out(running: &mut Running, what: impl FnOnce(&mut Running)) {
+    keeping(running, |running| _ = contained(|| what(running)));
+}
+
+impl Keeper {
+    /// What there is now is what the files say.
+    pub(crate) fn know(&mut self, running: &Running) {
+        let known = kept::texts(running);
+        self.texts.extend(known.into_iter().filter_map(|(file, text)| Some((file, text.ok()?))));
+    }
+
+    fn look(&mut self, running: &mut Running, mut held: Vec<Held>) {
+        let mut work = Work { removed: vec![], written: vec![], held: vec![] };
+        // What ends with the server comes again with the next.
+        if !running.quit {
+            self.place_new(running);
+            let now = kept::texts(running);
+            let stays =
+                |file: &PathBuf| now.contains_key(file) || running.pending.reopened.contains(file);
+            work.removed.extend(self.texts.keys().filter(|file| !stays(file)).cloned());
+            self.texts.retain(|file, _| stays(file));
+            for (file, text) in now {
+                match text {
+                    Ok(text) if self.texts.get(&file) != Some(&text) => {
+                        self.texts.insert(file.clone(), text.clone());
+                        work.written.push((file, text));
+                    }
+                    Ok(_) => {}
+                    Err(why) => {
+                        tracing::error!("{} is not kept: {why}", file.display());
+                        std::mem::take(&mut held)
+                            .into_iter()
+                            .for_each(|held| held.tell(Some(&why)));
+                    }
+                }
+            }
+        }
+        if work.removed.is_empty() && work.written.is_empty() && self.undone.load(SeqCst) == 0 {
+            return held.into_iter().for_each(|held| held.tell(None));
+        }
+        work.held = held;
+        self.undone.fetch_add(1, SeqCst);
+        if let Some(thread) = &self.work {
+            // It lives as long as this.
+            let _ = thread.send(work);
+        }
+    }
+
+    /// Find names for the files of what has come.
+    fn place_new(&self, running: &mut Running) {
+        let taken = |file: &Path| self.texts.contains_key(file) || file.exists();
+        let free = |name: &str| {
+            let first = std::iter::once(self.folder.join(format!("{name}.toml")));
+            let more = (2..).map(|number| self.folder.join(format!("{name}-{number}.toml")));
+            first.chain(more).find(|file| !taken(file))
+        };
+        for served in running.disks.values_mut() {
+            if served.disk.keeping.file.is_none() && kept::stands_alone(served) {
+                served.disk.keeping.file = free(served.node());
+            }
+        }
+        let files = &mut running.looked.groups;
+        files.retain(|name, _| running.groups.contains_key(name));
+        for name in running
+            .groups
+            .keys()
+            .filter(|name| !files.contains_key(*name))
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            let file = free(&format!("group-{name}"));
+            files.extend(file.map(|file| (name, file)));
+        }
+    }
+
+    /// Those could not be written, nor these removed: the next look finds them missing, and too many.
+    fn forget(&mut self, written: &[PathBuf], removed: &[PathBuf]) {
+        written.iter().for_each(|file| _ = self.texts.remove(file));
+        self.texts.extend(removed.iter().map(|file| (file.clone(), String::new())));
+    }
+}
+
+fn write_all(folder: &Path, inbox: &Receiver<Work>, undone: &AtomicUsize, events: &Sender<Event>) {
+    for work in inbox {
+        let end = write(folder, &work);
+        let why = end.err().map(|error| {
+            let folder = folder.display();
+            let why = format!("it is done, and not kept for the next server: {folder}: {error}");
+            tracing::error!("{why}");
+            let files: Vec<PathBuf> = work.written.iter().map(|(file, _)| file.clone()).collect();
+            let removed = work.removed.clone();
+            let forget = move |running: &mut Running| {
+                running.keeper.iter_mut().for_each(|keeper| keeper.forget(&files, &removed));
+            };
+            // Nobody attends any more where the process ends.
+            let _ = events.send(Event::Do(Box::new(forget)));
+            why
+        });
+        work.held.into_iter().for_each(|held| held.tell(why.as_deref()));
+        undone.fetch_sub(1, SeqCst);
+    }
+}
+
+fn write(folder: &Path, work: &Work) -> io::Result<()> {
+    if work.removed.is_empty() && work.written.is_empty() {
+        return Ok(());
+    }
+    for file in &work.removed {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    let stable = || File::open(folder)?.sync_all();
+    if !work.removed.is_empty() {
+        stable()?;
+    }
+    for (file, text) in &work.written {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let unfinished = folder.join(format!(".{name}{UNFINISHED}"));
+        let mut new = File::create(&unfinished)?;
+        new.write_all(text.as_bytes())?;
+        new.sync_all()?;
+        fs::rename(&unfinished, file)?;
+    }
+    stable()
+}

@@ -1,0 +1,170 @@
+//! Jobs that there are, written down: the server that comes after one that was killed, or after a power cut, goes on with
+//! them, or says that they are gone.
+//!
+//! A line is a file of its own. It is stable before its job begins to copy, and gone when the job has ended, however that
+//! was. So what a server finds of its own disks when it starts is of jobs that never ended.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ringtap_image::record;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The end of a line's name, and of one that is being written.
+const LINE: &str = "job";
+const UNFINISHED: &str = "unfinished";
+/// A line that has been written for so long never will be.
+const GIVEN_UP: Duration = Duration::from_secs(3600);
+/// A line that nobody has come for in so long is of a disk that is no more.
+const FORGOTTEN: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// What is written of a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Line {
+    /// The image that the disk lies in, and others that the job changes: each with what it is, for its name may be
+    /// another's by then.
+    pub(crate) files: Vec<(PathBuf, Option<String>)>,
+    pub(crate) id: String,
+    /// What begins the job anew.
+    pub(crate) command: String,
+    pub(crate) arguments: Map<String, Value>,
+    /// The image that was to become a copy, where it is another disk's.
+    pub(crate) target: Option<PathBuf>,
+}
+
+/// A line that stands. It is removed when it drops.
+#[derive(Debug)]
+pub(crate) struct Written(PathBuf);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::warn!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+fn folder() -> io::Result<PathBuf> {
+    record::state_folder("jobs")
+}
+
+impl Line {
+    /// Write it down; stable when this returns.
+    pub(crate) fn write(&self) -> io::Result<Written> {
+        self.write_in(&folder()?)
+    }
+
+    fn write_in(&self, folder: &Path) -> io::Result<Written> {
+        let mut line = self.clone();
+        for (path, what) in &mut line.files {
+            *what = record::identity(path);
+            if what.is_none() {
+                let why =
+                    format!("nothing tells {} from the next file of its name", path.display());
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+        }
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (own, next) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let path = folder.join(format!("{:x}-{own}-{next}.{LINE}", now.as_nanos()));
+        let unfinished = path.with_extension(UNFINISHED);
+        let mut file = File::create_new(&unfinished)?;
+        file.write_all(&serde_json::to_vec(&line)?)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, &path)?;
+        File::open(folder)?.sync_all()?;
+        Ok(Written(path))
+    }
+
+    /// The image that the disk lies in.
+    pub(crate) fn image(&self) -> Option<&Path> {
+        self.files.first().map(|(path, _)| &**path)
+    }
+
+    /// Whether all that the job changes is what it was when it began.
+    pub(crate) fn is_of_these_files(&self) -> bool {
+        self.files.iter().all(|(path, what)| what.is_some() && record::identity(path) == *what)
+    }
+
+    /// Whether its job has done its work, and the disk goes on elsewhere. An image that is not there may come yet.
+    fn is_over(&self) -> bool {
+        self.image().is_none_or(|image| record::successor(image).is_some())
+    }
+}
+
+/// The lines of jobs on disks that lie in these images, which nobody else serves.
+pub(crate) fn left(images: &[PathBuf]) -> Vec<(Line, Written)> {
+    // Where there is no folder nothing was written.
+    folder().map(|folder| left_in(&folder, images)).unwrap_or_default()
+}
+
+fn left_in(folder: &Path, images: &[PathBuf]) -> Vec<(Line, Written)> {
+    let mut left = vec![];
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        let written = entry.metadata().and_then(|facts| facts.modified()).ok();
+        let age = written.and_then(|at| at.elapsed().ok()).unwrap_or_default();
+        if ending == Some(UNFINISHED) && age > GIVEN_UP {
+            let _ = fs::remove_file(&path);
+        }
+        if ending != Some(LINE) {
+            continue;
+        }
+        let line = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Line>(&text).ok());
+        let Some(line) = line else { continue };
+        if line.image().is_some_and(|image| images.iter().any(|own| own == image)) {
+            left.push((line, Written(path)));
+        } else if line.is_over() || age > FORGOTTEN {
+            drop(Written(path));
+        }
+    }
+    left.sort_by(|(_, one), (_, other)| one.0.cmp(&other.0));
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(image: &Path, id: &str) -> Line {
+        let arguments = Map::from_iter([("device".to_owned(), Value::from("vm"))]);
+        let (files, id) = (vec![(image.to_owned(), None)], id.to_owned());
+        Line { files, id, command: "block-commit".to_owned(), arguments, target: None }
+    }
+
+    #[test]
+    fn lines_stand_until_their_job_has_ended_and_are_found_by_their_image() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let [own, other] = ["own", "other"].map(|name| dir.path().join(name));
+        File::create(&own).and_then(|_| File::create(&other)).expect("images");
+        let jobs = dir.path().join("jobs");
+        fs::create_dir(&jobs).expect("a folder");
+        let ended = line(&own, "ended").write_in(&jobs).expect("it is written");
+        drop(ended);
+        for (image, id) in [(&own, "first"), (&other, "others"), (&own, "second")] {
+            // A killed server drops nothing.
+            std::mem::forget(line(image, id).write_in(&jobs).expect("it is written"));
+        }
+        fs::write(jobs.join("torn.job"), "{").expect("another file");
+        let found = left_in(&jobs, std::slice::from_ref(&own));
+        let ids: Vec<&str> = found.iter().map(|(line, _)| &*line.id).collect();
+        assert_eq!(ids, ["first", "second"]);
+        assert!(found.iter().all(|(line, _)| line.is_of_these_files()));
+        // Another file by that name.
+        fs::rename(&other, &own).expect("it takes its place");
+        assert!(!found.iter().any(|(line, _)| line.is_of_these_files()));
+        drop(found);
+        assert!(left_in(&jobs, &[own]).is_empty());
+        // Its image may come back.
+        assert!(left_in(&jobs, &[]).is_empty());
+        let found = left_in(&jobs, &[other]);
+        assert_eq!(found.len(), 1);
+        assert!(!found[0].0.is_of_these_files());
+    }
+}

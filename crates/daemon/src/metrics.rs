@@ -1,0 +1,197 @@
+//! `--metrics`: what the disks do, for Prometheus, over HTTP.
+//!
+//! One thread answers one request after the other, in the few words of HTTP that a scrape takes: the server of a framework
+//! (axum with tokio and hyper) would bring some thirty crates and a second kind of event loop into the process that has
+//! every disk of the host, for one page that is asked for every few seconds.
+
+mod text;
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ringtap_export::Stop;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::events::{Event, contained, spawn};
+use crate::socket::{self, SocketFile};
+use crate::{Address, Error};
+
+/// The longest request that is read.
+const MOST: usize = 8 << 10;
+/// How long a client, and the thread that serves, may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What tells a scraper how to read it.
+const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// A client, whichever way it came.
+trait Client: Read + Write {}
+impl Client for TcpStream {}
+impl Client for UnixStream {}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Box<dyn Client>> {
+        Ok(match self {
+            Listener::Tcp(listener) => {
+                let (client, _) = listener.accept()?;
+                client.set_nonblocking(false)?;
+                client.set_read_timeout(Some(PATIENCE))?;
+                client.set_write_timeout(Some(PATIENCE))?;
+                Box::new(client)
+            }
+            Listener::Unix(listener) => {
+                let (client, _) = listener.accept()?;
+                client.set_nonblocking(false)?;
+                client.set_read_timeout(Some(PATIENCE))?;
+                client.set_write_timeout(Some(PATIENCE))?;
+                Box::new(client)
+            }
+        })
+    }
+}
+
+/// The page, until this drops.
+pub(crate) struct Metrics {
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+    _file: Option<SocketFile>,
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        self.stop.raise();
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has ended the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Metrics {
+    /// Answer there; what there is to tell is found by the thread that attends to the inbox.
+    pub(crate) fn start(
+        address: &Address,
+        mode: u32,
+        inbox: Sender<Event>,
+    ) -> Result<Metrics, Error> {
+        let failed = |source| Error::Process { tried: "set up the metrics", source };
+        let (listeners, file) = match address {
+            Address::Unix(path) => {
+                let (listener, file) = socket::unix(path, mode)?;
+                (vec![Listener::Unix(listener)], Some(file))
+            }
+            Address::Tcp { host, port } => {
+                let all = socket::tcp(host, *port)?;
+                (all.into_iter().map(Listener::Tcp).collect(), None)
+            }
+            Address::Systemd(_) => {
+                return Err(Error::Usage("--metrics takes HOST:PORT or unix:PATH".into()));
+            }
+        };
+        for listener in &listeners {
+            match listener {
+                Listener::Tcp(listener) => listener.set_nonblocking(true).map_err(failed)?,
+                Listener::Unix(listener) => listener.set_nonblocking(true).map_err(failed)?,
+            }
+        }
+        let stop = Stop::new().map_err(failed)?;
+        let theirs = stop.clone();
+        let thread = spawn("metrics", move || serve(&listeners, &theirs, &inbox))?;
+        Ok(Metrics { stop, thread: Some(thread), _file: file })
+    }
+}
+
+fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>) {
+    loop {
+        let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+        fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        if poll(&mut fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+            return;
+        }
+        let ready: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
+        if stop.is_raised() {
+            return;
+        }
+        for (listener, _) in listeners.iter().zip(ready).filter(|(_, ready)| *ready) {
+            match listener.accept() {
+                Ok(mut client) => {
+                    // It may have gone, or be no client at all.
+                    let _ = answer(&mut *client, inbox);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::warn!("cannot take who asks for metrics: {error}");
+                    std::thread::sleep(PATIENCE / 20);
+                }
+            }
+        }
+    }
+}
+
+/// Answer one request, and be done with its client.
+fn answer(client: &mut dyn Client, inbox: &Sender<Event>) -> io::Result<()> {
+    let mut request = vec![];
+    let mut piece = [0; 1024];
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        let len = client.read(&mut piece)?;
+        request.extend(&piece[..len]);
+        if len == 0 || request.len() > MOST {
+            return reply(client, "400 Bad Request", "text/plain", "no request\n", true);
+        }
+    }
+    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line).into_owned();
+    let mut words = line.split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let wants_body = match method {
+        "GET" => true,
+        "HEAD" => false,
+        _ => return reply(client, "405 Method Not Allowed", "text/plain", "GET it\n", true),
+    };
+    if target.split('?').next() != Some("/metrics") {
+        return reply(client, "404 Not Found", "text/plain", "see /metrics\n", wants_body);
+    }
+    let (said, page) = channel();
+    let ask = Event::Do(Box::new(move |running| {
+        let _ = said.send(contained(|| text::page(running)));
+    }));
+    // Nobody attends where the process ends.
+    let sent = inbox.send(ask).is_ok();
+    match page.recv_timeout(PATIENCE) {
+        Ok(Some(page)) if sent => reply(client, "200 OK", TYPE, &page, wants_body),
+        _ => reply(client, "503 Service Unavailable", "text/plain", "try again\n", wants_body),
+    }
+}
+
+fn reply(
+    client: &mut dyn Client,
+    status: &str,
+    kind: &str,
+    body: &str,
+    wants_body: bool,
+) -> io::Result<()> {
+    let len = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
+    );
+    client.write_all(head.as_bytes())?;
+    client.write_all(if wants_body { body.as_bytes() } else { b"" })
+}

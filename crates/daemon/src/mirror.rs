@@ -1,0 +1,52 @@
+//! A disk that is copied to another image while it is served, and goes on there.
+
+use ringtap_image::record;
+use ringtap_io::Tasks;
+use ringtap_vbd::{Ending, Job, Mirror, Scope};
+
+use crate::commit::{Moved, left};
+use crate::{Disk, Error, checkpoints};
+
+/// What is copied where.
+pub(crate) struct Copy {
+    pub(crate) disk: Disk,
+    pub(crate) from: ringtap_vbd::Disk,
+    pub(crate) target: Disk,
+    pub(crate) to: ringtap_vbd::Disk,
+    /// Of how many images, from the topmost on, what they hold is copied; none where it is all.
+    pub(crate) above: Option<u32>,
+    /// Whether the target reads as zeros.
+    pub(crate) zeroed: bool,
+}
+
+impl Copy {
+    /// Do it, on this thread; none where the job was told to leave the disk where it is.
+    pub(crate) fn run(self, job: &Job) -> Result<Option<Moved>, Error> {
+        let Copy { disk, from, target, to, above, zeroed } = self;
+        let failed = |why: String| Error::Mirror { path: disk.path.clone(), why };
+        let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
+        let (io, job) = (tasks.io().clone(), job.clone());
+        let (old, new) = (disk.path.clone(), target.path.clone());
+        let end = tasks.block_on(async move {
+            let scope = above.map_or(Scope::All, Scope::Above);
+            let mirror = Mirror { scope, zeroed, ..Mirror::new(from.clone(), to.clone()) };
+            let still = async || {
+                record::forget_successor(&new)?;
+                record::set_successor(&old, &new)
+            };
+            let end = mirror.run(&io, &job, Ending::Pivot, still).await;
+            let end = end.map_err(|error| error.to_string())?;
+            match end {
+                Some(former) => {
+                    checkpoints::moved(&io, &from).await;
+                    left(&io, &old, &*former).await;
+                    Ok(true)
+                }
+                None => Ok::<bool, String>(false),
+            }
+        });
+        let moved = end.map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
+        let format = target.options.format;
+        Ok(moved.map_err(failed)?.then_some(Moved { path: target.path, format }))
+    }
+}

@@ -1,0 +1,207 @@
+//! What happens to disks at one moment, at which all of them stand still: changes of their bitmaps, and backups that begin.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringtap_image::CacheMode;
+use ringtap_io::{Io, Tasks};
+use ringtap_vbd::{
+    Backup, BitmapChange, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
+};
+
+use crate::{Disk, Error, checkpoints};
+
+/// How long requests in flight may take before the disks are tried again, and how often they are.
+const STILL: Duration = Duration::from_secs(1);
+const TRIES: u32 = 10;
+
+/// A backup that is to begin.
+pub(crate) struct Wanted {
+    pub(crate) to: ringtap_vbd::Disk,
+    /// Only what is marked in this is saved.
+    pub(crate) by: Option<String>,
+    /// Whether its marks are to be as if it had been cleared at the moment, once the backup has ended.
+    pub(crate) clears: bool,
+    /// The moment is only kept, and shown, and so many bytes are saved at most.
+    pub(crate) held: Option<Option<u64>>,
+    /// Whether the target reads as zeros.
+    pub(crate) zeroed: bool,
+    /// How long a guest's write may wait for the target.
+    pub(crate) limit: Duration,
+}
+
+/// One disk's part.
+pub(crate) struct Part {
+    pub(crate) disk: Disk,
+    pub(crate) vbd: ringtap_vbd::Disk,
+    pub(crate) changes: Vec<BitmapChange>,
+    /// Whether a persistent bitmap is added.
+    pub(crate) keeps: bool,
+    pub(crate) backups: Vec<Wanted>,
+}
+
+/// A backup that has begun.
+pub(crate) struct Begun {
+    pub(crate) moment: Moment,
+    /// The bitmap that is to be as if it had been cleared at the moment.
+    pub(crate) successor: Option<(String, Arc<Tracker>)>,
+    /// What the moment is read by, where it is only kept.
+    pub(crate) shown: Option<ringtap_vbd::Disk>,
+}
+
+/// Do it, on this thread; gives each disk's backups.
+pub(crate) fn at_one_moment(parts: Vec<Part>) -> Result<Vec<Vec<Begun>>, Error> {
+    let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
+    let io = tasks.io().clone();
+    let driven = |source| Error::Process { tried: "drive the io_uring", source };
+    tasks.block_on(async move { begin(&io, parts).await }).map_err(driven)?
+}
+
+fn failed(part: &Part, why: impl ToString) -> Error {
+    let (path, why) = (part.disk.path.clone(), why.to_string());
+    match part.backups.is_empty() {
+        true => Error::Bitmaps { path, why },
+        false => Error::Backup { path, why },
+    }
+}
+
+async fn begin(io: &Io, mut parts: Vec<Part>) -> Result<Vec<Vec<Begun>>, Error> {
+    for part in parts.iter().filter(|part| part.keeps && !part.vbd.keeps_bitmaps()) {
+        keep(io, part).await?;
+    }
+    let mut staged = vec![];
+    for part in &mut parts {
+        let changes = std::mem::take(&mut part.changes);
+        let one = part.vbd.stage_bitmaps(io, changes).await;
+        staged.push(one.map_err(|error| failed(part, error))?);
+    }
+    let own: Vec<Vbd> = parts.iter().map(|part| part.vbd.fork()).collect();
+    let still = stand_still(io, &parts, &own).await?;
+    let mut begun = vec![];
+    for ((part, staged), still) in parts.iter().zip(&staged).zip(&still) {
+        staged.switch(still).await;
+        match begin_backups(part, staged, still) {
+            Ok(own) => begun.push(own),
+            Err(error) => {
+                begun.iter().flatten().for_each(Begun::forget);
+                return Err(error);
+            }
+        }
+    }
+    drop(still);
+    for (part, staged) in parts.iter().zip(staged) {
+        if let Err(error) = staged.commit(io).await {
+            begun.iter().flatten().for_each(Begun::forget);
+            return Err(failed(part, format!("the bitmaps cannot be made stable: {error}")));
+        }
+    }
+    Ok(begun)
+}
+
+/// A disk's bitmaps are kept from now on.
+async fn keep(io: &Io, part: &Part) -> Result<(), Error> {
+    let kept = checkpoints::begin(&part.vbd)?;
+    let own = part.vbd.fork();
+    // Who changes bitmaps has the disk stand still: their turn comes before it does.
+    let _alone = part.vbd.bitmaps_alone().await;
+    let _still = stand_still(io, std::slice::from_ref(part), std::slice::from_ref(&own)).await?;
+    part.vbd.keep_bitmaps(io, kept).await.map_err(|error| failed(part, error))
+}
+
+async fn stand_still<'a>(
+    io: &Io,
+    parts: &[Part],
+    own: &'a [Vbd],
+) -> Result<Vec<Quiesced<'a>>, Error> {
+    let wait = u64::try_from(STILL.as_nanos()).unwrap_or(u64::MAX);
+    for tries in 1.. {
+        let mut still = vec![];
+        for (part, vbd) in parts.iter().zip(own) {
+            match vbd.quiesce(io, wait).await {
+                Ok(quiesced) => still.push(quiesced),
+                Err(Busy::Late) if tries < TRIES => break,
+                Err(busy) => return Err(failed(part, busy)),
+            }
+        }
+        if still.len() == own.len() {
+            return Ok(still);
+        }
+    }
+    Ok(vec![])
+}
+
+fn begin_backups(
+    part: &Part,
+    staged: &StagedBitmaps,
+    still: &Quiesced<'_>,
+) -> Result<Vec<Begun>, Error> {
+    let mut begun: Vec<Begun> = vec![];
+    for wanted in &part.backups {
+        match begin_backup(part, wanted, staged, still) {
+            Ok(one) => begun.push(one),
+            Err(error) => {
+                begun.iter().for_each(Begun::forget);
+                return Err(error);
+            }
+        }
+    }
+    Ok(begun)
+}
+
+fn begin_backup(
+    part: &Part,
+    wanted: &Wanted,
+    staged: &StagedBitmaps,
+    still: &Quiesced<'_>,
+) -> Result<Begun, Error> {
+    let found = |name: &String| staged.after().iter().find(|one| one.name == *name);
+    let by: Option<&DirtyBitmap> = match &wanted.by {
+        None => None,
+        Some(name) => {
+            Some(found(name).ok_or_else(|| failed(part, format!("the bitmap '{name}' is gone")))?)
+        }
+    };
+    let backup = Backup {
+        changed: by.map(|by| by.marks.clone()),
+        keeps_marks: true,
+        room: wanted.held.flatten(),
+        zeroed: wanted.zeroed,
+        limit: Some(u64::try_from(wanted.limit.as_nanos()).unwrap_or(u64::MAX)),
+        ..Backup::new(part.vbd.clone(), wanted.to.clone())
+    };
+    let moment = backup.begin_still(still).map_err(|error| failed(part, error))?;
+    let shown = wanted.held.map(|_| {
+        let valid = staged.after().iter().filter(|one| one.lost.is_none());
+        let marks: Vec<_> = valid.map(|one| (one.name.clone(), one.marks.clone())).collect();
+        Vbd::new(moment.image(&marks), CacheMode::Writeback).disk().clone()
+    });
+    let successor = by
+        .filter(|_| wanted.clears)
+        .map(|by| (by.name.clone(), part.vbd.succeed_bitmap(by, still)));
+    Ok(Begun { moment, successor, shown })
+}
+
+impl Begun {
+    /// It is not to be.
+    pub(crate) fn forget(&self) {
+        if let Some((_, marks)) = &self.successor {
+            self.moment.disk().forget_successor(marks);
+        }
+    }
+}
+
+/// A backup has ended well: its bitmap has the marks since its moment alone.
+pub(crate) async fn cleared(
+    io: &Io,
+    disk: &Disk,
+    vbd: &ringtap_vbd::Disk,
+    name: &str,
+    marks: &Arc<Tracker>,
+) {
+    let changes = vec![BitmapChange::Replace(name.into(), marks.clone())];
+    let part =
+        Part { disk: disk.clone(), vbd: vbd.clone(), changes, keeps: false, backups: vec![] };
+    if let Err(error) = begin(io, vec![part]).await {
+        tracing::warn!("the backup is whole, and its bitmap keeps what was marked before: {error}");
+    }
+}

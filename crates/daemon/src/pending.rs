@@ -1,0 +1,66 @@
+//! What is about to come or to go, and takes time: other threads see to that, and the names are taken meanwhile.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use crate::Error;
+use crate::events::{Event, contained, spawn};
+use crate::running::{DiskId, Running, Then};
+
+/// Names that are taken for what is not there yet, or not any more; and the threads that see to it.
+#[derive(Default)]
+pub(crate) struct Pending {
+    /// Of disks.
+    pub(crate) nodes: HashSet<String>,
+    /// Ids of exports, each with its disk.
+    pub(crate) exports: Vec<(String, DiskId)>,
+    /// Disks whose image is about to be another.
+    pub(crate) changing: HashSet<DiskId>,
+    /// Disks whose image is not here: their guests are elsewhere.
+    pub(crate) away: HashSet<DiskId>,
+    /// Disks whose bitmaps are being changed.
+    pub(crate) bitmaps_changing: HashSet<DiskId>,
+    /// Files of disks that are closed only to be opened anew: they stay.
+    pub(crate) reopened: HashSet<PathBuf>,
+    /// Bitmaps that jobs use.
+    pub(crate) bitmaps: HashSet<(DiskId, String)>,
+    /// Whether the NBD server of the control socket is about to come.
+    pub(crate) nbd: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pending {
+    /// Whether a disk's image cannot be had now.
+    pub(crate) fn is_changing(&self, disk: DiskId) -> bool {
+        self.changing.contains(&disk) || self.away.contains(&disk)
+    }
+}
+
+impl Running {
+    /// Do something that takes time on another thread, and here what comes of it. The process does not end before
+    /// that is done.
+    pub(crate) fn in_time(
+        &mut self,
+        role: &str,
+        work: impl FnOnce() -> Then + Send + 'static,
+    ) -> Result<(), Error> {
+        let events = self.events.clone();
+        let thread = spawn(role, move || {
+            let then = contained(work);
+            // Somebody attends for as long as this thread is there.
+            let _ = then.map(|then| events.send(Event::Do(then)));
+        })?;
+        self.pending.threads.retain(|thread| !thread.is_finished());
+        self.pending.threads.push(thread);
+        Ok(())
+    }
+
+    /// Wait for all that is about to come or to go.
+    pub(crate) fn wait_for_pending(&mut self) {
+        for thread in std::mem::take(&mut self.pending.threads) {
+            // One that panicked has ended the process.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Disks whose guests move from host to host: the image is here from when a guest begins until it has gone.
+//!
+//! Two servers never have it at once: who comes takes its locks, and who leaves has made all stable, closed it and let
+//! go of these. What is known of an image is found out anew by who comes.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ringtap_image::{Away, Image, Info, Place, on_a_ring};
+use ringtap_io::Panic;
+use ringtap_vbd::Disk as Device;
+
+use crate::checkpoints;
+use crate::events::Event;
+use crate::opened::{self, Wrap, identity, record_formats};
+use crate::running::{DiskId, Running, Served};
+use crate::successor;
+use crate::{Disk, Error};
+
+/// How long requests in flight may take; of a guest that has stopped there are none.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long it takes at most to find out whether a disk may leave.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the image of a disk is.
+pub(crate) struct Residence {
+    id: DiskId,
+    vbd: Device,
+    wrap: Wrap,
+    events: Sender<Event>,
+    state: Mutex<State>,
+}
+
+enum State {
+    Here,
+    /// And how it is opened when it comes.
+    Away(Box<Disk>),
+}
+
+/// Whether a disk may leave, as it is found out by the thread that serves.
+enum Asked {
+    Waits,
+    May(Box<Disk>),
+    GivenUp,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Residence {
+    /// Of a disk that was opened as is said there.
+    pub(crate) fn of(
+        id: DiskId,
+        disk: &Disk,
+        vbd: &Device,
+        wrap: &Wrap,
+        events: &Sender<Event>,
+    ) -> Arc<Residence> {
+        let state = if disk.incoming { State::Away(disk.clone().into()) } else { State::Here };
+        let (vbd, wrap, events, state) =
+            (vbd.clone(), wrap.clone(), events.clone(), Mutex::new(state));
+        Arc::new(Residence { id, vbd, wrap, events, state })
+    }
+
+    /// Have the image here.
+    pub(crate) fn arrive(&self) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        let State::Away(disk) = &*state else { return Ok(()) };
+        let disk = Disk { incoming: false, ..(**disk).clone() };
+        let _disk = self.vbd.span().enter();
+        let before = self.vbd.size();
+        let disk = self.open(disk)?;
+        *state = State::Here;
+        tracing::info!("the disk is here: {} is open for writing", disk.path.display());
+        let (id, resized) = (self.id, before != self.vbd.size());
+        self.tell(move |running| running.has_arrived(id, disk, resized));
+        Ok(())
+    }
+
+    /// Open the image, and let it be the disk; how it was opened.
+    fn open(&self, mut disk: Disk) -> Result<Disk, Error> {
+        successor::follow(&mut disk)?;
+        opened::forget_pages(&disk);
+        let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
+        let opened = Panic::catch(|| opened::image(&disk, &self.wrap, &place, None));
+        let opened = opened.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic)));
+        let image = opened?;
+        opened::sectors_fit(&disk, image.info().size)?;
+        let (named, before) = (opened::named(&disk, place, &*image), self.vbd.size());
+        self.put(&disk, image)?;
+        if let Err(error) = checkpoints::restore(&self.vbd) {
+            self.put_away(&disk, before)?;
+            return Err(error);
+        }
+        record_formats(named.as_slice());
+        Ok(disk)
+    }
+
+    /// Let an image be the disk; what was it before is closed already.
+    fn put(&self, disk: &Disk, image: Box<dyn Image>) -> Result<(), Error> {
+        let (vbd, failed) = (self.vbd.clone(), failure(disk));
+        on_a_ring(&disk.path, |io| async move {
+            let vbd = vbd.fork();
+            let still = vbd.quiesce(&io, LIMIT.as_nanos() as u64).await;
+            let still = still.map_err(|busy| failed(busy.to_string()))?;
+            still.come_back(image).map(drop).map_err(|error| failed(error.to_string()))
+        })?
+    }
+
+    /// Close the image, and keep only what it looks like, and that it had `size` bytes.
+    fn put_away(&self, disk: &Disk, size: u64) -> Result<(), Error> {
+        let (vbd, failed) = (self.vbd.clone(), failure(disk));
+        on_a_ring(&disk.path, |io| async move {
+            let wrong = |error: ringtap_image::Error| failed(error.to_string());
+            let vbd = vbd.fork();
+            let still = vbd.quiesce(&io, LIMIT.as_nanos() as u64).await;
+            let still = still.map_err(|busy| failed(busy.to_string()))?;
+            let image = still.image().map_err(wrong)?;
+            // All that was acknowledged is stable before anybody else may have it.
+            vbd.disk().close(&io).await.map_err(|error| failed(error.to_string()))?;
+            let info = Info { size, ..image.info().clone() };
+            let former = still.come_back(Box::new(Away::new(info))).map_err(wrong)?;
+            // This process has no other handle of it: its locks go now.
+            former.stop_writing();
+            former.let_write(true);
+            Ok(())
+        })?
+    }
+
+    /// Let go of the image; whether it is away then.
+    /// Its guest may still be connected, where it has stopped.
+    pub(crate) fn leave(&self, with_guest: bool) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::Away(_)) {
+            return Ok(());
+        }
+        let _disk = self.vbd.span().enter();
+        let disk = self.may_leave(with_guest)?;
+        let id = self.id;
+        match self.put_away(&disk, self.vbd.size()) {
+            Ok(()) => {
+                tracing::info!("the disk has left: {} is closed", disk.path.display());
+                *state = State::Away(disk);
+                self.tell(move |running| running.has_left(id));
+                Ok(())
+            }
+            Err(error) => {
+                self.tell(move |running| _ = running.pending.changing.remove(&id));
+                Err(error)
+            }
+        }
+    }
+
+    /// Ask the thread that serves whether nobody else has to do with the disk; from then on nobody may.
+    fn may_leave(&self, with_guest: bool) -> Result<Box<Disk>, Error> {
+        let (tell, told) = channel();
+        let (asked, id) = (Arc::new(Mutex::new(Asked::Waits)), self.id);
+        let theirs = asked.clone();
+        self.tell(move |running| {
+            let mut asked = lock(&theirs);
+            if matches!(*asked, Asked::GivenUp) {
+                return;
+            }
+            let may = running.may_leave(id, with_guest);
+            if let Ok(disk) = &may {
+                running.pending.changing.insert(id);
+                *asked = Asked::May(disk.clone());
+            }
+            let _ = tell.send(may.map(drop));
+        });
+        let refused = told.recv_timeout(PATIENCE).ok().and_then(Result::err);
+        if let Some(why) = refused {
+            return Err(Error::Stays(why));
+        }
+        match std::mem::replace(&mut *lock(&asked), Asked::GivenUp) {
+            Asked::May(disk) => Ok(disk),
+            _ => Err(Error::Stays("the server is busy".into())),
+        }
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut Running) + Send + 'static) {
+        // Where nobody attends any more all ends.
+        let _ = self.events.send(Event::Do(Box::new(what)));
+    }
+}
+
+fn failure(disk: &Disk) -> impl Fn(String) -> Error + use<> {
+    let path = disk.path.clone();
+    move |why| Error::Moves { path: path.clone(), why }
+}
+
+impl ringtap_export::vhost_user::Residence for Residence {
+    fn arrive(&self) -> Result<(), String> {
+        Residence::arrive(self).map_err(|error| error.to_string())
+    }
+
+    fn leave(&self) {
+        // Then nobody else can have it: the guest goes on here, or waits there.
+        if let Err(error) = Residence::leave(self, true) {
+            let _disk = self.vbd.span().enter();
+            tracing::warn!("the image stays open here, and locked: {error}");
+        }
+    }
+}
+
+impl Running {
+    /// How a disk was opened that nobody but one guest has to do with.
+    fn may_leave(&self, id: DiskId, with_guest: bool) -> Result<Box<Disk>, String> {
+        let refuse = |why: &str| Err(why.to_owned());
+        let Some(served) = self.disks.get(&id) else { return refuse("it is gone") };
+        let exports = self.exports.iter().filter(|export| export.disk == id).count();
+        let coming = self.pending.exports.iter().any(|(_, disk)| *disk == id);
+        if self.quit || served.vbd.health().failure().is_some() {
+            return refuse("it is about to end");
+        }
+        if exports > usize::from(with_guest) || coming {
+            return refuse(match with_guest {
+                true => "it has more exports than that guest's",
+                false => "it has exports: its guest takes it along, or they are to go first",
+            });
+        }
+        if self.pending.changing.contains(&id) || self.pending.bitmaps_changing.contains(&id) {
+            return refuse("a job is at work on it, or it is being changed");
+        }
+        if self.user_of_disk(id).is_some() || served.ties.upon.is_some() {
+            return refuse("its image lies upon that of another disk here, or below it");
+        }
+        if served.moment.is_some() || !served.vbd.dirty_bitmaps().is_empty() {
+            return refuse("it has bitmaps, which would not learn of what is written elsewhere");
+        }
+        if served.disk.options.read_only || served.disk.is_null() {
+            return refuse("others can have it as it is");
+        }
+        Ok(served.disk.clone().into())
+    }
+
+    /// The image of a disk is closed.
+    fn has_left(&mut self, id: DiskId) {
+        self.pending.changing.remove(&id);
+        self.pending.away.insert(id);
+        if let Some(served) = self.disks.get_mut(&id) {
+            served.disk.incoming = true;
+        }
+    }
+
+    /// The image of a disk is here, opened so.
+    fn has_arrived(&mut self, id: DiskId, disk: Disk, resized: bool) {
+        self.pending.away.remove(&id);
+        let Some(served) = self.disks.get_mut(&id) else { return };
+        served.file = identity(&disk.path);
+        (served.disk.path, served.disk.options) = (disk.path, disk.options);
+        served.disk.incoming = false;
+        if resized {
+            self.wires_of(id).iter().for_each(|wire| wire.resized());
+        }
+    }
+
+    /// Where the image of a disk is.
+    pub(crate) fn residence_of(&self, id: DiskId) -> Option<Arc<Residence>> {
+        self.disks.get(&id).map(|served: &Served| served.residence.clone())
+    }
+}

@@ -1,0 +1,196 @@
+//! Servers, each with a thread: started for disks that are running.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use ringtap_export::{fuse, nbd, ublk, vhost_user};
+
+use crate::events::{Event, spawn};
+use crate::plan::{self, File, NbdGroup, Plan, VhostUser};
+use crate::running::{DiskId, Running, Served, ServerId, Serving, new_stop};
+use crate::socket::SocketFile;
+use crate::wires::{End, Wire};
+use crate::{Address, Error, TlsMode};
+
+impl Running {
+    /// Start a thread for each server of the plan, which is of these disks. They join the NBD servers that there are
+    /// at their addresses.
+    pub(crate) fn start(&mut self, plan: Plan, disks: &[DiskId]) -> Result<(), Error> {
+        self.join_servers(disks);
+        let Plan { nbd, vhost_user, fuse } = plan;
+        nbd.into_iter().try_for_each(|group| self.start_nbd(group))?;
+        vhost_user.into_iter().try_for_each(|socket| self.start_vhost_user(socket))?;
+        fuse.into_iter().try_for_each(|file| self.start_fuse(file))
+    }
+
+    /// Offer disks at the NBD addresses at which there is a server already.
+    fn join_servers(&mut self, disks: &[DiskId]) {
+        let mut joined = vec![];
+        for id in disks {
+            let Some(served) = self.disks.get_mut(id) else { continue };
+            for (server, serving) in &self.servers {
+                let Wire::Nbd { addresses, places, server: theirs, .. } = &*serving.wire else {
+                    continue;
+                };
+                if serving.closing || !served.disk.nbd.iter().any(|one| addresses.contains(one)) {
+                    continue;
+                }
+                theirs.add(export(served));
+                for (address, tls) in places {
+                    served.facts.add_nbd(address, *tls);
+                }
+                joined.push((*id, *server, served.disk.name.clone()));
+            }
+        }
+        for (disk, server, name) in joined {
+            self.add_export(None, disk, server, &name);
+        }
+    }
+
+    /// Make the block devices of this host that these disks are, and start a thread for each.
+    pub(crate) fn start_devices(&mut self, disks: &[DiskId]) -> Result<(), Error> {
+        let mut devices = vec![];
+        for id in disks {
+            let Some(served) = self.disks.get_mut(id) else { continue };
+            let Some(number) = served.disk.ublk else { continue };
+            let span = served.vbd.span().clone();
+            let _disk = span.enter();
+            let options = ublk::Options { queues: served.disk.queues };
+            let device = ublk::Device::open(&served.disk.path, number, &served.vbd, &options)?;
+            let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
+            served.facts.set_ublk(server.path().display().to_string());
+            devices.push((*id, server));
+        }
+        devices.into_iter().try_for_each(|(disk, server)| {
+            let wire = Wire::Ublk(server);
+            self.start_one(Lone { id: None, disk, wire, files: vec![], added: false })
+        })
+    }
+
+    /// Start the thread of a server that shows one disk.
+    pub(crate) fn start_one(&mut self, lone: Lone) -> Result<(), Error> {
+        let Lone { id: export, disk, wire, files, added } = lone;
+        let Some(vbd) = self.disks.get(&disk).map(|served| served.vbd.clone()) else {
+            return Ok(());
+        };
+        let (id, stop, events) = (self.next_server(), new_stop()?, self.events.clone());
+        let (wire, theirs) = (Arc::new(wire), stop.clone());
+        let (serves, role) = (wire.clone(), wire.role());
+        let thread = spawn(&vbd.thread_name(role), move || {
+            let _disk = vbd.span().enter();
+            let result = serves.serve(&theirs);
+            tell_end(&events, serves.title(), id, result);
+        })?;
+        let serving = Serving::new(wire, stop, thread, added, files);
+        self.servers.insert(id, serving);
+        self.add_export(export, disk, id, "");
+        Ok(())
+    }
+
+    fn start_vhost_user(&mut self, socket: VhostUser) -> Result<(), Error> {
+        let VhostUser { disk, listener, file } = socket;
+        let Some(served) = self.disks.get_mut(&disk) else { return Ok(()) };
+        let (queues, serial) = (served.disk.queues, served.disk.serial.clone());
+        let options = vhost_user::Options { queues, serial };
+        let residence = served.residence.clone();
+        let wire = Wire::vhost_user(listener, served.vbd.clone(), options, residence);
+        wire.places("").into_iter().for_each(|path| served.facts.add_vhost_user(path));
+        let files = file.into_iter().collect();
+        self.start_one(Lone { id: None, disk, wire, files, added: false })
+    }
+
+    fn start_fuse(&mut self, file: File) -> Result<(), Error> {
+        let File { disk, mount, options } = file;
+        let Some(served) = self.disks.get_mut(&disk) else { return Ok(()) };
+        let wire = Wire::Fuse(fuse::Server::new(mount, served.vbd.clone(), options).into());
+        wire.places("").into_iter().for_each(|path| served.facts.add_fuse(path));
+        self.start_one(Lone { id: None, disk, wire, files: vec![], added: false })
+    }
+
+    fn start_nbd(&mut self, group: NbdGroup) -> Result<(), Error> {
+        let NbdGroup { disks, addresses, listeners, tls, files } = group;
+        let places = listeners.iter().map(plan::place);
+        let places: Vec<(Address, bool)> =
+            places.zip(tls.iter().map(|tls| *tls == TlsMode::Require)).collect();
+        for (place, tls) in &places {
+            for id in &disks {
+                if let Some(served) = self.disks.get_mut(id) {
+                    served.facts.add_nbd(place, *tls);
+                }
+            }
+        }
+        let shown = || disks.iter().filter_map(|id| self.disks.get(id));
+        let exports = shown().map(export).collect();
+        let mut vbds: Vec<_> = shown().map(|served| served.vbd.clone()).collect();
+        let lone = if vbds.len() == 1 { vbds.pop() } else { None };
+        let socket = NbdSocket { addresses, places, listeners, tls, files, keeps_open: false };
+        let server = self.start_nbd_server(socket, exports, lone)?;
+        for id in disks {
+            let name = self.disks.get(&id).map(|served| served.disk.name.clone());
+            self.add_export(None, id, server, &name.unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    /// Start the thread of an NBD server; of a `lone` disk it bears the name.
+    pub(crate) fn start_nbd_server(
+        &mut self,
+        socket: NbdSocket,
+        exports: Vec<nbd::NamedExport>,
+        lone: Option<ringtap_vbd::Disk>,
+    ) -> Result<ServerId, Error> {
+        let NbdSocket { addresses, places, listeners, tls, files, keeps_open } = socket;
+        let tls = tls.iter().map(|mode| mode.with(self.credentials.as_ref())).collect();
+        let server = nbd::Server::new(listeners, exports)
+            .with_limits(self.config.nbd_limits)
+            .with_budget(self.nbd_budget.clone())
+            .with_tls(tls);
+        let wire = Wire::Nbd { addresses, places, server: Arc::new(server), keeps_open };
+        let (wire, stop, id) = (Arc::new(wire), new_stop()?, self.next_server());
+        let (serves, theirs, events) = (wire.clone(), stop.clone(), self.events.clone());
+        let role = wire.role();
+        let thread = lone.as_ref().map_or(role.to_owned(), |vbd| vbd.thread_name(role));
+        let thread = spawn(&thread, move || {
+            let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
+            let result = serves.serve(&theirs);
+            tell_end(&events, serves.title(), id, result);
+        })?;
+        let serving = Serving::new(wire, stop, thread, keeps_open, files);
+        self.servers.insert(id, serving);
+        Ok(id)
+    }
+}
+
+/// A server to be, of one disk.
+pub(crate) struct Lone {
+    /// What its export is known by, if somebody has chosen that.
+    pub(crate) id: Option<String>,
+    pub(crate) disk: DiskId,
+    pub(crate) wire: Wire,
+    pub(crate) files: Vec<SocketFile>,
+    /// Whether a client of the control socket wants it.
+    pub(crate) added: bool,
+}
+
+/// Where an NBD server listens.
+pub(crate) struct NbdSocket {
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) places: Vec<(Address, bool)>,
+    pub(crate) listeners: Vec<nbd::Listener>,
+    pub(crate) tls: Vec<TlsMode>,
+    pub(crate) files: Vec<SocketFile>,
+    /// Whether it goes on where it shows nothing, and somebody asked for just that.
+    pub(crate) keeps_open: bool,
+}
+
+fn tell_end(events: &Sender<Event>, server: String, of: ServerId, result: End) {
+    let _ = events.send(Event::Ended { server, of: Some(of), result });
+}
+
+fn export(served: &Served) -> nbd::NamedExport {
+    nbd::NamedExport {
+        name: served.disk.name.clone(),
+        description: served.disk.path.display().to_string(),
+        vbd: served.vbd.clone(),
+    }
+}

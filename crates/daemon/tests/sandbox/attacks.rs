@@ -1,0 +1,225 @@
+//! What whoever owns the process would try.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Error};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use io_uring::{IoUring, Parameters, opcode, squeue, types};
+use ringtap_sandbox::ask;
+
+/// What is aimed at.
+pub struct Aims {
+    /// An image beside the disk's.
+    pub other: PathBuf,
+    /// A folder that is none of the server's.
+    pub outside: PathBuf,
+    /// A TCP port of this host.
+    pub port: u16,
+    /// The process that started the server.
+    pub parent: u32,
+    /// Whether rings come from a broker.
+    pub confined: bool,
+}
+
+/// How a ring is laid out: whoever owns the process knows that, too.
+static LAYOUT: OnceLock<Parameters> = OnceLock::new();
+
+fn builder() -> io_uring::Builder {
+    let mut builder = IoUring::builder();
+    builder.setup_cqsize(4096).setup_clamp().setup_submit_all().setup_coop_taskrun();
+    builder.setup_taskrun_flag().setup_single_issuer().setup_defer_taskrun();
+    builder
+}
+
+/// Before anything is served.
+pub fn prepare() {
+    let ring: IoUring = builder().build(256).expect("io_uring");
+    let _first = LAYOUT.set(ring.params().clone());
+}
+
+/// Try all, and tell of each.
+pub fn attack(aims: &Aims) {
+    let tell = |name: &str, end: io::Result<()>| match end {
+        Ok(()) => eprintln!("attack: {name}: succeeded"),
+        Err(error) => eprintln!("attack: {name}: refused: {error}"),
+    };
+    files(aims, &tell);
+    processes(aims, &tell);
+    sockets(aims, &tell);
+    rings(aims, &tell);
+    eprintln!("attack: the end: reached");
+}
+
+type Tell<'a> = &'a dyn Fn(&str, io::Result<()>);
+
+fn files(aims: &Aims, tell: Tell<'_>) {
+    let writable = |path: &Path| File::options().read(true).write(true).open(path).map(drop);
+    tell("open /etc/shadow", File::open("/etc/shadow").map(drop));
+    tell("open another tenant's image", writable(&aims.other));
+    let held = File::options().read(true).custom(libc::O_PATH).open(&aims.other);
+    let by = |file: File| writable(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
+    tell("open it by a descriptor", held.and_then(by));
+    tell("open an image elsewhere", writable(&aims.outside.join("other.qcow2")));
+    tell("make a file elsewhere", fs::write(aims.outside.join("made"), "x"));
+    tell("make a device", made(&aims.other.with_file_name("device")));
+    tell("write to the kernel's settings", writable(Path::new("/proc/sys/kernel/core_pattern")));
+    tell("read another's memory", File::open(format!("/proc/{}/mem", aims.parent)).map(drop));
+}
+
+trait Custom {
+    fn custom(&mut self, flags: i32) -> &mut Self;
+}
+
+impl Custom for fs::OpenOptions {
+    fn custom(&mut self, flags: i32) -> &mut Self {
+        std::os::unix::fs::OpenOptionsExt::custom_flags(self, flags)
+    }
+}
+
+fn made(path: &Path) -> io::Result<()> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: a path that ends.
+    code(unsafe { libc::mknod(name.as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(7, 0)) }.into())?;
+    fs::remove_file(path)
+}
+
+fn code(result: i64) -> io::Result<()> {
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+}
+
+/// As a call ends that was let through and names nothing: any error but EPERM.
+fn let_through(result: i64) -> io::Result<()> {
+    match code(result) {
+        Err(error) if error.raw_os_error() != Some(libc::EPERM) => Ok(()),
+        other => other,
+    }
+}
+
+// Each gives the kernel numbers, or memory that outlives the call.
+#[allow(clippy::undocumented_unsafe_blocks)]
+fn processes(aims: &Aims, tell: Tell<'_>) {
+    let parent = aims.parent as i32;
+    let null = std::ptr::null::<libc::c_char>();
+    let nothing = c"/nonexistent/program".as_ptr();
+    tell(
+        "exec",
+        let_through(unsafe { libc::execve(nothing, [null].as_ptr(), [null].as_ptr()) }.into()),
+    );
+    let program = std::process::Command::new("/bin/true").status();
+    tell("start a program", program.map(drop));
+    let traced = unsafe { libc::ptrace(libc::PTRACE_SEIZE, parent, 0, 0) };
+    tell("trace another", code(traced));
+    tell("signal another", code(unsafe { libc::kill(parent, 0) }.into()));
+    let mut byte = [0u8; 1];
+    let ours = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let code_of_it = processes_code(aims.parent);
+    let theirs = libc::iovec { iov_base: code_of_it as *mut _, iov_len: 1 };
+    let read = unsafe { libc::process_vm_readv(parent, &ours, 1, &theirs, 1, 0) };
+    tell("look into another", let_through(read as i64));
+    let target = CString::new(aims.outside.as_os_str().as_bytes()).expect("a path");
+    let (none, kind) = (c"none".as_ptr(), c"tmpfs".as_ptr());
+    let mounted = unsafe { libc::mount(none, target.as_ptr(), kind, 0, std::ptr::null()) };
+    if mounted == 0 {
+        unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
+    }
+    tell("mount", code(mounted.into()));
+    tell("a namespace of its own", code(unsafe { libc::unshare(libc::CLONE_FS) }.into()));
+    let bpf = unsafe { libc::syscall(libc::SYS_bpf, 9999, 0, 0) };
+    tell("bpf", let_through(bpf));
+    let (len, anonymous) = (4096, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let prot = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let code = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, anonymous, -1, 0) };
+    let mapped = if code == libc::MAP_FAILED { Err(Error::last_os_error()) } else { Ok(()) };
+    tell("code of its own", mapped);
+}
+
+fn processes_code(id: u32) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{id}/maps")).unwrap_or_default();
+    usize::from_str_radix(maps.split('-').next().unwrap_or_default(), 16).unwrap_or(4096)
+}
+
+fn sockets(aims: &Aims, tell: Tell<'_>) {
+    for (name, family) in [("a UNIX socket", libc::AF_UNIX), ("a TCP socket", libc::AF_INET)] {
+        // SAFETY: numbers.
+        let made = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+        tell(name, code(made.into()));
+    }
+    tell("connect by TCP", TcpStream::connect(("127.0.0.1", aims.port)).map(drop));
+    let unix = aims.outside.join("socket");
+    let connected = std::os::unix::net::UnixStream::connect(&unix);
+    tell("connect to a UNIX socket", connected.map(drop));
+    // Whom it may ask.
+    tell("ask for a socket elsewhere", ask::bind(&aims.outside.join("bound")).map(drop));
+    tell("ask for a connection elsewhere", ask::connect(&unix, true).map(drop));
+    let dialled = ask::dial("127.0.0.1", aims.port, Duration::from_secs(5));
+    tell("ask for a connection by TCP", dialled.map(drop));
+    let over = aims.outside.join("other.qcow2");
+    let mounted = ask::mount(&over, Path::new("none"), true);
+    let mounted =
+        mounted.unwrap_or_else(|| ringtap_export::fuse::mount_by(&over, Path::new("none"), true));
+    if let Ok(device) = &mounted {
+        let _ = device;
+        let off = ask::unmount(&over, true);
+        let _ = off.unwrap_or_else(|| ringtap_export::fuse::unmount_by(&over, true));
+    }
+    tell("ask for a mount elsewhere", mounted.map(drop));
+}
+
+fn rings(aims: &Aims, tell: Tell<'_>) {
+    let shadow = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), c"/etc/shadow".as_ptr()).build();
+    let other = CString::new(aims.other.as_os_str().as_bytes()).expect("a path");
+    let image = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), other.as_ptr()).build();
+    let socket = opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).build();
+    let connect = opcode::Connect::new(types::Fd(-1), std::ptr::null(), 0).build();
+    tell("open /etc/shadow by a ring", ring(aims).and_then(|ring| does(ring, &shadow)));
+    tell("open an image by a ring", ring(aims).and_then(|ring| does(ring, &image)));
+    tell("a socket by a ring", ring(aims).and_then(|ring| does(ring, &socket)));
+    // Let through it is a bad descriptor.
+    let tried = ring(aims).and_then(|ring| match does(ring, &connect) {
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
+        other => other,
+    });
+    tell("connect by a ring", tried);
+    let number = fs::File::open("/dev/null").expect("a file");
+    let eventfd = ring(aims).and_then(|ring| {
+        match ring.submitter().register_eventfd(number.as_raw_fd()) {
+            // Let through it is none.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            other => other,
+        }
+    });
+    tell("register something else with a ring", eventfd);
+}
+
+fn ring(aims: &Aims) -> io::Result<IoUring> {
+    if !aims.confined {
+        return builder().build(256);
+    }
+    let mut unused = [0u32; 30];
+    // SAFETY: the argument is as large as the structure that a kernel would fill.
+    let number = unsafe { libc::syscall(libc::SYS_io_uring_setup, 256, unused.as_mut_ptr()) };
+    code(number)?;
+    // SAFETY: the call made it.
+    let file = unsafe { OwnedFd::from_raw_fd(number as i32) };
+    let layout = LAYOUT.get().expect("prepared").clone();
+    // SAFETY: whoever made it did so in the same way.
+    let ring = unsafe { IoUring::from_fd(file.into_raw_fd(), layout) }.expect("mapped");
+    ring.submitter().register_enable_rings().expect("enabled");
+    Ok(ring)
+}
+
+fn does(mut ring: IoUring, entry: &squeue::Entry) -> io::Result<()> {
+    // SAFETY: what it names lives in the caller.
+    unsafe { ring.submission().push(entry) }.expect("room");
+    ring.submit_and_wait(1)?;
+    match ring.completion().next().expect("an answer").result() {
+        result if result < 0 => Err(Error::from_raw_os_error(-result)),
+        _ => Ok(()),
+    }
+}

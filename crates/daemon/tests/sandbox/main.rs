@@ -1,0 +1,287 @@
+//! Whoever owns a server's process, by any transport, reaches nothing but its disks.
+//!
+//! The process is this program, run again: there the first request that a queue thread serves runs `attacks.rs`, as if
+//! its client had taken the process over. Each attack is refused; with the sandbox off each succeeds, or it would prove
+//! nothing. It has no harness, for a server confines itself while it has one thread.
+
+mod attacks;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use clap::FromArgMatches;
+use clap::{Args, Command as Clap};
+use ringtap_daemon::{
+    Address, Announce, Config, Disk, NbdLimits, Sandbox, report_panics, serve_wrapped, start_broker,
+};
+use ringtap_image::{CacheMode, Format, OpenOptions};
+use ringtap_vbd::sabotage::Trapped;
+
+use attacks::{Aims, attack};
+
+/// Tells the program that it is to serve, in this folder.
+const FOLDER: &str = "RINGTAP_TEST_SANDBOX_FOLDER";
+/// By what.
+const TRANSPORT: &str = "RINGTAP_TEST_SANDBOX_TRANSPORT";
+/// The TCP port that nobody has allowed.
+const PORT: &str = "RINGTAP_TEST_SANDBOX_PORT";
+/// Whether it is confined, and whether it is controlled.
+const CONFINED: &str = "RINGTAP_TEST_SANDBOX_CONFINED";
+const CONTROL: &str = "RINGTAP_TEST_SANDBOX_CONTROL";
+
+const TRANSPORTS: [&str; 3] = ["nbd", "vhost-user", "fuse"];
+
+fn main() {
+    if let Some(dir) = std::env::var_os(FOLDER) {
+        serving(Path::new(&dir));
+    }
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
+    let tests: [(&str, fn()); 3] = [
+        ("an_owned_server_reaches_nothing_else", an_owned_server_reaches_nothing_else),
+        ("with_a_control_socket_the_system_is_out_of_reach", controlled),
+        ("without_the_sandbox_each_attack_succeeds", without_the_sandbox_each_attack_succeeds),
+    ];
+    if std::env::args().any(|it| it == "--list") {
+        tests.iter().for_each(|(name, _)| println!("{name}: test"));
+        return;
+    }
+    let tests = tests.into_iter();
+    let tests =
+        tests.filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|it| name.contains(it)));
+    let mut passed = 0;
+    for (name, test) in tests {
+        test();
+        passed += 1;
+        println!("test {name} ... ok");
+    }
+    println!("\ntest result: ok. {passed} passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
+}
+
+fn disk(dir: &Path, transport: &str) -> Disk {
+    let only = |its: &str| (transport == its).then(|| dir.join("served/at"));
+    Disk {
+        share: Default::default(),
+        path: dir.join("served/disk.qcow2"),
+        options: OpenOptions {
+            format: Some(Format::Qcow2),
+            cache: CacheMode::Writeback,
+            ..OpenOptions::default()
+        },
+        name: String::new(),
+        nbd: only("nbd").map(Address::Unix).into_iter().collect(),
+        vhost_user: only("vhost-user").map(Address::Unix).into_iter().collect(),
+        fuse: only("fuse").into_iter().collect(),
+        growable: false,
+        incoming: false,
+        ublk: None,
+        queues: 2,
+        logical_block_size: None,
+        hold: 0,
+        limits: Default::default(),
+        keeping: Default::default(),
+        group: None,
+        on_error: None,
+        serial: String::new(),
+        node_name: None,
+    }
+}
+
+/// The server.
+fn serving(dir: &Path) -> ! {
+    let transport = std::env::var(TRANSPORT).expect("a transport");
+    let confined = std::env::var_os(CONFINED).is_some();
+    attacks::prepare();
+    if confined {
+        start_broker().expect("a broker");
+    }
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    report_panics();
+    let control = std::env::var_os(CONTROL).map(|_| dir.join("served/control"));
+    let aims = Aims {
+        other: dir.join("served/other.qcow2"),
+        outside: dir.join("outside"),
+        port: std::env::var(PORT).expect("a port").parse().expect("a number"),
+        parent: std::os::unix::process::parent_id(),
+        confined,
+    };
+    let config = Config {
+        groups: vec![],
+        metrics: None,
+        folder: None,
+        disks: vec![disk(dir, &transport)],
+        strict: true,
+        nbd_limits: NbdLimits::default(),
+        nbd_tls: None,
+        socket_mode: 0o600,
+        pid_file: None,
+        control,
+        announce: Announce::Text,
+        sandbox: match confined {
+            true => Sandbox::On { allow: vec![] },
+            false => Sandbox::Off,
+        },
+    };
+    let aims = Arc::new(aims);
+    let wrap = move |_: &Path, image| {
+        let (aims, done) = (aims.clone(), AtomicBool::new(false));
+        let main = std::thread::current().id();
+        let trap = move |step: &str, _| {
+            let here = step == "map" && std::thread::current().id() != main;
+            if here && !done.swap(true, SeqCst) {
+                attack(&aims);
+            }
+        };
+        Trapped::boxed(image, Arc::new(trap))
+    };
+    let served = serve_wrapped(config, Arc::new(wrap));
+    if let Err(error) = &served {
+        eprintln!("it ended: {error}");
+    }
+    std::process::exit(served.is_err().into());
+}
+
+/// A server, and what is around it that it shall not reach.
+struct Server {
+    dir: tempfile::TempDir,
+    child: Child,
+    _tcp: TcpListener,
+    _unix: UnixListener,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn start(transport: &str, confined: bool, control: bool) -> Server {
+        let dir = tempfile::tempdir().expect("a folder");
+        for folder in ["served", "outside"] {
+            fs::create_dir(dir.path().join(folder)).expect("a folder");
+        }
+        for name in ["served/disk.qcow2", "served/other.qcow2", "outside/other.qcow2"] {
+            let mut make = Command::new("qemu-img");
+            make.args(["create", "-q", "-f", "qcow2"]).arg(dir.path().join(name)).arg("16M");
+            assert!(make.status().expect("qemu-img").success());
+        }
+        let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let unix = UnixListener::bind(dir.path().join("outside/socket")).expect("a socket");
+        let mut program = Command::new(std::env::current_exe().expect("this program"));
+        program.env(FOLDER, dir.path()).env(TRANSPORT, transport);
+        program.env(PORT, tcp.local_addr().expect("it").port().to_string());
+        for (name, on) in [(CONFINED, confined), (CONTROL, control)] {
+            if on {
+                program.env(name, "1");
+            }
+        }
+        let mut child = program
+            .env("RINGTAP_STATE_DIR", dir.path().join("state"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("this program again");
+        let said = BufReader::new(child.stdout.take().expect("its words")).lines();
+        let mut lines = said.map(|line| line.expect("a line"));
+        if !lines.any(|line| line.ends_with("ready")) {
+            let mut text = String::new();
+            let _ = child.stderr.take().expect("its log").read_to_string(&mut text);
+            panic!("it is not ready: {text}");
+        }
+        Server { dir, child, _tcp: tcp, _unix: unix }
+    }
+
+    /// Have it serve a request, and what its attacks came to then.
+    fn attacked(mut self, transport: &str) -> BTreeMap<String, String> {
+        let at = self.dir.path().join("served/at");
+        match transport {
+            "nbd" => {
+                let uri = format!("nbd+unix:///?socket={}", at.display());
+                let mut read = Command::new("qemu-io");
+                read.args(["-f", "raw", "-c", "read 0 4k", &uri]);
+                assert!(read.output().expect("qemu-io").status.success(), "the disk is served");
+            }
+            "vhost-user" => load(&at),
+            _ => {
+                let mut bytes = [0; 4096];
+                let mut file = fs::File::open(&at).expect("the file");
+                file.read_exact(&mut bytes).expect("the disk is served");
+            }
+        }
+        let id = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("told");
+        let mut text = String::new();
+        self.child.stderr.take().expect("its log").read_to_string(&mut text).expect("text");
+        assert!(self.child.wait().expect("its end").success(), "it ends as told: {text}");
+        let lines = text.lines().filter_map(|line| line.strip_prefix("attack: "));
+        let found: BTreeMap<String, String> = lines
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, end)| (name.to_owned(), end.to_owned()))
+            .collect();
+        assert!(found.contains_key("the end"), "they were all tried: {text}");
+        assert!(!text.contains("cannot be had here"), "{text}");
+        found
+    }
+}
+
+/// A few requests by vhost-user.
+fn load(socket: &Path) {
+    let words = ["load", "--seconds", "0.2", "--depth", "1", "--socket"].map(PathBuf::from);
+    let matches = ringtap_load::LoadArgs::augment_args(Clap::new("load"))
+        .get_matches_from(words.into_iter().chain([socket.to_owned()]));
+    let args = ringtap_load::LoadArgs::from_arg_matches(&matches).expect("arguments");
+    assert!(!ringtap_load::run(args).expect("the disk is served").failed());
+}
+
+fn refused(found: &BTreeMap<String, String>, transport: &str, but: &[&str]) {
+    for (name, end) in found {
+        let expected = match name.as_str() {
+            "the end" => continue,
+            name if but.contains(&name) => "succeeded",
+            _ => "refused",
+        };
+        assert!(end.starts_with(expected), "{transport}: {name}: {end}");
+    }
+    println!("{transport}: {} attacks refused", found.len() - 1 - but.len());
+}
+
+fn an_owned_server_reaches_nothing_else() {
+    for transport in TRANSPORTS {
+        let found = Server::start(transport, true, false).attacked(transport);
+        refused(&found, transport, &[]);
+    }
+}
+
+/// Disks that are to come may lie anywhere, and be shown at any socket; but not in what is the system's.
+fn controlled() {
+    let anywhere = [
+        "open another tenant's image",
+        "open it by a descriptor",
+        "open an image elsewhere",
+        "ask for a socket elsewhere",
+        "ask for a connection elsewhere",
+        "ask for a mount elsewhere",
+        "ask for a connection by TCP",
+        "make a file elsewhere",
+    ];
+    let found = Server::start("nbd", true, true).attacked("nbd");
+    refused(&found, "nbd with a control socket", &anywhere);
+}
+
+fn without_the_sandbox_each_attack_succeeds() {
+    for transport in TRANSPORTS {
+        let found = Server::start(transport, false, false).attacked(transport);
+        let refused: Vec<_> =
+            found.iter().filter(|(_, end)| !end.starts_with("succeeded")).collect();
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        assert_eq!(refused[0].0, "the end");
+    }
+}

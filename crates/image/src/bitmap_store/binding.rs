@@ -1,0 +1,203 @@
+//! Which image a sidecar is of, and whether that is in the state in which the sidecar's writer left it.
+//!
+//! It is the same file or device by its identity. It is in that state: after a clean stop, where it was last written to at
+//! the very time at which it was then; after a kill, where the witness of the image's changes says so
+//! ([`crate::Standing`]); after a power cut, where nobody has written to it since the machine started, and it was not put
+//! back to a time before the bits were last written as a whole. A device has no such time, and the kernel counts bytes written to it only
+//! since it has been there: those must be as many as at the clean stop, or none where the machine has been started since.
+
+use std::io;
+use std::sync::atomic::Ordering::SeqCst;
+
+use ringtap_io::{Wall, Witness, Words};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::layout::{KeptBitmap, Known, Meta};
+use super::memory::BitMemory;
+use super::new_number;
+use crate::restart::Facts;
+use crate::{Container, RestartLog, Standing, boot, record};
+
+/// What memory of a session begins with.
+const MAGIC: u64 = 0x5254_4150_4249_5401;
+/// The same where not all that changed is in the memory of bits.
+const SHORT: u64 = 0x5254_4150_4249_5402;
+const BOOT: usize = 1;
+/// Bytes written to the device when it began.
+const WRITTEN: usize = 3;
+const WITNESS: usize = 8;
+const WORDS: usize = WITNESS + Witness::WORDS;
+
+/// An image that is open, as a sidecar knows it.
+pub struct Binding {
+    identity: String,
+    boot: u128,
+    /// When the machine started.
+    booted: Wall,
+    container: Container,
+    opened: Known,
+    session: std::sync::OnceLock<Words>,
+}
+
+/// What a sidecar's bits are worth.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Those in memory are exact.
+    InMemory,
+    /// Those that are stored are.
+    Stored,
+    /// And with the regions logged they are all that may have changed.
+    StoredAndLogged,
+    /// Nothing.
+    Lost(String),
+}
+
+impl Binding {
+    /// That of an image that nobody has written to since it was opened.
+    pub fn of(container: &Container) -> io::Result<Binding> {
+        let none =
+            || io::Error::new(io::ErrorKind::Unsupported, "nothing tells its file from others");
+        let identity = record::identity_of(&container.place().at()).ok_or_else(none)?;
+        let folder = RestartLog::usual_folder();
+        crate::restart::make_folder(&folder)?;
+        let boot = boot::identity(&folder)?;
+        let nanos = |clock| {
+            let time = clock_gettime(clock);
+            (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+        };
+        let booted = nanos(ClockId::Realtime).saturating_sub(nanos(ClockId::Boottime));
+        Ok(Binding::simulated(container, identity, boot, booted))
+    }
+
+    /// The same, of which a simulation says all that.
+    pub fn simulated(container: &Container, identity: String, boot: u128, booted: Wall) -> Binding {
+        let (opened, session) = (of(container.facts_at_first()), Default::default());
+        Binding { identity, boot, booted, container: container.clone(), opened, session }
+    }
+
+    /// Whether a sidecar is of this image.
+    pub(super) fn is_of(&self, meta: &Meta) -> bool {
+        meta.identity == self.identity
+    }
+
+    /// Changes are noted from now on; gives the number of the memory in which they are.
+    pub(super) fn begin(&self, memory: &dyn BitMemory) -> io::Result<u64> {
+        let number = new_number();
+        let words = memory.words(number, Some(WORDS))?;
+        let set = |at: usize, value: u64| words.get(at).map(|word| word.store(value, SeqCst));
+        set(BOOT, (self.boot >> 64) as u64);
+        set(BOOT + 1, self.boot as u64);
+        let facts = Facts::of(&self.container);
+        set(WRITTEN, facts.written.unwrap_or_default());
+        Witness::reset(&words, WITNESS, facts.modified.unwrap_or_default());
+        let witness = self.container.witness();
+        // A restart log has one of its own, and tells how the image stands when it is opened.
+        if !witness.is_started() {
+            witness.start(words.clone(), WITNESS);
+        }
+        set(0, MAGIC);
+        let _first = self.session.set(words);
+        Ok(number)
+    }
+
+    /// See [`super::BitmapStore::memory_is_short`].
+    pub(super) fn memory_is_short(&self) {
+        let word = self.session.get().and_then(|words| words.first());
+        word.inspect(|word| word.store(SHORT, SeqCst));
+    }
+
+    /// What is to be believed.
+    pub(super) fn judge(&self, meta: &Meta, memory: &dyn BitMemory) -> Verdict {
+        let same_boot = meta.boot == format!("{:032x}", self.boot);
+        let end = match meta.closed {
+            true => self.after_close(&meta.known, same_boot).map(|()| Verdict::Stored),
+            false if same_boot => self.after_kill(meta.session, memory),
+            false => self.after_power_cut(&meta.known).map(|()| Verdict::StoredAndLogged),
+        };
+        end.unwrap_or_else(Verdict::Lost)
+    }
+
+    fn after_close(&self, closed: &Known, same_boot: bool) -> Result<(), String> {
+        let now = &self.opened;
+        let same = match (now.modified, now.written) {
+            (Some(modified), _) => closed.modified == Some(modified),
+            (None, Some(written)) if same_boot => closed.written == Some(written),
+            (None, Some(written)) => written == 0,
+            (None, None) => false,
+        };
+        if same { Ok(()) } else { Err("the image was written to by something else".into()) }
+    }
+
+    fn after_kill(&self, session: u64, memory: &dyn BitMemory) -> Result<Verdict, String> {
+        let gone = || "what a killed server noted of it is gone".to_owned();
+        let words = memory.words(session, None).map_err(|_| gone())?;
+        let word = |at: usize| words.get(at).map_or(0, |word| word.load(SeqCst));
+        let begin = word(0);
+        let boot = u128::from(word(BOOT)) << 64 | u128::from(word(BOOT + 1));
+        if ![MAGIC, SHORT].contains(&begin) || boot != self.boot {
+            return Err(gone());
+        }
+        let standing = match self.container.standing() {
+            Some(standing) => standing.clone(),
+            None => {
+                let said = Witness::read(&words, WITNESS);
+                Standing::of(said, &self.container.facts_at_first(), word(WRITTEN))
+            }
+        };
+        match standing {
+            Standing::Same if begin == MAGIC => Ok(Verdict::InMemory),
+            Standing::Same => Ok(Verdict::StoredAndLogged),
+            Standing::Other(why) | Standing::Unknown(why) => Err(why),
+        }
+    }
+
+    fn after_power_cut(&self, then: &Known) -> Result<(), String> {
+        let now = &self.opened;
+        let Some(modified) = now.modified else {
+            return match now.written {
+                Some(0) => Ok(()),
+                _ => Err("the device was written to since the machine started".into()),
+            };
+        };
+        if modified > self.booted {
+            return Err("the image was written to since the machine started".into());
+        }
+        if then.modified.is_none_or(|before| modified < before) {
+            return Err("the image was put back to an earlier state".into());
+        }
+        Ok(())
+    }
+
+    /// What is to be written of it. `closed`: nobody writes to it any more.
+    pub(super) fn describe(
+        &self,
+        session: u64,
+        closed: bool,
+        bitmaps: Vec<KeptBitmap>,
+        region: u64,
+    ) -> Meta {
+        Meta {
+            identity: self.identity.clone(),
+            boot: format!("{:032x}", self.boot),
+            session,
+            region,
+            known: self.known(),
+            closed,
+            bitmaps,
+        }
+    }
+}
+
+impl Binding {
+    fn known(&self) -> Known {
+        if let Some(file) = self.container.open_file() {
+            // A time of modification that waits in memory would be older after a power cut.
+            let _ = rustix::fs::fsync(file);
+        }
+        of(Facts::of(&self.container))
+    }
+}
+
+fn of(facts: Facts) -> Known {
+    Known { modified: facts.modified, written: facts.written }
+}

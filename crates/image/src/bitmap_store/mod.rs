@@ -1,0 +1,394 @@
+//! Dirty bitmaps that outlive their server, of images of every format, in a file beside them: the sidecar.
+//!
+//! The sidecar lies in the state folder, found by the identity of the image's file (`record`), so that a block device has
+//! one as well and nobody who may write the image chooses what is read there. It holds the bits as they were when it was
+//! last written as a whole, and the log of regions: a byte for each 64 MiB of the disk, which is stable before the first
+//! write to the region is submitted. The bits themselves are in memory that outlives the process, as the restart log does.
+//! So a server that is killed leaves them exact; a power cut leaves what was written as a whole, and the regions logged
+//! since, which is more than was changed and never less; a clean stop writes them as a whole.
+//!
+//! A sidecar is believed only of the image in the state in which its writer left it (`binding`).
+//!
+//! Two headers take turns: what is written as a whole goes where the present whole does not lie, is made stable, and is the
+//! present one once the other header says so. From the moment that the new whole is of until then, regions are logged
+//! for both.
+
+mod binding;
+mod layout;
+mod memory;
+mod sidecar;
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringtap_io::Io;
+
+use crate::{Container, Error};
+
+pub use binding::Binding;
+use binding::Verdict;
+use layout::{FIRST, HEADERS, Header, Whole};
+pub use layout::{KeptBitmap, PAGE_WORDS};
+pub use memory::{BitMemory, FolderMemory};
+pub use sidecar::{Sidecar, move_sidecar, remove_sidecar};
+
+/// Bytes of a region of the log.
+pub const LOGGED: u64 = 64 << 20;
+/// Regions that a log has room for beyond those of the disk, which may grow.
+const SPARE: u64 = 1024;
+/// A zeroed log is written in pieces of so many bytes.
+const PIECE: usize = 1 << 16;
+
+/// A number of memory that no other has.
+pub fn new_number() -> u64 {
+    loop {
+        match getrandom::u64() {
+            Ok(number @ 1..) => return number,
+            // The kernel has run out of nothing: it is asked again.
+            _ => std::thread::yield_now(),
+        }
+    }
+}
+
+/// A page of bits: its number, and its words.
+pub type BitPage = (u64, Vec<u64>);
+
+/// A bitmap of an image that was opened.
+#[derive(Debug)]
+pub struct Restored {
+    /// What is known of it.
+    pub bitmap: KeptBitmap,
+    /// Its bits.
+    pub bits: RestoredBits,
+}
+
+/// Where the bits of a bitmap are that was found.
+#[derive(Debug)]
+pub enum RestoredBits {
+    /// In the memory of its number, exact.
+    InMemory,
+    /// Here: pages, and ranges of the disk of which all may have changed.
+    Stored(Vec<BitPage>, Vec<Range<u64>>),
+    /// Not to be had, and this is why: everything may have changed.
+    Lost(String),
+}
+
+/// A bitmap that is to be written.
+pub struct ToKeep {
+    /// What is known of it.
+    pub bitmap: KeptBitmap,
+    /// Its pages in which a bit is set.
+    pub pages: Vec<BitPage>,
+}
+
+/// The bitmaps of one image in use. All its threads share it.
+pub struct BitmapStore {
+    sidecar: Container,
+    memory: Arc<dyn BitMemory>,
+    /// Bytes of a region of the log.
+    region: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    binding: Arc<Binding>,
+    /// The number of its memory.
+    session: u64,
+    sequence: u64,
+    /// The present whole.
+    present: Option<Slot>,
+    /// The one that is being written, from its moment on.
+    next: Option<Slot>,
+}
+
+/// Where a whole lies.
+#[derive(Clone, Debug)]
+struct Slot {
+    log: Range<u64>,
+    body: Range<u64>,
+}
+
+/// A whole that is written.
+#[derive(Debug)]
+pub struct Put {
+    header: Header,
+    slot: Slot,
+}
+
+/// Where bitmaps of an image are kept.
+pub struct KeptIn {
+    /// The file.
+    pub sidecar: Container,
+    /// Where their bits are meanwhile.
+    pub memory: Arc<dyn BitMemory>,
+    /// The image.
+    pub binding: Binding,
+    /// Bytes of a region of the log: [`LOGGED`].
+    pub region: u64,
+}
+
+/// A place for the next whole.
+#[derive(Debug)]
+pub struct Staged {
+    slot: Slot,
+}
+
+impl BitmapStore {
+    /// The bitmaps that are kept of an image, which nobody has written to since it was opened. From now on changes of the
+    /// image are noted. Nothing is written before the first [`BitmapStore::put`].
+    ///
+    /// # Errors
+    /// Where the sidecar cannot be read, or there is no memory that outlives the process.
+    pub async fn open(io: &Io, kept: KeptIn) -> io::Result<(BitmapStore, Vec<Restored>)> {
+        let KeptIn { sidecar, memory, binding, region } = kept;
+        let found = find(io, &sidecar).await?;
+        let (mut restored, mut state) = (vec![], State::new(Arc::new(binding)));
+        if let Some((header, whole)) = found {
+            state.sequence = header.sequence;
+            state.present = Some(Slot { log: header.log.clone(), body: header.body.clone() });
+            if state.binding.is_of(&whole.meta) {
+                let verdict = state.binding.judge(&whole.meta, &*memory);
+                let logged = match verdict {
+                    Verdict::StoredAndLogged => {
+                        logged(io, &sidecar, &header, whole.meta.region).await?
+                    }
+                    _ => vec![],
+                };
+                restored = whole.restore(&verdict, &logged, &*memory);
+            }
+        }
+        state.session = state.binding.begin(&*memory)?;
+        let state = Mutex::new(state);
+        Ok((BitmapStore { sidecar, memory, region, state }, restored))
+    }
+
+    /// Bytes of a region of the log.
+    pub fn region(&self) -> u64 {
+        self.region
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file.
+    pub fn sidecar(&self) -> &Container {
+        &self.sidecar
+    }
+
+    /// Memory for bits.
+    pub fn memory(&self) -> &Arc<dyn BitMemory> {
+        &self.memory
+    }
+
+    /// What is in the memory is not all that is to be noted there any more: a killed server is then as a power cut.
+    pub fn memory_is_short(&self) {
+        let state = self.lock();
+        state.binding.memory_is_short();
+    }
+
+    /// Find a place for the next whole, of `bytes` at most, of a disk of `size` bytes, and make its log empty. Nobody logs
+    /// meanwhile.
+    pub async fn stage(&self, io: &Io, bytes: u64, size: u64) -> Result<Staged, Error> {
+        let regions = (size.div_ceil(self.region) + SPARE).next_multiple_of(layout::ALIGN);
+        let present = self.lock().present.clone();
+        let place = place(present.as_ref(), regions + bytes);
+        let log = place..place + regions;
+        let zeros = vec![0; PIECE.min(regions as usize)];
+        let mut at = log.start;
+        while at < log.end {
+            let len = (log.end - at).min(zeros.len() as u64);
+            self.sidecar.write(io, at, zeros.get(..len as usize).unwrap_or_default()).await?;
+            at += len;
+        }
+        Ok(Staged { slot: Slot { body: log.end..log.end + bytes, log } })
+    }
+
+    /// This is the moment that the next whole is of: from now on regions are logged for both. Nothing is in flight on the
+    /// disk, and nothing is logged.
+    pub fn switch(&self, staged: &Staged) {
+        self.lock().next = Some(staged.slot.clone());
+    }
+
+    /// The next whole is not to be: [`BitmapStore::switch`] is undone.
+    pub fn forget(&self) {
+        self.lock().next = None;
+    }
+
+    /// Write the whole, which holds at least what was marked at its moment. `closed`: the image is closed and stable, and
+    /// nobody writes to it any more. It is not the present one yet.
+    ///
+    /// # Errors
+    /// Where it cannot be written: the present one is as it was.
+    pub async fn put(
+        &self,
+        io: &Io,
+        staged: Staged,
+        bitmaps: Vec<ToKeep>,
+        closed: bool,
+    ) -> Result<Put, Error> {
+        let (sequence, meta) = {
+            let state = self.lock();
+            let all = bitmaps.iter().map(|one| one.bitmap.clone()).collect();
+            let meta = state.binding.describe(state.session, closed, all, self.region);
+            (state.sequence + 1, meta)
+        };
+        let body = Whole { meta, pages: bitmaps.into_iter().map(|one| one.pages).collect() };
+        let body = body.encode();
+        let Slot { log, body: place } = staged.slot;
+        if body.len() as u64 > place.end - place.start {
+            // The disk has grown since: what lies behind its place is the present whole's.
+            return Err(Error::Full);
+        }
+        let slot = Slot { log, body: place.start..place.start + body.len() as u64 };
+        self.sidecar.write(io, slot.body.start, &body).await?;
+        self.sidecar.sync(io).await?;
+        Ok(Put { header: Header::new(sequence, &slot.log, &slot.body, &body), slot })
+    }
+
+    /// What was put is the present whole from now on.
+    ///
+    /// # Errors
+    /// Where which of the two is cannot be told: [`BitmapStore::break_off`] is all that is left.
+    pub async fn present(&self, io: &Io, put: Put) -> Result<(), Error> {
+        let sequence = put.header.sequence;
+        let at = HEADERS[(sequence % 2) as usize];
+        self.sidecar.write(io, at, &put.header.encode()).await?;
+        self.sidecar.sync(io).await?;
+        let mut state = self.lock();
+        (state.sequence, state.present, state.next) = (sequence, Some(put.slot), None);
+        Ok(())
+    }
+
+    /// Of the memory only that of these numbers is needed, and what says how the image stands.
+    pub fn forget_but(&self, numbers: &[u64]) {
+        let session = self.lock().session;
+        let all: Vec<u64> = numbers.iter().copied().chain([session]).collect();
+        self.memory.forget_but(&all);
+    }
+
+    /// Make stable that these regions may change from now on. One at a time.
+    pub async fn log(&self, io: &Io, regions: &[u64]) -> Result<(), Error> {
+        let slots: Vec<Slot> = {
+            let state = self.lock();
+            state.present.iter().chain(&state.next).cloned().collect()
+        };
+        for slot in slots {
+            for region in regions {
+                let last = (slot.log.end - slot.log.start).saturating_sub(1);
+                self.sidecar.write(io, slot.log.start + (*region).min(last), &[1]).await?;
+            }
+        }
+        self.sidecar.sync(io).await
+    }
+
+    /// Nothing that is there is to be believed any more: a region could not be logged.
+    pub async fn break_off(&self, io: &Io) -> Result<(), Error> {
+        self.memory.forget_but(&[]);
+        for at in HEADERS {
+            self.sidecar.write(io, at, &[0; layout::HEADER]).await?;
+        }
+        self.sidecar.sync(io).await
+    }
+
+    /// The disk goes on in another image, which it was moved to with nothing in flight: the next whole is of that.
+    pub fn rebind(&self, binding: Binding) -> io::Result<()> {
+        let session = binding.begin(&*self.memory)?;
+        let mut state = self.lock();
+        self.memory.forget(state.session);
+        (state.binding, state.session) = (Arc::new(binding), session);
+        Ok(())
+    }
+}
+
+impl State {
+    fn new(binding: Arc<Binding>) -> State {
+        State { binding, session: 0, sequence: 0, present: None, next: None }
+    }
+}
+
+/// A place of so many bytes that does not meet the present whole.
+fn place(present: Option<&Slot>, bytes: u64) -> u64 {
+    let Some(present) = present else { return FIRST };
+    let first = present.log.start.min(present.body.start);
+    match FIRST.checked_add(bytes).is_some_and(|end| end <= first) {
+        true => FIRST,
+        false => present.log.end.max(present.body.end).next_multiple_of(layout::ALIGN).max(FIRST),
+    }
+}
+
+/// The present whole.
+async fn find(io: &Io, sidecar: &Container) -> io::Result<Option<(Header, Whole)>> {
+    let failed = |error: Error| io::Error::from_raw_os_error(error.errno());
+    let mut headers = vec![];
+    for at in HEADERS {
+        let mut bytes = [0; layout::HEADER];
+        sidecar.read(io, at, &mut bytes).await.map_err(failed)?;
+        headers.extend(Header::decode(&bytes));
+    }
+    headers.sort_by_key(|header| std::cmp::Reverse(header.sequence));
+    for header in headers {
+        let (start, len) = (header.body.start, header.body.end - header.body.start);
+        if header.body.end > sidecar.len().next_multiple_of(layout::ALIGN) {
+            continue;
+        }
+        let mut body = vec![0; usize::try_from(len).unwrap_or(0)];
+        sidecar.read(io, start, &mut body).await.map_err(failed)?;
+        if let Some(whole) = header.is_of(&body).then(|| Whole::decode(&body)).flatten() {
+            return Ok(Some((header, whole)));
+        }
+    }
+    Ok(None)
+}
+
+/// The ranges of the disk that were logged.
+async fn logged(
+    io: &Io,
+    sidecar: &Container,
+    header: &Header,
+    region: u64,
+) -> io::Result<Vec<Range<u64>>> {
+    let count = header.log.end - header.log.start;
+    let mut bytes = vec![0; usize::try_from(count).unwrap_or(0)];
+    let read = sidecar.read(io, header.log.start, &mut bytes).await;
+    read.map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+    let last = bytes.len().saturating_sub(1);
+    let set = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0);
+    let range = |at: usize| {
+        // The last stands for all that lies behind it, too.
+        let end = if at == last { u64::MAX } else { (at as u64 + 1).saturating_mul(region) };
+        (at as u64).saturating_mul(region)..end
+    };
+    Ok(set.map(|(at, _)| range(at)).collect())
+}
+
+impl Whole {
+    fn restore(
+        self,
+        verdict: &Verdict,
+        logged: &[Range<u64>],
+        memory: &dyn BitMemory,
+    ) -> Vec<Restored> {
+        let all = self.meta.bitmaps.into_iter().zip(self.pages);
+        let one = |(bitmap, pages): (KeptBitmap, Vec<BitPage>)| {
+            let bits = match verdict {
+                _ if bitmap.lost => RestoredBits::Lost("it was lost before".into()),
+                Verdict::Lost(why) => RestoredBits::Lost(why.clone()),
+                Verdict::InMemory if bitmap.recording => match memory.words(bitmap.id, None) {
+                    Ok(_) => RestoredBits::InMemory,
+                    Err(error) => RestoredBits::Lost(format!("its memory is gone: {error}")),
+                },
+                Verdict::StoredAndLogged if bitmap.recording => {
+                    RestoredBits::Stored(pages, logged.to_vec())
+                }
+                _ => RestoredBits::Stored(pages, vec![]),
+            };
+            Restored { bitmap, bits }
+        };
+        all.map(one).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! Containers that are not on this machine.
+
+use std::path::Path;
+
+use ringtap_io::{Holds, Io, Op};
+use ringtap_stores::Store;
+
+use super::{Container, Traits};
+use crate::{Error, OpenError, OpenOptions, probe};
+
+impl Container {
+    /// What is not on this machine, by its URI. Nothing is recorded of it and nobody locks it: it is
+    /// written to as the format that the options name, unless its signature shows another.
+    pub(super) fn open_store(path: &Path, options: &OpenOptions) -> Result<Container, OpenError> {
+        let name = path.to_string_lossy();
+        let read_only = options.read_only;
+        let store = Store::open(&name, &ringtap_stores::Options { read_only })?;
+        if !read_only {
+            probe::may_write_store(path, &store, options)?;
+        }
+        let facts = *store.facts();
+        let logical = facts.block.max(512);
+        let traits = Traits {
+            regular: false,
+            read_only,
+            request_alignment: facts.block.into(),
+            memory_alignment: 1,
+            logical_block_size: logical,
+            physical_block_size: facts.preferred.max(logical),
+        };
+        let container = Container::simulated(store.file(), facts.len, traits);
+        let (never_synced, rotational) = (!options.cache.flushes(), facts.rotational);
+        let (path, store) = (path.into(), Some(store));
+        Ok(Container { path, store, never_synced, rotational, ..container })
+    }
+
+    /// The range is needed no more. [`Error::Unsupported`] where that cannot be told.
+    pub(crate) async fn forget(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
+        match self.store {
+            None => self.punch(io, offset, len).await,
+            Some(_) => {
+                let op = Op::Forget { file: self.file, offset, len };
+                io.to_the_end(op).await.map_err(Error::from_errno)
+            }
+        }
+    }
+
+    /// What the range holds, where the store says so.
+    pub(crate) async fn holds(
+        &self,
+        io: &Io,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<Holds>, Error> {
+        if self.store.is_none() {
+            return Ok(None);
+        }
+        let op = Op::Status { file: self.file, offset, len };
+        match io.run(op).await {
+            error if error < 0 => Err(Error::from_errno(-error)),
+            result => Ok(Some(Holds::of_result(result))),
+        }
+    }
+}

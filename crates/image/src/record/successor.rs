@@ -1,0 +1,151 @@
+//! Where a disk goes on that was served from an image: since a snapshot in an overlay on it, since a commit in what lay
+//! below, since a mirror in another image. Who serves the image by its old name must not write to it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::attribute;
+use super::kept::Kept;
+use super::named::{Known, also_kept, remove_attribute, set_attribute};
+use crate::{OpenError, OpenOptions, Place};
+
+/// An attribute that only root sees and writes.
+const SUCCESSOR: &str = "trusted.ringtap.successor";
+
+/// The image in which another's disk goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Successor {
+    file: Known,
+    /// When the former image was last written to, in seconds and nanoseconds, once that is known for good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    written: Option<(i64, i64)>,
+}
+
+fn of(image: &Path) -> Option<Successor> {
+    match attribute(image, SUCCESSOR) {
+        Some(text) => serde_json::from_str(&text).ok(),
+        None => Kept::of(image)?.successor,
+    }
+}
+
+fn time_of(image: &Path) -> Option<(i64, i64)> {
+    let facts = fs::metadata(image).ok().filter(|facts| facts.is_file())?;
+    Some((facts.mtime(), facts.mtime_nsec()))
+}
+
+fn set(image: &Path, successor: Option<Successor>) -> io::Result<()> {
+    let set = match &successor {
+        None => remove_attribute(image, SUCCESSOR),
+        Some(successor) => set_attribute(image, SUCCESSOR, successor)?,
+    };
+    let needless = set || successor.is_none();
+    also_kept(set, Kept::change(image, needless, |kept| kept.successor = successor))?;
+    // With the attribute, the time of the last write.
+    fs::File::open(image)?.sync_all()
+}
+
+/// Whoever wants to write to the disk of `image` finds it in `successor` from now on: stable when this returns.
+pub fn set_successor(image: &Path, successor: &Path) -> io::Result<()> {
+    let none = || io::Error::new(io::ErrorKind::NotFound, "there is no such image");
+    let file = Known::of(successor).ok_or_else(none)?;
+    set(image, Some(Successor { file, written: None }))
+}
+
+/// An image with a successor is closed and written to no more: one that is put in its place, or written to, is told
+/// from it.
+pub fn seal(image: &Path) -> io::Result<()> {
+    match of(image) {
+        Some(successor) => set(image, Some(Successor { written: time_of(image), ..successor })),
+        None => Ok(()),
+    }
+}
+
+/// Whether the image has a successor, and may have been written to shortly before without that being stable.
+pub fn is_unsealed(image: &Path) -> bool {
+    of(image).is_some_and(|successor| successor.written.is_none())
+}
+
+/// The image's disk goes on in itself: it may be written to.
+pub fn forget_successor(image: &Path) -> io::Result<()> {
+    if of(image).is_some() { set(image, None) } else { Ok(()) }
+}
+
+/// Where the disk of the image at `place` goes on, held; none where that is this image. [`OpenError::Succeeded`] where it
+/// cannot be found, because the other is gone or the image has changed.
+pub fn find_successor(place: &Place) -> Result<Option<Place>, OpenError> {
+    let at = place.at();
+    let Some(successor) = of(&at) else { return Ok(None) };
+    let refused = |why| refusal(place.path(), &successor, why);
+    if successor.written.is_some_and(|time| time_of(&at).is_some_and(|now| now != time)) {
+        return Err(refused("but this one has been written to, or put back, since"));
+    }
+    let found = Place::hold(successor.file.path()).ok();
+    match found.filter(|found| successor.file.is(found)) {
+        Some(found) => Ok(Some(found)),
+        None => Err(refused("which is not there any more")),
+    }
+}
+
+/// An error where the disk of the image behind `at`, which is called `name`, goes on in another.
+pub(crate) fn may_go_on(at: &Path, name: &Path, options: &OpenOptions) -> Result<(), OpenError> {
+    match of(at).filter(|_| !options.succeeded) {
+        Some(successor) => {
+            Err(refusal(name, &successor, "and writing to this one would harm that"))
+        }
+        None => Ok(()),
+    }
+}
+
+fn refusal(image: &Path, successor: &Successor, why: &'static str) -> OpenError {
+    let (path, successor) = (image.to_owned(), successor.file.path().to_owned());
+    OpenError::Succeeded { path, successor, why }
+}
+
+/// Where the record says that the image's disk goes on; for people.
+pub fn successor(image: &Path) -> Option<PathBuf> {
+    of(image).map(|successor| successor.file.path().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_goes_on_in_one_image() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (base, top) = (dir.path().join("base"), dir.path().join("top"));
+        fs::write(&base, "base").expect("written");
+        fs::write(&top, "top").expect("written");
+        if set_successor(&base, &top).is_err() {
+            eprintln!("skipped: there is nowhere to record an image");
+            return;
+        }
+        let find = || find_successor(&Place::hold(&base).expect("there"));
+        let found = |end: Result<Option<Place>, OpenError>| end.expect("no error").is_some();
+        let options = OpenOptions::default();
+        assert!(found(find()));
+        let error = may_go_on(&base, &base, &options).expect_err("written elsewhere").to_string();
+        assert!(error.contains("top") && error.contains("--forget-successor"), "{error}");
+        seal(&base).expect("sealed");
+        assert!(found(find()));
+        // Another file of the name is another disk.
+        fs::rename(&top, dir.path().join("aside")).expect("moved");
+        assert!(find().is_err());
+        fs::write(&top, "another").expect("written");
+        assert!(find().is_err());
+        fs::rename(dir.path().join("aside"), &top).expect("moved");
+        assert!(found(find()));
+        // A file system stamps files by the kernel's tick.
+        std::thread::sleep(std::time::Duration::from_millis(25));
+        fs::write(&base, "put back").expect("written");
+        let error = find().expect_err("changed").to_string();
+        assert!(error.contains("put back"), "{error}");
+        forget_successor(&base).expect("forgotten");
+        assert!(!found(find()));
+        may_go_on(&base, &base, &options).expect("its own disk again");
+    }
+}

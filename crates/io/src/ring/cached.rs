@@ -1,0 +1,216 @@
+//! Small writes into the page cache: this thread makes them, for a copy costs less than waking a worker. But the
+//! kernel may hold up who writes: for room in the page cache (dirty throttling), for a server (NFS), for a journal.
+//! A queue must not stop for that again and again: a write that was held up sends those that follow to the ring for a
+//! while, which asks the file system not to wait where that can be asked (RWF_NOWAIT; ext4 and tmpfs of Linux 6.18
+//! cannot), and has a worker make them else. A thread that lost its processor in a write was not held up by it: the
+//! count of switches tells, and is only asked for while there is a doubt.
+
+use std::os::fd::RawFd;
+
+use super::{Known, Ring};
+use crate::{File, Key, Mem, Op, Time};
+
+/// A write that takes longer is doubted.
+const SLOW: Time = 200_000;
+/// So many that follow are looked at more closely.
+const DOUBTED: u16 = 1000;
+/// After one that was held up the ring has them for so many times what it took,
+const RESTS: Time = 32;
+/// at most for so long.
+const LONGEST_REST: Time = 2_000_000_000;
+
+/// How small writes into one file's page cache go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pace {
+    /// Whether the thread slept is asked for so many more.
+    doubted: u16,
+    /// The ring has them until then.
+    rests_until: Time,
+}
+
+impl Pace {
+    /// After a write that began then and took so long; whether the thread slept in it, where that was asked.
+    fn after(self, began: Time, took: Time, slept: Option<bool>) -> Pace {
+        match (took > SLOW, slept) {
+            (false, _) => Pace { doubted: self.doubted.saturating_sub(1), rests_until: 0 },
+            (true, Some(true)) => {
+                let rest = took.saturating_mul(RESTS).min(LONGEST_REST);
+                Pace { doubted: DOUBTED, rests_until: began + took + rest }
+            }
+            (true, _) => Pace { doubted: DOUBTED, rests_until: 0 },
+        }
+    }
+}
+
+/// Where to write, and what.
+pub(super) struct Small<'a> {
+    fd: RawFd,
+    file: File,
+    /// None where it is in memory alone, and nothing holds up who writes.
+    pace: Option<Pace>,
+    offset: u64,
+    mem: &'a Mem,
+}
+
+impl Ring {
+    /// A small write into the page cache that this thread may make.
+    pub(super) fn small_write<'a>(&mut self, op: &'a Op) -> Option<Small<'a>> {
+        let (Known { fd, nature, pace, .. }, offset, mem) = self.volatile_write(op)?;
+        let Op::Write { file, .. } = *op else { return None };
+        let rests = pace.rests_until > 0 && self.since_start() < pace.rests_until;
+        let pace = (!nature.in_memory).then_some(pace);
+        (nature.page_cache && !rests).then_some(Small { fd, file, pace, offset, mem })
+    }
+
+    /// Make it here.
+    pub(super) fn write_cached(&mut self, key: Key, op: &Op, small: &Small) -> i32 {
+        let Small { fd, offset, mem, .. } = *small;
+        let Some(pace) = small.pace else {
+            return self.watch_here(op, |ring| ring.write_here(key, fd, offset, mem, 0));
+        };
+        let before = (pace.doubted > 0).then(sleeps);
+        let began = self.since_start();
+        let result = self.watch_here(op, |ring| ring.write_here(key, fd, offset, mem, 0));
+        let took = self.since_start() - began;
+        let next = pace.after(began, took, before.map(|before| sleeps() > before));
+        if next != pace {
+            self.files.goes(small.file, next);
+        }
+        result
+    }
+}
+
+/// How often this thread has waited for something.
+fn sleeps() -> i64 {
+    // SAFETY: a plain structure of numbers, for which zeroes are fine.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is there.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nvcsw
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File as StdFile;
+    use std::io::Read;
+    use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Buffer, Io, Nature, OpenFile, Reactor};
+
+    /// Where a stream goes on.
+    const ON: u64 = u64::MAX;
+
+    fn cached(fd: OwnedFd) -> OpenFile {
+        let file = OpenFile::new(fd);
+        file.set_nature(Nature { page_cache: true, ..Nature::default() });
+        file
+    }
+
+    fn buffer(len: usize) -> Buffer {
+        Io::new(Box::new(Ring::new().expect("io_uring"))).buffer(len).expect("memory")
+    }
+
+    fn write(file: &OpenFile, mem: Mem) -> Op {
+        Op::Write { file: file.handle(), offset: ON, mem, durable: false }
+    }
+
+    /// Write until there is no more room; how many bytes that took.
+    fn fill(fd: impl AsFd) -> usize {
+        rustix::io::ioctl_fionbio(&fd, true).expect("the stream's way");
+        let mut full = 0;
+        while let Ok(count) = rustix::io::write(&fd, &[b'x'; 512]) {
+            full += count;
+        }
+        rustix::io::ioctl_fionbio(&fd, false).expect("the stream's way");
+        full
+    }
+
+    /// A terminal's two ends, that change no byte. It cannot be asked not to wait.
+    fn terminal() -> (StdFile, OwnedFd) {
+        let (mut near, mut far) = (0, 0);
+        // SAFETY: two places for descriptors, no name, no settings.
+        let made = unsafe {
+            libc::openpty(
+                &raw mut near,
+                &raw mut far,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        assert_eq!(made, 0, "openpty");
+        // SAFETY: both were made just now, and nobody else knows them.
+        let (near, far) = unsafe { (StdFile::from_raw_fd(near), OwnedFd::from_raw_fd(far)) };
+        // SAFETY: a plain structure of numbers, for which zeroes are fine.
+        let mut settings: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open and the structure is there.
+        let set = unsafe {
+            libc::tcgetattr(far.as_raw_fd(), &raw mut settings);
+            libc::cfmakeraw(&raw mut settings);
+            libc::tcsetattr(far.as_raw_fd(), libc::TCSANOW, &raw const settings)
+        };
+        assert_eq!(set, 0, "tcsetattr");
+        (near, far)
+    }
+
+    #[test]
+    fn a_write_that_was_held_up_sends_those_that_follow_to_the_ring() {
+        let (mut near, far) = terminal();
+        let far = cached(far);
+        let mut bytes = buffer(512);
+        bytes.bytes_mut().fill(b'y');
+        let mut ring = Ring::new().expect("io_uring");
+        let mut done = vec![];
+        ring.turn(&mut vec![(1, write(&far, bytes.mem()))], &mut done, false).expect("the ring");
+        assert_eq!(done, [(1, 512)]);
+
+        ring.files.goes(far.handle(), Pace::default());
+        // Held up twice: the first time it is only doubted.
+        for (key, rests) in [(2, false), (3, true)] {
+            fill(&far);
+            let mut drains = near.try_clone().expect("a copy");
+            let drained = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(60));
+                let mut some = vec![0; 8192];
+                // Up to what it waits to write.
+                while drains.read(&mut some).is_ok_and(|count| !some[..count].ends_with(b"y")) {}
+            });
+            done.clear();
+            let mut submit = vec![(key, write(&far, bytes.mem()))];
+            ring.turn(&mut submit, &mut done, false).expect("the ring");
+            assert_eq!(done, [(key, 512)]);
+            let pace = ring.files.pace(far.handle()).expect("a known file");
+            assert_eq!(pace.rests_until > ring.since_start(), rests, "{pace:?}");
+            assert!(pace.doubted > 0, "{pace:?}");
+            drained.join().expect("it ends");
+        }
+
+        fill(&far);
+        done.clear();
+        ring.turn(&mut vec![(4, write(&far, bytes.mem()))], &mut done, false).expect("the ring");
+        assert_eq!(done, [], "the queue goes on");
+        rustix::io::ioctl_fionbio(&near, true).expect("its way");
+        while done.is_empty() {
+            let _ = near.read(&mut [0; 8192]);
+            ring.turn(&mut vec![], &mut done, false).expect("the ring");
+        }
+        assert_eq!(done, [(4, 512)]);
+    }
+
+    #[test]
+    fn only_who_slept_was_held_up() {
+        let none = Pace::default();
+        let doubted = Pace { doubted: DOUBTED, rests_until: 0 };
+        assert_eq!(none.after(5, SLOW, None), none);
+        assert_eq!(none.after(5, SLOW + 1, None), doubted);
+        assert_eq!(doubted.after(5, SLOW + 1, Some(false)), doubted);
+        assert_eq!(doubted.after(5, 7, Some(true)), Pace { doubted: DOUBTED - 1, rests_until: 0 });
+        let rests_until = 5 + (SLOW + 1) * (RESTS + 1);
+        assert_eq!(doubted.after(5, SLOW + 1, Some(true)), Pace { rests_until, ..doubted });
+        let rests_until = 10_000_000_000 + LONGEST_REST;
+        assert_eq!(doubted.after(0, 10_000_000_000, Some(true)), Pace { rests_until, ..doubted });
+    }
+}

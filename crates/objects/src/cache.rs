@@ -1,0 +1,387 @@
+//! An object's chunks on this host: a sparse file, and a map of which of them are there.
+//!
+//! Every object has a folder of its own, by what its bytes are known by: `data` is as long as the object, `map` has a byte
+//! for each chunk, which is 1 once its data is stable, and `used` is locked by whoever has the object open, shared. Any
+//! number of processes may have it: two that bring the same chunk write the same bytes. A power cut or a kill leaves
+//! at most chunks that are brought again.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use ringtap_io::{Nature, OpenFile};
+use rustix::fs::FlockOperation;
+
+use crate::budget;
+use crate::index::{CHUNK, digest, hex};
+
+/// Chunks that are made stable together.
+const TOGETHER: usize = 64;
+/// For how long one may not be stable.
+pub(crate) const SOON: Duration = Duration::from_secs(1);
+
+/// Where local caches lie, and what they may take.
+#[derive(Clone, Debug)]
+pub struct CacheDir {
+    /// The folder.
+    pub path: PathBuf,
+    /// Bytes of all objects in it together, where that is bounded.
+    pub size: Option<u64>,
+}
+
+/// The chunks of one object that are here.
+pub(crate) struct Cache {
+    dir: CacheDir,
+    data: OpenFile,
+    map: File,
+    /// Locked, shared, while it is open.
+    _used: File,
+    bits: Vec<AtomicU64>,
+    unstable: Mutex<Vec<u32>>,
+    /// Bytes that were stored since it was last looked whether there is room.
+    unchecked: AtomicU64,
+    full: AtomicBool,
+}
+
+impl Cache {
+    /// That of an object, by what its bytes are known by.
+    pub(crate) fn open(dir: &CacheDir, identity: &str, size: u64) -> Result<Cache, String> {
+        let failed = |error: io::Error| {
+            format!("cannot use the cache folder {}: {error}", dir.path.display())
+        };
+        make_folder(&dir.path).map_err(failed)?;
+        may_trust(&dir.path)?;
+        let name = hex(&digest(format!("{size} {identity}").as_bytes())[..16]);
+        let folder = dir.path.join(name);
+        let used = take(&folder).map_err(failed)?;
+        used.set_modified(SystemTime::now()).map_err(failed)?;
+        let count = size.div_ceil(CHUNK);
+        let (data, map) = files(&folder, size, count).map_err(failed)?;
+        let about = folder.join("about");
+        if !about.exists() {
+            fs::write(&about, format!("{identity}\n{size} bytes\n")).map_err(failed)?;
+        }
+        let mut known = vec![0; count as usize];
+        map.read_exact_at(&mut known, 0).map_err(failed)?;
+        let data = OpenFile::new(OwnedFd::from(data));
+        data.set_nature(Nature { page_cache: true, ..Nature::default() });
+        let cache = Cache {
+            dir: dir.clone(),
+            data,
+            map,
+            _used: used,
+            bits: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            unstable: Mutex::default(),
+            // The first looks.
+            unchecked: AtomicU64::new(u64::MAX / 2),
+            full: AtomicBool::new(false),
+        };
+        known.iter().zip(0..).filter(|(byte, _)| **byte == 1).for_each(|(_, at)| cache.set(at));
+        Ok(cache)
+    }
+
+    /// The file that holds them.
+    pub(crate) fn file(&self) -> ringtap_io::File {
+        self.data.handle()
+    }
+
+    /// A chunk is here, in its place.
+    pub(crate) fn set(&self, number: u32) {
+        self.bits[number as usize / 64].fetch_or(1 << (number % 64), SeqCst);
+    }
+
+    /// Whether a chunk is here, as far as this process knows.
+    #[inline]
+    pub(crate) fn has(&self, number: u32) -> bool {
+        let word = self.bits.get(number as usize / 64);
+        word.is_some_and(|word| word.load(SeqCst) >> (number % 64) & 1 == 1)
+    }
+
+    /// Whether all of those are.
+    #[inline]
+    pub(crate) fn has_all(&self, mut numbers: Range<u32>) -> bool {
+        numbers.all(|number| self.has(number))
+    }
+
+    /// Whether another process has brought it since.
+    pub(crate) fn look_again(&self, number: u32) -> bool {
+        let mut byte = [0];
+        let there = self.map.read_exact_at(&mut byte, number.into()).is_ok() && byte == [1];
+        if there {
+            self.set(number);
+        }
+        there
+    }
+
+    /// The bytes of one that is here. Waits for the disk.
+    pub(crate) fn read(&self, number: u32, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let mut done = 0;
+        while done < len {
+            let at = u64::from(number) * CHUNK + done as u64;
+            match rustix::io::pread(self.data.as_fd(), &mut bytes[done..], at)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => done += read,
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Keep a chunk whose bytes are right: whether there is room for it. Waits for the disk.
+    pub(crate) fn store(&self, number: u32, bytes: &[u8]) -> bool {
+        if self.has(number) || !self.has_room(bytes.len() as u64) {
+            return self.has(number);
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = u64::from(number) * CHUNK + done as u64;
+            match rustix::io::pwrite(self.data.as_fd(), &bytes[done..], at) {
+                Ok(written) => done += written,
+                Err(error) => {
+                    if !self.full.swap(true, SeqCst) {
+                        let folder = self.dir.path.display();
+                        tracing::warn!("the cache in {folder} takes no more: {error}");
+                    }
+                    return false;
+                }
+            }
+        }
+        self.set(number);
+        let many = {
+            let mut unstable = self.unstable();
+            unstable.push(number);
+            unstable.len() >= TOGETHER
+        };
+        if many {
+            self.settle();
+        }
+        true
+    }
+
+    fn unstable(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.unstable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Make what was stored stable, and say so in the map. Waits for the disk.
+    pub(crate) fn settle(&self) {
+        let stored = std::mem::take(&mut *self.unstable());
+        if stored.is_empty() {
+            return;
+        }
+        if let Err(error) = rustix::fs::fdatasync(self.data.as_fd()) {
+            // What the page cache has lost is brought again.
+            tracing::warn!("the cache in {}: {error}", self.dir.path.display());
+            for number in stored {
+                let word = &self.bits[number as usize / 64];
+                word.fetch_and(!(1 << (number % 64)), SeqCst);
+            }
+            return;
+        }
+        for number in stored {
+            if let Err(error) = self.map.write_all_at(&[1], number.into()) {
+                tracing::debug!("the map of the cache in {}: {error}", self.dir.path.display());
+            }
+        }
+    }
+
+    /// Whether more is not kept.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(SeqCst)
+    }
+
+    /// Whether so many bytes more may be kept: objects that nobody uses make room for them.
+    fn has_room(&self, len: u64) -> bool {
+        let Some(most) = self.dir.size else { return !self.full.load(SeqCst) };
+        // Others store, too.
+        let step = (64 << 20).min(most / 8).max(CHUNK);
+        if self.unchecked.fetch_add(len, SeqCst) >= step {
+            self.unchecked.store(0, SeqCst);
+            let full = !budget::make_room(&self.dir.path, most, step);
+            if full && !self.full.swap(full, SeqCst) {
+                tracing::warn!(
+                    "the cache in {} is full of {most} bytes, and all of it is in use: more is read, and not kept",
+                    self.dir.path.display()
+                );
+            }
+            self.full.store(full, SeqCst);
+        }
+        !self.full.load(SeqCst)
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+fn options() -> fs::OpenOptions {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Who writes there decides what guests read.
+fn may_trust(path: &Path) -> Result<(), String> {
+    let facts = fs::metadata(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let user = rustix::process::geteuid().as_raw();
+    let own = facts.uid() == user || facts.uid() == 0;
+    match own && facts.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => Err(format!(
+            "others may write to the cache folder {}, and so to what guests read: chmod go-w, or name another",
+            path.display()
+        )),
+    }
+}
+
+/// The lock of an object's folder, which is made where there is none.
+fn take(folder: &Path) -> io::Result<File> {
+    loop {
+        make_folder(folder)?;
+        let path = folder.join("used");
+        let used = match options().open(&path) {
+            // It was just taken away.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            used => used?,
+        };
+        rustix::fs::flock(&used, FlockOperation::LockShared)?;
+        if is_at(&path, &used) {
+            return Ok(used);
+        }
+    }
+}
+
+/// Whether a file that is open is what lies there now, and not one that was taken away since.
+pub(crate) fn is_at(path: &Path, file: &File) -> bool {
+    let here = fs::metadata(path).map(|facts| (facts.dev(), facts.ino()));
+    here.is_ok_and(|here| file.metadata().is_ok_and(|facts| (facts.dev(), facts.ino()) == here))
+}
+
+/// The data and the map of an object. A map says nothing of data that is not as long as the object.
+fn files(folder: &Path, size: u64, count: u64) -> io::Result<(File, File)> {
+    let data = options().open(folder.join("data"))?;
+    let map = options().open(folder.join("map"))?;
+    let (is_whole, said) = (data.metadata()?.len() == size, map.metadata()?.len());
+    if said != count {
+        map.set_len(count)?;
+    }
+    if !is_whole {
+        // Before the data is as long: a kill between the two must leave no map that counts. Others may look at it
+        // meanwhile, so that it is not made shorter.
+        if said > 0 {
+            map.write_all_at(&vec![0; count as usize], 0)?;
+            map.sync_all()?;
+        }
+        data.set_len(size)?;
+    }
+    Ok((data, map))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(folder: &tempfile::TempDir, size: Option<u64>) -> CacheDir {
+        CacheDir { path: folder.path().join("cache"), size }
+    }
+
+    #[test]
+    fn what_is_stable_is_there_for_the_next_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = dir(&folder, None);
+        let size = 10 * CHUNK + 5;
+        let open = |identity: &str| Cache::open(&dir, identity, size).expect("a cache");
+        let chunk = vec![7; CHUNK as usize];
+        let first = open("a");
+        assert!(!first.has(3) && first.store(3, &chunk) && first.has(3));
+        assert!(first.store(10, &[9; 5]));
+        // Another process sees what is stable.
+        let second = open("a");
+        assert!(!second.has(3) && !second.look_again(3));
+        first.settle();
+        assert!(second.look_again(3) && second.has_all(3..4) && !second.has_all(3..5));
+        assert_eq!(second.read(3, chunk.len()).expect("read"), chunk);
+        assert_eq!(second.read(10, 5).expect("read"), [9; 5]);
+        // Killed before it was stable.
+        assert!(second.store(4, &chunk));
+        std::mem::forget(second);
+        let third = open("a");
+        assert!(third.has(3) && third.has(10) && !third.has(4));
+        assert!(!open("b").has(3), "another object");
+        assert!(!Cache::open(&dir, "a", size + 1).expect("a cache").has(3), "another size");
+    }
+
+    #[test]
+    fn whole_objects_that_nobody_uses_make_room() {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a folder");
+        let dir = dir(&folder, Some(16 * CHUNK));
+        let chunk = vec![7; CHUNK as usize];
+        let open = |identity: &str| Cache::open(&dir, identity, 64 * CHUNK).expect("a cache");
+        let (old, used) = (open("old"), open("used"));
+        (0..6).for_each(|number| assert!(old.store(number, &chunk)));
+        (0..4).for_each(|number| assert!(used.store(number, &chunk)));
+        drop(old);
+        let new = open("new");
+        (0..8).for_each(|number| assert!(new.store(number, &chunk), "{number}"));
+        assert!(!open("old").has(0), "it had to go");
+        assert!(open("used").has(0) || used.has(0), "it is in use");
+        // All that is left is in use.
+        let stored = (8..64).filter(|number| new.store(*number, &chunk)).count();
+        assert!((1..8).contains(&stored), "{stored}");
+        assert!(new.has(0) && used.has(3));
+    }
+
+    #[test]
+    fn a_map_counts_for_nothing_where_the_data_is_not_as_long() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = dir(&folder, None);
+        let open = || Cache::open(&dir, "a", 4 * CHUNK).expect("a cache");
+        let first = open();
+        assert!(first.store(1, &vec![7; CHUNK as usize]));
+        drop(first);
+        assert!(open().has(1));
+        let own = fs::read_dir(&dir.path).expect("listed").next().expect("one").expect("read");
+        let data = File::options().write(true).open(own.path().join("data")).expect("the data");
+        data.set_len(CHUNK).expect("cut");
+        let again = open();
+        assert!(!again.has(1) && !again.look_again(1));
+        assert_eq!(data.metadata().expect("facts").len(), 4 * CHUNK);
+    }
+
+    #[test]
+    fn a_file_that_was_taken_away_is_not_the_one_that_is_there_now() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("used");
+        let first = options().open(&path).expect("made");
+        assert!(is_at(&path, &first));
+        fs::remove_file(&path).expect("removed");
+        assert!(!is_at(&path, &first));
+        let second = options().open(&path).expect("made");
+        assert!(!is_at(&path, &first) && is_at(&path, &second));
+    }
+
+    #[test]
+    fn a_folder_that_others_write_to_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = dir(&folder, None);
+        fs::create_dir(&dir.path).expect("made");
+        fs::set_permissions(&dir.path, fs::Permissions::from_mode(0o777)).expect("changed");
+        let why = Cache::open(&dir, "a", 1).err().expect("refused");
+        assert!(why.contains("others may write"), "{why}");
+    }
+}

@@ -1,0 +1,405 @@
+//! An image made an object, or a file beside others that a web server shows, with its index.
+//!
+//! What is there is looked at first: who comes second with another image is told so. The index goes before the image, and
+//! only where none is there. It names every byte of the image, so that a publication that was broken off goes on where
+//! the same image is published again.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path as FilePath, PathBuf};
+
+use bytes::Bytes;
+use object_store::{Error, ObjectStoreExt as _, PutMode, PutPayload, WriteMultipart};
+
+use crate::http::told;
+use crate::index::{self, CHUNK, Index, digest, hex};
+use crate::source::{Failure, Source, of_error};
+use crate::{Server, Uri, boot, connector, runtime};
+
+/// Bytes of a part, of an image of so many parts at most.
+const PART: u64 = 16 << 20;
+const PARTS: u64 = 9_000;
+/// Parts that are on their way at a time.
+const WIDE: usize = 8;
+/// How often one is sent again.
+const RETRIES: usize = 8;
+
+/// What is to be published, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Publication<'a> {
+    /// The image.
+    pub file: &'a FilePath,
+    /// A boot list of it, recorded before.
+    pub boot_list: Option<&'a FilePath>,
+    /// Whether another image in its place is replaced.
+    pub replace: bool,
+}
+
+/// What was published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Its name, with the digest by which it is opened.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// SHA-256 of the index.
+    pub digest: [u8; 32],
+}
+
+/// Publish an image at `s3://BUCKET/KEY`, or in a folder. `progress` is told of bytes: each is read twice.
+pub fn publish(
+    what: Publication<'_>,
+    target: &str,
+    progress: &dyn Fn(u64),
+) -> Result<Published, String> {
+    let failed = |error: io::Error| format!("{}: {error}", what.file.display());
+    // Of devices, too.
+    let size = File::open(what.file).and_then(|mut file| file.seek(SeekFrom::End(0)));
+    let count = size.map_err(failed)?.div_ceil(CHUNK).try_into().unwrap_or(u32::MAX);
+    let list = what.boot_list.map(|path| {
+        let text = fs::read(path).map_err(|error| error.to_string());
+        text.and_then(|text| boot::parse(&text, count).map(|_| text))
+            .map_err(|why| format!("the boot list {} {why}", path.display()))
+    });
+    let list = list.transpose()?;
+    let name = what.file.file_name().unwrap_or_default();
+    let target = match target.strip_suffix('/') {
+        Some(folder) if target.contains("://") => format!("{folder}/{}", name.to_string_lossy()),
+        _ => target.to_owned(),
+    };
+    let uri = match ringtap_stores::is_object(&target) {
+        true => Some(Uri::parse(&target)?),
+        false => None,
+    };
+    if let Some(Uri { server: Server::Http(_), .. }) = uri {
+        return Err("nothing is uploaded by HTTP: publish to s3://, or to a folder that the web server shows".into());
+    }
+    let index = index_of(what.file, progress).map_err(failed)?;
+    let bytes = index.to_bytes();
+    let digest = digest(&bytes);
+    let name = match uri {
+        Some(uri) => {
+            let source = Source::with_retries(&uri, &connector()?, RETRIES)?;
+            let upload = async { upload(&source, what, &index, bytes, list, progress).await };
+            runtime::handle()?.block_on(upload)?;
+            let sign = if target.contains('?') { '&' } else { '?' };
+            format!("{target}{sign}digest=sha256:{}", hex(&digest))
+        }
+        None => {
+            let to = copy(what, FilePath::new(&target), &index, &bytes, list, progress)?;
+            to.display().to_string()
+        }
+    };
+    Ok(Published { name, size: index.size(), digest })
+}
+
+fn index_of(path: &FilePath, progress: &dyn Fn(u64)) -> io::Result<Index> {
+    let mut file = File::open(path)?;
+    let (mut size, mut digests) = (0, vec![]);
+    let mut chunk = Vec::with_capacity(CHUNK as usize);
+    loop {
+        chunk.clear();
+        (&mut file).take(CHUNK).read_to_end(&mut chunk)?;
+        if chunk.is_empty() {
+            break;
+        }
+        digests.push(digest(&chunk));
+        size += chunk.len() as u64;
+        progress(chunk.len() as u64);
+    }
+    match size {
+        0 => Err(io::Error::other("it is empty")),
+        size => Ok(Index::of(size, digests)),
+    }
+}
+
+async fn upload(
+    source: &Source,
+    what: Publication<'_>,
+    index: &Index,
+    bytes: Vec<u8>,
+    list: Option<Vec<u8>>,
+    progress: &dyn Fn(u64),
+) -> Result<(), String> {
+    let text = |failure: Failure| failure.text();
+    let at = |ending| source.path_beside(ending).map_err(text);
+    if is_there(source, what, index, &bytes).await? {
+        progress(index.size());
+        return put_list(source, list).await;
+    }
+    let payload = PutPayload::from(bytes.clone());
+    let put = match what.replace {
+        true => source.store.put(&at(index::ENDING)?, payload).await,
+        false => {
+            let create = PutMode::Create.into();
+            source.store.put_opts(&at(index::ENDING)?, payload, create).await
+        }
+    };
+    match put {
+        Ok(_) => {}
+        Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+            let there = source.beside(index::ENDING, index::MOST).await.map_err(text)?;
+            if there.as_ref() != Some(&bytes) {
+                return Err(ANOTHER.into());
+            }
+        }
+        Err(error) => return Err(of_error(error).text()),
+    }
+    let part = PART.max(index.size().div_ceil(PARTS).next_multiple_of(1 << 20));
+    let begun = source.store.put_multipart(&source.path).await;
+    let begun = begun.map_err(|error| of_error(error).text())?;
+    let mut parts = WriteMultipart::new_with_chunk_size(begun, part as usize);
+    if let Err(why) = send(&mut parts, what.file, index, progress).await {
+        let _ = parts.abort().await;
+        return Err(why);
+    }
+    parts.finish().await.map_err(|error| told(&error))?;
+    put_list(source, list).await
+}
+
+const ANOTHER: &str = "another image is published there: choose another name, or add --replace";
+
+/// Whether the image is there already, all of it; an error where something else is, which nobody said is to be replaced.
+async fn is_there(
+    source: &Source,
+    what: Publication<'_>,
+    index: &Index,
+    bytes: &[u8],
+) -> Result<bool, String> {
+    if what.replace {
+        return Ok(false);
+    }
+    // Stores that let nobody list them say so of what is not there; some let us write and not read.
+    let there = match source.beside(index::ENDING, index::MOST).await {
+        Err(Failure::Denied(_)) => None,
+        there => there.map_err(|failure| failure.text())?,
+    };
+    let size = match source.size().await {
+        Err(Failure::Denied(_)) => None,
+        size => size.map_err(|failure| failure.text())?,
+    };
+    match (there, size) {
+        (Some(there), _) if there != bytes => Err(ANOTHER.into()),
+        (None, Some(_)) => Err(
+            "an object is there that was not published with an index: choose another name, or add --replace"
+                .into(),
+        ),
+        (Some(_), Some(size)) if size != index.size() => Err(format!(
+            "an object of {size} bytes is there, which is not that of its index: choose another name, or add --replace"
+        )),
+        // An upload that was broken off leaves no object.
+        (_, None) => Ok(false),
+        (Some(_), Some(_)) => Ok(true),
+    }
+}
+
+async fn put_list(source: &Source, list: Option<Vec<u8>>) -> Result<(), String> {
+    let Some(list) = list else { return Ok(()) };
+    let path = source.path_beside(boot::ENDING).map_err(|failure| failure.text())?;
+    let put = source.store.put(&path, list.into()).await;
+    put.map(drop).map_err(|error| of_error(error).text())
+}
+
+/// Send what the index names, and nothing else.
+async fn send(
+    parts: &mut WriteMultipart,
+    path: &FilePath,
+    index: &Index,
+    progress: &dyn Fn(u64),
+) -> Result<(), String> {
+    let failed = |error: io::Error| format!("{}: {error}", path.display());
+    let mut file = File::open(path).map_err(failed)?;
+    for number in 0..index.size().div_ceil(CHUNK) as u32 {
+        let mut chunk = Vec::with_capacity(CHUNK as usize);
+        (&mut file).take(CHUNK).read_to_end(&mut chunk).map_err(failed)?;
+        if !index.matches(number, &chunk) {
+            return Err(format!("{} was changed while it was published", path.display()));
+        }
+        parts.wait_for_capacity(WIDE).await.map_err(|error| told(&error))?;
+        progress(chunk.len() as u64);
+        parts.put(Bytes::from(chunk));
+    }
+    Ok(())
+}
+
+fn copy(
+    what: Publication<'_>,
+    folder: &FilePath,
+    index: &Index,
+    bytes: &[u8],
+    list: Option<Vec<u8>>,
+    progress: &dyn Fn(u64),
+) -> Result<PathBuf, String> {
+    if !folder.is_dir() {
+        return Err(format!(
+            "{} is no folder: publish to a folder, or to s3://BUCKET/KEY",
+            folder.display()
+        ));
+    }
+    let to = folder.join(what.file.file_name().unwrap_or_default());
+    let with = |ending: &str| {
+        let mut name = to.clone().into_os_string();
+        name.push(ending);
+        PathBuf::from(name)
+    };
+    let failed = |path: &FilePath, error: io::Error| format!("{}: {error}", path.display());
+    // The image may lie there itself.
+    let own = fs::canonicalize(&to).ok() == fs::canonicalize(what.file).ok();
+    let there = fs::read(with(index::ENDING)).ok();
+    let is_equal = there.as_deref() == Some(bytes);
+    let len = fs::metadata(&to).map(|facts| facts.len()).ok();
+    let is_there = own || (is_equal && len == Some(index.size()));
+    let other = (there.is_some() && !is_equal) || (len.is_some() && !is_there);
+    if other && !what.replace {
+        return Err(format!("{} is there: choose another name, or add --replace", to.display()));
+    }
+    let put = |ending: &str, write: &dyn Fn(&FilePath) -> io::Result<()>| {
+        let (path, part) = (with(ending), with(&format!("{ending}.part")));
+        let put = write(&part)
+            .and_then(|()| File::open(&part)?.sync_all())
+            .and_then(|()| fs::rename(&part, &path));
+        put.map_err(|error| {
+            let _ = fs::remove_file(&part);
+            failed(&path, error)
+        })
+    };
+    // Before the image: who reads in between has an error, and not bytes that nothing is known of.
+    put(index::ENDING, &|part| fs::write(part, bytes))?;
+    if own || (is_there && !what.replace) {
+        progress(index.size());
+    } else {
+        put("", &|part| copy_of(what.file, index, part, progress))?;
+    }
+    if let Some(list) = list {
+        put(boot::ENDING, &|part| fs::write(part, &list))?;
+    }
+    Ok(to)
+}
+
+/// Write what the index names, and nothing else.
+fn copy_of(
+    path: &FilePath,
+    index: &Index,
+    to: &FilePath,
+    progress: &dyn Fn(u64),
+) -> io::Result<()> {
+    let mut from = File::open(path)?;
+    let to = File::create(to)?;
+    to.set_permissions(from.metadata()?.permissions())?;
+    let mut chunk = Vec::with_capacity(CHUNK as usize);
+    for number in 0..index.size().div_ceil(CHUNK) as u32 {
+        chunk.clear();
+        (&mut from).take(CHUNK).read_to_end(&mut chunk)?;
+        if !index.matches(number, &chunk) {
+            let why = format!("{} was changed while it was published", path.display());
+            return Err(io::Error::other(why));
+        }
+        // What is not written reads as zeros.
+        if !index.is_zero(number) {
+            to.write_all_at(&chunk, u64::from(number) * CHUNK)?;
+        }
+        progress(chunk.len() as u64);
+    }
+    to.set_len(index.size())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+
+    use super::*;
+
+    fn image(folder: &tempfile::TempDir, byte: u8) -> PathBuf {
+        let path = folder.path().join("disk.img");
+        let mut bytes = vec![byte; 3 * CHUNK as usize + 5];
+        bytes[CHUNK as usize..2 * CHUNK as usize].fill(0);
+        fs::write(&path, bytes).expect("written");
+        path
+    }
+
+    fn publication(file: &FilePath, replace: bool) -> Publication<'_> {
+        Publication { file, boot_list: None, replace }
+    }
+
+    #[test]
+    fn an_object_is_replaced_only_where_that_was_said_and_sent_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let source = Source { store: Arc::new(InMemory::new()), path: Path::from("a") };
+        let runtime = runtime::handle().expect("threads");
+        let publish = |byte: u8, replace: bool| {
+            let path = image(&folder, byte);
+            let index = index_of(&path, &|_| {}).expect("an index");
+            let what = publication(&path, replace);
+            runtime.block_on(upload(&source, what, &index, index.to_bytes(), None, &|_| {}))
+        };
+        let there = || {
+            let head = runtime.block_on(source.store.head(&source.path)).expect("it is there");
+            (head.size, head.e_tag)
+        };
+        let put = |path: &Path, bytes: Vec<u8>| {
+            runtime.block_on(source.store.put(path, bytes.into())).expect("put");
+        };
+        let refused = |end: Result<(), String>| {
+            let why = end.expect_err("it should be refused");
+            assert!(why.contains("--replace"), "{why}");
+        };
+        // What another tool has put there.
+        put(&source.path, vec![1; 10]);
+        let first = there();
+        refused(publish(7, false));
+        assert_eq!(there(), first);
+        assert_eq!(runtime.block_on(source.beside(index::ENDING, 1000)), Ok(None));
+        publish(7, true).expect("published");
+        let second = there();
+        assert_eq!(second.0, 3 * CHUNK + 5);
+        publish(7, false).expect("it is there");
+        assert_eq!(there(), second, "it was not sent again");
+        refused(publish(8, false));
+        assert_eq!(there(), second);
+        // One that was broken off goes on; one that is not whole is not written over.
+        runtime.block_on(source.store.delete(&source.path)).expect("deleted");
+        publish(7, false).expect("published");
+        assert_eq!(there().0, second.0);
+        put(&source.path, vec![1; 10]);
+        refused(publish(7, false));
+        assert_eq!(there().0, 10);
+    }
+
+    #[test]
+    fn a_folder_has_the_image_of_its_index_and_no_half_of_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let www = tempfile::tempdir().expect("a folder");
+        let target = www.path().display().to_string();
+        let path = image(&folder, 7);
+        let to = www.path().join("disk.img");
+        let names = || {
+            let found = fs::read_dir(www.path()).expect("listed").flatten();
+            let mut names: Vec<_> = found.map(|entry| entry.file_name()).collect();
+            names.sort();
+            names
+        };
+        let publish = |replace: bool| publish(publication(&path, replace), &target, &|_| {});
+        fs::write(&to, vec![1; 10]).expect("another's");
+        assert!(publish(false).is_err_and(|why| why.contains("--replace")));
+        publish(true).expect("published");
+        assert!(fs::read(&to).expect("the copy") == fs::read(&path).expect("the image"));
+        assert_eq!(names(), ["disk.img", "disk.img.rtidx"]);
+        // The same again; and where only the index is there.
+        publish(false).expect("it is there");
+        fs::remove_file(&to).expect("removed");
+        publish(false).expect("it goes on");
+        assert!(fs::read(&to).expect("the copy") == fs::read(&path).expect("the image"));
+        // An image that changes under the copy takes no other's place.
+        let index = index_of(&path, &|_| {}).expect("an index");
+        image(&folder, 8);
+        let what = publication(&path, true);
+        let why = copy(what, www.path(), &index, &index.to_bytes(), None, &|_| {});
+        assert!(why.is_err_and(|why| why.contains("was changed")));
+        assert_eq!(fs::read(&to).expect("the former")[0], 7);
+        assert_eq!(names(), ["disk.img", "disk.img.rtidx"]);
+    }
+}

@@ -1,0 +1,99 @@
+//! What a server asks its broker; where it has none, each is done here and now.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::broker::{
+    ask, ask_with, bind_at, connect_at, dial as dial_here, is_there, listen as listen_here,
+};
+use crate::call::{Answer, Call, What};
+use crate::holder::{self, Holder, Locked};
+
+fn one(answer: io::Result<Answer>) -> io::Result<OwnedFd> {
+    answer?.files.pop().ok_or_else(|| Errno::IO.into())
+}
+
+/// A UNIX socket bound to a path.
+pub fn bind(path: &Path) -> io::Result<OwnedFd> {
+    ask(&Call::path(What::Bind, path)).map_or_else(|| bind_at(path), one)
+}
+
+/// A UNIX socket connected to the one there. Where it may not wait for a server that takes nobody, it blocks nowhere.
+pub fn connect(path: &Path, waits: bool) -> io::Result<OwnedFd> {
+    let call = Call::path(What::Connect, path).number(u64::from(waits));
+    ask(&call).map_or_else(|| connect_at(path, waits), one)
+}
+
+/// Sockets that listen on a port of every address that the host's name stands for.
+pub fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
+    let call = Call { first: host.as_bytes(), ..Call::new(What::Listen) }.number(port.into());
+    match ask(&call) {
+        None => listen_here(host, port),
+        Some(answer) => Ok(answer?.files.into_iter().map(TcpListener::from).collect()),
+    }
+}
+
+/// A connection to the first address of the host that takes it within that time.
+pub fn dial(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
+    let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    let call = Call { first: host.as_bytes(), ..Call::new(What::Dial) };
+    let call = Call { numbers: [port.into(), millis, 0, 0], ..call };
+    ask(&call).map_or_else(|| dial_here(host, port, limit), |answer| one(answer).map(Into::into))
+}
+
+/// A disk mounted over a file by FUSE; nothing where there is no broker.
+pub fn mount(path: &Path, source: &Path, read_only: bool) -> Option<io::Result<OwnedFd>> {
+    let call = Call::path(What::Mount, path).number(read_only.into());
+    ask(&Call { second: source.as_os_str().as_bytes(), ..call }).map(one)
+}
+
+/// What is mounted there taken off; nothing where there is no broker.
+pub fn unmount(path: &Path, lazily: bool) -> Option<io::Result<()>> {
+    let call = Call::path(What::Unmount, path).number(lazily.into());
+    ask(&call).map(|answer| answer.map(drop))
+}
+
+/// What Ringtap has written down of a file where only root can; nothing where there is no broker.
+pub fn attribute(path: &Path, name: &str) -> Option<io::Result<Vec<u8>>> {
+    is_there().then(|| {
+        let file = open(path, OFlags::RDONLY)?;
+        let call = Call { first: name.as_bytes(), ..Call::new(What::Attribute) };
+        Ok(ask_with(&call, &[file.as_fd()]).ok_or(Errno::IO)??.text)
+    })
+}
+
+/// Write that down, or forget it; nothing where there is no broker.
+pub fn set_attribute(path: &Path, name: &str, value: Option<&[u8]>) -> Option<io::Result<()>> {
+    is_there().then(|| {
+        let file = open(path, OFlags::RDWR)?;
+        let call = Call { first: name.as_bytes(), ..Call::new(What::SetAttribute) };
+        let call =
+            Call { second: value.unwrap_or_default(), ..call }.number(value.is_some().into());
+        ask_with(&call, &[file.as_fd()]).ok_or(Errno::IO)?.map(drop)
+    })
+}
+
+fn open(path: &Path, access: OFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?)
+}
+
+/// Who has a byte of a file locked, but by the descriptor `but` of this process.
+pub fn holder(device: (u32, u32), inode: u64, byte: i64, but: i32) -> Option<Holder> {
+    let number = u64::from(device.0) << 32 | u64::from(device.1);
+    let call = Call::new(What::Holder);
+    match ask(&Call { numbers: [number, inode, byte as u64, but as u64], ..call }) {
+        None => holder::find(&Locked { device, inode, byte, but: (std::process::id(), but) }),
+        Some(answer) => {
+            let text = String::from_utf8(answer.ok()?.text).ok()?;
+            let (id, name) = text.split_once(' ')?;
+            Some(Holder { id: id.parse().ok()?, name: name.to_owned() })
+        }
+    }
+}

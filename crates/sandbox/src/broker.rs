@@ -1,0 +1,409 @@
+//! The broker: a child of the server, forked before anything was opened, that does what is on the operator's list.
+//!
+//! It believes nothing that the server says once the list is complete: each message is parsed as if an enemy had
+//! written it, each path is followed to where it leads before it is compared. It ends when the server has gone.
+
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::call::{Answer, Call, FILES, LONGEST, What, as_path, receive, send};
+use crate::holder::{self, Locked};
+use crate::list::{List, absolute};
+use crate::notifier::Notifier;
+
+/// What the broker does for whom it does not know: given by who starts it.
+#[derive(Clone, Copy)]
+pub struct Hooks {
+    /// Mount a disk over a file by FUSE, whose descriptor it gives: the file, what is shown as the mount's source, and
+    /// whether for reading only.
+    pub mount: fn(&Path, &Path, bool) -> io::Result<OwnedFd>,
+    /// Take off what is mounted there, also while it is in use.
+    pub unmount: fn(&Path, bool) -> io::Result<()>,
+    /// A ring that is disabled, and restricted to what servers do.
+    pub ring: fn() -> io::Result<OwnedFd>,
+}
+
+/// The server's end.
+static SERVERS_END: OnceLock<OwnedFd> = OnceLock::new();
+/// The most calls that wait for something at a time.
+const WAITING: usize = 64;
+/// Who waits needs no more.
+const STACK: usize = 256 << 10;
+
+/// Make the broker of this process. Before there is a second thread, and before anything secret is in memory.
+pub fn start(hooks: Hooks) -> io::Result<()> {
+    let (ours, theirs) = pair()?;
+    let server = std::process::id();
+    // SAFETY: this process has one thread, so that the child finds no lock held by another.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            drop(ours);
+            let broke = std::panic::catch_unwind(|| live(theirs, server, hooks)).is_err();
+            // SAFETY: it ends the process, and runs nothing of the server's that was to run at its end.
+            unsafe { libc::_exit(i32::from(broke)) }
+        }
+        _ => {
+            let _first = SERVERS_END.set(ours);
+            Ok(())
+        }
+    }
+}
+
+/// Whether this process has a broker.
+pub(crate) fn is_there() -> bool {
+    SERVERS_END.get().is_some()
+}
+
+/// Ask the broker; nothing where there is none.
+pub(crate) fn ask(call: &Call<'_>) -> Option<io::Result<Answer>> {
+    ask_with(call, &[])
+}
+
+pub(crate) fn ask_with(
+    call: &Call<'_>,
+    files: &[std::os::fd::BorrowedFd<'_>],
+) -> Option<io::Result<Answer>> {
+    let socket = SERVERS_END.get()?;
+    let asked = || {
+        let bytes = call.bytes().ok_or(Errno::NAMETOOLONG)?;
+        // Each call has its answer to itself, so none waits for another's.
+        let (ours, theirs) = pair()?;
+        let with: Vec<_> = std::iter::once(theirs.as_fd()).chain(files.iter().copied()).collect();
+        send(socket, &bytes, &with)?;
+        drop(theirs);
+        Answer::receive(&ours)?.result()
+    };
+    Some(asked())
+}
+
+fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Tell the broker the list.
+pub(crate) fn tell(list: &List) -> io::Result<()> {
+    list.lines(|call| ask(&call).map_or(Ok(()), |answer| answer.map(drop)))
+}
+
+/// Tell the broker that the list is complete: servers that it has connected to by then are on it, too.
+pub fn seal() -> io::Result<()> {
+    ask(&Call::new(What::Seal)).map_or(Ok(()), |answer| answer.map(drop))
+}
+
+/// What has become of a call.
+enum Done {
+    Now(Answer),
+    /// It takes its time, for which nobody else is to wait.
+    Later(Box<dyn FnOnce() -> io::Result<Answer> + Send>),
+}
+
+fn later(work: impl FnOnce() -> io::Result<Answer> + Send + 'static) -> io::Result<Done> {
+    Ok(Done::Later(Box::new(work)))
+}
+
+struct Broker {
+    server: u32,
+    hooks: Hooks,
+    list: List,
+    sealed: bool,
+    notifier: Option<Notifier>,
+    waiting: Arc<()>,
+}
+
+fn live(socket: OwnedFd, server: u32, hooks: Hooks) {
+    let Ok(socket) = keep_only(socket) else { return };
+    let mut broker = Broker {
+        server,
+        hooks,
+        list: List::default(),
+        sealed: false,
+        notifier: None,
+        waiting: Arc::default(),
+    };
+    let mut bytes = vec![0; LONGEST];
+    loop {
+        let mut waited = vec![PollFd::new(&socket, PollFlags::IN)];
+        waited.extend(broker.notifier.as_ref().map(|it| PollFd::new(it, PollFlags::IN)));
+        match poll(&mut waited, None) {
+            Err(Errno::INTR) => continue,
+            Err(_) => return,
+            Ok(_) => {}
+        }
+        let wants_ring = waited.get(1).is_some_and(|it| !it.revents().is_empty());
+        let says = !waited[0].revents().is_empty();
+        drop(waited);
+        if wants_ring {
+            let ring = broker.hooks.ring;
+            broker.notifier = broker.notifier.take().filter(|it| it.answer(ring));
+        }
+        if says {
+            let Ok((len, files)) = receive(&socket, &mut bytes) else { return };
+            if len == 0 {
+                return;
+            }
+            let mut files = files.into_iter();
+            // Who wants no answer gets none.
+            let Some(answers) = files.next() else { continue };
+            match broker.carry_out(&bytes[..len], files.next()) {
+                Ok(Done::Now(answer)) => answer.give(&answers),
+                Ok(Done::Later(work)) => broker.later(work, answers),
+                Err(error) => Answer::failed(&error).give(&answers),
+            }
+        }
+    }
+}
+
+/// Nothing that the server has, will have or hears of is the broker's.
+fn keep_only(socket: OwnedFd) -> io::Result<OwnedFd> {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGQUIT] {
+        // SAFETY: to ignore a signal runs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    let _ = rustix::thread::set_name(c"ringtap-broker");
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let kept = rustix::io::fcntl_dupfd_cloexec(&socket, 3)?;
+    for usual in 0..3 {
+        // SAFETY: this process, which has one thread, writes nothing to what was there.
+        unsafe { libc::dup2(null.as_raw_fd(), usual) };
+    }
+    let number = kept.as_raw_fd();
+    // What they name is closed below.
+    std::mem::forget((null, socket));
+    for (from, to) in [(3, number - 1), (number + 1, i32::MAX)] {
+        if from <= to {
+            // SAFETY: of what it closes this process uses nothing any more.
+            unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+        }
+    }
+    Ok(kept)
+}
+
+impl Broker {
+    /// Do it beside all else, and answer then.
+    fn later(&self, work: Box<dyn FnOnce() -> io::Result<Answer> + Send>, answers: OwnedFd) {
+        if Arc::strong_count(&self.waiting) > WAITING {
+            return Answer::failed(&Errno::AGAIN.into()).give(&answers);
+        }
+        let one = self.waiting.clone();
+        let run = move || {
+            work().unwrap_or_else(|error| Answer::failed(&error)).give(&answers);
+            drop(one);
+        };
+        // Without a thread the other end is closed, which is an answer, too.
+        let _ = std::thread::Builder::new().stack_size(STACK).spawn(run);
+    }
+
+    fn carry_out(&mut self, bytes: &[u8], file: Option<OwnedFd>) -> io::Result<Done> {
+        let call = Call::parse(bytes).ok_or(Errno::INVAL)?;
+        let [first, second, ..] = call.numbers;
+        let path = as_path(call.first);
+        let refused = || Err(io::Error::from(Errno::PERM));
+        let done = || Ok(Done::Now(Answer::default()));
+        match call.what {
+            What::Allow | What::Seal if self.sealed => refused(),
+            What::Allow if self.list.take(&call) => done(),
+            What::Allow => Err(Errno::INVAL.into()),
+            What::Seal => {
+                self.sealed = true;
+                done()
+            }
+            What::Rings if self.notifier.is_none() => {
+                self.notifier = file.map(Notifier::new);
+                done()
+            }
+            What::Rings => refused(),
+            // By the path as it was said: that is what the socket is called from then on.
+            What::Bind => {
+                self.place(path, List::has_socket)?;
+                bind_at(path).map(|socket| Done::Now(Answer::of(socket)))
+            }
+            What::Connect => {
+                // What images name, until all are open: the same servers are connected to again later.
+                if !self.sealed {
+                    self.list.sockets.push(absolute(path)?);
+                }
+                let place = self.place(path, List::has_socket)?;
+                later(move || connect(&place, first != 0).map(Answer::of))
+            }
+            What::Mount => {
+                let (place, mount) = (self.place(path, List::has_mount)?, self.hooks.mount);
+                let source = as_path(call.second).to_owned();
+                later(move || mount(&place, &source, first != 0).map(Answer::of))
+            }
+            What::Unmount => {
+                let (place, unmount) = (self.place(path, List::has_mount)?, self.hooks.unmount);
+                later(move || unmount(&place, first != 0).map(|()| Answer::default()))
+            }
+            What::Listen | What::Dial => {
+                let host = std::str::from_utf8(call.first).map_err(|_| Errno::INVAL)?.to_owned();
+                let port = u16::try_from(first).map_err(|_| Errno::INVAL)?;
+                if call.what == What::Dial && !self.sealed {
+                    self.list.dial.push((host.clone(), port));
+                }
+                match call.what {
+                    What::Listen if self.list.may_listen(&host, port) => later(move || {
+                        let files = listen(&host, port)?.into_iter().map(OwnedFd::from).collect();
+                        Ok(Answer { files, ..Answer::default() })
+                    }),
+                    What::Dial if self.list.may_dial(&host, port) => later(move || {
+                        let limit = Duration::from_millis(second.min(60_000));
+                        dial(&host, port, limit).map(|stream| Answer::of(stream.into()))
+                    }),
+                    _ => refused(),
+                }
+            }
+            What::Attribute | What::SetAttribute => {
+                let file = file.ok_or(Errno::BADF)?;
+                let answer = match call.what {
+                    What::Attribute => attribute(&file, &call)?,
+                    _ => set_attribute(&file, &call)?,
+                };
+                Ok(Done::Now(answer))
+            }
+            What::Holder => Ok(Done::Now(self.holder(&call))),
+        }
+    }
+
+    /// Where a path leads, if that is allowed. The folder's part of it has no links in it.
+    fn place(&self, path: &Path, allowed: fn(&List, &Path) -> bool) -> io::Result<PathBuf> {
+        let place = absolute(path)?;
+        match allowed(&self.list, &place) {
+            true => Ok(place),
+            false => Err(Errno::PERM.into()),
+        }
+    }
+
+    fn holder(&self, call: &Call<'_>) -> Answer {
+        let [device, inode, byte, but] = call.numbers;
+        let locked = Locked {
+            device: ((device >> 32) as u32, device as u32),
+            inode,
+            byte: byte as i64,
+            but: (self.server, but as i32),
+        };
+        let found = holder::find(&locked);
+        let text = found.map(|found| format!("{} {}", found.id, found.name)).unwrap_or_default();
+        Answer { text: text.into_bytes(), ..Answer::default() }
+    }
+}
+
+/// What Ringtap alone writes down, where only root can.
+const OURS: &[u8] = b"trusted.ringtap.";
+
+fn attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
+    if !call.first.starts_with(OURS) {
+        return Err(Errno::PERM.into());
+    }
+    let mut text = vec![0; LONGEST - 8];
+    let len = rustix::fs::fgetxattr(file, call.first, &mut text[..])?;
+    text.truncate(len);
+    Ok(Answer { text, ..Answer::default() })
+}
+
+/// Of a file that the server could write to.
+fn set_attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
+    let may = rustix::fs::fcntl_getfl(file)?.contains(OFlags::RDWR);
+    if !call.first.starts_with(OURS) || !may {
+        return Err(Errno::PERM.into());
+    }
+    match call.numbers[0] {
+        0 => rustix::fs::fremovexattr(file, call.first)?,
+        _ => rustix::fs::fsetxattr(file, call.first, call.second, XattrFlags::empty())?,
+    }
+    Ok(Answer::default())
+}
+
+/// Where in a folder that is held, so that nobody puts another in its place meanwhile: the folder, and a path by it.
+fn held(place: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    let (Some(folder), Some(name)) = (place.parent(), place.file_name()) else {
+        return Err(Errno::INVAL.into());
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = rustix::fs::ResolveFlags::NO_SYMLINKS;
+    let held = rustix::fs::openat2(rustix::fs::CWD, folder, flags, Mode::empty(), resolve)?;
+    let by = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join(name);
+    Ok((held, by))
+}
+
+/// A UNIX socket that is bound there.
+pub(crate) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = stream()?;
+    rustix::net::bind(&socket, &address)?;
+    Ok(socket)
+}
+
+fn connect(place: &Path, waits: bool) -> io::Result<OwnedFd> {
+    // A link would lead to another socket than the one that was compared.
+    let (_held, by) = held(place)?;
+    let socket =
+        rustix::fs::open(&by, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode);
+    if kind.is_symlink() {
+        return Err(Errno::LOOP.into());
+    }
+    connect_at(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())), waits)
+}
+
+/// A UNIX socket that is connected to the one there; where it may not wait, it is of the kind that does not, either.
+pub(crate) fn connect_at(path: &Path, waits: bool) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = stream()?;
+    rustix::io::ioctl_fionbio(&socket, !waits)?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+fn stream() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+/// Sockets on a port of every address that the host's name stands for.
+pub(crate) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
+    let (mut listeners, mut missing) = (vec![], None);
+    for address in (host, port).to_socket_addrs()?.take(FILES) {
+        match TcpListener::bind(address) {
+            Ok(listener) => listeners.push(listener),
+            // A name often stands for an IPv6 address too, on hosts that have none.
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrNotAvailable
+                    || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) =>
+            {
+                missing = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+        if port == 0 && !listeners.is_empty() {
+            break;
+        }
+    }
+    match listeners.is_empty() {
+        true => Err(missing.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())),
+        false => Ok(listeners),
+    }
+}
+
+/// A connection to the first address of the host that takes it.
+pub(crate) fn dial(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
+    let end = Instant::now() + limit;
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in (host, port).to_socket_addrs()? {
+        let left = end.saturating_duration_since(Instant::now());
+        match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1))) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

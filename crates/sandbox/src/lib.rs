@@ -1,0 +1,24 @@
+//! The walls around a server, and the broker that opens for it what lies outside them.
+//!
+//! [`start`] makes the broker: a process that keeps what the operator may do, parses nothing that a guest, a client or
+//! an image can write, and does what is on the operator's [`List`] and nothing else. [`confine`] puts the walls around
+//! the caller: no new privileges, few capabilities, landlock, a list of system calls. What is behind them asks
+//! [`ask`], whose functions do the same directly where there is no broker.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod ask;
+mod broker;
+mod call;
+mod calls;
+mod files;
+mod holder;
+mod list;
+mod notifier;
+mod rights;
+mod walls;
+
+pub use broker::{Hooks, seal, start};
+pub use files::{Files, everywhere_but_the_systems};
+pub use holder::Holder;
+pub use list::List;
+pub use walls::{Confined, Lacking, Needs, Walls, confine, narrow};

@@ -1,0 +1,48 @@
+//! What the process may do beside opening files: privileges, capabilities, and who may look into it.
+
+use std::io;
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
+    set_capabilities, set_no_new_privs,
+};
+
+/// What root keeps: images and their folders are anybody's, and landlock says which; records find files by their
+/// handles; keys and rings are memory that stays; pipes are as large as they are to be.
+const IMAGES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::SYS_RESOURCE);
+
+/// What block devices of this host (ublk) take beside that: the control device and the mount namespace.
+const DEVICES: CapabilitySet = IMAGES.union(CapabilitySet::SYS_ADMIN);
+
+/// No program that it starts, if it could, has more than itself. The other walls need that.
+pub(crate) fn gain_nothing() -> io::Result<()> {
+    Ok(set_no_new_privs(true)?)
+}
+
+/// Nobody of this user looks into its memory, and there is no dump of it.
+pub(crate) fn keep_memory_private() -> io::Result<()> {
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// Give up all capabilities but these, of those that there are.
+pub(crate) fn give_up(devices: bool) -> io::Result<()> {
+    let kept = if devices { DEVICES } else { IMAGES };
+    let now = capabilities(None)?;
+    if now.permitted.contains(CapabilitySet::SETPCAP) {
+        for capability in CapabilitySet::all().difference(kept).iter() {
+            // One that this kernel has not is not there to be given up.
+            let _ = remove_capability_from_bounding_set(capability);
+        }
+    }
+    let sets = CapabilitySets {
+        effective: now.effective & kept,
+        permitted: now.permitted & kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(set_capabilities(None, sets)?)
+}

@@ -1,0 +1,129 @@
+//! The walls around the calling process, one after the other, and which of them this kernel has not.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use crate::broker::{self, ask_with};
+use crate::call::{Call, What};
+use crate::calls::{self, Wanted};
+use crate::files::{self, Files, Held};
+use crate::{List, notifier, rights};
+
+/// What must be left open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// It makes block devices of this host (ublk).
+    pub devices: bool,
+    /// It works by io_uring.
+    pub rings: bool,
+    /// It makes connections itself: what it speaks is in a library.
+    pub network: bool,
+}
+
+/// What is to be around a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walls {
+    /// Which files it opens.
+    pub files: Files,
+    /// What its broker does for it.
+    pub list: List,
+    /// What must be left open.
+    pub needs: Needs,
+}
+
+/// A wall that is not there, or not all of it, and why.
+#[derive(Debug)]
+pub struct Lacking(String);
+
+impl fmt::Display for Lacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Threads of this name come and go with an opened file, and open nothing; nor do the kernel's, for rings.
+const PASSING: [&str; 2] = ["drop cached", "iou-"];
+
+/// What became of it.
+#[derive(Debug)]
+pub struct Confined {
+    /// Which walls there are not.
+    pub lacking: Vec<Lacking>,
+    /// Whether io_uring_setup gives rings of the broker's making from now on.
+    pub rings: bool,
+}
+
+/// Put the walls up around this thread and all that it starts. Before there is a second one; what cannot be had is told.
+pub fn confine(walls: &Walls) -> Confined {
+    let mut lacking = vec![];
+    let mut tried = |what: &str, result: io::Result<()>| {
+        let failed = result.map_err(|error| lacking.push(Lacking(format!("{what} ({error})"))));
+        failed.is_ok()
+    };
+    let Needs { devices, rings, network } = walls.needs;
+    let has_broker = broker::is_there() && tried("a broker", broker::tell(&walls.list));
+    tried("no_new_privs", rights::gain_nothing());
+    tried("memory that no other process reads", rights::keep_memory_private());
+    // Nobody who is behind landlock mounts anything, or takes it off.
+    if !devices {
+        tried("landlock", held(files::restrict(&walls.files, network)));
+    }
+    tried("fewer capabilities", rights::give_up(devices));
+    // Rings of block devices pass commands to their driver.
+    let supervised = rings && has_broker && !devices && tried("restricted rings", restrict_rings());
+    let wanted = Wanted { rings, sockets: network || !has_broker, devices };
+    tried("seccomp", calls::restrict(wanted));
+    Confined { lacking, rings: supervised }
+}
+
+/// A second wall, inside the first: of all files of the images' folders only those that are open now, and these. False
+/// where another thread lives that would not be behind it.
+pub fn narrow(files: &Files) -> Result<bool, Lacking> {
+    // One that has just begun bears this process's name.
+    let alone = (0..TRIES).any(|_| is_alone() || sleep());
+    if !alone {
+        return Ok(false);
+    }
+    held(files::restrict_to_open(files))
+        .map(|()| true)
+        .map_err(|error| Lacking(format!("landlock ({error})")))
+}
+
+/// How often, and how long apart, to look whether threads that pass have their name.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(5);
+
+fn sleep() -> bool {
+    std::thread::sleep(PAUSE);
+    false
+}
+
+fn is_alone() -> bool {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let names = threads.map(|thread| {
+        let name = fs::read_to_string(thread.path().join("comm"));
+        name.unwrap_or_default().trim().to_owned()
+    });
+    let passing = |name: &str| PASSING.iter().any(|other| name.starts_with(other));
+    names.filter(|name| !passing(name)).count() == 1
+}
+
+fn held(outcome: Result<Held, landlock::RulesetError>) -> io::Result<()> {
+    match outcome {
+        Ok(Held::Whole) => Ok(()),
+        Ok(Held::Partly) => Err(io::Error::other("this kernel has a part of it only")),
+        Ok(Held::Not) => {
+            Err(io::Error::other("not in this kernel, or not switched on: lsm=landlock"))
+        }
+        Err(error) => Err(io::Error::other(error.to_string())),
+    }
+}
+
+fn restrict_rings() -> io::Result<()> {
+    let notifier = notifier::install()?;
+    let sent = ask_with(&Call::new(What::Rings), &[notifier.as_fd()]);
+    sent.map_or(Ok(()), |answer| answer.map(drop))
+}

@@ -1,0 +1,135 @@
+//! Stores: bytes under a name that are on no descriptor of this machine.
+//!
+//! A [`Store`] is opened by its URI and lists itself as a [`ringtap_io::File`] that operations take as they
+//! take that of a local file: every format, job and transport works on it unchanged. Each thread that uses it has a
+//! session of its own (`ringtap_io::Session`). There are exports of NBD servers ([`nbd`]), and objects of S3 and HTTP
+//! servers, which are read only: `ringtap_objects` opens those, in programs that have it ([`open_objects_by`]).
+#![forbid(unsafe_code)]
+
+pub mod nbd;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, Weak};
+
+use ringtap_io::{File, OpenRemote};
+
+pub use nbd::Uri;
+
+/// How a store wants to be used, found at opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Bytes.
+    pub len: u64,
+    /// Whether it takes no writes.
+    pub read_only: bool,
+    /// Offsets and lengths must be multiples of this (1: any will do).
+    pub block: u32,
+    /// Size it had better be read and written in.
+    pub preferred: u32,
+    /// Whether the disk behind it seeks.
+    pub rotational: bool,
+    /// Whether space can be given back.
+    pub discard: bool,
+    /// Whether zeros can be written without sending them.
+    pub zero: bool,
+}
+
+/// How to open a store.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Take no writes, though the store would.
+    pub read_only: bool,
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {uri}: {why}")]
+pub struct OpenError {
+    /// Its name.
+    pub uri: String,
+    /// What was tried and found, and what to do.
+    pub why: String,
+}
+
+/// An open store. Clones are the same one; with the last it closes.
+#[derive(Clone, Debug)]
+pub struct Store {
+    remote: Arc<OpenRemote>,
+    facts: Facts,
+}
+
+impl Store {
+    /// One that is open.
+    pub fn new(remote: OpenRemote, facts: Facts) -> Store {
+        Store { remote: Arc::new(remote), facts }
+    }
+
+    /// Open what a URI names. Waits for the server.
+    pub fn open(uri: &str, options: &Options) -> Result<Store, OpenError> {
+        let failed = |why: String| OpenError { uri: uri.to_owned(), why };
+        if is_object(uri) {
+            let opener = OPENER.get().ok_or_else(|| failed(NO_OBJECTS.into()))?;
+            return opener(uri, options).map_err(failed);
+        }
+        let uri = Uri::parse(uri).map_err(failed)?;
+        nbd::open(&uri, options).map_err(|error| failed(error.to_string()))
+    }
+
+    /// It, for as long as somebody else has it.
+    pub fn downgrade(&self) -> WeakStore {
+        WeakStore { remote: Arc::downgrade(&self.remote), facts: self.facts }
+    }
+
+    /// The handle that operations take.
+    pub fn file(&self) -> File {
+        self.remote.handle()
+    }
+
+    /// How it wants to be used.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+/// A store that may have been closed.
+#[derive(Clone, Debug)]
+pub struct WeakStore {
+    remote: Weak<OpenRemote>,
+    facts: Facts,
+}
+
+impl WeakStore {
+    /// The store, where it is open.
+    pub fn upgrade(&self) -> Option<Store> {
+        Some(Store { remote: self.remote.upgrade()?, facts: self.facts })
+    }
+}
+
+/// Opens an object by its URI; else what was tried and found, and what to do.
+pub type Opener = fn(&str, &Options) -> Result<Store, String>;
+
+static OPENER: OnceLock<Opener> = OnceLock::new();
+const NO_OBJECTS: &str = "this ringtap was built without objects: build it with --features object";
+
+/// From now on objects are opened by that. The first who says so decides.
+pub fn open_objects_by(opener: Opener) {
+    let _first = OPENER.set(opener);
+}
+
+/// The folder of the certificates that a store's name says, if it does.
+pub fn certificates_of(name: &Path) -> Option<PathBuf> {
+    Uri::parse(name.to_str()?).ok()?.certificates
+}
+
+/// Whether a name is that of a store: one with such a beginning is a path with `./` before it.
+pub fn is_store(name: &Path) -> bool {
+    let schemes = ["nbd://", "nbd+unix://", "nbds://", "nbds+unix://"];
+    name.to_str().is_some_and(|name| {
+        is_object(name) || schemes.iter().any(|scheme| name.starts_with(scheme))
+    })
+}
+
+/// Whether it is that of an object, which is read only.
+pub fn is_object(name: &str) -> bool {
+    ["s3://", "https://", "http://"].iter().any(|scheme| name.starts_with(scheme))
+}

@@ -1,0 +1,374 @@
+//! One thread's connection: two tasks of that thread move its bytes, and find another when it is lost.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, ErrorKind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ringtap_io::{Buffer, Io, Mem, Op, Signal};
+use tracing::{error, info, warn};
+
+use super::Nbd;
+use super::dial::Connection;
+use super::handshake::Agreed;
+use super::outgoing::Outgoing;
+use super::redial::News;
+use super::replies::{Reply, Says, parse};
+use super::requests::{Requests, Who, tell};
+use super::wire::cmd;
+
+/// Received at once beside what goes where it belongs.
+const LANDING: usize = 64 << 10;
+/// Data of a read from so many bytes on goes where it belongs at once; less is received together with what follows it.
+const DIRECT: usize = 32 << 10;
+
+/// What is in flight of one thread.
+pub(super) struct Link {
+    nbd: Arc<Nbd>,
+    agreed: Agreed,
+    requests: RefCell<Requests>,
+    outgoing: RefCell<Outgoing>,
+    /// There is something to send, or nothing will be any more.
+    more: Signal,
+    /// No connection came in the time that requests wait for one.
+    given_up: Cell<bool>,
+    /// This connection has had a reply.
+    heard: Cell<bool>,
+}
+
+/// Data of a read that is on its way.
+#[derive(Clone, Copy)]
+struct Data {
+    cookie: u64,
+    /// Where in the read it goes next, and how much is left.
+    at: u64,
+    left: u64,
+    /// The reply ends with it.
+    done: bool,
+}
+
+/// What was received and not looked at yet.
+struct Landing {
+    bytes: Buffer,
+    start: usize,
+    end: usize,
+    data: Option<Data>,
+}
+
+impl Link {
+    /// One whose tasks run on the thread of `io`.
+    pub(super) fn start(nbd: Arc<Nbd>, io: &Io) -> Rc<Link> {
+        let link = Rc::new(Link {
+            agreed: nbd.agreed,
+            nbd,
+            requests: RefCell::default(),
+            outgoing: RefCell::default(),
+            more: Signal::default(),
+            given_up: Cell::new(false),
+            heard: Cell::new(false),
+        });
+        let (keeper, io_of_it) = (link.clone(), io.clone());
+        io.spawn_beside(async move { keeper.keep(&io_of_it).await });
+        link
+    }
+
+    /// Begin an operation.
+    pub(super) fn begin(&self, io: &Io, who: Who, op: Op) {
+        if self.given_up.get() {
+            tell(io, who, -libc::EIO);
+        } else if self.requests.borrow_mut().begin(io, &self.agreed, who, op) {
+            self.more.notify(io);
+        }
+    }
+
+    /// Nobody waits for it any more: its memory is not used from now on.
+    pub(super) fn cancel(&self, io: &Io, is_it: impl Fn(&Who) -> bool) {
+        let mut requests = self.requests.borrow_mut();
+        if let Some(cookie) = requests.sent(&is_it) {
+            self.outgoing.borrow_mut().copy_rest(cookie);
+        }
+        requests.cancel(io, is_it);
+    }
+
+    /// Have a connection for as long as the store is open.
+    async fn keep(self: Rc<Link>, io: &Io) {
+        let (mut first, mut lost) = (self.nbd.take_spare(), None);
+        while !self.nbd.is_closed() {
+            let Some(connection) = (match first.take() {
+                Some(connection) => Some(connection),
+                None => self.connect(io, lost).await,
+            }) else {
+                break;
+            };
+            let why = self.talk(io, connection).await;
+            self.outgoing.borrow_mut().clear();
+            if self.nbd.is_closed() {
+                break;
+            }
+            let Some(patience) = self.nbd.uri.reconnect else {
+                error!(
+                    "{}: the connection is lost ({why}): requests fail from now on",
+                    self.nbd.uri
+                );
+                break;
+            };
+            // One that takes connections and answers nothing has not come back.
+            if self.heard.replace(false) {
+                lost = None;
+            }
+            let (since, _) = *lost.get_or_insert_with(|| {
+                warn!(
+                    "{}: the connection is lost ({why}); connecting again, for {} s before requests fail",
+                    self.nbd.uri,
+                    patience.as_secs()
+                );
+                (Instant::now(), 0)
+            });
+            lost = lost.map(|(since, times)| (since, times + 1));
+            self.requests.borrow_mut().send_again(&self.agreed);
+            if since.elapsed() > patience {
+                self.give_up(io, &why);
+            }
+        }
+        self.given_up.set(true);
+        self.requests.borrow_mut().fail(io, libc::EIO);
+    }
+
+    fn give_up(&self, io: &Io, why: &str) {
+        if !self.given_up.replace(true) {
+            error!("{}: {why}: requests fail until the server is back", self.nbd.uri);
+        }
+        self.requests.borrow_mut().fail(io, libc::EIO);
+    }
+
+    /// Another connection, for one that was lost at that moment and looked for so many times since; none where the store
+    /// was closed.
+    async fn connect(&self, io: &Io, lost: Option<(Instant, u32)>) -> Option<Connection> {
+        let (since, times) = lost.unwrap_or_else(|| (Instant::now(), 0));
+        let attempt = self.nbd.redial(since, times);
+        loop {
+            match attempt.next().await {
+                News::Connected(connection) => {
+                    self.given_up.set(false);
+                    if times == 1 {
+                        info!("{}: connected again", self.nbd.uri);
+                    }
+                    return Some(*connection);
+                }
+                // Other connections to it are there.
+                News::TooLong(why) if lost.is_none() => {
+                    let advice = "connections=1 in the URI has all queues share one";
+                    self.give_up(io, &format!("no further connection ({advice}): {why}"));
+                }
+                News::TooLong(why) => self.give_up(io, &why),
+                News::Closed => return None,
+            }
+        }
+    }
+
+    /// Send and receive until the connection breaks; why it did.
+    async fn talk(self: &Rc<Link>, io: &Io, connection: Connection) -> String {
+        let connection = Rc::new(connection);
+        let _known = self.nbd.know(&connection);
+        let broken = Rc::new(Cell::new(false));
+        let sender = (self.clone(), io.clone(), connection.clone(), broken.clone());
+        io.spawn_beside(async move {
+            let (link, io, connection, broken) = sender;
+            link.send(&io, &connection, &broken).await;
+        });
+        let end = self.receive(io, &connection).await;
+        broken.set(true);
+        connection.channel.shut();
+        self.more.notify(io);
+        end
+    }
+
+    async fn send(&self, io: &Io, connection: &Connection, broken: &Cell<bool>) {
+        let channel = &connection.channel;
+        while !broken.get() {
+            let more = self.more.wait(io);
+            self.fill();
+            let flushed = match self.send_some(connection) {
+                Ok(flushed) => flushed,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+                Err(_) => {
+                    // Who receives sees why.
+                    channel.shut();
+                    return;
+                }
+            };
+            if !flushed {
+                io.run(Op::PollOut { file: channel.file() }).await;
+            } else if self.outgoing.borrow().is_empty() {
+                more.await;
+            }
+        }
+    }
+
+    fn fill(&self) {
+        let mut outgoing = self.outgoing.borrow_mut();
+        let mut requests = self.requests.borrow_mut();
+        while !outgoing.is_full() {
+            let Some((cookie, request)) = requests.take_next() else { return };
+            outgoing.push(self.agreed.replies, cookie, request.command, request.mem());
+        }
+    }
+
+    /// Whether all of it has gone into the socket.
+    fn send_some(&self, connection: &Connection) -> io::Result<bool> {
+        let mut outgoing = self.outgoing.borrow_mut();
+        if !outgoing.is_empty() {
+            let sent = connection.channel.send(outgoing.parts())?;
+            outgoing.sent(sent);
+        }
+        connection.channel.flush()
+    }
+
+    async fn receive(&self, io: &Io, connection: &Connection) -> String {
+        let channel = &connection.channel;
+        let Ok(bytes) = io.buffer(LANDING) else { return "there is no memory left".into() };
+        let mut landing = Landing { bytes, start: 0, end: 0, data: None };
+        loop {
+            let mem = match self.look(io, &mut landing) {
+                Ok(mem) => mem,
+                Err(why) => return why,
+            };
+            landing.make_room();
+            let moved = if mem.len() < DIRECT && !channel.is_encrypted() {
+                let room = landing.bytes.mem().window(landing.end, usize::MAX);
+                match io.run(Op::Recv { file: channel.file(), mem: room }).await {
+                    moved if moved >= 0 => Ok((moved as usize, 0)),
+                    error => Err(io::Error::from_raw_os_error(-error)),
+                }
+            } else {
+                let end = landing.end;
+                let moved = channel.receive(mem, &mut landing.bytes.bytes_mut()[end..]);
+                moved.map(|moved| (moved, mem.len()))
+            };
+            match moved {
+                Ok((0, _)) => return "the server closed it".into(),
+                Ok((moved, direct)) => landing.received(moved, direct),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let end = io.run(Op::PollIn { file: channel.file() }).await;
+                    if end < 0 {
+                        return io::Error::from_raw_os_error(-end).to_string();
+                    }
+                }
+                Err(error) => return error.to_string(),
+            }
+        }
+    }
+
+    /// Look at all that was received; where data is wanted next, the memory that it goes to.
+    fn look(&self, io: &Io, landing: &mut Landing) -> Result<Mem, String> {
+        let mut requests = self.requests.borrow_mut();
+        loop {
+            if let Some(data) = &mut landing.data {
+                let request = requests.find(data.cookie);
+                let mem = request.as_ref().map_or(Mem::EMPTY, |request| request.mem());
+                let mem = mem.window(data.at as usize, data.left as usize);
+                let here = &landing.bytes.bytes()[landing.start..landing.end];
+                let taken = (here.len() as u64).min(data.left) as usize;
+                mem.copy_from(&here[..taken]);
+                landing.start += taken;
+                data.at += taken as u64;
+                data.left -= taken as u64;
+                if data.left > 0 {
+                    return Ok(mem.window(taken, usize::MAX));
+                }
+                let (cookie, done) = (data.cookie, data.done);
+                landing.data = None;
+                if done && self.answered(io, &mut requests, cookie) {
+                    self.more.notify(io);
+                }
+                continue;
+            }
+            let here = &landing.bytes.bytes()[landing.start..landing.end];
+            let parsed = parse(here, &self.agreed).map_err(|broken| broken.to_string())?;
+            let Some((reply, taken)) = parsed else { return Ok(Mem::EMPTY) };
+            landing.start += taken;
+            self.heard.set(true);
+            let (cookie, says, done) = match reply {
+                Reply::Simple { cookie, error } => {
+                    let request = requests.find(cookie).ok_or(UNASKED)?;
+                    let reads = request.command.kind == cmd::READ;
+                    match error {
+                        0 if reads => {
+                            let (offset, len) = (request.command.offset, request.command.len);
+                            (cookie, Says::Data { offset, len }, true)
+                        }
+                        0 => (cookie, Says::Nothing, true),
+                        error => (cookie, Says::Failed(error), true),
+                    }
+                }
+                Reply::Chunk { cookie, says, done } => (cookie, says, done),
+            };
+            let request = requests.find(cookie).ok_or(UNASKED)?;
+            match says {
+                Says::Nothing => {}
+                // It goes away, and another may come in its place: then all is asked again.
+                Says::Failed(libc::ESHUTDOWN) => return Err("the server is shutting down".into()),
+                Says::Failed(error) if request.error == 0 => request.error = error,
+                Says::Failed(_) => {}
+                Says::Status(holds) => request.holds = Some(holds),
+                Says::Data { offset, len } | Says::Hole { offset, len } => {
+                    let command = request.command;
+                    let at = offset.wrapping_sub(command.offset);
+                    let fits = at.checked_add(len).is_some_and(|end| end <= command.len);
+                    // In order, so that each byte comes once.
+                    let next = offset >= command.offset && at == request.got;
+                    if command.kind != cmd::READ || !fits || !next {
+                        return Err(
+                            "the server breaks the protocol: data that nobody asked for".into()
+                        );
+                    }
+                    request.got += len;
+                    if let Says::Data { .. } = says {
+                        landing.data = Some(Data { cookie, at, left: len, done });
+                        continue;
+                    }
+                    request.mem().window(at as usize, len as usize).zero();
+                }
+            }
+            if done && self.answered(io, &mut requests, cookie) {
+                self.more.notify(io);
+            }
+        }
+    }
+
+    /// The last reply to a request has come. Of one that was answered before all of it was sent the rest is sent all
+    /// the same, and its memory is not ours any more.
+    fn answered(&self, io: &Io, requests: &mut Requests, cookie: u64) -> bool {
+        let mut outgoing = self.outgoing.borrow_mut();
+        if !outgoing.is_empty() {
+            outgoing.copy_rest(cookie);
+        }
+        requests.answered(io, &self.agreed, cookie)
+    }
+}
+
+const UNASKED: &str = "the server breaks the protocol: a reply to no request";
+
+impl Landing {
+    /// More goes to `end`.
+    fn make_room(&mut self) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 {
+            self.bytes.bytes_mut().copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+    }
+
+    /// So much has come, the first of it into memory of `direct` bytes.
+    fn received(&mut self, moved: usize, direct: usize) {
+        let there = moved.min(direct);
+        if let Some(data) = &mut self.data {
+            data.at += there as u64;
+            data.left -= there as u64;
+        }
+        self.end += moved - there;
+    }
+}

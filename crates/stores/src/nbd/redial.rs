@@ -1,0 +1,96 @@
+//! Connections that are looked for while nobody waits in them: each attempt has a thread of its own.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringtap_io::Event;
+
+use super::Nbd;
+use super::dial::{Connection, dial};
+
+/// Between two attempts: at first, and at most.
+const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// What came of it.
+pub(super) enum News {
+    /// There is one.
+    Connected(Box<Connection>),
+    /// None came in the time that requests wait; it is tried on.
+    TooLong(String),
+    /// The store was closed.
+    Closed,
+}
+
+/// The wish for a connection. It ends when it is dropped.
+pub(super) struct Attempt {
+    news: Mutex<VecDeque<News>>,
+    told: Event,
+}
+
+impl Attempt {
+    /// For a connection that was lost then, and looked for so many times since.
+    pub(super) fn start(nbd: Arc<Nbd>, since: Instant, times: u32) -> Arc<Attempt> {
+        let attempt = Arc::new(Attempt { news: Mutex::default(), told: Event::default() });
+        let (wish, copy) = (Arc::downgrade(&attempt), nbd.clone());
+        let spawned = thread::Builder::new()
+            .name("nbd connect".into())
+            .spawn(move || seek(&copy, &wish, since, times));
+        if let Err(error) = spawned {
+            attempt.tell(News::TooLong(format!("cannot start a thread: {error}")));
+        }
+        attempt
+    }
+
+    pub(super) async fn next(&self) -> News {
+        loop {
+            let told = self.told.listen();
+            if let Some(news) = self.news().pop_front() {
+                return news;
+            }
+            told.await;
+        }
+    }
+
+    fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, news: News) {
+        self.news().push_back(news);
+        self.told.notify();
+    }
+}
+
+fn seek(nbd: &Arc<Nbd>, wish: &Weak<Attempt>, begun: Instant, times: u32) {
+    let patience = nbd.uri.reconnect.unwrap_or_default();
+    // The server takes connections and breaks them.
+    if times > 1 {
+        nbd.pause((PAUSE * 2u32.pow(times.min(6))).min(LONGEST));
+    }
+    let (mut pause, mut told) = (PAUSE, false);
+    loop {
+        let found = if nbd.is_closed() { None } else { Some(attempt(nbd)) };
+        let Some(wish) = wish.upgrade() else { return };
+        match found {
+            None => return wish.tell(News::Closed),
+            Some(Ok(connection)) => return wish.tell(News::Connected(Box::new(connection))),
+            Some(Err(why)) if !told && begun.elapsed() >= patience => {
+                told = true;
+                wish.tell(News::TooLong(why));
+            }
+            Some(Err(_)) => {}
+        }
+        drop(wish);
+        nbd.pause(pause);
+        pause = (pause * 2).min(LONGEST);
+    }
+}
+
+fn attempt(nbd: &Nbd) -> Result<Connection, String> {
+    let connection = dial(&nbd.uri, nbd.tls.as_ref()).map_err(|error| error.to_string())?;
+    connection.agreed.goes_on_from(&nbd.agreed)?;
+    Ok(connection)
+}

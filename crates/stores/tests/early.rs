@@ -1,0 +1,124 @@
+//! Servers that answer a write before they have read all of it, or that break what they take.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc;
+use std::thread;
+
+use ringtap_io::{Op, Tasks, reactor};
+use ringtap_stores::nbd::wire::{
+    IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, can, handshake, info, opt, rep,
+};
+use ringtap_stores::{Options, Store};
+
+/// More than any socket takes at once.
+const LEN: usize = 8 << 20;
+
+fn agree(client: &mut UnixStream) -> io::Result<()> {
+    let mut hello = NBDMAGIC.to_be_bytes().to_vec();
+    hello.extend(IHAVEOPT.to_be_bytes());
+    hello.extend((handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
+    client.write_all(&hello)?;
+    client.read_exact(&mut [0; 4])?;
+    loop {
+        let mut head = [0; 16];
+        client.read_exact(&mut head)?;
+        let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap_or_default());
+        let option = word(8);
+        io::copy(&mut (&*client).take(word(12).into()), &mut io::sink())?;
+        let mut answer = |kind: u32, data: &[u8]| {
+            let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
+            [option, kind, data.len() as u32].iter().for_each(|it| bytes.extend(it.to_be_bytes()));
+            bytes.extend(data);
+            client.write_all(&bytes)
+        };
+        if option != opt::GO {
+            answer(rep::ERR_UNSUP, &[])?;
+            continue;
+        }
+        let mut export = info::EXPORT.to_be_bytes().to_vec();
+        export.extend((1u64 << 30).to_be_bytes());
+        export.extend((can::HAS_FLAGS | can::FLUSH).to_be_bytes());
+        answer(rep::INFO, &export)?;
+        return answer(rep::ACK, &[]);
+    }
+}
+
+/// The next request, answered at once and well; the bytes behind it, if it is a write.
+fn answer_next(client: &mut UnixStream, wait: impl FnOnce()) -> io::Result<Vec<u8>> {
+    let mut head = [0; 28];
+    client.read_exact(&mut head)?;
+    let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
+    reply.extend([0; 4]);
+    reply.extend(&head[8..16]);
+    client.write_all(&reply)?;
+    wait();
+    let writes = head[7] == 1;
+    let len = u32::from_be_bytes(head[24..].try_into().unwrap_or_default());
+    let mut payload = vec![0; if writes { len as usize } else { 0 }];
+    client.read_exact(&mut payload)?;
+    Ok(payload)
+}
+
+#[test]
+fn the_memory_of_a_write_is_its_owners_again_when_it_was_answered() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("s");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let (changed, hear) = mpsc::channel();
+    let server = thread::spawn(move || {
+        let mut client = listener.accept().expect("a client").0;
+        agree(&mut client).expect("agreed");
+        let written =
+            answer_next(&mut client, || hear.recv().expect("it has ended")).expect("read");
+        answer_next(&mut client, || {}).expect("a flush");
+        written
+    });
+    let uri = format!("nbd+unix:///?socket={}", path.display());
+    let store = Store::open(&uri, &Options::default()).expect("opened");
+    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let io = tasks.io().clone();
+    let keep = store.clone();
+    let ends = tasks.block_on(async move {
+        let file = keep.file();
+        let mut buffer = io.buffer(LEN).expect("memory");
+        buffer.bytes_mut().fill(0x55);
+        let mem = buffer.mem();
+        let wrote = io.run(Op::Write { file, offset: 0, mem, durable: false }).await;
+        buffer.bytes_mut().fill(0xaa);
+        changed.send(()).expect("the server listens");
+        (wrote, io.run(Op::Sync { file }).await)
+    });
+    assert_eq!(ends.expect("turns"), (LEN as i32, 0));
+    let written = server.join().expect("the server");
+    assert!(written.iter().all(|byte| *byte == 0x55), "it sent what was not there any more");
+}
+
+#[test]
+fn a_server_that_takes_connections_and_breaks_them_is_not_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("s");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let uri = format!("nbd+unix:///?socket={}&reconnect=1", path.display());
+    let (over, ended) = mpsc::channel::<()>();
+    let server = thread::spawn(move || {
+        let mut times = 0;
+        while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            let mut client = listener.accept().expect("a client").0;
+            times += i32::from(agree(&mut client).is_ok());
+        }
+        times
+    });
+    let store = Store::open(&uri, &Options::default()).expect("opened");
+    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let (io, file) = (tasks.io().clone(), store.file());
+    let sync = async move { io.run(Op::Sync { file }).await };
+    assert_eq!(tasks.block_on(sync).expect("turns"), -libc::EIO);
+    drop(tasks);
+    drop(store);
+    over.send(()).expect("the server");
+    // One more, so that it sees that.
+    drop(UnixStream::connect(&path));
+    let times = server.join().expect("the server");
+    assert!((3..40).contains(&times), "it was asked {times} times in a second");
+}

@@ -1,0 +1,473 @@
+//! What a disk held at one moment, while it goes on.
+//!
+//! From that moment on the old content of a region is written to the target before a request changes the region for the
+//! first time. What the target does not have yet, the disk still holds. Who reads a region of the disk for the moment, or
+//! copies it to the target, has the range for itself: no request that waits for its old content to be saved
+//! goes on meanwhile. What a region held is read after it is known not to be saved, and whether the target has failed
+//! after that: once it has, requests no longer wait.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+use ringtap_image::{Error, Status};
+use ringtap_io::{Io, Mem, Time};
+
+use crate::filter::{BeforeWrite, Filtered};
+use crate::job::{Job, Pace, Phase};
+use crate::level::Pass;
+use crate::map::Map;
+use crate::mirror::MirrorError;
+use crate::mirror::content::{give, look};
+use crate::mirror::target::Target;
+use crate::mirror::together::{beside, together, within};
+use crate::track::Tracker;
+use crate::{Busy, Disk, Kind, Quiesced, Request, Vbd};
+
+/// The most bytes copied at once.
+const PIECE: u64 = 1 << 20;
+
+/// What is to be kept as it is at one moment, and how.
+pub struct Backup {
+    /// The disk.
+    pub from: Disk,
+    /// Where its old content goes, at its own place: nobody else writes to it. It is at least as large.
+    pub to: Disk,
+    /// The target holds what the disk did when this tracker was cleared: only what it has marked since is to be saved.
+    /// Its marks are cleared at the moment, and set again where the backup does not end well.
+    pub changed: Option<Arc<Tracker>>,
+    /// Its marks stay: what is changed by them is somebody else's to decide.
+    pub keeps_marks: bool,
+    /// The most bytes that are saved before requests change them, where the rest is not saved at all; then the moment is lost.
+    pub room: Option<u64>,
+    /// The target reads as zeros at first, so that zeros need not be made.
+    pub zeroed: bool,
+    /// Bytes of the regions that are saved as a whole.
+    pub granularity: u64,
+    /// How many regions are in flight at once when all of it is saved.
+    pub requests: usize,
+    /// The longest that a guest's write may wait for old content to be saved, in nanoseconds; then the backup is broken. No
+    /// limit where there is none.
+    pub limit: Option<Time>,
+    #[cfg(feature = "sabotage")]
+    #[doc(hidden)]
+    pub wrongs: crate::Wrongs,
+}
+
+/// What the filter and all who look at the moment share.
+pub(crate) struct Kept {
+    target: Arc<Target>,
+    /// What has yet to be saved.
+    left: Map,
+    granularity: u64,
+    size: u64,
+    zeroed: bool,
+    limit: Option<Time>,
+    /// Bytes that may yet be saved before requests.
+    room: AtomicU64,
+    #[cfg(feature = "sabotage")]
+    wrongs: crate::Wrongs,
+}
+
+/// A moment of a disk, as long as it is kept.
+pub struct Moment {
+    from: Disk,
+    kept: Arc<Kept>,
+    filter: Arc<dyn BeforeWrite>,
+    requests: usize,
+    /// Marks to be set again.
+    taken: Option<(Arc<Tracker>, Map)>,
+    saved: AtomicBool,
+}
+
+/// What makes views of a moment.
+#[derive(Clone)]
+pub(crate) struct Moments {
+    kept: Arc<Kept>,
+    from: Disk,
+}
+
+impl Moments {
+    pub(crate) fn fork(&self) -> View {
+        let (from, target) = (self.from.fork(), self.kept.target.disk.fork());
+        View { kept: self.kept.clone(), from, target }
+    }
+}
+
+/// A moment of a disk as one thread reads it.
+pub struct View {
+    kept: Arc<Kept>,
+    from: Vbd,
+    target: Vbd,
+}
+
+impl Backup {
+    /// Keep all that a disk holds.
+    pub fn new(from: impl Into<Disk>, to: impl Into<Disk>) -> Backup {
+        Backup {
+            from: from.into(),
+            to: to.into(),
+            changed: None,
+            keeps_marks: false,
+            room: None,
+            zeroed: false,
+            granularity: Tracker::GRANULARITY,
+            requests: 8,
+            limit: Some(5_000_000_000),
+            #[cfg(feature = "sabotage")]
+            wrongs: crate::Wrongs::default(),
+        }
+    }
+
+    /// Have the disk stand still, wait at most so many nanoseconds for that, and keep what it holds then. `still` is called while
+    /// it stands still: another disk's moment may be the same. It may be
+    /// tried again where it fails.
+    pub async fn begin<E>(
+        &self,
+        io: &Io,
+        wait: Time,
+        still: impl AsyncFnOnce() -> Result<(), E>,
+    ) -> Result<Moment, MirrorError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let from = self.from.fork();
+        let quiesced = from.quiesce(io, wait).await.map_err(|busy| match busy {
+            Busy::Late => MirrorError::Busy,
+            Busy::Stopped => MirrorError::Stopped,
+        })?;
+        self.check()?;
+        still().await.map_err(|why| MirrorError::Hook(why.into()))?;
+        let moment = self.begin_still(&quiesced)?;
+        drop(quiesced);
+        Ok(moment)
+    }
+
+    /// Keep what the disk holds, which stands still.
+    ///
+    /// # Errors
+    /// Where the target cannot hold it.
+    pub fn begin_still(&self, _: &Quiesced<'_>) -> Result<Moment, MirrorError> {
+        self.check()?;
+        Ok(self.keep(self.from.size()))
+    }
+
+    fn check(&self) -> Result<(), MirrorError> {
+        let (target, disk) = (self.to.size(), self.from.size());
+        if target < disk {
+            return Err(MirrorError::Size { target, disk, wanted: "as large" });
+        }
+        if self.to.info().read_only { Err(MirrorError::ReadOnly) } else { Ok(()) }
+    }
+
+    fn keep(&self, size: u64) -> Moment {
+        let left = Map::new(self.granularity);
+        if let Some(tracker) = self.changed.as_ref().filter(|_| self.keeps_marks) {
+            left.merge(tracker.map(), size);
+        }
+        let taken = self.changed.clone().filter(|_| !self.keeps_marks).map(|tracker| {
+            let (taken, mut at) = (Map::new(tracker.granularity()), 0);
+            while let Some(range) = tracker.next(at, u64::MAX) {
+                at = range.end;
+                taken.mark(range.clone());
+                left.mark(range.start..range.end.min(size));
+            }
+            tracker.clear();
+            (tracker, taken)
+        });
+        if self.changed.is_none() {
+            left.mark(0..size);
+        }
+        let target = Target::new(self.to.clone());
+        #[cfg(feature = "sabotage")]
+        let target = target.with_ranges_unlocked(self.wrongs.unlocked);
+        let kept = Arc::new(Kept {
+            target: Arc::new(target),
+            granularity: left.granularity(),
+            left,
+            size,
+            zeroed: self.zeroed,
+            limit: self.limit,
+            room: AtomicU64::new(self.room.unwrap_or(u64::MAX)),
+            #[cfg(feature = "sabotage")]
+            wrongs: self.wrongs,
+        });
+        let (filter, shared): (Arc<dyn BeforeWrite>, _) = (kept.clone(), &self.from.shared);
+        shared.filters.install_before(&shared.door, filter.clone());
+        let (from, saved) = (self.from.clone(), AtomicBool::new(false));
+        let requests = self.requests;
+        Moment { from, kept, filter, requests, taken, saved }
+    }
+}
+
+impl Drop for Moment {
+    fn drop(&mut self) {
+        self.forget();
+        // Whoever has a view of it sees that it is gone.
+        if !self.saved.load(SeqCst) {
+            self.kept.target.fail(MirrorError::Cancelled);
+            if let Some((tracker, taken)) = &self.taken {
+                let mut at = 0;
+                while let Some(range) = taken.next(at, u64::MAX) {
+                    at = range.end;
+                    tracker.mark(range);
+                }
+            }
+        }
+    }
+}
+
+impl Moment {
+    fn forget(&self) {
+        let shared = &self.from.shared;
+        shared.filters.remove_before(&shared.door, &self.filter);
+    }
+
+    /// Bytes of the disk at that moment.
+    pub fn size(&self) -> u64 {
+        self.kept.size
+    }
+
+    /// Whether it can still be read: the target has taken all that it was to take.
+    pub fn is_whole(&self) -> bool {
+        !self.kept.target.has_failed()
+    }
+
+    /// What reads it, for a thread.
+    pub fn fork(&self) -> View {
+        self.moments().fork()
+    }
+
+    pub(crate) fn moments(&self) -> Moments {
+        Moments { kept: self.kept.clone(), from: self.from.clone() }
+    }
+
+    /// The disk that it is of.
+    pub fn disk(&self) -> &Disk {
+        &self.from
+    }
+
+    /// Save all of it: then the target, which is made stable, is what the disk was, and requests wait for nothing more.
+    /// Where this fails the moment is lost; the disk goes on as before.
+    pub async fn save(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
+        job.set_phase(Phase::Copying);
+        let target = &self.kept.target;
+        let cancelled = async {
+            job.cancelled().await;
+            target.fail(MirrorError::Cancelled);
+        };
+        let saved = async {
+            self.save_all(io, job).await?;
+            Ok(job.finalized().await?)
+        };
+        let end = beside(saved, cancelled).await;
+        let end = match end {
+            Ok(()) => {
+                self.saved.store(true, SeqCst);
+                Ok(())
+            }
+            Err(why) => {
+                let why = target.failed_by(why);
+                target.left_alone_for(io, self.kept.limit).await;
+                Err(why)
+            }
+        };
+        self.forget();
+        job.set_phase(if end.is_ok() { Phase::Done } else { Phase::Failed });
+        end
+    }
+
+    /// Keep it until the job is cancelled, and save only what requests change. Where this fails the moment is lost; the disk
+    /// goes on as before.
+    pub async fn hold(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
+        job.set_phase(Phase::Copying);
+        let target = &self.kept.target;
+        let cancelled = async {
+            job.cancelled().await;
+            target.fail(MirrorError::Cancelled);
+        };
+        beside(target.broken(), cancelled).await;
+        let why = target.failed_by(MirrorError::Cancelled);
+        target.left_alone_for(io, self.kept.limit).await;
+        self.forget();
+        job.set_phase(Phase::Failed);
+        Err(why)
+    }
+
+    async fn save_all(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
+        let (from, pace, cursor) = (self.from.fork(), Pace::new(job, io, &self.from), Cell::new(0));
+        let kept = &*self.kept;
+        job.set_left(kept.left.marked().min(kept.size));
+        let worker = async || {
+            while let Some(range) = kept.left.next(cursor.get(), PIECE) {
+                cursor.set(range.end);
+                let range = range.start..range.end.min(kept.size);
+                let bytes = range.end - range.start;
+                pace.wait(io, bytes).await?;
+                pace.measure(io, 0);
+                let work = from.within(async |pass| Ok(kept.save(io, pass, range).await));
+                let end = from.health().contain_all(work).await;
+                end.unwrap_or(Err(MirrorError::Stopped))?;
+                job.add(bytes);
+            }
+            Ok::<_, MirrorError>(())
+        };
+        let worker = async || worker().await.unwrap_or_else(|why| kept.target.fail(why));
+        together((0..self.requests.max(1)).map(|_| worker())).await;
+        if let Some(why) = kept.target.failure() {
+            return Err(why);
+        }
+        #[cfg(feature = "sabotage")]
+        if kept.wrongs.unflushed {
+            return Ok(());
+        }
+        kept.target.flush(io).await
+    }
+}
+
+impl BeforeWrite for Kept {
+    fn before_write<'a>(
+        &'a self,
+        io: &'a Io,
+        pass: Pass<'a>,
+        range: Range<u64>,
+    ) -> Filtered<'a, ()> {
+        Box::pin(async move {
+            #[cfg(feature = "sabotage")]
+            if self.wrongs.misses > 0 && (range.start / 512) % self.wrongs.misses == 0 {
+                return;
+            }
+            let save = self.save(io, pass, range);
+            let end = match self.limit {
+                Some(limit) => {
+                    within(save, io.sleep(limit)).await.unwrap_or(Err(MirrorError::Late { limit }))
+                }
+                None => save.await,
+            };
+            if let Err(why) = end {
+                self.target.fail(why);
+            }
+        })
+    }
+}
+
+impl Kept {
+    /// The regions of a range, as far as the disk reached.
+    fn regions(&self, range: Range<u64>) -> Range<u64> {
+        let up = range.end.checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX);
+        range.start - range.start % self.granularity..up.min(self.size)
+    }
+
+    fn is_left(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        self.left.first_in(range)
+    }
+
+    fn take_room(&self, bytes: u64) -> Result<(), MirrorError> {
+        let left = |room: u64| if room == u64::MAX { Some(room) } else { room.checked_sub(bytes) };
+        let end = self.room.fetch_update(SeqCst, SeqCst, left);
+        end.map(drop).map_err(|left| MirrorError::Room { left, bytes })
+    }
+
+    /// Have the target hold what the regions of a range held, where it does not yet.
+    async fn save(&self, io: &Io, pass: Pass<'_>, range: Range<u64>) -> Result<(), MirrorError> {
+        let range = self.regions(range);
+        if self.target.has_failed() || self.is_left(&range).is_none() {
+            return Ok(());
+        }
+        let held = Rc::new(self.target.ranges.ask(range.clone()));
+        if !self.target.alone(&held).await {
+            return Err(MirrorError::Cancelled);
+        }
+        let mut rest = range;
+        while let Some(part) = self.is_left(&rest) {
+            let mut at = part.start;
+            self.take_room(part.end - part.start)?;
+            while at < part.end {
+                let (len, content) = look(io, pass, at..part.end, PIECE, None).await?;
+                give(io, &self.target, at, len, content, self.zeroed, &held).await?;
+                at += len;
+            }
+            self.left.forget(part.clone());
+            rest.start = part.end;
+        }
+        Ok(())
+    }
+}
+
+impl View {
+    /// Bytes of the disk at that moment.
+    pub fn size(&self) -> u64 {
+        self.kept.size
+    }
+
+    /// Fill `mem` with what the disk held from an offset on.
+    pub async fn read(&self, io: &Io, offset: u64, mem: Mem) -> Result<(), MirrorError> {
+        let kept = &*self.kept;
+        let end = offset.checked_add(mem.len() as u64).filter(|end| *end <= kept.size);
+        let end = end.ok_or(failed(offset, mem, Error::Range))?;
+        let mut at = offset;
+        while at < end {
+            let to = (at - at % kept.granularity).saturating_add(kept.granularity).min(end);
+            let part = mem.window((at - offset) as usize, (to - at) as usize);
+            let mut from_disk = false;
+            if kept.is_left(&(at..to)).is_some() {
+                let work = self.from.within(async |pass| {
+                    let held = kept.target.ranges.ask(at..to);
+                    let _may_have_failed = kept.target.alone(&held).await;
+                    match kept.is_left(&(at..to)) {
+                        Some(_) => pass.read(io, at, part).await.map(|()| true),
+                        None => Ok(false),
+                    }
+                });
+                let read = self.from.health().contain_all(work).await;
+                from_disk = read.map_err(|error| failed(at, part, error))?;
+            }
+            if !from_disk {
+                let (kind, len) = (Kind::Read, part.len() as u64);
+                let request = Request { kind, offset: at, len, mem: part, fua: false };
+                let read = self.target.serve(io, request).await;
+                read.map_err(|error| failed(at, part, error))?;
+            }
+            at = to;
+        }
+        if kept.target.has_failed() { Err(MirrorError::Lost) } else { Ok(()) }
+    }
+}
+
+impl View {
+    /// What the range from an offset on held, for block status.
+    pub async fn status(&self, io: &Io, offset: u64, len: u64) -> Result<Status, MirrorError> {
+        let kept = &*self.kept;
+        let end = offset.checked_add(len).filter(|end| *end <= kept.size && len > 0);
+        let end = end.ok_or(MirrorError::Status { offset, error: Error::Range })?;
+        let to = (offset - offset % kept.granularity).saturating_add(PIECE).min(end);
+        // As far as all of it is saved, or none.
+        let to = match kept.is_left(&(offset..to)) {
+            None => return Ok(Status::data(to - offset)),
+            Some(left) if left.start > offset => return Ok(Status::data(left.start - offset)),
+            Some(left) => left.end.min(to),
+        };
+        let work = self.from.within(async |pass| {
+            let held = kept.target.ranges.ask(offset..to);
+            let _may_have_failed = kept.target.alone(&held).await;
+            match kept.is_left(&(offset..to)) {
+                Some(left) if left.start == offset => {
+                    pass.image.status(io, offset, left.end.min(to) - offset).await
+                }
+                Some(left) => Ok(Status::data(left.start - offset)),
+                None => Ok(Status::data(to - offset)),
+            }
+        });
+        let status = self.from.health().contain_all(work).await;
+        let mut status = status.map_err(|error| MirrorError::Status { offset, error })?;
+        // Where it lies is not for long.
+        status.at = None;
+        if kept.target.has_failed() { Err(MirrorError::Lost) } else { Ok(status) }
+    }
+}
+
+fn failed(offset: u64, mem: Mem, error: Error) -> MirrorError {
+    MirrorError::Read { offset, len: mem.len() as u64, error }
+}

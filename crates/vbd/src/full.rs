@@ -1,0 +1,73 @@
+//! Requests that found no room where the image lies, and wait until there is some: where the operator wants that, who uses
+//! the disk sees it stand still and not fail.
+//!
+//! A request waits outside the image's epoch, so that the disk can be made to stand still meanwhile, and its image be
+//! replaced.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+use ringtap_io::Event;
+
+type Tell = Box<dyn Fn() + Send + Sync>;
+
+/// Those who wait for room.
+#[derive(Default)]
+pub(crate) struct Full {
+    /// Told when the first of them begins to wait; none: nobody waits.
+    tell: OnceLock<Tell>,
+    /// How often they were told to try again.
+    again: AtomicU64,
+    /// When somebody was told last.
+    told: AtomicU64,
+    waiting: AtomicUsize,
+    /// They are not to wait any more.
+    over: AtomicBool,
+    event: Event,
+}
+
+impl Full {
+    pub(crate) fn wait_for_room(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _the_first_stays = self.tell.set(Box::new(tell));
+    }
+
+    /// By which it is known whether it was said since that there is room.
+    pub(crate) fn tries(&self) -> u64 {
+        self.again.load(SeqCst)
+    }
+
+    /// Wait until somebody says that there is room; false where nobody will.
+    pub(crate) async fn wait(&self, tries: u64) -> bool {
+        let Some(tell) = self.tell.get() else { return false };
+        if self.told.swap(tries + 1, SeqCst) != tries + 1 {
+            tell();
+        }
+        self.waiting.fetch_add(1, SeqCst);
+        let room = loop {
+            let told = self.event.listen();
+            if self.over.load(SeqCst) {
+                break false;
+            }
+            if self.tries() != tries {
+                break true;
+            }
+            told.await;
+        };
+        self.waiting.fetch_sub(1, SeqCst);
+        room
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(SeqCst)
+    }
+
+    pub(crate) fn try_again(&self) {
+        self.again.fetch_add(1, SeqCst);
+        self.event.notify();
+    }
+
+    pub(crate) fn give_up(&self) {
+        self.over.store(true, SeqCst);
+        self.event.notify();
+    }
+}

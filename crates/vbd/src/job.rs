@@ -1,0 +1,375 @@
+//! A job that copies a disk while it is served, as others see it and steer it.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use ringtap_io::{Event, Io, Time, probes};
+use serde::Serialize;
+
+use crate::Disk;
+use crate::shares::Tenant;
+use crate::trouble::{Action, IoStatus, Trouble};
+
+/// The most nanoseconds that a rate has a job sleep before it looks whether that has changed.
+const NAP: Time = 100_000_000;
+/// Nanoseconds that a rate is measured over.
+const WINDOW: Time = 1_000_000_000;
+
+/// What a job is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// It has not begun.
+    Waiting,
+    /// It copies what there was when it began.
+    Copying,
+    /// It copies what has changed meanwhile.
+    Following,
+    /// It copies what has changed, and requests change the disk and its copy both.
+    Both,
+    /// The copy is as good as the disk; it ends when [`Job::complete`] is called.
+    Ready,
+    /// Nothing is left but the end, which comes when [`Job::finalize`] is called; the copy is kept as good as the disk.
+    Pending,
+    /// The disk is to stand still, or does, for the end.
+    Ending,
+    /// It has ended well.
+    Done,
+    /// It has failed, or was cancelled.
+    Failed,
+}
+
+const PHASES: [Phase; 9] = [
+    Phase::Waiting,
+    Phase::Copying,
+    Phase::Following,
+    Phase::Both,
+    Phase::Ready,
+    Phase::Pending,
+    Phase::Ending,
+    Phase::Done,
+    Phase::Failed,
+];
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct JobProgress {
+    /// What it is doing.
+    pub phase: Phase,
+    /// Bytes dealt with, of what there was and of what has changed meanwhile.
+    pub offset: u64,
+    /// Bytes to deal with, as far as is known: it grows as the disk is written to.
+    pub total: u64,
+    /// Bytes that it moves in a second.
+    pub rate: u64,
+    /// Bytes that guests change in a second.
+    pub guest_rate: u64,
+    /// Whether it pauses.
+    pub paused: bool,
+    /// Why, where that was not asked for.
+    pub io_status: IoStatus,
+    /// For how long requests of guests waited for its end, in nanoseconds: once it has ended.
+    pub stillness: Time,
+}
+
+#[derive(Default)]
+struct Inner {
+    phase: AtomicU8,
+    offset: AtomicU64,
+    total: AtomicU64,
+    rate: AtomicU64,
+    guest_rate: AtomicU64,
+    stillness: AtomicU64,
+    /// The most bytes in a second; 0 is no limit.
+    limit: AtomicU64,
+    paused: AtomicBool,
+    cancelled: AtomicBool,
+    /// It is not to end before it is told to.
+    held: AtomicBool,
+    /// Its end is to wait for a word.
+    pending: AtomicBool,
+    /// The disk is to stay where it is.
+    leaves: AtomicBool,
+    /// What keeps it.
+    io_status: Mutex<IoStatus>,
+    /// Told of errors.
+    hears_trouble: OnceLock<Box<dyn Fn(Trouble) + Send + Sync>>,
+    /// Told of each phase that begins.
+    hears: OnceLock<Box<dyn Fn(Phase) + Send + Sync>>,
+    told: Event,
+}
+
+/// A job's handle: any thread may look at the job and steer it. Clones are the same job's.
+#[derive(Clone, Default)]
+pub struct Job(Arc<Inner>);
+
+/// The job was cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cancelled")]
+pub struct Cancelled;
+
+impl Job {
+    /// The handle of a job that has yet to begin.
+    pub fn new() -> Job {
+        Job::default()
+    }
+
+    /// Move at most so many bytes in a second from now on.
+    pub fn set_rate(&self, bytes: Option<u64>) {
+        self.0.limit.store(bytes.map_or(0, |bytes| bytes.max(1)), Relaxed);
+        self.0.told.notify();
+    }
+
+    /// Copy no more until [`Job::resume`]; what guests change meanwhile is kept track of.
+    pub fn pause(&self) {
+        self.0.paused.store(true, Relaxed);
+        self.0.told.notify();
+    }
+
+    /// Go on after [`Job::pause`].
+    pub fn resume(&self) {
+        *self.io_status() = IoStatus::Ok;
+        self.0.paused.store(false, Relaxed);
+        self.0.told.notify();
+    }
+
+    /// End soon, without having done anything to the disk.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Relaxed);
+        self.0.told.notify();
+    }
+
+    /// Keep the copy as good as the disk, and do not end before [`Job::complete`].
+    pub fn hold(&self) {
+        self.0.held.store(true, Relaxed);
+    }
+
+    /// End as soon as the copy is as good as the disk.
+    pub fn complete(&self) {
+        self.0.held.store(false, Relaxed);
+        self.0.told.notify();
+    }
+
+    /// Do not come to the end itself, which changes what is served, before [`Job::finalize`].
+    pub fn wait_to_finalize(&self) {
+        self.0.pending.store(true, Relaxed);
+    }
+
+    /// Come to the end, as soon as nothing else is left.
+    pub fn finalize(&self) {
+        self.0.pending.store(false, Relaxed);
+        self.0.told.notify();
+    }
+
+    /// Nothing is left but the end: wait until it may come.
+    pub async fn finalized(&self) -> Result<(), Cancelled> {
+        loop {
+            let told = self.0.told.listen();
+            self.check()?;
+            if !self.waits_to_finalize() {
+                return Ok(());
+            }
+            self.set_phase(Phase::Pending);
+            told.await;
+        }
+    }
+
+    /// End as soon as the copy is as good as the disk, and leave the disk where it is.
+    pub fn leave(&self) {
+        self.0.leaves.store(true, Relaxed);
+        self.complete();
+    }
+
+    /// Have somebody told of each phase that begins, by the thread that does the job. Only the first one is.
+    pub fn hear(&self, hears: impl Fn(Phase) + Send + Sync + 'static) {
+        let _ = self.0.hears.set(Box::new(hears));
+    }
+
+    /// Have somebody told of errors that do not end the job, or do, by the thread that does it. Only the first one is.
+    pub fn hear_trouble(&self, hears: impl Fn(Trouble) + Send + Sync + 'static) {
+        let _ = self.0.hears_trouble.set(Box::new(hears));
+    }
+
+    fn io_status(&self) -> MutexGuard<'_, IoStatus> {
+        self.0.io_status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It has met an error.
+    pub(crate) fn meets(&self, trouble: Trouble) {
+        if trouble.action == Action::Stop {
+            *self.io_status() = trouble.io_status();
+            self.pause();
+        }
+        if let Some(hears) = self.0.hears_trouble.get() {
+            hears(trouble);
+        }
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> JobProgress {
+        let inner = &*self.0;
+        JobProgress {
+            phase: PHASES[usize::from(inner.phase.load(Relaxed)) % PHASES.len()],
+            offset: inner.offset.load(Relaxed),
+            total: inner.total.load(Relaxed),
+            rate: inner.rate.load(Relaxed),
+            guest_rate: inner.guest_rate.load(Relaxed),
+            paused: inner.paused.load(Relaxed),
+            io_status: *self.io_status(),
+            stillness: inner.stillness.load(Relaxed),
+        }
+    }
+
+    /// Tell what it is doing, of a job that is not one of this crate.
+    pub fn is_at(&self, phase: Phase) {
+        self.set_phase(phase);
+    }
+
+    /// Guests' requests have waited for so long while the disk stood still for the end.
+    pub(crate) fn stood_still(&self, time: Time) {
+        self.0.stillness.store(time, Relaxed);
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        let before = self.0.phase.swap(phase as u8, Relaxed);
+        if before != phase as u8 {
+            let Inner { offset, total, .. } = &*self.0;
+            let number = Arc::as_ptr(&self.0).addr();
+            probes::job_state(number, phase as u8, offset.load(Relaxed), total.load(Relaxed));
+        }
+        if let Some(hears) = self.0.hears.get().filter(|_| before != phase as u8) {
+            hears(phase);
+        }
+    }
+
+    pub(crate) fn leaves(&self) -> bool {
+        self.0.leaves.load(Relaxed)
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.held.load(Relaxed)
+    }
+
+    pub(crate) fn waits_to_finalize(&self) -> bool {
+        self.0.pending.load(Relaxed)
+    }
+
+    /// So many bytes are still to be dealt with.
+    pub(crate) fn set_left(&self, bytes: u64) {
+        self.0.total.store(self.0.offset.load(Relaxed).saturating_add(bytes), Relaxed);
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        let offset = self.0.offset.fetch_add(bytes, Relaxed).saturating_add(bytes);
+        self.0.total.fetch_max(offset, Relaxed);
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Cancelled> {
+        if self.0.cancelled.load(Relaxed) { Err(Cancelled) } else { Ok(()) }
+    }
+
+    /// Wait until the job is cancelled.
+    pub(crate) async fn cancelled(&self) {
+        loop {
+            let told = self.0.told.listen();
+            if self.check().is_err() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// Wait until the job need not pause.
+    async fn unpaused(&self) -> Result<(), Cancelled> {
+        loop {
+            let told = self.0.told.listen();
+            self.check()?;
+            if !self.0.paused.load(Relaxed) {
+                return Ok(());
+            }
+            told.await;
+        }
+    }
+}
+
+/// How fast a job is to be, and is: of the thread that does it.
+pub(crate) struct Pace {
+    job: Job,
+    /// Since when, in how many bytes, the present limit holds.
+    limit: Cell<(u64, Time)>,
+    moved: Cell<u64>,
+    /// When the rates were measured last, and what had been moved and changed by then.
+    measured: Cell<(Time, u64, u64)>,
+    all: Cell<u64>,
+    /// What it is on the device that its disk lies on.
+    tenant: Option<Arc<Tenant>>,
+}
+
+impl Pace {
+    /// Of a job on that disk.
+    pub(crate) fn new(job: &Job, io: &Io, disk: &Disk) -> Pace {
+        Pace {
+            job: job.clone(),
+            limit: Cell::default(),
+            moved: Cell::default(),
+            measured: Cell::new((io.now(), 0, 0)),
+            all: Cell::default(),
+            tenant: disk.shared.throttle.job(),
+        }
+    }
+
+    /// Wait until so many bytes may be moved.
+    pub(crate) async fn wait(&self, io: &Io, bytes: u64) -> Result<(), Cancelled> {
+        loop {
+            self.job.unpaused().await?;
+            let limit = self.job.0.limit.load(Relaxed);
+            if limit != self.limit.get().0 {
+                self.limit.set((limit, io.now()));
+                self.moved.set(0);
+            }
+            let due = self.limit.get().1.saturating_add(due(self.moved.get(), limit));
+            let early = due.saturating_sub(io.now());
+            if limit == 0 || early == 0 {
+                self.moved.set(self.moved.get().saturating_add(bytes));
+                self.all.set(self.all.get().saturating_add(bytes));
+                break;
+            }
+            io.sleep(early.min(NAP)).await;
+        }
+        if let Some(tenant) = self.tenant.as_ref().filter(|tenant| bytes > 0 && tenant.is_active())
+        {
+            tenant.wait_to_move(io, bytes, || self.job.check().is_err()).await;
+            self.job.check()?;
+        }
+        Ok(())
+    }
+
+    /// Wait a little before what could not be done is tried again.
+    pub(crate) async fn nap(&self, io: &Io) -> Result<(), Cancelled> {
+        self.job.check()?;
+        io.sleep(NAP).await;
+        self.job.unpaused().await
+    }
+
+    /// Measure, where the last time is long enough ago. Guests have changed so many bytes by now.
+    pub(crate) fn measure(&self, io: &Io, changed: u64) {
+        let (then, moved, changed_then) = self.measured.get();
+        let took = io.now().saturating_sub(then);
+        if took >= WINDOW {
+            let rate = |now: u64, then: u64| {
+                let bytes = u128::from(now.saturating_sub(then));
+                (bytes * 1_000_000_000 / u128::from(took)).try_into().unwrap_or(u64::MAX)
+            };
+            self.job.0.rate.store(rate(self.all.get(), moved), Relaxed);
+            self.job.0.guest_rate.store(rate(changed, changed_then), Relaxed);
+            self.measured.set((io.now(), self.all.get(), changed));
+        }
+    }
+}
+
+/// How many nanoseconds it takes to move so many bytes.
+fn due(moved: u64, rate: u64) -> Time {
+    let nanos = u128::from(moved) * 1_000_000_000 / u128::from(rate.max(1));
+    nanos.try_into().unwrap_or(Time::MAX)
+}

@@ -1,0 +1,445 @@
+//! Copying a disk while it is served.
+//!
+//! First all that is there is copied, then what has changed meanwhile, over and over: see [`crate::Tracker`] for why nothing
+//! is lost. When little is left the disk stands still, the rest is copied, the target is made stable, and takes the
+//! disk's place or is left as it is. Where what is left does not become less, requests change both from then on.
+
+mod both;
+pub(crate) mod content;
+mod ending;
+mod error;
+pub(crate) mod target;
+pub(crate) mod together;
+
+pub use error::MirrorError;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringtap_image::{Image, Status};
+use ringtap_io::{Io, Time};
+
+use crate::job::{Job, Pace, Phase};
+use crate::track::Tracker;
+use crate::walk::Walk;
+use crate::{Disk, Vbd};
+use both::Both;
+use content::{Content, give, look};
+use target::Target;
+use together::{beside, together};
+
+/// The most zeros made at once.
+const ZEROS: u64 = 256 << 20;
+
+/// What of a disk is copied.
+#[derive(Clone)]
+pub enum Scope {
+    /// All of it.
+    All,
+    /// What so many images hold, the topmost and those next below; the target shows the same below those.
+    Above(u32),
+    /// What has changed since the target was a copy of it. The tracker's marks are cleared at the moment of the new copy.
+    Changed(Arc<Tracker>),
+}
+
+/// How it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The target is left as the disk was at one moment.
+    Copy,
+    /// The target takes the disk's place.
+    Pivot,
+}
+
+/// For tests: what it does wrong.
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wrongs {
+    /// The tracker misses one of so many requests.
+    pub misses: u64,
+    /// Marks are cleared after their region was read.
+    pub clears_late: bool,
+    /// The target is not flushed.
+    pub unflushed: bool,
+    /// Ranges are written to by several at once.
+    pub unlocked: bool,
+}
+
+/// What is copied while it is served, and how.
+pub struct Mirror {
+    /// The disk.
+    pub from: Disk,
+    /// What it is copied to: nobody else uses it. It is at least as large; to take the disk's place just as large.
+    pub to: Disk,
+    /// What of the disk.
+    pub scope: Scope,
+    /// The target reads as zeros at first, so that zeros need not be made.
+    pub zeroed: bool,
+    /// Bytes of the regions whose changes are noted.
+    pub granularity: u64,
+    /// Bytes read and written at once.
+    pub piece: u64,
+    /// How many pieces are in flight at once.
+    pub requests: usize,
+    /// The most bytes that are left to copy when the disk is to stand still.
+    pub still_bytes: u64,
+    /// The longest that the disk stands still for copying and for making the target stable, in nanoseconds; where that
+    /// does not do, it goes on, and stands still again later.
+    pub still_for: Time,
+    /// The longest that a guest's write may wait for the target, in nanoseconds (it may wait twice for that); then the
+    /// job fails. No limit where there is none.
+    pub limit: Option<Time>,
+    /// After so many passes, one after the other, that leave nearly as much as the one before, requests change the disk
+    /// and the target both. Never where there is none.
+    pub patience: Option<u32>,
+    #[cfg(feature = "sabotage")]
+    #[doc(hidden)]
+    pub wrongs: Wrongs,
+}
+
+impl Mirror {
+    /// Copy all of a disk.
+    pub fn new(from: impl Into<Disk>, to: impl Into<Disk>) -> Mirror {
+        Mirror {
+            from: from.into(),
+            to: to.into(),
+            scope: Scope::All,
+            zeroed: false,
+            granularity: Tracker::GRANULARITY,
+            piece: 1 << 20,
+            requests: 8,
+            still_bytes: 4 << 20,
+            still_for: 100_000_000,
+            limit: Some(5_000_000_000),
+            patience: Some(2),
+            #[cfg(feature = "sabotage")]
+            wrongs: Wrongs::default(),
+        }
+    }
+
+    /// Copy, until the target is as the disk is. At that moment `still` is called, while the disk stands still and the
+    /// target is stable: for [`Ending::Pivot`] it makes it durable that the target is the disk from now on (where it
+    /// fails, the former image stays; [`Job::leave`] has it stay, too, and `still` not called). It must come to an end by itself. Gives the former image where the target has taken
+    /// its place: to be closed.
+    ///
+    /// Where this fails the disk is as good as before, and the target is of no use. Nobody writes to the target any more
+    /// when it ends, unless that has failed to take a write within the limit.
+    pub async fn run<E>(
+        self,
+        io: &Io,
+        job: &Job,
+        ending: Ending,
+        still: impl AsyncFnOnce() -> Result<(), E>,
+    ) -> Result<Option<Box<dyn Image>>, MirrorError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let work = Rc::new(Work::new(self, io, job));
+        let watched = async {
+            match work.mirror.limit {
+                Some(limit) => work.target.watch(io, limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        let cancelled = async {
+            job.cancelled().await;
+            work.target.fail(MirrorError::Cancelled);
+        };
+        let end = beside(beside(work.work(io, ending, still), watched), cancelled).await;
+        work.pass_by();
+        let end = match end {
+            Ok(former) => Ok(former),
+            Err(why) => {
+                let why = work.target.failed_by(why);
+                work.target.left_alone_for(io, work.mirror.limit).await;
+                Err(why)
+            }
+        };
+        job.set_phase(if end.is_ok() { Phase::Done } else { Phase::Failed });
+        end
+    }
+}
+
+/// A mirror at work.
+struct Work {
+    mirror: Mirror,
+    from: Vbd,
+    tracker: Tracker,
+    target: Arc<Target>,
+    both: RefCell<Option<Arc<Both>>>,
+    job: Job,
+    pace: Pace,
+    /// Which of the disk's images it began with.
+    image: u64,
+    /// The disk's size when it was looked at last.
+    size: Cell<u64>,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.pass_by();
+    }
+}
+
+impl Work {
+    fn new(mirror: Mirror, io: &Io, job: &Job) -> Work {
+        let tracker = mirror.from.track(mirror.granularity);
+        #[cfg(feature = "sabotage")]
+        tracker.sabotage(mirror.wrongs.misses, mirror.wrongs.clears_late);
+        let target = Target::new(mirror.to.clone());
+        #[cfg(feature = "sabotage")]
+        let target = target.with_ranges_unlocked(mirror.wrongs.unlocked);
+        Work {
+            from: mirror.from.fork(),
+            tracker,
+            target: Arc::new(target),
+            both: RefCell::default(),
+            job: job.clone(),
+            pace: Pace::new(job, io, &mirror.from),
+            image: mirror.from.shared.door.image(),
+            size: Cell::new(mirror.from.size()),
+            mirror,
+        }
+    }
+
+    async fn work<E>(
+        self: &Rc<Work>,
+        io: &Io,
+        ending: Ending,
+        still: impl AsyncFnOnce() -> Result<(), E>,
+    ) -> Result<Option<Box<dyn Image>>, MirrorError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.check_target(ending)?;
+        self.job.set_phase(Phase::Copying);
+        match &self.mirror.scope {
+            Scope::Changed(tracker) => {
+                self.job.set_left(tracker.marked().min(self.size.get()));
+                let cursor = Cell::new(0);
+                self.crowd(async || self.first_changed(io, tracker, &cursor).await).await?;
+            }
+            Scope::All | Scope::Above(_) => {
+                self.job.set_left(self.size.get());
+                let walk = Walk::new(0, self.size.get());
+                self.crowd(async || self.first(io, &walk).await).await?;
+            }
+        }
+        loop {
+            self.follow(io, ending).await?;
+            self.job.set_phase(Phase::Ending);
+            self.make_stable(io).await?;
+            if let Some(ready) = self.stand_still(io, ending).await? {
+                return self.end(io, ready, ending, still).await;
+            }
+            // Guests have most of the time.
+            self.pace.nap(io).await?;
+        }
+    }
+
+    fn check_target(&self, ending: Ending) -> Result<(), MirrorError> {
+        let (target, disk) = (self.mirror.to.size(), self.mirror.from.size());
+        let wrong = |wanted| Err(MirrorError::Size { target, disk, wanted });
+        if target < disk {
+            return wrong("as large");
+        }
+        if ending == Ending::Pivot && target != disk {
+            return wrong("just as large");
+        }
+        if self.mirror.to.info().read_only { Err(MirrorError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Whether all is still as it was when the job began; the target grows as the disk does.
+    fn check(&self, ending: Ending) -> Result<(), MirrorError> {
+        self.job.check()?;
+        if self.from.health().failure().is_some() || self.target.disk.health().failure().is_some() {
+            return Err(MirrorError::Stopped);
+        }
+        let depends = ending == Ending::Pivot || matches!(self.mirror.scope, Scope::Above(_));
+        if depends && self.mirror.from.shared.door.image() != self.image {
+            return Err(MirrorError::Replaced);
+        }
+        let (size, before) = (self.mirror.from.size(), self.size.get());
+        if size > self.target.disk.size() {
+            self.target.disk.grow(size).map_err(|error| MirrorError::Grow { size, error })?;
+        }
+        if size > before {
+            self.tracker.mark(before..size);
+        }
+        self.size.set(size);
+        if ending == Ending::Pivot { self.check_target(ending) } else { Ok(()) }
+    }
+
+    /// So many workers at once, until all have ended. What fails first fails the target: that ends the others.
+    async fn crowd(
+        &self,
+        work: impl AsyncFn() -> Result<(), MirrorError>,
+    ) -> Result<(), MirrorError> {
+        let worker = async || {
+            if let Err(why) = work().await {
+                self.target.fail(why);
+            }
+        };
+        together((0..self.mirror.requests.max(1)).map(|_| worker())).await;
+        self.target.failure().map_or(Ok(()), Err)
+    }
+
+    /// What there was in the beginning.
+    async fn first(&self, io: &Io, walk: &Walk<Status>) -> Result<(), MirrorError> {
+        let above = self.above();
+        let other = |status: &Status| above.is_some_and(|above| status.depth >= above);
+        let most = |status: &Status| match status.zero || other(status) {
+            true => ZEROS,
+            false => self.mirror.piece,
+        };
+        let look = async |offset, len| {
+            let status = self.from.status(io, offset, len).await;
+            let status = status.map_err(|error| MirrorError::Status { offset, error })?;
+            Ok::<_, MirrorError>((status, status.len))
+        };
+        while let Some(piece) = walk.next(most, look).await? {
+            let content = match piece.what {
+                status if other(&status) => Content::Other,
+                status if status.zero => Content::Zeros,
+                _ => {
+                    self.copy(io, piece.offset..piece.offset + piece.len, true).await?;
+                    continue;
+                }
+            };
+            self.pace.wait(io, 0).await?;
+            let zeroed = self.mirror.zeroed;
+            give(io, &self.target, piece.offset, piece.len, content, zeroed, &()).await?;
+            self.job.add(piece.len);
+        }
+        Ok(())
+    }
+
+    async fn first_changed(
+        &self,
+        io: &Io,
+        tracker: &Tracker,
+        cursor: &Cell<u64>,
+    ) -> Result<(), MirrorError> {
+        while let Some(range) = tracker.next(cursor.get(), self.mirror.piece) {
+            cursor.set(range.end);
+            self.copy(io, range, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Of how many images, from the topmost on, what they hold is copied; none where it is all.
+    fn above(&self) -> Option<u32> {
+        match self.mirror.scope {
+            Scope::Above(images) => Some(images),
+            _ => None,
+        }
+    }
+
+    /// Copy what has changed until little is left.
+    async fn follow(&self, io: &Io, ending: Ending) -> Result<(), MirrorError> {
+        let (mut before, mut slow) = (u64::MAX, 0);
+        loop {
+            self.check(ending)?;
+            self.measure(io);
+            let left = self.tracker.marked();
+            self.job.set_left(left);
+            let (few, held) = (left <= self.mirror.still_bytes, self.job.is_held());
+            let waits = self.job.waits_to_finalize();
+            if few && !held && !waits {
+                return Ok(());
+            }
+            if few {
+                self.job.set_phase(if held { Phase::Ready } else { Phase::Pending });
+                self.pace.nap(io).await?;
+            }
+            slow = if left > before - before / 4 { slow + 1 } else { 0 };
+            before = left;
+            if self.mirror.patience.is_some_and(|patience| slow >= patience) {
+                self.change_both();
+            }
+            // What is pending stays so, though guests write.
+            if !few && (held || !waits) {
+                let both = self.both.borrow().is_some();
+                self.job.set_phase(if both { Phase::Both } else { Phase::Following });
+            }
+            let cursor = Cell::new(0);
+            self.crowd(async || self.changed(io, &cursor).await).await?;
+        }
+    }
+
+    /// One pass over what has changed.
+    async fn changed(&self, io: &Io, cursor: &Cell<u64>) -> Result<(), MirrorError> {
+        let copy = async |range| self.copy(io, range, false).await;
+        while let Some(copied) = self.tracker.copy_next(cursor, self.mirror.piece, &copy).await {
+            copied?;
+        }
+        Ok(())
+    }
+
+    /// Copy a range, as far as the disk was known to reach: what it has grown by is marked when that is seen.
+    async fn copy(&self, io: &Io, range: Range<u64>, first: bool) -> Result<(), MirrorError> {
+        let (mut at, end) = (range.start, range.end.min(self.size.get()));
+        while at < end {
+            let most = self.mirror.piece;
+            self.pace.wait(io, (end - at).min(most)).await?;
+            self.measure(io);
+            let both = self.both.borrow().clone();
+            let range = at..end.min(at + most - at % most);
+            let work = self.from.within(async |pass| {
+                Ok(match &both {
+                    Some(both) => both.copy_alone(io, pass, range.clone()).await.map(|()| None),
+                    None => {
+                        let above = self.above().filter(|_| first);
+                        look(io, pass, range.clone(), most, above).await.map(Some)
+                    }
+                })
+            });
+            let found = self.from.health().contain_all(work).await;
+            let found = found.unwrap_or(Err(MirrorError::Stopped))?;
+            // Whoever changes it meanwhile marks it after that.
+            let len = match found {
+                Some((len, content)) => {
+                    let zeroed = first && self.mirror.zeroed;
+                    give(io, &self.target, at, len, content, zeroed, &()).await?;
+                    len
+                }
+                None => range.end - range.start,
+            };
+            self.job.add(len);
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn measure(&self, io: &Io) {
+        self.pace.measure(io, self.tracker.changed());
+    }
+
+    /// Have requests change the target, too; not where another job has them do so.
+    fn change_both(&self) {
+        let mut both = self.both.borrow_mut();
+        if both.is_some() {
+            return;
+        }
+        let filter = Arc::new(Both {
+            target: self.target.clone(),
+            marks: self.tracker.map().clone(),
+            piece: self.mirror.piece,
+        });
+        let shared = &self.mirror.from.shared;
+        if shared.filters.install_also(&shared.door, filter.clone()) {
+            *both = Some(filter);
+        }
+    }
+
+    /// Have them do so no more.
+    fn pass_by(&self) {
+        if self.both.take().is_some() {
+            let shared = &self.mirror.from.shared;
+            shared.filters.remove_also(&shared.door);
+        }
+    }
+}

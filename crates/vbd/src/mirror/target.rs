@@ -1,0 +1,262 @@
+//! What a mirror writes to: by the job, and by guests' requests, none of which waits for it for longer than is allowed.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringtap_image::Error;
+use ringtap_io::{Buffer, Event, Io, Mem, Time};
+
+use super::error::MirrorError;
+use super::together::within;
+use crate::ranges::{Held, Ranges};
+use crate::{Disk, Kind, Request, Vbd};
+
+/// How often it is looked, in the time that a guest may wait, whether it has been that long.
+const LOOKS: u32 = 4;
+
+/// The disk that is written to.
+pub(crate) struct Target {
+    pub(crate) disk: Disk,
+    /// What is written by guests' requests, and by the job meanwhile.
+    pub(crate) ranges: Arc<Ranges>,
+    /// Handles that nobody uses at the moment: the threads of guests take turns.
+    idle: Mutex<Vec<Vbd>>,
+    state: Mutex<State>,
+    told: Event,
+    /// For tests: nobody waits for ranges.
+    #[cfg(feature = "sabotage")]
+    unlocked: bool,
+}
+
+#[derive(Default)]
+struct State {
+    failure: Option<MirrorError>,
+    failed: bool,
+    /// Numbers of those that wait.
+    next: u64,
+    waiting: BTreeSet<u64>,
+    /// Writes of guests' requests that have not ended.
+    in_flight: usize,
+}
+
+/// Something for which a guest waits.
+pub(crate) struct Waiting<'a> {
+    target: &'a Target,
+    number: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.target.lock().waiting.remove(&self.number);
+    }
+}
+
+/// Bytes for the target, or none: zeros.
+#[derive(Clone)]
+pub(crate) enum Bytes {
+    Zeros(u64),
+    /// A window of a buffer.
+    There(Rc<Buffer>, usize, usize),
+}
+
+impl Bytes {
+    fn len(&self) -> u64 {
+        match self {
+            Bytes::Zeros(len) => *len,
+            Bytes::There(_, _, len) => *len as u64,
+        }
+    }
+}
+
+impl Target {
+    pub(crate) fn new(disk: Disk) -> Target {
+        let (ranges, idle, state, told) = Default::default();
+        Target {
+            disk,
+            ranges,
+            idle,
+            state,
+            told,
+            #[cfg(feature = "sabotage")]
+            unlocked: false,
+        }
+    }
+
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn with_ranges_unlocked(self, unlocked: bool) -> Target {
+        Target { unlocked, ..self }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Give it up: nobody writes to it any more. The first reason is kept.
+    pub(crate) fn fail(&self, why: MirrorError) {
+        let mut state = self.lock();
+        if !std::mem::replace(&mut state.failed, true) {
+            state.failure = Some(why);
+        }
+        drop(state);
+        self.told.notify();
+        self.ranges.look_again();
+    }
+
+    /// The same for the last time; gives the first reason, unless that has been told.
+    pub(crate) fn failed_by(&self, why: MirrorError) -> MirrorError {
+        let first = self.lock().failure.take();
+        self.fail(MirrorError::Cancelled);
+        first.unwrap_or(why)
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.lock().failed
+    }
+
+    /// Wait until it has failed.
+    pub(crate) async fn broken(&self) {
+        loop {
+            let told = self.told.listen();
+            if self.has_failed() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// Why, told once.
+    pub(crate) fn failure(&self) -> Option<MirrorError> {
+        let mut state = self.lock();
+        state.failed.then(|| state.failure.take().unwrap_or(MirrorError::Cancelled))
+    }
+
+    /// Wait until nobody else writes to a range; false where the target has failed before.
+    pub(crate) async fn alone(&self, held: &Held) -> bool {
+        #[cfg(feature = "sabotage")]
+        if self.unlocked {
+            return true;
+        }
+        held.ours(|| self.has_failed()).await
+    }
+
+    fn take(&self) -> Vbd {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.unwrap_or_else(|| self.disk.fork())
+    }
+
+    fn give_back(&self, vbd: Vbd) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(vbd);
+    }
+
+    /// A guest waits from now on.
+    pub(crate) fn wait(&self) -> Waiting<'_> {
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        state.waiting.insert(number);
+        Waiting { target: self, number }
+    }
+
+    /// Give the target up when a guest has waited for so long. It never ends.
+    pub(crate) async fn watch(&self, io: &Io, limit: Time) {
+        // Clocks of threads differ: a guest has waited for as long as it is seen here.
+        let mut seen = [u64::MAX; LOOKS as usize];
+        loop {
+            io.sleep(limit / Time::from(LOOKS)).await;
+            let (oldest, next) = {
+                let state = self.lock();
+                (state.waiting.first().copied(), state.next)
+            };
+            if oldest.is_some_and(|oldest| seen[0] != u64::MAX && oldest < seen[0]) {
+                self.fail(MirrorError::Late { limit });
+            }
+            seen.rotate_left(1);
+            seen[seen.len() - 1] = next;
+        }
+    }
+
+    /// Write, in a task of its own: who waits for that waits no longer than until the target has failed, and what
+    /// `keep` holds is held until the write has ended.
+    pub(crate) async fn write<K: 'static>(
+        self: &Arc<Target>,
+        io: &Io,
+        offset: u64,
+        bytes: Bytes,
+        keep: K,
+    ) -> Result<(), MirrorError> {
+        let len = bytes.len();
+        let given = async move |io: &Io, vbd: &Vbd| {
+            let (kind, mem) = match &bytes {
+                Bytes::Zeros(_) => (Kind::WriteZeroes { unmap: true, fast: false }, Mem::EMPTY),
+                Bytes::There(buffer, at, len) => (Kind::Write, buffer.mem().window(*at, *len)),
+            };
+            vbd.serve(io, Request { kind, offset, len, mem, fua: false }).await
+        };
+        let end = self.aside(io, given, keep).await;
+        end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Write {
+            offset,
+            len,
+            error,
+        })
+    }
+
+    /// Make what was written stable.
+    pub(crate) async fn flush(self: &Arc<Target>, io: &Io) -> Result<(), MirrorError> {
+        let flush = async |io: &Io, vbd: &Vbd| vbd.flush(io).await;
+        let end = self.aside(io, flush, ()).await;
+        end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Flush { error })
+    }
+
+    /// None where the target has failed before.
+    async fn aside<K: 'static>(
+        self: &Arc<Target>,
+        io: &Io,
+        work: impl AsyncFnOnce(&Io, &Vbd) -> Result<(), Error> + 'static,
+        keep: K,
+    ) -> Option<Result<(), Error>> {
+        if self.has_failed() {
+            return None;
+        }
+        let end = Rc::new(Cell::new(None));
+        let (target, told, own) = (self.clone(), end.clone(), io.clone());
+        self.lock().in_flight += 1;
+        io.spawn(async move {
+            let vbd = target.take();
+            told.set(Some(work(&own, &vbd).await));
+            target.give_back(vbd);
+            drop(keep);
+            target.lock().in_flight -= 1;
+            target.told.notify();
+        });
+        loop {
+            let told = self.told.listen();
+            if let Some(end) = end.get() {
+                return Some(end);
+            }
+            if self.has_failed() {
+                return None;
+            }
+            told.await;
+        }
+    }
+
+    /// It has failed: wait until nothing is being written to it any more, but no longer than a guest might have.
+    pub(crate) async fn left_alone_for(&self, io: &Io, limit: Option<Time>) {
+        match limit {
+            Some(limit) => _ = within(self.left_alone(), io.sleep(limit)).await,
+            None => self.left_alone().await,
+        }
+    }
+
+    async fn left_alone(&self) {
+        loop {
+            let told = self.told.listen();
+            if self.lock().in_flight == 0 {
+                return;
+            }
+            told.await;
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! What a disk held at one moment, kept while guests go on, on the simulated disk: power cuts, targets that fail, jobs
+//! that are cancelled, readers beside. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
+
+mod common;
+#[path = "common/spec.rs"]
+mod spec;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringtap_image::CacheMode;
+use ringtap_image::qcow2::{CreateOptions, create};
+use ringtap_io::{File, Io, Tasks};
+use ringtap_sim::{Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, turn_all};
+use ringtap_vbd::{Backup, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs};
+
+use common::Served;
+use spec::{Spec, container};
+
+const SECTORS: u64 = 96;
+const SIZE: u64 = SECTORS * SECTOR as u64;
+
+fn seeds(default: u64) -> Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+/// What was seen to happen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    whole: u32,
+    later: u32,
+    broken: u32,
+    cancelled: u32,
+    cut: u32,
+    reads: u32,
+}
+
+type Kept = Rc<RefCell<Option<Vec<u8>>>>;
+
+struct World {
+    seed: u64,
+    disk: Disk,
+    source: Spec,
+    target: Spec,
+    wrongs: Wrongs,
+    seen: Rc<RefCell<Seen>>,
+    /// What a backup that is whole holds.
+    kept: Kept,
+    wrong: Rc<RefCell<Option<String>>>,
+}
+
+impl World {
+    fn new(seed: u64, wrongs: Wrongs, rng: &mut fastrand::Rng) -> World {
+        let disk = Disk::new(SECTOR);
+        // Where space is short, only the target's is.
+        let base = disk.add_device(SIZE, 512);
+        let files: [File; 2] = std::array::from_fn(|_| disk.add_file(0, 512));
+        let (source, target) = (Spec::Raw(base), Spec::Raw(files[1]));
+        let (seen, kept, wrong) = Default::default();
+        let mut world = World { seed, disk, source, target, wrongs, seen, kept, wrong };
+        if rng.bool() {
+            world.create(files[0]);
+            world.source = Spec::Qcow2(files[0], None);
+        }
+        match rng.bool() {
+            true => {
+                world.create(files[1]);
+                world.target = Spec::Qcow2(files[1], None);
+            }
+            false => world.disk.poke(files[1], 0, &vec![0xee; SIZE as usize]),
+        }
+        world
+    }
+
+    fn create(&self, file: File) {
+        let image = container(&self.disk, file);
+        let options = CreateOptions { size: SIZE, cluster_size: 4096, ..CreateOptions::default() };
+        self.alone(async move |io| {
+            create(&io, &image, None, &options).await.expect("an image");
+            io.sync(image.file()).await.expect("stable");
+        });
+    }
+
+    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
+        let io = tasks.io().clone();
+        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+    }
+
+    fn open(&self, spec: &Spec) -> Vbd {
+        let (disk, spec) = (self.disk.clone(), spec.clone());
+        let image = self.alone(async move |io| spec.open(&io, &disk).await);
+        Vbd::new(image, CacheMode::None)
+    }
+
+    fn read_all(&self, spec: &Spec) -> Vec<u8> {
+        let vbd = self.open(spec);
+        self.alone(async move |io| read(&io, &vbd).await.expect("it reads"))
+    }
+
+    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), Wrong> {
+        let (vbd, onto) = (self.open(&self.source), self.open(&self.target));
+        if rng.bool() {
+            self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..600));
+        }
+        if rng.u8(0..6) == 0 && matches!(self.source, Spec::Raw(_)) {
+            self.disk.limit_space(rng.u64(0..SIZE));
+        } else if rng.u8(0..6) == 0 {
+            let at = rng.u64(0..2 * SIZE);
+            self.disk.break_range(self.target.file(), at..at + 512, Refuses::Writes);
+        }
+        let mut all: Vec<Tasks> = (0..2)
+            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
+            .collect();
+        let mut asks = Some(random_asks(rng, SECTORS, 150));
+        for tasks in &mut all {
+            let served = Rc::new(Served::new(vbd.fork()));
+            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
+        }
+        let backups = Rc::new(Backups {
+            io: all[0].io().clone(),
+            disk: self.disk.clone(),
+            vbd,
+            onto,
+            guest: guest.clone(),
+            fresh: Cell::new(matches!(self.target, Spec::Qcow2(..))),
+            kept: self.kept.clone(),
+            seen: self.seen.clone(),
+            wrong: self.wrong.clone(),
+            wrongs: self.wrongs,
+            rng: RefCell::new(rng.fork()),
+        });
+        let count = rng.u8(1..4);
+        all[0].spawn(async move { backups.run(count).await });
+        turn_all(&self.disk, &mut all);
+        if !self.disk.is_cut() {
+            let failures = guest.failures();
+            assert!(failures.is_empty(), "seed {}: {failures:?}", self.seed);
+        }
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: std::io::Result<()> = tasks.turn(false);
+            }
+        }
+        self.seen.borrow_mut().cut += u32::from(self.disk.is_cut());
+        guest.wrong().map_or(Ok(()), Err)
+    }
+
+    /// A backup that is whole is what the disk was at its moment, and stays so.
+    fn check(&self) -> Result<(), String> {
+        if let Some(wrong) = self.wrong.take() {
+            return Err(wrong);
+        }
+        let kept = self.kept.borrow();
+        let Some(bytes) = &*kept else { return Ok(()) };
+        match *bytes == self.read_all(&self.target) {
+            true => Ok(()),
+            false => Err("the backup is not what the disk was".into()),
+        }
+    }
+}
+
+async fn read(io: &Io, vbd: &Vbd) -> Result<Vec<u8>, Error> {
+    let buffer = io.buffer(SIZE as usize).expect("memory");
+    let request = Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
+    vbd.serve(io, request).await?;
+    Ok(buffer.bytes().to_vec())
+}
+
+/// The backups of one run, one after the other.
+struct Backups {
+    io: Io,
+    disk: Disk,
+    vbd: Vbd,
+    onto: Vbd,
+    guest: Guest,
+    fresh: Cell<bool>,
+    kept: Kept,
+    seen: Rc<RefCell<Seen>>,
+    wrong: Rc<RefCell<Option<String>>>,
+    wrongs: Wrongs,
+    rng: RefCell<fastrand::Rng>,
+}
+
+impl Backups {
+    async fn run(&self, count: u8) {
+        let mut tracker: Option<Arc<Tracker>> = None;
+        for _ in 0..count {
+            self.kept.take();
+            let turns = self.rng.borrow_mut().u64(0..30);
+            for _ in 0..turns {
+                self.io.next_turn().await;
+            }
+            let Some((end, bytes)) = self.back_up(&mut tracker).await else { return };
+            if self.disk.is_cut() {
+                return;
+            }
+            let mut seen = self.seen.borrow_mut();
+            match end {
+                Ok(()) => {
+                    seen.whole += 1;
+                    *self.kept.borrow_mut() = Some(bytes);
+                }
+                Err(MirrorError::Cancelled) => seen.cancelled += 1,
+                Err(MirrorError::Write { .. } | MirrorError::Flush { .. }) => seen.broken += 1,
+                Err(why) => panic!("{why}"),
+            }
+        }
+    }
+
+    async fn back_up(
+        &self,
+        tracker: &mut Option<Arc<Tracker>>,
+    ) -> Option<(Result<(), MirrorError>, Vec<u8>)> {
+        let (io, disk) = (&self.io, self.vbd.disk());
+        let mut backup = Backup::new(disk.clone(), self.onto.disk().clone());
+        let (cancel_after, save_after, readers) = {
+            let mut rng = self.rng.borrow_mut();
+            backup.granularity = 512 << rng.u8(0..5);
+            backup.requests = rng.usize(1..5);
+            backup.zeroed = self.fresh.take() && rng.bool();
+            // Clocks of the simulation jump where nothing else is in flight.
+            backup.limit = None;
+            backup.changed = tracker.clone();
+            backup.wrongs = self.wrongs;
+            let cancel_after = (rng.u8(0..4) == 0).then(|| rng.u64(0..100));
+            (cancel_after, rng.u64(0..60), rng.u8(0..3))
+        };
+        self.seen.borrow_mut().later += u32::from(tracker.is_some());
+        let bytes = RefCell::new(vec![]);
+        let next = Cell::new(None);
+        let still = async || {
+            let now = Vbd::new(disk.image()?, CacheMode::None);
+            *bytes.borrow_mut() = read(io, &now).await?;
+            let values = ringtap_sim::stamps(&bytes.borrow(), 0).expect("what guests wrote");
+            for (sector, value) in (0..).zip(values) {
+                let may = self.guest.model().may_read(sector);
+                assert!(may.contains(&value), "sector {sector} is {value:#x}");
+            }
+            next.set(Some(disk.track(4096)));
+            Ok::<_, Error>(())
+        };
+        let moment = loop {
+            match backup.begin(io, 1 << 40, &still).await {
+                Ok(moment) => break moment,
+                Err(_) if self.disk.is_cut() => return None,
+                // The clock of one queue may be ahead of what another has in flight.
+                Err(MirrorError::Busy) => io.next_turn().await,
+                Err(why) => panic!("{why}"),
+            }
+        };
+        let bytes = Rc::new(bytes.into_inner());
+        let reading = Rc::new(Cell::new(readers));
+        for _ in 0..readers {
+            self.read_beside(&moment, bytes.clone(), reading.clone());
+        }
+        for _ in 0..save_after {
+            io.next_turn().await;
+        }
+        let job = Job::new();
+        if let Some(turns) = cancel_after {
+            let (io, job) = (io.clone(), job.clone());
+            self.io.spawn(async move {
+                for _ in 0..turns {
+                    io.next_turn().await;
+                }
+                job.cancel();
+            });
+        }
+        let end = moment.save(io, &job).await;
+        // Later ones are of what has changed since the last that was whole.
+        if end.is_ok() && tracker.is_none() {
+            *tracker = next.take().map(Arc::new);
+        }
+        drop(moment);
+        while reading.get() > 0 && !self.disk.is_cut() {
+            io.next_turn().await;
+        }
+        Some((end, bytes.to_vec()))
+    }
+
+    /// Read the moment while it is kept, and see that it stays as it was.
+    fn read_beside(&self, moment: &Moment, bytes: Rc<Vec<u8>>, reading: Rc<Cell<u8>>) {
+        // By a view, and as a disk of its own.
+        let view = moment.fork();
+        let shown = Vbd::new(moment.image(&[]), CacheMode::None);
+        let (io, wrong, seen) = (self.io.clone(), self.wrong.clone(), self.seen.clone());
+        let mut rng = self.rng.borrow_mut().fork();
+        self.io.spawn(async move {
+            for _ in 0..20 {
+                let from = rng.usize(0..SECTORS as usize);
+                let to = rng.usize(from + 1..=SECTORS as usize);
+                let range = from * SECTOR..to * SECTOR;
+                let Ok(buffer) = io.buffer(range.len()) else { break };
+                let (offset, len) = (range.start as u64, range.len() as u64);
+                let read = match rng.u8(0..3) {
+                    0 => view.read(&io, offset, buffer.mem()).await.map_err(drop),
+                    1 => {
+                        let (kind, mem) = (Kind::Read, buffer.mem());
+                        let request = Request { kind, offset, len, mem, fua: false };
+                        shown.serve(&io, request).await.map_err(drop)
+                    }
+                    _ => match shown.status(&io, offset, len).await {
+                        Ok(status) => {
+                            let held = &bytes[range.start..range.start + status.len as usize];
+                            if status.zero && held.iter().any(|byte| *byte != 0) {
+                                *wrong.borrow_mut() =
+                                    Some("what is told to be zeros is not".into());
+                            }
+                            continue;
+                        }
+                        Err(_) => break,
+                    },
+                };
+                match read {
+                    Ok(()) if buffer.bytes() == &bytes[range] => seen.borrow_mut().reads += 1,
+                    Ok(()) => *wrong.borrow_mut() = Some("a view changed".into()),
+                    Err(_) => break,
+                }
+            }
+            reading.set(reading.get() - 1);
+        });
+    }
+}
+
+fn trial(seed: u64, wrongs: Wrongs, seen: &mut Seen) -> Result<(), String> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut world = World::new(seed, wrongs, &mut rng);
+    world.seen = Rc::new(RefCell::new(*seen));
+    let guest = Guest::new(SECTORS, Promise::Flush);
+    let run = world.run(&guest, &mut rng);
+    *seen = *world.seen.borrow();
+    run.map_err(|wrong| wrong.to_string())?;
+    if !world.disk.is_cut() {
+        world.disk.cut_power_at_turn(u64::MAX);
+        world.check()?;
+    }
+    world.disk = world.disk.after_power_cut(rng.u64(..));
+    world.disk.limit_space(u64::MAX);
+    world.check()?;
+    let found = world.read_all(&world.source);
+    guest.after_power_cut(&found).map(drop).map_err(|wrong| wrong.to_string())
+}
+
+#[test]
+fn moments_of_disks_are_kept_under_load() {
+    let mut seen = Seen::default();
+    for seed in seeds(400) {
+        if let Err(wrong) = trial(seed, Wrongs::default(), &mut seen) {
+            panic!("seed {seed}: {wrong}");
+        }
+    }
+    println!("{seen:?}");
+    let Seen { whole, later, broken, cancelled, cut, reads } = seen;
+    assert!([whole, later, broken, cancelled, cut, reads].iter().all(|count| *count > 10));
+}
+
+/// In how many seeds it is caught that backups are wrong in one way.
+fn caught(wrongs: Wrongs) -> usize {
+    let seeds = seeds(200);
+    let (mut seen, count) = (Seen::default(), seeds.end);
+    let found: Vec<String> =
+        seeds.filter_map(|seed| trial(seed, wrongs, &mut seen).err()).collect();
+    let caught = found.len();
+    println!("{wrongs:?}: caught in {caught} of {count} seeds, {seen:?}");
+    println!("such as: {}", found.first().map_or("", |found| found));
+    caught
+}
+
+#[test]
+fn writes_that_do_not_wait_are_caught() {
+    assert!(caught(Wrongs { misses: 4, ..Wrongs::default() }) > 5);
+}
+
+#[test]
+fn a_target_that_is_not_flushed_is_caught() {
+    assert!(caught(Wrongs { unflushed: true, ..Wrongs::default() }) > 5);
+}
+
+#[test]
+fn ranges_that_several_use_at_once_are_caught() {
+    assert!(caught(Wrongs { unlocked: true, ..Wrongs::default() }) > 5);
+}
+
+#[test]
+fn a_moment_that_is_only_kept_takes_no_more_room_than_it_may() {
+    let world = World::new(3, Wrongs::default(), &mut fastrand::Rng::with_seed(3));
+    let (from, onto) = (world.open(&world.source), world.open(&world.target));
+    let own = from.fork();
+    world.alone(async move |io| {
+        let backup = Backup { room: Some(3 * 4096), granularity: 4096, ..Backup::new(own, onto) };
+        let moment = backup.begin(&io, 1 << 40, async || Ok::<_, Error>(())).await;
+        let moment = Rc::new(moment.expect("nothing is in flight"));
+        let shown = Vbd::new(moment.image(&[]), CacheMode::None);
+        let (ended, holds) = (Rc::new(RefCell::new(None)), moment.clone());
+        let (own, end, job) = (io.clone(), ended.clone(), Job::new());
+        io.spawn(async move {
+            *end.borrow_mut() = Some(holds.hold(&own, &job).await);
+        });
+        for granule in 0..4 {
+            assert!(ended.borrow().is_none());
+            let (kind, offset, len) =
+                (Kind::WriteZeroes { unmap: false, fast: false }, granule * 4096, 512);
+            let request = Request { kind, offset, len, mem: ringtap_io::Mem::EMPTY, fua: false };
+            from.serve(&io, request).await.expect("the guest goes on");
+            let read = read(&io, &shown).await;
+            assert_eq!(read.is_ok(), granule < 3, "{granule}: {read:?}");
+        }
+        while ended.borrow().is_none() {
+            io.next_turn().await;
+        }
+        let end = ended.take().expect("it has ended");
+        assert!(matches!(end, Err(MirrorError::Room { left: 0, bytes: 4096 })), "{end:?}");
+        assert!(!moment.is_whole());
+    });
+}

@@ -1,0 +1,56 @@
+//! Images on a simulated disk, by what they are made of.
+
+use ringtap_image::qcow2::{Header, Parts, Qcow2};
+use ringtap_image::{Boxed, Container, Image, Raw, Traits};
+use ringtap_io::{File, Io};
+use ringtap_sim::Disk;
+
+/// What an image is made of.
+#[derive(Clone, Debug)]
+pub enum Spec {
+    /// A raw image.
+    Raw(File),
+    /// A qcow2 image, and what lies below it.
+    Qcow2(File, Option<Box<Spec>>),
+}
+
+impl Spec {
+    /// The topmost.
+    pub fn file(&self) -> File {
+        match self {
+            Spec::Raw(file) | Spec::Qcow2(file, _) => *file,
+        }
+    }
+
+    /// The image.
+    pub fn open<'a>(&'a self, io: &'a Io, disk: &'a Disk) -> Boxed<'a, Box<dyn Image>> {
+        Box::pin(async move {
+            match self {
+                Spec::Raw(file) => Box::new(Raw::new(container(disk, *file))) as Box<dyn Image>,
+                Spec::Qcow2(file, base) => {
+                    let base = match base {
+                        Some(base) => Some(base.open(io, disk).await),
+                        None => None,
+                    };
+                    let header = Header::read(io, &container(disk, *file)).await.expect("a header");
+                    let parts = Parts { base, ..Parts::default() };
+                    let image = Qcow2::open(io, container(disk, *file), header, parts).await;
+                    Box::new(image.expect("an image"))
+                }
+            }
+        })
+    }
+}
+
+/// A file of a simulated disk as images see it.
+pub fn container(disk: &Disk, file: File) -> Container {
+    let traits = Traits {
+        regular: true,
+        read_only: false,
+        request_alignment: 512,
+        memory_alignment: 512,
+        logical_block_size: 512,
+        physical_block_size: 4096,
+    };
+    Container::simulated(file, disk.size(file), traits)
+}

@@ -1,0 +1,340 @@
+//! Snapshots of a disk that is served, on the simulated disk: overlays take the place of images that are made stable only
+//! afterwards, while the guest goes on and flushes, the server is killed, and the power goes. `RINGTAP_SEEDS` sets how many
+//! seeds are tried; a failure names its seed.
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
+use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog, Traits};
+use ringtap_io::{File, Io, Tasks};
+use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
+use ringtap_vbd::{Busy, Kind, Request, Vbd};
+
+use common::Served;
+
+const SECTORS: u64 = 96;
+const SIZE: u64 = SECTORS * SECTOR as u64;
+const OVERLAYS: usize = 5;
+const SECOND: u64 = 1_000_000_000;
+
+fn seeds(default: u64) -> Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+/// What is done wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    /// The disk's flushes do not reach the former image.
+    FormerForgotten,
+    /// A server begins with the topmost image's log alone.
+    LogsBelowIgnored,
+    /// The register learns of the new top after the guest has gone on.
+    PivotToldLate,
+    /// A raw image below is not made stable by the server that comes after a kill.
+    RawBelowForgotten,
+}
+
+/// A raw image, overlays for it with a restart log each, and how many of them lie upon it.
+#[derive(Clone)]
+struct Chain {
+    seed: u64,
+    disk: Disk,
+    files: Vec<File>,
+    logs: Vec<Arc<[AtomicU64]>>,
+    boot: u128,
+    /// As the operator's register would say.
+    top: Rc<Cell<usize>>,
+    wrong: Option<Wrong>,
+    /// Whether the lowest image is qcow2 as well.
+    qcow2: bool,
+}
+
+/// What opens one of the overlays.
+struct Opener {
+    disk: Disk,
+    file: File,
+    words: Arc<[AtomicU64]>,
+    identity: Identity,
+}
+
+fn zeros() -> Arc<[AtomicU64]> {
+    (0..RestartLog::words_for(200)).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn container(disk: &Disk, file: File) -> Container {
+    let traits = Traits {
+        regular: true,
+        read_only: false,
+        request_alignment: 512,
+        memory_alignment: 512,
+        logical_block_size: 512,
+        physical_block_size: 4096,
+    };
+    let clock = disk.clone();
+    Container::simulated(file, disk.size(file), traits).with_time(move || clock.modified(file))
+}
+
+impl Opener {
+    async fn open(&self, io: &Io, base: Option<Box<dyn Image>>) -> Result<Box<dyn Image>, String> {
+        let container = container(&self.disk, self.file);
+        self.disk.watch(self.file, container.witness().clone());
+        let header = Header::read(io, &container).await.map_err(|e| e.to_string())?;
+        let log = RestartLog::with(Arc::new(self.words.clone()), self.identity, u64::MAX);
+        let parts = Parts { base, restart: Some(log.of(&container)), ..Parts::default() };
+        let image = Qcow2::open(io, container, header, parts).await;
+        Ok(Box::new(image.map_err(|error| error.to_string())?))
+    }
+}
+
+impl Chain {
+    fn new(seed: u64, wrong: Option<Wrong>) -> Chain {
+        let disk = Disk::new(SECTOR);
+        let qcow2 = seed % 2 == 0;
+        let raw = if qcow2 { 0 } else { SIZE };
+        let files: Vec<File> =
+            (0..=OVERLAYS).map(|at| disk.add_file(if at == 0 { raw } else { 0 }, 512)).collect();
+        let logs = files.iter().map(|_| zeros()).collect();
+        let chain = Chain { seed, disk, files, logs, boot: 1, top: Rc::default(), wrong, qcow2 };
+        for (at, file) in chain.files.iter().enumerate().skip(if qcow2 { 0 } else { 1 }) {
+            let image = container(&chain.disk, *file);
+            let options = CreateOptions {
+                size: SIZE,
+                cluster_size: if seed % 3 == 0 { 16384 } else { 4096 },
+                extended_l2: seed % 3 == 0,
+                backing_file: (at > 0).then(|| "below".into()),
+                ..CreateOptions::default()
+            };
+            chain.alone(async move |io| {
+                create(&io, &image, None, &options).await.expect("an image");
+                io.sync(image.file()).await.expect("stable");
+            });
+        }
+        chain
+    }
+
+    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
+        let io = tasks.io().clone();
+        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+    }
+
+    fn opener(&self, at: usize) -> Opener {
+        let identity = Identity { boot: self.boot, file: (2, 3 + at as u64) };
+        Opener {
+            disk: self.disk.clone(),
+            file: self.files[at],
+            words: self.logs[at].clone(),
+            identity,
+        }
+    }
+
+    /// The disk as the register says it is, each image with what its server left, the lowest first.
+    fn open(&self) -> Result<Vbd, String> {
+        let openers: Vec<Opener> = (0..=self.top.get()).map(|at| self.opener(at)).collect();
+        let (qcow2, top, wrong) = (self.qcow2, self.top.get(), self.wrong);
+        let image = self.alone(async move |io| {
+            let mut below: Option<Box<dyn Image>> = None;
+            for (at, opener) in openers.into_iter().enumerate() {
+                if at == 0 && !qcow2 {
+                    let raw = Raw::new(container(&opener.disk, opener.file));
+                    if top > 0 && wrong != Some(Wrong::RawBelowForgotten) {
+                        raw.close(&io).await.map_err(|error| error.to_string())?;
+                    }
+                    below = Some(Box::new(raw));
+                    continue;
+                }
+                if at < top && wrong == Some(Wrong::LogsBelowIgnored) {
+                    opener.words.iter().for_each(|word| word.store(0, SeqCst));
+                }
+                let image = opener.open(&io, below.take()).await?;
+                if at < top {
+                    image.close(&io).await.map_err(|error| error.to_string())?;
+                }
+                below = Some(image);
+            }
+            below.ok_or_else(|| "no image".to_owned())
+        });
+        Ok(Vbd::new(image?, CacheMode::None))
+    }
+
+    /// Put overlay upon overlay while the guest asks, until it is done or all ends at a turn.
+    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), String> {
+        let vbd = self.open()?;
+        if rng.u8(0..6) > 0 {
+            self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..250));
+        }
+        let mut all: Vec<Tasks> = (0..2)
+            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
+            .collect();
+        let mut asks = Some(random_asks(rng, SECTORS, 80));
+        for tasks in &mut all {
+            let served = Rc::new(Served::new(vbd.fork()));
+            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
+        }
+        let (io, chain, closes) = (all[0].io().clone(), self.clone(), vbd.disk().clone());
+        let mut waits = fastrand::Rng::with_seed(rng.u64(..));
+        let failed: Rc<RefCell<Option<String>>> = Rc::default();
+        let told = failed.clone();
+        all[0].spawn(async move {
+            while chain.top.get() < OVERLAYS {
+                if let Err(why) = chain.snapshot(&io, &vbd, &mut waits).await {
+                    if !chain.disk.is_cut() {
+                        *told.borrow_mut() = Some(why);
+                    }
+                    return;
+                }
+            }
+        });
+        turn_all(&self.disk, &mut all);
+        if !self.disk.is_cut() && rng.bool() {
+            let io = all[1].io().clone();
+            all[1].spawn(async move { closes.close(&io).await.expect("nothing fails here") });
+            turn_all(&self.disk, &mut all);
+        }
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: std::io::Result<()> = tasks.turn(false);
+            }
+        }
+        let end = failed.borrow_mut().take();
+        end.map_or(Ok(()), Err)?;
+        guest.wrong().map_or(Ok(()), |wrong| Err(wrong.to_string()))
+    }
+
+    /// One snapshot, as the daemon takes it.
+    async fn snapshot(&self, io: &Io, vbd: &Vbd, waits: &mut fastrand::Rng) -> Result<(), String> {
+        let next = self.top.get() + 1;
+        for _ in 0..waits.u64(0..6) {
+            io.next_turn().await;
+        }
+        let base = vbd.disk().image().map_err(|error| error.to_string())?;
+        let overlay = self.opener(next).open(io, Some(base)).await?;
+        // The clock of one queue may be ahead of what another has in flight.
+        let quiesced = loop {
+            match vbd.quiesce(io, SECOND).await {
+                Ok(quiesced) => break quiesced,
+                Err(Busy::Late) if !self.disk.is_cut() => io.next_turn().await,
+                Err(busy) => return Err(busy.to_string()),
+            }
+        };
+        let former = match self.wrong {
+            Some(Wrong::FormerForgotten) => quiesced.replace(overlay).map(|_| None),
+            _ => quiesced.overlay(overlay).map(Some),
+        };
+        let former = former.map_err(|error| error.to_string())?;
+        if self.wrong == Some(Wrong::PivotToldLate) {
+            drop(quiesced);
+            for _ in 0..60 {
+                io.next_turn().await;
+            }
+            self.top.set(next);
+        } else {
+            self.top.set(next);
+            drop(quiesced);
+        }
+        for _ in 0..waits.u64(0..200) {
+            io.next_turn().await;
+        }
+        match former {
+            Some(former) => former.settle(io).await.map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    fn read_all(&self) -> Result<Vec<u8>, String> {
+        let vbd = self.open()?;
+        self.alone(async move |io| {
+            let buffer = io.buffer(SIZE as usize).expect("memory");
+            let request =
+                Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
+            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
+            Ok(buffer.bytes().to_vec())
+        })
+    }
+
+    fn after_kill(&self, seed: u64) -> Chain {
+        let copy = |words: &Arc<[AtomicU64]>| {
+            words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect()
+        };
+        let logs = self.logs.iter().map(copy).collect();
+        let top = Rc::new(Cell::new(self.top.get()));
+        Chain { disk: self.disk.after_kill(seed), logs, top, ..self.clone() }
+    }
+
+    fn after_power_cut(&self, seed: u64) -> Chain {
+        let logs = self.logs.iter().map(|_| zeros()).collect();
+        let top = Rc::new(Cell::new(self.top.get()));
+        let disk = self.disk.after_power_cut(seed);
+        Chain { disk, logs, top, boot: self.boot + 1, ..self.clone() }
+    }
+}
+
+/// What a guest that lives on finds on the disk.
+fn look_alive(found: &[u8], guest: &Guest) -> Result<(), String> {
+    let values = ringtap_sim::stamps(found, 0).map_err(|wrong| wrong.to_string())?;
+    let model = guest.model();
+    for (sector, value) in (0..).zip(values) {
+        let may = model.may_read(sector);
+        if !may.contains(&value) {
+            return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Snapshots with kills and power cuts in between; gives how many were taken.
+fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut chain = Chain::new(seed, wrong);
+    let mut guest = Guest::new(SECTORS, Promise::Flush);
+    for _ in 0..4 {
+        chain.run(&guest, &mut rng)?;
+        if rng.bool() {
+            chain = chain.after_kill(rng.u64(..));
+            guest = guest.after_kill();
+            // To look is to take up what was left: not of the disk that goes on.
+            let found = chain.after_kill(0).read_all()?;
+            look_alive(&found, &guest).map_err(|wrong| format!("after a kill: {wrong}"))?;
+        } else {
+            chain = chain.after_power_cut(rng.u64(..));
+            let found = chain.read_all()?;
+            let next = guest.after_power_cut(&found);
+            guest = next.map_err(|wrong| format!("after a power cut: {wrong}"))?;
+        }
+    }
+    Ok(chain.top.get())
+}
+
+#[test]
+fn a_snapshot_loses_nothing() {
+    let mut taken = 0;
+    for seed in seeds(400) {
+        match trial(seed, None) {
+            Ok(times) => taken += times,
+            Err(wrong) => panic!("seed {seed}: {wrong}"),
+        }
+    }
+    println!("{taken} snapshots");
+    assert!(taken > 100, "{taken}");
+}
+
+#[test]
+fn what_is_done_wrong_is_caught() {
+    for wrong in [
+        Wrong::FormerForgotten,
+        Wrong::LogsBelowIgnored,
+        Wrong::PivotToldLate,
+        Wrong::RawBelowForgotten,
+    ] {
+        let caught = (0..400).filter(|seed| trial(*seed, Some(wrong)).is_err()).count();
+        println!("{wrong:?}: {caught} of 400");
+        assert!(caught > 3, "{wrong:?}: {caught} of 400");
+    }
+}

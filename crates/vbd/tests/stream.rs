@@ -1,0 +1,375 @@
+//! What lies below brought into the topmost image of a disk that is served, on the simulated disk, while the guest goes on,
+//! the job is cancelled, the server is killed, and the power goes. `RINGTAP_SEEDS` sets how many seeds are tried; a
+//! failure names its seed.
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create, set_backing};
+use ringtap_image::{
+    Boxed, CacheMode, Container, Format, Identity, Image, Raw, RestartLog, Traits,
+};
+use ringtap_io::{File, Io, Tasks};
+use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
+use ringtap_vbd::{Busy, Job, Kind, Request, Stream, StreamError, Vbd};
+
+use common::Served;
+
+const SECTORS: u64 = 96;
+const SIZE: u64 = SECTORS * SECTOR as u64;
+/// Images on the lowest.
+const OVERLAYS: usize = 3;
+const SECOND: u64 = 1_000_000_000;
+
+fn seeds(default: u64) -> Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+/// What is done wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    /// Requests write to what is being brought up.
+    Unlocked,
+    /// Requests that began before the job are not waited for.
+    Impatient,
+    /// The topmost image names what stays before it has the rest.
+    NamedEarly,
+}
+
+/// A raw or qcow2 image, and overlays on it that name it and each other.
+#[derive(Clone)]
+struct Chain {
+    seed: u64,
+    disk: Disk,
+    files: Vec<File>,
+    sizes: Vec<u64>,
+    logs: Vec<Arc<[AtomicU64]>>,
+    boot: u128,
+    /// The topmost.
+    top: usize,
+    wrong: Option<Wrong>,
+    qcow2: bool,
+}
+
+fn zeros() -> Arc<[AtomicU64]> {
+    (0..RestartLog::words_for(200)).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn container(disk: &Disk, file: File) -> Container {
+    let traits = Traits {
+        regular: true,
+        read_only: false,
+        request_alignment: 512,
+        memory_alignment: 512,
+        logical_block_size: 512,
+        physical_block_size: 4096,
+    };
+    let clock = disk.clone();
+    Container::simulated(file, disk.size(file), traits).with_time(move || clock.modified(file))
+}
+
+impl Chain {
+    fn new(seed: u64, wrong: Option<Wrong>) -> Chain {
+        let disk = Disk::new(SECTOR);
+        let qcow2 = seed % 2 == 0;
+        // One of those in the middle may be shorter than what lies around it.
+        let short = if seed % 5 == 0 { SIZE / 2 } else { SIZE };
+        let sizes = vec![SIZE, SIZE, short, SIZE];
+        let raw = if qcow2 { 0 } else { SIZE };
+        let files: Vec<File> =
+            (0..=OVERLAYS).map(|at| disk.add_file(if at == 0 { raw } else { 0 }, 512)).collect();
+        let logs = files.iter().map(|_| zeros()).collect();
+        let chain = Chain { seed, disk, files, sizes, logs, boot: 1, top: 0, wrong, qcow2 };
+        for (at, file) in chain.files.iter().enumerate().skip(if qcow2 { 0 } else { 1 }) {
+            let image = container(&chain.disk, *file);
+            let extended_l2 = (seed + at as u64) % 3 == 0;
+            let options = CreateOptions {
+                size: chain.sizes[at],
+                cluster_size: if extended_l2 { 16384 } else { 4096 << (seed / 3 % 2) },
+                extended_l2,
+                backing_file: at.checked_sub(1).map(|below| below.to_string()),
+                ..CreateOptions::default()
+            };
+            chain.alone(async move |io| {
+                create(&io, &image, None, &options).await.expect("an image");
+                io.sync(image.file()).await.expect("stable");
+            });
+        }
+        chain
+    }
+
+    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
+        let io = tasks.io().clone();
+        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+    }
+
+    /// One of the images upon what it names, or upon what is there.
+    fn layer<'a>(
+        &'a self,
+        io: &'a Io,
+        at: usize,
+        base: Option<Box<dyn Image>>,
+    ) -> Boxed<'a, Result<Box<dyn Image>, String>> {
+        Box::pin(async move {
+            let container = container(&self.disk, self.files[at]);
+            if at == 0 && !self.qcow2 {
+                return Ok(Box::new(Raw::new(container)) as Box<dyn Image>);
+            }
+            self.disk.watch(self.files[at], container.witness().clone());
+            let header = Header::read(io, &container).await.map_err(|e| e.to_string())?;
+            let name = header.backing_file.clone();
+            let name = name.map(|name| String::from_utf8(name).expect("a number"));
+            let base = match (base, name) {
+                (_, None) => None,
+                (Some(base), _) => Some(base),
+                (None, Some(name)) => {
+                    Some(self.layer(io, name.parse().expect("a number"), None).await?)
+                }
+            };
+            let identity = Identity { boot: self.boot, file: (2, 3 + at as u64) };
+            let words = self.logs[at].clone();
+            let log = RestartLog::with(Arc::new(words), identity, u64::MAX);
+            let parts = Parts { base, restart: Some(log.of(&container)), ..Parts::default() };
+            let image = Qcow2::open(io, container, header, parts).await;
+            Ok(Box::new(image.map_err(|error| error.to_string())?) as Box<dyn Image>)
+        })
+    }
+
+    fn open(&self) -> Result<Vbd, String> {
+        let chain = self.clone();
+        let image = self.alone(async move |io| chain.layer(&io, chain.top, None).await);
+        Ok(Vbd::new(image?, CacheMode::None))
+    }
+
+    /// A guest writes to each of the images while it is the topmost.
+    fn fill(&mut self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), String> {
+        for top in 0..=OVERLAYS {
+            self.top = top;
+            if self.sizes[top] < SIZE {
+                // What it would be like with other sizes is not known: it holds nothing.
+                continue;
+            }
+            let vbd = self.open()?;
+            let mut all = vec![Tasks::new(Box::new(Sim::new(&self.disk, self.seed)))];
+            let served = Rc::new(Served::new(vbd.fork()));
+            // What a shorter one hides reads as zeros.
+            let sectors = self.sizes.iter().min().map_or(0, |size| size / SECTOR as u64);
+            let sectors = if top + 1 < OVERLAYS { sectors } else { SECTORS };
+            guest.spawn(&mut all[0], &served, 3, random_asks(rng, sectors, 40));
+            turn_all(&self.disk, &mut all);
+            let (io, disk) = (all[0].io().clone(), vbd.disk().clone());
+            all[0].spawn(async move { disk.close(&io).await.expect("nothing fails here") });
+            turn_all(&self.disk, &mut all);
+        }
+        Ok(())
+    }
+
+    /// Have a guest and the job at work, until both are done or all ends at a turn; gives whether the job was done.
+    fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<bool, String> {
+        let vbd = self.open()?;
+        if rng.u8(0..6) > 0 {
+            self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..400));
+        }
+        let mut all: Vec<Tasks> = (0..2)
+            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
+            .collect();
+        let mut asks = Some(random_asks(rng, SECTORS, 80));
+        for tasks in &mut all {
+            let served = Rc::new(Served::new(vbd.fork()));
+            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
+        }
+        let (io, chain, closes) = (all[0].io().clone(), self.clone(), vbd.disk().clone());
+        let (seed, job) = (rng.u64(..), Job::new());
+        if rng.u8(0..5) == 0 {
+            let (io, steers, turns) = (all[1].io().clone(), job.clone(), rng.u64(0..100));
+            all[1].spawn(async move {
+                for _ in 0..turns {
+                    io.next_turn().await;
+                }
+                steers.cancel();
+            });
+        }
+        let end: Rc<RefCell<Result<(), String>>> = Rc::new(RefCell::new(Ok(())));
+        let (told, done) = (end.clone(), Rc::new(Cell::new(false)));
+        let is_done = done.clone();
+        all[0].spawn(async move {
+            match chain.stream(&io, &vbd, &job, seed).await {
+                Ok(()) => is_done.set(true),
+                Err(why) if why != "cancelled" && !chain.disk.is_cut() => {
+                    *told.borrow_mut() = Err(why);
+                }
+                Err(_) => {}
+            }
+        });
+        turn_all(&self.disk, &mut all);
+        if !self.disk.is_cut() && rng.bool() {
+            let io = all[1].io().clone();
+            all[1].spawn(async move { closes.close(&io).await.expect("nothing fails here") });
+            turn_all(&self.disk, &mut all);
+        }
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: std::io::Result<()> = tasks.turn(false);
+            }
+        }
+        end.borrow_mut().clone()?;
+        guest.wrong().map_or(Ok(done.get()), |wrong| Err(wrong.to_string()))
+    }
+
+    /// The job, as the daemon does it.
+    async fn stream(&self, io: &Io, vbd: &Vbd, job: &Job, seed: u64) -> Result<(), String> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let image = vbd.disk().image().map_err(|error| error.to_string())?;
+        let depth = std::iter::successors(image.below(), |image| image.below()).count();
+        if depth == 0 {
+            return Ok(());
+        }
+        // The lowest of them has number 0.
+        let above = (depth > 1 && rng.bool()).then(|| rng.u32(2..=depth as u32));
+        for _ in 0..rng.u64(0..40) {
+            io.next_turn().await;
+        }
+        let mut stream = Stream::new(vbd.disk().clone(), above);
+        (stream.piece, stream.requests) = (8192, 3);
+        stream.wrongs.unlocked = self.wrong == Some(Wrong::Unlocked);
+        stream.wrongs.impatient = self.wrong == Some(Wrong::Impatient);
+        stream.wrongs.unflushed = self.wrong == Some(Wrong::NamedEarly);
+        stream.run(io, job).await.map_err(|error| match error {
+            StreamError::Cancelled => "cancelled".to_owned(),
+            error => error.to_string(),
+        })?;
+        let stays = above.map(|above| (0..above).try_fold(&*image, |image, _| image.below()));
+        let stays = stays.flatten().map(Image::fork);
+        let names: Vec<usize> = self.names(io).await?;
+        let name = above.map(|above| names[above as usize].to_string());
+        // The clock of one queue may be ahead of what another has in flight.
+        let quiesced = loop {
+            match vbd.quiesce(io, SECOND).await {
+                Ok(quiesced) => break quiesced,
+                Err(Busy::Late) if !self.disk.is_cut() => io.next_turn().await,
+                Err(busy) => return Err(busy.to_string()),
+            }
+        };
+        let file = container(&self.disk, self.files[self.top]);
+        let named = async {
+            let backing = name.as_deref().map(|name| (name, Format::Qcow2));
+            set_backing(io, &file, backing).await.map_err(|error| error.to_string())
+        };
+        if self.wrong == Some(Wrong::NamedEarly) {
+            named.await?;
+            image.close(io).await.map_err(|error| error.to_string())?;
+        } else {
+            image.close(io).await.map_err(|error| error.to_string())?;
+            named.await?;
+        }
+        let anew = self.layer(io, self.top, stays).await?;
+        quiesced.larger(anew).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// The numbers of the images, the topmost first.
+    async fn names(&self, io: &Io) -> Result<Vec<usize>, String> {
+        let mut names = vec![self.top];
+        while let Some(at) = names.last().copied().filter(|at| *at > 0 || self.qcow2) {
+            let header = Header::read(io, &container(&self.disk, self.files[at])).await;
+            let header = header.map_err(|error| error.to_string())?;
+            let Some(name) = header.backing_file else { break };
+            names.push(String::from_utf8(name).expect("text").parse().expect("a number"));
+        }
+        Ok(names)
+    }
+
+    fn read_all(&self) -> Result<Vec<u8>, String> {
+        let vbd = self.open()?;
+        self.alone(async move |io| {
+            let buffer = io.buffer(SIZE as usize).expect("memory");
+            let request =
+                Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
+            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
+            Ok(buffer.bytes().to_vec())
+        })
+    }
+
+    fn after_kill(&self, seed: u64) -> Chain {
+        let copy = |words: &Arc<[AtomicU64]>| {
+            words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect()
+        };
+        let logs = self.logs.iter().map(copy).collect();
+        Chain { disk: self.disk.after_kill(seed), logs, ..self.clone() }
+    }
+
+    fn after_power_cut(&self, seed: u64) -> Chain {
+        let logs = self.logs.iter().map(|_| zeros()).collect();
+        let disk = self.disk.after_power_cut(seed);
+        Chain { disk, logs, boot: self.boot + 1, ..self.clone() }
+    }
+}
+
+/// What a guest that lives on finds on the disk.
+fn look_alive(found: &[u8], guest: &Guest) -> Result<(), String> {
+    let values = ringtap_sim::stamps(found, 0).map_err(|wrong| wrong.to_string())?;
+    let model = guest.model();
+    for (sector, value) in (0..).zip(values) {
+        let may = model.may_read(sector);
+        if !may.contains(&value) {
+            return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Streams with kills and power cuts in between; gives how many came to their end.
+fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut chain = Chain::new(seed, wrong);
+    let mut guest = Guest::new(SECTORS, Promise::Flush);
+    chain.fill(&guest, &mut rng).map_err(|wrong| format!("before anything: {wrong}"))?;
+    let mut done = 0;
+    for _ in 0..4 {
+        done += usize::from(chain.run(&guest, &mut rng)?);
+        if !chain.disk.is_cut() {
+            chain.disk.cut_power_at_turn(u64::MAX);
+        }
+        if rng.bool() {
+            chain = chain.after_kill(rng.u64(..));
+            guest = guest.after_kill();
+            // To look is to take up what was left: not of the disk that goes on.
+            let found = chain.after_kill(0).read_all()?;
+            look_alive(&found, &guest).map_err(|wrong| format!("after a kill: {wrong}"))?;
+        } else {
+            chain = chain.after_power_cut(rng.u64(..));
+            let found = chain.read_all()?;
+            let next = guest.after_power_cut(&found);
+            guest = next.map_err(|wrong| format!("after a power cut: {wrong}"))?;
+        }
+    }
+    Ok(done)
+}
+
+#[test]
+fn a_stream_loses_nothing() {
+    let mut done = 0;
+    for seed in seeds(300) {
+        match trial(seed, None) {
+            Ok(times) => done += times,
+            Err(wrong) => panic!("seed {seed}: {wrong}"),
+        }
+    }
+    println!("{done} streams came to their end");
+    assert!(done > 100, "{done}");
+}
+
+#[test]
+fn what_is_done_wrong_is_caught() {
+    for wrong in [Wrong::Unlocked, Wrong::Impatient, Wrong::NamedEarly] {
+        let caught = (0..300).filter(|seed| trial(*seed, Some(wrong)).is_err()).count();
+        println!("{wrong:?}: {caught} of 300");
+        assert!(caught > 2, "{wrong:?}: {caught} of 300");
+    }
+}

@@ -1,0 +1,344 @@
+//! A simulated disk with a chain of VHDs on it, and a guest's view of it.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent};
+use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog, Traits};
+use ringtap_io::{File, Io, Tasks};
+use ringtap_sim::{Ask, Chances, Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
+use ringtap_vbd::{Kind, Request, Vbd};
+
+use crate::common::Served;
+
+pub const SECTORS: u64 = 96;
+const SIZE: u64 = SECTORS * SECTOR as u64;
+/// Requests that a guest has under way at once.
+pub const SLOTS: usize = 5;
+
+pub fn seeds(default: u64) -> Range<u64> {
+    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
+    0..count.unwrap_or(default)
+}
+
+/// Where an image lies, and of what kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    Fixed,
+    Dynamic,
+    /// On a device that held something else.
+    DynamicOnDevice,
+    /// Over a dynamic one.
+    Differencing,
+    /// Over a differencing one over a fixed one.
+    Deep,
+}
+
+pub const CASES: [Case; 5] =
+    [Case::Fixed, Case::Dynamic, Case::DynamicOnDevice, Case::Differencing, Case::Deep];
+
+/// A disk with a chain of images on it, the last of which is served.
+#[derive(Clone)]
+pub struct Bench {
+    pub seed: u64,
+    pub disk: Disk,
+    pub chain: Vec<File>,
+    pub align: usize,
+    pub device: bool,
+    /// The restart log's memory.
+    pub words: Arc<[AtomicU64]>,
+    /// The log is taken for the image's own, whatever state that is in.
+    pub blind: bool,
+}
+
+/// Somebody who looks at the disk at every turn.
+type Hook = Rc<RefCell<dyn FnMut(&Disk)>>;
+
+/// Memory for a log that has to be flushed often.
+pub fn blank() -> Arc<[AtomicU64]> {
+    (0..RestartLog::words_for(60)).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// Run one task to its end on a disk that moves all bytes at once.
+pub fn run<T: 'static, F: Future<Output = T> + 'static>(
+    disk: &Disk,
+    task: impl FnOnce(Io) -> F,
+) -> T {
+    let mut tasks = Tasks::new(Box::new(Sim::new(disk, 1).chances(Chances::NEVER)));
+    let io = tasks.io().clone();
+    tasks.block_on(task(io)).expect("the simulation runs")
+}
+
+impl Bench {
+    /// An image as it was made, and a guest that knows what is on it.
+    pub fn new(seed: u64, case: Case) -> (Bench, Guest) {
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        let disk = Disk::new(if rng.u8(0..4) == 0 { 4096 } else { SECTOR });
+        let align = rng.choice([1, 512, 4096]).unwrap_or(1);
+        let device = case == Case::DynamicOnDevice;
+        let mut bench =
+            Bench { seed, disk, chain: vec![], align, device, words: blank(), blind: false };
+        let guest = Guest::new(SECTORS, Promise::Flush);
+        let base = match case {
+            Case::Fixed | Case::Deep => VhdKind::Fixed,
+            _ => VhdKind::Dynamic,
+        };
+        bench.add(base, &mut rng);
+        let children = match case {
+            Case::Differencing => 1,
+            Case::Deep => 2,
+            _ => 0,
+        };
+        let mut guest = guest;
+        for _ in 0..children {
+            bench.run(&guest, random_asks(&mut rng, SECTORS, 12), false);
+            assert!(guest.failures().is_empty(), "{:?}", guest.failures());
+            bench.close();
+            bench.add(VhdKind::Differencing, &mut rng);
+            guest = guest.after_power_cut(&bench.read_all()).expect("the child shows its parent");
+        }
+        (bench, guest)
+    }
+
+    fn add(&mut self, kind: VhdKind, rng: &mut fastrand::Rng) {
+        let file = match self.device {
+            true => {
+                let file = self.disk.add_device(256 << 10, self.align);
+                self.disk.poke(file, 0, &vec![0xbd; 256 << 10]);
+                file
+            }
+            false => self.disk.add_file(0, self.align),
+        };
+        let block_size = 4096u32 << rng.u8(0..3);
+        let parent = self.chain.last().copied();
+        self.chain.push(file);
+        let bench = self.clone();
+        run(&self.disk, move |io| async move {
+            let parent = match parent {
+                Some(parent) => {
+                    Some(Parent::read(&io, &bench.container(parent, true)).await.expect("a VHD"))
+                }
+                None => None,
+            };
+            let options = CreateOptions {
+                size: SIZE,
+                kind,
+                force_size: true,
+                block_size: Some(block_size),
+                parent,
+                id: Some([bench.chain.len() as u8; 16]),
+            };
+            let size = vhd::create(&io, &bench.container(file, false), &options).await;
+            assert_eq!(size.expect("made"), SIZE);
+        });
+    }
+
+    pub fn container(&self, file: File, read_only: bool) -> Container {
+        let align = self.align;
+        let traits = Traits {
+            regular: !self.device,
+            read_only,
+            request_alignment: align as u64,
+            memory_alignment: align.min(512),
+            logical_block_size: 512,
+            physical_block_size: 4096,
+        };
+        let disk = self.disk.clone();
+        Container::simulated(file, disk.size(file), traits).with_time(move || disk.modified(file))
+    }
+
+    async fn open(&self, io: &Io, read_only: bool) -> Box<dyn Image> {
+        let image = self.try_open(io, read_only, !read_only).await;
+        image.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed))
+    }
+
+    /// The image opened anew, with its restart log or without.
+    pub async fn try_open(
+        &self,
+        io: &Io,
+        read_only: bool,
+        with_log: bool,
+    ) -> Result<Box<dyn Image>, String> {
+        let top = self.chain.len() - 1;
+        let mut image: Option<Box<dyn Image>> = None;
+        for (number, file) in self.chain.iter().enumerate() {
+            let read_only = read_only || number + 1 < self.chain.len();
+            let container = self.container(*file, read_only);
+            let words = self.words.clone();
+            let identity = Identity { boot: 1, file: (2, 3) };
+            let restart = (number == top && with_log).then(|| {
+                self.disk.watch(*file, container.witness().clone());
+                let log = RestartLog::with(Arc::new(words), identity, u64::MAX);
+                if self.blind { log } else { log.of(&container) }
+            });
+            let opened = vhd::open_in_with(io, container, image.take(), restart).await;
+            image = Some(opened.map_err(|error| error.to_string())?);
+        }
+        image.ok_or_else(|| "a chain has an image".to_owned())
+    }
+
+    /// The image opened anew, as after a reboot.
+    pub fn vbd(&self, read_only: bool) -> Vbd {
+        let bench = self.clone();
+        let image = run(&self.disk, move |io| async move { bench.open(&io, read_only).await });
+        Vbd::new(image, CacheMode::None)
+    }
+
+    /// Open, check and read all that is there. An error tells what is wrong.
+    pub fn look(&self) -> Result<Vec<u8>, String> {
+        let bench = self.clone();
+        run(&self.disk, move |io| async move {
+            let file = *bench.chain.last().expect("a chain has an image");
+            let report = vhd::check(&io, &bench.container(file, true), false).await;
+            let report = report.map_err(|error| error.to_string())?;
+            if !report.corruptions.is_empty() {
+                return Err(format!("{:?}", report.corruptions));
+            }
+            bench.read(&io, true, false).await
+        })
+    }
+
+    /// All that the image shows to whoever opens it so.
+    pub async fn read(&self, io: &Io, read_only: bool, with_log: bool) -> Result<Vec<u8>, String> {
+        let image = self.try_open(io, read_only, with_log).await?;
+        let vbd = Vbd::new(image, CacheMode::None);
+        let buffer = io.buffer(SIZE as usize).expect("memory");
+        let mem = buffer.mem();
+        let request = Request { kind: Kind::Read, offset: 0, len: SIZE, mem, fua: false };
+        vbd.serve(io, request).await.map_err(|error| error.to_string())?;
+        Ok(buffer.bytes().to_vec())
+    }
+
+    pub fn read_all(&self) -> Vec<u8> {
+        self.look().unwrap_or_else(|error| panic!("seed {}: {error}", self.seed))
+    }
+
+    pub fn check(&self, guest: &Guest) -> Result<(), String> {
+        let values = ringtap_sim::stamps(&self.look()?, 0).map_err(|error| error.to_string())?;
+        guest.model().check_disk_after_cut(&values).map_err(|wrong| wrong.to_string())
+    }
+
+    /// After a power cut: what was in memory is gone.
+    pub fn on(&self, disk: Disk) -> Bench {
+        Bench { disk, words: blank(), ..self.clone() }
+    }
+
+    /// What the server leaves if it is killed now.
+    pub fn after_kill(&self, disk: &Disk, seed: u64) -> Bench {
+        let words = self.words.iter().map(|word| AtomicU64::new(word.load(SeqCst))).collect();
+        Bench { disk: disk.after_kill(seed), words, ..self.clone() }
+    }
+
+    /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
+    pub fn look_alive(&self, guest: &Guest) -> Result<(), String> {
+        self.close();
+        knows(guest, &self.look()?)
+    }
+
+    /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes; with
+    /// `watch`, look at every turn at what a cut would leave. Gives what was wrong first.
+    pub fn run(&self, guest: &Guest, asks: Vec<Ask>, watch: bool) -> Option<String> {
+        self.run_after(guest, asks, watch, |_| ())
+    }
+
+    /// As [`Bench::run`], with faults that begin once the image is open.
+    pub fn run_after(
+        &self,
+        guest: &Guest,
+        asks: Vec<Ask>,
+        watch: bool,
+        faults: impl FnOnce(&Disk),
+    ) -> Option<String> {
+        let vbd = self.vbd(false);
+        faults(&self.disk);
+        self.run_on(&vbd, guest, asks, watch)
+    }
+
+    /// As [`Bench::run`], with somebody who looks at the disk at every turn.
+    pub fn run_looking(
+        &self,
+        guest: &Guest,
+        asks: Vec<Ask>,
+        look: impl FnMut(&Disk) + 'static,
+    ) -> Option<String> {
+        self.run_hooked(&self.vbd(false), guest, asks, Some(Rc::new(RefCell::new(look))))
+    }
+
+    /// As [`Bench::run`], on an image that is open and stays so.
+    pub fn run_on(&self, vbd: &Vbd, guest: &Guest, asks: Vec<Ask>, watch: bool) -> Option<String> {
+        let wrong: Rc<RefCell<Option<String>>> = Rc::default();
+        let hook = watch.then(|| {
+            let (bench, guest, wrong) = (self.clone(), guest.clone(), wrong.clone());
+            let mut turn = 0;
+            let look = move |cut: &Disk| {
+                turn += 1;
+                let left = cut.after_power_cut(turn * 7 + bench.seed);
+                if let Err(what) = bench.on(left).check(&guest) {
+                    wrong.borrow_mut().get_or_insert(format!("cut at {turn}: {what}"));
+                }
+            };
+            Rc::new(RefCell::new(look)) as Hook
+        });
+        let end = self.run_hooked(vbd, guest, asks, hook);
+        let wrong = wrong.borrow_mut().take();
+        wrong.or(end)
+    }
+
+    fn run_hooked(
+        &self,
+        vbd: &Vbd,
+        guest: &Guest,
+        asks: Vec<Ask>,
+        hook: Option<Hook>,
+    ) -> Option<String> {
+        let queues = 1 + self.seed % 2;
+        let mut all: Vec<Tasks> = (0..queues)
+            .map(|queue| {
+                let sim = Sim::new(&self.disk, self.seed ^ (queue << 32));
+                Tasks::new(Box::new(match hook.clone() {
+                    Some(hook) => sim.at_every_turn(move |disk| (hook.borrow_mut())(disk)),
+                    None => sim,
+                }))
+            })
+            .collect();
+        let mut asks = Some(asks);
+        let slots = SLOTS / all.len();
+        for tasks in &mut all {
+            let served = Rc::new(Served::new(vbd.fork()));
+            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
+        }
+        turn_all(&self.disk, &mut all);
+        // Each queue hears of the cut before its tasks are dropped.
+        for tasks in &mut all {
+            if self.disk.is_cut() {
+                let _told_before: std::io::Result<()> = tasks.turn(false);
+            }
+        }
+        guest.wrong().map(|wrong| wrong.to_string())
+    }
+
+    /// Close in good order.
+    pub fn close(&self) {
+        let bench = self.clone();
+        run(&self.disk, move |io| async move {
+            let vbd = Vbd::new(bench.open(&io, false).await, CacheMode::None);
+            vbd.close(&io).await.expect("closed");
+        });
+    }
+}
+
+/// Whether a guest that lives on may find this.
+pub fn knows(guest: &Guest, found: &[u8]) -> Result<(), String> {
+    let values = ringtap_sim::stamps(found, 0).map_err(|error| error.to_string())?;
+    let model = guest.model();
+    for (sector, value) in (0..).zip(values) {
+        let may = model.may_read(sector);
+        if !may.contains(&value) {
+            return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
+        }
+    }
+    Ok(())
+}

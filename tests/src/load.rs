@@ -1,0 +1,31 @@
+//! A guest that writes and reads all the time, and finds what it wrote.
+
+use std::process::Output;
+use std::thread::{self, JoinHandle};
+
+use serde_json::{Value, json};
+
+use crate::{program, ringtap};
+
+/// What a verb of `ringtap` prints, however it ends.
+pub fn ringtap_of(args: &[&str]) -> Output {
+    program(ringtap().to_str().expect("a plain path"), "ringtap", args)
+}
+
+/// Load the disk of a vhost-user socket for so many seconds.
+pub fn load(socket: String, seconds: &'static str) -> JoinHandle<Value> {
+    thread::spawn(move || {
+        let head = ["load", "--socket", &socket, "--rw", "randrw", "--depth", "8"];
+        let tail = ["--seconds", seconds, "--verify", "--output", "json"];
+        let output = ringtap_of(&[&head[..], &tail].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    })
+}
+
+/// It met no error, and found all that it wrote.
+pub fn is_well(load: JoinHandle<Value>) {
+    let told = load.join().expect("the load");
+    assert_eq!((&told["verify"]["mismatches"], &told["errors"]), (&json!(0), &json!(0)), "{told}");
+    assert!(told["verify"]["blocks"].as_u64().is_some_and(|blocks| blocks > 100), "{told}");
+}

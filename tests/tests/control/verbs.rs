@@ -1,0 +1,141 @@
+//! The verbs of people, which speak to the control socket.
+
+use std::process::Output;
+
+use ringtap_tests::{program, ringtap};
+use serde_json::Value;
+
+use crate::{Empty, nbd_size, ok};
+
+impl Empty {
+    fn disk(&self, args: &[&str]) -> Output {
+        let control = format!("unix:{}", self.text("control"));
+        let args = ["disk", "--control", &control].into_iter().chain(args.iter().copied());
+        program(ringtap().to_str().expect("a path"), "ringtap", args)
+    }
+
+    pub(crate) fn said(&self, args: &[&str]) -> String {
+        let output = self.disk(args);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    pub(crate) fn refused(&self, args: &[&str]) -> (Option<i32>, String) {
+        let output = self.disk(args);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+#[test]
+fn people_add_look_at_resize_and_remove_disks() {
+    let empty = Empty::new();
+    let (image, base) = (empty.text("a"), empty.text("base"));
+    let mut make = std::process::Command::new(ringtap());
+    ok(make.args(["create", "-q", "-f", "qcow2", &base, "1M"]));
+    let mut make = std::process::Command::new(ringtap());
+    ok(make.args(["create", "-q", "-f", "qcow2", "-b", &base, "-F", "qcow2", &empty.text("over")]));
+    let mut make = std::process::Command::new(ringtap());
+    ok(make.args(["create", "-q", &image, "1M"]));
+    assert_eq!(empty.said(&["list"]), "");
+    let (nbd, vhost) = (format!("unix:{}", empty.text("nbd")), empty.text("v"));
+    let added = empty.said(&[
+        "add",
+        &image,
+        "-f",
+        "raw",
+        "--node-name",
+        "a",
+        "--vhost-user",
+        &vhost,
+        "--nbd",
+        "x",
+        "--nbd-server",
+        &nbd,
+    ]);
+    assert!(added.starts_with(&format!("a: raw, 1048576 bytes, writable, {image}\n")), "{added}");
+    assert!(added.contains(&format!("  a-vhost0: vhost-user-blk at {vhost}\n")), "{added}");
+    let uri = format!("nbd+unix:///x?socket={}", empty.text("nbd"));
+    assert!(added.contains(&format!("  a-nbd0: nbd at {uri}\n")), "{added}");
+    assert_eq!(nbd_size(&uri), Ok(1 << 20));
+    let over =
+        empty.said(&["add", &empty.text("over"), "-f", "qcow2", "--node-name", "o", "--read-only"]);
+    assert!(
+        over.contains("read-only") && over.contains(&format!("  on {base}: qcow2\n")),
+        "{over}"
+    );
+    empty.said(&["resize", "a", "2M"]);
+    empty.said(&["resize", "a", "+1M"]);
+    assert_eq!(nbd_size(&uri), Ok(3 << 20));
+    let info: Value =
+        serde_json::from_str(&empty.said(&["info", "a", "--output", "json"])).expect("JSON");
+    assert_eq!(
+        (&info["image"]["virtual-size"], info["exports"].as_array().map(Vec::len)),
+        (&Value::from(3 << 20), Some(2))
+    );
+    let all: Value =
+        serde_json::from_str(&empty.said(&["list", "--output", "json"])).expect("JSON");
+    assert_eq!(all.as_array().map(Vec::len), Some(2));
+    for (args, code, said) in [
+        (&["info", "b"][..], 1, "no disk is called \"b\""),
+        (&["resize", "a", "1M"], 1, "not made smaller"),
+        (&["resize", "a", "much"], 2, "like 512, 64k, 10G"),
+        (
+            &["add", &image, "-f", "raw", "--node-name", "b"],
+            1,
+            "is the image of the node 'a' already",
+        ),
+        (&["add", &image, "-f", "luks", "--node-name", "b"], 2, "--secret file:PATH"),
+        (&["add", &image, "--node-name", "b"], 2, "--format"),
+        (&["remove", "b"], 1, "no disk is called \"b\""),
+    ] {
+        let (status, error) = empty.refused(args);
+        assert!(status == Some(code) && error.contains(said), "{args:?}: {status:?} {error}");
+    }
+    let third = empty.text("third");
+    let mut make = std::process::Command::new(ringtap());
+    ok(make.args(["create", "-q", "-f", "qcow2", &third, "1M"]));
+    // All of it, or nothing.
+    let (status, error) =
+        empty.refused(&["add", &third, "-f", "qcow2", "--node-name", "b", "--vhost-user", &vhost]);
+    assert!(status == Some(1) && error.contains("in use"), "{status:?} {error}");
+    assert!(!empty.said(&["list"]).contains("b: "), "it is taken back");
+    empty.said(&["remove", "a"]);
+    empty.said(&["remove", "o"]);
+    assert_eq!(empty.said(&["list"]), "");
+    empty.server.stop();
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_of() {
+    let args = ["disk", "list", "--control", "unix:/nowhere/control"];
+    let output = program(ringtap().to_str().expect("a path"), "ringtap", args);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("/nowhere/control") && said.contains("ringtap daemon"), "{said}");
+}
+
+#[test]
+fn an_encrypted_disk_is_opened_by_a_secret_of_a_file() {
+    let empty = Empty::new();
+    let (image, key, wrong) = (empty.text("a"), empty.text("key"), empty.text("wrong"));
+    for (path, secret) in [(&key, "hunter2"), (&wrong, "hunter3")] {
+        std::fs::write(path, secret).expect("a key file");
+    }
+    let mut make = std::process::Command::new(ringtap());
+    let secret = format!("file:{key}");
+    ok(make
+        .args(["create", "-q", "-f", "luks", "--target-secret", &secret, "-o", "iter-time=10"])
+        .args([&image, "1M"]));
+    let add = ["add", &image, "-f", "luks", "--node-name", "a", "--secret"];
+    let (status, error) = empty.refused(&[&add[..], &[&format!("file:{wrong}")]].concat());
+    assert!(status == Some(1) && error.contains(&image), "{status:?} {error}");
+    let (status, error) = empty.refused(&[&add[..], &["credential:x"]].concat());
+    assert!(status == Some(2) && error.contains("file:PATH"), "{status:?} {error}");
+    let added = empty.said(&[&add[..], &[&secret]].concat());
+    assert!(added.starts_with("a: luks, 1048576 bytes"), "{added}");
+    let mut control = ringtap_tests::Control::open(&empty.path("control"));
+    let said = control.call("object-del", serde_json::json!({"id": "ringtap-disk-a"}));
+    assert!(said.expect_err("it is forgotten").contains("not found"));
+    empty.server.stop();
+}

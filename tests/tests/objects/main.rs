@@ -1,0 +1,8 @@
+//! Images in object stores and behind HTTP.
+
+mod bench;
+mod cached;
+mod faults;
+mod origin;
+mod s3;
+mod served;

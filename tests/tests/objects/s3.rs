@@ -1,0 +1,130 @@
+//! A store that speaks S3: moto, which pip brings.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use ringtap_tests::{ok, patience, ringtap};
+
+use crate::bench::{Bench, MIB, pattern};
+
+/// The server; killed when dropped.
+struct Moto {
+    child: Child,
+    endpoint: String,
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where it is; none where pip cannot bring it.
+fn moto() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("moto");
+    if !folder.join("moto").is_dir() {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "-q", "--no-input", "--target"]).arg(&folder);
+        let made = pip.args(["moto[s3]==5.2.*", "flask", "flask-cors"]).output().ok()?;
+        if !made.status.success() {
+            println!("{}", String::from_utf8_lossy(&made.stderr));
+            let _ = fs::remove_dir_all(&folder);
+            return None;
+        }
+    }
+    Some(folder)
+}
+
+impl Moto {
+    fn start() -> Option<Moto> {
+        let folder = moto()?;
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port");
+        let port = port.port().to_string();
+        let child = Command::new("python3")
+            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port])
+            .env("PYTHONPATH", folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("python3");
+        let moto = Moto { child, endpoint: format!("http://127.0.0.1:{port}") };
+        let until = Instant::now() + patience();
+        while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+            assert!(Instant::now() < until, "moto does not listen");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let url = format!("{}/images", moto.endpoint);
+        ok("curl", "curl", &["-sS", "--fail", "-X", "PUT", &url]);
+        Some(moto)
+    }
+
+    fn run(&self, bench: &Bench, args: &[&str]) -> Output {
+        let credentials = bench.path("credentials");
+        let text = "[images]\naws_access_key_id = id\naws_secret_access_key = secret\n";
+        fs::write(&credentials, text).expect("written");
+        let mut command = Command::new(ringtap());
+        command.args(args).env("AWS_SHARED_CREDENTIALS_FILE", credentials);
+        command.env("AWS_PROFILE", "images").env("AWS_ENDPOINT_URL", &self.endpoint);
+        command.env_remove("AWS_ACCESS_KEY_ID").output().expect("ringtap")
+    }
+
+    fn said(&self, bench: &Bench, args: &[&str]) -> String {
+        let output = self.run(bench, args);
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {err}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn refusal(&self, bench: &Bench, args: &[&str]) -> String {
+        let output = self.run(bench, args);
+        assert!(!output.status.success(), "{args:?} should have been refused");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+}
+
+#[test]
+fn an_image_is_published_to_s3_and_read_from_there() {
+    let bench = Bench::new();
+    let Some(moto) = Moto::start() else {
+        println!("skipped: pip cannot install moto here");
+        return;
+    };
+    // Several parts, of which the last is short.
+    let path = bench.text("a.img");
+    fs::write(&path, pattern(17 * MIB + 512)).expect("written");
+    let printed = moto.said(&bench, &["publish", &path, "s3://images/x/"]);
+    let name = printed.lines().next().expect("a name").to_owned();
+    assert!(name.starts_with("s3://images/x/a.img?digest=sha256:"), "{name}");
+    // As another client has it.
+    let copy = bench.text("copy");
+    let url = format!("{}/images/x/a.img", moto.endpoint);
+    ok("curl", "curl", &["-sS", "--fail", "-o", &copy, &url]);
+    assert!(fs::read(&copy).expect("the copy") == fs::read(&path).expect("the image"));
+
+    let plain = "s3://images/x/a.img";
+    moto.said(&bench, &["info", "-f", "raw", plain]);
+    let top = bench.text("top.qcow2");
+    moto.said(&bench, &["create", "-q", "-f", "qcow2", "-b", &name, "-F", "raw", &top]);
+    let flat = bench.text("flat.raw");
+    let cache = bench.text("cache");
+    moto.said(&bench, &["convert", "-q", "--cache-dir", &cache, "-O", "raw", &top, &flat]);
+    assert!(fs::read(&flat).expect("flat") == fs::read(&path).expect("the image"));
+
+    // The same again goes on; another is refused, and replaces only where that is said.
+    moto.said(&bench, &["publish", &path, plain]);
+    fs::write(&path, pattern(3 * MIB)).expect("written");
+    let why = moto.refusal(&bench, &["publish", &path, plain]);
+    assert!(why.contains("another image is published there") && why.contains("--replace"), "{why}");
+    let printed = moto.said(&bench, &["publish", "--replace", &path, plain]);
+    let replaced = printed.lines().next().expect("a name").to_owned();
+    moto.said(&bench, &["compare", "-f", "raw", "-F", "raw", &replaced, &path]);
+    // Who has the former name has those bytes or none.
+    let why = moto.refusal(&bench, &["info", "-f", "raw", &name]);
+    assert!(why.contains("is not the one that digest="), "{why}");
+    let missing = moto.refusal(&bench, &["info", "-f", "raw", "s3://images/none"]);
+    assert!(missing.contains("no such object"), "{missing}");
+}

@@ -1,0 +1,55 @@
+//! Jobs that a killed server has left; those that go on are in `jobs.rs` and `stream.rs`.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::bench::{Bench, MIB, said};
+use crate::jobs::make;
+
+/// What a server says as it goes on with an image, and then has of jobs.
+fn next(bench: &Bench, more: &[&str]) -> (String, serde_json::Value) {
+    let server = bench.serve(&["a.img"], &[&["-f", "raw"], more].concat());
+    let jobs = bench.control().ok("query-jobs", json!({}));
+    (server.stop(), jobs)
+}
+
+#[test]
+fn a_copy_that_a_killed_server_has_left_is_said_to_be_none() {
+    for verb in ["mirror", "backup"] {
+        let bench = Bench::new();
+        bench.raw("a.img", 64 * MIB);
+        make(&bench, "copy.qcow2", "qcow2", &[]);
+        let server = bench.serve(&["a.img"], &["-f", "raw"]);
+        bench.io("a", &["write -P 1 0 32M", "flush"]);
+        let (at, copy) = (format!("unix:{}", bench.text("control")), bench.text("copy.qcow2"));
+        let head = ["disk", verb, "--control", &at, "a", &copy, "-f", "qcow2"];
+        said(&[&head[..], &["--rate", "2M", "--no-wait"]].concat());
+        thread::sleep(Duration::from_millis(300));
+        server.kill();
+        let (said, jobs) = next(&bench, &[]);
+        assert!(said.contains("copy.qcow2 is no copy of the disk"), "{verb}: {said}");
+        assert_eq!(jobs, json!([]), "{verb}");
+        let (said, _) = next(&bench, &[]);
+        assert!(!said.contains("is no copy"), "it is said once: {said}");
+        bench.holds("a.img", "raw", &["read -P 1 0 32M"]);
+    }
+}
+
+#[test]
+fn a_server_that_ends_in_good_order_leaves_no_job() {
+    let bench = Bench::new();
+    make(&bench, "a.img", "raw", &[]);
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    bench.io("a", &["write -P 1 0 16M"]);
+    let mut control = bench.control();
+    crate::bench::snapshot(&mut control, "a", &bench.text("one.qcow2"));
+    let slowly = json!({ "device": "a", "job-id": "j", "speed": 1 << 20 });
+    control.ok("block-stream", slowly);
+    drop(control);
+    server.stop();
+    let (said, jobs) = next(&bench, &[]);
+    assert_eq!(jobs, json!([]), "{said}");
+    assert!(!said.contains("the job"), "{said}");
+}

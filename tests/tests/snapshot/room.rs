@@ -1,0 +1,167 @@
+//! Disks whose images lie where there is no space left.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringtap_tests::{Control, Server, file_system_of, ok, plain, ringtap};
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+
+/// A file system with room for 12 MiB of an image, until something else goes.
+#[test]
+fn requests_that_find_no_room_wait_until_there_is_some() {
+    for (format, on) in
+        [("raw", "tmpfs"), ("qcow2", "tmpfs"), ("vpc", "tmpfs"), ("raw", "ext4"), ("qcow2", "ext4")]
+    {
+        let set_up = file_system_of(32, on, &["mkfs.ext4", "-q", "-m", "0"], "e2fsprogs");
+        let folder = set_up.folder();
+        let (image, ballast) = (folder.join("a.img"), folder.join("ballast"));
+        ok(
+            ringtap().to_str().expect("plain"),
+            "ringtap",
+            &["create", "-q", "-f", format, plain(&image), "64M"],
+        );
+        let free = rustix::fs::statvfs(folder).expect("its space");
+        let free = free.f_bavail * free.f_frsize;
+        let keep = 12 * MIB;
+        assert!(free > keep, "{free}");
+        let filler = vec![1; (free - keep) as usize];
+        fs::write(&ballast, filler).expect("the ballast");
+        // Not in the full one.
+        let dir = tempfile::tempdir().expect("a folder");
+        let [nbd, control] = ["n", "c"].map(|name| dir.path().join(name));
+        let sockets = [format!("unix:{}", nbd.display()), format!("unix:{}", control.display())];
+        let args = [plain(&image), "-f", format, "--name", "a", "--cache", "writeback"];
+        let server = Server::start(args.iter().copied().chain([
+            "--nbd",
+            &sockets[0],
+            "--control",
+            &sockets[1],
+        ]));
+        let mut client = Control::open(&control);
+        let uri = format!("nbd+unix:///a?socket={}", nbd.display());
+        let io = |commands: &[&str]| {
+            let commands = commands.iter().flat_map(|one| ["-c", one]);
+            let args: Vec<&str> =
+                ["-f", "raw"].into_iter().chain(commands).chain([&*uri]).collect();
+            let said = ok("qemu-io", "qemu-utils", &args);
+            assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
+        };
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| io(&["write -P 7 0 20M", "flush", "read -P 7 0 20M"]));
+            let (name, told) = client.event();
+            assert_eq!((&*name, &told["node-name"]), ("BLOCK_IO_ERROR", &json!("a")), "{told}");
+            assert_eq!(
+                (&told["nospace"], &told["action"]),
+                (&json!(true), &json!("stop")),
+                "{told}"
+            );
+            // Nothing is there yet: it waits again, and says so again.
+            client.ok("__ringtap_resume", json!({ "node-name": "a" }));
+            assert_eq!(client.event().0, "BLOCK_IO_ERROR");
+            thread::sleep(Duration::from_millis(100));
+            assert!(!writer.is_finished());
+            let state = &client.ok("query-blockstats", json!({}))[0]["__ringtap_state"];
+            assert!(state["waiting_for_room"].as_u64() > Some(0), "{state}");
+            fs::remove_file(&ballast).expect("removed");
+            let control = format!("unix:{}", control.display());
+            let verb = ["disk", "resume", "a", "--control", &control];
+            ok(ringtap().to_str().expect("plain"), "ringtap", &verb);
+            writer.join().expect("it is written");
+        });
+        server.stop();
+        if format == "qcow2" {
+            ok("qemu-img", "qemu-utils", &["check", "-q", plain(&image)]);
+        }
+    }
+}
+
+/// What lies below does not fit beside what lies above, until something else goes.
+#[test]
+fn a_stream_that_finds_no_room_waits_or_fails_as_it_is_told() {
+    let set_up = file_system_of(32, "tmpfs", &[], "");
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let name = ringtap();
+    let make = |args: &[&str]| drop(ok(plain(&name), "ringtap", args));
+    let (base, top) = (dir.path().join("base"), set_up.folder().join("top"));
+    let ballast = set_up.folder().join("ballast");
+    make(&["create", "-q", "-f", "qcow2", plain(&base), "64M"]);
+    ok("qemu-io", "qemu-utils", &["-f", "qcow2", "-c", "write -P 1 0 16M", plain(&base)]);
+    make(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", plain(&base), plain(&top)]);
+    fs::write(&ballast, vec![1; 24 << 20]).expect("the ballast");
+    let control = format!("unix:{}", dir.path().join("c").display());
+    let args = [plain(&top), "-f", "qcow2", "--node-name", "a", "--cache", "writeback"];
+    let nbd = format!("unix:{}", dir.path().join("n").display());
+    let server = Server::start(args.iter().copied().chain(["--nbd", &nbd, "--control", &control]));
+    let mut client = Control::open(&dir.path().join("c"));
+    let stream = |on_error: &str| json!({ "device": "a", "job-id": "j", "on-error": on_error });
+    let until = |client: &mut Control, wanted: &str| {
+        loop {
+            let (name, told) = client.event();
+            if name == wanted {
+                return told;
+            }
+        }
+    };
+    for (on_error, action) in [("report", "report"), ("ignore", "ignore")] {
+        client.ok("block-stream", stream(on_error));
+        let told = until(&mut client, "BLOCK_JOB_ERROR");
+        assert_eq!(told, json!({ "device": "j", "operation": "write", "action": action }));
+        let told = until(&mut client, "BLOCK_JOB_COMPLETED");
+        assert!(told["error"].as_str().is_some_and(|error| error.contains("writing")), "{told}");
+    }
+    client.ok("block-stream", stream("enospc"));
+    assert_eq!(until(&mut client, "BLOCK_JOB_ERROR")["action"], "stop");
+    let job = &client.ok("query-block-jobs", json!({}))[0];
+    assert_eq!((&job["io-status"], &job["status"]), (&json!("nospace"), &json!("paused")), "{job}");
+    // Nothing is there yet: it waits again.
+    client.ok("job-resume", json!({ "id": "j" }));
+    assert_eq!(until(&mut client, "BLOCK_JOB_ERROR")["action"], "stop");
+    fs::remove_file(&ballast).expect("removed");
+    client.ok("job-resume", json!({ "id": "j" }));
+    let told = until(&mut client, "BLOCK_JOB_COMPLETED");
+    assert!(told.get("error").is_none(), "{told}");
+    server.stop();
+    fs::remove_file(&base).expect("removed");
+    ok("qemu-img", "qemu-utils", &["check", "-q", plain(&top)]);
+    let read =
+        ["-r", "-f", "qcow2", "-c", "read -P 1 0 16M", "-c", "read -P 0 16M 48M", plain(&top)];
+    let said = ok("qemu-io", "qemu-utils", &read);
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[test]
+fn a_server_that_ends_lets_those_go_that_wait() {
+    let set_up = file_system_of(32, "tmpfs", &[], "");
+    let image = set_up.folder().join("a.img");
+    fs::File::create(&image).and_then(|file| file.set_len(64 * MIB)).expect("a file");
+    let dir = tempfile::tempdir().expect("a folder");
+    let [nbd, control] = ["n", "c"].map(|name| format!("unix:{}", dir.path().join(name).display()));
+    for (more, waits) in
+        [(&["--control", &control][..], true), (&[], false), (&["--on-error", "hold"], true)]
+    {
+        let args =
+            [plain(&image), "-f", "raw", "--name", "a", "--cache", "writeback", "--nbd", &nbd];
+        let server = Server::start(args.iter().chain(more).copied());
+        let uri = format!("nbd+unix:///a?socket={}", dir.path().join("n").display());
+        let writer = thread::spawn(move || {
+            let args = ["-f", "raw", "-c", "write 0 48M", &uri];
+            ringtap_tests::program("qemu-io", "qemu-utils", args)
+        });
+        let until = Instant::now() + ringtap_tests::patience();
+        // All the room there is, but for what the file system keeps of its own.
+        let is_full = || fs::metadata(&image).is_ok_and(|facts| facts.blocks() * 512 > 30 * MIB);
+        while !(is_full() || writer.is_finished()) || !(waits || writer.is_finished()) {
+            assert!(Instant::now() < until, "{more:?}: it is not full, or its writer does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+        thread::sleep(Duration::from_millis(500));
+        assert_eq!(writer.is_finished(), !waits, "{more:?}");
+        let said = server.stop();
+        assert_eq!(said.contains("its requests wait"), waits, "{said}");
+        writer.join().expect("it ends");
+    }
+}

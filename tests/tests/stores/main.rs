@@ -1,0 +1,8 @@
+//! Disks on NBD servers, other than Ringtap's and its own.
+
+mod bench;
+mod formats;
+mod lost;
+mod migrate;
+mod served;
+mod verbs;
