@@ -68,14 +68,15 @@ fn no_read_waits_behind_another_chunk() {
     let origin = Origin::new(pattern(16 * MIB));
     let server = bench.serve_raw(&origin);
     // The first answer never comes; what is read elsewhere does.
-    origin.with(|state| state.faults = vec![Fault::Slow(Duration::from_secs(600))]);
+    let first = (0, 256 * 1024 - 1);
+    origin.with(|state| state.held = Some(first));
     let uri = format!("nbd+unix:///d?socket={}", bench.text("nbd"));
     let mut stuck = std::process::Command::new("qemu-io")
         .args(["-f", "raw", "-r", "-c", "read 0 4k", &uri])
         .stdout(std::process::Stdio::null())
         .spawn()
         .expect("qemu-io");
-    while origin.with(|state| state.faults.len()) > 0 {
+    while !origin.with(|state| state.asked.contains(&first)) {
         thread::sleep(Duration::from_millis(5));
     }
     bench.io_well(&["read 8M 4k", "read 12M 1M"]);

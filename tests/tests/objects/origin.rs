@@ -31,6 +31,8 @@ pub struct State {
     pub faults: Vec<Fault>,
     /// To all of them.
     pub always: Option<Fault>,
+    /// Who asks for this range is not answered: of what is read ahead any may come first.
+    pub held: Option<(u64, u64)>,
     /// What lies beside it, by the ending of its name.
     pub beside: Vec<(String, Vec<u8>)>,
     /// Ranges of the object that were asked for.
@@ -54,6 +56,7 @@ impl Origin {
             conditions: true,
             faults: vec![],
             always: None,
+            held: None,
             beside: vec![],
             asked: vec![],
             headers: vec![],
@@ -110,6 +113,9 @@ fn serve(client: &TcpStream, state: &Mutex<State>) -> Option<()> {
         (false, None) => return answer(client, 404, &[], b"there is none"),
     };
     let fault = match is_object {
+        true if range.is_some() && range == state.held => {
+            Some(Fault::Slow(Duration::from_secs(600)))
+        }
         true if !state.faults.is_empty() => Some(state.faults.remove(0)),
         true => state.always,
         false => None,
