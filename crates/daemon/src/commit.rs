@@ -8,7 +8,8 @@
 
 use std::path::{Path, PathBuf};
 
-use ringtap_image::{CacheMode, Format, Image, OpenOptions, Place, open_place, record};
+use ringtap_image::qcow2::{self, ResizeOptions};
+use ringtap_image::{Container, Format, Image, OpenOptions, Place, open_place, record};
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Ending, Job, Mirror, Scope, Vbd};
 
@@ -36,6 +37,9 @@ struct Below {
     place: Place,
     path: PathBuf,
     format: Format,
+    size: u64,
+    /// Whether it may be made larger: those upon it have its first table in memory, and see it as long as it was.
+    can_grow: bool,
 }
 
 impl Commit {
@@ -73,26 +77,28 @@ impl Commit {
                 image.place().ok_or_else(|| self.failed("an image below it has no file"))?;
             let is_it = wanted.is_none_or(|(_, wanted)| wanted == identity(&place.at()));
             if is_it {
-                let format = image.info().format;
-                found = Some((above, place, format));
+                found = Some((above, place, image));
             }
             next = image.below();
         }
-        let Some((above, place, format)) = found else {
+        let Some((above, place, image)) = found else {
             return Err(self.failed(match wanted {
                 Some((path, _)) => format!("{} does not lie below it", path.display()),
                 None => "nothing lies below it".to_owned(),
             }));
         };
-        let format = format.parse().map_err(|_| self.failed("its format is unknown"))?;
+        let info = image.info();
+        let format = info.format.parse().map_err(|_| self.failed("its format is unknown"))?;
+        // Else tables are written that those upon it read.
+        let hides = image.below().is_some_and(|below| below.info().size > info.size);
+        let can_grow = format == Format::Qcow2 && !hides;
         let path = std::fs::canonicalize(place.at()).unwrap_or_else(|_| place.path().to_owned());
-        Ok(Below { above, place, path, format })
+        Ok(Below { above, place, path, format, size: info.size, can_grow })
     }
 
     /// Bring it there.
     fn bring(&self, job: &Job, below: &Below) -> Result<Option<Moved>, Error> {
         let own = &self.disk.options;
-        let cache: CacheMode = own.cache;
         let options = OpenOptions {
             format: Some(below.format),
             force_format: false,
@@ -100,23 +106,44 @@ impl Commit {
             bitmaps: vec![],
             ..own.clone()
         };
-        let image = open_place(&below.place, &options)?;
-        image.read_beside(true);
-        let to = Vbd::new(image, cache);
+        // What is written to it from now on is no sign that somebody put it back.
+        let before = record::successor(&below.path);
+        let next = before.clone().unwrap_or_else(|| self.disk.path.clone());
+        self.record(record::set_successor(&below.path, &next))?;
+        let end = self.bring_recorded(job, below, &options);
+        if before.is_none() && !matches!(end, Ok(Some(_))) {
+            // As it was before: an image that others may lie upon, which nobody but the operator knows.
+            self.record(record::forget_successor(&below.path))?;
+        }
+        end
+    }
+
+    fn bring_recorded(
+        &self,
+        job: &Job,
+        below: &Below,
+        options: &OpenOptions,
+    ) -> Result<Option<Moved>, Error> {
+        let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
+        let io = tasks.io().clone();
+        let driven = |source| Error::Process { tried: "drive the io_uring", source };
         let size = self.vbd.size();
+        if below.can_grow && below.size < size {
+            let (io, place, options) = (io.clone(), below.place.clone(), options.clone());
+            tasks
+                .block_on(async move { larger(&io, &place, &options, size).await })
+                .map_err(driven)?
+                .map_err(|why| self.failed(why))?;
+        }
+        let image = open_place(&below.place, options)?;
+        image.read_beside(true);
+        let to = Vbd::new(image, self.disk.options.cache);
         if to.size() < size && to.disk().grow(size).is_err() {
             let (path, has) = (below.path.display(), to.size());
             return Err(self.failed(format!(
                 "{path} has {has} bytes, the disk {size}, and its format is not made larger while it is used: `ringtap commit` does it when the disk is not served"
             )));
         }
-        // What is written to it from now on is no sign that somebody put it back.
-        let before = record::successor(&below.path);
-        let next = record::successor(&below.path).unwrap_or_else(|| self.disk.path.clone());
-        self.record(record::set_successor(&below.path, &next))?;
-        let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
-        let io = tasks.io().clone();
-        let driven = |source| Error::Process { tried: "drive the io_uring", source };
         let (to, from, job) = (to.disk().clone(), self.vbd.clone(), job.clone());
         let (path, former, above) = (below.path.clone(), self.disk.path.clone(), below.above);
         let end = tasks
@@ -144,10 +171,6 @@ impl Commit {
                 }
             })
             .map_err(driven)?;
-        if before.is_none() && !matches!(end, Ok(true)) {
-            // As it was before: an image that others may lie upon, which nobody but the operator knows.
-            self.record(record::forget_successor(&below.path))?;
-        }
         match end {
             Ok(true) => Ok(Some(Moved { path: below.path.clone(), format: Some(below.format) })),
             Ok(false) => Ok(None),
@@ -158,6 +181,13 @@ impl Commit {
     fn record<T>(&self, end: std::io::Result<T>) -> Result<T, Error> {
         end.map_err(|error| self.failed(format!("cannot write down where it goes on: {error}")))
     }
+}
+
+/// Make a qcow2 image as large as the disk, as one that nobody writes to.
+async fn larger(io: &Io, place: &Place, options: &OpenOptions, size: u64) -> Result<(), String> {
+    let container = Container::open(place, options).map_err(|error| error.to_string())?;
+    let wanted = ResizeOptions { size, shrink: false, backing_size: None };
+    qcow2::resize(io, &container, None, &wanted).await.map_err(|error| error.to_string())
 }
 
 /// The handle that the images upon it have of an image.

@@ -3,16 +3,29 @@
 use std::thread;
 use std::time::Duration;
 
-use ringtap_tests::{ok, program, ringtap, ringtap_of};
+use ringtap_tests::{is_well, ok, program, ringtap, ringtap_of};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, snapshot};
+use crate::jobs::{commit, make};
 
 fn size(bench: &Bench) -> u64 {
     let uri = bench.uri("a");
     let output = program("qemu-img", "qemu-utils", ["info", "--output", "json", &uri]);
     let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     told["virtual-size"].as_u64().expect("a size")
+}
+
+/// One that writes to the first 32 MiB.
+fn guest(bench: &Bench) -> thread::JoinHandle<Value> {
+    let socket = bench.text("a");
+    thread::spawn(move || {
+        let head = ["load", "--socket", &socket, "--rw", "randrw", "--size", "32M"];
+        let tail = ["--seconds", "3", "--verify", "--output", "json"];
+        let output = ringtap_of(&[&head[..], &tail].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    })
 }
 
 #[test]
@@ -33,14 +46,7 @@ fn images_of_every_format_grow_while_their_guests_write() {
             bench.io("a", &["write -P 2 62M 512k"]);
         }
         let before = size(&bench);
-        let socket = bench.text("a");
-        let guest = thread::spawn(move || {
-            let head = ["load", "--socket", &socket, "--rw", "randrw", "--size", "32M"];
-            let tail = ["--seconds", "3", "--verify", "--output", "json"];
-            let output = ringtap_of(&[&head[..], &tail].concat());
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            serde_json::from_slice::<Value>(&output.stdout).expect("JSON")
-        });
+        let guest = guest(&bench);
         thread::sleep(Duration::from_millis(400));
         for more in 1..=4 {
             let wanted = before + more * 16 * MIB;
@@ -51,12 +57,7 @@ fn images_of_every_format_grow_while_their_guests_write() {
             let write = format!("write -P {} {} 64k", more + 10, wanted - MIB);
             bench.io("a", &["read -P 1 63M 1M", &write]);
         }
-        let told = guest.join().expect("the load");
-        assert_eq!(
-            (&told["verify"]["mismatches"], &told["errors"]),
-            (&json!(0), &json!(0)),
-            "{told}"
-        );
+        is_well(guest);
         let said = control.call("block_resize", json!({ "node-name": "a", "size": before }));
         assert!(said.expect_err("smaller").contains("not made smaller"));
         server.kill();
@@ -71,5 +72,31 @@ fn images_of_every_format_grow_while_their_guests_write() {
         if overlay || format == "qcow2" {
             ok("qemu-img", "qemu-utils", &["check", "-q", &top]);
         }
+    }
+}
+
+/// The table of the first level moves, and the guest reads by the old one until the end.
+#[test]
+fn a_disk_that_has_grown_is_committed_into_the_smaller_image_below() {
+    for more in [&[][..], &["-o", "cluster_size=4k"]] {
+        let bench = Bench::new();
+        make(&bench, "a.img", "qcow2", more);
+        let server = bench.serve(&["a.img"], &["-f", "qcow2"]);
+        bench.io("a", &["write -P 1 0 1M", "write -P 2 40M 4M", "flush"]);
+        let mut control = bench.control();
+        snapshot(&mut control, "a", &bench.text("one.qcow2"));
+        let wanted = 4096 * MIB;
+        control.ok("block_resize", json!({ "node-name": "a", "size": wanted }));
+        bench.io("a", &["write -P 3 63M 2M", "write -P 4 4095M 1M"]);
+        let guest = guest(&bench);
+        thread::sleep(Duration::from_millis(300));
+        commit(&mut control, json!({ "device": "a", "job-id": "j" }));
+        is_well(guest);
+        let held = ["read -P 3 63M 2M", "read -P 4 4095M 1M", "read -P 0 100M 1M"];
+        bench.io("a", &held);
+        server.stop();
+        assert_eq!(std::fs::remove_file(bench.path("one.qcow2")).ok(), Some(()));
+        bench.holds("a.img", "qcow2", &held);
+        ok("qemu-img", "qemu-utils", &["check", "-q", &bench.text("a.img")]);
     }
 }
