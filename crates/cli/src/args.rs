@@ -14,6 +14,7 @@ use crate::names::{self, EngineName};
 use crate::objects::ObjectArgs;
 use crate::serve::ServeArgs;
 use crate::top::TopArgs;
+use crate::upgrade::UpgradeArgs;
 use crate::verbs::amend::AmendArgs;
 use crate::verbs::bitmap::BitmapArgs;
 use crate::verbs::check::CheckArgs;
@@ -83,6 +84,11 @@ pub(crate) enum Command {
     /// Requests and bytes a second, latencies of the last interval, requests in flight, those that limits hold, and jobs; the
     /// busiest disk first.
     Top(TopArgs),
+    /// Have a running server followed by a new process, while its guests go on
+    ///
+    /// The new process prepares while the old one serves; then all disks stand still for a moment, and it takes over the images,
+    /// sockets and connections. Where that fails the old one goes on as before.
+    Upgrade(UpgradeArgs),
     /// Serve disks to the guests of this Xen host
     ///
     /// Runs in the foreground, in dom0. Serves every disk of a guest's configuration with

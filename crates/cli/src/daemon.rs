@@ -11,7 +11,7 @@ use clap::{ArgMatches, Args};
 use ringtap_daemon::{Address, Announce, Config, Polling};
 
 use crate::args::Output;
-use crate::folder::folder;
+use crate::folder::{folder, reader};
 use crate::log::{self, LogArgs};
 use crate::nbd::NbdArgs;
 use crate::sandbox::SandboxArgs;
@@ -100,7 +100,7 @@ pub(crate) fn run(args: DaemonArgs, matches: &ArgMatches) -> anyhow::Result<Exit
         },
         sandbox: args.sandbox.sandbox(),
     };
-    ringtap_daemon::serve(config)?;
+    ringtap_daemon::serve_upgradable(config, reader())?;
     Ok(ExitCode::SUCCESS)
 }
 

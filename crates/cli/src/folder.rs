@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::{Args, Command, FromArgMatches};
-use ringtap_daemon::{Described, Error, Folder};
+use ringtap_daemon::{Described, Error, Folder, ReadFile};
 use serde_json::{Map, Number, Value};
 use toml::de::{DeTable, DeValue};
 
@@ -26,8 +26,13 @@ type Wrong = (usize, String);
 
 /// The folder, with what reads its files.
 pub(crate) fn folder(path: PathBuf, keep: bool) -> Folder {
+    Folder { path, keep, read: reader() }
+}
+
+/// What reads such files.
+pub(crate) fn reader() -> ReadFile {
     let reader = Reader::new();
-    Folder { path, keep, read: Arc::new(move |file| reader.read(file)) }
+    Arc::new(move |file| reader.read(file))
 }
 
 struct Reader {

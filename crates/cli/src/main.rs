@@ -20,6 +20,7 @@ mod sandbox;
 mod secret;
 mod serve;
 mod top;
+mod upgrade;
 mod verbs;
 mod xen;
 
@@ -97,6 +98,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Disk(args) => disk::run(args),
         Command::Job(args) => job::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Xen(args) => xen::run(args),
         Command::Create(args) => verbs::create::run(&args).map_err(backing_is_another),
         Command::Info(args) => verbs::info::run(&args),

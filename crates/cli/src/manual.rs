@@ -56,6 +56,7 @@ const SIGNALS: Section = (
              the second time exit at once with 130",
         ),
         ("SIGHUP", "look again how large the images are and tell the guests"),
+        ("SIGUSR2", "have the program that is installed now take over, as `ringtap upgrade` does"),
         ("SIGUSR1", "print the state and statistics of every disk as one line of JSON on stderr"),
     ],
 );

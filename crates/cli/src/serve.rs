@@ -10,6 +10,7 @@ use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSo
 
 use crate::args::Output;
 use crate::bound::Bound;
+use crate::folder::reader;
 use crate::limits::{DiskLimitArgs, NamedGroup};
 use crate::log::{self, LogArgs};
 use crate::names::{self, CacheName, RestartLogName};
@@ -313,7 +314,7 @@ pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitC
     args.poll.choose();
     log::start(&args.log)?;
     warn_of_lost_logs();
-    ringtap_daemon::serve(config(args, matches)?)?;
+    ringtap_daemon::serve_upgradable(config(args, matches)?, reader())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -48,6 +48,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-serve",
         "-snapshot",
         "-top",
+        "-upgrade",
         "-xen",
         "",
     ];

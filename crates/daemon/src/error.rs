@@ -61,6 +61,9 @@ pub enum Error {
     /// A disk's image stays here though its guest has left.
     #[error("{0}")]
     Stays(String),
+    /// A server could not be followed by another.
+    #[error("{0}")]
+    Upgrade(String),
     /// A job could not be done.
     #[error("{0}")]
     Job(String),

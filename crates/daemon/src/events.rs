@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use ringtap_io::Panic;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -69,7 +69,7 @@ impl Signalled {
             // SAFETY: an atomic swap and `_exit` are all it does: both may be done in a signal handler.
             unsafe { low_level::register(signal, action) }.map_err(failed)?;
         }
-        Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(failed).map(Signalled)
+        Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).map_err(failed).map(Signalled)
     }
 
     /// Have them come as events, those of the past first: by a thread.

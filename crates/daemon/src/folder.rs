@@ -51,6 +51,9 @@ pub struct Keeping {
     pub secret: Option<String>,
     /// Exports that a client of the control socket wants, each as it said.
     pub exports: Vec<Value>,
+    /// Whether its image comes from the server before this one.
+    #[doc(hidden)]
+    pub comes: bool,
 }
 
 /// What was found in the folder, beside its disks.

@@ -61,7 +61,7 @@ fn own(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-fn listener(name: &str, socket: OwnedFd) -> Result<Listener, Error> {
+pub(crate) fn listener(name: &str, socket: OwnedFd) -> Result<Listener, Error> {
     let listens = sockopt::socket_acceptconn(&socket).unwrap_or(false)
         && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
     let family = sockopt::socket_domain(&socket).ok().filter(|_| listens);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::control::{Held, hold_back, let_go};
 use crate::events::{Event, contained, spawn};
@@ -97,6 +98,14 @@ impl Keeper {
     pub(crate) fn know(&mut self, running: &Running) {
         let known = kept::texts(running);
         self.texts.extend(known.into_iter().filter_map(|(file, text)| Some((file, text.ok()?))));
+    }
+
+    /// Wait until what has changed is written, though no longer than so.
+    pub(crate) fn settle(&self, limit: Duration) {
+        let began = Instant::now();
+        while self.undone.load(SeqCst) > 0 && began.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn look(&mut self, running: &mut Running, mut held: Vec<Held>) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ringtap_image::CacheMode;
-use ringtap_vbd::{Limits, Rate, Share};
+use ringtap_vbd::{Limits, Rate, Share, ThrottleGroup};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
@@ -25,9 +25,7 @@ pub(crate) fn texts(running: &Running) -> BTreeMap<PathBuf, Result<String, Strin
     for (name, group) in &running.groups {
         let Some(file) = running.looked.groups.get(name) else { continue };
         if let Ok(table) = tables.entry(file).or_insert_with(|| Ok(Table::new())) {
-            let mut one = Table::from_iter([("name".to_owned(), Value::from(name.as_str()))]);
-            limits(&mut one, &group.limits());
-            share(&mut one, &group.share());
+            let one = group_table(name, group);
             let list = table.entry("throttle-group").or_insert_with(|| Value::Array(vec![]));
             list.as_array_mut().into_iter().for_each(|list| list.push(one.clone().into()));
         }
@@ -37,6 +35,25 @@ pub(crate) fn texts(running: &Running) -> BTreeMap<PathBuf, Result<String, Strin
         Ok(format!("{HEAD}{text}"))
     };
     tables.into_iter().map(|(file, table)| (file.to_owned(), text(table))).collect()
+}
+
+/// A disk as a file of its own.
+pub(crate) fn of_disk(disk: &Disk) -> Result<String, String> {
+    toml::to_string(&table(disk)?).map_err(|error| error.to_string())
+}
+
+/// A group as a file of its own.
+pub(crate) fn of_group(name: &str, group: &ThrottleGroup) -> Result<String, String> {
+    let list = Value::Array(vec![group_table(name, group).into()]);
+    let table = Table::from_iter([("throttle-group".to_owned(), list)]);
+    toml::to_string(&table).map_err(|error| error.to_string())
+}
+
+fn group_table(name: &str, group: &ThrottleGroup) -> Table {
+    let mut one = Table::from_iter([("name".to_owned(), Value::from(name))]);
+    limits(&mut one, &group.limits());
+    share(&mut one, &group.share());
+    one
 }
 
 /// An overlay that waits to take a disk's place could not be opened beside it.

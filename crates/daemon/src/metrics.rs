@@ -8,7 +8,7 @@ mod text;
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::events::{Event, contained, spawn};
 use crate::socket::{self, SocketFile};
-use crate::{Address, Error};
+use crate::{Address, Error, plan};
 
 /// The longest request that is read.
 const MOST: usize = 8 << 10;
@@ -72,6 +72,8 @@ impl Listener {
 pub(crate) struct Metrics {
     stop: Stop,
     thread: Option<JoinHandle<()>>,
+    /// Its sockets, for the process that comes after this one.
+    pub(crate) sockets: Vec<(Address, OwnedFd)>,
     _file: Option<SocketFile>,
 }
 
@@ -112,10 +114,21 @@ impl Metrics {
                 Listener::Unix(listener) => listener.set_nonblocking(true).map_err(failed)?,
             }
         }
+        let copies = listeners.iter().map(|listener| {
+            let place = match listener {
+                Listener::Unix(listener) => Address::Unix(plan::unix_path(listener)),
+                Listener::Tcp(listener) => {
+                    let bound = listener.local_addr()?;
+                    Address::Tcp { host: bound.ip().to_string(), port: bound.port() }
+                }
+            };
+            Ok((place, listener.as_fd().try_clone_to_owned()?))
+        });
+        let sockets = copies.collect::<io::Result<_>>().map_err(failed)?;
         let stop = Stop::new().map_err(failed)?;
         let theirs = stop.clone();
         let thread = spawn("metrics", move || serve(&listeners, &theirs, &inbox))?;
-        Ok(Metrics { stop, thread: Some(thread), _file: file })
+        Ok(Metrics { stop, thread: Some(thread), sockets, _file: file })
     }
 }
 

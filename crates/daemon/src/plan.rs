@@ -6,7 +6,8 @@ use ringtap_export::fuse;
 use ringtap_export::nbd::Listener;
 use ringtap_vbd::disk_span;
 
-use crate::handed::Handed;
+use crate::handed::{self, Handed};
+use crate::handover;
 use crate::running::DiskId;
 use crate::socket::{self, SocketFile};
 use crate::{Address, Config, Disk, Error, TlsMode};
@@ -175,7 +176,18 @@ pub(crate) fn listen(
         Address::Tcp { host, port } => {
             (socket::tcp(host, *port)?.into_iter().map(Listener::Tcp).collect(), None)
         }
-        Address::Systemd(name) => (handed.give(name.as_deref())?, None),
+        Address::Systemd(name) => {
+            let inherited = handover::inherited(address);
+            let listeners = match inherited.is_empty() {
+                true => handed.give(name.as_deref())?,
+                false => {
+                    let given = inherited.into_iter().map(|one| handed::listener("", one));
+                    given.collect::<Result<_, _>>()?
+                }
+            };
+            listeners.iter().for_each(|one| handover::note(&place(one), address));
+            (listeners, None)
+        }
     })
 }
 

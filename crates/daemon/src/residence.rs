@@ -66,12 +66,16 @@ impl Residence {
 
     /// Have the image here.
     pub(crate) fn arrive(&self) -> Result<(), Error> {
+        self.come(true)
+    }
+
+    fn come(&self, from_afar: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let State::Away(disk) = &*state else { return Ok(()) };
         let disk = Disk { incoming: false, ..(**disk).clone() };
         let _disk = self.vbd.span().enter();
         let before = self.vbd.size();
-        let disk = self.open(disk)?;
+        let disk = self.open(disk, from_afar)?;
         *state = State::Here;
         tracing::info!("the disk is here: {} is open for writing", disk.path.display());
         let (id, resized) = (self.id, before != self.vbd.size());
@@ -79,10 +83,26 @@ impl Residence {
         Ok(())
     }
 
+    /// Have the image here that another process of this host had, which closed it.
+    pub(crate) fn take_over(&self) -> Result<(), Error> {
+        self.come(false)
+    }
+
+    /// Close the image, which the next process of this host opens; nobody else has to do with the disk.
+    pub(crate) fn hand_over(&self, disk: &Disk) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        let _disk = self.vbd.span().enter();
+        self.put_away(disk, self.vbd.size())?;
+        *state = State::Away(disk.clone().into());
+        Ok(())
+    }
+
     /// Open the image, and let it be the disk; how it was opened.
-    fn open(&self, mut disk: Disk) -> Result<Disk, Error> {
+    fn open(&self, mut disk: Disk, from_afar: bool) -> Result<Disk, Error> {
         successor::follow(&mut disk)?;
-        opened::forget_pages(&disk);
+        if from_afar {
+            opened::forget_pages(&disk);
+        }
         let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
         let opened = Panic::catch(|| opened::image(&disk, &self.wrap, &place, None));
         let opened = opened.unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic)));

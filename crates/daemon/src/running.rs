@@ -2,9 +2,12 @@
 //! later and go again.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ringtap_export::{Stop, nbd, ublk};
 use ringtap_image::Secret;
@@ -17,7 +20,7 @@ use crate::folder::Looked;
 use crate::graph::{Graph, Ties};
 use crate::jobs::Entry;
 use crate::keep::Keeper;
-use crate::opened::{Identity, Wrap, identity};
+use crate::opened::{Identity, LeftOut, Wrap, identity};
 use crate::pending::Pending;
 use crate::residence::Residence;
 use crate::socket::SocketFile;
@@ -74,6 +77,8 @@ pub(crate) struct Serving {
     pub(crate) when_gone: Vec<Then>,
     /// Whether a client of the control socket had it started: its end is not the end of all.
     pub(crate) added: bool,
+    /// What its thread enters.
+    pub(crate) of: Option<ringtap_vbd::Disk>,
     /// Removed when this drops.
     pub(crate) _files: Vec<SocketFile>,
 }
@@ -85,9 +90,10 @@ impl Serving {
         thread: JoinHandle<()>,
         added: bool,
         files: Vec<SocketFile>,
+        of: Option<ringtap_vbd::Disk>,
     ) -> Serving {
         let (thread, when_gone) = (Some(thread), vec![]);
-        Serving { wire, stop, thread, closing: false, when_gone, added, _files: files }
+        Serving { wire, stop, thread, closing: false, when_gone, added, of, _files: files }
     }
 
     /// Tell it to end.
@@ -148,6 +154,18 @@ pub(crate) struct Running {
     pub(crate) groups: BTreeMap<String, ThrottleGroup>,
     /// Names of files, and of images that are no disks.
     pub(crate) graph: Graph,
+    /// Whether another process can take its place.
+    pub(crate) upgradable: bool,
+    /// Disks that could not be opened, and why.
+    pub(crate) left_out: Vec<(Disk, String)>,
+    /// Sockets that listen for the process itself: of its control, and its metrics.
+    pub(crate) listening: Vec<(Address, OwnedFd)>,
+    /// Whether servers that stop do so to hand over.
+    pub(crate) handing_over: Arc<AtomicBool>,
+    /// The process that has all from now on: this one ends, and touches nothing.
+    pub(crate) handed_over: Option<u32>,
+    /// How long the disks stood still when they were taken over, where they were.
+    pub(crate) handover_pause: Option<Duration>,
     /// Where secrets are that clients have named.
     pub(crate) secret_sources: BTreeMap<String, String>,
     /// What was found in the folder of disks.
@@ -186,6 +204,12 @@ impl Running {
             secret_sources: BTreeMap::new(),
             looked: Looked::default(),
             keeper: None,
+            upgradable: false,
+            left_out: vec![],
+            listening: vec![],
+            handing_over: Arc::default(),
+            handed_over: None,
+            handover_pause: None,
             groups: groups.map(|(name, allotment)| (name, allotment.group())).collect(),
             graph: Graph::default(),
             pending: Pending::default(),
@@ -241,6 +265,12 @@ impl Running {
         };
         self.disks.insert(id, served);
         id
+    }
+
+    /// Those are the disks that are not served.
+    pub(crate) fn note_left_out(&mut self, left_out: &[LeftOut]) {
+        let of = |left: &LeftOut| (left.disk.clone(), left.error.to_string());
+        self.left_out = left_out.iter().map(of).collect();
     }
 
     /// Take away a disk that no server has.

@@ -8,11 +8,12 @@ use std::sync::mpsc::{Receiver, channel};
 use ringtap_export::{give_back_startup, nbd, ublk};
 use ringtap_io::Tasks;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
 
 use crate::events::{Event, Signalled, contained, notify, notify_reloading, prepare_notify};
 use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
-use crate::folder;
+use crate::folder::{self, ReadFile};
+use crate::handover::{self, Taking, Wish};
 use crate::keep::{self, Keeper};
 use crate::late;
 use crate::metrics::Metrics;
@@ -35,12 +36,36 @@ pub fn serve(config: Config) -> Result<(), Error> {
     serve_wrapped(config, Arc::new(|_, image| image))
 }
 
+/// As [`serve`], by a process that has the command line for itself: another takes its place when it is told to
+/// (SIGUSR2, `__ringtap_upgrade`), and it takes that of the one that started it for this. `read` reads what is passed on
+/// of disks, as files of a folder.
+pub fn serve_upgradable(config: Config, read: ReadFile) -> Result<(), Error> {
+    let mut taking = Taking::begin()?;
+    let end = run(config, Arc::new(|_, image| image), Some(&read), &mut taking);
+    if let (Err(error), Some(taking)) = (&end, &taking) {
+        taking.give_up(error);
+    }
+    end
+}
+
 /// As [`serve`], of images that tests have put others before.
 #[doc(hidden)]
 pub fn serve_wrapped(config: Config, wrap: Wrap) -> Result<(), Error> {
-    let mut config = config;
-    let looked = folder::load(&mut config)?;
-    let config = config.checked()?;
+    run(config, wrap, None, &mut None)
+}
+
+fn run(
+    mut config: Config,
+    wrap: Wrap,
+    read: Option<&ReadFile>,
+    taking: &mut Option<Taking>,
+) -> Result<(), Error> {
+    let (looked, not_served) = match (&*taking, read) {
+        (Some(taking), Some(read)) => taking.configure(&mut config, read)?,
+        _ => (folder::load(&mut config)?, vec![]),
+    };
+    let mut config = config.checked()?;
+    taking.iter().for_each(|taking| taking.look_only(&mut config));
     process::raise_descriptor_limit();
     let in_own_namespace = leave_mount_namespace(&config);
     let (events, inbox) = channel();
@@ -53,28 +78,39 @@ pub fn serve_wrapped(config: Config, wrap: Wrap) -> Result<(), Error> {
 
     let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
     let Opened { config, vbds, mut left_out, named } = Opened::open(config, &wrap)?;
+    if taking.is_some() && !left_out.is_empty() {
+        return Err(left_out.swap_remove(0).error);
+    }
+    left_out.extend(handover::left_out(not_served));
     confined.images_are_open(&left_out);
     signals.tell(events.clone())?;
     let mut running = Running::new(config, vbds, credentials, events.clone(), wrap);
-    running.looked = looked;
+    (running.looked, running.upgradable) = (looked, read.is_some());
+    running.note_left_out(&left_out);
     running.pending.nodes.extend(left_out.iter().filter_map(|left| left.disk.node_name.clone()));
     let ids: Vec<DiskId> = running.disks.keys().copied().collect();
     let wanted: Vec<_> = running.disks.iter().map(|(id, served)| (*id, &served.disk)).collect();
     let plan = Plan::bind(&running.config, &wanted, left_out.iter().map(|left| &left.disk))?;
     let control = running.config.control.as_deref().map(control::Listening::bind).transpose()?;
+    if let (Some(listening), Some(path)) = (&control, &running.config.control) {
+        let socket = listening.socket();
+        running.listening.extend(socket.map(|socket| (Address::Unix(path.clone()), socket)).ok());
+    }
     if in_own_namespace {
         let_go_of_disks(&running);
     }
+    let taken = taking.is_some();
+    taking.iter_mut().try_for_each(|taking| taking.take_over(&mut running))?;
     let _pid_file = running.config.pid_file.as_deref().map(PidFile::write).transpose()?;
     // A server of block devices may need any of it when memory is short.
-    if running.disks.values().all(|served| served.disk.ublk.is_none()) {
+    if !taken && running.disks.values().all(|served| served.disk.ublk.is_none()) {
         give_back_startup();
     }
     running.start_devices(&ids)?;
     running.start(plan, &ids)?;
     record_formats(&named);
     let unshown = begin_to_keep(&mut running, &inbox, &ids)?;
-    if let Some(why) = unshown.into_iter().next().filter(|_| running.config.strict) {
+    if let Some(why) = unshown.into_iter().next().filter(|_| running.config.strict && !taken) {
         running.stop(true);
         return Err(Error::File(why));
     }
@@ -85,10 +121,26 @@ pub fn serve_wrapped(config: Config, wrap: Wrap) -> Result<(), Error> {
     let metrics = running.config.metrics.as_ref();
     let metrics = metrics
         .map(|address| Metrics::start(address, running.config.socket_mode, running.events.clone()));
-    let metrics = metrics.transpose()?;
-    announce(&running, &left_out);
+    let mut metrics = metrics.transpose()?;
+    running.listening.extend(metrics.iter_mut().flat_map(|metrics| metrics.sockets.drain(..)));
+    running.handover_pause = taking.take().map(Taking::done);
+    if taken {
+        running.disks.values().for_each(tell_where);
+        say_status(&running, &left_out);
+    } else {
+        announce(&running, &left_out);
+    }
 
     let outcome = attend(&mut running, &mut left_out, &inbox);
+    if running.handed_over.is_some() {
+        // Who asked for it is answered, and nothing else is done: all there was is another's. What is left ends with the
+        // process, and removes nothing.
+        running.keeper = None;
+        drop(inbox);
+        drop(metrics);
+        drop(control);
+        std::process::exit(0);
+    }
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: requests under way run to their end");
     running.quit = true;
@@ -133,11 +185,11 @@ fn begin_to_keep(
     inbox: &Receiver<Event>,
     ids: &[DiskId],
 ) -> Result<Vec<String>, Error> {
-    let Some(folder) = running.config.folder.clone() else { return Ok(vec![]) };
     let mut wrong = vec![];
     for id in ids {
         wrong.extend(control::replay(running, inbox, *id));
     }
+    let Some(folder) = running.config.folder.clone() else { return Ok(wrong) };
     wrong.iter().for_each(|why| tracing::error!("not shown: {why}"));
     if folder.keep {
         let mut keeper = Keeper::start(&folder.path, running.events.clone())?;
@@ -280,7 +332,19 @@ fn handle(
                 keeper.know(running);
                 running.keeper = Some(keeper);
             }
+            running.note_left_out(left_out);
             say_status(running, left_out);
+        }
+        Event::Signal(SIGUSR2) => {
+            let end = handover::hand_over(running, &Wish::default());
+            if let Err(error) = &end {
+                tracing::error!("no other process takes over: {error}");
+            }
+            handover::tell_asker(&end);
+            running.handed_over = end.ok();
+            if running.handed_over.is_some() {
+                return ControlFlow::Break(Ok(()));
+            }
         }
         Event::Signal(SIGUSR1) => {
             AllStats::of(running.disks.values()).print();
@@ -288,6 +352,9 @@ fn handle(
         Event::Signal(_) => return ControlFlow::Break(Ok(())),
         Event::Do(what) => {
             contained(|| what(running));
+            if running.handed_over.is_some() {
+                return ControlFlow::Break(Ok(()));
+            }
             if running.quit {
                 tracing::info!("a client of the control socket asks to stop");
                 return ControlFlow::Break(Ok(()));

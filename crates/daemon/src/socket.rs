@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
-use crate::{Address, Error};
+use crate::{Address, Error, handover};
 
 const BACKLOG: i32 = 128;
 
@@ -25,8 +25,24 @@ pub(crate) struct SocketFile {
     inode: u64,
 }
 
+impl SocketFile {
+    /// The one that is there.
+    fn at(path: &Path) -> Result<SocketFile, Error> {
+        let found = rustix::fs::lstat(path).map_err(failed("bind", path))?;
+        #[allow(clippy::unnecessary_cast)] // their widths differ between machines
+        Ok(SocketFile {
+            path: path.to_owned(),
+            device: found.st_dev as u64,
+            inode: found.st_ino as u64,
+        })
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
+        if handover::leaves_all() {
+            return;
+        }
         let found = fs::symlink_metadata(&self.path);
         if found.is_ok_and(|it| (it.dev(), it.ino()) == (self.device, self.inode)) {
             if let Err(error) = fs::remove_file(&self.path) {
@@ -56,6 +72,9 @@ fn errno(error: io::Error) -> Errno {
 /// Listen at `path` with these permissions. The socket of a dead server is replaced.
 pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), Error> {
     SocketAddrUnix::new(path).map_err(failed("bind", path))?;
+    if let Some(socket) = handover::inherited_at(path) {
+        return Ok((UnixListener::from(socket), SocketFile::at(path)?));
+    }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty());
@@ -72,13 +91,7 @@ pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile),
         end => end,
     };
     let socket = socket.map_err(errno).map_err(failed("bind", path))?;
-    let found = rustix::fs::lstat(path).map_err(failed("bind", path))?;
-    #[allow(clippy::unnecessary_cast)] // their widths differ between machines
-    let file = SocketFile {
-        path: path.to_owned(),
-        device: found.st_dev as u64,
-        inode: found.st_ino as u64,
-    };
+    let file = SocketFile::at(path)?;
     // Nobody can connect before it listens, so nobody slips in under other permissions.
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))
         .map_err(failed("set the permissions of", path))?;
@@ -145,7 +158,17 @@ pub(crate) fn tcp(host: &str, port: u16) -> Result<Vec<TcpListener>, Error> {
         let address = Address::Tcp { host: host.to_owned(), port }.to_string();
         Error::Socket { tried, address, source, hint }
     };
-    ask::listen(host, port).map_err(|error| failed("listen on", error))
+    let asked = Address::Tcp { host: host.to_owned(), port };
+    let inherited = handover::inherited(&asked);
+    let listeners: Vec<TcpListener> = match inherited.is_empty() {
+        false => inherited.into_iter().map(TcpListener::from).collect(),
+        true => ask::listen(host, port).map_err(|error| failed("listen on", error))?,
+    };
+    for bound in listeners.iter().filter_map(|listener| listener.local_addr().ok()) {
+        let place = Address::Tcp { host: bound.ip().to_string(), port: bound.port() };
+        handover::note(&place, &asked);
+    }
+    Ok(listeners)
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
 //! Servers, each with a thread: started for disks that are running.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
 
-use ringtap_export::{fuse, nbd, ublk, vhost_user};
+use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
 
 use crate::events::{Event, spawn};
 use crate::plan::{self, File, NbdGroup, Plan, VhostUser};
 use crate::running::{DiskId, Running, Served, ServerId, Serving, new_stop};
 use crate::socket::SocketFile;
 use crate::wires::{End, Wire};
-use crate::{Address, Error, TlsMode};
+use crate::{Address, Error, TlsMode, handover};
 
 impl Running {
     /// Start a thread for each server of the plan, which is of these disks. They join the NBD servers that there are
@@ -73,17 +75,44 @@ impl Running {
         let Some(vbd) = self.disks.get(&disk).map(|served| served.vbd.clone()) else {
             return Ok(());
         };
-        let (id, stop, events) = (self.next_server(), new_stop()?, self.events.clone());
-        let (wire, theirs) = (Arc::new(wire), stop.clone());
-        let (serves, role) = (wire.clone(), wire.role());
-        let thread = spawn(&vbd.thread_name(role), move || {
-            let _disk = vbd.span().enter();
-            let result = serves.serve(&theirs);
-            tell_end(&events, serves.title(), id, result);
-        })?;
-        let serving = Serving::new(wire, stop, thread, added, files);
+        let (id, stop, wire) = (self.next_server(), new_stop()?, Arc::new(wire));
+        let thread = self.start_thread(id, &wire, &stop, Some(vbd.clone()))?;
+        let serving = Serving::new(wire, stop, thread, added, files, Some(vbd));
         self.servers.insert(id, serving);
         self.add_export(export, disk, id, "");
+        Ok(())
+    }
+
+    /// Start the thread of a server; of a `lone` disk it bears the name.
+    fn start_thread(
+        &self,
+        id: ServerId,
+        wire: &Arc<Wire>,
+        stop: &Stop,
+        lone: Option<ringtap_vbd::Disk>,
+    ) -> Result<JoinHandle<()>, Error> {
+        let (serves, theirs, events) = (wire.clone(), stop.clone(), self.events.clone());
+        let (role, handing_over) = (wire.role(), self.handing_over.clone());
+        let name = lone.as_ref().map_or(role.to_owned(), |vbd| vbd.thread_name(role));
+        spawn(&name, move || {
+            let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
+            let result = serves.serve(&theirs);
+            // One that hands over goes on, here or elsewhere.
+            if result.is_err() || !handing_over.load(SeqCst) {
+                tell_end(&events, serves.title(), id, result);
+            }
+        })
+    }
+
+    /// Have a server go on that has stopped to hand over.
+    pub(crate) fn start_again(&mut self, id: ServerId) -> Result<(), Error> {
+        let Some(serving) = self.servers.get(&id) else { return Ok(()) };
+        let (wire, stop, lone) = (serving.wire.clone(), new_stop()?, serving.of.clone());
+        wire.hand_over(false);
+        let thread = self.start_thread(id, &wire, &stop, lone)?;
+        if let Some(serving) = self.servers.get_mut(&id) {
+            (serving.stop, serving.thread) = (stop, Some(thread));
+        }
         Ok(())
     }
 
@@ -145,17 +174,14 @@ impl Running {
             .with_limits(self.config.nbd_limits)
             .with_budget(self.nbd_budget.clone())
             .with_tls(tls);
+        let first = places.first().map(|(place, _)| place.to_string());
+        handover::sessions(&first.unwrap_or_default())
+            .into_iter()
+            .for_each(|one| server.adopt(one));
         let wire = Wire::Nbd { addresses, places, server: Arc::new(server), keeps_open };
         let (wire, stop, id) = (Arc::new(wire), new_stop()?, self.next_server());
-        let (serves, theirs, events) = (wire.clone(), stop.clone(), self.events.clone());
-        let role = wire.role();
-        let thread = lone.as_ref().map_or(role.to_owned(), |vbd| vbd.thread_name(role));
-        let thread = spawn(&thread, move || {
-            let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
-            let result = serves.serve(&theirs);
-            tell_end(&events, serves.title(), id, result);
-        })?;
-        let serving = Serving::new(wire, stop, thread, keeps_open, files);
+        let thread = self.start_thread(id, &wire, &stop, lone.clone())?;
+        let serving = Serving::new(wire, stop, thread, keeps_open, files, lone);
         self.servers.insert(id, serving);
         Ok(id)
     }

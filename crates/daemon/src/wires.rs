@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
 use ringtap_io::Panic;
 
-use crate::Address;
 use crate::facts::nbd_uri;
 use crate::plan::unix_path;
+use crate::{Address, handover};
 
 /// How the thread of a server ends.
 pub(crate) type End = Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -42,7 +42,33 @@ impl Wire {
     ) -> Wire {
         let path = unix_path(&listener).display().to_string();
         let server = vhost_user::Server::new(listener, vbd, options).with_residence(residence);
+        if let Some(connection) = handover::front_end(&path) {
+            server.adopt(connection);
+        }
         Wire::VhostUser { path, server: server.into() }
+    }
+
+    /// Why its clients could not go on elsewhere now.
+    pub(crate) fn must_stay(&self) -> Option<String> {
+        let title = self.title();
+        match self {
+            Wire::Nbd { server, .. } => server.must_stay().map(|why| format!("{title}: {why}")),
+            Wire::VhostUser { server, .. } => {
+                server.must_stay().map(|why| format!("{title}: {why}"))
+            }
+            Wire::Fuse(_) | Wire::Ublk(_) => {
+                Some(format!("{title} is not handed over: restart the server, or end that export"))
+            }
+        }
+    }
+
+    /// From now on the word to stop leaves clients connected, for whoever serves next; or it ends them again.
+    pub(crate) fn hand_over(&self, wanted: bool) {
+        match self {
+            Wire::Nbd { server, .. } => server.hand_over(wanted),
+            Wire::VhostUser { server, .. } => server.hand_over(wanted),
+            Wire::Fuse(_) | Wire::Ublk(_) => {}
+        }
     }
 
     /// Serve until the word to stop comes, or it ends by itself.

@@ -77,6 +77,20 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
+        "upgrade" => &[
+            (
+                "Examples",
+                &[
+                    ("ringtap upgrade", "`ringtap daemon`, by the program that is installed now"),
+                    ("ringtap upgrade $(cat /run/vm1.pid)", "a server without a control socket"),
+                    (
+                        "ringtap upgrade unix:/run/vm1.control --binary /opt/ringtap-2/bin/ringtap",
+                        "by another program, for a trial",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
         "disk" => &[
             (
                 "Examples",

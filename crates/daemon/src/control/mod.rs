@@ -41,6 +41,7 @@ mod table;
 #[doc(hidden)]
 pub mod testing;
 mod throttle;
+mod upgrade;
 pub mod wire;
 
 pub(crate) use jobs::{

@@ -49,6 +49,11 @@ impl Listening {
         let (listener, file) = socket::unix(path, MODE)?;
         Ok(Listening { listener, file })
     }
+
+    /// The socket, for the process that comes after this one.
+    pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
 }
 
 /// The control socket and its clients, until this drops.

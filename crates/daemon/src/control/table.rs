@@ -11,7 +11,7 @@ use super::schema::Schema;
 use super::shape::{Done, Take, Write, arguments, whole, words};
 use super::{
     about, active, backups, bitmaps, copies, create, exports, inspect, jobs, moment, nodes, query,
-    reopen, resize, room, secrets, snapshot, stream, throttle,
+    reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
 };
 use crate::events::Event;
 use crate::running::Running;
@@ -168,6 +168,7 @@ const COMMANDS: &[Entry] = &[
     Entry::of::<exports::DeleteExport>(),
     Entry::of::<exports::StartNbd>(),
     Entry::of::<exports::StopNbd>(),
+    Entry::of::<upgrade::Upgrade>(),
 ];
 
 /// An event that may be told.

@@ -59,6 +59,11 @@ pub(super) fn page(running: &Running) -> String {
     page.disks();
     page.head("ringtap_job_remaining_bytes", "gauge", "What jobs have still to deal with.");
     let _ = writeln!(page.text, "ringtap_job_remaining_bytes {left}");
+    if let Some(pause) = running.handover_pause {
+        let name = "ringtap_handover_pause_seconds";
+        page.head(name, "gauge", "For how long the disks stood still when this process took over.");
+        let _ = writeln!(page.text, "{name} {}", pause.as_secs_f64());
+    }
     page.text + "# EOF\n"
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringtap_io::{Io, OpenFile, Signal, Time};
+use ringtap_io::{Io, Op, OpenFile, Signal, Time};
 use ringtap_vbd::Vbd;
 use rustix::net::{Shutdown, shutdown};
 
@@ -15,6 +15,7 @@ use super::batch::Batch;
 use super::budget::Share;
 use super::carry_out::Reply;
 use super::context::Contexts;
+use super::handover::Handover;
 use super::handshake::Choice;
 use super::input::{Gone, Input};
 use super::limits::Limits;
@@ -61,6 +62,9 @@ pub(super) struct Connection {
     paying: Rc<Cell<Option<Time>>>,
     /// When the word to stop came.
     stopping: Cell<Option<u64>>,
+    /// Whether the client goes on elsewhere once this stops, and whether it is between two requests.
+    handover: Arc<Handover>,
+    between: Cell<bool>,
     broken: Cell<bool>,
     ended: Cell<bool>,
     /// Whether the client is still to be told that nothing follows.
@@ -81,6 +85,7 @@ enum End {
     Nonsense(u32),
     TooLong(u64),
     Stopped,
+    HandedOver,
 }
 
 impl From<Gone> for End {
@@ -99,12 +104,13 @@ pub(super) struct Accepted {
     pub(super) limits: Limits,
     pub(super) share: Share,
     pub(super) sealer: Option<Sealer>,
+    pub(super) handover: Arc<Handover>,
 }
 
 impl Connection {
     /// The connection of a client that has chosen.
     pub(super) fn new(io: Io, of: Accepted, input: &Input) -> io::Result<Rc<Connection>> {
-        let Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer } = of;
+        let Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer, handover } = of;
         let share = Rc::new(share);
         let batch = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
         let sending = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
@@ -131,6 +137,8 @@ impl Connection {
             sending: Cell::new(None),
             paying: input.paying.clone(),
             stopping: Cell::new(None),
+            handover,
+            between: Cell::new(false),
             broken: Cell::new(false),
             ended: Cell::new(false),
             farewell: Cell::new(false),
@@ -146,8 +154,10 @@ impl Connection {
         Ok(connection)
     }
 
-    pub(super) async fn serve(self: Rc<Self>, mut input: Input) {
+    /// Until it is over; where the client goes on elsewhere, what it has sent that was not looked at.
+    pub(super) async fn serve(self: Rc<Self>, mut input: Input) -> Option<Vec<u8>> {
         let Err(end) = self.receive(&mut input).await;
+        let goes_on = matches!(end, End::HandedOver);
         match end {
             End::Nonsense(magic) => {
                 tracing::warn!("an NBD client sent {magic:#010x} where a request begins: closed");
@@ -159,7 +169,7 @@ impl Connection {
         }
         let _hurry = self.vbd.hurry();
         self.slots.rest().await;
-        if self.stopping.get().is_some() && self.vbd.health().failure().is_none() {
+        if self.stopping.get().is_some() && !goes_on && self.vbd.health().failure().is_none() {
             if let Err(error) = self.vbd.flush(&self.io).await {
                 tracing::error!("the last flush of an NBD connection failed: {error}");
             }
@@ -168,10 +178,19 @@ impl Connection {
         self.ended.set(true);
         self.slots.close();
         self.gathered.notify(&self.io);
+        if goes_on {
+            return (!self.broken.get()).then(|| input.bytes().to_vec());
+        }
         self.alarm.set(REST);
         while self.farewell.get() {
             self.told.wait(&self.io).await;
         }
+        None
+    }
+
+    /// Whether no request is begun any more, for another server is to have it.
+    fn hands_over(&self) -> bool {
+        self.stopping.get().is_some() && self.handover.is_wanted()
     }
 
     /// Take requests until there are no more to take.
@@ -180,11 +199,23 @@ impl Connection {
         let mut in_one_go = 0;
         loop {
             let header = loop {
+                if self.hands_over() {
+                    return Err(End::HandedOver);
+                }
                 match Header::parse(input.bytes(), self.extended) {
                     Some(Ok(header)) => break header,
                     Some(Err(magic)) => return Err(End::Nonsense(magic.0)),
                     None if self.stopping.get().is_some() => return Err(End::Stopped),
-                    None => input.fill(&self.io, socket).await?,
+                    None => {
+                        self.between.set(true);
+                        let filled = input.fill(&self.io, socket).await;
+                        self.between.set(false);
+                        // One that has left meanwhile is found to have left there.
+                        if filled.is_err() && self.hands_over() {
+                            return Err(End::HandedOver);
+                        }
+                        filled?;
+                    }
                 }
             };
             input.consume(Header::len_of(self.extended));
@@ -196,7 +227,7 @@ impl Connection {
             if command == Ok(Command::Disconnect) {
                 return Err(End::Disconnected);
             }
-            if self.stopping.get().is_some() {
+            if self.stopping.get().is_some() && !self.hands_over() {
                 command = Err(errno::ESHUTDOWN);
             }
             let needed = command.map_or(0, |command| self.memory_for(command, &header));
@@ -259,7 +290,7 @@ impl Connection {
 
     /// Whether nobody waits for replies any more, or the server does not wait for them.
     pub(super) fn is_over(&self) -> bool {
-        self.stopping.get().is_some() || self.broken.get()
+        self.stopping.get().is_some() && !self.handover.is_wanted() || self.broken.get()
     }
 
     /// Put a reply where the next send finds it.
@@ -439,6 +470,14 @@ impl Connection {
             self.io.spawn(async move {
                 let _hurry = connection.vbd.hurry();
                 connection.slots.rest().await;
+                if connection.handover.is_wanted() {
+                    // Nothing is being sent: what is waited for at most is a request that is yet to come.
+                    if connection.between.get() {
+                        let socket = connection.socket.handle();
+                        connection.io.run(Op::Cancel { file: socket }).await;
+                    }
+                    return;
+                }
                 // The receiver may be waiting for a request that is not wanted any more.
                 close(&connection.socket, Shutdown::Read);
             });

@@ -38,6 +38,16 @@ pub(super) fn id(number: usize) -> u32 {
 pub struct Contexts(u64);
 
 impl Contexts {
+    /// Those whose bits are set.
+    pub(super) fn of_bits(bits: u64) -> Contexts {
+        Contexts(bits)
+    }
+
+    /// A bit for each.
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
     pub(super) fn add(&mut self, number: usize) {
         self.0 |= 1u64.checked_shl(number as u32).unwrap_or(0);
     }

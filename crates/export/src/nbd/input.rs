@@ -38,6 +38,14 @@ impl Input {
         Ok(Input { buffer, from: 0, to: 0, ahead: RUN, pieces, paying, opener: None })
     }
 
+    /// Begin with what another server has received.
+    pub(super) fn begin_with(&mut self, bytes: &[u8]) -> Result<(), Gone> {
+        let room = self.buffer.bytes_mut().get_mut(..bytes.len()).ok_or(Gone)?;
+        room.copy_from_slice(bytes);
+        (self.from, self.to) = (0, bytes.len());
+        Ok(())
+    }
+
     /// What is there.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.buffer.bytes()[self.from..self.to]

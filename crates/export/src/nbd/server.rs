@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, accept_with, sockopt};
 
 use super::alarm::Alarm;
 use super::budget::{Budget, Share};
 use super::context;
 use super::credentials::Tls;
+use super::handover::{Handover, Session, copy};
 use super::handshake::Facts;
 use super::limits::Limits;
 use super::peer::Peer;
@@ -87,6 +88,7 @@ pub enum Error {
 pub struct Server {
     listeners: Vec<Listener>,
     exports: Arc<Exports>,
+    pub(super) handover: Arc<Handover>,
     limits: Limits,
     budget: Arc<Budget>,
     /// Of each listener.
@@ -153,7 +155,13 @@ impl Server {
         let (budget, short) = (Budget::new(limits.memory_of_all), AtomicBool::new(false));
         let tls = vec![Tls::Off; listeners.len()];
         let exports = Arc::new(Exports::new(exports));
-        Server { listeners, exports, limits, budget, tls, short }
+        let handover = Arc::default();
+        Server { listeners, exports, handover, limits, budget, tls, short }
+    }
+
+    /// The sockets that it takes connections from.
+    pub fn listeners(&self) -> &[Listener] {
+        &self.listeners
     }
 
     /// The exports that clients find now.
@@ -226,6 +234,20 @@ impl Server {
         let places = |one: &Listener| Places::new(name_of(one), &self.limits);
         let places = self.listeners.iter().map(places).zip(self.tls.iter().cloned());
         let places: Vec<_> = places.collect();
+        for session in self.handover.adopted() {
+            // By whichever of them it came: the limits are alike.
+            let is_unix = sockopt::socket_domain(&session.socket) == Ok(AddressFamily::UNIX);
+            let fits = |(one, _): &(&Listener, _)| matches!(one, Listener::Unix(_)) == is_unix;
+            let found = self.listeners.iter().zip(&places).find(fits);
+            let found = found.or(self.listeners.iter().zip(&places).next());
+            let Some((listener, places)) = found else { continue };
+            let taken = copy(&session.socket)
+                .and_then(|socket| self.welcome(socket, listener, places, Some(session)));
+            match taken {
+                Ok(client) => clients.extend(client),
+                Err(error) => tracing::error!("an NBD client is let go: {error}"),
+            }
+        }
         let outcome = self.take_clients(stop, &mut clients, &places);
         for client in &clients {
             client.alarm.stop();
@@ -273,7 +295,7 @@ impl Server {
         use rustix::io::Errno;
         for _ in 0..AT_ONCE {
             match accept_with(listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => match self.welcome(socket, listener, places) {
+                Ok(socket) => match self.welcome(socket, listener, places, None) {
                     Ok(client) => {
                         self.short.store(false, Relaxed);
                         clients.extend(client);
@@ -316,6 +338,7 @@ impl Server {
         socket: OwnedFd,
         listener: &Listener,
         (places, tls): &(Arc<Places>, Tls),
+        session: Option<Session>,
     ) -> io::Result<Option<Client>> {
         let (socket, peer) = Peer::of(socket, listener);
         let Some(place) = places.enter(peer) else { return Ok(None) };
@@ -334,7 +357,7 @@ impl Server {
         }
         let alarm = Arc::new(Alarm::new()?);
         let (exports, theirs, budget) = (self.exports.clone(), alarm.clone(), self.budget.clone());
-        let tls = tls.clone();
+        let (tls, handover) = (tls.clone(), self.handover.clone());
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
             let share = Share::new(budget, peer, theirs.clone());
             let refusal = place.refusal;
@@ -347,6 +370,8 @@ impl Server {
                 limits,
                 share,
                 tls,
+                handover,
+                session,
             };
             if let Err(error) = welcome::run(client) {
                 tracing::error!("an NBD connection failed: {error}");

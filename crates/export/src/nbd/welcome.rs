@@ -14,6 +14,7 @@ use super::alarm::Alarm;
 use super::budget::Share;
 use super::connection::{Accepted, Connection, REST, close};
 use super::credentials::Tls;
+use super::handover::{Counted, Handover, Session, copy};
 use super::handshake::{Choice, Handshake, Refusal, Security, Step};
 use super::input::Input;
 use super::limits::Limits;
@@ -33,11 +34,15 @@ pub(super) struct Client {
     pub(super) limits: Limits,
     pub(super) share: Share,
     pub(super) tls: Tls,
+    pub(super) handover: Arc<Handover>,
+    /// What was agreed on with another server.
+    pub(super) session: Option<Session>,
 }
 
 /// Serve one client on the calling thread, from the greeting to the last reply.
 pub(super) fn run(client: Client) -> io::Result<()> {
-    let Client { socket, peer, alarm, exports, refusal, limits, share, tls } = client;
+    let Client { socket, peer, alarm, exports, refusal, limits, share, tls, .. } = client;
+    let (handover, session) = (client.handover, client.session);
     // Left last: whoever waits for that may close the image.
     let user = Rc::new(OnceCell::new());
     let mut tasks = Tasks::new(ringtap_io::reactor()?);
@@ -52,6 +57,14 @@ pub(super) fn run(client: Client) -> io::Result<()> {
     tasks.spawn(async move {
         let end = async {
             let mut input = Input::new(&io).map_err(io::Error::from_raw_os_error)?;
+            let shaking_hands = Counted::new(&handover.shaking_hands);
+            let begun = session.as_ref().map(|session| session.choice(&exports));
+            if let Some(session) = &session {
+                let begins = input.begin_with(&session.input);
+                begins.map_err(|_| io::Error::other("too much has come of its requests"))?;
+            }
+            // Its descriptor is another now.
+            drop(session);
             // No disk is kept open by one who has not chosen it.
             let (facts, users): (Vec<_>, Vec<_>) =
                 exports.all().iter().map(|one| (facts(&one.export), one.users.clone())).unzip();
@@ -62,10 +75,20 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             };
             let handshake = Handshake::new(facts, refusal).with_security(security);
             let line = Line { io: &io, socket: socket.handle(), sealer: None };
-            let chosen = shake_hands(handshake, line, &mut input, &tls, peer).await;
-            let Some((choice, sealer)) = chosen else { return Ok(()) };
-            // It may have been withdrawn while the client chose it.
-            let offered = users.get(choice.export).and_then(|users| exports.of(users));
+            let chosen = match begun {
+                Some(begun) => begun.map(|(choice, offered)| (choice, None, Some(offered))),
+                None => {
+                    let chosen = shake_hands(handshake, line, &mut input, &tls, peer).await;
+                    // It may have been withdrawn while the client chose it.
+                    chosen.map(|(choice, sealer)| {
+                        let of = users.get(choice.export).and_then(|users| exports.of(users));
+                        (choice, sealer, of)
+                    })
+                }
+            };
+            let Some((choice, sealer, offered)) = chosen else { return Ok(()) };
+            drop(shaking_hands);
+            let _sealed = sealer.as_ref().map(|_| Counted::new(&handover.sealed));
             let Some(Offered { export, users }) = offered else { return Ok(()) };
             let Some(counted) = users.enter(&alarm) else { return Ok(()) };
             let _ = used.set(counted);
@@ -75,11 +98,22 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             tracing::debug!(export = export.name, "an NBD client has its export");
             let (socket, vbd) = (socket.clone(), export.vbd.fork());
             vbd.serves("nbd", peer.to_string(), 0);
-            let accepted = Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer };
-            serve(io.clone(), accepted, input, &current).await
+            let kept = socket.clone();
+            let of = handover.clone();
+            let accepted =
+                Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer, handover: of };
+            let left = serve(io.clone(), accepted, input, &current).await?;
+            let Some(input) = left else { return Ok(()) };
+            let Choice { structured, extended, contexts, .. } = choice;
+            let (export, contexts) = (export.name, contexts.bits());
+            let socket = copy(&*kept)?;
+            handover.leave(Session { socket, export, structured, extended, contexts, input });
+            Ok(())
         };
         let end = end.await;
-        close(&socket, Shutdown::Both);
+        if !current.goes_on.get() {
+            close(&socket, Shutdown::Both);
+        }
         keep.replace(Some(end));
     });
     let driven = Panic::catch(|| {
@@ -157,6 +191,8 @@ fn waits_for(io: &Io) -> Wait {
 struct Current {
     connection: RefCell<Option<Rc<Connection>>>,
     over: Cell<bool>,
+    /// Whether the client goes on elsewhere.
+    goes_on: Cell<bool>,
 }
 
 /// Whenever the alarm rings, see what for.
@@ -169,6 +205,7 @@ async fn watch(io: Io, alarm: Arc<Alarm>, socket: Arc<OpenFile>, current: Rc<Cur
         let connection = current.connection.borrow().clone();
         match connection {
             Some(connection) => connection.alarm_rang(),
+            None if current.goes_on.get() => {}
             None => {
                 let why = if alarm.is_stopped() { "the server stops" } else { "it takes too long" };
                 tracing::debug!("an NBD handshake ended: {why}");
@@ -178,16 +215,22 @@ async fn watch(io: Io, alarm: Arc<Alarm>, socket: Arc<OpenFile>, current: Rc<Cur
     }
 }
 
-async fn serve(io: Io, accepted: Accepted, input: Input, current: &Current) -> io::Result<()> {
+async fn serve(
+    io: Io,
+    accepted: Accepted,
+    input: Input,
+    current: &Current,
+) -> io::Result<Option<Vec<u8>>> {
     let alarm = accepted.alarm.clone();
     let at_failure = alarm.clone();
     let _listening = accepted.vbd.health().when_failed(move |_| at_failure.stop());
     let connection = Connection::new(io, accepted, &input)?;
     *current.connection.borrow_mut() = Some(connection.clone());
     alarm.set_unless_stopped(REST);
-    connection.serve(input).await;
+    let left = connection.serve(input).await;
+    current.goes_on.set(left.is_some());
     current.connection.borrow_mut().take();
-    Ok(())
+    Ok(left)
 }
 
 /// Name the calling thread, which began before it was known what it is for.

@@ -1,5 +1,6 @@
 //! The back-end's side of the vhost-user messages of one connection.
 
+mod handover;
 mod migration;
 
 use std::fs::File;
@@ -27,6 +28,7 @@ use virtio_bindings::bindings::virtio_ring::{
 
 use super::dirty_log::DirtyLog;
 use super::events::{always_readable, event_file};
+use super::handover::Sources;
 use super::inflight::{self, Inflight};
 use super::mapping::Maps;
 use super::memory::{Memory, Region};
@@ -48,9 +50,13 @@ pub(crate) struct Backend {
     through: WriteThrough,
     options: Options,
     acked: u64,
+    /// The protocol features that the front-end has chosen.
+    protocol: u64,
     maps: Maps,
     memory: Arc<Memory>,
     inflight: Option<Inflight>,
+    /// What is passed on with the connection: files that memory is mapped of, and where in them.
+    sources: Sources,
     /// Where the front-end looks for what is written to its guest's memory while it migrates it.
     log: Option<Arc<DirtyLog>>,
     vrings: Vec<Vring>,
@@ -101,9 +107,11 @@ impl Backend {
             through,
             options,
             acked,
+            protocol: 0,
             maps,
             memory,
             inflight,
+            sources: Sources::default(),
             log,
             vrings,
             flushes,
@@ -271,6 +279,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         self.stop_all();
         self.acked = 0;
         (self.inflight, self.log) = (None, None);
+        (self.sources.inflight, self.sources.log) = (None, None);
         self.vrings = (0..self.options.queues).map(|_| Vring::default()).collect();
         (self.flushes, self.cache_wanted) = (true, true);
         self.set_cache();
@@ -305,7 +314,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     }
 
-    fn set_protocol_features(&mut self, _: u64) -> Result<()> {
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        self.protocol = features;
         Ok(())
     }
 
@@ -318,7 +328,10 @@ impl VhostUserBackendReqHandlerMut for Backend {
         if regions.len() > MOST_REGIONS {
             return Err(Error::InvalidParam);
         }
-        let map = |(region, file): (_, &File)| Region::map(region, file, &self.maps);
+        let (maps, sources) = (&self.maps, &mut self.sources);
+        let map = |(region, file): (_, &File)| {
+            Ok(Region::map(region, file, maps)?.of(sources.keep(file)))
+        };
         let mapped = regions.iter().zip(&files).map(map).collect::<Result<_>>()?;
         regions.iter().zip(&files).for_each(|(region, file)| self.look_at_sharing(region, file));
         self.set_memory(mapped)?;
@@ -340,7 +353,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
             return Err(Error::InvalidParam);
         }
         self.look_at_sharing(region, &file);
-        regions.push(Region::map(region, &file, &self.maps)?);
+        regions.push(Region::map(region, &file, &self.maps)?.of(self.sources.keep(&file)));
         self.set_memory(regions)?;
         Ok(None)
     }
@@ -454,6 +467,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         let (message, file, inflight) =
             inflight::create(asked.num_queues, asked.queue_size, &self.maps).map_err(failed)?;
         self.inflight = Some(inflight);
+        self.sources.inflight = file.try_clone().ok().map(|file| (message, file));
         self.set_cache();
         Ok((message, file))
     }
@@ -465,6 +479,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
             self.cache_wanted = false;
         }
         self.inflight = Some(inflight);
+        self.sources.inflight = Some((*message, file));
         self.set_cache();
         Ok(())
     }
@@ -497,6 +512,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     fn set_log_base(&mut self, message: &VhostUserLog, file: File) -> Result<()> {
         let log = DirtyLog::map(message, &file, &self.maps).map_err(failed)?;
         self.log = Some(Arc::new(log));
+        self.sources.log = Some((*message, file));
         self.log_anew()
     }
 }

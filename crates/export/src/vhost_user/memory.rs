@@ -1,5 +1,6 @@
 //! The guest's memory, as the front-end shares it, and addresses within it.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use vhost::vhost_user::Error;
@@ -13,6 +14,10 @@ pub(crate) struct Region {
     guest: u64,
     user: u64,
     size: u64,
+    /// Where in its file it begins.
+    offset: u64,
+    /// Its file, where that is kept.
+    file: Option<Arc<File>>,
     mapping: Arc<Mapping>,
 }
 
@@ -20,7 +25,7 @@ impl Region {
     /// Map a region that the front-end describes; `file` must reach to its end.
     pub(crate) fn map(
         region: &VhostUserMemoryRegion,
-        file: &std::fs::File,
+        file: &File,
         maps: &Maps,
     ) -> vhost::vhost_user::Result<Region> {
         let VhostUserMemoryRegion { guest_phys_addr, user_addr, memory_size, mmap_offset } =
@@ -28,7 +33,19 @@ impl Region {
         let mapping = Mapping::new(file, mmap_offset, memory_size, maps)
             .map_err(|error| Error::ReqHandlerError(std::io::Error::other(error)))?;
         let mapping = Arc::new(mapping);
-        Ok(Region { guest: guest_phys_addr, user: user_addr, size: memory_size, mapping })
+        let (guest, user, size, offset) = (guest_phys_addr, user_addr, memory_size, mmap_offset);
+        Ok(Region { guest, user, size, offset, file: None, mapping })
+    }
+
+    /// The same, whose file is kept.
+    pub(crate) fn of(self, file: Option<Arc<File>>) -> Region {
+        Region { file, ..self }
+    }
+
+    /// How a front-end describes it (guest address, size, its own address, offset in the file), and the file where
+    /// that is kept.
+    pub(crate) fn source(&self) -> ([u64; 4], Option<&File>) {
+        ([self.guest, self.size, self.user, self.offset], self.file.as_deref())
     }
 
     /// Whether it is the region the front-end means.

@@ -10,6 +10,7 @@ mod dirty_log;
 mod events;
 #[cfg(test)]
 mod front_end;
+mod handover;
 mod inflight;
 #[cfg(test)]
 mod limits_tests;
@@ -43,10 +44,12 @@ use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::BackendReqHandler;
 
+pub use handover::{Connection, Message};
 pub use residence::Residence;
 pub use virtqueue::RingError;
 
 use self::backend::Backend;
+use self::handover::Handover;
 use self::mapping::Kept;
 use self::others::Others;
 use self::peer::Peer;
@@ -90,6 +93,7 @@ pub struct Server {
     /// Where to tell the front-end that the configuration changed.
     requests: Mutex<Option<UnixStream>>,
     residence: Option<Arc<dyn Residence>>,
+    handover: Handover,
     _mappings: Kept,
 }
 
@@ -97,7 +101,8 @@ impl Server {
     /// A server on a bound socket.
     pub fn new(listener: UnixListener, vbd: Disk, options: Options) -> Server {
         let (requests, residence) = (Mutex::new(None), None);
-        Server { listener, vbd, options, requests, residence, _mappings: Kept::new() }
+        let handover = Handover::default();
+        Server { listener, vbd, options, requests, residence, handover, _mappings: Kept::new() }
     }
 
     /// The same, of a disk whose image may be elsewhere.
@@ -117,9 +122,14 @@ impl Server {
 
     fn serve_until(&self, stops: Stops<'_>) -> Result<(), Error> {
         self.listener.set_nonblocking(true).map_err(Error::Listen)?;
+        if let Some(Connection { socket, requests, messages }) = self.handover.adopted() {
+            *self.requests.lock().unwrap_or_else(PoisonError::into_inner) =
+                requests.map(Into::into);
+            self.serve_front_end(socket.into(), messages, stops);
+        }
         while wait(&self.listener, stops, None).map_err(Error::Listen)? != Woken::ToStop {
             match self.listener.accept() {
-                Ok((stream, _)) => self.serve_front_end(stream, stops),
+                Ok((stream, _)) => self.serve_front_end(stream, vec![], stops),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ECONNABORTED | libc::EINTR) => {}
@@ -150,21 +160,35 @@ impl Server {
         }
     }
 
-    fn serve_front_end(&self, stream: UnixStream, stops: Stops<'_>) {
+    /// Serve a front-end that has come, or one of which a server before this one was `told` all that.
+    fn serve_front_end(&self, stream: UnixStream, told: Vec<Message>, stops: Stops<'_>) {
         let peer = Peer::of(&stream);
-        tracing::info!("front-end connected, {peer}");
+        match told.is_empty() {
+            true => tracing::info!("front-end connected, {peer}"),
+            false => tracing::info!("front-end taken over, {peer}"),
+        }
+        let socket = stream.try_clone();
         let backend = Backend::new(self.vbd.clone(), self.options.clone())
             .with_peer(peer)
             .with_residence(self.residence.clone());
         let backend = Arc::new(Mutex::new(backend));
         // Its queues are stopped whatever happens.
-        let end = self.vbd.health().contain(|| self.converse(stream, &backend, stops));
-        match end.unwrap_or_else(|stopped| Err(io::Error::other(stopped))) {
-            Ok(()) => tracing::info!("front-end left"),
+        self.handover.serves(Some(backend.clone()));
+        let end = self.vbd.health().contain(|| self.converse(stream, &backend, told, stops));
+        let end = end.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));
+        let goes_on = matches!(end, Ok(Ended::Stopped)) && self.handover.is_wanted();
+        match end {
+            Ok(_) if goes_on => {}
+            Ok(_) => tracing::info!("front-end left"),
             Err(error) => tracing::warn!("the front-end is let go: {error}"),
         }
-        *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner).take();
         locked(&backend).stop_all();
+        self.handover.serves(None);
+        if goes_on {
+            let left = socket.and_then(|socket| locked(&backend).leave(socket, requests));
+            self.handover.leave(left);
+        }
     }
 
     /// Until the front-end leaves or the stop is raised.
@@ -172,16 +196,22 @@ impl Server {
         &self,
         stream: UnixStream,
         backend: &Arc<Mutex<Backend>>,
+        told: Vec<Message>,
         stops: Stops<'_>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Ended> {
         let (mut relay, socket) = Relay::new(stream)?;
         let mut handler = BackendReqHandler::from_stream(socket, backend.clone());
+        for message in told {
+            relay.replay(&message)?;
+            handler.handle_request().map_err(io::Error::other)?;
+            relay.drop_reply()?;
+        }
         let served = relay.front_end().try_clone()?;
         let others = Others::beside(&self.listener, &served)?;
         loop {
             let pause = locked(backend).pause();
             match wait(&others, stops, pause)? {
-                Woken::ToStop => break,
+                Woken::ToStop => return Ok(Ended::Stopped),
                 Woken::Late => {
                     locked(backend).try_again().map_err(io::Error::other)?;
                     continue;
@@ -191,7 +221,7 @@ impl Server {
             }
             let mut requests = None;
             if !relay.forward_message(&mut requests)? {
-                break;
+                return Ok(Ended::Left);
             }
             if requests.is_some() {
                 *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = requests;
@@ -200,8 +230,15 @@ impl Server {
             relay.forward_reply(handled.is_ok())?;
             handled.map_err(io::Error::other)?;
         }
-        Ok(())
     }
+}
+
+/// How a conversation has ended.
+enum Ended {
+    /// The front-end has left.
+    Left,
+    /// The server stops.
+    Stopped,
 }
 
 /// The word to stop, and that of the disk's failure.

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use super::handover::Message;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -114,6 +115,33 @@ impl Relay {
             *requests = Some(stream);
         }
         self.pass(message, &payload, &files)
+    }
+
+    /// Hand the handler a message that the server before this one was given. Its reply, if there is one, is let go by
+    /// [`Relay::drop_reply`].
+    pub(super) fn replay(&mut self, message: &Message) -> io::Result<()> {
+        let Message { request, payload, files } = message;
+        if let (SET_PROTOCOL_FEATURES, Some(bits)) = (*request, payload.first_chunk()) {
+            self.acks = u64::from_ne_bytes(*bits) & REPLY_ACK != 0;
+        }
+        let head = [*request, VERSION, payload.len() as u32].map(u32::to_ne_bytes).concat();
+        send(&self.handler, &[&head[..], payload].concat(), files)
+    }
+
+    /// What the handler answered is known already.
+    pub(super) fn drop_reply(&mut self) -> io::Result<()> {
+        let mut reply = [0; HEADER + MOST_PAYLOAD];
+        self.handler.set_nonblocking(true)?;
+        let got = loop {
+            match receive(&self.handler, &mut reply, &mut Vec::new()) {
+                Ok(0) => break Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        self.handler.set_nonblocking(false)?;
+        got
     }
 
     /// Receive as much as there is room for; false where the stream ends before it.

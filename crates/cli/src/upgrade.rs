@@ -1,0 +1,141 @@
+//! `ringtap upgrade`: a running server is followed by a new process, which may be of another version.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::json;
+
+use crate::args::Output;
+use crate::daemon::CONTROL;
+use crate::qmp::Qmp;
+
+/// How much longer than the new process may take to prepare an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What `ringtap upgrade` is told.
+#[derive(Debug, Args)]
+pub(crate) struct UpgradeArgs {
+    /// The server: unix:PATH of its control socket, or the id of its process
+    #[arg(value_name = "unix:PATH|PID", value_parser = server, default_value = CONTROL)]
+    server: Server,
+
+    /// The program that takes over, with the arguments that the server was started with [default: what is at the
+    /// path that it was started from]; only by a control socket
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+
+    /// How long the new process may take to prepare, in seconds, while the old one serves; only by a control socket
+    /// [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u64>,
+
+    /// Do nothing where the server runs the very program that is at that path now; only by the id of its process
+    #[arg(long)]
+    if_changed: bool,
+
+    /// How to print it
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    output: Output,
+}
+
+#[derive(Clone, Debug)]
+enum Server {
+    Control(PathBuf),
+    Process(Pid),
+}
+
+fn server(text: &str) -> Result<Server, String> {
+    if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+        return Ok(Server::Control(path.into()));
+    }
+    let pid = text.parse().ok().and_then(Pid::from_raw);
+    pid.map(Server::Process).ok_or_else(|| "write unix:PATH or the id of a process".to_owned())
+}
+
+/// Have it done, and say which process serves then.
+pub(crate) fn run(args: &UpgradeArgs) -> anyhow::Result<ExitCode> {
+    let pid = match &args.server {
+        Server::Control(_) if args.if_changed => bail!("--if-changed needs the id of the process"),
+        Server::Control(path) => by_control(path, args)?,
+        Server::Process(_) if args.binary.is_some() || args.timeout.is_some() => {
+            bail!("--binary and --timeout need the server's control socket: unix:PATH")
+        }
+        Server::Process(pid) if args.if_changed && !is_changed(*pid)? => {
+            return Ok(ExitCode::SUCCESS);
+        }
+        Server::Process(pid) => by_signal(*pid)?,
+    };
+    match args.output {
+        Output::Text => writeln!(std::io::stdout(), "process {pid} serves from now on")?,
+        Output::Json => writeln!(std::io::stdout(), "{}", json!({ "pid": pid }))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn by_control(path: &Path, args: &UpgradeArgs) -> anyhow::Result<u64> {
+    let mut arguments = json!({});
+    if let Some(binary) = &args.binary {
+        let whole = std::path::absolute(binary)?;
+        let text = whole.to_str().with_context(|| format!("{} is not UTF-8", whole.display()))?;
+        arguments["binary"] = text.into();
+    }
+    if let Some(timeout) = args.timeout {
+        arguments["timeout"] = timeout.into();
+    }
+    let answer = Qmp::open(path)?.call("__ringtap_upgrade", arguments)?;
+    answer["pid"].as_u64().context("the server does not say which process takes over")
+}
+
+/// Whether another program is now where the process found its own.
+fn is_changed(pid: Pid) -> anyhow::Result<bool> {
+    let link = PathBuf::from(format!("/proc/{}/exe", pid.as_raw_nonzero()));
+    let context = || format!("cannot see which program process {} runs", pid.as_raw_nonzero());
+    let (path, runs) = (fs::read_link(&link).with_context(context)?, fs::metadata(&link));
+    let runs = runs.with_context(context)?;
+    let path = path.to_string_lossy();
+    let there = fs::metadata(path.strip_suffix(" (deleted)").unwrap_or(&path));
+    Ok(there.is_ok_and(|there| (there.dev(), there.ino()) != (runs.dev(), runs.ino())))
+}
+
+/// Tell the process by SIGUSR2, and hear what became of it by a socket whose name it knows.
+fn by_signal(pid: Pid) -> anyhow::Result<u64> {
+    let number = pid.as_raw_nonzero();
+    let named = format!("there is no process {number} that this user may signal");
+    let handle = pidfd_open(pid, PidfdFlags::empty()).with_context(|| named.clone())?;
+    let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
+    // Another program would end by the signal.
+    if name.trim() != "ringtap" {
+        bail!("process {number} is {:?}, and no ringtap", name.trim());
+    }
+    let address = SocketAddr::from_abstract_name(format!("ringtap-upgrade-{number}"))?;
+    let socket = UnixDatagram::bind_addr(&address).with_context(|| {
+        format!(
+            "cannot wait for the answer of process {number}: is another `ringtap upgrade` at work?"
+        )
+    })?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    pidfd_send_signal(&handle, Signal::USR2).with_context(|| named)?;
+    let mut answer = [0; 4096];
+    let len = match socket.recv(&mut answer) {
+        Ok(len) => len,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            bail!("process {number} has not answered: its log may say more")
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let answer = String::from_utf8_lossy(&answer[..len]).into_owned();
+    match answer.split_once(' ') {
+        Some(("ok", pid)) => Ok(pid.parse()?),
+        Some((_, why)) => bail!("{why}"),
+        None => bail!("process {number} says {answer:?}"),
+    }
+}

@@ -1,0 +1,38 @@
+//! `__ringtap_upgrade`: the server is followed by another process.
+
+use std::time::Duration;
+
+use super::outgoing::Reply;
+use super::refusal::Refusal;
+use super::shape::{answer, arguments};
+use super::table::Command;
+use crate::handover::{Wish, hand_over};
+use crate::running::Running;
+
+arguments! {
+    /// `__ringtap_upgrade`
+    struct Upgrade {
+        /// The program; else the one at the path that this one was started from.
+        "binary" binary: Option<String>,
+        /// Seconds that it may take to prepare.
+        "timeout" timeout: Option<u64>,
+    }
+}
+
+answer! {
+    /// The process that serves from now on.
+    struct Upgraded { "pid" pid: u64 }
+}
+
+impl Command for Upgrade {
+    const NAME: &'static str = "__ringtap_upgrade";
+    type Answer = Upgraded;
+
+    fn run(self, running: &mut Running, reply: Reply<Upgraded>) {
+        let patience = self.timeout.map(Duration::from_secs);
+        let wish = Wish { binary: self.binary.map(Into::into), patience };
+        let end = hand_over(running, &wish);
+        running.handed_over = end.as_ref().ok().copied();
+        reply.give(end.map(|pid| Upgraded { pid: pid.into() }).map_err(Refusal::from));
+    }
+}

@@ -1,0 +1,509 @@
+//! The server that hands over, until it ends or goes on.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use ringtap_export::{nbd, vhost_user};
+use ringtap_io::Tasks;
+use rustix::time::{ClockId, clock_gettime};
+use sd_notify::NotifyState;
+
+use super::channel::{Channel, Kind};
+use super::state::{
+    Client, Connections, DiskState, FrontEnd, GroupState, ListenerState, MessageState, State,
+    digits, encode,
+};
+use super::{CHANNEL, NOT_OURS, asked, whole};
+use crate::control::JobStatus;
+use crate::events::notify;
+use crate::pid_file::PidFile;
+use crate::residence::Residence;
+use crate::running::{DiskId, Running, Served, ServerId, is_failed};
+use crate::wires::Wire;
+use crate::{Address, Error, Sandbox, kept, plan};
+
+/// How long the next server may take to prepare, where nobody has said.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take once the disks stand still.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How long it may take to say why it does not listen.
+const SAYS_WHY: Duration = Duration::from_secs(1);
+/// How long clients may take that are about to choose their export.
+const HANDSHAKES: Duration = Duration::from_millis(500);
+/// What of a job's end is waited for, and of files that are being written.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// How a server is to be followed by another.
+#[derive(Debug, Default)]
+pub(crate) struct Wish {
+    /// The program; else the one at the path that this one was started from.
+    pub(crate) binary: Option<PathBuf>,
+    /// How long it may take to prepare.
+    pub(crate) patience: Option<Duration>,
+}
+
+fn failed(why: impl Into<String>) -> Error {
+    Error::Upgrade(why.into())
+}
+
+/// Hand all over to another process, which has the id that is given: this one is to end and to touch nothing.
+///
+/// # Errors
+/// Where that is not to be, and why: this server goes on as before.
+pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
+    running.may_be_handed_over().map_err(failed)?;
+    let (state, files) = running.state()?;
+    let mut next = Next::start(wish)?;
+    tracing::info!("handing over to process {}, which prepares", next.child.id());
+    let files: Vec<&dyn AsFd> = files.iter().map(|file| file as &dyn AsFd).collect();
+    next.tell(Kind::State, &encode(&state).map_err(failed)?, &files)?;
+    next.expect(Kind::Ready, wish.patience.unwrap_or(PATIENCE))?;
+    // What has changed meanwhile nobody has carried out: this thread does.
+    running.may_be_handed_over().map_err(failed)?;
+    running.flush_all();
+    for serving in running.servers.values() {
+        if let Wire::Nbd { server, .. } = &*serving.wire {
+            server.wait_for_handshakes(HANDSHAKES);
+        }
+    }
+    let still = Still::stand(running)?;
+    let end = still.pass(&mut next);
+    let pause = wish.patience.unwrap_or(PAUSE).min(PAUSE);
+    match end.and_then(|()| next.expect(Kind::Taken, pause)) {
+        Ok(()) => {
+            NOT_OURS.store(true, SeqCst);
+            let pid = next.child.id();
+            notify(&[NotifyState::MainPid(pid)]);
+            // Who waits for this process to end finds the other in it.
+            if let Some(path) = &running.config.pid_file {
+                if let Err(error) = PidFile::say(path, pid) {
+                    tracing::warn!("cannot write {}: {error}", path.display());
+                }
+            }
+            tracing::info!("process {pid} serves from now on");
+            next.let_go();
+            Ok(pid)
+        }
+        Err(error) => {
+            next.end();
+            if next.has_taken() {
+                // It was, for a moment, the one that serves: what it left is taken up as after any kill.
+                NOT_OURS.store(true, SeqCst);
+                tracing::error!(
+                    "the new process took over, and too late: both end, start the server again"
+                );
+                std::process::exit(1);
+            }
+            tracing::error!("{error}; this server goes on");
+            still.thaw(running);
+            Err(error)
+        }
+    }
+}
+
+/// The next server, which is killed when this drops, unless it was let go.
+struct Next {
+    child: Child,
+    channel: Channel,
+    goes_on: bool,
+}
+
+impl Next {
+    fn start(wish: &Wish) -> Result<Next, Error> {
+        let binary = match &wish.binary {
+            Some(path) => path.clone(),
+            None => own_path().map_err(|error| {
+                failed(format!("where this program is cannot be found: {error}"))
+            })?,
+        };
+        let failed =
+            |error: io::Error| failed(format!("cannot start {}: {error}", binary.display()));
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        ours.set_write_timeout(Some(PAUSE)).map_err(failed)?;
+        let theirs = OwnedFd::from(theirs);
+        let number = std::os::fd::AsRawFd::as_raw_fd(&theirs);
+        let mut command = Command::new(&binary);
+        let mut words = std::env::args_os();
+        command.arg0(words.next().unwrap_or_default()).args(words);
+        command.env(CHANNEL, number.to_string());
+        for of_ours in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
+            command.env_remove(of_ours);
+        }
+        let inherited = theirs.try_clone().map_err(failed)?;
+        // SAFETY: between fork and exec it changes a flag of a descriptor that is open, which may be done there.
+        unsafe {
+            command.pre_exec(move || {
+                let _open = &inherited;
+                let channel = std::os::fd::BorrowedFd::borrow_raw(number);
+                rustix::io::fcntl_setfd(channel, rustix::io::FdFlags::empty())?;
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(failed)?;
+        drop((command, theirs));
+        Ok(Next { child, channel: Channel(ours), goes_on: false })
+    }
+
+    fn tell(&mut self, kind: Kind, body: &[u8], files: &[&dyn AsFd]) -> Result<(), Error> {
+        let Err(error) = self.channel.send_file(kind, body, files) else { return Ok(()) };
+        // What it has said, or how it ended, says more.
+        self.expect(kind, SAYS_WHY)?;
+        Err(failed(format!("the new process does not take what it is told: {error}")))
+    }
+
+    /// Wait until it says that.
+    fn expect(&mut self, kind: Kind, patience: Duration) -> Result<(), Error> {
+        let said = self.channel.receive(Some(Instant::now() + patience));
+        match said {
+            Ok(Some(message)) if message.kind == kind => Ok(()),
+            Ok(Some(message)) if message.kind == Kind::Failed => {
+                Err(failed(format!("the new process cannot take over: {}", message.text)))
+            }
+            Ok(Some(message)) => Err(failed(format!(
+                "the new process says {:?} where {kind:?} is due",
+                message.kind
+            ))),
+            Ok(None) => Err(failed(format!("the new process has ended: {}", self.how_it_ended()))),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                Err(failed(format!("the new process was not done after {} s", patience.as_secs())))
+            }
+            Err(error) => Err(failed(format!("the new process cannot be heard: {error}"))),
+        }
+    }
+
+    fn how_it_ended(&mut self) -> String {
+        for _ in 0..50 {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    return match (status.code(), status.signal()) {
+                        (Some(code), _) => format!("status {code}; see what it printed"),
+                        (_, signal) => format!("signal {}", signal.unwrap_or(0)),
+                    };
+                }
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        "it closed the channel".to_owned()
+    }
+
+    /// It is no more when this returns.
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Whether it said after all that it has taken over.
+    fn has_taken(&mut self) -> bool {
+        let soon = Instant::now() + SAYS_WHY;
+        matches!(self.channel.receive(Some(soon)), Ok(Some(said)) if said.kind == Kind::Taken)
+    }
+
+    fn let_go(mut self) {
+        self.goes_on = true;
+    }
+}
+
+impl Drop for Next {
+    fn drop(&mut self) {
+        if !self.goes_on {
+            self.end();
+        }
+    }
+}
+
+/// Where the program that runs is now, or what has taken its place.
+fn own_path() -> io::Result<PathBuf> {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let path = std::fs::read_link("/proc/self/exe")?.into_os_string();
+    // A file that another has replaced is told of so.
+    let bytes = path.as_bytes();
+    let bytes = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes).to_vec();
+    Ok(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
+}
+
+impl Running {
+    /// Why this server cannot be followed by another now.
+    fn may_be_handed_over(&self) -> Result<(), String> {
+        if !self.upgradable {
+            return Err("this server is part of another program".into());
+        }
+        if matches!(self.config.sandbox, Sandbox::On { .. }) {
+            return Err("a server with --sandbox on starts no program: restart it".into());
+        }
+        let pending = &self.pending;
+        if !pending.exports.is_empty() || pending.nbd {
+            return Err("an export is about to come or to go: try again".into());
+        }
+        if let Some((id, _)) =
+            self.jobs.iter().find(|(_, job)| job.status() != JobStatus::Concluded)
+        {
+            return Err(format!("the job {id} is at work: wait for it, or cancel it"));
+        }
+        for (id, served) in &self.disks {
+            let node = served.node();
+            if is_failed(served) {
+                return Err(format!("the disk {node} was stopped by a panic: restart the server"));
+            }
+            if pending.changing.contains(id) || pending.bitmaps_changing.contains(id) {
+                return Err(format!("the disk {node} is being changed: try again"));
+            }
+            if served.ties.upon.is_some() || served.ties.alone || served.moment.is_some() {
+                return Err(format!(
+                    "the disk {node} is part of a snapshot or backup that is not done"
+                ));
+            }
+            if served.vbd.waiting_for_room() > 0 {
+                return Err(format!("requests of the disk {node} wait for space: make room first"));
+            }
+            if !served.vbd.dirty_bitmaps().is_empty() {
+                return Err(format!("the disk {node} has bitmaps, which are not handed over"));
+            }
+        }
+        for serving in self.servers.values() {
+            if serving.closing {
+                return Err("an export is about to go: try again".into());
+            }
+            serving.wire.must_stay().map_or(Ok(()), Err)?;
+        }
+        Ok(())
+    }
+
+    /// What the next server prepares from, and the descriptors that go with it: the first comes after the state itself.
+    fn state(&self) -> Result<(State, Vec<OwnedFd>), Error> {
+        let mut state = State { program: env!("CARGO_PKG_VERSION").into(), ..State::default() };
+        let unkept = |node: &str, why: String| failed(format!("the disk {node}: {why}"));
+        for served in self.disks.values() {
+            let described =
+                kept::of_disk(&served.disk).map_err(|why| unkept(served.node(), why))?;
+            let file = served.disk.keeping.file.clone();
+            state.disks.push(DiskState { described, file, left_out: None });
+        }
+        for (disk, why) in &self.left_out {
+            let node = disk.node_name.as_deref().unwrap_or_default();
+            let described = kept::of_disk(disk).map_err(|why| unkept(node, why))?;
+            let (file, left_out) = (disk.keeping.file.clone(), Some(why.clone()));
+            state.disks.push(DiskState { described, file, left_out });
+        }
+        for (name, group) in &self.groups {
+            let described = kept::of_group(name, group).map_err(|why| unkept(name, why))?;
+            let file = self.looked.groups.get(name).cloned();
+            state.groups.push(GroupState { described, file });
+        }
+        let mut files = vec![];
+        let mut listen = |place: Address, socket: OwnedFd| {
+            files.push(socket);
+            let (asked, place, socket) = (asked(&place), whole(&place), files.len());
+            state.listeners.push(ListenerState { asked, place, socket });
+        };
+        let no_more = |error: io::Error| failed(format!("a socket cannot be passed on: {error}"));
+        for serving in self.servers.values() {
+            match &*serving.wire {
+                Wire::Nbd { server, .. } => {
+                    for listener in server.listeners() {
+                        let socket = listener.as_fd().try_clone_to_owned().map_err(no_more)?;
+                        listen(plan::place(listener), socket);
+                    }
+                }
+                Wire::VhostUser { path, server } => {
+                    listen(Address::Unix(path.into()), server.listener().map_err(no_more)?);
+                }
+                Wire::Fuse(_) | Wire::Ublk(_) => {}
+            }
+        }
+        for (place, socket) in &self.listening {
+            listen(place.clone(), socket.try_clone().map_err(no_more)?);
+        }
+        Ok((state, files))
+    }
+
+    /// Make stable what there is, so that there is little left to do while the disks stand still.
+    fn flush_all(&self) {
+        let Ok(reactor) = ringtap_io::reactor() else { return };
+        let mut tasks = Tasks::new(reactor);
+        for served in self.disks.values().filter(|served| goes(served)) {
+            let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
+            // What fails here fails again where it counts.
+            let _ = tasks.block_on(async move { vbd.fork().flush(&io).await });
+        }
+        if let Some(keeper) = &self.keeper {
+            keeper.settle(SETTLED);
+        }
+    }
+}
+
+/// Whether a disk's image is here and closed by one before it is opened by the other.
+fn goes(served: &Served) -> bool {
+    !served.disk.incoming && !served.disk.options.read_only && !served.disk.is_null()
+}
+
+/// All disks stand still: no server takes requests, and images are closed.
+struct Still {
+    began: u64,
+    residences: Vec<Arc<Residence>>,
+    front_ends: Vec<(ServerId, String, vhost_user::Connection)>,
+    sessions: Vec<(ServerId, String, nbd::Session)>,
+}
+
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Still {
+    /// Have all requests end, and no more begin.
+    fn stand(running: &mut Running) -> Result<Still, Error> {
+        let mut still =
+            Still { began: now(), residences: vec![], front_ends: vec![], sessions: vec![] };
+        running.handing_over.store(true, SeqCst);
+        for serving in running.servers.values_mut() {
+            serving.wire.hand_over(true);
+            serving.stop.raise();
+        }
+        for (id, serving) in &mut running.servers {
+            serving.join();
+            match &*serving.wire {
+                Wire::VhostUser { path, server } => match server.left() {
+                    Ok(Some(left)) => still.front_ends.push((*id, path.clone(), left)),
+                    Ok(None) => {}
+                    Err(error) => tracing::error!("a front-end is let go: {error}"),
+                },
+                Wire::Nbd { places, server, .. } => {
+                    let first = places.first().map(|(place, _)| place.to_string());
+                    let first = first.unwrap_or_default();
+                    let left = server.left().into_iter();
+                    still.sessions.extend(left.map(|session| (*id, first.clone(), session)));
+                }
+                Wire::Fuse(_) | Wire::Ublk(_) => {}
+            }
+        }
+        let going: Vec<(DiskId, crate::Disk)> = running
+            .disks
+            .iter()
+            .filter(|(_, served)| goes(served))
+            .map(|(id, served)| (*id, served.disk.clone()))
+            .collect();
+        let residences: Vec<_> = going
+            .into_iter()
+            .filter_map(|(id, disk)| Some((running.residence_of(id)?, disk)))
+            .collect();
+        still.residences = residences.iter().map(|(residence, _)| residence.clone()).collect();
+        let closed = in_parallel(&residences, |(residence, disk)| residence.hand_over(disk));
+        match closed {
+            Ok(()) => Ok(still),
+            Err(error) => {
+                still.thaw(running);
+                Err(error)
+            }
+        }
+    }
+
+    /// Tell the next server what goes on there.
+    fn pass(&self, next: &mut Next) -> Result<(), Error> {
+        let mut files: Vec<&dyn AsFd> = vec![];
+        let mut add = |file| {
+            files.push(file);
+            files.len()
+        };
+        let mut connections = Connections { began: self.began, ..Connections::default() };
+        for (_, place, connection) in &self.front_ends {
+            let socket = add(&connection.socket);
+            let requests = connection.requests.as_ref().map(|file| add(file));
+            let messages = connection.messages.iter().map(|message| MessageState {
+                request: message.request,
+                payload: digits(&message.payload),
+                files: message.files.iter().map(|file| add(file)).collect(),
+            });
+            let messages = messages.collect();
+            let place = place.clone();
+            connections.vhost_user.push(FrontEnd { place, socket, requests, messages });
+        }
+        for (_, place, session) in &self.sessions {
+            connections.nbd.push(Client {
+                place: place.clone(),
+                socket: add(&session.socket),
+                export: session.export.clone(),
+                structured: session.structured,
+                extended: session.extended,
+                contexts: session.contexts,
+                input: digits(&session.input),
+            });
+        }
+        next.tell(Kind::Connections, &encode(&connections).map_err(failed)?, &files)
+    }
+
+    /// Go on as before.
+    fn thaw(self, running: &mut Running) {
+        running.handing_over.store(false, SeqCst);
+        let opened = in_parallel(&self.residences, |residence| residence.take_over());
+        if let Err(error) = opened {
+            tracing::error!("a disk is not there again yet: {error}");
+        }
+        for (id, _, connection) in self.front_ends {
+            let wire = running.servers.get(&id).map(|serving| serving.wire.clone());
+            if let Some(Wire::VhostUser { server, .. }) = wire.as_deref() {
+                server.adopt(connection);
+            }
+        }
+        for (id, _, session) in self.sessions {
+            let wire = running.servers.get(&id).map(|serving| serving.wire.clone());
+            if let Some(Wire::Nbd { server, .. }) = wire.as_deref() {
+                server.adopt(session);
+            }
+        }
+        let ids: Vec<ServerId> = running.servers.keys().copied().collect();
+        for id in ids {
+            if let Err(error) = running.start_again(id) {
+                tracing::error!("an export has ended: {error}");
+            }
+        }
+    }
+}
+
+/// Do the same to each, on a few threads. The first failure, after all were tried.
+pub(super) fn in_parallel<T: Sync>(
+    all: &[T],
+    work: impl Fn(&T) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    const MOST: usize = 8;
+    let threads = all.len().clamp(1, MOST);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let run = || {
+        let mut end = Ok(());
+        while let Some(one) = all.get(next.fetch_add(1, SeqCst)) {
+            end = end.and(work(one));
+        }
+        end
+    };
+    std::thread::scope(|scope| {
+        let spawned: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        spawned.into_iter().fold(own, |end, thread| {
+            end.and(thread.join().unwrap_or_else(|_| Err(failed("a thread panicked"))))
+        })
+    })
+}
+
+/// Tell `ringtap upgrade PID`, if it waits, what has become of it: it has made an abstract socket of that name.
+pub(crate) fn tell_asker(end: &Result<u32, Error>) {
+    use std::os::linux::net::SocketAddrExt;
+    let text = match end {
+        Ok(pid) => format!("ok {pid}"),
+        Err(error) => format!("error {error}"),
+    };
+    let name = format!("ringtap-upgrade-{}", std::process::id());
+    let told = UnixDatagram::unbound().and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        let address = SocketAddr::from_abstract_name(name)?;
+        socket.send_to_addr(text.as_bytes(), &address)
+    });
+    if let Err(error) = told {
+        tracing::debug!("nobody waits to be told of the upgrade: {error}");
+    }
+}

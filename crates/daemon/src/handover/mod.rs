@@ -1,0 +1,120 @@
+//! Live upgrade: a server hands all it has to another process, and no client sees more than a pause.
+//!
+//! The server starts the next (`giving`), and passes its state (`state`): disks, groups, sockets that listen. The next
+//! prepares all that while guests go on (`taking`): it opens each image only to look at it, without a lock, so that what it
+//! holds is in memory. Then the server stops taking requests, ends those in flight, closes its images as at the end of a
+//! day, and passes the connections. The next opens the images, and says that it has all: that is the commit point. Before
+//! it any failure has this server kill the next, open its images again and go on; after it this process ends and touches
+//! nothing more.
+
+mod channel;
+mod giving;
+mod state;
+mod taking;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ringtap_export::{nbd, vhost_user};
+
+pub(crate) use giving::{Wish, hand_over, tell_asker};
+pub(crate) use taking::{Taking, left_out};
+
+use crate::Address;
+
+/// By what the next server finds the channel: the number of a descriptor.
+const CHANNEL: &str = "RINGTAP_HANDOVER";
+
+/// Whether what is at the names of this process belongs to another one: it must not be removed.
+static NOT_OURS: AtomicBool = AtomicBool::new(false);
+
+/// Whether sockets, mounts and the file of the process id stay where they are when this process ends.
+pub(crate) fn leaves_all() -> bool {
+    NOT_OURS.load(SeqCst)
+}
+
+/// What has come from the server before this one, and nobody has asked for yet.
+static COME: Mutex<Come> =
+    Mutex::new(Come { listeners: vec![], front_ends: vec![], sessions: vec![] });
+
+struct Come {
+    listeners: Vec<Listening>,
+    front_ends: Vec<(String, vhost_user::Connection)>,
+    sessions: Vec<(String, nbd::Session)>,
+}
+
+struct Listening {
+    asked: String,
+    place: String,
+    socket: OwnedFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Which address was asked for, by that which a socket has.
+static ASKED: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
+
+/// Note that a socket listens there because somebody asked for it by that address.
+pub(crate) fn note(place: &Address, asked: &Address) {
+    let mut all = lock(&ASKED);
+    all.get_or_insert_default().insert(place.to_string(), whole(asked));
+}
+
+fn asked(place: &Address) -> String {
+    let all = lock(&ASKED);
+    let found = all.as_ref().and_then(|all| all.get(&place.to_string()).cloned());
+    found.unwrap_or_else(|| place.to_string())
+}
+
+/// An address that means the same in every folder.
+fn whole(address: &Address) -> String {
+    match address {
+        Address::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            Address::Unix(path).to_string()
+        }
+        address => address.to_string(),
+    }
+}
+
+/// Sockets of the server before this one that listen where somebody asks for one.
+pub(crate) fn inherited(address: &Address) -> Vec<OwnedFd> {
+    let wanted = whole(address);
+    let mut come = lock(&COME);
+    let by_asked = come.listeners.iter().any(|one| one.asked == wanted);
+    let fits = |one: &Listening| match by_asked {
+        true => one.asked == wanted,
+        false => one.place == wanted,
+    };
+    let (found, others) = std::mem::take(&mut come.listeners).into_iter().partition(fits);
+    come.listeners = others;
+    let found: Vec<Listening> = found;
+    found.into_iter().map(|one| one.socket).collect()
+}
+
+/// The same of a UNIX socket's path.
+pub(crate) fn inherited_at(path: &Path) -> Option<OwnedFd> {
+    inherited(&Address::Unix(path.to_owned())).into_iter().next()
+}
+
+/// The front-end that came to the server before this one by the socket at that path.
+pub(crate) fn front_end(path: &str) -> Option<vhost_user::Connection> {
+    let mut come = lock(&COME);
+    let found = come.front_ends.iter().position(|(place, _)| place == path)?;
+    Some(come.front_ends.swap_remove(found).1)
+}
+
+/// The NBD clients of the server whose first socket is that.
+pub(crate) fn sessions(place: &str) -> Vec<nbd::Session> {
+    let mut come = lock(&COME);
+    let all = std::mem::take(&mut come.sessions);
+    let (found, others) = all.into_iter().partition(|(of, _)| of == place);
+    come.sessions = others;
+    let found: Vec<(String, nbd::Session)> = found;
+    found.into_iter().map(|(_, session)| session).collect()
+}

@@ -1,0 +1,242 @@
+//! What a server passes to the next: as JSON behind a line that says of which version it is, how long, and its checksum.
+//!
+//! Version 1 is read for ever: `tests/handover/version-1.state` is one. What is new in a version is optional, with a default;
+//! what an older program could not do without raises [`VERSION`].
+
+use std::path::PathBuf;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// What is written, and the newest that is read.
+pub(crate) const VERSION: u32 = 1;
+const FORMAT: &str = "ringtap-handover";
+
+/// Everything but connections: what the next server prepares from while this one serves. Descriptors are named by their
+/// places among those that come with it.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// The version of the program that wrote it.
+    pub(crate) program: String,
+    pub(crate) disks: Vec<DiskState>,
+    pub(crate) groups: Vec<GroupState>,
+    pub(crate) listeners: Vec<ListenerState>,
+}
+
+/// A disk.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DiskState {
+    /// As a file of a folder of disks describes it.
+    pub(crate) described: String,
+    /// That file, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) file: Option<PathBuf>,
+    /// Why it is not served, if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) left_out: Option<String>,
+}
+
+/// A group of disks.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct GroupState {
+    /// As a file of a folder of disks describes it.
+    pub(crate) described: String,
+    /// That file, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// A socket that listens.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ListenerState {
+    /// The address that was asked for.
+    pub(crate) asked: String,
+    /// The address that it has.
+    pub(crate) place: String,
+    pub(crate) socket: usize,
+}
+
+/// What goes on elsewhere once nothing of it is in flight any more.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Connections {
+    /// When the first disk stood still, in nanoseconds of the monotonic clock.
+    pub(crate) began: u64,
+    #[serde(default)]
+    pub(crate) vhost_user: Vec<FrontEnd>,
+    #[serde(default)]
+    pub(crate) nbd: Vec<Client>,
+}
+
+/// An NBD client.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Client {
+    /// The first socket of its server.
+    pub(crate) place: String,
+    pub(crate) socket: usize,
+    /// The name of its export.
+    pub(crate) export: String,
+    pub(crate) structured: bool,
+    pub(crate) extended: bool,
+    /// A bit for each metadata context, by its number.
+    pub(crate) contexts: u64,
+    /// What it has sent that was not looked at, in hexadecimal digits.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) input: String,
+}
+
+/// A vhost-user front-end.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct FrontEnd {
+    /// The socket that it came by.
+    pub(crate) place: String,
+    pub(crate) socket: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) requests: Option<usize>,
+    pub(crate) messages: Vec<MessageState>,
+}
+
+/// A message that brings a back-end where the last one was.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MessageState {
+    pub(crate) request: u32,
+    /// In hexadecimal digits.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) payload: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) files: Vec<usize>,
+}
+
+/// Bytes as they are written down.
+pub(super) fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Those bytes.
+pub(super) fn bytes(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2);
+    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+/// Write it down.
+pub(crate) fn encode<T: Serialize>(what: &T) -> Result<Vec<u8>, String> {
+    let body = serde_json::to_vec(what).map_err(|error| error.to_string())?;
+    let sum = crc32c::crc32c(&body);
+    let head = format!("{FORMAT} {VERSION} {} {sum:08x}\n", body.len());
+    Ok([head.into_bytes(), body].concat())
+}
+
+/// Read it; what is wrong is said for people.
+pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    let end = text.iter().position(|byte| *byte == b'\n').ok_or("its state has no first line")?;
+    let (head, body) = (String::from_utf8_lossy(&text[..end]), &text[end + 1..]);
+    let words: Vec<&str> = head.split(' ').collect();
+    let [FORMAT, version, len, sum] = words[..] else {
+        return Err(format!("its state begins with {head:?}"));
+    };
+    if version.parse() != Ok(VERSION) {
+        return Err(format!("its state is of version {version}, and this program reads {VERSION}"));
+    }
+    if len.parse() != Ok(body.len()) {
+        return Err(format!("its state has {} bytes, and says {len}", body.len()));
+    }
+    if u32::from_str_radix(sum, 16) != Ok(crc32c::crc32c(body)) {
+        return Err("the checksum of its state is wrong".into());
+    }
+    serde_json::from_slice(body).map_err(|error| format!("its state cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STORED: [&[u8]; 2] = [
+        include_bytes!("../../tests/handover/version-1.state"),
+        include_bytes!("../../tests/handover/version-1.connections"),
+    ];
+
+    fn state() -> State {
+        let described =
+            "image = \"/srv/a.qcow2\"\nformat = \"qcow2\"\nvhost-user = [\"unix:/run/a\"]\n";
+        State {
+            program: "0.1.0".into(),
+            disks: vec![
+                DiskState {
+                    described: described.into(),
+                    file: Some("/etc/ringtap/disks.d/a.toml".into()),
+                    left_out: None,
+                },
+                DiskState {
+                    described: "image = \"/srv/b\"\n".into(),
+                    file: None,
+                    left_out: Some("it is locked".into()),
+                },
+            ],
+            groups: vec![GroupState {
+                described: "[[throttle-group]]\nname = \"g\"\niops = \"100\"\n".into(),
+                file: None,
+            }],
+            listeners: vec![ListenerState {
+                asked: "unix:a".into(),
+                place: "unix:/run/a".into(),
+                socket: 1,
+            }],
+        }
+    }
+
+    fn connections() -> Connections {
+        let message = |request, payload: &[u8], files: &[usize]| MessageState {
+            request,
+            payload: digits(payload),
+            files: files.to_vec(),
+        };
+        Connections {
+            began: 12_345,
+            vhost_user: vec![FrontEnd {
+                place: "/run/a".into(),
+                socket: 1,
+                requests: Some(2),
+                messages: vec![message(3, &[], &[]), message(12, &[0, 1, 0xfe], &[3])],
+            }],
+            nbd: vec![Client {
+                place: "unix:/run/n".into(),
+                socket: 4,
+                export: "a".into(),
+                structured: true,
+                extended: false,
+                contexts: 1,
+                input: digits(b"%`"),
+            }],
+        }
+    }
+
+    #[test]
+    fn what_was_stored_is_read_for_ever() {
+        if let Some(folder) = std::env::var_os("RINGTAP_TEST_STATE") {
+            let folder = PathBuf::from(folder);
+            let write = |name: &str, text: Result<Vec<u8>, String>| {
+                std::fs::write(folder.join(name), text.expect("it is written")).expect("a file");
+            };
+            write("version-1.state", encode(&state()));
+            write("version-1.connections", encode(&connections()));
+            return;
+        }
+        assert_eq!(decode(STORED[0]), Ok(state()));
+        assert_eq!(decode(STORED[1]), Ok(connections()));
+        assert_eq!(bytes(&connections().vhost_user[0].messages[1].payload), Some(vec![0, 1, 0xfe]));
+    }
+
+    #[test]
+    fn another_version_and_what_is_damaged_is_refused() {
+        let good = encode(&state()).expect("it is written");
+        let text = String::from_utf8(good.clone()).expect("text");
+        let newer = text.replacen(" 1 ", " 2 ", 1);
+        let why = decode::<State>(newer.as_bytes()).expect_err("newer");
+        assert!(why.contains("version 2"), "{why}");
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert!(decode::<State>(&bad).is_err(), "byte {at}");
+            assert!(decode::<State>(&good[..at]).is_err(), "cut at {at}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The server that takes over, until all is its own.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use ringtap_export::{nbd, vhost_user};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::channel::{Channel, Files, Kind};
+use super::giving::in_parallel;
+use super::state::{Client, Connections, State, bytes, decode};
+use super::{CHANNEL, COME, Listening, NOT_OURS, lock};
+use crate::folder::{Looked, ReadFile};
+use crate::opened::LeftOut;
+use crate::running::Running;
+use crate::{Config, Disk, Error, Keeping};
+
+/// A server that begins as the next of another.
+pub(crate) struct Taking {
+    channel: Channel,
+    state: State,
+    began: u64,
+}
+
+fn failed(why: impl Into<String>) -> Error {
+    Error::Upgrade(why.into())
+}
+
+impl Taking {
+    /// What the server before this one passes on, if there is one. Called once in the life of a process.
+    pub(crate) fn begin() -> Result<Option<Taking>, Error> {
+        let Some(number) = std::env::var_os(CHANNEL) else { return Ok(None) };
+        let number = number.to_str().and_then(|text| text.parse::<RawFd>().ok());
+        let number = number.filter(|number| *number > 2);
+        let number = number.ok_or_else(|| failed(format!("{CHANNEL} is no descriptor")))?;
+        // SAFETY: whoever sets the variable has made this descriptor for this process alone, and nothing here has
+        // looked at it before: this runs once, at the start.
+        let socket = unsafe { OwnedFd::from_raw_fd(number) };
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)
+            .map_err(|error| failed(format!("{CHANNEL}: {error}")))?;
+        // From now on until the commit point what is at the names of this server's is another's.
+        NOT_OURS.store(true, SeqCst);
+        let channel = Channel(UnixStream::from(socket));
+        match receive(&channel, Kind::State).and_then(|(body, files)| prepare(&body, files)) {
+            Ok(state) => Ok(Some(Taking { channel, state, began: 0 })),
+            Err(why) => {
+                let _ = channel.send(Kind::Failed, &why, &[]);
+                Err(failed(why))
+            }
+        }
+    }
+
+    /// It cannot be: the server before this one goes on.
+    pub(crate) fn give_up(&self, error: &Error) {
+        let _ = self.channel.send(Kind::Failed, &error.to_string(), &[]);
+    }
+
+    /// Put what was served into the configuration, instead of what the command line and the folder say; those that were
+    /// not served come apart.
+    pub(crate) fn configure(
+        &self,
+        config: &mut Config,
+        read: &ReadFile,
+    ) -> Result<(Looked, Vec<(Disk, String)>), Error> {
+        let (mut looked, mut left_out) = (Looked::default(), vec![]);
+        (config.disks, config.groups) = (vec![], vec![]);
+        for group in &self.state.groups {
+            let described = described(read, &group.described)?;
+            for (name, allotment) in described.groups {
+                looked.groups.extend(group.file.clone().map(|file| (name.clone(), file)));
+                config.groups.push((name, allotment));
+            }
+        }
+        for disk in &self.state.disks {
+            let found = described(read, &disk.described)?.disk;
+            let found = found.ok_or_else(|| failed("its state describes a disk that is none"))?;
+            let keeping = Keeping { file: disk.file.clone(), ..found.keeping.clone() };
+            let found = Disk { keeping, ..found };
+            match &disk.left_out {
+                None => config.disks.push(found),
+                Some(why) => left_out.push((found, why.clone())),
+            }
+        }
+        Ok((looked, left_out))
+    }
+
+    /// Have images come that are written to only once the server before this one has closed them.
+    pub(crate) fn look_only(&self, config: &mut Config) {
+        for disk in &mut config.disks {
+            if !disk.incoming && !disk.options.read_only && !disk.is_null() {
+                disk.keeping.comes = true;
+                disk.incoming = true;
+            }
+        }
+    }
+
+    /// Say that all is prepared, and take what goes on here. Whatever fails, the server before this one goes on.
+    pub(crate) fn take_over(&mut self, running: &mut Running) -> Result<(), Error> {
+        let told = self.channel.send(Kind::Ready, "", &[]);
+        told.map_err(|error| failed(format!("the server before this one has gone: {error}")))?;
+        let (body, files) = receive(&self.channel, Kind::Connections).map_err(failed)?;
+        self.began = connect(&body, files).map_err(failed)?;
+        let coming = running.disks.iter().filter(|(_, served)| served.disk.keeping.comes);
+        let ids: Vec<_> = coming.map(|(id, _)| *id).collect();
+        let residences: Vec<Arc<_>> =
+            ids.iter().filter_map(|id| running.residence_of(*id)).collect();
+        in_parallel(&residences, |residence| residence.take_over())?;
+        for id in ids {
+            running.pending.away.remove(&id);
+            if let Some(served) = running.disks.get_mut(&id) {
+                (served.disk.keeping.comes, served.disk.incoming) = (false, false);
+            }
+        }
+        // Where nobody hears it the server before this one is gone, and this is all that there is.
+        let _ = self.channel.send(Kind::Taken, "", &[]);
+        NOT_OURS.store(false, SeqCst);
+        Ok(())
+    }
+
+    /// All is served: how long it was not. What nobody has asked for ends.
+    pub(crate) fn done(self) -> Duration {
+        let mut come = lock(&COME);
+        for (place, _) in come.front_ends.drain(..) {
+            tracing::error!("a front-end is let go: nothing is served at {place}");
+        }
+        for (place, _) in come.sessions.drain(..) {
+            tracing::error!("an NBD client is let go: nothing is served at {place}");
+        }
+        for left in come.listeners.drain(..) {
+            tracing::warn!("the socket {} is closed: nothing is served there", left.asked);
+        }
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let pause = Duration::from_nanos(now.saturating_sub(self.began));
+        let count = self.state.disks.len();
+        tracing::info!("{count} disk(s) taken over; they stood still for {pause:?}");
+        pause
+    }
+}
+
+fn receive(channel: &Channel, kind: Kind) -> Result<(Vec<u8>, Files), String> {
+    // The server before this one kills whoever takes too long.
+    let said = channel.receive(None).map_err(|error| error.to_string())?;
+    let said = said.ok_or("the server before this one has given up")?;
+    if said.kind != kind {
+        return Err(format!("it says {:?} where {kind:?} is due", said.kind));
+    }
+    Files::of(said.files).map_err(|error| error.to_string())
+}
+
+fn prepare(body: &[u8], mut files: Files) -> Result<State, String> {
+    let state: State = decode(body)?;
+    for listener in &state.listeners {
+        let (asked, place) = (listener.asked.clone(), listener.place.clone());
+        let socket = files.take(listener.socket)?;
+        lock(&COME).listeners.push(Listening { asked, place, socket });
+    }
+    Ok(state)
+}
+
+fn connect(body: &[u8], mut files: Files) -> Result<u64, String> {
+    let connections: Connections = decode(body)?;
+    for front_end in connections.vhost_user {
+        let mut messages = vec![];
+        for message in front_end.messages {
+            let payload = bytes(&message.payload).ok_or("a message is no hexadecimal digits")?;
+            let come: Result<_, String> =
+                message.files.iter().map(|place| files.take(*place)).collect();
+            messages.push(vhost_user::Message { request: message.request, payload, files: come? });
+        }
+        let socket = files.take(front_end.socket)?;
+        let requests = front_end.requests.map(|place| files.take(place)).transpose()?;
+        let connection = vhost_user::Connection { socket, requests, messages };
+        lock(&COME).front_ends.push((front_end.place, connection));
+    }
+    for client in connections.nbd {
+        let socket = files.take(client.socket)?;
+        let input = bytes(&client.input).ok_or("what a client sent is no hexadecimal digits")?;
+        let Client { place, export, structured, extended, contexts, .. } = client;
+        let session = nbd::Session { socket, export, structured, extended, contexts, input };
+        lock(&COME).sessions.push((place, session));
+    }
+    Ok(connections.began)
+}
+
+/// What a text describes as a file of a folder would.
+fn described(read: &ReadFile, text: &str) -> Result<crate::Described, Error> {
+    let wrong = |error: std::io::Error| failed(format!("its state cannot be read: {error}"));
+    let file = memfd_create("disk", MemfdFlags::CLOEXEC).map_err(|error| wrong(error.into()))?;
+    let mut file = File::from(file);
+    file.write_all(text.as_bytes()).map_err(wrong)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    read(Path::new(&path)).map_err(failed)
+}
+
+/// Those that the server before this one did not serve either.
+pub(crate) fn left_out(disks: Vec<(Disk, String)>) -> Vec<LeftOut> {
+    let left = |(disk, why): (Disk, String)| {
+        let label = disk.node_name.clone().unwrap_or_default();
+        LeftOut { disk, label, error: Error::File(why) }
+    };
+    disks.into_iter().map(left).collect()
+}

@@ -1,0 +1,146 @@
+//! Clients that go on in another server: the socket, what was agreed on, and what has come of a request that is not
+//! whole.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Server;
+use super::context::Contexts;
+use super::handshake::Choice;
+use super::server::{Exports, Offered};
+
+/// How often it is looked for something that is about to come.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long the export of a client may take to come.
+const COMES: Duration = Duration::from_secs(10);
+
+/// A client that goes on in another server. None of its requests is in flight.
+#[derive(Debug)]
+pub struct Session {
+    /// What its requests come by.
+    pub socket: OwnedFd,
+    /// The name of the export that it has chosen.
+    pub export: String,
+    /// Whether replies come in chunks.
+    pub structured: bool,
+    /// Whether headers are extended.
+    pub extended: bool,
+    /// The metadata contexts that it has selected, a bit for each by its number.
+    pub contexts: u64,
+    /// What it has sent of requests that were not looked at.
+    pub input: Vec<u8>,
+}
+
+impl Session {
+    /// The export that it has chosen, and what it may ask for; waited for where it is about to come.
+    pub(super) fn choice(&self, exports: &Exports) -> Option<(Choice, Offered)> {
+        let began = Instant::now();
+        loop {
+            let all = exports.all();
+            let found = all.iter().position(|one| one.export.name == self.export);
+            if let Some((export, offered)) = found.and_then(|at| Some((at, all.get(at)?.clone()))) {
+                let contexts = Contexts::of_bits(self.contexts);
+                let (structured, extended) = (self.structured, self.extended);
+                return Some((Choice { export, structured, extended, contexts }, offered));
+            }
+            if began.elapsed() > COMES {
+                tracing::error!(
+                    "an NBD client is let go: its export {:?} has not come",
+                    self.export
+                );
+                return None;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// What a server has to do with others before and after it.
+#[derive(Default)]
+pub(super) struct Handover {
+    /// Whether clients go on elsewhere once this stops.
+    wanted: AtomicBool,
+    /// Clients that have not chosen yet.
+    pub(super) shaking_hands: AtomicUsize,
+    /// Clients that speak TLS.
+    pub(super) sealed: AtomicUsize,
+    adopted: Mutex<Vec<Session>>,
+    left: Mutex<Vec<Session>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Handover {
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted.load(SeqCst)
+    }
+
+    pub(super) fn leave(&self, session: Session) {
+        lock(&self.left).push(session);
+    }
+
+    pub(super) fn adopted(&self) -> Vec<Session> {
+        std::mem::take(&mut lock(&self.adopted))
+    }
+}
+
+/// One more is counted while this lives.
+pub(super) struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    pub(super) fn new(count: &'a AtomicUsize) -> Counted<'a> {
+        count.fetch_add(1, SeqCst);
+        Counted(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Server {
+    /// Before it serves: go on with a client of another server.
+    pub fn adopt(&self, session: Session) {
+        lock(&self.handover.adopted).push(session);
+    }
+
+    /// Why its clients could not go on elsewhere.
+    pub fn must_stay(&self) -> Option<String> {
+        let sealed = self.handover.sealed.load(SeqCst);
+        (sealed > 0).then(|| {
+            format!(
+                "{sealed} client(s) speak TLS, whose keys are not passed on: have them leave first"
+            )
+        })
+    }
+
+    /// Wait until no client is about to choose its export, though no longer than so.
+    pub fn wait_for_handshakes(&self, limit: Duration) {
+        let began = Instant::now();
+        while self.handover.shaking_hands.load(SeqCst) > 0 && began.elapsed() < limit {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// From now on the word to stop leaves clients connected, for another server or, once this is taken back, for this one.
+    pub fn hand_over(&self, wanted: bool) {
+        self.handover.wanted.store(wanted, SeqCst);
+    }
+
+    /// Once it has ended: the clients that are to go on.
+    pub fn left(&self) -> Vec<Session> {
+        std::mem::take(&mut lock(&self.handover.left))
+    }
+}
+
+/// A copy of a client's descriptor.
+pub(super) fn copy(socket: impl std::os::fd::AsFd) -> io::Result<OwnedFd> {
+    socket.as_fd().try_clone_to_owned()
+}

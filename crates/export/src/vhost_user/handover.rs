@@ -1,0 +1,140 @@
+//! Connections that go on in another server: the socket, and the messages by which its back-end gets where this one is.
+//!
+//! What is passed on is itself vhost-user (vhost-user.rst): a state of that form is read by every version that speaks the
+//! protocol.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserLog};
+
+use super::Server;
+use super::backend::Backend;
+use super::locked as locked_backend;
+
+/// Files of one front-end that are kept to be passed on: guests have their memory in a few.
+const MOST_FILES: usize = 32;
+
+/// A message as it may be handed in again.
+#[derive(Debug)]
+pub struct Message {
+    /// Its number in vhost-user.rst.
+    pub request: u32,
+    /// What follows its header.
+    pub payload: Vec<u8>,
+    /// The descriptors that come with it.
+    pub files: Vec<OwnedFd>,
+}
+
+/// A front-end that goes on in another server. Its queues do not run.
+#[derive(Debug)]
+pub struct Connection {
+    /// What its messages come by; those that were not looked at are still in it.
+    pub socket: OwnedFd,
+    /// By what it is told of another size.
+    pub requests: Option<OwnedFd>,
+    /// What brings a fresh back-end where its last one was; at least one.
+    pub messages: Vec<Message>,
+}
+
+/// Files that a front-end shares, as far as they are kept.
+#[derive(Default)]
+pub(super) struct Sources {
+    memory: Vec<(u64, u64, Weak<File>)>,
+    pub(super) inflight: Option<(VhostUserInflight, File)>,
+    pub(super) log: Option<(VhostUserLog, File)>,
+}
+
+impl Sources {
+    /// Keep a file of guest memory for as long as anybody has what this gives; one that is kept already is kept once.
+    pub(super) fn keep(&mut self, file: &File) -> Option<Arc<File>> {
+        let found = file.metadata().ok()?;
+        self.memory.retain(|(.., kept)| kept.strong_count() > 0);
+        let same = |(device, inode, _): &&(u64, u64, Weak<File>)| {
+            (*device, *inode) == (found.dev(), found.ino())
+        };
+        if let Some(kept) = self.memory.iter().find(same).and_then(|(.., kept)| kept.upgrade()) {
+            return Some(kept);
+        }
+        if self.memory.len() >= MOST_FILES {
+            return None;
+        }
+        let kept = Arc::new(file.try_clone().ok()?);
+        self.memory.push((found.dev(), found.ino(), Arc::downgrade(&kept)));
+        Some(kept)
+    }
+}
+
+/// What a server has to do with others before and after it.
+#[derive(Default)]
+pub(super) struct Handover(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Whether front-ends go on elsewhere once this stops.
+    wanted: bool,
+    /// One that comes from another server.
+    adopted: Option<Connection>,
+    /// The one that is served.
+    serves: Option<Arc<Mutex<Backend>>>,
+    /// What has become of the one that was served as this stopped.
+    left: Option<io::Result<Connection>>,
+}
+
+impl Handover {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn adopted(&self) -> Option<Connection> {
+        self.lock().adopted.take()
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.lock().wanted
+    }
+
+    pub(super) fn serves(&self, backend: Option<Arc<Mutex<Backend>>>) {
+        self.lock().serves = backend;
+    }
+
+    pub(super) fn leave(&self, left: io::Result<Connection>) {
+        self.lock().left = Some(left);
+    }
+}
+
+impl Server {
+    /// The socket that listens, for another server.
+    pub fn listener(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
+    /// Before it serves: go on with a front-end of another server.
+    pub fn adopt(&self, connection: Connection) {
+        self.handover.lock().adopted = Some(connection);
+    }
+
+    /// Why the front-end that is served now could not go on elsewhere.
+    pub fn must_stay(&self) -> Option<String> {
+        let serves = self.handover.lock().serves.clone();
+        let stays = serves.map(|backend| locked_backend(&backend).messages().map(drop));
+        stays.and_then(Result::err).map(|why| why.to_string())
+    }
+
+    /// From now on the word to stop leaves the front-end connected, for another server or, once this is taken back, for
+    /// this one.
+    pub fn hand_over(&self, wanted: bool) {
+        self.handover.lock().wanted = wanted;
+    }
+
+    /// Once it has ended: the front-end that is to go on.
+    ///
+    /// # Errors
+    /// Where there are no descriptors for it: it is let go then.
+    pub fn left(&self) -> io::Result<Option<Connection>> {
+        self.handover.lock().left.take().transpose()
+    }
+}
