@@ -299,9 +299,9 @@ fn nbd_clients_go_on_over_many_upgrades() {
         "serve --control unix:c.sock {raw} -f raw --name a --nbd unix:nbd.sock {qcow2} -f qcow2 --name b --nbd unix:nbd.sock"
     );
     let (_child, mut server) = bench.serve(&line);
-    let loads = [bench.nbd_load("nbd.sock", "a", 6), bench.nbd_load("nbd.sock", "b", 6)];
+    let loads = [bench.nbd_load("nbd.sock", "a", 4), bench.nbd_load("nbd.sock", "b", 4)];
     std::thread::sleep(Duration::from_secs(1));
-    for _ in 0..4 {
+    for _ in 0..3 {
         let next = bench.upgrade("unix:c.sock");
         ends(server);
         server = next;
@@ -320,4 +320,78 @@ fn nbd_clients_go_on_over_many_upgrades() {
         assert!(output.status.success(), "{}\n{}", self::said(&output), bench.log());
     }
     assert!(lives(server), "{}", bench.log());
+}
+
+#[test]
+fn what_has_come_at_run_time_goes_on() {
+    let mut bench = Bench::new();
+    for (name, format) in
+        [("a.qcow2", "qcow2"), ("b.raw", "raw"), ("c.qcow2", "qcow2"), ("late.raw", "raw")]
+    {
+        bench.ends_with(&format!("create -q -f {format} {name} 64M"), 0);
+    }
+    fs::create_dir(bench.path("d")).expect("a folder");
+    let (_child, mut server) = bench.serve("daemon --control unix:c.sock --disks d --persist");
+    let own = |words: &str| format!("disk {words} --control unix:c.sock");
+    bench.ends_with(&own("add a.qcow2 -f qcow2 --node-name a --vhost-user a.sock"), 0);
+    bench.ends_with(&own("add b.raw -f raw --node-name b --nbd b --nbd-server unix:n.sock"), 0);
+    let fuse = mounts();
+    if fuse {
+        bench.ends_with(&own("add c.qcow2 -f qcow2 --node-name c --fuse c.img"), 0);
+    }
+    bench.ends_with(&own("limit b --iops 4000"), 0);
+    bench.ends_with(&own("checkpoint add a monday"), 0);
+    bench.ends_with(&own("snapshot b b.qcow2"), 0);
+    let loads = [bench.load("a.sock", 3), bench.nbd_load("n.sock", "b", 3)];
+    std::thread::sleep(Duration::from_secs(1));
+    let listed = |bench: &Bench| bench.ends_with(&own("list"), 0);
+    let before = listed(&bench);
+    // One that fails when all stand still has the same server go on with all of it.
+    let binary = bench.script(
+        "ends",
+        "exec 3>&\"$RINGTAP_HANDOVER\"; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; sleep 0.3",
+    );
+    bench.ends_with(&format!("upgrade unix:c.sock --binary {binary}"), 1);
+    for round in 0..2 {
+        let next = bench.upgrade("unix:c.sock");
+        ends(server);
+        server = next;
+        assert_eq!(listed(&bench), before, "{}", bench.log());
+        assert!(bench.ends_with(&own("limit b"), 0).contains("iops-total 4000"));
+        let noted = bench.ends_with(&own("checkpoint list a"), 0);
+        assert!(noted.starts_with("monday: ") && noted.lines().count() == 1, "{noted}");
+        assert!(!noted.contains(": 0 bytes") && !noted.contains("lost"), "{noted}");
+        if fuse {
+            let part = [round + 1; 4096];
+            let file = fs::File::options().read(true).write(true).open(bench.path("c.img"));
+            std::os::unix::fs::FileExt::write_all_at(&file.expect("the disk"), &part, 4096)
+                .expect("written");
+        }
+    }
+    bench.ends_with(&own("add late.raw -f raw --node-name late --vhost-user late.sock"), 0);
+    for load in loads {
+        let output = load.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    }
+    // Another program would end by the signal.
+    let refused = Command::new(RINGTAP).args(["upgrade", "1"]).output().expect("it runs");
+    assert!(
+        !refused.status.success() && said(&refused).contains("no ringtap"),
+        "{}",
+        said(&refused)
+    );
+    let _ = kill_process(pid(server), Signal::TERM);
+    ends(server);
+    let left = ["a.sock", "n.sock", "c.sock", "late.sock"].map(|name| bench.path(name).exists());
+    assert_eq!(left, [false; 4], "{}", bench.log());
+    if fuse {
+        assert!(!bench.path("c.img").exists(), "it was made for the mount");
+        bench.ends_with("check -f qcow2 c.qcow2", 0);
+    }
+    bench.ends_with("check -f qcow2 a.qcow2", 0);
+}
+
+/// Whether files can be mounted here.
+fn mounts() -> bool {
+    rustix::process::geteuid().is_root() && fs::File::open("/dev/fuse").is_ok()
 }

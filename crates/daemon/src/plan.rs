@@ -154,7 +154,7 @@ impl Plan {
                         resolved.display()
                     )));
                 }
-                let mount = fuse::Mount::new(path, &disk.path, &options)?;
+                let mount = handover::mount(path, &disk.path, &options)?;
                 plan.fuse.push(File { disk: *id, mount, options });
             }
         }

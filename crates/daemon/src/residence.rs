@@ -93,6 +93,7 @@ impl Residence {
         let mut state = lock(&self.state);
         let _disk = self.vbd.span().enter();
         self.put_away(disk, self.vbd.size())?;
+        self.vbd.forget_bitmaps();
         *state = State::Away(disk.clone().into());
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
-use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
+use ringtap_export::{Stop, nbd, ublk, vhost_user};
 
 use crate::events::{Event, spawn};
 use crate::plan::{self, File, NbdGroup, Plan, VhostUser};
@@ -131,7 +131,7 @@ impl Running {
     fn start_fuse(&mut self, file: File) -> Result<(), Error> {
         let File { disk, mount, options } = file;
         let Some(served) = self.disks.get_mut(&disk) else { return Ok(()) };
-        let wire = Wire::Fuse(fuse::Server::new(mount, served.vbd.clone(), options).into());
+        let wire = Wire::fuse(mount, served.vbd.clone(), options);
         wire.places("").into_iter().for_each(|path| served.facts.add_fuse(path));
         self.start_one(Lone { id: None, disk, wire, files: vec![], added: false })
     }

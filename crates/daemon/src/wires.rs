@@ -56,7 +56,8 @@ impl Wire {
             Wire::VhostUser { server, .. } => {
                 server.must_stay().map(|why| format!("{title}: {why}"))
             }
-            Wire::Fuse(_) | Wire::Ublk(_) => {
+            Wire::Fuse(_) => None,
+            Wire::Ublk(_) => {
                 Some(format!("{title} is not handed over: restart the server, or end that export"))
             }
         }
@@ -67,8 +68,18 @@ impl Wire {
         match self {
             Wire::Nbd { server, .. } => server.hand_over(wanted),
             Wire::VhostUser { server, .. } => server.hand_over(wanted),
-            Wire::Fuse(_) | Wire::Ublk(_) => {}
+            Wire::Fuse(server) => server.hand_over(wanted),
+            Wire::Ublk(_) => {}
         }
+    }
+
+    /// As a file that is mounted.
+    pub(crate) fn fuse(mount: fuse::Mount, vbd: ringtap_vbd::Disk, options: fuse::Options) -> Wire {
+        let server = fuse::Server::new(mount, vbd, options);
+        if let Some(modified) = handover::modified(server.path()) {
+            server.set_modified(modified);
+        }
+        Wire::Fuse(server.into())
     }
 
     /// Serve until the word to stop comes, or it ends by itself.

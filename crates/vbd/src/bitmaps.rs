@@ -242,6 +242,14 @@ impl Disk {
         Some((keep.store.sidecar().clone(), keep.store.memory().clone()))
     }
 
+    /// The image is closed, and another has what was kept of it: nothing is known here any more.
+    pub fn forget_bitmaps(&self) {
+        let bitmaps = &self.shared.bitmaps;
+        lock(&bitmaps.all).clear();
+        bitmaps.mark_those_there_are();
+        *lock(&bitmaps.keep) = None;
+    }
+
     /// The image is closed, and the bitmaps are written as they are. After the last request.
     pub(crate) async fn close_bitmaps(&self, io: &Io) -> Result<(), Error> {
         let bitmaps = &self.shared.bitmaps;

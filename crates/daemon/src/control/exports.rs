@@ -17,7 +17,7 @@ use crate::running::{DiskId, Export, Running, Served, ServerId, Then};
 use crate::socket::{self, SocketFile};
 use crate::start::{Lone, NbdSocket};
 use crate::wires::Wire;
-use crate::{Address, Error, TlsMode};
+use crate::{Address, Error, TlsMode, handover};
 
 /// How long a client waits for the end of an export that it had taken away; it goes on after that, and is told by the
 /// event.
@@ -344,9 +344,9 @@ impl Running {
                     "growable takes a raw image in a regular file, and an export that is writable",
                 ));
             }
-            let mount = fuse::Mount::new(&PathBuf::from(of.mountpoint), &image, &options);
+            let mount = handover::mount(&PathBuf::from(of.mountpoint), &image, &options);
             let mount = mount.map_err(Error::from)?;
-            Ok((Wire::Fuse(fuse::Server::new(mount, common.vbd.clone(), options).into()), vec![]))
+            Ok((Wire::fuse(mount, common.vbd.clone(), options), vec![]))
         });
     }
 

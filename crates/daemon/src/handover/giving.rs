@@ -10,17 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use ringtap_export::{nbd, vhost_user};
+use ringtap_export::{fuse, nbd, vhost_user};
 use ringtap_io::Tasks;
+use ringtap_vbd::DirtyBitmap;
 use rustix::time::{ClockId, clock_gettime};
 use sd_notify::NotifyState;
 
 use super::channel::{Channel, Kind};
 use super::state::{
-    Client, Connections, DiskState, FrontEnd, GroupState, ListenerState, MessageState, State,
-    digits, encode,
+    Client, Connections, DiskState, FrontEnd, GroupState, ListenerState, MessageState, MountState,
+    State, digits, encode,
 };
-use super::{CHANNEL, NOT_OURS, asked, whole};
+use super::{CHANNEL, asked, leave_all, whole};
 use crate::control::JobStatus;
 use crate::events::notify;
 use crate::pid_file::PidFile;
@@ -78,7 +79,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
     let pause = wish.patience.unwrap_or(PAUSE).min(PAUSE);
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
         Ok(()) => {
-            NOT_OURS.store(true, SeqCst);
+            leave_all(true);
             let pid = next.child.id();
             notify(&[NotifyState::MainPid(pid)]);
             // Who waits for this process to end finds the other in it.
@@ -95,7 +96,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
             next.end();
             if next.has_taken() {
                 // It was, for a moment, the one that serves: what it left is taken up as after any kill.
-                NOT_OURS.store(true, SeqCst);
+                leave_all(true);
                 tracing::error!(
                     "the new process took over, and too late: both end, start the server again"
                 );
@@ -262,8 +263,12 @@ impl Running {
             if served.vbd.waiting_for_room() > 0 {
                 return Err(format!("requests of the disk {node} wait for space: make room first"));
             }
-            if !served.vbd.dirty_bitmaps().is_empty() {
-                return Err(format!("the disk {node} has bitmaps, which are not handed over"));
+            let lost = |one: &DirtyBitmap| !one.persistent;
+            if let Some(one) = served.vbd.dirty_bitmaps().into_iter().find(lost) {
+                let name = &one.name;
+                return Err(format!(
+                    "the disk {node} has the bitmap {name}, which ends with this process: remove it first"
+                ));
             }
         }
         for serving in self.servers.values() {
@@ -320,6 +325,14 @@ impl Running {
         for (place, socket) in &self.listening {
             listen(place.clone(), socket.try_clone().map_err(no_more)?);
         }
+        for serving in self.servers.values() {
+            let Wire::Fuse(server) = &*serving.wire else { continue };
+            if let Some(fuse::Passed { device, made }) = server.pass().map_err(no_more)? {
+                files.push(device);
+                let (path, device) = (server.path().to_owned(), files.len());
+                state.mounts.push(MountState { path, device, made });
+            }
+        }
         Ok((state, files))
     }
 
@@ -349,6 +362,7 @@ struct Still {
     residences: Vec<Arc<Residence>>,
     front_ends: Vec<(ServerId, String, vhost_user::Connection)>,
     sessions: Vec<(ServerId, String, nbd::Session)>,
+    modified: Vec<(PathBuf, u64)>,
 }
 
 fn now() -> u64 {
@@ -359,8 +373,13 @@ fn now() -> u64 {
 impl Still {
     /// Have all requests end, and no more begin.
     fn stand(running: &mut Running) -> Result<Still, Error> {
-        let mut still =
-            Still { began: now(), residences: vec![], front_ends: vec![], sessions: vec![] };
+        let mut still = Still {
+            began: now(),
+            residences: vec![],
+            front_ends: vec![],
+            sessions: vec![],
+            modified: vec![],
+        };
         running.handing_over.store(true, SeqCst);
         for serving in running.servers.values_mut() {
             serving.wire.hand_over(true);
@@ -380,7 +399,12 @@ impl Still {
                     let left = server.left().into_iter();
                     still.sessions.extend(left.map(|session| (*id, first.clone(), session)));
                 }
-                Wire::Fuse(_) | Wire::Ublk(_) => {}
+                Wire::Fuse(server) => {
+                    let modified = server.modified().map(|since| since.as_nanos() as u64);
+                    let path = server.path().to_owned();
+                    still.modified.extend(modified.map(|modified| (path, modified)));
+                }
+                Wire::Ublk(_) => {}
             }
         }
         let going: Vec<(DiskId, crate::Disk)> = running
@@ -424,6 +448,7 @@ impl Still {
             let place = place.clone();
             connections.vhost_user.push(FrontEnd { place, socket, requests, messages });
         }
+        connections.modified.clone_from(&self.modified);
         for (_, place, session) in &self.sessions {
             connections.nbd.push(Client {
                 place: place.clone(),

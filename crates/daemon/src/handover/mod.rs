@@ -14,11 +14,12 @@ mod taking;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use ringtap_export::{nbd, vhost_user};
+use ringtap_export::{fuse, nbd, vhost_user};
 
 pub(crate) use giving::{Wish, hand_over, tell_asker};
 pub(crate) use taking::{Taking, left_out};
@@ -37,13 +38,20 @@ pub(crate) fn leaves_all() -> bool {
 }
 
 /// What has come from the server before this one, and nobody has asked for yet.
-static COME: Mutex<Come> =
-    Mutex::new(Come { listeners: vec![], front_ends: vec![], sessions: vec![] });
+static COME: Mutex<Come> = Mutex::new(Come {
+    listeners: vec![],
+    front_ends: vec![],
+    sessions: vec![],
+    mounts: vec![],
+    modified: vec![],
+});
 
 struct Come {
     listeners: Vec<Listening>,
     front_ends: Vec<(String, vhost_user::Connection)>,
     sessions: Vec<(String, nbd::Session)>,
+    mounts: Vec<(PathBuf, fuse::Passed)>,
+    modified: Vec<(PathBuf, Duration)>,
 }
 
 struct Listening {
@@ -117,4 +125,35 @@ pub(crate) fn sessions(place: &str) -> Vec<nbd::Session> {
     come.sessions = others;
     let found: Vec<(String, nbd::Session)> = found;
     found.into_iter().map(|(_, session)| session).collect()
+}
+
+/// Mount a disk over a file, or go on with what the server before this one has mounted there.
+pub(crate) fn mount(
+    path: &Path,
+    image: &Path,
+    options: &fuse::Options,
+) -> Result<fuse::Mount, fuse::Error> {
+    if !lock(&COME).mounts.is_empty() {
+        let resolved = fuse::resolve(path)?;
+        let mut come = lock(&COME);
+        if let Some(at) = come.mounts.iter().position(|(mounted, _)| *mounted == resolved) {
+            let (_, passed) = come.mounts.swap_remove(at);
+            let image = std::path::absolute(image).unwrap_or_else(|_| image.to_owned());
+            return Ok(fuse::Mount::adopt(&resolved, &image, passed));
+        }
+    }
+    fuse::Mount::new(path, image, options)
+}
+
+/// When the file there changed the last time, as the server before this one has shown it.
+pub(crate) fn modified(path: &Path) -> Option<Duration> {
+    let mut come = lock(&COME);
+    let found = come.modified.iter().position(|(mounted, _)| mounted == path)?;
+    Some(come.modified.swap_remove(found).1)
+}
+
+/// From now on what is at the names of this process belongs to another; or it is its own.
+fn leave_all(leaves: bool) {
+    NOT_OURS.store(leaves, SeqCst);
+    fuse::keep_mounts(leaves);
 }

@@ -21,6 +21,18 @@ pub(crate) struct State {
     pub(crate) disks: Vec<DiskState>,
     pub(crate) groups: Vec<GroupState>,
     pub(crate) listeners: Vec<ListenerState>,
+    #[serde(default)]
+    pub(crate) mounts: Vec<MountState>,
+}
+
+/// A disk that is mounted as a file.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MountState {
+    pub(crate) path: PathBuf,
+    /// Of the FUSE device.
+    pub(crate) device: usize,
+    /// Whether the file under it is removed at the end.
+    pub(crate) made: bool,
 }
 
 /// A disk.
@@ -65,6 +77,9 @@ pub(crate) struct Connections {
     pub(crate) vhost_user: Vec<FrontEnd>,
     #[serde(default)]
     pub(crate) nbd: Vec<Client>,
+    /// When mounted files changed the last time, in nanoseconds since 1970.
+    #[serde(default)]
+    pub(crate) modified: Vec<(PathBuf, u64)>,
 }
 
 /// An NBD client.
@@ -180,6 +195,7 @@ mod tests {
                 place: "unix:/run/a".into(),
                 socket: 1,
             }],
+            mounts: vec![MountState { path: "/srv/a.img".into(), device: 2, made: true }],
         }
     }
 
@@ -206,6 +222,7 @@ mod tests {
                 contexts: 1,
                 input: digits(b"%`"),
             }],
+            modified: vec![("/srv/a.img".into(), 1_700_000_000_000_000_000)],
         }
     }
 

@@ -6,17 +6,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use ringtap_export::{nbd, vhost_user};
+use ringtap_export::{fuse, nbd, vhost_user};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::channel::{Channel, Files, Kind};
 use super::giving::in_parallel;
 use super::state::{Client, Connections, State, bytes, decode};
-use super::{CHANNEL, COME, Listening, NOT_OURS, lock};
+use super::{CHANNEL, COME, Listening, leave_all, lock};
 use crate::folder::{Looked, ReadFile};
 use crate::opened::LeftOut;
 use crate::running::Running;
@@ -46,7 +45,7 @@ impl Taking {
         rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)
             .map_err(|error| failed(format!("{CHANNEL}: {error}")))?;
         // From now on until the commit point what is at the names of this server's is another's.
-        NOT_OURS.store(true, SeqCst);
+        leave_all(true);
         let channel = Channel(UnixStream::from(socket));
         match receive(&channel, Kind::State).and_then(|(body, files)| prepare(&body, files)) {
             Ok(state) => Ok(Some(Taking { channel, state, began: 0 })),
@@ -120,7 +119,7 @@ impl Taking {
         }
         // Where nobody hears it the server before this one is gone, and this is all that there is.
         let _ = self.channel.send(Kind::Taken, "", &[]);
-        NOT_OURS.store(false, SeqCst);
+        leave_all(false);
         Ok(())
     }
 
@@ -132,6 +131,9 @@ impl Taking {
         }
         for (place, _) in come.sessions.drain(..) {
             tracing::error!("an NBD client is let go: nothing is served at {place}");
+        }
+        for (path, _) in come.mounts.drain(..) {
+            tracing::error!("{} is mounted, and nobody serves it", path.display());
         }
         for left in come.listeners.drain(..) {
             tracing::warn!("the socket {} is closed: nothing is served there", left.asked);
@@ -162,6 +164,10 @@ fn prepare(body: &[u8], mut files: Files) -> Result<State, String> {
         let socket = files.take(listener.socket)?;
         lock(&COME).listeners.push(Listening { asked, place, socket });
     }
+    for mount in &state.mounts {
+        let passed = fuse::Passed { device: files.take(mount.device)?, made: mount.made };
+        lock(&COME).mounts.push((mount.path.clone(), passed));
+    }
     Ok(state)
 }
 
@@ -186,6 +192,9 @@ fn connect(body: &[u8], mut files: Files) -> Result<u64, String> {
         let Client { place, export, structured, extended, contexts, .. } = client;
         let session = nbd::Session { socket, export, structured, extended, contexts, input };
         lock(&COME).sessions.push((place, session));
+    }
+    for (path, nanos) in connections.modified {
+        lock(&COME).modified.push((path, Duration::from_nanos(nanos)));
     }
     Ok(connections.began)
 }

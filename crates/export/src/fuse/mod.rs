@@ -24,16 +24,18 @@ mod thread;
 mod wire;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use ringtap_io::OpenFile;
 use ringtap_vbd::Disk;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{getegid, geteuid};
 
-pub use self::mount::{Mount, resolve};
+pub use self::mount::{Mount, Passed, keep_mounts, resolve};
 use self::request::Facts;
 use self::shown::Shown;
 pub(crate) use self::table::{Entry as MountEntry, mounts};
@@ -157,13 +159,48 @@ pub struct Server {
     tell: Mutex<Option<Arc<OpenFile>>>,
     vbd: Disk,
     options: Options,
+    /// What is shown of it that is not fixed; and since when it is so, where another process has said so.
+    shown: Mutex<Option<Arc<Shown>>>,
+    modified: Mutex<Option<Duration>>,
+    /// Whether the file under it was made for it.
+    made: bool,
+    /// Whether the file goes on elsewhere once this stops.
+    handing_over: AtomicBool,
 }
 
 impl Server {
     /// A server for what is mounted already.
     pub fn new(mount: Mount, vbd: Disk, options: Options) -> Server {
-        let path = mount.path().to_owned();
-        Server { path, mount: Mutex::new(mount), tell: Mutex::default(), vbd, options }
+        let (path, made) = (mount.path().to_owned(), mount.is_made());
+        let (shown, modified) = (Mutex::default(), Mutex::default());
+        let (mount, tell, handing_over) =
+            (Mutex::new(mount), Mutex::default(), AtomicBool::new(false));
+        Server { path, mount, tell, vbd, options, shown, modified, made, handing_over }
+    }
+
+    /// Before it serves: its bytes changed then, the last time.
+    pub fn set_modified(&self, modified: Duration) {
+        *lock(&self.modified) = Some(modified);
+    }
+
+    /// When its bytes changed the last time, as `stat` shows it.
+    pub fn modified(&self) -> Option<Duration> {
+        lock(&self.shown).as_ref().map(|shown| shown.modified(&self.vbd))
+    }
+
+    /// From now on the word to stop leaves the file mounted, for another process or, once this is taken back, for this
+    /// one.
+    pub fn hand_over(&self, wanted: bool) {
+        self.handing_over.store(wanted, SeqCst);
+    }
+
+    /// While it serves: what another process needs to go on.
+    pub fn pass(&self) -> io::Result<Option<Passed>> {
+        let tell = lock(&self.tell).clone();
+        let Some(device) = tell else { return Ok(None) };
+        let device = device.as_fd().try_clone_to_owned()?;
+        // Its lock is held by the thread that serves.
+        Ok(Some(Passed { device, made: self.made }))
     }
 
     /// Where the file is.
@@ -191,7 +228,11 @@ impl Server {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let ended = Arc::new(OpenFile::new(eventfd));
         let (failure, _listening) = Stop::at_failure(&self.vbd).map_err(failed)?;
-        let facts = self.facts(mount.take_image());
+        let facts = self.facts(mount.image());
+        if let Some(modified) = lock(&self.modified).take() {
+            facts.shown.set_modified(&self.vbd, Some(modified));
+        }
+        *lock(&self.shown) = Some(facts.shown.clone());
         let mut threads = vec![];
         let mut started = Ok(());
         for (index, device) in devices.into_iter().enumerate() {
@@ -208,6 +249,17 @@ impl Server {
             }
         }
         let waited = started.and_then(|()| wait([stop, &failure], &ended));
+        let goes_on = self.handing_over.load(SeqCst) && waited.is_ok() && !failure.is_raised();
+        if goes_on {
+            threads.iter().for_each(QueueThread::stop);
+            let device = lock(&self.tell).take();
+            let ends: Result<Vec<_>, _> = threads.into_iter().map(QueueThread::join).collect();
+            ends.map_err(failed)?;
+            if let Some(device) = device {
+                mount.give_back(device.as_fd().try_clone_to_owned().map_err(failed)?);
+            }
+            return Ok(());
+        }
         // While they serve: those who use the file may have to be heard before they let go of it.
         match mount.unmount() {
             Ok(true) => tracing::warn!(
@@ -263,6 +315,10 @@ impl Server {
             shown: Arc::new(Shown::new(&self.vbd, image)),
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Wait until a stop is raised or a thread has ended.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use ringtap_sandbox::ask;
@@ -41,6 +42,23 @@ pub struct Mount {
     mounted: bool,
 }
 
+/// Whether mounts are another process's, and stay when this one ends.
+static STAY: AtomicBool = AtomicBool::new(false);
+
+/// From now on mounts stay where they are when this process ends; or they do not.
+pub fn keep_mounts(stay: bool) {
+    STAY.store(stay, SeqCst);
+}
+
+/// A mounted file that goes on in another process.
+#[derive(Debug)]
+pub struct Passed {
+    /// What the kernel's requests come by.
+    pub device: OwnedFd,
+    /// Whether the file under it is removed at the end.
+    pub made: bool,
+}
+
 impl Mount {
     /// Mount over `path`, a regular file or nothing yet. `image` is what is shown as the source, and
     /// must not be that very file.
@@ -65,14 +83,31 @@ impl Mount {
         Ok(mount)
     }
 
+    /// Go on with what another process has mounted at `path`; `image` is what it shows.
+    pub fn adopt(path: &Path, image: &Path, passed: Passed) -> Mount {
+        let shown = open(image, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+        let Passed { device, made } = passed;
+        Mount { path: path.to_owned(), image: shown, device: Some(device), made, mounted: true }
+    }
+
+    /// Whether the file under it was made here, or for it.
+    pub(crate) fn is_made(&self) -> bool {
+        self.made
+    }
+
+    /// Serve it again by that descriptor.
+    pub(crate) fn give_back(&mut self, device: OwnedFd) {
+        self.device = Some(device);
+    }
+
     /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// What it shows, where that is a file.
-    pub(crate) fn take_image(&mut self) -> Option<OwnedFd> {
-        self.image.take()
+    pub(crate) fn image(&self) -> Option<OwnedFd> {
+        self.image.as_ref().and_then(|image| image.try_clone().ok())
     }
 
     /// The descriptors to serve it by, `count` of them, or fewer where the kernel gives fewer.
@@ -114,6 +149,9 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        if STAY.load(SeqCst) {
+            return;
+        }
         // Without a server nothing that asks the file may be waited for: the connection goes first.
         self.device = None;
         if let Err(error) = self.unmount() {
