@@ -20,7 +20,9 @@ use crate::OpenError;
 
 /// A killed server's locks stay until the kernel has ended its last I/O. Until then nobody may write
 /// (an old write could land on a newer one), and nobody is to be seen holding them: wait so long.
-const LAST_BREATH: Duration = Duration::from_secs(5);
+const LAST_BREATH: Duration = Duration::from_secs(15);
+/// Say what is waited for after this.
+const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);
 
 const HELD: i64 = 100;
@@ -109,11 +111,18 @@ fn take(fd: BorrowedFd<'_>, path: &Path, write: bool) -> Result<(), OpenError> {
             Err(error) => return Err(failed(path, error)),
         }
     }
-    let began = Instant::now();
+    let (began, mut told) = (Instant::now(), false);
     loop {
         match conflict(fd, path, held, refused)? {
             None => return Ok(()),
             Some(Conflict { holder: None, .. }) if began.elapsed() < LAST_BREATH => {
+                if !told && began.elapsed() > PATIENCE {
+                    told = true;
+                    tracing::warn!(
+                        "{} is locked, and nobody is to be seen who has it: waiting up to {LAST_BREATH:?} for the last I/O of a killed server",
+                        path.display()
+                    );
+                }
                 std::thread::sleep(PAUSE);
             }
             Some(Conflict { held, holder }) => {

@@ -245,6 +245,7 @@ fn a_holder_that_cannot_be_seen_is_told_how_to_find() {
     nobody.args("./ringtap serve a.raw -f raw --nbd unix:b.sock".split_whitespace());
     let said = Running::start(nobody).wait().failed(1);
     assert!(said.contains("not visible here") && said.contains("lsof a.raw"), "{said}");
+    assert!(said.contains("waiting up to 15s"), "{said}");
     server.stop().ok();
 }
 
