@@ -151,7 +151,7 @@ fn replace(bench: &Bench, control: &mut Control, pauses: &mut Pauses, times: usi
 
 fn is_replaced_over_and_over(way: Way) {
     let wanted = std::env::var("RINGTAP_REPLACEMENTS").ok().and_then(|text| text.parse().ok());
-    let wanted: usize = wanted.unwrap_or(2 * LEVELS);
+    let wanted: usize = wanted.unwrap_or(LEVELS + LEVELS / 4);
     let bench = Bench::new();
     make(&bench, "a.img", "qcow2", &[]);
     let server = way.serve(&bench);

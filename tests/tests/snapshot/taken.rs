@@ -191,7 +191,7 @@ fn an_encrypted_disk_goes_on_in_an_encrypted_overlay_alone() {
 
 #[test]
 fn no_more_images_are_stacked_than_can_be_opened_again() {
-    let bench = Bench::new();
+    let bench = Bench::in_memory();
     bench.raw("a.img", MIB);
     let server = bench.serve(&["a.img"], &["-f", "raw"]);
     let mut control = bench.control();
