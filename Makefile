@@ -6,11 +6,12 @@ RINGTAP := $(TARGET)/release/ringtap
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help build demo check test models fuzz bench install uninstall deb
+.PHONY: help build demo check msrv test models fuzz bench install uninstall deb
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
 	@echo "make check      format, lints, unit tests and simulations; no root, no guests"
+	@echo "make msrv       whether the oldest Rust that Cargo.toml names compiles it all (by rustup)"
 	@echo "make test       install what is missing, check format and lints, run every test; CI=1: fail on an unknown skip"
 	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
 	@echo "make fuzz       every fuzz target, guided by coverage: MINUTES=60 each, TARGETS=names for some only"
@@ -37,14 +38,20 @@ check:
 	$(CARGO) test --workspace --lib --bins --locked -q
 	$(CARGO) test -p ringtap-vbd --locked -q
 
+MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
+msrv:
+	rustup toolchain install $(MSRV) --profile minimal --no-self-update
+	rustup run $(MSRV) cargo check --workspace --all-targets --locked --target-dir $(TARGET)/msrv
+
+# Tests wait for disks and guests more than they compute.
+THREADS ?= $(shell echo $$(($$(nproc) + 1)))
 test:
 	scripts/setup.sh test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	set -o pipefail; $(CARGO) test --workspace --locked -- --show-output | scripts/skips.sh tests/skips.txt
-	RINGTAP_IO=threads $(CARGO) test --locked -p ringtap-tests --test vhost_user --test fuse --test restart_log --test idle
-	RINGTAP_IO=threads $(CARGO) test --locked -p ringtap-export --test nbd
+	set -o pipefail; $(CARGO) test --workspace --locked -- --show-output --test-threads $(THREADS) | scripts/skips.sh tests/skips.txt
+	RINGTAP_IO=threads $(CARGO) test --workspace --locked --test vhost_user --test fuse --test restart_log --test idle --test nbd -- --test-threads $(THREADS)
 	$(MAKE) models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 
