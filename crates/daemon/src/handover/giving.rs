@@ -75,6 +75,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
         }
     }
     let still = Still::stand(running)?;
+    tracing::debug!("images are closed after {:?}", still.since());
     let end = still.pass(&mut next);
     let pause = wish.patience.unwrap_or(PAUSE).min(PAUSE);
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
@@ -88,6 +89,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
                     tracing::warn!("cannot write {}: {error}", path.display());
                 }
             }
+            tracing::debug!("images are open again after {:?}", still.since());
             tracing::info!("process {pid} serves from now on");
             next.let_go();
             Ok(pid)
@@ -418,6 +420,7 @@ impl Still {
             .filter_map(|(id, disk)| Some((running.residence_of(id)?, disk)))
             .collect();
         still.residences = residences.iter().map(|(residence, _)| residence.clone()).collect();
+        tracing::debug!("requests have ended after {:?}", still.since());
         let closed = in_parallel(&residences, |(residence, disk)| residence.hand_over(disk));
         match closed {
             Ok(()) => Ok(still),
@@ -426,6 +429,10 @@ impl Still {
                 Err(error)
             }
         }
+    }
+
+    fn since(&self) -> Duration {
+        Duration::from_nanos(now().saturating_sub(self.began))
     }
 
     /// Tell the next server what goes on there.
