@@ -135,7 +135,7 @@ impl Next {
         let mut command = Command::new(&binary);
         let mut words = std::env::args_os();
         command.arg0(words.next().unwrap_or_default()).args(words);
-        command.env(CHANNEL, number.to_string());
+        command.env(CHANNEL, format!("{}:{number}", std::process::id()));
         for of_ours in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
             command.env_remove(of_ours);
         }

@@ -26,7 +26,7 @@ pub(crate) use taking::{Taking, left_out};
 
 use crate::Address;
 
-/// By what the next server finds the channel: the number of a descriptor.
+/// By what the next server finds the channel: the process that it is from, and the number of a descriptor.
 const CHANNEL: &str = "RINGTAP_HANDOVER";
 
 /// Whether what is at the names of this process belongs to another one: it must not be removed.

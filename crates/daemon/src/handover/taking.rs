@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ringtap_export::{fuse, nbd, vhost_user};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::getppid;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::channel::{Channel, Files, Kind};
@@ -35,9 +36,14 @@ fn failed(why: impl Into<String>) -> Error {
 impl Taking {
     /// What the server before this one passes on, if there is one. Called once in the life of a process.
     pub(crate) fn begin() -> Result<Option<Taking>, Error> {
-        let Some(number) = std::env::var_os(CHANNEL) else { return Ok(None) };
-        let number = number.to_str().and_then(|text| text.parse::<RawFd>().ok());
-        let number = number.filter(|number| *number > 2);
+        let Some(told) = std::env::var_os(CHANNEL) else { return Ok(None) };
+        let told = told.to_str().and_then(|text| text.split_once(':'));
+        // What a server of this host starts inherits its environment, and is not meant.
+        let parent = getppid().map(|parent| parent.as_raw_nonzero().to_string());
+        let Some((_, number)) = told.filter(|(by, _)| Some(*by) == parent.as_deref()) else {
+            return Ok(None);
+        };
+        let number = number.parse::<RawFd>().ok().filter(|number| *number > 2);
         let number = number.ok_or_else(|| failed(format!("{CHANNEL} is no descriptor")))?;
         // SAFETY: whoever sets the variable has made this descriptor for this process alone, and nothing here has
         // looked at it before: this runs once, at the start.
