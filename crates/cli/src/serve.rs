@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Args, ValueEnum};
-use ringtap_daemon::{Address, Announce, Config, Disk, Error, Keeping, OnError, Polling};
+use ringtap_daemon::{
+    Address, Announce, Config, Disk, Error, Keeping, OnError, Placed, Polling, Processors,
+};
 use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSource};
 
 use crate::args::Output;
@@ -203,6 +205,14 @@ struct DiskArgs {
     #[arg(long, value_enum, value_name = "WHAT")]
     on_error: Vec<OnErrorName>,
 
+    /// Have the threads that serve it run on these processors, as in 0-3,8 [default: any]
+    #[arg(long, value_name = "LIST")]
+    cpus: Vec<Processors>,
+
+    /// Have the threads that serve it be in this threaded control group (cgroup v2), so that their time is charged to its VM
+    #[arg(long, value_name = "DIR")]
+    cgroup: Vec<PathBuf>,
+
     #[command(flatten)]
     limits: DiskLimitArgs,
 
@@ -366,6 +376,8 @@ pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Er
     let mut serial = bound.single("serial", of_disk.serial)?;
     let mut hold = bound.single("hold", of_disk.hold)?;
     let mut on_error = bound.single("on_error", of_disk.on_error)?;
+    let mut cpus = bound.single("cpus", of_disk.cpus)?;
+    let mut cgroup = bound.single("cgroup", of_disk.cgroup)?;
     let mut node_name = bound.single("node_name", of_disk.node_name)?;
     let limits = of_disk.limits.bind(&bound)?;
     let mut group = bound.single("group", of_disk.group)?;
@@ -428,6 +440,7 @@ pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Er
             queues: queues[i].take().unwrap_or(QUEUES),
             logical_block_size,
             hold: hold[i].take().unwrap_or(0),
+            placement: Placed { processors: cpus[i].take(), cgroup: cgroup[i].take() },
             on_error: on_error[i].take().map(Into::into),
             limits: limits[i].limits,
             share: limits[i].share,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ringtap_export::nbd::{Limits, MAX_BITMAPS};
 use ringtap_image::OpenOptions;
-use ringtap_vbd::{Limits as DiskLimits, Share, ThrottleGroup};
+use ringtap_vbd::{Limits as DiskLimits, Processors, Share, ThrottleGroup};
 
 use crate::folder::{Folder, Keeping};
 use crate::node::is_name;
@@ -68,6 +68,8 @@ pub struct Disk {
     pub on_error: Option<OnError>,
     /// Percent of its own time that each answer is held back, for the lab.
     pub hold: u32,
+    /// Where the threads that serve it run.
+    pub placement: Placed,
     /// How much it may have served in a second.
     pub limits: DiskLimits,
     /// What part of its device it is to have where others want it, too.
@@ -81,6 +83,15 @@ pub struct Disk {
     /// What clients of the control socket know it by; none: the name of its NBD export where that will do, else
     /// `diskN`, by its place.
     pub node_name: Option<String>,
+}
+
+/// Where the threads that serve a disk run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// On these processors; none: on any.
+    pub processors: Option<Processors>,
+    /// In this threaded control group; none: in that of the server.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// What the disks of a group have together.
@@ -337,6 +348,7 @@ mod tests {
             queues: 1,
             logical_block_size: None,
             hold: 0,
+            placement: Default::default(),
             limits: Default::default(),
             share: Default::default(),
             keeping: Default::default(),

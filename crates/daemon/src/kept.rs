@@ -181,6 +181,12 @@ fn table(disk: &Disk) -> Result<Table, String> {
     if !disk.serial.is_empty() && !disk.vhost_user.is_empty() && disk.serial != disk.name {
         put("serial", disk.serial.as_str().into());
     }
+    if let Some(processors) = &disk.placement.processors {
+        put("cpus", processors.to_string().into());
+    }
+    if let Some(group) = &disk.placement.cgroup {
+        put("cgroup", absolute(group)?.into());
+    }
     if let Some(on_error) = disk.on_error {
         let word = if on_error == OnError::Hold { "hold" } else { "report" };
         put("on-error", word.into());

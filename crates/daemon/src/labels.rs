@@ -44,6 +44,7 @@ mod tests {
             queues: 1,
             logical_block_size: None,
             hold: 0,
+            placement: Default::default(),
             limits: Default::default(),
             share: Default::default(),
             keeping: Default::default(),

@@ -54,7 +54,7 @@ mod wires;
 mod xen;
 
 pub use address::Address;
-pub use config::{Allotment, Announce, Config, Disk, OnError};
+pub use config::{Allotment, Announce, Config, Disk, OnError, Placed};
 pub use error::Error;
 pub use folder::{Described, Folder, Keeping, ReadFile};
 #[doc(hidden)]
@@ -63,7 +63,7 @@ pub use process::report_panics;
 pub use ringtap_export::Polling;
 pub use ringtap_export::nbd::Limits as NbdLimits;
 pub use ringtap_export::ublk;
-pub use ringtap_vbd::{Limits as DiskLimits, MOST_WEIGHT, Rate, Rates, Share};
+pub use ringtap_vbd::{Limits as DiskLimits, MOST_WEIGHT, Processors, Rate, Rates, Share};
 pub use sandbox::{Sandbox, start_broker};
 pub use serve::{serve, serve_upgradable, serve_wrapped};
 pub use target::{Target, TargetError};

@@ -10,13 +10,13 @@ use ringtap_image::{
     record,
 };
 use ringtap_io::Panic;
-use ringtap_vbd::{Vbd, disk_span};
+use ringtap_vbd::{Placement, Vbd, disk_span};
 use rustix::fs::{Advice, fadvise};
 
 use crate::checkpoints;
 use crate::labels::labels;
 use crate::successor;
-use crate::{Config, Disk, Error};
+use crate::{Config, Disk, Error, Placed};
 
 /// What an image is given to before it is served, with its path.
 pub type Wrap = Arc<dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image> + Send + Sync>;
@@ -220,7 +220,10 @@ fn open(disk: &Disk, wrap: &Wrap, at: At) -> Result<(Vbd, Option<(Place, Format)
             disk.path.display()
         )));
     }
-    let vbd = vbd.held_back(disk.hold);
+    let Placed { processors, cgroup } = disk.placement.clone();
+    let placement = Placement::new(processors, cgroup.as_deref())
+        .map_err(|why| Error::Usage(format!("{}: {why}", disk.path.display())))?;
+    let vbd = vbd.held_back(disk.hold).placed(placement);
     checkpoints::restore(vbd.disk())?;
     Ok((vbd, named))
 }

@@ -137,6 +137,7 @@ fn is_object(disk: &Disk) -> bool {
 fn images(disk: &Disk) -> Files {
     let mut files = Files::default();
     let options = &disk.options;
+    files.images.extend(disk.placement.cgroup.iter().map(|group| group.join("cgroup.threads")));
     for path in [&disk.path].into_iter().chain(&options.allow_backing).chain(&options.data_files) {
         if is_store(path) {
             continue;

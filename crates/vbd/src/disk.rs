@@ -21,6 +21,7 @@ use crate::hold::Hold;
 use crate::level::Level;
 use crate::limits::{Limits, Throttle, ThrottleGroup};
 use crate::name::Name;
+use crate::placement::Placement;
 use crate::shares::{BackingDevice, Share};
 use crate::stats::{Latencies, QueueStats, Stats};
 use crate::track::Trackers;
@@ -76,6 +77,7 @@ pub(crate) struct Shared {
     name: Name,
     pub(crate) failures: Failures,
     pub(crate) hold: Hold,
+    placement: Placement,
     pub(crate) trackers: Trackers,
     pub(crate) bitmaps: Bitmaps,
     pub(crate) filters: Filters,
@@ -167,6 +169,7 @@ impl Disk {
             name: Name::default(),
             failures: Failures::new(Span::none()),
             hold: Hold::default(),
+            placement: Placement::default(),
             trackers: Trackers::default(),
             bitmaps: Bitmaps::default(),
             filters: Filters::default(),
@@ -189,6 +192,18 @@ impl Disk {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.hold = Hold::new(percent);
         }
+    }
+
+    /// Where nobody else has it yet.
+    pub(crate) fn set_placement(&mut self, placement: Placement) {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.placement = placement;
+        }
+    }
+
+    /// Have the calling thread, which serves the disk from now on, be where such are to be.
+    pub fn place_thread(&self) {
+        self.shared.placement.enter();
     }
 
     /// The same disk as some of those who use it are to see it: read-only, or with sectors of so many bytes.

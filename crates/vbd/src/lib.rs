@@ -37,6 +37,7 @@ mod map;
 mod mirror;
 mod moment;
 mod name;
+mod placement;
 mod ranges;
 #[cfg(all(test, feature = "shuttle"))]
 mod ranges_models;
@@ -77,6 +78,7 @@ pub use limits::{Fairness, Limits, Rate, Rates, ThrottleGroup, Waited};
 pub use mirror::Wrongs;
 pub use mirror::{Ending, Mirror, MirrorError, Scope};
 pub use name::{DISK, LABEL, disk_span, shortened};
+pub use placement::{Placement, Processors};
 pub use request::{Kind, Request};
 pub use ringtap_image::Error;
 pub use shares::{BackingDevice, DeviceShares, MOST_WEIGHT, Share, TenantState, WEIGHT, Who};

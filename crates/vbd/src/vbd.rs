@@ -14,6 +14,7 @@ use crate::gate::Writers;
 use crate::health::Health;
 use crate::level::{Level, Pass};
 use crate::limits::Lines;
+use crate::placement::Placement;
 use crate::stats::QueueStats;
 use crate::{Kind, Request};
 
@@ -68,6 +69,12 @@ impl Vbd {
     /// Before it is forked.
     pub fn held_back(mut self, percent: u32) -> Vbd {
         self.disk.set_hold(percent);
+        self
+    }
+
+    /// The same with its threads placed so. Before it is forked.
+    pub fn placed(mut self, placement: Placement) -> Vbd {
+        self.disk.set_placement(placement);
         self
     }
 

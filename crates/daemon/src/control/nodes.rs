@@ -415,6 +415,7 @@ fn disk(path: PathBuf, options: OpenOptions, node_name: String) -> Disk {
         queues: QUEUES,
         logical_block_size: None,
         hold: 0,
+        placement: Default::default(),
         limits: Default::default(),
         share: Default::default(),
         keeping: Default::default(),

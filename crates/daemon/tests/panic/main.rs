@@ -61,6 +61,7 @@ fn disk(dir: &Path, name: &str, ublk: Option<u32>) -> Disk {
         queues: 2,
         logical_block_size: None,
         hold: 0,
+        placement: Default::default(),
         limits: Default::default(),
         share: Default::default(),
         keeping: Default::default(),

@@ -84,6 +84,7 @@ fn disk(dir: &Path, transport: &str) -> Disk {
         queues: 2,
         logical_block_size: None,
         hold: 0,
+        placement: Default::default(),
         limits: Default::default(),
         keeping: Default::default(),
         group: None,

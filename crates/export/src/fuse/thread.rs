@@ -50,6 +50,7 @@ impl QueueThread {
         let run = move || {
             let span = vbd.span().clone();
             let _disk = span.enter();
+            vbd.place_thread();
             let health = vbd.health().clone();
             let end = health.contain(|| run(device, vbd, facts, theirs));
             let end = end.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));

@@ -95,6 +95,7 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             // Every task of the thread serves this one disk from now on.
             let _disk = export.vbd.span().clone().entered();
             name_thread(&export.vbd.thread_name("nbd"));
+            export.vbd.place_thread();
             tracing::debug!(export = export.name, "an NBD client has its export");
             let (socket, vbd) = (socket.clone(), export.vbd.fork());
             vbd.serves("nbd", peer.to_string(), 0);

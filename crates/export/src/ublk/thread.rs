@@ -42,6 +42,7 @@ pub(crate) fn start(
     std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
         let span = vbd.span().clone();
         let _disk = span.enter();
+        vbd.place_thread();
         let health = vbd.health().clone();
         let end = health.contain(|| run(index, info, vbd, start));
         let end = end.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));

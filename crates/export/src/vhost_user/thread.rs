@@ -93,6 +93,7 @@ impl QueueThread {
                 let sent = sent;
                 let span = sent.0.vbd.span().clone();
                 let _disk = span.enter();
+                sent.0.vbd.place_thread();
                 let (index, health) = (sent.0.index, sent.0.vbd.health().clone());
                 let end = health.contain(|| run(sent.0, &theirs));
                 end.unwrap_or_else(|stopped| Err(io::Error::other(stopped))).inspect_err(
