@@ -6,13 +6,14 @@ RINGTAP := $(TARGET)/release/ringtap
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help build demo check msrv test models fuzz bench install uninstall deb
+.PHONY: help build demo check msrv test iotests models fuzz bench install uninstall deb
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
 	@echo "make check      format, lints, unit tests and simulations; no root, no guests"
 	@echo "make msrv       whether the oldest Rust that Cargo.toml names compiles it all (by rustup)"
 	@echo "make test       install what is missing, check format and lints, run every test; CI=1: fail on an unknown skip"
+	@echo "make iotests    QEMU's own tests of image formats, with Ringtap for its tools: FORMATS=\"raw qcow2\" TESTS=\"001 002\""
 	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
 	@echo "make fuzz       every fuzz target, guided by coverage: MINUTES=60 each, TARGETS=names for some only"
 	@echo "make build      the optimised binary: $(RINGTAP)"
@@ -54,6 +55,12 @@ test:
 	RINGTAP_IO=threads $(CARGO) test --workspace --locked --test vhost_user --test fuse --test restart_log --test idle --test nbd -- --test-threads $(THREADS)
 	$(MAKE) models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
+
+FORMATS ?=
+iotests:
+	scripts/setup.sh test
+	$(CARGO) build --locked -p ringtap
+	nice -n 19 scripts/iotests.sh $(FORMATS)
 
 # With `shuttle` in the place of std's atomics and locks, so these are builds of their own: nothing else is run
 # by them. docs/testing.md.

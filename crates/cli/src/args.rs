@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Arg, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::PrettyFormatter;
 
 use crate::daemon::DaemonArgs;
 use crate::disk::DiskArgs;
@@ -13,6 +16,7 @@ use crate::manual;
 use crate::names::{self, EngineName};
 use crate::objects::ObjectArgs;
 use crate::serve::ServeArgs;
+use crate::spelling;
 use crate::top::TopArgs;
 use crate::upgrade::UpgradeArgs;
 use crate::verbs::amend::AmendArgs;
@@ -180,9 +184,18 @@ pub(crate) enum Command {
 pub(crate) enum Output {
     /// For people.
     #[default]
+    #[value(alias = "human")]
     Text,
     /// JSON, for programs.
     Json,
+}
+
+/// JSON as QEMU's programs lay it out, for those who read it by lines: four blanks a level.
+pub(crate) fn pretty(value: &(impl Serialize + ?Sized)) -> serde_json::Result<String> {
+    let mut text = vec![];
+    let formatter = PrettyFormatter::with_indent(b"    ");
+    value.serialize(&mut Serializer::with_formatter(&mut text, formatter))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The command line with the examples and exit codes that its help and its manual pages share.
@@ -192,7 +205,13 @@ pub(crate) fn command() -> clap::Command {
         true => arg.value_parser(names::image()),
         false => arg,
     };
-    manual::with_sections(Cli::command().mut_subcommands(|verb| verb.mut_args(named)))
+    // As with QEMU's programs, what is said last of one thing counts.
+    manual::with_sections(Cli::command().mut_subcommands(|verb| {
+        match spelling::VERBS.contains(&verb.get_name()) {
+            true => verb.mut_args(named).args_override_self(true),
+            false => verb.mut_args(named),
+        }
+    }))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod qmp;
 mod sandbox;
 mod secret;
 mod serve;
+mod spelling;
 mod top;
 mod upgrade;
 mod verbs;
@@ -48,7 +49,11 @@ fn main() -> ExitCode {
 }
 
 fn ringtap() -> ExitCode {
-    let matches = match args::command().try_get_matches() {
+    let words = match spelling::translate(std::env::args_os().collect(), &args::command()) {
+        Ok(words) => words,
+        Err(why) => return outcome::usage(&why),
+    };
+    let matches = match args::command().try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => return outcome::refused(&error),
     };

@@ -1,12 +1,10 @@
 //! What is said of a failure, and with which status it ends.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
-
-use crate::log;
 use crate::verbs::stop::Stopped;
+use crate::{args, log};
 
 /// The command line was not understood, or only asked for help.
 pub(crate) fn refused(error: &clap::Error) -> ExitCode {
@@ -15,30 +13,33 @@ pub(crate) fn refused(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    let shown = error.render();
-    let text =
-        if io::stderr().is_terminal() { shown.ansi().to_string() } else { shown.to_string() };
-    eprint!("{}", text.replacen("error:", "ringtap:", 1));
-    if let Some(hint) = error.get(ContextKind::InvalidArg).and_then(instead) {
-        eprintln!("{hint}");
-    }
+    usage(&on_one_line(&error.render().to_string()))
+}
+
+/// The command line makes no sense: say why, on one line as scripts expect it.
+pub(crate) fn usage(why: &str) -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let verb = words.find(|word| args::command().find_subcommand(word).is_some());
+    let help =
+        verb.as_ref().map_or("ringtap help".to_owned(), |verb| format!("ringtap help {verb}"));
+    eprintln!("ringtap: {why} (see {help})");
+    status_of_usage()
+}
+
+fn status_of_usage() -> ExitCode {
     // To those who ask for a check, 2 says that the image is corrupt.
     let check = std::env::args().nth(1).is_some_and(|verb| verb == "check");
     ExitCode::from(if check { 1 } else { 2 })
 }
 
-/// What to write instead of an option that only QEMU's programs have.
-fn instead(option: &ContextValue) -> Option<&'static str> {
-    let ContextValue::String(option) = option else { return None };
-    Some(match option.split(['=', ' ']).next()? {
-        "--object" => {
-            "  secrets are named with --secret and --target-secret: file:PATH, fd:N or credential:NAME"
-        }
-        "--image-opts" | "--target-image-opts" => {
-            "  images are named by their path, with -f FORMAT (-O for a target); servers are not read from"
-        }
-        _ => return None,
-    })
+/// What clap says in several lines, without what it says of usage.
+fn on_one_line(text: &str) -> String {
+    let text = text.trim_start_matches("error:");
+    let lines = text.lines().map(str::trim);
+    let told = lines.take_while(|line| {
+        !line.starts_with("Usage:") && !line.starts_with("For more information")
+    });
+    told.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// The command failed: say why, with its causes, on one line.
@@ -87,6 +88,17 @@ fn chain(error: &anyhow::Error) -> String {
 mod tests {
     use super::*;
     use anyhow::anyhow;
+
+    #[test]
+    fn usage_is_told_on_one_line() {
+        let error = args::command().try_get_matches_from(["ringtap", "info", "-f", "none", "a"]);
+        let said = on_one_line(&error.expect_err("no such format").render().to_string());
+        assert!(
+            said.starts_with("invalid value 'none' for '--format <FORMAT>' [possible values: raw"),
+            "{said}"
+        );
+        assert!(!said.contains('\n') && !said.contains("--help"), "{said}");
+    }
 
     #[test]
     fn causes_are_told_once() {

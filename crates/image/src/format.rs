@@ -40,6 +40,7 @@ impl Format {
     /// Other names it goes by.
     pub fn aliases(self) -> &'static [&'static str] {
         match self {
+            Format::Raw => &["host_device"],
             Format::Vhd => &["vhd"],
             _ => &[],
         }

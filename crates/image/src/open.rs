@@ -138,9 +138,14 @@ pub fn on_a_ring<T: 'static, F: Future<Output = T> + 'static>(
     tasks.block_on(task).map_err(failed)
 }
 
-/// Bytes of a size like `4096`, `10G`, `1.5T`; powers of 1024, at most 2^62.
+/// Bytes of a size like `4096`, `0x1000`, `10G`, `1.5T`; powers of 1024, at most 2^62.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
+    if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let size = u64::from_str_radix(digits, 16).ok().filter(|_| plain);
+        return size.filter(|bytes| *bytes <= 1 << 62);
+    }
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text[digits.len()..].to_ascii_uppercase();
     let shift = match unit.trim_end_matches('B').trim_end_matches('I') {
@@ -177,10 +182,25 @@ mod tests {
             ("1.5M", 3 << 19),
             ("2TiB", 2 << 40),
             ("1.5E", 3 << 59),
+            ("0x10000", 65536),
         ] {
             assert_eq!(parse_size(text), Some(bytes), "{text}");
         }
-        for text in ["", "G", "-1", "1X", "1.3", "9999999999T", "5E", "16E", "nan", "1e5"] {
+        for text in [
+            "",
+            "G",
+            "-1",
+            "1X",
+            "1.3",
+            "9999999999T",
+            "5E",
+            "16E",
+            "nan",
+            "1e5",
+            "0x",
+            "0x1g",
+            "0x-1",
+        ] {
             assert_eq!(parse_size(text), None, "{text}");
         }
     }

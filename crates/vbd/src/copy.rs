@@ -35,6 +35,8 @@ pub struct Copy {
     pub unless_in: Option<Disk>,
     /// `to` reads as zeros wherever it is to, so that zeros need not be made.
     pub zeroed: bool,
+    /// Zeros are written down in `to`, though it may read as zeros there now: another image may come to lie below.
+    pub zeros_stay: bool,
     /// Zeros found in so many consecutive bytes become holes; 0 keeps all as it is found.
     pub sparse: usize,
     /// Bytes read and written at once.
@@ -61,6 +63,7 @@ impl Copy {
             layers: 0..u32::MAX,
             unless_in: None,
             zeroed: false,
+            zeros_stay: false,
             sparse: 4096,
             piece: 1 << 20,
             compress: None,
@@ -393,7 +396,7 @@ impl Hands {
             return Ok(());
         }
         let offset = self.place(at);
-        let kind = Kind::WriteZeroes { unmap: true, fast: false };
+        let kind = Kind::WriteZeroes { unmap: !self.job.copy.zeros_stay, fast: false };
         let request = Request { kind, offset, len, mem: Mem::EMPTY, fua: false };
         let end = self.to.serve(io, request).await;
         end.map_err(|error| CopyError::Write { offset, len, error })

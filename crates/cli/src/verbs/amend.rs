@@ -1,6 +1,5 @@
 //! `ringtap amend`: what an image says of itself, changed where it is.
 
-use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,17 +8,19 @@ use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, Amendment, CreateOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, SecretSource, on_a_ring, probe,
-    record,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, on_a_ring, probe, record,
 };
 
 use super::keyslots::Keyslots;
 use super::offline::{self, Writing};
-use super::source::{DataFiles, Force, read_secret};
-use crate::{names, secret};
+use super::source::{Force, Sources, backing, read_secret};
+use super::target::find_backing;
+use super::{chain, resize};
+use crate::names;
 
 /// What `ringtap amend` is told.
 #[derive(Debug, Args)]
+#[command(mut_arg("allow_backing", backing))]
 pub(crate) struct AmendArgs {
     /// The image; nobody may use it
     #[arg(value_name = "FILE", required_unless_present = "options")]
@@ -60,13 +61,13 @@ pub(crate) struct AmendArgs {
     #[arg(long, conflicts_with_all = ["options", "format", "record_format"])]
     forget_successor: bool,
 
-    /// Where a secret is that opens the image, to give it another: file:PATH, fd:N or credential:NAME
-    #[arg(long, value_name = "SOURCE", value_parser = secret::source)]
-    secret: Option<SecretSource>,
-
     /// Overwrite a keyslot in use, or erase the last one
     #[arg(long)]
     force: bool,
+
+    /// Taken for the sake of qemu-img: nothing that takes long is done to data
+    #[arg(short, long, hide = true)]
+    progress: bool,
 
     /// Say nothing but warnings and errors
     #[arg(short, long)]
@@ -76,12 +77,17 @@ pub(crate) struct AmendArgs {
     write: Force,
 
     #[command(flatten)]
-    data: DataFiles,
+    sources: Sources,
 }
 
 const HELP: &str = "What can be changed of qcow2, with -o:
-  compat=1.1              version 3
+  backing_file=FILE       image below, as ringtap rebase -u; what is read is up to you
+  backing_fmt=FORMAT      its format
+  compat=0.10|1.1         version 2 or 3
+  data_file=FILE          where its external data file is
+  data_file_raw=off       that file is no longer a raw image by itself
   lazy_refcounts=on|off   refcounts may lag behind while in use
+  size=SIZE               virtual size, as ringtap resize
 and with encrypt. before it, what can be changed of luks, version 1:
   state=active|inactive   fill a keyslot, or erase it
   new-secret=SOURCE       what is to open the image too; needs --secret
@@ -105,7 +111,7 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         return forget_successor(args, file);
     }
     let format = offline::format(file, args.format, true)?;
-    let writing = Writing::new(format, &args.write, &args.data);
+    let writing = Writing::new(format, &args.write, &args.sources.names.data);
     let prefix = match format {
         Format::Qcow2 => "encrypt.",
         Format::Luks => "",
@@ -124,15 +130,12 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
             _ => others.push((key, value)),
         }
     }
-    let amendment = amendment(&others)?;
+    let wanted = wanted(&others)?;
     if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
-        let container = offline::settled(file, writing)?;
-        let changed = container.clone();
-        on_a_ring(file, |io| async move { qcow2::amend(&io, &container, &amendment).await })??;
-        changed.confirm_format(format);
+        change(args, file, writing, wanted)?;
     }
     if of_keyslots {
-        let opener = read_secret(args.secret.as_ref(), &OnceCell::new())?;
+        let opener = read_secret(args.sources.secret.as_ref(), &args.sources.known)?;
         for slot in keyslots.apply(file, writing, opener, args.force)? {
             if !args.quiet {
                 println!("keyslot {slot} changed");
@@ -194,30 +197,99 @@ fn record_format(args: &AmendArgs, file: &Path, format: Format) -> anyhow::Resul
     Ok(ExitCode::SUCCESS)
 }
 
-fn amendment(options: &[(String, String)]) -> Result<Amendment, Fault> {
-    let mut wanted = CreateOptions::default();
-    let mut amendment = Amendment::default();
+/// What is to be changed, each by its own tool.
+#[derive(Default)]
+struct Wanted {
+    header: Amendment,
+    backing: Option<String>,
+    backing_format: Option<Format>,
+    size: Option<u64>,
+}
+
+fn change(
+    args: &AmendArgs,
+    file: &Path,
+    writing: Writing<'_>,
+    wanted: Wanted,
+) -> anyhow::Result<()> {
+    let container = offline::settled(file, writing)?;
+    let (changed, image) = (container.clone(), Place::from(file));
+    let own = container.clone();
+    let header = on_a_ring(file, |io| async move { qcow2::Header::read(&io, &own).await })??;
+    let below = match (&wanted.backing, wanted.backing_format) {
+        (None, None) => None,
+        (Some(name), _) if name.is_empty() => Some(None),
+        (name, format) => {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let name = name.clone().or_else(|| header.backing_file.as_deref().map(text));
+            let name =
+                name.ok_or_else(|| Fault::Usage("backing_fmt: it has no backing file".into()))?;
+            let known = header.backing_format().and_then(|name| text(name).parse().ok());
+            Some(Some(find_backing(file, name, format.or(known))?))
+        }
+    };
+    if let Some(name) = &wanted.header.data_file {
+        let path = chain::beside(file, Path::new(name));
+        record::may_own(&image, &(&path).into(), true)?;
+        chain::also_allow(&image, Role::DataFile, &path);
+    }
+    if let Some(Some(backing)) = &below {
+        chain::also_allow(&image, Role::Backing, &backing.path);
+    }
+    let (header, new) = (
+        wanted.header.clone(),
+        below.as_ref().map(|below| below.as_ref().map(|it| (it.name.clone(), it.format))),
+    );
+    on_a_ring(file, |io| async move {
+        qcow2::amend(&io, &container, &header).await?;
+        match &new {
+            Some(new) => {
+                let new = new.as_ref().map(|(name, format)| (name.as_str(), *format));
+                qcow2::set_backing(&io, &container, new).await
+            }
+            None => Ok(()),
+        }
+    })??;
+    if let Some(below) = &below {
+        chain::record(&image, Role::Backing, below.as_ref().map(|it| it.path.as_path()));
+    }
+    if let Some(name) = &wanted.header.data_file {
+        let path = chain::beside(file, Path::new(name));
+        chain::record(&image, Role::DataFile, Some(&path));
+        record::set_owner(&image, &(&path).into())
+            .with_context(|| format!("cannot write down whose data file {} is", path.display()))?;
+    }
+    changed.confirm_format(Format::Qcow2);
+    drop(changed);
+    match wanted.size {
+        Some(size) => resize::set(&image, writing, size, &args.sources),
+        None => Ok(()),
+    }
+}
+
+fn wanted(options: &[(String, String)]) -> Result<Wanted, Fault> {
+    let mut taken = CreateOptions::default();
+    let mut wanted = Wanted::default();
     for (key, value) in options {
         let refused = |instead: String| {
             Err(Fault::Usage(format!("{key} of an image that is there: {instead}")))
         };
+        let format = |text: &str| text.parse().map_err(|error| Fault::Usage(format!("{error}")));
         match key.as_str() {
-            "compat" => {
-                wanted.set(key, value).map_err(Fault::Usage)?;
-                amendment.version = Some(wanted.version);
-            }
-            "lazy_refcounts" => {
-                wanted.set(key, value).map_err(Fault::Usage)?;
-                amendment.lazy_refcounts = Some(wanted.lazy_refcounts);
-            }
-            "backing_file" | "backing_fmt" => return refused("use ringtap rebase -u".into()),
-            "size" => return refused("use ringtap resize".into()),
-            "data_file" => return refused("convert it, with -o data_file=FILE".into()),
+            "backing_file" => wanted.backing = Some(value.clone()),
+            "backing_fmt" => wanted.backing_format = Some(format(value)?),
+            "data_file" => wanted.header.data_file = Some(value.clone()),
             _ => {
-                wanted.set(key, value).map_err(Fault::Usage)?;
-                return refused(format!("convert it with -o {key}={value}"));
+                taken.set(key, value).map_err(Fault::Usage)?;
+                match key.as_str() {
+                    "compat" => wanted.header.version = Some(taken.version),
+                    "lazy_refcounts" => wanted.header.lazy_refcounts = Some(taken.lazy_refcounts),
+                    "data_file_raw" => wanted.header.data_file_raw = Some(taken.data_file_raw),
+                    "size" => wanted.size = Some(taken.size),
+                    _ => return refused(format!("convert it with -o {key}={value}")),
+                }
             }
         }
     }
-    Ok(amendment)
+    Ok(wanted)
 }

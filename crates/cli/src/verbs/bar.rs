@@ -1,6 +1,6 @@
 //! Progress of long work: on a terminal, once it takes longer than two seconds; or as asked.
 
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(2);
 /// Options about what is said on the way.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Talk {
-    /// Show progress at once, to a file too [default: after two seconds, on a terminal]
+    /// Show progress on stdout, at once and to a file too [default: on a terminal, after two seconds]
     #[arg(short, long)]
     pub(crate) progress: bool,
 
@@ -33,6 +33,8 @@ impl Bar {
     /// Show how much of `total` bytes is done.
     pub(crate) fn show(talk: Talk, progress: &Arc<Progress>, total: u64) -> Bar {
         match wait(talk, stderr().is_terminal()) {
+            // Asked for, it is a result.
+            Some(wait) if talk.progress => Bar::after(wait, stdout(), progress.clone(), total),
             Some(wait) => Bar::after(wait, stderr(), progress.clone(), total),
             None => Bar { thread: None },
         }

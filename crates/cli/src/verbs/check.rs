@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::offline::{self, Writing};
 use super::source::{DataFiles, Force};
-use crate::args::Output;
+use crate::args::{Output, pretty};
 use crate::names::RestartLogName;
 use crate::{names, outcome};
 
@@ -262,7 +262,7 @@ fn print(args: &CheckArgs, format: Format, report: &Report) {
         if !report.messages.is_empty() {
             facts["messages"] = report.messages.clone().into();
         }
-        println!("{facts:#}");
+        println!("{}", pretty(&facts).unwrap_or_default());
         return;
     }
     for message in &report.messages {

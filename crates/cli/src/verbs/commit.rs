@@ -1,6 +1,6 @@
 //! `ringtap commit`: what an overlay holds, written into an image below it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -74,7 +74,10 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     let depth = match &args.base {
         None => 1,
         Some(base) => {
-            let found = layers.iter().position(|layer| same_file(&layer.path, base));
+            // As seen from here, else as the overlay would name it.
+            let position =
+                |base: &Path| layers.iter().position(|layer| same_file(&layer.path, base));
+            let found = position(base).or_else(|| position(&chain::beside(file, base)));
             match found.filter(|depth| *depth > 0) {
                 Some(depth) => depth,
                 None => bail!("{} is not below {}", base.display(), file.display()),

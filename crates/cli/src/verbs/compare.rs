@@ -104,17 +104,18 @@ fn images(args: &CompareVerb, one: &std::path::Path, other: &std::path::Path) ->
         }
     };
     let sizes = [disks[0].size(), disks[1].size()];
-    if sizes[0] != sizes[1] {
-        if args.strict {
-            say(&format!(
-                "Strict mode: Image size mismatch! ({} and {} bytes)",
-                sizes[0], sizes[1]
-            ));
-            return ExitCode::from(1);
-        }
+    if sizes[0] != sizes[1] && args.strict {
+        say(&format!("Strict mode: Image size mismatch! ({} and {} bytes)", sizes[0], sizes[1]));
+        return ExitCode::from(1);
+    }
+    let found = differences(disks, args);
+    let less = sizes[0].min(sizes[1]);
+    // Of no interest where what both have differs.
+    let early = matches!(found, Ok(Found::Content(offset)) if offset < less);
+    if sizes[0] != sizes[1] && !early {
         say(&format!("Warning: Image size mismatch! ({} and {} bytes)", sizes[0], sizes[1]));
     }
-    match differences(disks, args) {
+    match found {
         Ok(Found::Same) => {
             say("Images are identical.");
             ExitCode::SUCCESS

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::chain::{self, Layer};
 use super::snapshot;
 use super::source::{How, Sources, backing, is_null};
-use crate::args::Output;
+use crate::args::{Output, pretty};
 use crate::names;
 
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -47,7 +47,7 @@ pub(crate) struct InfoArgs {
     format: Option<Format>,
 
     /// Tell of every image below it too, as a list
-    #[arg(long)]
+    #[arg(short = 'b', long)]
     backing_chain: bool,
 
     /// How to print it; json has the fields of `qemu-img info`
@@ -141,8 +141,8 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
         vec![look(&layer, &args.sources)?]
     };
     let text = match (args.output, &facts[..]) {
-        (Output::Json, [one]) if !args.backing_chain => serde_json::to_string_pretty(one)?,
-        (Output::Json, all) => serde_json::to_string_pretty(all)?,
+        (Output::Json, [one]) if !args.backing_chain => pretty(one)?,
+        (Output::Json, all) => pretty(all)?,
         (Output::Text, all) => all.iter().map(Facts::text).collect::<Vec<_>>().join("\n\n"),
     };
     writeln!(io::stdout(), "{text}")?;
@@ -470,16 +470,24 @@ fn describe(value: &Value, indent: usize, lines: &mut Vec<String>) {
     }
 }
 
+/// A size with three digits that count, as QEMU's programs write them.
 pub(crate) fn human(bytes: u64) -> String {
-    let mut unit = 0;
-    let mut size = bytes as f64;
-    while size >= 1024.0 && unit < 6 {
+    let (mut unit, mut size) = (0, bytes as f64);
+    while size >= 1000.0 && unit < 6 {
         size /= 1024.0;
         unit += 1;
     }
     let name = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][unit];
-    let digits = if size.fract() == 0.0 { 0 } else { 2 };
-    format!("{size:.digits$} {name}")
+    let digits = match size {
+        _ if size >= 99.95 => 0,
+        _ if size >= 9.995 => 1,
+        _ if size >= 0.9995 => 2,
+        _ => 3,
+    };
+    let text = format!("{size:.digits$}");
+    let text =
+        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} {name}")
 }
 
 #[cfg(test)]
@@ -493,9 +501,13 @@ mod tests {
     fn sizes_are_told_in_round_units() {
         for (bytes, text) in [
             (0, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.50 KiB"),
+            (999, "999 B"),
+            (1000, "0.977 KiB"),
+            (1536, "1.5 KiB"),
+            (331_776, "324 KiB"),
             (10 << 30, "10 GiB"),
+            (1_288_490_189, "1.2 GiB"),
+            (1_073_741_824_000, "0.977 TiB"),
             (u64::MAX, "16 EiB"),
         ] {
             assert_eq!(human(bytes), text);

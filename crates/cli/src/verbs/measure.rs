@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{BitmapEntry, CreateOptions, Preallocation, SnapshotName};
-use ringtap_image::{CacheMode, Format, on_a_ring, open};
+use ringtap_image::{CacheMode, Format, luks, on_a_ring, open};
 use ringtap_vbd::Vbd;
 use serde::Serialize;
 
 use super::source::{Sources, backing, format_of, open_source};
 use super::target::NewImage;
 use super::{chain, offline};
-use crate::args::Output;
+use crate::args::{Output, pretty};
 use crate::names;
 
 /// What `ringtap measure` is told.
@@ -38,7 +38,7 @@ pub(crate) struct MeasureArgs {
     )]
     format: Option<Format>,
 
-    /// Format of the image that would be made: raw or qcow2
+    /// Format of the image that would be made: raw, qcow2 or luks
     #[arg(
         short = 'O',
         long,
@@ -96,13 +96,17 @@ pub(crate) fn run(args: &MeasureArgs) -> anyhow::Result<ExitCode> {
             let options = recipe.qcow2_options(args.new.secret()?.as_ref())?;
             qcow2(args, &options, source)?
         }
+        Format::Luks => {
+            let bytes = luks::front_len(&recipe.luks_options()?) + size;
+            Measure { required: bytes, fully_allocated: bytes, bitmaps: None }
+        }
         other => {
-            let why = format!("what {other} images take is not measured: raw and qcow2 are");
+            let why = format!("what {other} images take is not measured: raw, qcow2 and luks are");
             return Err(Fault::Usage(why).into());
         }
     };
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&measure)?),
+        Output::Json => println!("{}", pretty(&measure)?),
         Output::Text => {
             println!("required size: {}", measure.required);
             println!("fully allocated size: {}", measure.fully_allocated);

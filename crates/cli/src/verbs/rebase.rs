@@ -37,7 +37,7 @@ pub(crate) struct RebaseArgs {
     format: Option<Format>,
 
     /// The image that is to be below, relative to the folder of FILE; '' for none
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", default_value = "", hide_default_value = true)]
     backing: String,
 
     /// Its format [default: as written down when Ringtap made it]
@@ -137,6 +137,7 @@ fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow
         // The overlay's own content stays where it is.
         layers: 1..u32::MAX,
         zeroed: below.is_none(),
+        zeros_stay: true,
         unless_in: below.map(Into::into),
         ..Copy::new(overlay.fork(), overlay.fork())
     };

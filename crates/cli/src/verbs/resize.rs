@@ -1,20 +1,24 @@
 //! `ringtap resize`: disks made larger, or smaller where that is asked for.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ringtap_daemon::Error as Fault;
 use ringtap_image::qcow2::{self, ResizeOptions};
 use ringtap_image::{
     CacheMode, Container, Format, OpenOptions, Place, Role, find_named, on_a_ring, open_place,
     parse_size, record, vhd,
 };
+use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
 use super::chain;
+use super::convert::finish;
 use super::info::human;
 use super::offline::{self, Writing};
 use super::source::{Force, Sources, backing};
@@ -47,6 +51,10 @@ pub(crate) struct ResizeArgs {
     #[arg(long)]
     shrink: bool,
 
+    /// What becomes of the room that is new: a hole, space reserved, or zeros written
+    #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
+    preallocation: Preallocation,
+
     /// Say nothing but warnings and errors
     #[arg(short, long)]
     quiet: bool,
@@ -56,6 +64,17 @@ pub(crate) struct ResizeArgs {
 
     #[command(flatten)]
     force: Force,
+}
+
+/// What becomes of the room that is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Preallocation {
+    /// A hole.
+    Off,
+    /// Space reserved, of raw images.
+    Falloc,
+    /// Zeros, written.
+    Full,
 }
 
 pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
@@ -76,12 +95,65 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         );
         return Err(Fault::Usage(why).into());
     }
+    let preallocated = args.preallocation != Preallocation::Off;
+    if preallocated && new < old {
+        return Err(Fault::Usage("--preallocation is for disks that become larger".into()).into());
+    }
+    if preallocated && (format, args.preallocation) != (Format::Raw, Preallocation::Falloc) {
+        let known = matches!(format, Format::Raw | Format::Qcow2);
+        if !known || args.preallocation == Preallocation::Falloc {
+            return Err(offline::cannot(
+                file,
+                format,
+                "take --preallocation full only, if any: raw and qcow2 do",
+            ));
+        }
+    }
     change(&place, writing, container, new, &args.sources)?;
     changed.confirm_format(format);
+    drop(changed);
+    if preallocated {
+        preallocate(args, writing, old..new).with_context(|| {
+            format!("{} has its new size, and not all of it is allocated", file.display())
+        })?;
+    }
     if !args.quiet {
         println!("{}: {} ({new} bytes)", file.display(), human(new));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Have the new part of a disk in the image.
+fn preallocate(args: &ResizeArgs, writing: Writing<'_>, part: Range<u64>) -> anyhow::Result<()> {
+    let file = &args.file;
+    if args.preallocation == Preallocation::Falloc {
+        let container = offline::to_change(file, writing)?;
+        let end = on_a_ring(file, |io| async move {
+            container.allocate(&io, part.start, part.end - part.start).await?;
+            container.sync(&io).await
+        })?;
+        return Ok(end?);
+    }
+    let cache = CacheMode::Writeback;
+    let options = OpenOptions {
+        read_only: false,
+        force_share: false,
+        force_format: args.force.force_format,
+        ..args.sources.options(writing.format, cache)?
+    };
+    let disk = Vbd::new(open_place(&Place::from(file), &options)?, cache);
+    let progress = Arc::new(Progress::default());
+    // Every byte of it as data, zeros as they are.
+    let job = Copy {
+        range: part.clone(),
+        to_offset: part.start,
+        sparse: 0,
+        ..Copy::new(disk.fork(), disk.fork())
+    };
+    let end = copy(job, &progress);
+    let stable = finish(disk, file);
+    end?;
+    stable
 }
 
 /// The size a text asks for, rounded up to 512.
@@ -108,6 +180,26 @@ pub(crate) fn grow(
         change(place, writing, container, size, sources)?;
     }
     Ok(())
+}
+
+/// Make a disk larger, or nothing but what it is; one that would become smaller is refused.
+pub(crate) fn set(
+    place: &Place,
+    writing: Writing<'_>,
+    size: u64,
+    sources: &Sources,
+) -> anyhow::Result<()> {
+    let container = to_change(place, writing)?;
+    let old = size_of(place.path(), writing.format, &container)?;
+    let size = size.checked_next_multiple_of(512).context("the size is too large")?;
+    if size < old {
+        let why = format!(
+            "{} has {old} bytes: make it smaller with ringtap resize --shrink",
+            place.path().display()
+        );
+        return Err(Fault::Usage(why).into());
+    }
+    change(place, writing, container, size, sources)
 }
 
 fn to_change(place: &Place, writing: Writing<'_>) -> anyhow::Result<Container> {

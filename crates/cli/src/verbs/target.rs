@@ -141,6 +141,8 @@ impl NewImage {
                     backing_format =
                         Some(value.parse().map_err(|error| Fault::Usage(format!("{error}")))?);
                 }
+                // Hints about the file, which QEMU's programs give the file system.
+                "extent_size_hint" | "nocow" => {}
                 _ => options.push((key, value)),
             }
         }
@@ -330,6 +332,15 @@ impl Recipe {
         Ok(options)
     }
 
+    /// What a LUKS container is to be.
+    pub(crate) fn luks_options(&self) -> Result<luks::CreateOptions, Fault> {
+        let mut options = luks::CreateOptions::default();
+        for (key, value) in &self.options {
+            set_luks(&mut options, key, value).map_err(Fault::Usage)?;
+        }
+        Ok(options)
+    }
+
     fn write(&self, path: &Path, secret: Option<&Secret>, made: &mut Made) -> anyhow::Result<()> {
         let size = self.size.unwrap_or(0);
         let none_left = |left: &[(String, String)]| match left.first() {
@@ -382,10 +393,7 @@ impl Recipe {
                 on_a_ring(path, |io| async move { vhd::create(&io, &file, &options).await })??;
             }
             Format::Luks => {
-                let mut options = luks::CreateOptions::default();
-                for (key, value) in &self.options {
-                    set_luks(&mut options, key, value).map_err(Fault::Usage)?;
-                }
+                let options = self.luks_options()?;
                 let secret = secret.ok_or_else(no_secret)?.clone();
                 let file = container(path)?;
                 let size = size.next_multiple_of(options.sector_size.into());

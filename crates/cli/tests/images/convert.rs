@@ -248,9 +248,9 @@ fn options_typed_for_qemu_img_work_or_say_what_to_write() {
     bench.ok("ringtap convert -f raw -r 8M -S 0 a.raw d.raw");
     bench.ok("cmp a.raw d.raw");
     for (line, wanted) in [
-        ("ringtap convert --object secret,id=s a.raw b.raw", "--secret"),
-        ("ringtap convert --image-opts driver=raw b.raw", "-f FORMAT"),
-        ("ringtap info --object secret,id=s a.raw", "--secret"),
+        ("ringtap convert --object secret,id=s a.raw b.raw", "file=PATH"),
+        ("ringtap convert --image-opts driver=raw b.raw", "file.filename=PATH"),
+        ("ringtap info --object secret,id=s a.raw", "file=PATH"),
     ] {
         let said = bench.ends(line, 2);
         assert!(said.contains(wanted), "{line}: {said}");

@@ -143,7 +143,7 @@ fn new_images_take_the_luks_options_of_qemu_img() {
         ("cipher-alg=serpent-256", "aes-256 or aes-128"),
         ("hash-alg=md5", "md5"),
         ("iter-time=soon", "milliseconds"),
-        ("key-secret=s", "--target-secret"),
+        ("key-secret=s", "--object secret,id=s"),
         ("cipher-mode=cbc", "xts"),
     ] {
         let line = format!("ringtap create -f luks --target-secret file:one -o {wrong} c 1M");

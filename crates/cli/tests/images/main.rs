@@ -10,6 +10,7 @@ use serde_json::Value;
 mod bench;
 mod convert;
 mod dd;
+mod habits;
 mod keyslots;
 mod measure;
 mod stop;

@@ -16,12 +16,13 @@ const RATE: &str = "--rate 1k -p";
 fn begun(bench: &Bench, line: &str) -> (Child, BufReader<std::process::ChildStderr>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringtap"));
     command.args(line.split_whitespace()).current_dir(bench.path(""));
-    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("begun");
-    let mut said = BufReader::new(child.stderr.take().expect("its errors"));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("begun");
+    let said = BufReader::new(child.stderr.take().expect("its errors"));
+    let progress = child.stdout.as_mut().expect("its progress");
     let mut shown = vec![];
     while !shown.ends_with(b"100%)") {
         let mut byte = [0];
-        said.read_exact(&mut byte).expect("it goes on");
+        progress.read_exact(&mut byte).expect("it goes on");
         shown.extend(byte);
     }
     (child, said)

@@ -134,6 +134,17 @@ pub async fn create(
     Ok(payload)
 }
 
+/// Bytes of a container in front of its payload.
+pub fn front_len(options: &CreateOptions) -> u64 {
+    let key_len = u64::from(options.key_bits.div_ceil(8));
+    match options.version {
+        Version::Luks1 => {
+            v1::layout((STRIPES as u64 * key_len).next_multiple_of(FIRST as u64), 0).1
+        }
+        Version::Luks2 => PAYLOAD2,
+    }
+}
+
 /// Make a header to lie elsewhere than in front of its payload, as inside qcow2: its bytes with key
 /// material and all, and the cipher, which counts sectors from the file's own beginning. QEMU reads
 /// LUKS1 there.

@@ -19,7 +19,7 @@ mod v1;
 mod v2;
 mod xts;
 
-pub use create::{CreateOptions, Derivation, Version, create, create_header};
+pub use create::{CreateOptions, Derivation, Version, create, create_header, front_len};
 pub use error::Error;
 pub use hash::Hash;
 pub use header::{Header, KeyDigest, Keyslot};

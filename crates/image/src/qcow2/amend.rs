@@ -2,8 +2,9 @@
 
 use ringtap_io::Io;
 
+use super::downgrade::downgrade;
 use super::extension;
-use super::header::compatible;
+use super::header::{MAX_NAME, autoclear, compatible};
 use super::offline::Offline;
 use super::snapshot_table;
 use super::tool::ToolError;
@@ -14,8 +15,12 @@ use crate::{Container, OpenError, Secret};
 /// What to change; what is none stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Amendment {
-    /// The version: 3, or what it is already.
+    /// The version, 2 or 3.
     pub version: Option<u32>,
+    /// The name of its external data file, where it has one.
+    pub data_file: Option<String>,
+    /// Whether its external data file is a raw image by itself; what is not does not become one.
+    pub data_file_raw: Option<bool>,
     /// Whether refcounts may lag behind while the image is in use.
     pub lazy_refcounts: Option<bool>,
 }
@@ -23,19 +28,17 @@ pub struct Amendment {
 /// Change what an image at rest says of itself. A power cut leaves it as it was or as it is to be.
 pub async fn amend(io: &Io, container: &Container, amendment: &Amendment) -> Result<(), ToolError> {
     let mut image = Offline::open_to_change(io, container).await?;
-    match (image.header.version, amendment.version) {
-        (2, Some(3)) => upgrade(&mut image).await?,
-        (from, Some(to)) if from != to => {
-            let why = "an image of version 3 does not become one of version 2 where it is: convert \
-                       it with -o compat=0.10";
-            return Err(image.refused(why));
-        }
+    let version = amendment.version.unwrap_or(image.header.version);
+    if version < 3 && amendment.lazy_refcounts == Some(true) {
+        return Err(image.refused("lazy_refcounts needs version 3: add compat=1.1"));
+    }
+    name_data_file(&mut image, amendment)?;
+    match (image.header.version, version) {
+        (2, 3) => upgrade(&mut image).await?,
+        (3, 2) => downgrade(&mut image).await?,
         _ => {}
     }
     match amendment.lazy_refcounts {
-        Some(true) if image.header.version < 3 => {
-            return Err(image.refused("lazy_refcounts needs version 3: add compat=1.1"));
-        }
         Some(true) if image.header.data_file().is_some() => {
             return Err(image.refused("lazy_refcounts has no meaning with an external data file"));
         }
@@ -44,6 +47,38 @@ pub async fn amend(io: &Io, container: &Container, amendment: &Amendment) -> Res
         None => {}
     }
     image.write_header().await
+}
+
+/// What is said of the external data file.
+fn name_data_file(image: &mut Offline<'_>, amendment: &Amendment) -> Result<(), ToolError> {
+    let has_one = image.header.data_file().is_some();
+    let is_raw = image.header.autoclear & autoclear::DATA_FILE_RAW != 0;
+    match &amendment.data_file {
+        Some(_) if !has_one => {
+            return Err(
+                image.refused("it has no external data file: convert it with -o data_file=FILE")
+            );
+        }
+        Some(name) if !(1..=MAX_NAME).contains(&name.len()) => {
+            return Err(image.refused("a data file's name has 1 to 1023 bytes"));
+        }
+        Some(name) => {
+            image.header.set_extension(extension::DATA_FILE, Some(name.as_bytes().to_vec()));
+        }
+        None => {}
+    }
+    match amendment.data_file_raw {
+        Some(true) if !is_raw => {
+            let why = "its data file does not become a raw image where it is: convert the image with \
+                       -o data_file=FILE,data_file_raw=on";
+            Err(image.refused(why))
+        }
+        Some(false) => {
+            image.header.autoclear &= !autoclear::DATA_FILE_RAW;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Everything of version 2 means the same in version 3, but that its snapshots must tell how large the

@@ -74,7 +74,7 @@ impl Shared {
     ) -> Result<u64, Error> {
         let geometry = &self.tables.geometry;
         let table = geometry.table_of(cluster);
-        if self.tables.l1(table) == 0 && (mode == Discard::Free || self.base.is_none()) {
+        if self.tables.l1(table) == 0 && (mode == Discard::Free || !self.notes_zeros(mode)) {
             let last = geometry.clusters_of_table(table).end.min(end);
             return Ok(last - cluster);
         }
@@ -144,6 +144,11 @@ impl Shared {
         Step::Done
     }
 
+    /// Whether entries say that they are zeros: where something lies below, or may do so one day.
+    fn notes_zeros(&self, mode: Discard) -> bool {
+        self.base.is_some() || mode == Discard::Zero { unmap: false }
+    }
+
     fn replace(&self, state: &mut State, cluster: u64, old: Entry, new: Entry) {
         self.set_entry(state, cluster, new);
         let keeps = new.word & OFFSET_MASK != 0 && !old.is_compressed();
@@ -156,7 +161,7 @@ impl Shared {
     fn without(&self, old: Entry, mode: Discard) -> Entry {
         let geometry = &self.tables.geometry;
         let kind = old.kind(geometry, 0);
-        let plain = match (geometry.zero_flag && self.base.is_some(), kind) {
+        let plain = match (geometry.zero_flag && self.notes_zeros(mode), kind) {
             (true, _) => Entry { word: ZERO, bitmap: 0 },
             (false, _) => Entry::default(),
         };
@@ -169,7 +174,7 @@ impl Shared {
                 Entry { word: old.word | ZERO, bitmap: 0 }
             }
             // Without a flag it is nothing, and nothing lies below.
-            (_, Kind::Unallocated) if self.base.is_none() => old,
+            (_, Kind::Unallocated) if !self.notes_zeros(mode) => old,
             _ => plain,
         }
     }
@@ -189,11 +194,7 @@ impl Shared {
             Discard::Zero { .. } => units,
         };
         let allocated = allocated & !gone;
-        let zeros = if self.base.is_some() || mode == (Discard::Zero { unmap: false }) {
-            zeros | gone
-        } else {
-            zeros & !gone
-        };
+        let zeros = if self.notes_zeros(mode) { zeros | gone } else { zeros & !gone };
         let keeps = !old.is_compressed()
             && old.is_own()
             && (allocated != 0 || mode == Discard::Zero { unmap: false });

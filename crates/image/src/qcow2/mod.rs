@@ -35,6 +35,7 @@ mod counts;
 mod create;
 mod decoder;
 mod discard;
+mod downgrade;
 mod entry;
 mod events;
 pub mod extension;

@@ -150,7 +150,7 @@ fn find<'s>(
 }
 
 /// Put a new snapshot table in the place of the one of `old_len` bytes.
-async fn replace_table(
+pub(super) async fn replace_table(
     rewrite: &mut Rewrite<'_, '_, '_>,
     snapshots: &[Snapshot],
     old_len: u64,

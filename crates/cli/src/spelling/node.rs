@@ -1,0 +1,224 @@
+//! Images as QEMU's block layer describes them: `driver=qcow2,file.filename=PATH`, or as JSON.
+
+use serde_json::Value;
+
+use super::{is_json, is_on, pairs};
+
+/// One image, in Ringtap's words.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Node {
+    pub(super) path: String,
+    pub(super) format: Option<String>,
+    /// The ID of the secret that opens it.
+    pub(super) secret: Option<String>,
+    pub(super) share: bool,
+}
+
+/// What says how to cache, how much to lock or what a node is called, and changes nothing here.
+const NEEDLESS: [&str; 14] = [
+    "node-name",
+    "read-only",
+    "auto-read-only",
+    "discard",
+    "detect-zeroes",
+    "cache.direct",
+    "cache.no-flush",
+    "aio",
+    "locking",
+    "lazy-refcounts",
+    "pass-discard-request",
+    "pass-discard-snapshot",
+    "pass-discard-other",
+    "l2-cache-size",
+];
+
+impl Node {
+    /// What a word describes; none where it is a path as it is.
+    pub(super) fn of(text: &str, described: bool) -> Result<Option<Node>, String> {
+        let facts = if is_json(text) {
+            let said = text.trim_start_matches("json:");
+            let value = serde_json::from_str(&in_double_quotes(said));
+            let value: Value = value.map_err(|error| format!("{text}: {error}"))?;
+            let mut facts = vec![];
+            flatten("", &value, &mut facts);
+            facts
+        } else if described {
+            pairs(text)
+        } else {
+            return Ok(prefixed(text).map(|path| Node { path, ..Node::default() }));
+        };
+        Node::from_facts(text, &facts).map(Some)
+    }
+
+    fn from_facts(text: &str, facts: &[(String, String)]) -> Result<Node, String> {
+        let mut node = Node::default();
+        let (mut driver, mut protocol) = (None, None);
+        let mut server = Server::default();
+        for (key, value) in facts {
+            // What lies in the file is a file's own.
+            let (within, own) = match key.strip_prefix("file.") {
+                Some(own) => (true, own),
+                None => (false, key.as_str()),
+            };
+            match own {
+                "driver" if within => protocol = Some(value.clone()),
+                "driver" => driver = Some(value.clone()),
+                "filename" => node.path.clone_from(value),
+                "force-share" => node.share |= is_on(value),
+                "key-secret" | "encrypt.key-secret" if !within => node.secret = Some(value.clone()),
+                "encrypt.format" if value == "luks" => {}
+                "url" | "host" | "port" | "path" | "export" | "type" | "server.type"
+                | "server.host" | "server.port" | "server.path" => {
+                    server.set(own.trim_start_matches("server."), value);
+                }
+                // `file=NAME`: short for its file name.
+                "file" if !within => node.path.clone_from(value),
+                _ if NEEDLESS.contains(&own) => {}
+                _ => {
+                    return Err(format!(
+                        "{text}: {key} is not known here; named may be driver, file.driver, \
+                                        file.filename, key-secret and force-share, and what NBD and HTTP need"
+                    ));
+                }
+            }
+        }
+        let is_protocol =
+            |name: &str| matches!(name, "file" | "host_device" | "nbd" | "http" | "https");
+        if let Some(name) = &driver {
+            if is_protocol(name) {
+                protocol = driver.take();
+            }
+        }
+        node.format = driver;
+        match protocol.as_deref() {
+            None | Some("file" | "host_device") => {}
+            Some("nbd") => node.path = server.nbd()?,
+            Some("http" | "https") => node.path = server.url,
+            Some(other) => {
+                return Err(format!(
+                    "{text}: the driver {other} is QEMU's own, and not read from here"
+                ));
+            }
+        }
+        if let Some(
+            format
+            @ ("blkdebug" | "quorum" | "blkverify" | "null-co" | "throttle" | "copy-on-read"),
+        ) = node.format.as_deref()
+        {
+            return Err(format!(
+                "{text}: the driver {format} is QEMU's own, and not read from here"
+            ));
+        }
+        if node.path.is_empty() {
+            return Err(format!("{text}: name the file, with file.filename=PATH"));
+        }
+        if let Some(path) = prefixed(&node.path) {
+            node.path = path;
+        }
+        Ok(node)
+    }
+}
+
+/// Where an NBD server or an object is.
+#[derive(Default)]
+struct Server {
+    url: String,
+    host: String,
+    port: String,
+    path: String,
+    export: String,
+}
+
+impl Server {
+    fn set(&mut self, key: &str, value: &str) {
+        let field = match key {
+            "url" => &mut self.url,
+            "host" => &mut self.host,
+            "port" => &mut self.port,
+            "path" => &mut self.path,
+            "export" => &mut self.export,
+            _ => return,
+        };
+        value.clone_into(field);
+    }
+
+    fn nbd(&self) -> Result<String, String> {
+        let export = &self.export;
+        match (self.path.as_str(), self.host.as_str()) {
+            ("", "") => {
+                Err("an NBD server is named by file.host and file.port, or file.path".into())
+            }
+            ("", host) => {
+                let port = if self.port.is_empty() { "" } else { ":" };
+                let slash = if export.is_empty() { "" } else { "/" };
+                Ok(format!("nbd://{host}{port}{}{slash}{export}", self.port))
+            }
+            (path, _) => {
+                let slash = if export.is_empty() { "" } else { "/" };
+                Ok(format!("nbd+unix://{slash}{export}?socket={path}"))
+            }
+        }
+    }
+}
+
+/// A name with a prefix that only QEMU's programs know, without it.
+fn prefixed(text: &str) -> Option<String> {
+    if std::path::Path::new(text).exists() {
+        return None;
+    }
+    if let Some(path) = text.strip_prefix("file:").filter(|path| !path.is_empty()) {
+        // What it is must not be taken for a server.
+        let bare = path.contains(':') && !path.contains('/');
+        return Some(if bare { format!("./{path}") } else { path.to_owned() });
+    }
+    let server = text.strip_prefix("nbd:")?;
+    if server.starts_with("//") {
+        return None;
+    }
+    let (place, export) = server.split_once(":exportname=").unwrap_or((server, ""));
+    match place.strip_prefix("unix:") {
+        Some(path) => Some(format!("nbd+unix:///{export}?socket={path}")),
+        None => Some(format!("nbd://{place}/{export}")),
+    }
+}
+
+/// JSON whose strings may be in single quotes, as QEMU's parser takes it.
+fn in_double_quotes(text: &str) -> String {
+    let (mut found, mut within) = (String::new(), None);
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match (within, letter) {
+            (None, '"' | '\'') => {
+                within = Some(letter);
+                found.push('"');
+            }
+            (Some(quote), _) if letter == quote => {
+                within = None;
+                found.push('"');
+            }
+            (Some('\''), '"') => found.push_str("\\\""),
+            (Some(_), '\\') => match letters.next() {
+                Some('\'') => found.push('\''),
+                Some(next) => found.extend(['\\', next]),
+                None => found.push('\\'),
+            },
+            _ => found.push(letter),
+        }
+    }
+    found
+}
+
+/// The members of a JSON object as pairs with dots in their keys.
+fn flatten(key: &str, value: &Value, facts: &mut Vec<(String, String)>) {
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                let inner = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                flatten(&inner, value, facts);
+            }
+        }
+        Value::String(text) => facts.push((key.to_owned(), text.clone())),
+        Value::Bool(is) => facts.push((key.to_owned(), if *is { "on" } else { "off" }.to_owned())),
+        other => facts.push((key.to_owned(), other.to_string())),
+    }
+}

@@ -1,0 +1,86 @@
+use super::*;
+
+fn translated(line: &str) -> Result<String, String> {
+    let words = line.split(' ').map(OsString::from).collect();
+    let words = translate(words, &crate::args::command())?;
+    let texts: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    Ok(texts.join(" "))
+}
+
+#[test]
+fn what_qemu_describes_is_named_by_its_path() {
+    for (line, wanted) in [
+        ("ringtap info a.qcow2", "ringtap info a.qcow2"),
+        ("ringtap info --image-opts driver=qcow2,file.filename=a,,b", "ringtap info -f qcow2 a,b"),
+        (
+            "ringtap check --object secret,id=s,file=key --image-opts driver=luks,key-secret=s,file.driver=file,file.filename=a",
+            "ringtap check --secret file:key -f luks a",
+        ),
+        (
+            r#"ringtap compare a json:{"driver":"raw","file":{"driver":"nbd","host":"h","port":"1","export":"e"}}"#,
+            "ringtap compare -F raw a nbd://h:1/e",
+        ),
+        (
+            "ringtap convert -pf qcow2 -O raw --image-opts driver=qcow2,file.filename=a,force-share=on b",
+            "ringtap convert -U -p -f qcow2 -O raw a b",
+        ),
+        (
+            "ringtap convert --object secret,id=s,file=key -O luks -o key-secret=s,iter-time=10 a b",
+            "ringtap convert --target-secret file:key -O luks -o iter-time=10 a b",
+        ),
+        (
+            "ringtap amend --object secret,id=new,file=k a -o encrypt.state=active,encrypt.new-secret=new",
+            "ringtap amend a -o encrypt.state=active,encrypt.new-secret=file:k",
+        ),
+        ("ringtap info nbd:unix:/s:exportname=x", "ringtap info nbd+unix:///x?socket=/s"),
+        (
+            "ringtap create -f qcow2 -o backing_file=a,,b b",
+            "ringtap create -f qcow2 -o backing_file=a,,b b",
+        ),
+        (
+            "ringtap create -f foo -f qcow2 -o a=1 -o b=2 a 1M",
+            "ringtap create -f qcow2 -o a=1 -o b=2 a 1M",
+        ),
+        (
+            r"ringtap info json:{'driver':'qcow2','file':{'driver':'file','filename':'a\'b'}}",
+            "ringtap info -f qcow2 a'b",
+        ),
+        ("ringtap serve --image-opts", "ringtap serve --image-opts"),
+        ("ringtap resize --shrink a -1G", "ringtap resize --shrink a -1G"),
+    ] {
+        assert_eq!(translated(line).as_deref(), Ok(wanted), "{line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_told() {
+    for (line, said) in [
+        ("ringtap info --image-opts driver=blkdebug,file.filename=a", "QEMU's own"),
+        (
+            "ringtap info --image-opts driver=qcow2,backing.driver=raw,file.filename=a",
+            "backing.driver",
+        ),
+        (
+            "ringtap info --image-opts driver=luks,key-secret=s,file.filename=a",
+            "--object secret,id=s",
+        ),
+        ("ringtap info --object iothread,id=x a", "defines secrets"),
+        (
+            "ringtap convert --image-opts driver=raw,file.filename=a driver=vpc,file.filename=b c",
+            "two formats",
+        ),
+        ("ringtap info json:{", "json:{"),
+    ] {
+        let error = translated(line).expect_err(line);
+        assert!(error.contains(said), "{line}: {error}");
+    }
+}
+
+#[test]
+fn data_on_the_command_line_is_read_once_from_a_descriptor() {
+    let mut secrets = Secrets::default();
+    secrets.define("secret,id=s,data=MTIz,format=base64").expect("a secret");
+    let source = secrets.source("s").expect("a descriptor");
+    let secret = crate::secret::source(&source).expect("a source").read().expect("a secret");
+    assert_eq!(secret.bytes(), b"123");
+}

@@ -1,0 +1,54 @@
+#!/bin/bash
+# QEMU's own tests of image formats, with Ringtap for its tools: scripts/iotests.sh [FORMAT...], as `make iotests` calls it.
+# QEMU's source comes by a deb-src line in lists of its own, into target/iotests; the machine's lists stay as they are.
+# TESTS="001 002" runs only these; RELEASE=trixie takes the tests of that Debian; WITH=qemu runs QEMU's own tools instead.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+target=$(cd "$here" && mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
+release=${RELEASE:-bookworm}
+work=$target/iotests/$release
+formats=${*:-raw qcow2 vpc luks}
+
+fetch() {
+    mkdir -p "$work"/apt/{lists,cache/archives}/partial "$work/new"
+    local keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    echo "deb-src [signed-by=$keys] http://deb.debian.org/debian $release main" > "$work/apt/sources.list"
+    local apt=(apt-get -q -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+               -o "Dir::State::lists=$work/apt/lists" -o "Dir::Cache=$work/apt/cache" -o APT::Sandbox::User=root)
+    "${apt[@]}" update
+    (cd "$work/new" && "${apt[@]}" source --download-only qemu)
+    tar -xf "$work"/new/qemu_*.orig.tar.xz -C "$work/new" --strip-components=1 --wildcards \
+        '*/tests/qemu-iotests*' '*/python/*' '*/scripts/*'
+    rm -f "$work"/new/qemu_*
+    mv "$work/new" "$work/source"
+}
+
+for program in qemu-img qemu-io qemu-nbd qemu-storage-daemon qemu-system-x86_64 python3 apt-get; do
+    command -v $program > /dev/null || { echo "iotests: $program is missing: scripts/setup.sh test" >&2; exit 1; }
+done
+[ -d "$work/source" ] || fetch
+
+# Debian's QEMU has no accelerator for tests; its emulator does as well.
+mkdir -p "$work/bin"
+cat > "$work/bin/qemu" <<'END'
+#!/bin/bash
+words=()
+for word; do [ "$word" = qtest ] && word=tcg; words+=("$word"); done
+exec qemu-system-x86_64 "${words[@]}"
+END
+chmod +x "$work/bin/qemu"
+
+export QEMU_PROG=$work/bin/qemu
+QEMU_NBD_PROG=$(command -v qemu-nbd) QSD_PROG=$(command -v qemu-storage-daemon)
+export QEMU_NBD_PROG QSD_PROG
+if [ "${WITH:-ringtap}" = qemu ]; then
+    QEMU_IMG_PROG=$(command -v qemu-img) QEMU_IO_PROG=$(command -v qemu-io)
+else
+    QEMU_IMG_PROG=$here/tests/judges/qemu-img QEMU_IO_PROG=$here/tests/judges/qemu-io
+fi
+export QEMU_IMG_PROG QEMU_IO_PROG
+export RINGTAP=${RINGTAP:-$target/debug/ringtap}
+for format in $formats; do
+    # shellcheck disable=SC2086 # words
+    "$here/tests/judges/iotests" "$work/source" "$work/${WITH:-ringtap}" "$format" ${TESTS:-}
+done
