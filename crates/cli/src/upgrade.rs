@@ -106,6 +106,14 @@ fn is_changed(pid: Pid) -> anyhow::Result<bool> {
     Ok(there.is_ok_and(|there| (there.dev(), there.ino()) != (runs.dev(), runs.ino())))
 }
 
+/// Whether a process has something to do when that signal comes, and does not just end.
+fn catches(process: i32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    caught & (1 << (signal.as_raw() - 1)) != 0
+}
+
 /// Tell the process by SIGUSR2, and hear what became of it by a socket whose name it knows.
 fn by_signal(pid: Pid) -> anyhow::Result<u64> {
     let number = pid.as_raw_nonzero();
@@ -115,6 +123,9 @@ fn by_signal(pid: Pid) -> anyhow::Result<u64> {
     // Another program would end by the signal.
     if name.trim() != "ringtap" {
         bail!("process {number} is {:?}, and no ringtap", name.trim());
+    }
+    if !catches(number.get(), Signal::USR2) {
+        bail!("process {number} is a ringtap that cannot be followed by another: restart it");
     }
     let address = SocketAddr::from_abstract_name(format!("ringtap-upgrade-{number}"))?;
     let socket = UnixDatagram::bind_addr(&address).with_context(|| {

@@ -24,6 +24,12 @@ impl Drop for Bench {
         for pid in &self.pids {
             let _ = kill_process(self::pid(*pid), Signal::KILL);
         }
+        // Of those that were killed.
+        let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+        let places = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        for place in places.filter(|place| place.starts_with(&*self.dir.path().to_string_lossy())) {
+            let _ = Command::new("umount").args(["-l", place]).status();
+        }
     }
 }
 
@@ -394,4 +400,28 @@ fn what_has_come_at_run_time_goes_on() {
 /// Whether files can be mounted here.
 fn mounts() -> bool {
     rustix::process::geteuid().is_root() && fs::File::open("/dev/fuse").is_ok()
+}
+
+#[test]
+fn what_would_be_another_disk_is_not_passed_on() {
+    let mut bench = Bench::new();
+    for name in ["a.raw", "b.raw"] {
+        fs::File::create(bench.path(name)).and_then(|file| file.set_len(1 << 20)).expect("a file");
+    }
+    let shown = if mounts() { "--growable --fuse file" } else { "--nbd unix:n" };
+    let (_child, first) = bench.serve(&format!("serve a.raw -f raw --control unix:c {shown}"));
+    // One that is made larger by who writes is as good as any.
+    let second = bench.upgrade("unix:c");
+    ends(first);
+    fs::rename(bench.path("b.raw"), bench.path("a.raw")).expect("another file is there");
+    let why = bench.ends_with("upgrade unix:c", 1);
+    assert!(why.contains("another file now"), "{why}");
+    assert!(lives(second));
+    // A program that has nothing to do at the signal would end by it.
+    let sleeper = bench.path("ringtap");
+    fs::copy("/bin/sleep", &sleeper).expect("a program");
+    let mut other = Command::new(&sleeper).arg("60").spawn().expect("it begins");
+    let why = bench.ends_with(&format!("upgrade {}", other.id()), 1);
+    assert!(why.contains("restart it") && lives(other.id()), "{why}");
+    other.kill().and_then(|()| other.wait()).expect("its end");
 }

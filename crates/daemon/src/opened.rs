@@ -214,7 +214,8 @@ fn open(disk: &Disk, wrap: &Wrap, at: At) -> Result<(Vbd, Option<(Place, Format)
             Vbd::with_logical_block_size(image, cache, bytes)
         }
     };
-    if disk.growable && vbd.grow(vbd.size()).is_err() {
+    // One that comes later was looked at where it is.
+    if disk.growable && !disk.incoming && vbd.grow(vbd.size()).is_err() {
         return Err(Error::Usage(format!(
             "{}: --growable takes a raw image in a regular file",
             disk.path.display()

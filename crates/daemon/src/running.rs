@@ -102,6 +102,11 @@ impl Serving {
         self.stop.raise();
     }
 
+    /// Whether its thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(|thread| thread.is_finished())
+    }
+
     /// Wait until its thread has ended.
     pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {

@@ -40,6 +40,7 @@ pub fn serve(config: Config) -> Result<(), Error> {
 /// (SIGUSR2, `__ringtap_upgrade`), and it takes that of the one that started it for this. `read` reads what is passed on
 /// of disks, as files of a folder.
 pub fn serve_upgradable(config: Config, read: ReadFile) -> Result<(), Error> {
+    handover::note_program();
     let mut taking = Taking::begin()?;
     let end = run(config, Arc::new(|_, image| image), Some(&read), &mut taking);
     if let (Err(error), Some(taking)) = (&end, &taking) {

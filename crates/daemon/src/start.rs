@@ -174,10 +174,8 @@ impl Running {
             .with_limits(self.config.nbd_limits)
             .with_budget(self.nbd_budget.clone())
             .with_tls(tls);
-        let first = places.first().map(|(place, _)| place.to_string());
-        handover::sessions(&first.unwrap_or_default())
-            .into_iter()
-            .for_each(|one| server.adopt(one));
+        let all: Vec<String> = places.iter().map(|(place, _)| place.to_string()).collect();
+        handover::sessions(&all).into_iter().for_each(|one| server.adopt(one));
         let wire = Wire::Nbd { addresses, places, server: Arc::new(server), keeps_open };
         let (wire, stop, id) = (Arc::new(wire), new_stop()?, self.next_server());
         let thread = self.start_thread(id, &wire, &stop, lone.clone())?;

@@ -391,6 +391,11 @@ impl Disk {
         self.shared.full.give_up();
     }
 
+    /// Requests may wait for room again.
+    pub fn wait_again(&self) {
+        self.shared.full.wait_again();
+    }
+
     /// The image as it is now, for what is to lie upon it. It is not to be written to.
     pub fn image(&self) -> Result<Box<dyn Image>, Error> {
         self.shared.health.contain(|| lock(&self.shared.current).image.fork())

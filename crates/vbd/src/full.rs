@@ -70,4 +70,8 @@ impl Full {
         self.over.store(true, SeqCst);
         self.event.notify();
     }
+
+    pub(crate) fn wait_again(&self) {
+        self.over.store(false, SeqCst);
+    }
 }

@@ -1,13 +1,14 @@
 //! The server that hands over, until it ends or goes on.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ringtap_export::{fuse, nbd, vhost_user};
@@ -24,9 +25,10 @@ use super::state::{
 use super::{CHANNEL, asked, leave_all, whole};
 use crate::control::JobStatus;
 use crate::events::notify;
+use crate::opened::identity;
 use crate::pid_file::PidFile;
 use crate::residence::Residence;
-use crate::running::{DiskId, Running, Served, ServerId, is_failed};
+use crate::running::{DiskId, Running, Served, ServerId, Serving, is_failed};
 use crate::wires::Wire;
 use crate::{Address, Error, Sandbox, kept, plan};
 
@@ -40,6 +42,11 @@ const SAYS_WHY: Duration = Duration::from_secs(1);
 const HANDSHAKES: Duration = Duration::from_millis(500);
 /// What of a job's end is waited for, and of files that are being written.
 const SETTLED: Duration = Duration::from_secs(10);
+/// How long it is tried to open images again that somebody else has meanwhile, and how often.
+const COMES_BACK: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(100);
+/// How soon it is seen that threads have ended.
+const SOON: Duration = Duration::from_micros(200);
 
 /// How a server is to be followed by another.
 #[derive(Debug, Default)]
@@ -66,14 +73,14 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
     let files: Vec<&dyn AsFd> = files.iter().map(|file| file as &dyn AsFd).collect();
     next.tell(Kind::State, &encode(&state).map_err(failed)?, &files)?;
     next.expect(Kind::Ready, wish.patience.unwrap_or(PATIENCE))?;
-    // What has changed meanwhile nobody has carried out: this thread does.
-    running.may_be_handed_over().map_err(failed)?;
     running.flush_all();
     for serving in running.servers.values() {
         if let Wire::Nbd { server, .. } = &*serving.wire {
             server.wait_for_handshakes(HANDSHAKES);
         }
     }
+    // Guests and clients have gone on meanwhile; what else has changed nobody has carried out, for this thread does.
+    running.may_be_handed_over().map_err(failed)?;
     let still = Still::stand(running)?;
     tracing::debug!("images are closed after {:?}", still.since());
     let end = still.pass(&mut next);
@@ -221,14 +228,19 @@ impl Drop for Next {
     }
 }
 
-/// Where the program that runs is now, or what has taken its place.
+/// Where the program that runs was when it was started: what is there now is the next.
 fn own_path() -> io::Result<PathBuf> {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let path = std::fs::read_link("/proc/self/exe")?.into_os_string();
-    // A file that another has replaced is told of so.
-    let bytes = path.as_bytes();
-    let bytes = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes).to_vec();
-    Ok(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
+    STARTED.get().cloned().map_or_else(std::env::current_exe, Ok)
+}
+
+static STARTED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Note where this program is, before another takes its place.
+pub(crate) fn note_program() {
+    if let Ok(path) = std::env::current_exe() {
+        // The same where it is noted again.
+        let _ = STARTED.set(path);
+    }
 }
 
 impl Running {
@@ -236,6 +248,21 @@ impl Running {
     fn may_be_handed_over(&self) -> Result<(), String> {
         if !self.upgradable {
             return Err("this server is part of another program".into());
+        }
+        if std::process::id() == 1 {
+            return Err("this server is the first process of its container, which ends with it: start the container anew".into());
+        }
+        let by_systemd = std::env::var("SYSTEMD_EXEC_PID").ok();
+        let of_systemd = by_systemd == Some(std::process::id().to_string());
+        if of_systemd && std::env::var_os("NOTIFY_SOCKET").is_none() {
+            return Err("systemd would not learn of the new process, and kill it: the unit needs Type=notify".into());
+        }
+        if let Some(name) =
+            self.secrets.keys().chain(self.graph.files.keys()).chain(self.graph.lower.keys()).next()
+        {
+            return Err(format!(
+                "{name} was named at run time and is no disk: the next process would not know it; remove it first"
+            ));
         }
         if matches!(self.config.sandbox, Sandbox::On { .. }) {
             return Err("a server with --sandbox on starts no program: restart it".into());
@@ -264,6 +291,17 @@ impl Running {
             }
             if served.vbd.waiting_for_room() > 0 {
                 return Err(format!("requests of the disk {node} wait for space: make room first"));
+            }
+            if served.file.is_some() && identity(&served.disk.path) != served.file {
+                return Err(format!(
+                    "{} is another file now than the one that the disk {node} has open: the next process would serve that",
+                    served.disk.path.display()
+                ));
+            }
+            if served.ties.in_file.is_some() || served.ties.by_image {
+                return Err(format!(
+                    "images of the disk {node} have names of their own: the next process would not know them"
+                ));
             }
             let lost = |one: &DirtyBitmap| !one.persistent;
             if let Some(one) = served.vbd.dirty_bitmaps().into_iter().find(lost) {
@@ -353,6 +391,17 @@ impl Running {
     }
 }
 
+/// Wait until a server's thread has ended. Requests that wait for space fail then, for nobody can say here that there is some.
+fn wait_for(serving: &mut Serving, disks: &BTreeMap<DiskId, Served>) {
+    while !serving.has_ended() {
+        for served in disks.values().filter(|served| served.vbd.waiting_for_room() > 0) {
+            served.vbd.give_up_waiting();
+        }
+        std::thread::sleep(SOON);
+    }
+    serving.join();
+}
+
 /// Whether a disk's image is here and closed by one before it is opened by the other.
 fn goes(served: &Served) -> bool {
     !served.disk.incoming && !served.disk.options.read_only && !served.disk.is_null()
@@ -388,7 +437,7 @@ impl Still {
             serving.stop.raise();
         }
         for (id, serving) in &mut running.servers {
-            serving.join();
+            wait_for(serving, &running.disks);
             match &*serving.wire {
                 Wire::VhostUser { path, server } => match server.left() {
                     Ok(Some(left)) => still.front_ends.push((*id, path.clone(), left)),
@@ -473,9 +522,16 @@ impl Still {
     /// Go on as before.
     fn thaw(self, running: &mut Running) {
         running.handing_over.store(false, SeqCst);
-        let opened = in_parallel(&self.residences, |residence| residence.take_over());
-        if let Err(error) = opened {
+        let began = Instant::now();
+        while let Err(error) = in_parallel(&self.residences, |residence| residence.take_over()) {
             tracing::error!("a disk is not there again yet: {error}");
+            if began.elapsed() > COMES_BACK {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        for served in running.disks.values() {
+            served.vbd.wait_again();
         }
         for (id, _, connection) in self.front_ends {
             let wire = running.servers.get(&id).map(|serving| serving.wire.clone());

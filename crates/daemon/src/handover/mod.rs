@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use ringtap_export::{fuse, nbd, vhost_user};
 
-pub(crate) use giving::{Wish, hand_over, tell_asker};
+pub(crate) use giving::{Wish, hand_over, note_program, tell_asker};
 pub(crate) use taking::{Taking, left_out};
 
 use crate::Address;
@@ -117,11 +117,11 @@ pub(crate) fn front_end(path: &str) -> Option<vhost_user::Connection> {
     Some(come.front_ends.swap_remove(found).1)
 }
 
-/// The NBD clients of the server whose first socket is that.
-pub(crate) fn sessions(place: &str) -> Vec<nbd::Session> {
+/// The NBD clients of the servers whose first socket is one of those.
+pub(crate) fn sessions(places: &[String]) -> Vec<nbd::Session> {
     let mut come = lock(&COME);
     let all = std::mem::take(&mut come.sessions);
-    let (found, others) = all.into_iter().partition(|(of, _)| of == place);
+    let (found, others) = all.into_iter().partition(|(of, _)| places.contains(of));
     come.sessions = others;
     let found: Vec<(String, nbd::Session)> = found;
     found.into_iter().map(|(_, session)| session).collect()

@@ -31,6 +31,8 @@ use crate::tuning::BEGUN_AT_ONCE;
 
 /// How long a connection keeps its memory after the last request.
 pub(super) const REST: Duration = Duration::from_secs(1);
+/// How long one may take to send the rest of a request, or to take replies, when another server is to have it.
+const LEAVES: Duration = Duration::from_secs(1);
 
 /// A connection that has its export.
 pub(super) struct Connection {
@@ -461,7 +463,11 @@ impl Connection {
 
     /// Take no more requests; those under way end and are answered, within the time there is.
     fn stop(self: &Rc<Self>) {
-        let drain = self.limits.drain;
+        let drain = match self.handover.is_wanted() {
+            // All disks of the server stand still meanwhile.
+            true => self.limits.drain.min(LEAVES),
+            false => self.limits.drain,
+        };
         let Some(since) = self.stopping.get() else {
             self.stopping.set(Some(self.io.now()));
             self.alarm.set(drain);

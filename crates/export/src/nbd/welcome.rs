@@ -100,7 +100,11 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             let (socket, vbd) = (socket.clone(), export.vbd.fork());
             vbd.serves("nbd", peer.to_string(), 0);
             let kept = socket.clone();
-            let of = handover.clone();
+            // What is deciphered here nobody can go on with.
+            let of = match sealer {
+                Some(_) => Arc::default(),
+                None => handover.clone(),
+            };
             let accepted =
                 Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer, handover: of };
             let left = serve(io.clone(), accepted, input, &current).await?;
