@@ -72,6 +72,7 @@ fn ringtap() -> ExitCode {
     if let Err(error) = objects::start(&cli.objects, boot) {
         return outcome::failed(&error);
     }
+    rbd::start();
     if let Some(engine) = cli.io {
         // Nothing has asked for one yet.
         ringtap_io::use_engine(engine.into());

@@ -332,9 +332,12 @@ impl Container {
 
     /// Bytes it holds now, should someone else have changed that.
     pub fn present_len(&self) -> Result<u64, Error> {
-        let Some(open) = self.open_file() else { return Ok(self.len()) };
-        let len = len_of(open)
-            .map_err(|error| Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        let len = match (self.open_file(), &self.store) {
+            (Some(open), _) => len_of(open)
+                .map_err(|error| Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO)))?,
+            (None, Some(store)) if self.traits.regular => store.len(),
+            (None, _) => return Ok(self.len()),
+        };
         self.state.len.store(len, SeqCst);
         Ok(len)
     }
@@ -363,11 +366,16 @@ impl Container {
 
     /// Make a regular file so long that it holds `len` bytes rounded to 512, where it is shorter.
     pub fn lengthen(&self, len: u64) -> Result<(), Error> {
-        let file = self.open_file().filter(|_| self.traits.regular && !self.traits.read_only);
-        let file = file.ok_or(Error::Unsupported)?;
+        if !self.traits.regular || self.traits.read_only {
+            return Err(Error::Unsupported);
+        }
         if len > self.present_len()?.next_multiple_of(512) {
-            rustix::fs::ftruncate(file, len)
-                .map_err(|error| Error::from_errno(error.raw_os_error()))?;
+            match (self.open_file(), &self.store) {
+                (Some(file), _) => rustix::fs::ftruncate(file, len)
+                    .map_err(|error| Error::from_errno(error.raw_os_error()))?,
+                (None, Some(store)) => store.set_len(len).map_err(Error::from_errno)?,
+                (None, None) => return Err(Error::Unsupported),
+            }
             self.state.len.store(len, SeqCst);
         }
         Ok(())

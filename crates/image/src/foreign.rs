@@ -16,7 +16,8 @@ pub fn foreign_name(name: &[u8]) -> Option<&'static str> {
         "ftp" | "ftps" | "ssh" | "sftp" => {
             "servers of that kind are not read from: copy the image, or attach it with nbdkit and nbd+unix://"
         }
-        "rbd" | "iscsi" | "iser" | "nfs" | "gluster" | "gluster+tcp" | "gluster+unix"
+        "rbd" => return None,
+        "iscsi" | "iser" | "nfs" | "gluster" | "gluster+tcp" | "gluster+unix"
         | "gluster+rdma" | "vxhs" | "sheepdog" => {
             "that storage is not supported yet: map it as a block device or mount it, and name that"
         }
@@ -41,7 +42,7 @@ mod tests {
             ("file:a.raw", "without file:"),
             ("ftp://host/a.qcow2", "copy"),
             ("s3:bucket/a.qcow2", "s3://BUCKET"),
-            ("rbd:pool/image", "block device"),
+            ("iscsi://host/target", "block device"),
         ] {
             assert!(
                 foreign_name(name.as_bytes()).is_some_and(|text| text.contains(said)),
@@ -53,6 +54,7 @@ mod tests {
             "./nbd://x",
             "nbd://host/x",
             "https://host/a.qcow2",
+            "rbd:pool/image",
             "s3://bucket/a.qcow2",
             "/dev/disk/by-path/pci-0000:00",
             "vm:1.raw",

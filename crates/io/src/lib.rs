@@ -39,7 +39,7 @@ pub use handle::FileHandle;
 pub use inherited::duplicate_fd;
 pub use io::{Io, OpFuture};
 pub use locked::{Locked, LockedBytes};
-pub use mem::Mem;
+pub use mem::{Mem, Piece};
 pub use op::{Holds, Key, Op, Reactor, Time};
 pub use panic::Panic;
 pub use pool::{Buffer, PAGE};

@@ -25,8 +25,8 @@ const KERNEL: u32 = u32::MAX;
 /// What `count` is of a window over a pipe.
 const PIPE: u32 = KERNEL - 1;
 
-/// A piece of memory of a window.
-pub(crate) type Piece = (*mut u8, usize);
+/// A piece of memory of a window: where it is, and its bytes.
+pub type Piece = (*mut u8, usize);
 
 impl Mem {
     /// No memory.
@@ -139,7 +139,7 @@ impl Mem {
 
     /// Call `each` with every piece of memory of the window, in order.
     #[inline]
-    pub(crate) fn pieces(&self, mut each: impl FnMut(Piece)) {
+    pub fn pieces(&self, mut each: impl FnMut(Piece)) {
         if let Some(base) = self.contiguous() {
             if self.len > 0 {
                 each((base, self.len));

@@ -126,6 +126,7 @@ pub fn open(uri: &Uri, options: &Options) -> Result<Store, String> {
         rotational: false,
         discard: false,
         zero: false,
+        resizable: false,
     };
     let weak = Arc::downgrade(&object);
     let store = Store::new(OpenRemote::new(object), facts);

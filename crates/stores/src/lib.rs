@@ -2,11 +2,13 @@
 //!
 //! A [`Store`] is opened by its URI and lists itself as a [`ringtap_io::File`] that operations take as they
 //! take that of a local file: every format, job and transport works on it unchanged. Each thread that uses it has a
-//! session of its own (`ringtap_io::Session`). There are exports of NBD servers ([`nbd`]), and objects of S3 and HTTP
-//! servers, which are read only: `ringtap_objects` opens those, in programs that have it ([`open_objects_by`]).
+//! session of its own (`ringtap_io::Session`). There are exports of NBD servers ([`nbd`]), objects of S3 and HTTP
+//! servers, which are read only: `ringtap_objects` opens those, in programs that have it ([`open_objects_by`]); and images
+//! of Ceph, which `ringtap_rbd` opens ([`rbd`]).
 #![forbid(unsafe_code)]
 
 pub mod nbd;
+pub mod rbd;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
@@ -32,6 +34,8 @@ pub struct Facts {
     pub discard: bool,
     /// Whether zeros can be written without sending them.
     pub zero: bool,
+    /// Whether it can be made longer and shorter.
+    pub resizable: bool,
 }
 
 /// How to open a store.
@@ -52,21 +56,39 @@ pub struct OpenError {
 }
 
 /// An open store. Clones are the same one; with the last it closes.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Store {
     remote: Arc<OpenRemote>,
     facts: Facts,
+    length: Option<Arc<dyn Length>>,
+}
+
+/// How long a store is that may be made longer, by us and by others.
+pub trait Length: Send + Sync {
+    /// Bytes, as far as is known here.
+    fn now(&self) -> u64;
+
+    /// Make it so long; what is new reads as zeros. Waits for it. Else a positive errno.
+    fn set(&self, len: u64) -> Result<(), i32>;
 }
 
 impl Store {
     /// One that is open.
     pub fn new(remote: OpenRemote, facts: Facts) -> Store {
-        Store { remote: Arc::new(remote), facts }
+        Store { remote: Arc::new(remote), facts, length: None }
+    }
+
+    /// The same, whose length changes.
+    pub fn with_length(self, length: Arc<dyn Length>) -> Store {
+        Store { length: Some(length), ..self }
     }
 
     /// Open what a URI names. Waits for the server.
     pub fn open(uri: &str, options: &Options) -> Result<Store, OpenError> {
         let failed = |why: String| OpenError { uri: uri.to_owned(), why };
+        if rbd::is_rbd(uri) {
+            return rbd::open(uri, options).map_err(failed);
+        }
         if is_object(uri) {
             let opener = OPENER.get().ok_or_else(|| failed(NO_OBJECTS.into()))?;
             return opener(uri, options).map_err(failed);
@@ -77,7 +99,8 @@ impl Store {
 
     /// It, for as long as somebody else has it.
     pub fn downgrade(&self) -> WeakStore {
-        WeakStore { remote: Arc::downgrade(&self.remote), facts: self.facts }
+        let length = self.length.as_ref().map(Arc::downgrade);
+        WeakStore { remote: Arc::downgrade(&self.remote), facts: self.facts, length }
     }
 
     /// The handle that operations take.
@@ -89,19 +112,36 @@ impl Store {
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
+
+    /// Bytes it has now, as far as is known here.
+    pub fn len(&self) -> u64 {
+        self.length.as_ref().map_or(self.facts.len, |length| length.now())
+    }
+
+    /// Make it so long, where its [`Facts`] say that this can be. Waits for it. Else a positive errno.
+    pub fn set_len(&self, len: u64) -> Result<(), i32> {
+        self.length.as_ref().map_or(Err(libc::EOPNOTSUPP), |length| length.set(len))
+    }
+
+    /// Whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// A store that may have been closed.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct WeakStore {
     remote: Weak<OpenRemote>,
     facts: Facts,
+    length: Option<Weak<dyn Length>>,
 }
 
 impl WeakStore {
     /// The store, where it is open.
     pub fn upgrade(&self) -> Option<Store> {
-        Some(Store { remote: self.remote.upgrade()?, facts: self.facts })
+        let length = self.length.as_ref().and_then(Weak::upgrade);
+        Some(Store { remote: self.remote.upgrade()?, facts: self.facts, length })
     }
 }
 
@@ -125,7 +165,7 @@ pub fn certificates_of(name: &Path) -> Option<PathBuf> {
 pub fn is_store(name: &Path) -> bool {
     let schemes = ["nbd://", "nbd+unix://", "nbds://", "nbds+unix://"];
     name.to_str().is_some_and(|name| {
-        is_object(name) || schemes.iter().any(|scheme| name.starts_with(scheme))
+        is_object(name) || rbd::is_rbd(name) || schemes.iter().any(|scheme| name.starts_with(scheme))
     })
 }
 

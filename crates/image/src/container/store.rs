@@ -21,7 +21,7 @@ impl Container {
         let facts = *store.facts();
         let logical = facts.block.max(512);
         let traits = Traits {
-            regular: false,
+            regular: facts.resizable,
             read_only,
             request_alignment: facts.block.into(),
             memory_alignment: 1,

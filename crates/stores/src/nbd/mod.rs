@@ -89,6 +89,7 @@ pub(crate) fn open(uri: &Uri, options: &Options) -> Result<Store, Error> {
         rotational: agreed.can(can::ROTATIONAL),
         discard: agreed.can(can::TRIM),
         zero: agreed.can(can::WRITE_ZEROES),
+        resizable: false,
     };
     let shared = Mutex::new(Shared { spare: Some(connection), ..Shared::default() });
     let nbd = Nbd {

@@ -1,0 +1,35 @@
+//! Images of Ceph (RBD): read and written by librbd, which is loaded when the first of them is wanted.
+//!
+//! `ffi` has all that is unsafe: the functions of librados and librbd, connections, images, and requests under way. An
+//! image has one handle, used by all threads ([`image`]): each has a session (`session`) whose operations become librbd's
+//! requests, and a callback on one of librbd's threads tells the task's own thread of the end. Reads go straight to where
+//! they belong; of what is written librbd is given a copy, for it computes checksums of it and may send it twice. What
+//! librbd has no asynchronous call for (what a range holds, another length) a thread of the image does (`helper`). One who
+//! writes has the exclusive lock first (`lock`), and keeps it.
+//!
+//! Source: librbd.h and librados.h of Ceph 16.
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod ffi;
+mod helper;
+mod holds;
+mod image;
+mod lock;
+mod name;
+mod pools;
+mod session;
+
+pub use name::Name;
+
+/// From now on this process opens images of Ceph by their names. The first who says so decides.
+pub fn start() {
+    ringtap_stores::rbd::open_by(ringtap_stores::rbd::Driver {
+        load: || ffi::api().map(drop),
+        open: |name, options| image::open(&Name::parse(name)?, options),
+        make: |name, len| image::make(&Name::parse(name)?, len),
+        remove: |name| image::remove(&Name::parse(name)?),
+        files: |name| Name::parse(name).map_or(vec![], |name| name.files()),
+    });
+}

@@ -1,0 +1,113 @@
+//! What one thread has of an image: its operations, each a request of librbd's.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use ringtap_io::{Errand, Io, Key, Op, Session};
+
+use crate::ffi::{Free, Request};
+use crate::helper::Task;
+use crate::image::Rbd;
+
+pub(crate) struct Near {
+    image: Arc<Rbd>,
+    free: Arc<Free>,
+    /// By the keys of operations; what has ended is in the way of nothing.
+    requests: RefCell<Vec<Option<Arc<Request>>>>,
+}
+
+/// Who carries an operation out.
+enum Way {
+    Librbd,
+    Helper,
+}
+
+impl Near {
+    pub(crate) fn start(image: Arc<Rbd>) -> Rc<Near> {
+        Rc::new(Near { image, free: Arc::default(), requests: RefCell::default() })
+    }
+
+    /// The operation as it is asked for, and by whom; or its end.
+    fn way(&self, op: Op) -> Result<(Way, Op), i32> {
+        let read_only = self.image.read_only;
+        match op {
+            Op::Read { mem, .. } | Op::Write { mem, .. } if mem.is_kernels() => {
+                Err(-libc::EOPNOTSUPP)
+            }
+            Op::Read { file, offset, mem } => {
+                let len = (mem.len() as u64).min(self.image.len().saturating_sub(offset));
+                match len {
+                    0 => Err(0),
+                    len => Ok((Way::Librbd, Op::Read { file, offset, mem: mem.window(0, len as usize) })),
+                }
+            }
+            Op::Status { .. } => Ok((Way::Helper, op)),
+            Op::Sync { .. } if read_only => Err(0),
+            Op::Sync { .. } => Ok((Way::Librbd, op)),
+            _ if read_only => Err(-libc::EROFS),
+            Op::Write { mem, .. } if mem.is_empty() => Err(0),
+            Op::Write { offset, mem, .. } => {
+                match offset.saturating_add(mem.len() as u64) > self.image.len() {
+                    true => Ok((Way::Helper, op)),
+                    false => Ok((Way::Librbd, op)),
+                }
+            }
+            Op::PunchHole { len: 0, .. } | Op::ZeroRange { len: 0, .. } | Op::Forget { len: 0, .. } => {
+                Err(0)
+            }
+            // Nothing is behind the end, and nothing becomes of it there.
+            Op::PunchHole { file, offset, len } => {
+                self.within(offset, len, |len| Op::PunchHole { file, offset, len })
+            }
+            Op::ZeroRange { file, offset, len } => {
+                self.within(offset, len, |len| Op::ZeroRange { file, offset, len })
+            }
+            Op::Forget { file, offset, len } => {
+                self.within(offset, len, |len| Op::Forget { file, offset, len })
+            }
+            Op::SetLen { .. } => Ok((Way::Helper, op)),
+            _ => Err(-libc::EOPNOTSUPP),
+        }
+    }
+
+    fn within(&self, offset: u64, len: u64, op: impl FnOnce(u64) -> Op) -> Result<(Way, Op), i32> {
+        match self.image.len().saturating_sub(offset).min(len) {
+            0 => Err(0),
+            len => Ok((Way::Librbd, op(len))),
+        }
+    }
+}
+
+impl Session for Near {
+    fn begin(&self, io: &Io, key: Key, op: Op) {
+        let (way, op) = match self.way(op) {
+            Ok(way) => way,
+            Err(result) => return io.ended(key, result),
+        };
+        if !matches!(op, Op::Read { .. } | Op::Status { .. } | Op::Sync { .. }) {
+            self.image.changes.fetch_add(1, SeqCst);
+        }
+        let settles = matches!(op, Op::Write { durable: true, .. }) && self.image.caches;
+        let errand = Errand { op, ender: io.ender(key) };
+        let Some(request) = self.image.request(&self.free, errand, settles) else { return };
+        let mut requests = self.requests.borrow_mut();
+        if requests.len() <= key as usize {
+            requests.resize(key as usize + 1, None);
+        }
+        requests[key as usize] = Some(request.clone());
+        drop(requests);
+        match way {
+            Way::Librbd => self.image.begin(&request),
+            Way::Helper => self.image.ask(Task::Do(request)),
+        }
+    }
+
+    fn cancel(&self, _: &Io, key: Key) {
+        let requests = self.requests.borrow();
+        if let Some(request) = requests.get(key as usize).and_then(Option::as_ref) {
+            request.cancel();
+        }
+    }
+}
