@@ -88,6 +88,12 @@ if [ "$purpose" = test ]; then
     need nsenter util-linux
     need strip binutils
     need chromium chromium
+    # A cluster of one, and QEMU's driver for it.
+    need ceph-mon ceph-mon
+    need ceph-osd ceph-osd
+    need rbd ceph-common
+    compgen -G '/usr/lib/*/librbd.so.1' >/dev/null || missing+=(librbd1)
+    compgen -G '/usr/lib/*/qemu/block-rbd.so' >/dev/null || missing+=(qemu-block-extra)
     # Only a Rust of the distribution has these as packages; rustup's are its components.
     cargo=$(scripts/cargo --find 2>/dev/null || echo /usr/bin/cargo)
     for tool in fmt clippy; do

@@ -16,6 +16,7 @@ mod nbd;
 mod objects;
 mod outcome;
 mod qmp;
+mod rbd;
 mod sandbox;
 mod secret;
 mod serve;

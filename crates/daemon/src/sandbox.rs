@@ -10,6 +10,7 @@ use ringtap_export::fuse;
 use ringtap_image::{RestartLog, is_store, record};
 use ringtap_io::Engine;
 use ringtap_sandbox::{Files, Hooks, List, Needs, Walls, everywhere_but_the_systems};
+use ringtap_stores::rbd;
 
 use crate::opened::LeftOut;
 use crate::{Address, Config, Disk, Error};
@@ -57,12 +58,20 @@ pub(crate) fn confine(config: &Config) -> Confined {
     // Programs bring images along.
     files.read.push("/usr".into());
     let later = config.control.is_some();
-    let network = config.disks.iter().any(is_object);
+    let ceph: Vec<&str> = config.disks.iter().flat_map(names_of_rbd).collect();
+    if !ceph.is_empty() {
+        // No library is loaded behind the walls.
+        if let Err(why) = rbd::load() {
+            tracing::warn!("{why}");
+        }
+        files.read.extend(ceph.iter().flat_map(|name| rbd::files(name)));
+    }
+    let network = !ceph.is_empty() || config.disks.iter().any(is_object);
     if network {
         // Names of hosts, and the authorities that certificates are of.
         files.read.extend(NETWORK.map(PathBuf::from));
         tracing::warn!(
-            "images in object stores take connections of the server's own: it may make any"
+            "images in object stores and of Ceph take connections of the server's own: it may make any"
         );
     }
     let rings = ringtap_io::engine().0 == Engine::IoUring;
@@ -123,6 +132,12 @@ const NETWORK: [&str; 6] = [
     "/etc/ssl",
     "/etc/ca-certificates",
 ];
+
+/// The names of what of it lies in clusters of Ceph.
+fn names_of_rbd(disk: &Disk) -> impl Iterator<Item = &str> {
+    let names = [&disk.path].into_iter().chain(&disk.options.allow_backing);
+    names.filter_map(|name| name.to_str()).filter(|name| rbd::is_rbd(name))
+}
 
 /// Whether it lies, or what is below it, in a store that is reached by HTTP.
 fn is_object(disk: &Disk) -> bool {

@@ -85,6 +85,10 @@ fn run(
     left_out.extend(handover::left_out(not_served));
     confined.images_are_open(&left_out);
     signals.tell(events.clone())?;
+    let tell = events.clone();
+    ringtap_stores::rbd::tell_of_resizes(move || {
+        _ = tell.send(Event::Do(Box::new(|running| look_at_sizes(running, false))));
+    });
     let mut running = Running::new(config, vbds, credentials, events.clone(), wrap);
     (running.looked, running.upgradable) = (looked, read.is_some());
     running.note_left_out(&left_out);
@@ -376,6 +380,11 @@ fn reload(running: &Running) {
         Some(Err(error)) => tracing::error!("those read before stay in use: {error}"),
         None => {}
     }
+    look_at_sizes(running, true);
+}
+
+/// Look again how large the images are, and tell the guests.
+fn look_at_sizes(running: &Running, asked: bool) {
     for (id, served) in &running.disks {
         let path = served.disk.path.display();
         let _disk = served.vbd.span().enter();
@@ -384,6 +393,7 @@ fn reload(running: &Running) {
                 tracing::info!("{path}: now {} bytes", served.vbd.size());
                 running.wires_of(*id).iter().for_each(|wire| wire.resized());
             }
+            Ok(false) if !asked => continue,
             Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),
             Err(error) => tracing::error!("cannot find the size of {path}: {error}"),
         }

@@ -17,8 +17,8 @@ pub fn foreign_name(name: &[u8]) -> Option<&'static str> {
             "servers of that kind are not read from: copy the image, or attach it with nbdkit and nbd+unix://"
         }
         "rbd" => return None,
-        "iscsi" | "iser" | "nfs" | "gluster" | "gluster+tcp" | "gluster+unix"
-        | "gluster+rdma" | "vxhs" | "sheepdog" => {
+        "iscsi" | "iser" | "nfs" | "gluster" | "gluster+tcp" | "gluster+unix" | "gluster+rdma"
+        | "vxhs" | "sheepdog" => {
             "that storage is not supported yet: map it as a block device or mount it, and name that"
         }
         "null-co" | "null-aio" => "write null:SIZE, such as null:10G",

@@ -20,10 +20,7 @@ pub(crate) enum Task {
 }
 
 /// Its thread, until nobody can ask it any more.
-pub(crate) fn start(
-    image: &Arc<Rbd>,
-    tasks: Receiver<Task>,
-) -> std::io::Result<JoinHandle<()>> {
+pub(crate) fn start(image: &Arc<Rbd>, tasks: Receiver<Task>) -> std::io::Result<JoinHandle<()>> {
     let image = Arc::downgrade(image);
     thread::Builder::new().name("rbd".into()).spawn(move || run(&image, &tasks))
 }

@@ -20,7 +20,6 @@ const PREFERRED: u32 = 4096;
 
 /// An open image.
 pub(crate) struct Rbd {
-    name: Name,
     pub(crate) read_only: bool,
     /// A write is stable only once it is flushed.
     pub(crate) caches: bool,
@@ -57,7 +56,6 @@ pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
     }
     let len = image.len().map_err(|errno| format!("its size: {}", error(errno)))?;
     let rbd = Arc::new(Rbd {
-        name: name.clone(),
         read_only,
         caches,
         changes: AtomicU64::new(0),
@@ -87,10 +85,9 @@ fn failed(name: &Name, errno: i32) -> String {
         (libc::ENOENT, Some(snapshot)) => {
             format!("there is no image {}, or it has no snapshot {snapshot}", name.spec())
         }
-        (libc::ENOENT, None) => format!(
-            "there is no image {}: make one by ringtap create, or rbd create",
-            name.spec()
-        ),
+        (libc::ENOENT, None) => {
+            format!("there is no image {}: make one by ringtap create, or rbd create", name.spec())
+        }
         (libc::EPERM | libc::EACCES, _) => format!("the cluster refuses it: {}", error(errno)),
         (errno, _) => error(errno).to_string(),
     }
@@ -181,7 +178,6 @@ impl Rbd {
     pub(crate) fn look(&self) {
         let Ok(len) = self.with(Image::len) else { return };
         if self.len.swap(len, SeqCst) != len {
-            tracing::info!("{}: now {len} bytes", self.name);
             ringtap_stores::rbd::resized();
         }
     }

@@ -53,7 +53,8 @@ impl Owner {
 
     /// Whether it is known that it lives no more.
     fn is_gone(&self) -> bool {
-        let here = boot().as_deref() == Some(&*self.boot) && space().as_deref() == Some(&*self.space);
+        let here =
+            boot().as_deref() == Some(&*self.boot) && space().as_deref() == Some(&*self.space);
         here && fs::exists("/proc/self/stat").unwrap_or(false)
             && began(self.process) != Some(self.began)
     }
@@ -100,7 +101,9 @@ pub(crate) fn take(image: &Image, name: &Name) -> Result<(), String> {
         take_from(image, name, &address)?;
     }
     image.lock().map_err(|errno| match (errno, image.lock_owner()) {
-        (libc::EROFS | libc::EBUSY | libc::EAGAIN, Ok(Some(address))) => has(&address, &noted(image, &address)),
+        (libc::EROFS | libc::EBUSY | libc::EAGAIN, Ok(Some(address))) => {
+            has(&address, &noted(image, &address))
+        }
         _ => failed("its lock cannot be taken")(errno),
     })?;
     let own = image.lock_owner().ok().flatten().and_then(Owner::own);
@@ -141,7 +144,9 @@ fn noted(image: &Image, address: &str) -> Option<Owner> {
 
 fn has(address: &str, owner: &Option<Owner>) -> String {
     let who = match owner {
-        Some(Owner { host, process, .. }) => format!("ringtap, process {process} of {host} ({address})"),
+        Some(Owner { host, process, .. }) => {
+            format!("ringtap, process {process} of {host} ({address})")
+        }
         None => address.to_owned(),
     };
     format!(

@@ -52,7 +52,8 @@ fn part<'a>(text: &'a str, ends: &[char]) -> (String, &'a str) {
 impl Name {
     /// Read one; else what is wrong with it.
     pub fn parse(text: &str) -> Result<Name, String> {
-        let rest = text.strip_prefix("rbd:").ok_or_else(|| format!("it is no name of RBD: {SHAPE}"))?;
+        let rest =
+            text.strip_prefix("rbd:").ok_or_else(|| format!("it is no name of RBD: {SHAPE}"))?;
         if rest.starts_with("//") {
             return Err(format!("it is not written as a URI: {SHAPE}"));
         }

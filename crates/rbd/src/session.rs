@@ -40,7 +40,10 @@ impl Near {
                 let len = (mem.len() as u64).min(self.image.len().saturating_sub(offset));
                 match len {
                     0 => Err(0),
-                    len => Ok((Way::Librbd, Op::Read { file, offset, mem: mem.window(0, len as usize) })),
+                    len => Ok((
+                        Way::Librbd,
+                        Op::Read { file, offset, mem: mem.window(0, len as usize) },
+                    )),
                 }
             }
             Op::Status { .. } => Ok((Way::Helper, op)),
@@ -54,9 +57,9 @@ impl Near {
                     false => Ok((Way::Librbd, op)),
                 }
             }
-            Op::PunchHole { len: 0, .. } | Op::ZeroRange { len: 0, .. } | Op::Forget { len: 0, .. } => {
-                Err(0)
-            }
+            Op::PunchHole { len: 0, .. }
+            | Op::ZeroRange { len: 0, .. }
+            | Op::Forget { len: 0, .. } => Err(0),
             // Nothing is behind the end, and nothing becomes of it there.
             Op::PunchHole { file, offset, len } => {
                 self.within(offset, len, |len| Op::PunchHole { file, offset, len })

@@ -165,7 +165,9 @@ pub fn certificates_of(name: &Path) -> Option<PathBuf> {
 pub fn is_store(name: &Path) -> bool {
     let schemes = ["nbd://", "nbd+unix://", "nbds://", "nbds+unix://"];
     name.to_str().is_some_and(|name| {
-        is_object(name) || rbd::is_rbd(name) || schemes.iter().any(|scheme| name.starts_with(scheme))
+        is_object(name)
+            || rbd::is_rbd(name)
+            || schemes.iter().any(|scheme| name.starts_with(scheme))
     })
 }
 

@@ -192,9 +192,9 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         match format {
             // What is in a new container is noise.
             Format::Luks => false,
-            Format::Raw => target.metadata()?.is_file(),
+            Format::Raw => is_new_file(target)?,
             // A fixed one on a device has what was there.
-            Format::Vhd => recipe.backing.is_none() && target.metadata()?.is_file(),
+            Format::Vhd => recipe.backing.is_none() && is_new_file(target)?,
             _ => recipe.backing.is_none(),
         }
     };
@@ -224,6 +224,11 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     begun.end()?;
     record::confirm_format(&place, format);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether what was made there is a file, or as one: all of it was empty.
+fn is_new_file(target: &Path) -> anyhow::Result<bool> {
+    Ok(ringtap_stores::rbd::is_path_of_rbd(target) || target.metadata()?.is_file())
 }
 
 /// The disk of the one source, as it was at a snapshot.

@@ -127,6 +127,8 @@ struct Alignment {
 enum Lock {
     /// No program writes to it.
     Free,
+    /// It lies on a server, which does not tell.
+    Unknown,
     /// Another program has it.
     Held { by: String, what: &'static str },
 }
@@ -173,6 +175,7 @@ fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
         direct_io: None,
         lock: match &layer.in_use {
             Some((by, what)) => Lock::Held { by: by.clone(), what },
+            None if ringtap_image::is_store(&layer.path) => Lock::Unknown,
             None => Lock::Free,
         },
         restart_log: layer.left.as_ref().map(restart_log),
@@ -375,6 +378,7 @@ impl Facts {
         });
         lines.push(match &self.lock {
             Lock::Free => "lock: free, nobody writes to it".into(),
+            Lock::Unknown => "lock: not known, for it lies on a server".into(),
             Lock::Held { by, what } => format!("lock: {by} {what}"),
         });
         lines.extend(self.notes());

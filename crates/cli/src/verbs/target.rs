@@ -14,6 +14,7 @@ use ringtap_image::{
     CacheMode, Container, Format, OpenOptions, Place, Role, Secret, SecretSource, is_store,
     limit_of_length, luks, on_a_ring, parse_size, probe, record, vhd,
 };
+use ringtap_stores::rbd;
 
 use super::source::{Sources, format_of, open_source, read_secret};
 use super::{chain, offline};
@@ -202,7 +203,13 @@ pub(crate) fn find_backing(
 pub(crate) struct Made(Vec<PathBuf>);
 
 impl Made {
-    fn find_or_create(&mut self, path: &Path) -> anyhow::Result<()> {
+    fn find_or_create(&mut self, path: &Path, size: u64) -> anyhow::Result<()> {
+        if let Some(name) = path.to_str().filter(|name| rbd::is_rbd(name)) {
+            rbd::make(name, size)
+                .map_err(|why| anyhow!("cannot create {}: {why}", path.display()))?;
+            self.0.push(path.to_owned());
+            return Ok(());
+        }
         match fs::File::create_new(path) {
             Ok(_) => self.0.push(path.to_owned()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -217,7 +224,11 @@ impl Made {
     pub(crate) fn remove(&self, image: &Path) -> bool {
         let mut gone = false;
         for path in &self.0 {
-            gone |= fs::remove_file(path).is_ok() && path == image;
+            let removed = match path.to_str().filter(|name| rbd::is_rbd(name)) {
+                Some(name) => rbd::remove(name).is_ok(),
+                None => fs::remove_file(path).is_ok(),
+            };
+            gone |= removed && path == image;
         }
         gone
     }
@@ -253,7 +264,7 @@ impl Recipe {
     /// Make the image; what was there is lost. Its size must be known. Gives the files that are new; they
     /// are removed again where this fails.
     pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> anyhow::Result<Made> {
-        if is_store(path) {
+        if is_store(path) && !rbd::is_path_of_rbd(path) {
             return Err(Fault::Usage(format!(
                 "{} lies on a server, where nothing is made: copy to an export that is there by ringtap convert -n, \
                  upload an image by ringtap publish",
@@ -262,7 +273,9 @@ impl Recipe {
             .into());
         }
         let mut made = Made::default();
-        made.find_or_create(path)?;
+        // Formats make it as long as they need it.
+        let len = if self.format == Format::Raw { self.size.unwrap_or(0) } else { 0 };
+        made.find_or_create(path, len)?;
         if let Err(error) = self.write(path, secret, &mut made) {
             let removed = made.remove(path);
             if !removed && probe::unfinished_work(path).as_deref() == Some(VERB) {
@@ -500,8 +513,11 @@ fn make_raw(path: &Path, size: u64, preallocation: &str) -> anyhow::Result<()> {
     }
     let extend = failed("extend");
     on_a_ring(path, |io| async move {
-        container.set_len(&io, 0).await?;
-        container.set_len(&io, size).await?;
+        // One that was made so long holds nothing yet.
+        if !rbd::is_path_of_rbd(container.path()) {
+            container.set_len(&io, 0).await?;
+            container.set_len(&io, size).await?;
+        }
         match preallocation.as_str() {
             "falloc" => container.allocate(&io, 0, size).await?,
             "full" => {
@@ -527,7 +543,7 @@ fn make_qcow2(path: &Path, options: CreateOptions, made: &mut Made) -> anyhow::R
     let data = match &options.data_file {
         Some(name) => {
             let place = chain::beside(path, Path::new(name));
-            made.find_or_create(&place)?;
+            made.find_or_create(&place, 0)?;
             // What another image has there would be lost.
             record::may_own(&path.into(), &(&place).into(), true)?;
             Some(opened(&place)?)

@@ -81,7 +81,9 @@ impl Cluster {
             .map_err(|code| format!("CEPH_ARGS: {}", std::io::Error::from_raw_os_error(code)))?;
         // Guests have caches of their own. What is written is copied here.
         let own = [("rbd_cache", "false"), ("rbd_disable_zero_copy_writes", "false")];
-        own.into_iter().for_each(|(key, value)| drop(self.set(key, value)));
+        for (key, value) in own {
+            let _ = self.set(key, value);
+        }
         if self.get("client_mount_timeout").as_deref() == Some(CEPHS_PATIENCE) {
             let _ = self.set("client_mount_timeout", PATIENCE);
         }

@@ -19,7 +19,7 @@ pub(crate) struct Image {
 }
 
 /// Called when the image was changed: its length, its snapshots.
-pub(crate) type Watch = Box<dyn Fn() + Send + Sync>;
+type Watch = Box<dyn Fn() + Send + Sync>;
 
 struct Told(Watch);
 
@@ -67,9 +67,8 @@ impl Image {
     pub(crate) fn watch(&mut self, watch: Watch) -> Result<(), i32> {
         let (mut handle, arg) = (0, Box::into_raw(Box::new(Told(watch))));
         // SAFETY: `arg` is there until the watch has ended, or forever.
-        let began = unsafe {
-            (self.pool.api.rbd_update_watch)(self.image, &mut handle, told, arg.cast())
-        };
+        let began =
+            unsafe { (self.pool.api.rbd_update_watch)(self.image, &mut handle, told, arg.cast()) };
         match done(began) {
             Ok(()) => self.watch = Some((handle, arg)),
             // SAFETY: nobody else has it.
@@ -122,9 +121,8 @@ impl Image {
 
     /// Addresses of those who have it open for writing.
     pub(crate) fn watchers(&self) -> Result<Vec<String>, i32> {
-        let mut list: Vec<Watcher> = (0..MANY)
-            .map(|_| Watcher { address: ptr::null(), id: 0, cookie: 0 })
-            .collect();
+        let mut list: Vec<Watcher> =
+            (0..MANY).map(|_| Watcher { address: ptr::null(), id: 0, cookie: 0 }).collect();
         let mut count = list.len();
         // SAFETY: room for so many.
         done(unsafe {
@@ -198,9 +196,9 @@ impl Image {
         let api = self.pool.api;
         match value.map(c_text).transpose()? {
             // SAFETY: texts that end.
-            Some(value) => done(unsafe {
-                (api.rbd_metadata_set)(self.image, key.as_ptr(), value.as_ptr())
-            }),
+            Some(value) => {
+                done(unsafe { (api.rbd_metadata_set)(self.image, key.as_ptr(), value.as_ptr()) })
+            }
             // SAFETY: as above.
             None => done(unsafe { (api.rbd_metadata_remove)(self.image, key.as_ptr()) }),
         }

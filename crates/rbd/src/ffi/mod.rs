@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 pub(crate) use cluster::{Cluster, Pool};
-pub(crate) use image::{Image, Watch};
+pub(crate) use image::Image;
 pub(crate) use request::{Free, Request};
 
 /// A handle of theirs.
@@ -37,12 +37,12 @@ macro_rules! functions {
         }
 
         impl Api {
-            fn find(rados: Library, rbd: Library) -> Result<Api, libloading::Error> {
+            fn find($($library: Library),*) -> Result<Api, libloading::Error> {
                 Ok(Api {
                     // SAFETY: the types are those of librados.h and librbd.h, which keep them for as long as the
                     // libraries bear these names; they stay loaded for as long as the functions can be called.
                     $($($name: unsafe { *$library.get(concat!(stringify!($name), "\0").as_bytes())? },)*)*
-                    _libraries: [rados, rbd],
+                    _libraries: [$($library),*],
                 })
             }
         }

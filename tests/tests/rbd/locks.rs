@@ -1,0 +1,93 @@
+//! Who may write to an image.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use ringtap_tests::{listens, load, patience};
+
+use crate::cluster::cluster;
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_lock_of_another_is_left_alone() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "16M", "l"]);
+    let socket = cluster.text("l.qemu");
+    let qemu = std::process::Command::new("qemu-nbd")
+        .args(["-t", "-f", "raw", "-x", "d", "-k", &socket, &cluster.name("l")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map(Killed)
+        .expect("qemu-nbd");
+    let end = Instant::now() + patience();
+    while !listens(&cluster.path("l.qemu")) {
+        assert!(Instant::now() < end, "qemu-nbd does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // It takes the lock with its first write.
+    let uri = format!("nbd+unix:///d?socket={socket}");
+    cluster.io_on(&uri, "raw", &["write -P 1 0 1M"]);
+    let locks = cluster.ok("rbd", &["lock", "ls", "l"]);
+    let owner = locks.split_whitespace().last().expect("an address");
+    let listen = format!("unix:{}", cluster.text("l.own"));
+    let serve = |more: &[&str]| {
+        let name = cluster.name("l");
+        cluster.refusal(&[&["serve", &name, "-f", "raw", "--nbd", &listen], more].concat())
+    };
+    let why = serve(&[]);
+    assert!(why.contains(owner) && why.contains("exclusive lock"), "{owner}: {why}");
+    cluster.io_on(&uri, "raw", &["write -P 2 1M 1M", "read -P 1 0 1M"]);
+    drop(qemu);
+
+    // Ringtap keeps its own, whoever asks; who only reads is let in.
+    cluster.ok("rbd", &["create", "--size", "16M", "l2"]);
+    let server = cluster.serve("l2", "raw", &[]);
+    let name = cluster.name("l2");
+    let why = cluster.refusal(&["serve", &name, "-f", "raw", "--nbd", &listen]);
+    let process = format!("process {} of", server.pid());
+    assert!(why.contains(&process), "{why}");
+    let other = cluster.run("qemu-io", &["-f", "raw", "-c", "write -P 9 0 1M", &name]);
+    let said = String::from_utf8_lossy(&[other.stdout, other.stderr].concat()).into_owned();
+    assert!(said.contains("Read-only file system"), "{said}");
+    cluster.said(&["info", "-f", "raw", &name]);
+    cluster.io("l2", &["write -P 2 0 1M", "read -P 2 0 1M"]);
+    server.stop();
+}
+
+#[test]
+fn a_killed_server_is_followed_at_once() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "64M", "k"]);
+    let server = cluster.serve("k", "raw", &[]);
+    cluster.io("k", &["write -P 4 32M 1M", "flush"]);
+    let before = cluster.ok("rbd", &["lock", "ls", "k"]);
+    let former = before.split_whitespace().last().expect("an address").to_owned();
+    server.kill();
+    let second = cluster.serve("k", "raw", &[]);
+    cluster.io("k", &["read -P 4 32M 1M"]);
+    // With requests in flight.
+    let guest = load(cluster.sockets("k").1, "1");
+    std::thread::sleep(Duration::from_millis(300));
+    second.kill();
+    let _ = guest.join();
+    let begun = Instant::now();
+    let next = cluster.serve("k", "raw", &[]);
+    let took = begun.elapsed();
+    println!("the next server was ready after {took:.2?}");
+    // Without it the cluster waits for 30 s before it takes the former for dead.
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    cluster.io("k", &["write -P 5 33M 1M", "read -P 5 33M 1M"]);
+    let shut_out = cluster.ok("ceph", &["osd", "blacklist", "ls"]);
+    assert!(shut_out.contains(&former), "{former}: {shut_out}");
+    let said = next.stop();
+    assert!(said.contains("is gone"), "{said}");
+}

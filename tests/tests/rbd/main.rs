@@ -1,0 +1,7 @@
+//! Disks on Ceph: a cluster of one monitor and one OSD that keeps all in memory, judged by Ceph's own tools and QEMU's driver.
+
+mod cluster;
+mod locks;
+mod served;
+mod stands;
+mod verbs;

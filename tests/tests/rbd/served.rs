@@ -1,0 +1,73 @@
+//! Images of Ceph that guests use.
+
+use std::time::{Duration, Instant};
+
+use ringtap_tests::{Control, Server, is_well, load, patience};
+use serde_json::json;
+
+use crate::cluster::{Cluster, MIB, cluster};
+
+#[test]
+fn what_a_guest_writes_is_there() {
+    let Some(cluster) = cluster() else { return };
+    for sandbox in ["off", "on"] {
+        let image = format!("g-{sandbox}");
+        cluster.ok("rbd", &["create", "--size", "64M", &image]);
+        let server = cluster.serve(&image, "raw", &["--sandbox", sandbox]);
+        let (_, vhost) = cluster.sockets(&image);
+        is_well(load(vhost, "2"));
+        cluster.io(&image, &["write -P 1 0 6M", "write -P 2 8M 512", "write -f -P 3 9M 64k"]);
+        cluster.io(&image, &["write -z 1M 1M", "discard 2M 1M", "write -z -u 3M 64k", "flush"]);
+        let reads = ["read -P 1 0 1M", "read -P 0 1M 1M", "read -P 0 3M 64k", "read -P 3 9M 64k"];
+        cluster.io(&image, &reads);
+        let said = server.stop();
+        assert!(!said.contains("ERROR"), "{said}");
+        cluster.io_on(&cluster.name(&image), "raw", &reads);
+    }
+}
+
+#[test]
+fn holes_are_told_of() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "64M", "h"]);
+    let server = cluster.serve("h", "raw", &[]);
+    let map = || cluster.ok("nbdinfo", &["--map", &cluster.nbd("h")]);
+    let holes = |map: &str| map.lines().filter(|line| line.ends_with("hole,zero")).count();
+    assert_eq!(holes(&map()), 1);
+    // What is known of the range is not believed once something was written.
+    cluster.io("h", &["write -P 1 8M 1M"]);
+    let after = map();
+    assert!(holes(&after) == 2 && after.contains(&format!("{}", 8 * MIB)), "{after}");
+    cluster.io("h", &["discard 8M 4M"]);
+    assert_eq!(holes(&map()), 1);
+    server.stop();
+}
+
+/// Until the server shows so many bytes.
+fn shows(cluster: &Cluster, image: &str, bytes: u64) {
+    let end = Instant::now() + patience();
+    while cluster.ok("nbdinfo", &["--size", &cluster.nbd(image)]).trim() != bytes.to_string() {
+        assert!(Instant::now() < end, "the size is not seen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn it_is_resized_while_it_is_served() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "16M", "r"]);
+    let control = cluster.text("r.control");
+    let more = ["--node-name", "vm", "--control", &*format!("unix:{control}")];
+    let server: Server = cluster.serve("r", "raw", &more);
+    shows(&cluster, "r", 16 * MIB);
+    // By Ceph's own tool, and by the monitor's command.
+    cluster.ok("rbd", &["resize", "--no-progress", "--size", "32M", "r"]);
+    shows(&cluster, "r", 32 * MIB);
+    let mut qmp = Control::open(&cluster.path("r.control"));
+    qmp.ok("block_resize", json!({ "node-name": "vm", "size": 48 * MIB }));
+    shows(&cluster, "r", 48 * MIB);
+    cluster.io("r", &["write -P 1 47M 1M", "read -P 1 47M 1M"]);
+    let info = cluster.ok("rbd", &["info", "--format", "json", "r"]);
+    assert!(info.contains(&format!("\"size\":{}", 48 * MIB)), "{info}");
+    server.stop();
+}
