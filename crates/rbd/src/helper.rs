@@ -1,7 +1,7 @@
 //! The thread of an image for what librbd has no asynchronous call for.
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
@@ -10,6 +10,7 @@ use ringtap_io::Op;
 use crate::ffi::Request;
 use crate::holds::{LEAST, List, MOST};
 use crate::image::Rbd;
+use crate::waits::TICK;
 
 /// What it is asked for.
 pub(crate) enum Task {
@@ -27,8 +28,15 @@ pub(crate) fn start(image: &Arc<Rbd>, tasks: Receiver<Task>) -> std::io::Result<
 
 fn run(image: &Weak<Rbd>, tasks: &Receiver<Task>) {
     let mut known: Option<List> = None;
-    for task in tasks {
+    loop {
+        let task = match tasks.recv_timeout(TICK) {
+            Ok(task) => Some(task),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let Some(image) = image.upgrade() else { return };
+        image.waits.look(&image);
+        let Some(task) = task else { continue };
         match task {
             Task::Look => image.look(),
             Task::Do(request) => match request.op() {

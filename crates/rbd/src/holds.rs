@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use ringtap_io::Holds;
 
+use crate::ffi::Extent;
+
 /// For how long a list is believed where others may write.
 const FRESH: Duration = Duration::from_secs(1);
 /// What is asked for at once, at least and at most.
@@ -23,9 +25,9 @@ pub(crate) struct List {
 
 impl List {
     /// Of extents in order.
-    pub(crate) fn new(range: Range<u64>, extents: &[(u64, u64)], changes: u64) -> List {
+    pub(crate) fn new(range: Range<u64>, extents: &[Extent], changes: u64) -> List {
         let mut data: Vec<Range<u64>> = vec![];
-        for (offset, len) in extents {
+        for Extent { offset, len, .. } in extents.iter().filter(|extent| extent.exists) {
             let from = offset / Holds::STEP * Holds::STEP;
             let to = (offset + len).next_multiple_of(Holds::STEP);
             match data.last_mut().filter(|last| last.end >= from) {
@@ -62,7 +64,10 @@ mod tests {
 
     #[test]
     fn extents_become_ranges_of_whole_steps() {
-        let list = List::new(0..10_000, &[(100, 10), (512, 1), (4096, 512), (5000, 200)], 7);
+        let of = |offset, len, exists| Extent { offset, len, exists };
+        let there = [of(100, 10, true), of(512, 1, true), of(2048, 512, false)];
+        let more = [of(4096, 512, true), of(5000, 200, true)];
+        let list = List::new(0..10_000, &[&there[..], &more].concat(), 7);
         let at = |offset, len| {
             let Holds { len, hole, zero } = list.holds(offset, len);
             assert_eq!(hole, zero);

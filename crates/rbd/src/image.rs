@@ -1,7 +1,7 @@
 //! Images that are open, as stores.
 
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
@@ -9,14 +9,18 @@ use std::thread::JoinHandle;
 use ringtap_io::{Errand, Io, OpenRemote, Remote, Session};
 use ringtap_stores::{Facts, Length, Options, Store};
 
-use crate::ffi::{Free, Image, Request};
+use crate::ffi::{Extent, Free, Image, Request};
 use crate::helper::{self, Task};
 use crate::pools::{error, pool};
 use crate::session::Near;
+use crate::waits::Waits;
 use crate::{Name, lock};
 
 /// Size it had better be read and written in.
 const PREFERRED: u32 = 4096;
+
+/// How the image's thread is asked, and its end.
+type Helper = (Sender<Task>, JoinHandle<()>);
 
 /// An open image.
 pub(crate) struct Rbd {
@@ -28,8 +32,9 @@ pub(crate) struct Rbd {
     len: AtomicU64,
     /// None once it is closed.
     image: RwLock<Option<Image>>,
-    helper: Mutex<Option<(Sender<Task>, Option<JoinHandle<()>>)>>,
-    shut_out: Arc<AtomicBool>,
+    helper: Mutex<Option<Helper>>,
+    pub(crate) waits: Waits,
+    name: String,
 }
 
 /// Open one. Waits for its cluster.
@@ -62,10 +67,11 @@ pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
         len: AtomicU64::new(len),
         image: RwLock::new(Some(image)),
         helper: Mutex::new(None),
-        shut_out: Arc::default(),
+        waits: Waits::default(),
+        name: name.to_string(),
     });
     let thread = helper::start(&rbd, tasks).map_err(|error| format!("a thread for it: {error}"))?;
-    *rbd.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some((tell, Some(thread)));
+    *rbd.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some((tell, thread));
     let facts = Facts {
         len,
         read_only,
@@ -80,7 +86,7 @@ pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
     Ok(Store::new(OpenRemote::new(rbd), facts).with_length(length))
 }
 
-fn failed(name: &Name, errno: i32) -> String {
+pub(crate) fn failed(name: &Name, errno: i32) -> String {
     match (errno, &name.snapshot) {
         (libc::ENOENT, Some(snapshot)) => {
             format!("there is no image {}, or it has no snapshot {snapshot}", name.spec())
@@ -121,6 +127,15 @@ impl Rbd {
         self.image().as_ref().map_or(Err(libc::EBADF), what)
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the cluster carries requests of this client out. Waits.
+    pub(crate) fn is_answered(&self) -> Result<(), i32> {
+        self.with(Image::is_answered)
+    }
+
     pub(crate) fn len(&self) -> u64 {
         self.len.load(SeqCst)
     }
@@ -133,7 +148,7 @@ impl Rbd {
         settles: bool,
     ) -> Option<Arc<Request>> {
         match &*self.image() {
-            Some(image) => Some(Request::new(image, free, &self.shut_out, errand, settles)),
+            Some(image) => Some(Request::new(image, free, &self.waits.shut_out, errand, settles)),
             None => {
                 errand.ender.end(-libc::EBADF);
                 None
@@ -162,8 +177,8 @@ impl Rbd {
     }
 
     /// Where something is in a range. Waits.
-    pub(crate) fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64)>, i32> {
-        self.with(|image| image.extents(offset, len))
+    pub(crate) fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, i32> {
+        self.with(|image| image.extents(None, offset, len))
     }
 
     /// Make it so long. Waits.
@@ -200,6 +215,12 @@ impl Remote for Rbd {
 
     fn close(&self) {
         let image = self.image.write().unwrap_or_else(PoisonError::into_inner).take();
+        if self.waits.is_shut_out() {
+            // What is under way may never end, and closing would wait for it. The cluster has closed it.
+            image.iter().for_each(|image| image.cluster().set_shut_out());
+            std::mem::forget(image);
+            return;
+        }
         if let Some(image) = &image {
             if !self.read_only {
                 lock::forget(image);
@@ -210,7 +231,7 @@ impl Remote for Rbd {
         let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((tell, thread)) = helper {
             drop(tell);
-            thread.map(JoinHandle::join);
+            let _ = thread.join();
         }
     }
 }

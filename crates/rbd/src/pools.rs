@@ -20,7 +20,7 @@ fn cluster(name: &ClusterName) -> Result<Arc<Cluster>, String> {
     open.retain(|(_, cluster)| cluster.strong_count() > 0);
     let same = open.iter().filter(|(other, _)| other == name);
     let used = same.filter_map(|(_, cluster)| Some((cluster.strong_count(), cluster.upgrade()?)));
-    let used: Vec<_> = used.collect();
+    let used: Vec<_> = used.filter(|(_, cluster)| !cluster.is_shut_out()).collect();
     let full = used.len() >= MOST;
     let least = used.into_iter().min_by_key(|(count, _)| *count);
     if let Some((_, cluster)) = least.filter(|(count, _)| full || *count < IMAGES) {

@@ -1,21 +1,21 @@
 //! What one thread has of an image: its operations, each a request of librbd's.
 
-use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, PoisonError};
 
 use ringtap_io::{Errand, Io, Key, Op, Session};
 
-use crate::ffi::{Free, Request};
+use crate::ffi::Free;
 use crate::helper::Task;
 use crate::image::Rbd;
+use crate::waits::UnderWay;
 
 pub(crate) struct Near {
     image: Arc<Rbd>,
     free: Arc<Free>,
     /// By the keys of operations; what has ended is in the way of nothing.
-    requests: RefCell<Vec<Option<Arc<Request>>>>,
+    requests: Arc<UnderWay>,
 }
 
 /// Who carries an operation out.
@@ -26,7 +26,8 @@ enum Way {
 
 impl Near {
     pub(crate) fn start(image: Arc<Rbd>) -> Rc<Near> {
-        Rc::new(Near { image, free: Arc::default(), requests: RefCell::default() })
+        let requests = image.waits.know();
+        Rc::new(Near { image, free: Arc::default(), requests })
     }
 
     /// The operation as it is asked for, and by whom; or its end.
@@ -89,13 +90,17 @@ impl Session for Near {
             Ok(way) => way,
             Err(result) => return io.ended(key, result),
         };
+        let shut_out = self.image.waits.is_shut_out() && !matches!(op, Op::Read { .. });
+        if shut_out {
+            return io.ended(key, -libc::ESHUTDOWN);
+        }
         if !matches!(op, Op::Read { .. } | Op::Status { .. } | Op::Sync { .. }) {
             self.image.changes.fetch_add(1, SeqCst);
         }
         let settles = matches!(op, Op::Write { durable: true, .. }) && self.image.caches;
         let errand = Errand { op, ender: io.ender(key) };
         let Some(request) = self.image.request(&self.free, errand, settles) else { return };
-        let mut requests = self.requests.borrow_mut();
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         if requests.len() <= key as usize {
             requests.resize(key as usize + 1, None);
         }
@@ -108,9 +113,9 @@ impl Session for Near {
     }
 
     fn cancel(&self, _: &Io, key: Key) {
-        let requests = self.requests.borrow();
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(request) = requests.get(key as usize).and_then(Option::as_ref) {
-            request.cancel();
+            request.give_up(libc::ECANCELED);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{listens, load, patience};
+use ringtap_tests::{listens, patience};
 
 use crate::cluster::cluster;
 
@@ -75,10 +75,28 @@ fn a_killed_server_is_followed_at_once() {
     let second = cluster.serve("k", "raw", &[]);
     cluster.io("k", &["read -P 4 32M 1M"]);
     // With requests in flight.
-    let guest = load(cluster.sockets("k").1, "1");
+    let guest = std::process::Command::new("qemu-img")
+        .args([
+            "bench",
+            "-w",
+            "-t",
+            "none",
+            "-c",
+            "1000000",
+            "-d",
+            "8",
+            "-f",
+            "raw",
+            &cluster.nbd("k"),
+        ])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map(Killed)
+        .expect("qemu-img");
     std::thread::sleep(Duration::from_millis(300));
     second.kill();
-    let _ = guest.join();
+    drop(guest);
     let begun = Instant::now();
     let next = cluster.serve("k", "raw", &[]);
     let took = begun.elapsed();
@@ -90,4 +108,22 @@ fn a_killed_server_is_followed_at_once() {
     assert!(shut_out.contains(&former), "{former}: {shut_out}");
     let said = next.stop();
     assert!(said.contains("is gone"), "{said}");
+}
+
+#[test]
+fn who_was_shut_out_has_errors_and_ends() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "16M", "o"]);
+    let server = cluster.serve("o", "raw", &[]);
+    cluster.io("o", &["write -P 1 0 4M", "flush"]);
+    let locks = cluster.ok("rbd", &["lock", "ls", "o"]);
+    let owner = locks.split_whitespace().last().expect("an address").to_owned();
+    cluster.ok("ceph", &["osd", "blacklist", "add", &owner]);
+    // librbd of Ceph 16 never ends such a write.
+    let output = cluster.run("qemu-io", &["-f", "raw", "-c", "write -P 2 0 1M", &cluster.nbd("o")]);
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(said.contains("write failed"), "{said}");
+    let said = server.stop_badly();
+    assert!(said.contains("shut out of the cluster"), "{said}");
+    cluster.io_on(&cluster.name("o"), "raw", &["read -P 1 0 4M", "write -P 3 0 1M"]);
 }

@@ -15,7 +15,7 @@ fn what_a_guest_writes_is_there() {
         cluster.ok("rbd", &["create", "--size", "64M", &image]);
         let server = cluster.serve(&image, "raw", &["--sandbox", sandbox]);
         let (_, vhost) = cluster.sockets(&image);
-        is_well(load(vhost, "2"));
+        is_well(load(vhost, "1"));
         cluster.io(&image, &["write -P 1 0 6M", "write -P 2 8M 512", "write -f -P 3 9M 64k"]);
         cluster.io(&image, &["write -z 1M 1M", "discard 2M 1M", "write -z -u 3M 64k", "flush"]);
         let reads = ["read -P 1 0 1M", "read -P 0 1M 1M", "read -P 0 3M 64k", "read -P 3 9M 64k"];

@@ -143,6 +143,54 @@ fn formats_lie_on_images_of_ceph() {
 }
 
 #[test]
+fn snapshots_and_clones_are_the_clusters() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "32M", "c"]);
+    let name = cluster.name("c");
+    let server = cluster.serve("c", "raw", &[]);
+    cluster.io("c", &["write -P 1 0 8M", "flush"]);
+    // While it is served.
+    cluster.said(&["snapshot", "-c", "s1", &name]);
+    cluster.io("c", &["write -P 2 4M 1M", "write -P 2 12M 512k", "flush"]);
+    let why = cluster.refusal(&["snapshot", "-a", "s1", &name]);
+    assert!(why.contains("exclusive lock"), "{why}");
+    server.stop();
+    let list: Value = serde_json::from_str(&cluster.said(&["snapshot", "--output", "json", &name]))
+        .expect("JSON");
+    assert_eq!((&list[0]["name"], list.as_array().map(Vec::len)), (&"s1".into(), Some(1)));
+    let judge = cluster.ok("qemu-img", &["snapshot", "-l", &name]);
+    assert!(judge.contains("s1"), "{judge}");
+
+    // What has changed since, as Ceph's own tool says it.
+    let changed = cluster.said(&["map", "--since", "s1", "-f", "raw", "--output", "json", &name]);
+    let changed: Vec<Value> = serde_json::from_str(&changed).expect("JSON");
+    let ranges = |list: &[Value], start: &str| -> Vec<(Value, Value)> {
+        list.iter().map(|it| (it[start].clone(), it["length"].clone())).collect()
+    };
+    let diff = cluster.ok("rbd", &["diff", "--from-snap", "s1", "--format", "json", "c"]);
+    let diff: Vec<Value> = serde_json::from_str(&diff).expect("JSON");
+    assert_eq!(ranges(&changed, "start"), ranges(&diff, "offset"));
+    assert_eq!(changed.len(), 2, "{changed:?}");
+
+    cluster.ok("rbd", &["snap", "protect", "c@s1"]);
+    let clone = cluster.name("child");
+    cluster.said(&["create", "-q", "-b", &cluster.name("c@s1"), &clone, "48M"]);
+    let info = cluster.ok("rbd", &["info", "--format", "json", "child"]);
+    let info: Value = serde_json::from_str(&info).expect("JSON");
+    assert_eq!((&info["size"], &info["parent"]["snapshot"]), (&(48 * MIB).into(), &"s1".into()));
+    cluster.io_on(&clone, "raw", &["read -P 1 0 8M", "write -P 5 1M 1M", "read -P 0 8M 40M"]);
+    let why = cluster.refusal(&["snapshot", "-d", "s1", &name]);
+    assert!(why.contains("clones"), "{why}");
+
+    cluster.said(&["snapshot", "-a", "s1", &name]);
+    cluster.io_on(&name, "raw", &["read -P 1 0 8M", "read -P 0 12M 512k"]);
+    cluster.ok("rbd", &["rm", "--no-progress", "child"]);
+    cluster.ok("rbd", &["snap", "unprotect", "c@s1"]);
+    cluster.said(&["snapshot", "-d", "s1", &name]);
+    assert_eq!(cluster.said(&["snapshot", &name]), "");
+}
+
+#[test]
 fn refusals_of_ceph_say_what_to_do() {
     let Some(cluster) = cluster() else { return };
     cluster.said(&["create", "-q", "-f", "raw", &cluster.name("w"), "16M"]);

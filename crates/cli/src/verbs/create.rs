@@ -1,15 +1,16 @@
 //! `ringtap create`: new images.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context, anyhow};
 use clap::Args;
-use ringtap_image::Format;
+use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring};
 
 use super::info::human;
 use super::source::{Sources, read_secret};
 use super::target::NewImage;
-use crate::names;
+use crate::{names, rbd};
 
 /// What `ringtap create` is told.
 #[derive(Debug, Args)]
@@ -63,6 +64,9 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let Some(file) = &args.file else {
         return Err(ringtap_daemon::Error::Usage("name the FILE to make".into()).into());
     };
+    if let Some(of) = parent_of_clone(args, file) {
+        return clone(args, of, file);
+    }
     let mut recipe = args.new.recipe(file, args.format, args.backing.as_deref())?;
     recipe.size = args.size.or(recipe.size);
     let size = recipe.settle_size(&args.sources, args.unsafely)?;
@@ -75,6 +79,31 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
         let over = recipe.backing.map(|it| format!(" over {}", it.path.display()));
         let (format, over) = (recipe.format, over.unwrap_or_default());
         println!("created {}: {format}, {}{over}", file.display(), human(size));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The snapshot that a raw image of Ceph is to be a clone of.
+fn parent_of_clone<'a>(args: &'a CreateArgs, file: &Path) -> Option<&'a str> {
+    rbd::name(file).filter(|_| args.format.is_none_or(|format| format == Format::Raw))?;
+    args.backing.as_deref().filter(|of| rbd::snapshot_name(Path::new(of)).is_some())
+}
+
+/// Have the cluster make one, which writes nothing.
+fn clone(args: &CreateArgs, of: &str, file: &Path) -> anyhow::Result<ExitCode> {
+    let name = file.display();
+    let failed = |why: String| anyhow!("cannot create {name}: {why}");
+    rbd::snapshots::clone(of, &file.to_string_lossy()).map_err(failed)?;
+    let mut size = rbd::snapshots::size(&file.to_string_lossy()).map_err(failed)?;
+    if let Some(wanted) = args.size.filter(|wanted| *wanted != size) {
+        let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
+        let container = Container::open(file, &options)?;
+        on_a_ring(file, |io| async move { container.set_len(&io, wanted).await })?
+            .with_context(|| format!("cannot make {name} {wanted} bytes long"))?;
+        size = wanted;
+    }
+    if !args.quiet {
+        println!("created {name}: raw, {}, a clone of {of}", human(size));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,7 +13,7 @@ use super::info::human;
 use super::offline::{self, Writing};
 use super::source::{DataFiles, Force};
 use crate::args::Output;
-use crate::names;
+use crate::{names, rbd};
 
 /// What `ringtap snapshot` is told.
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(short, long, value_name = "NAME|ID")]
     delete: Option<String>,
 
-    /// An image that nobody uses
+    /// An image that nobody uses; one of Ceph (rbd:POOL/IMAGE), whose snapshots the cluster keeps, may be in use
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
@@ -69,6 +69,9 @@ pub(crate) struct SnapshotArgs {
 }
 
 pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
+    if let Some(name) = rbd::name(&args.file).filter(|_| args.format != Some(Format::Qcow2)) {
+        return of_ceph(args, name);
+    }
     let change = args.create.is_some() || args.apply.is_some() || args.delete.is_some();
     let format = offline::format(&args.file, args.format, change)?;
     if format != Format::Qcow2 {
@@ -104,6 +107,40 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
             Output::Text if list.is_empty() => {}
             Output::Text => println!("{}", table(&list)),
         }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The snapshots of an image of Ceph, which the cluster keeps.
+fn of_ceph(args: &SnapshotArgs, name: &str) -> anyhow::Result<ExitCode> {
+    let shown = |why: String| anyhow::anyhow!("{name}: {why}");
+    let list = if let Some(snapshot) = &args.create {
+        rbd::snapshots::create(name, snapshot).map(|()| vec![])
+    } else if let Some(snapshot) = &args.apply {
+        rbd::snapshots::apply(name, snapshot).map(|()| vec![])
+    } else if let Some(snapshot) = &args.delete {
+        rbd::snapshots::delete(name, snapshot).map(|()| vec![])
+    } else {
+        rbd::snapshots::list(name)
+    };
+    let list: Vec<_> = list
+        .map_err(shown)?
+        .into_iter()
+        .map(|it| Snapshot {
+            id: it.id.to_string(),
+            name: it.name,
+            taken: (it.taken as u32, 0),
+            disk_size: Some(it.size),
+            ..Snapshot::default()
+        })
+        .collect();
+    match args.output {
+        _ if args.quiet || args.create.is_some() || args.apply.is_some() => {}
+        Output::Json if args.delete.is_none() => {
+            println!("{:#}", Value::from_iter(list.iter().map(facts)));
+        }
+        Output::Text if !list.is_empty() => println!("{}", table(&list)),
+        _ => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::{Api, Handle, api, c_text, done};
 use crate::name::ClusterName;
@@ -11,6 +12,8 @@ use crate::name::ClusterName;
 pub(crate) struct Cluster {
     api: &'static Api,
     rados: Handle,
+    /// The cluster has shut it out.
+    shut_out: AtomicBool,
 }
 
 // SAFETY: librados lets every thread use a connection.
@@ -36,7 +39,7 @@ impl Cluster {
         let id = id.as_deref().map_or(ptr::null(), CStr::as_ptr);
         // SAFETY: a place for the handle, and a text that ends, or none.
         done(unsafe { (api.rados_create)(&mut rados, id) }).map_err(failed("cannot begin"))?;
-        let cluster = Cluster { api, rados };
+        let cluster = Cluster { api, rados, shut_out: AtomicBool::new(false) };
         cluster.configure(name)?;
         // SAFETY: the handle is there until the cluster is dropped.
         done(unsafe { (api.rados_connect)(rados) }).map_err(|code| {
@@ -53,7 +56,7 @@ impl Cluster {
     }
 
     fn configure(&self, name: &ClusterName) -> Result<(), String> {
-        let Cluster { api, rados } = *self;
+        let Cluster { api, rados, .. } = *self;
         let conf = name.conf.as_deref().map(c_text).transpose();
         let conf = conf.map_err(|_| "conf= has a zero in it".to_owned())?;
         let path = conf.as_deref().map_or(ptr::null(), CStr::as_ptr);
@@ -109,6 +112,16 @@ impl Cluster {
         // SAFETY: a text that ends, and so much room.
         done(unsafe { (self.api.rados_conf_get)(self.rados, key.as_ptr(), at, room) }).ok()?;
         Some(CStr::from_bytes_until_nul(&value).ok()?.to_str().ok()?.to_owned())
+    }
+
+    /// The cluster has shut it out: nothing more is opened by it.
+    pub(crate) fn set_shut_out(&self) {
+        self.shut_out.store(true, SeqCst);
+    }
+
+    /// Whether it has.
+    pub(crate) fn is_shut_out(&self) -> bool {
+        self.shut_out.load(SeqCst)
     }
 
     /// Whether librbd has been told to keep what is written, so that a write is not stable when it ends.

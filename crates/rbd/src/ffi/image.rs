@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Handle, Pool, Request, Watcher, c_text, done};
+use super::{Cluster, Handle, Pool, Request, Watcher, c_text, done};
 
 /// The exclusive lock: RBD_LOCK_MODE_EXCLUSIVE.
 const EXCLUSIVE: c_int = 0;
@@ -34,14 +34,21 @@ extern "C" fn told(told: *mut c_void) {
     watch();
 }
 
-/// Extents of a range: where, how many bytes, and whether something is there.
-type Extents = Vec<(u64, u64)>;
+/// A part of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// Whether something is there; else it reads as zeros.
+    pub(crate) exists: bool,
+}
+
+type Extents = Vec<Extent>;
 
 extern "C" fn extent(offset: u64, len: usize, exists: c_int, extents: *mut c_void) -> c_int {
-    if exists != 0 {
-        // SAFETY: that is the list that `extents` gave, which nobody else uses until that call ends.
-        unsafe { (*extents.cast::<Extents>()).push((offset, len as u64)) };
-    }
+    let extent = Extent { offset, len: len as u64, exists: exists != 0 };
+    // SAFETY: that is the list that `extents` gave, which nobody else uses until that call ends.
+    unsafe { (*extents.cast::<Extents>()).push(extent) };
     0
 }
 
@@ -77,6 +84,11 @@ impl Image {
         done(began)
     }
 
+    /// Its connection.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        self.pool.cluster()
+    }
+
     /// Bytes.
     pub(crate) fn len(&self) -> Result<u64, i32> {
         let mut len = 0;
@@ -98,23 +110,21 @@ impl Image {
         done(unsafe { (self.pool.api.rbd_resize)(self.image, len) })
     }
 
-    /// Where something is in a range, in order. Waits.
-    pub(crate) fn extents(&self, offset: u64, len: u64) -> Result<Extents, i32> {
+    /// Where something is in a range, in order; since a snapshot: what has become another since then. Waits.
+    pub(crate) fn extents(
+        &self,
+        since: Option<&str>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Extents, i32> {
+        let since = since.map(c_text).transpose()?;
+        let since = since.as_deref().map_or(ptr::null(), CStr::as_ptr);
         let mut extents = Extents::new();
         let list = ptr::from_mut(&mut extents).cast();
-        // SAFETY: the list outlives the call, and only the callback uses it meanwhile. With what a clone has of its
+        // SAFETY: a text that ends, or none; the list outlives the call, and only the callback uses it meanwhile. With what a clone has of its
         // parent, and not by whole objects.
         let end = unsafe {
-            (self.pool.api.rbd_diff_iterate2)(
-                self.image,
-                ptr::null(),
-                offset,
-                len,
-                1,
-                0,
-                extent,
-                list,
-            )
+            (self.pool.api.rbd_diff_iterate2)(self.image, since, offset, len, 1, 0, extent, list)
         };
         done(end).map(|()| extents)
     }
@@ -177,6 +187,20 @@ impl Image {
         done(unsafe { (self.pool.api.rbd_lock_break)(self.image, EXCLUSIVE, owner.as_ptr()) })
     }
 
+    /// Whether the cluster carries requests of it out. Waits.
+    pub(crate) fn is_answered(&self) -> Result<(), i32> {
+        let (mut value, mut len) = ([0u8; 8], 8);
+        // SAFETY: a text that ends, and so much room.
+        let end = unsafe {
+            let at = value.as_mut_ptr().cast();
+            (self.pool.api.rbd_metadata_get)(self.image, c"ringtap.no-such".as_ptr(), at, &mut len)
+        };
+        match done(end) {
+            Err(libc::ENOENT) => Ok(()),
+            end => end,
+        }
+    }
+
     /// What is noted at the image under a key.
     pub(crate) fn note(&self, key: &str) -> Option<String> {
         let key = c_text(key).ok()?;
@@ -194,14 +218,14 @@ impl Image {
     pub(crate) fn set_note(&self, key: &str, value: Option<&str>) -> Result<(), i32> {
         let key = c_text(key)?;
         let api = self.pool.api;
-        match value.map(c_text).transpose()? {
-            // SAFETY: texts that end.
-            Some(value) => {
-                done(unsafe { (api.rbd_metadata_set)(self.image, key.as_ptr(), value.as_ptr()) })
+        let value = value.map(c_text).transpose()?;
+        // SAFETY: texts that end.
+        done(unsafe {
+            match &value {
+                Some(value) => (api.rbd_metadata_set)(self.image, key.as_ptr(), value.as_ptr()),
+                None => (api.rbd_metadata_remove)(self.image, key.as_ptr()),
             }
-            // SAFETY: as above.
-            None => done(unsafe { (api.rbd_metadata_remove)(self.image, key.as_ptr()) }),
-        }
+        })
     }
 
     /// Begin a request. It is told its end, also where it could not begin.

@@ -3,6 +3,7 @@
 mod cluster;
 mod image;
 mod request;
+mod snapshots;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -10,7 +11,7 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 pub(crate) use cluster::{Cluster, Pool};
-pub(crate) use image::Image;
+pub(crate) use image::{Extent, Image};
 pub(crate) use request::{Free, Request};
 
 /// A handle of theirs.
@@ -25,6 +26,14 @@ struct Watcher {
     address: *const c_char,
     id: i64,
     cookie: u64,
+}
+
+/// What is known of a snapshot: `rbd_snap_info_t`.
+#[repr(C)]
+struct SnapshotInfo {
+    id: u64,
+    size: u64,
+    name: *const c_char,
 }
 
 macro_rules! functions {
@@ -88,6 +97,15 @@ functions! {
         rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
         rbd_lock_break(Handle, c_int, *const c_char) -> c_int;
+        rbd_snap_create(Handle, *const c_char) -> c_int;
+        rbd_snap_remove(Handle, *const c_char) -> c_int;
+        rbd_snap_rollback(Handle, *const c_char) -> c_int;
+        rbd_snap_list(Handle, *mut SnapshotInfo, *mut c_int) -> c_int;
+        rbd_snap_list_end(*mut SnapshotInfo);
+        rbd_snap_get_timestamp(Handle, u64, *mut libc::timespec) -> c_int;
+        rbd_image_options_create(*mut Handle);
+        rbd_image_options_destroy(Handle);
+        rbd_clone3(Handle, *const c_char, *const c_char, Handle, *const c_char, Handle) -> c_int;
         rbd_metadata_get(Handle, *const c_char, *mut c_char, *mut usize) -> c_int;
         rbd_metadata_set(Handle, *const c_char, *const c_char) -> c_int;
         rbd_metadata_remove(Handle, *const c_char) -> c_int;

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use ringtap_io::{Errand, Op};
 
@@ -40,6 +41,7 @@ struct State {
     done: u64,
     /// A write is to be made stable yet.
     settles: bool,
+    begun: Instant,
 }
 
 // SAFETY: the memory that an operation and its iovecs name may be used until its end is told; see `Errand`.
@@ -77,7 +79,14 @@ impl Request {
         let known = free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let request = known.unwrap_or_else(|| {
             let (pieces, copy) = (vec![], vec![]);
-            let state = State { errand: None, pieces, copy, done: 0, settles: false };
+            let state = State {
+                errand: None,
+                pieces,
+                copy,
+                done: 0,
+                settles: false,
+                begun: Instant::now(),
+            };
             Arc::new(Request {
                 api: image.pool.api,
                 image: image.image,
@@ -88,6 +97,7 @@ impl Request {
         });
         let mut state = request.state();
         (state.errand, state.done, state.settles) = (Some(errand), 0, settles);
+        state.begun = Instant::now();
         drop(state);
         request
     }
@@ -108,14 +118,20 @@ impl Request {
         }
     }
 
+    /// For how long it has been waited for, while it is.
+    pub(crate) fn age(&self) -> Option<Duration> {
+        let state = self.state();
+        state.errand.as_ref().map(|_| state.begun.elapsed())
+    }
+
     /// Nobody waits for it any more. A read goes on until librbd uses its memory no more.
-    pub(crate) fn cancel(&self) {
+    pub(crate) fn give_up(&self, errno: i32) {
         let mut state = self.state();
         match &state.errand {
             Some(Errand { op: Op::Read { .. }, .. }) | None => {}
             Some(_) => {
                 if let Some(Errand { ender, .. }) = state.errand.take() {
-                    ender.end(-libc::ECANCELED);
+                    ender.end(-errno);
                 }
             }
         }
