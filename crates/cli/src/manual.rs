@@ -52,7 +52,7 @@ const SIGNALS: Section = (
     &[
         (
             "SIGTERM, SIGINT",
-            "take no more requests, end those under way, flush, remove the sockets, exit 0; \
+            "take no more requests, end those in flight, flush, remove the sockets, exit 0; \
              the second time exit at once with 130",
         ),
         ("SIGHUP", "look again how large the images are and tell the guests"),

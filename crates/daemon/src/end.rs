@@ -6,7 +6,7 @@ use crate::Error;
 use crate::control::ExportDeleted;
 use crate::events::{Event, spawn};
 use crate::running::{DiskId, Export, Running, Served, ServerId, Then, is_failed};
-use crate::wires::Wire;
+use crate::transports::Transport;
 
 impl Running {
     /// Begin to take away an export; `then` is done once nothing of it is left. Others of its server go on.
@@ -17,9 +17,9 @@ impl Running {
         let (server, name) = (export.server, export.name.clone());
         let others = self.exports.iter().any(|other| other.server == server && !other.closing);
         let Some(serving) = self.servers.get_mut(&server) else { return };
-        match &*serving.wire {
+        match &*serving.transport {
             // Others are offered there, or may be.
-            Wire::Nbd { server: nbd, keeps_open, .. } if others || *keeps_open => {
+            Transport::Nbd { server: nbd, keeps_open, .. } if others || *keeps_open => {
                 let withdrawn = nbd.withdraw(&name);
                 let (events, id) = (self.events.clone(), id.to_owned());
                 let waits = spawn("nbd leaves", move || {
@@ -79,8 +79,10 @@ impl Running {
     /// The process ends, and with it the exports; those of block devices only where these are not to wait for the
     /// next one.
     pub(crate) fn tell_of_gone_exports(&self, devices: bool) {
-        let wire = |export: &Export| self.servers.get(&export.server).map(|one| &*one.wire);
-        let goes = |export: &&Export| devices || !matches!(wire(export), Some(Wire::Ublk(_)));
+        let transport =
+            |export: &Export| self.servers.get(&export.server).map(|one| &*one.transport);
+        let goes =
+            |export: &&Export| devices || !matches!(transport(export), Some(Transport::Ublk(_)));
         for export in self.exports.iter().filter(goes) {
             self.told.tell(ExportDeleted { id: export.id.clone() });
         }

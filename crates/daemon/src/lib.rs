@@ -50,7 +50,7 @@ mod stream;
 mod successor;
 mod target;
 mod tls;
-mod wires;
+mod transports;
 mod xen;
 
 pub use address::Address;

@@ -274,7 +274,7 @@ impl Running {
         (served.disk.path, served.disk.options) = (disk.path, disk.options);
         served.disk.incoming = false;
         if resized {
-            self.wires_of(id).iter().for_each(|wire| wire.resized());
+            self.transports_of(id).iter().for_each(|transport| transport.resized());
         }
     }
 

@@ -24,7 +24,7 @@ use crate::opened::{Identity, LeftOut, Wrap, identity};
 use crate::pending::Pending;
 use crate::residence::Residence;
 use crate::socket::SocketFile;
-use crate::wires::Wire;
+use crate::transports::Transport;
 use crate::{Address, Config, Disk, Error, OnError};
 
 /// A disk that is running, as long as it is; no other is known by it afterwards.
@@ -69,7 +69,7 @@ impl Served {
 
 /// A server, with its thread and the word to stop for it.
 pub(crate) struct Serving {
-    pub(crate) wire: Arc<Wire>,
+    pub(crate) transport: Arc<Transport>,
     pub(crate) stop: Stop,
     pub(crate) thread: Option<JoinHandle<()>>,
     /// Whether it was told to end.
@@ -85,7 +85,7 @@ pub(crate) struct Serving {
 
 impl Serving {
     pub(crate) fn new(
-        wire: Arc<Wire>,
+        transport: Arc<Transport>,
         stop: Stop,
         thread: JoinHandle<()>,
         added: bool,
@@ -93,7 +93,7 @@ impl Serving {
         of: Option<ringtap_vbd::Disk>,
     ) -> Serving {
         let (thread, when_gone) = (Some(thread), vec![]);
-        Serving { wire, stop, thread, closing: false, when_gone, added, of, _files: files }
+        Serving { transport, stop, thread, closing: false, when_gone, added, of, _files: files }
     }
 
     /// Tell it to end.
@@ -124,7 +124,7 @@ pub(crate) struct Export {
     pub(crate) id: String,
     pub(crate) disk: DiskId,
     pub(crate) server: ServerId,
-    /// Which wire, as the control socket calls it.
+    /// Which transport, as the control socket calls it.
     pub(crate) kind: &'static str,
     /// The name that NBD clients choose it by.
     pub(crate) name: String,
@@ -298,7 +298,7 @@ impl Running {
     ) {
         let node = self.disks.get(&disk).map(Served::node).unwrap_or_default();
         let Some(serving) = self.servers.get(&server) else { return };
-        let (kind, short) = serving.wire.names();
+        let (kind, short) = serving.transport.names();
         let free = |id: &String| !self.has_export(id);
         let found = || (0..).map(|number| format!("{node}-{short}{number}")).find(free);
         let id = id.or_else(found).unwrap_or_default();
@@ -318,9 +318,9 @@ impl Running {
 
     /// NBD addresses at which there is a server.
     pub(crate) fn bound(&self) -> Vec<Address> {
-        let of = |serving: &Serving| match &*serving.wire {
+        let of = |serving: &Serving| match &*serving.transport {
             _ if serving.closing => vec![],
-            Wire::Nbd { addresses, .. } => addresses.clone(),
+            Transport::Nbd { addresses, .. } => addresses.clone(),
             _ => vec![],
         };
         self.servers.values().flat_map(of).collect()
@@ -333,15 +333,15 @@ impl Running {
     }
 
     /// The servers that show a disk.
-    pub(crate) fn wires_of(&self, disk: DiskId) -> Vec<Arc<Wire>> {
+    pub(crate) fn transports_of(&self, disk: DiskId) -> Vec<Arc<Transport>> {
         let of = self.exports.iter().filter(|export| export.disk == disk);
-        of.filter_map(|export| Some(self.servers.get(&export.server)?.wire.clone())).collect()
+        of.filter_map(|export| Some(self.servers.get(&export.server)?.transport.clone())).collect()
     }
 
     /// The block device that a disk is.
     pub(crate) fn device_of(&self, disk: DiskId) -> Option<Arc<ublk::Server>> {
-        self.wires_of(disk).into_iter().find_map(|wire| match &*wire {
-            Wire::Ublk(server) => Some(server.clone()),
+        self.transports_of(disk).into_iter().find_map(|transport| match &*transport {
+            Transport::Ublk(server) => Some(server.clone()),
             _ => None,
         })
     }
@@ -355,7 +355,10 @@ impl Running {
     pub(crate) fn close_failed(&self) {
         for (id, serving) in &self.servers {
             let shows_some = self.disks_of(*id).next().is_some();
-            if matches!(&*serving.wire, Wire::Nbd { .. }) && shows_some && self.all_failed(*id) {
+            if matches!(&*serving.transport, Transport::Nbd { .. })
+                && shows_some
+                && self.all_failed(*id)
+            {
                 serving.stop.raise();
             }
         }
@@ -364,7 +367,8 @@ impl Running {
     /// Stop the servers, those of block devices only where these are not to wait for the next process; once this
     /// returns each request taken has ended.
     pub(crate) fn stop(&mut self, devices: bool) {
-        let ends = |serving: &&mut Serving| devices || !matches!(&*serving.wire, Wire::Ublk(_));
+        let ends =
+            |serving: &&mut Serving| devices || !matches!(&*serving.transport, Transport::Ublk(_));
         self.servers.values_mut().filter(ends).for_each(|serving| serving.stop.raise());
         self.servers.values_mut().filter(ends).for_each(Serving::join);
     }

@@ -147,7 +147,7 @@ fn run(
         std::process::exit(0);
     }
     notify(&[NotifyState::Stopping]);
-    tracing::info!("stopping: requests under way run to their end");
+    tracing::info!("stopping: requests in flight run to their end");
     running.quit = true;
     running.cancel_jobs();
     running.disks.values().for_each(|served| {
@@ -391,7 +391,7 @@ fn look_at_sizes(running: &Running, asked: bool) {
         match served.vbd.reload_size() {
             Ok(true) => {
                 tracing::info!("{path}: now {} bytes", served.vbd.size());
-                running.wires_of(*id).iter().for_each(|wire| wire.resized());
+                running.transports_of(*id).iter().for_each(|transport| transport.resized());
             }
             Ok(false) if !asked => continue,
             Ok(false) => tracing::info!("{path}: still {} bytes", served.vbd.size()),

@@ -11,7 +11,7 @@ use crate::events::{Event, spawn};
 use crate::plan::{self, File, NbdGroup, Plan, VhostUser};
 use crate::running::{DiskId, Running, Served, ServerId, Serving, new_stop};
 use crate::socket::SocketFile;
-use crate::wires::{End, Wire};
+use crate::transports::{End, Transport};
 use crate::{Address, Error, TlsMode, handover};
 
 impl Running {
@@ -31,7 +31,8 @@ impl Running {
         for id in disks {
             let Some(served) = self.disks.get_mut(id) else { continue };
             for (server, serving) in &self.servers {
-                let Wire::Nbd { addresses, places, server: theirs, .. } = &*serving.wire else {
+                let Transport::Nbd { addresses, places, server: theirs, .. } = &*serving.transport
+                else {
                     continue;
                 };
                 if serving.closing || !served.disk.nbd.iter().any(|one| addresses.contains(one)) {
@@ -64,20 +65,20 @@ impl Running {
             devices.push((*id, server));
         }
         devices.into_iter().try_for_each(|(disk, server)| {
-            let wire = Wire::Ublk(server);
-            self.start_one(Lone { id: None, disk, wire, files: vec![], added: false })
+            let transport = Transport::Ublk(server);
+            self.start_one(Lone { id: None, disk, transport, files: vec![], added: false })
         })
     }
 
     /// Start the thread of a server that shows one disk.
     pub(crate) fn start_one(&mut self, lone: Lone) -> Result<(), Error> {
-        let Lone { id: export, disk, wire, files, added } = lone;
+        let Lone { id: export, disk, transport, files, added } = lone;
         let Some(vbd) = self.disks.get(&disk).map(|served| served.vbd.clone()) else {
             return Ok(());
         };
-        let (id, stop, wire) = (self.next_server(), new_stop()?, Arc::new(wire));
-        let thread = self.start_thread(id, &wire, &stop, Some(vbd.clone()))?;
-        let serving = Serving::new(wire, stop, thread, added, files, Some(vbd));
+        let (id, stop, transport) = (self.next_server(), new_stop()?, Arc::new(transport));
+        let thread = self.start_thread(id, &transport, &stop, Some(vbd.clone()))?;
+        let serving = Serving::new(transport, stop, thread, added, files, Some(vbd));
         self.servers.insert(id, serving);
         self.add_export(export, disk, id, "");
         Ok(())
@@ -87,12 +88,12 @@ impl Running {
     fn start_thread(
         &self,
         id: ServerId,
-        wire: &Arc<Wire>,
+        transport: &Arc<Transport>,
         stop: &Stop,
         lone: Option<ringtap_vbd::Disk>,
     ) -> Result<JoinHandle<()>, Error> {
-        let (serves, theirs, events) = (wire.clone(), stop.clone(), self.events.clone());
-        let (role, handing_over) = (wire.role(), self.handing_over.clone());
+        let (serves, theirs, events) = (transport.clone(), stop.clone(), self.events.clone());
+        let (role, handing_over) = (transport.role(), self.handing_over.clone());
         let name = lone.as_ref().map_or(role.to_owned(), |vbd| vbd.thread_name(role));
         spawn(&name, move || {
             let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
@@ -107,9 +108,9 @@ impl Running {
     /// Have a server go on that has stopped to hand over.
     pub(crate) fn start_again(&mut self, id: ServerId) -> Result<(), Error> {
         let Some(serving) = self.servers.get(&id) else { return Ok(()) };
-        let (wire, stop, lone) = (serving.wire.clone(), new_stop()?, serving.of.clone());
-        wire.hand_over(false);
-        let thread = self.start_thread(id, &wire, &stop, lone)?;
+        let (transport, stop, lone) = (serving.transport.clone(), new_stop()?, serving.of.clone());
+        transport.hand_over(false);
+        let thread = self.start_thread(id, &transport, &stop, lone)?;
         if let Some(serving) = self.servers.get_mut(&id) {
             (serving.stop, serving.thread) = (stop, Some(thread));
         }
@@ -122,18 +123,18 @@ impl Running {
         let (queues, serial) = (served.disk.queues, served.disk.serial.clone());
         let options = vhost_user::Options { queues, serial };
         let residence = served.residence.clone();
-        let wire = Wire::vhost_user(listener, served.vbd.clone(), options, residence);
-        wire.places("").into_iter().for_each(|path| served.facts.add_vhost_user(path));
+        let transport = Transport::vhost_user(listener, served.vbd.clone(), options, residence);
+        transport.places("").into_iter().for_each(|path| served.facts.add_vhost_user(path));
         let files = file.into_iter().collect();
-        self.start_one(Lone { id: None, disk, wire, files, added: false })
+        self.start_one(Lone { id: None, disk, transport, files, added: false })
     }
 
     fn start_fuse(&mut self, file: File) -> Result<(), Error> {
         let File { disk, mount, options } = file;
         let Some(served) = self.disks.get_mut(&disk) else { return Ok(()) };
-        let wire = Wire::fuse(mount, served.vbd.clone(), options);
-        wire.places("").into_iter().for_each(|path| served.facts.add_fuse(path));
-        self.start_one(Lone { id: None, disk, wire, files: vec![], added: false })
+        let transport = Transport::fuse(mount, served.vbd.clone(), options);
+        transport.places("").into_iter().for_each(|path| served.facts.add_fuse(path));
+        self.start_one(Lone { id: None, disk, transport, files: vec![], added: false })
     }
 
     fn start_nbd(&mut self, group: NbdGroup) -> Result<(), Error> {
@@ -176,10 +177,10 @@ impl Running {
             .with_tls(tls);
         let all: Vec<String> = places.iter().map(|(place, _)| place.to_string()).collect();
         handover::sessions(&all).into_iter().for_each(|one| server.adopt(one));
-        let wire = Wire::Nbd { addresses, places, server: Arc::new(server), keeps_open };
-        let (wire, stop, id) = (Arc::new(wire), new_stop()?, self.next_server());
-        let thread = self.start_thread(id, &wire, &stop, lone.clone())?;
-        let serving = Serving::new(wire, stop, thread, keeps_open, files, lone);
+        let transport = Transport::Nbd { addresses, places, server: Arc::new(server), keeps_open };
+        let (transport, stop, id) = (Arc::new(transport), new_stop()?, self.next_server());
+        let thread = self.start_thread(id, &transport, &stop, lone.clone())?;
+        let serving = Serving::new(transport, stop, thread, keeps_open, files, lone);
         self.servers.insert(id, serving);
         Ok(id)
     }
@@ -190,7 +191,7 @@ pub(crate) struct Lone {
     /// What its export is known by, if somebody has chosen that.
     pub(crate) id: Option<String>,
     pub(crate) disk: DiskId,
-    pub(crate) wire: Wire,
+    pub(crate) transport: Transport,
     pub(crate) files: Vec<SocketFile>,
     /// Whether a client of the control socket wants it.
     pub(crate) added: bool,

@@ -64,7 +64,7 @@ pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
     let outcome = attend(&server, &open, &inbox);
     notify(&[NotifyState::Stopping]);
     tracing::info!(
-        "stopping: requests under way run to their end; guests wait for the next server"
+        "stopping: requests in flight run to their end; guests wait for the next server"
     );
     stop.raise();
     // One that panicked has ended the process.

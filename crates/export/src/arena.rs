@@ -9,7 +9,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Page-aligned memory, a piece a slot. A page of it takes room only once it was used.
 ///
-/// Operations under way may use a piece, so an arena must outlive the tasks that were given its
+/// Operations in flight may use a piece, so an arena must outlive the tasks that were given its
 /// memory: drop it after them.
 pub(crate) struct Arena {
     base: NonNull<u8>,

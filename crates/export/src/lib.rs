@@ -1,4 +1,4 @@
-//! The wires a virtual block device is served over: NBD, vhost-user-blk, a file by FUSE, a block device
+//! The transports a virtual block device is served over: NBD, vhost-user-blk, a file by FUSE, a block device
 //! of the host by ublk, and Xen's block protocol.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -8,7 +8,6 @@ mod footprint;
 pub mod fuse;
 #[cfg(test)]
 mod heard;
-mod lone;
 pub mod nbd;
 mod poll;
 mod queue;
@@ -17,6 +16,7 @@ mod reclaim;
 #[doc(hidden)]
 pub mod sabotage;
 mod stop;
+mod synchronous;
 mod tuning;
 pub mod ublk;
 pub mod vhost_user;

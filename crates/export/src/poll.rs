@@ -12,7 +12,7 @@
 //! is there in one go makes the whole depth move in step, and the disk idles while the software
 //! works; one completion at a time wakes everybody for each of them. So few requests are handed to
 //! the disk at a time ([`batch`]), and a part of those on it is waited for, but not long
-//! ([`Gatherer`]).
+//! ([`Batching`]).
 
 use std::num::NonZeroU64;
 use std::sync::OnceLock;
@@ -22,36 +22,36 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{UsageWho, getrusage};
 use ringtap_io::Time;
 
-pub(crate) use crate::tuning::GATHER;
+pub(crate) use crate::tuning::BATCH_WAIT;
 use crate::tuning::{
     BATCH_OF_FEW, BATCH_OF_MANY, FEW, GIVEN_WAKES, GIVEN_WAY, LEAST, LONG_REST, MANY, MOST,
-    MOST_FOR_DISK, MOST_FOR_GUEST, PART, Polling, REST, SPINNING_PART, UNTOLD, WAKES,
+    MOST_FOR_DISK, MOST_FOR_GUEST, PART, Polling, REST, SPINNING_PART, UNNOTIFIED, WAKES,
 };
 
-/// Whether the guest may be told of `untold` answers a little later: where nothing waits for the disk
+/// Whether the guest may be told of `unnotified` answers a little later: where nothing waits for the disk
 /// and more is to be done, that takes microseconds, and waking the guest costs as much as a request.
 #[inline]
-pub(crate) fn tell_later(untold: u16, on_disk: usize, more: bool) -> bool {
-    untold < UNTOLD && on_disk == 0 && more
+pub(crate) fn coalesce(unnotified: u16, on_disk: usize, more: bool) -> bool {
+    unnotified < UNNOTIFIED && on_disk == 0 && more
 }
 
 /// How many requests to take from the guest and hand on in one go.
 #[inline]
-pub(crate) fn batch(under_way: usize) -> usize {
-    if under_way > FEW { BATCH_OF_MANY } else { BATCH_OF_FEW }
+pub(crate) fn batch(in_flight: usize) -> usize {
+    if in_flight > FEW { BATCH_OF_MANY } else { BATCH_OF_FEW }
 }
 
 /// Decides whether to sleep until several requests have ended rather than one.
 #[derive(Default)]
-pub(crate) struct Gatherer {
+pub(crate) struct Batching {
     rest_until: Time,
 }
 
-impl Gatherer {
-    /// How many to sleep for, up to [`GATHER`]; none to sleep for the next of any kind.
+impl Batching {
+    /// How many to sleep for, up to [`BATCH_WAIT`]; none to sleep for the next of any kind.
     #[inline]
-    pub(crate) fn wait_for(&self, now: Time, under_way: usize) -> Option<u32> {
-        (under_way >= MANY && now >= self.rest_until).then_some((under_way / PART) as u32)
+    pub(crate) fn wait_for(&self, now: Time, in_flight: usize) -> Option<u32> {
+        (in_flight >= MANY && now >= self.rest_until).then_some((in_flight / PART) as u32)
     }
 
     /// It slept; did anything end? A disk too slow for that is left alone for a while.
@@ -66,7 +66,7 @@ impl Gatherer {
 /// What a queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Its guest: nothing is under way.
+    /// Its guest: nothing is in flight.
     Guest,
     /// Its disk, with few requests on it, all of them reads.
     Read,
@@ -77,9 +77,9 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    /// What is waited for with so many requests under way.
-    pub(crate) fn of(under_way: usize) -> Wait {
-        match under_way {
+    /// What is waited for with so many requests in flight.
+    pub(crate) fn of(in_flight: usize) -> Wait {
+        match in_flight {
             0 => Wait::Guest,
             1..=FEW => Wait::Disk,
             _ => Wait::BusyDisk,
@@ -87,9 +87,9 @@ impl Wait {
     }
 
     /// The same where it is known how many of them are reads.
-    pub(crate) fn of_reads(under_way: usize, reads: usize) -> Wait {
-        match Wait::of(under_way) {
-            Wait::Disk if reads == under_way => Wait::Read,
+    pub(crate) fn of_reads(in_flight: usize, reads: usize) -> Wait {
+        match Wait::of(in_flight) {
+            Wait::Disk if reads == in_flight => Wait::Read,
             wait => wait,
         }
     }
@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_few_reads_alone_are_told_from_what_else_the_disk_does() {
-        for (under_way, reads, wait) in [
+        for (in_flight, reads, wait) in [
             (0, 0, Wait::Guest),
             (1, 1, Wait::Read),
             (FEW, FEW, Wait::Read),
@@ -385,7 +385,7 @@ mod tests {
             (1, 0, Wait::Disk),
             (FEW + 1, FEW + 1, Wait::BusyDisk),
         ] {
-            assert_eq!(Wait::of_reads(under_way, reads), wait, "{reads} of {under_way}");
+            assert_eq!(Wait::of_reads(in_flight, reads), wait, "{reads} of {in_flight}");
         }
     }
 
@@ -433,22 +433,22 @@ mod tests {
 
     #[test]
     fn several_are_waited_for_where_many_are_under_way_and_the_disk_is_quick() {
-        let mut gatherer = Gatherer::default();
-        assert_eq!(gatherer.wait_for(0, MANY - 1), None);
-        assert_eq!(gatherer.wait_for(0, 32), Some(8));
-        gatherer.woken(GATHER, true);
-        assert_eq!(gatherer.wait_for(GATHER, MANY), Some(4));
-        gatherer.woken(2 * GATHER, false);
-        assert_eq!(gatherer.wait_for(2 * GATHER + 1, 32), None, "it is slow");
-        assert_eq!(gatherer.wait_for(2 * GATHER + REST, 32), Some(8), "it may be quick again");
+        let mut batching = Batching::default();
+        assert_eq!(batching.wait_for(0, MANY - 1), None);
+        assert_eq!(batching.wait_for(0, 32), Some(8));
+        batching.woken(BATCH_WAIT, true);
+        assert_eq!(batching.wait_for(BATCH_WAIT, MANY), Some(4));
+        batching.woken(2 * BATCH_WAIT, false);
+        assert_eq!(batching.wait_for(2 * BATCH_WAIT + 1, 32), None, "it is slow");
+        assert_eq!(batching.wait_for(2 * BATCH_WAIT + REST, 32), Some(8), "it may be quick again");
     }
 
     #[test]
     fn a_guest_waits_for_no_disk_to_be_told() {
-        assert!(tell_later(UNTOLD - 1, 0, true));
-        assert!(!tell_later(UNTOLD, 0, true), "enough to wake it for");
-        assert!(!tell_later(1, 1, true), "who knows when that ends");
-        assert!(!tell_later(1, 0, false), "nothing else would remind us");
+        assert!(coalesce(UNNOTIFIED - 1, 0, true));
+        assert!(!coalesce(UNNOTIFIED, 0, true), "enough to wake it for");
+        assert!(!coalesce(1, 1, true), "who knows when that ends");
+        assert!(!coalesce(1, 0, false), "nothing else would remind us");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A queue of requests, whatever wire it comes by, and the loop of one slot.
+//! A queue of requests, whatever transport it comes by, and the loop of one slot.
 
 use std::rc::Rc;
 

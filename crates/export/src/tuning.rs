@@ -37,10 +37,10 @@ pub(crate) const MANY: usize = 16;
 /// What part of them.
 pub(crate) const PART: usize = 4;
 /// How long to wait for several, at most.
-pub(crate) const GATHER: Time = 60_000;
+pub(crate) const BATCH_WAIT: Time = 60_000;
 
 /// So many answers, and the guest is told at once.
-pub(crate) const UNTOLD: u16 = 16;
+pub(crate) const UNNOTIFIED: u16 = 16;
 
 /// So many requests are taken from the guest and handed on in one go while few are on the disk,
 pub(crate) const BATCH_OF_FEW: usize = 16;

@@ -106,13 +106,13 @@ fn deaf_clients_are_paused_and_resting_ones_cost_nothing() {
             assert_eq!(deaf.reply(), Reply::Simple { error: 0, cookie: 0 });
         }
 
-        // One client that has as much under way as it may, takes it all, and then rests.
+        // One client that has as much in flight as it may, takes it all, and then rests.
         let mut client = Raw::transmit(&socket);
         for cookie in 0..200 {
             client.send(&request(cmd::READ, 0, cookie, 0, 1 << 20));
         }
-        // So much is under way that there will be something to give back.
-        within(Duration::from_secs(30), "32 MiB under way", || held(before) > 32 << 20);
+        // So much is in flight that there will be something to give back.
+        within(Duration::from_secs(30), "32 MiB in flight", || held(before) > 32 << 20);
         for _ in 0..200 {
             assert!(matches!(client.reply(), Reply::Simple { error: 0, .. }));
             client.take(1 << 20);

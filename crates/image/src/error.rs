@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{Format, NameError, Role, luks};
 
-/// Why a request failed. Small and `Copy`: each wire turns it into its own code with one `match`.
+/// Why a request failed. Small and `Copy`: each transport turns it into its own code with one `match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
     /// The kernel said so (a positive errno).

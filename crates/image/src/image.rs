@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ringtap_io::{File, Io, Mem};
 
 use crate::qcow2::BitmapSet;
-use crate::{Container, Error, Grace, LayerState, Place};
+use crate::{Container, Epochs, Error, LayerState, Place};
 
 /// A future of an image's slow path.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -210,7 +210,7 @@ impl Status {
 
 /// An image of some format.
 ///
-/// Every request that uses what `map` or `allocate` gave holds a ticket of [`Image::grace`] from
+/// Every request that uses what `map` or `allocate` gave holds a ticket of [`Image::epochs`] from
 /// before until its transfer has ended; room that was freed is not used again before.
 pub trait Image: Send + Sync {
     /// The facts.
@@ -272,8 +272,8 @@ pub trait Image: Send + Sync {
         false
     }
 
-    /// Who keeps freed room from being used again while requests are under way that may use it.
-    fn grace(&self) -> Option<&Arc<Grace>> {
+    /// Who keeps freed room from being used again while requests are in flight that may use it.
+    fn epochs(&self) -> Option<&Arc<Epochs>> {
         None
     }
 
@@ -346,7 +346,7 @@ pub trait Image: Send + Sync {
     fn stop_writing(&self) {}
 
     /// Write what is still in memory and leave the image as other programs expect it, before it is
-    /// closed for good. No other request is under way.
+    /// closed for good. No other request is in flight.
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
         self.flush(io)
     }

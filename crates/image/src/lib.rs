@@ -10,12 +10,12 @@ pub mod bitmap_store;
 mod boot;
 mod bytes;
 mod container;
+mod epoch;
+#[cfg(all(test, feature = "shuttle"))]
+mod epoch_models;
 mod error;
 mod foreign;
 mod format;
-mod grace;
-#[cfg(all(test, feature = "shuttle"))]
-mod grace_models;
 mod image;
 mod limit;
 mod lock;
@@ -42,10 +42,10 @@ mod whole;
 
 pub use away::Away;
 pub use container::{Container, Traits};
+pub use epoch::{Epochs, InFlight, Ticket};
 pub use error::{Error, OpenError};
 pub use foreign::foreign_name;
 pub use format::{Format, UnknownFormat};
-pub use grace::{Grace, Ticket, UnderWay};
 pub use image::{
     Allocation, Boxed, CacheMode, Cipher, Discard, Extent, Image, Info, SectorCipher, Status,
 };

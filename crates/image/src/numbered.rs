@@ -1,4 +1,4 @@
-//! Maps by number for what is under way: few keys at a time, looked up with every request. The guest may
+//! Maps by number for what is in flight: few keys at a time, looked up with every request. The guest may
 //! choose the numbers, but not have more of them at once than it has requests.
 
 use std::collections::{HashMap, HashSet};

@@ -301,7 +301,7 @@ mod tests {
         let io = tasks.io().clone();
         tasks.spawn(async move { _ = io.run(read(file, NEVER)).await });
         tasks.run_ready();
-        assert_eq!(tasks.io().under_way(), 1);
+        assert_eq!(tasks.io().in_flight(), 1);
         drop(tasks);
         drop(remote);
         hear.recv().expect("it was closed");

@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) submit: RefCell<Vec<(Key, Op)>>,
     states: RefCell<Vec<State>>,
     free: RefCell<Vec<Key>>,
-    pub(crate) under_way: Cell<usize>,
+    pub(crate) in_flight: Cell<usize>,
     pub(crate) ready: RefCell<Vec<TaskId>>,
     pub(crate) current: Cell<TaskId>,
     pub(crate) spawned: RefCell<Vec<Spawned>>,
@@ -68,7 +68,7 @@ impl Io {
                 submit: RefCell::default(),
                 states: RefCell::default(),
                 free: RefCell::default(),
-                under_way: Cell::new(0),
+                in_flight: Cell::new(0),
                 ready: RefCell::default(),
                 current: Cell::new(0),
                 spawned: RefCell::default(),
@@ -94,8 +94,8 @@ impl Io {
     }
 
     /// Operations that have been asked for and have not completed.
-    pub fn under_way(&self) -> usize {
-        self.shared.under_way.get()
+    pub fn in_flight(&self) -> usize {
+        self.shared.in_flight.get()
     }
 
     /// A page-aligned buffer of `len` bytes; its bytes are not cleared. ENOMEM where there is none.
@@ -215,7 +215,7 @@ impl Io {
         let Some(state) = states.get_mut(key as usize) else { return };
         if let State::UnderWay(task) | State::Elsewhere(task, _) = *state {
             *state = State::Done(result);
-            shared.under_way.set(shared.under_way.get() - 1);
+            shared.in_flight.set(shared.in_flight.get() - 1);
             shared.ready.borrow_mut().push(task);
             #[cfg(debug_assertions)]
             shared.pool.is_free(key);
@@ -249,14 +249,14 @@ impl Io {
 
     /// Have every operation end, and wait until all have. Their tasks may look at the results.
     pub(crate) fn give_up_all(&self) -> io::Result<()> {
-        if self.under_way() == 0 {
+        if self.in_flight() == 0 {
             return Ok(());
         }
         let keys = self.shared.states.borrow().len() as Key;
         for key in 0..keys {
             self.cancel(key)?;
         }
-        while self.under_way() > 0 {
+        while self.in_flight() > 0 {
             self.turn_without_new()?;
         }
         Ok(())
@@ -294,14 +294,14 @@ impl Io {
 
     /// Take what completes, and hand over nothing. An error only where nothing has completed by it.
     fn turn_without_new(&self) -> io::Result<()> {
-        let (before, mut done) = (self.under_way(), vec![]);
+        let (before, mut done) = (self.in_flight(), vec![]);
         let wakes = &self.shared.wakes;
         let sleeps = wakes.fall_asleep_for_ends();
         let outcome = self.shared.reactor.borrow_mut().turn(&mut vec![], &mut done, sleeps);
         wakes.wake_up();
         wakes.take_ends(&mut done);
         done.into_iter().for_each(|(key, result)| self.complete(key, result));
-        if self.under_way() < before { Ok(()) } else { outcome }
+        if self.in_flight() < before { Ok(()) } else { outcome }
     }
 }
 
@@ -346,7 +346,7 @@ impl Future for OpFuture<'_> {
                         (states.len() - 1) as Key
                     }
                 };
-                shared.under_way.set(shared.under_way.get() + 1);
+                shared.in_flight.set(shared.in_flight.get() + 1);
                 #[cfg(debug_assertions)]
                 shared.pool.is_used(key, &op);
                 self.step = Step::UnderWay(key);

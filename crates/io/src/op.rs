@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::wake::Silent;
 use crate::{Alarm, File, Mem};
 
-/// Names an operation under way; the reactor gives it back with the result.
+/// Names an operation in flight; the reactor gives it back with the result.
 pub type Key = u32;
 
 /// Nanoseconds on a monotonic clock, the same for all reactors of a process but simulated ones, which have their own.
@@ -38,7 +38,7 @@ pub enum Op {
     ReadEvent { file: File },
     /// Signal an eventfd (or pipe): write the 8-byte integer 1.
     SignalEvent { file: File },
-    /// End every operation under way on a file; those waiting for an event end with -ECANCELED.
+    /// End every operation in flight on a file; those waiting for an event end with -ECANCELED.
     Cancel { file: File },
     /// Receive from a socket into `mem`; 0 is end of stream.
     Recv { file: File, mem: Mem },

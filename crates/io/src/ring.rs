@@ -38,14 +38,14 @@ const NOBODYS: u64 = 1 << 33;
 pub struct Ring {
     ring: IoUring,
     files: Files,
-    /// What an operation needs to stay in place while under way, by key; boxed, for the vector grows.
+    /// What an operation needs to stay in place while in flight, by key; boxed, for the vector grows.
     #[allow(clippy::vec_box)]
     scratch: Vec<Box<Scratch>>,
     /// Whether completions wait in the kernel for an enter that asks for them.
     deferred: bool,
     /// Whether an enter can be told how long to sleep (Linux 5.11).
     limits: bool,
-    /// Operations under way that a disk carries out.
+    /// Operations in flight that a disk carries out.
     on_disk: usize,
     doorbell: Doorbell,
     start: Instant,

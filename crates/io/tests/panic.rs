@@ -67,7 +67,7 @@ fn what_was_not_handed_over_never_is() {
         io.run(Op::Send { file, mem: buffer.mem() }).await;
     });
     tasks.run_ready();
-    assert!(tasks.io().under_way() == 5 && tasks.has_work());
+    assert!(tasks.io().in_flight() == 5 && tasks.has_work());
     drop(tasks);
     drop(socket);
     let mut sent = vec![];
@@ -133,7 +133,7 @@ fn an_operation_that_is_dropped_is_ended_first() {
         })
         .await;
         drop(asked);
-        (first, io.under_way())
+        (first, io.in_flight())
     });
     assert_eq!(end.expect("the ring"), (8, 0));
 }

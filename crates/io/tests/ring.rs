@@ -113,8 +113,8 @@ fn who_waits_for_the_next_turn_has_what_was_asked_for_handed_over_first() {
             }
             io.next_turn().await;
         }
-        // Nothing is under way by then: a turn that waited for something would never end.
-        while io.under_way() > 0 {
+        // Nothing is in flight by then: a turn that waited for something would never end.
+        while io.in_flight() > 0 {
             io.next_turn().await;
         }
         io.next_turn().await;

@@ -416,7 +416,7 @@ pub struct Stall {
     pub seconds: f64,
     /// The layer that it was about.
     pub layer: Still,
-    /// The device below had requests under way.
+    /// The device below had requests in flight.
     pub device: Option<f64>,
     /// The server was on a processor.
     pub server: Option<f64>,
@@ -469,7 +469,7 @@ pub struct Ledger {
     /// The device of this machine that holds the disk's file. Other programs' traffic is in it, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Layer>,
-    /// Share of the time in which that device had requests under way.
+    /// Share of the time in which that device had requests in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_busy: Option<f64>,
     /// CPU seconds of the busiest single thread of the server a second.

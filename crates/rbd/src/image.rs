@@ -216,7 +216,7 @@ impl Remote for Rbd {
     fn close(&self) {
         let image = self.image.write().unwrap_or_else(PoisonError::into_inner).take();
         if self.waits.is_shut_out() {
-            // What is under way may never end, and closing would wait for it. The cluster has closed it.
+            // What is in flight may never end, and closing would wait for it. The cluster has closed it.
             image.iter().for_each(|image| image.cluster().set_shut_out());
             std::mem::forget(image);
             return;

@@ -361,7 +361,7 @@ impl Disk {
     }
 
     /// A disk as a killed program left this one: what had completed is there, though still not stable;
-    /// what was under way has happened in part, as the seed says. Its files have the same handles;
+    /// what was in flight has happened in part, as the seed says. Its files have the same handles;
     /// faults are gone but for bad ranges; events and sockets are gone.
     ///
     /// To kill a program at a turn let the power go there ([`Disk::cut_power_at_turn`]) and go on with

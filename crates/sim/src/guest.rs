@@ -87,7 +87,7 @@ struct Inner {
     failures: RefCell<Vec<Failure>>,
 }
 
-/// A guest: it keeps several requests under way, tells its [`Model`] of them and checks every read.
+/// A guest: it keeps several requests in flight, tells its [`Model`] of them and checks every read.
 /// Clones are the same guest.
 #[derive(Clone)]
 pub struct Guest {

@@ -295,8 +295,8 @@ impl Medium {
 
     /// What a killed program leaves: nothing that had completed is lost while the power is on.
     pub(crate) fn kill(&mut self, at: u64, rng: &mut fastrand::Rng) {
-        let mut choose = |under_way: usize| rng.usize(0..=under_way);
-        self.size.kill(at, |under_way| under_way);
+        let mut choose = |in_flight: usize| rng.usize(0..=in_flight);
+        self.size.kill(at, |in_flight| in_flight);
         for place in self.sectors.values_mut() {
             place.kill(at, &mut choose);
         }

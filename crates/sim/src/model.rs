@@ -15,11 +15,11 @@ struct Held {
 
 #[derive(Clone, Debug)]
 struct Sector {
-    /// What a read that begins now may give; writes under way included.
+    /// What a read that begins now may give; writes in flight included.
     view: Vec<Held>,
     /// What it may hold after a power cut now: always all of `view`, and more.
     medium: Vec<Held>,
-    /// Writes under way.
+    /// Writes in flight.
     writers: u32,
 }
 
@@ -45,7 +45,7 @@ enum Request {
 #[derive(Clone, Debug)]
 struct Seen {
     values: Vec<Held>,
-    /// Whether a write was under way beside the read.
+    /// Whether a write was in flight beside the read.
     disturbed: bool,
 }
 
@@ -59,7 +59,7 @@ struct Seen {
 #[derive(Clone, Debug)]
 pub struct Model {
     sectors: Vec<Sector>,
-    under_way: BTreeMap<Token, Request>,
+    in_flight: BTreeMap<Token, Request>,
     last: u64,
     history: History,
 }
@@ -78,7 +78,7 @@ impl Model {
         };
         Model {
             sectors: values.iter().map(sector).collect(),
-            under_way: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             last: 0,
             history: History::default(),
         }
@@ -103,12 +103,12 @@ impl Model {
     fn change(&mut self, range: Range<u64>, value: u64, durable: bool, certain: bool) -> Token {
         let token = self.next();
         let held = Held { by: token.0, value };
-        let writes = self.under_way.iter().filter_map(|(token, request)| match request {
+        let writes = self.in_flight.iter().filter_map(|(token, request)| match request {
             Request::Write { .. } => Some(token.0),
             _ => None,
         });
         let beside = writes.collect();
-        for request in self.under_way.values_mut() {
+        for request in self.in_flight.values_mut() {
             let Request::Read { range: read, seen } = request else { continue };
             for (sector, seen) in read.clone().zip(seen) {
                 if range.contains(&sector) {
@@ -128,7 +128,7 @@ impl Model {
             false => Event::Discarded { range: range.clone() },
         };
         self.history.push(token, event);
-        self.under_way.insert(token, Request::Write { range, durable, certain, beside });
+        self.in_flight.insert(token, Request::Write { range, durable, certain, beside });
         token
     }
 
@@ -141,7 +141,7 @@ impl Model {
         });
         let covers = covers.collect();
         self.history.push(token, Event::Flushes);
-        self.under_way.insert(token, Request::Flush { covers });
+        self.in_flight.insert(token, Request::Flush { covers });
         token
     }
 
@@ -154,7 +154,7 @@ impl Model {
             .map(|sector| Seen { values: sector.view.clone(), disturbed: sector.writers > 0 });
         let seen = seen.collect();
         self.history.push(token, Event::Reads { range: range.clone() });
-        self.under_way.insert(token, Request::Read { range, seen });
+        self.in_flight.insert(token, Request::Read { range, seen });
         token
     }
 
@@ -166,7 +166,7 @@ impl Model {
     /// A write, discard or flush was acknowledged.
     pub fn acknowledge(&mut self, token: Token) {
         self.history.push(token, Event::Acknowledged);
-        match self.under_way.remove(&token) {
+        match self.in_flight.remove(&token) {
             Some(Request::Write { range, durable, certain, beside }) => {
                 for sector in range {
                     let sector = &mut self.sectors[sector as usize];
@@ -193,16 +193,16 @@ impl Model {
     /// A request failed: a write may have happened or not, a flush promises nothing.
     pub fn fail(&mut self, token: Token) {
         self.history.push(token, Event::Failed);
-        if let Some(Request::Write { range, .. }) = self.under_way.remove(&token) {
+        if let Some(Request::Write { range, .. }) = self.in_flight.remove(&token) {
             for sector in range {
                 self.sectors[sector as usize].writers -= 1;
             }
         }
     }
 
-    /// Whoever served the disk was killed: what was under way may have happened or not.
+    /// Whoever served the disk was killed: what was in flight may have happened or not.
     pub fn fail_all(&mut self) {
-        let tokens: Vec<Token> = self.under_way.keys().copied().collect();
+        let tokens: Vec<Token> = self.in_flight.keys().copied().collect();
         for token in tokens {
             self.fail(token);
         }
@@ -211,7 +211,7 @@ impl Model {
     /// A read gave these values, one for each sector.
     pub fn read_returned(&mut self, token: Token, values: &[u64]) -> Result<(), Violation> {
         self.history.push(token, Event::Returned(values.to_vec()));
-        let Some(Request::Read { range, seen }) = self.under_way.remove(&token) else {
+        let Some(Request::Read { range, seen }) = self.in_flight.remove(&token) else {
             return Ok(());
         };
         for ((number, seen), value) in range.zip(seen).zip(values) {

@@ -16,7 +16,7 @@ pub fn turn_all(disk: &Disk, all: &mut [Tasks]) {
             goes_on |= tasks.has_work();
             tasks.run_ready();
             if tasks.count() > 0 {
-                let waits = tasks.io().under_way() > 0;
+                let waits = tasks.io().in_flight() > 0;
                 goes_on |= waits || tasks.has_work();
                 if let Err(error) = tasks.turn(waits) {
                     assert!(is_power_cut(&error), "{error}");

@@ -1,4 +1,4 @@
-//! The reactor: operations under way, in any order that the seed chooses.
+//! The reactor: operations in flight, in any order that the seed chooses.
 
 use std::io;
 
@@ -55,10 +55,10 @@ pub fn is_power_cut(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<PowerCut>())
 }
 
-/// A turn that should wait, and nothing is under way that could ever complete.
+/// A turn that should wait, and nothing is in flight that could ever complete.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
-    "tasks wait and nothing is under way that could wake them; operations that wait for a signal or \
+    "tasks wait and nothing is in flight that could wake them; operations that wait for a signal or \
      for bytes: {waiting}"
 )]
 pub struct Stuck {
@@ -71,7 +71,7 @@ pub fn is_stuck(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Stuck>())
 }
 
-/// An operation under way.
+/// An operation in flight.
 pub(crate) struct Flight {
     /// None where its completion was given already: it may only go on changing the medium.
     pub(crate) key: Option<Key>,
@@ -206,7 +206,7 @@ impl Sim {
         self.flights.is_empty()
     }
 
-    /// Give the medium what every operation under way might still have written.
+    /// Give the medium what every operation in flight might still have written.
     fn spill(&self, state: &mut State) {
         for flight in &self.flights {
             for piece in &flight.left {
@@ -215,7 +215,7 @@ impl Sim {
         }
     }
 
-    /// End everything under way without effect; `done` gets it with this result.
+    /// End everything in flight without effect; `done` gets it with this result.
     fn abandon(&mut self, done: &mut Vec<(Key, i32)>, result: i32) {
         for flight in self.flights.drain(..) {
             done.extend(flight.key.map(|key| (key, result)));
@@ -316,7 +316,7 @@ impl Sim {
         bytes.len() as i32
     }
 
-    /// One pass over everything under way: some of it goes on, some completes.
+    /// One pass over everything in flight: some of it goes on, some completes.
     fn pass(&mut self, state: &mut State, done: &mut Vec<(Key, i32)>) {
         let mut flights = std::mem::take(&mut self.flights);
         self.rng.shuffle(&mut flights);
@@ -335,7 +335,7 @@ impl Sim {
     }
 
     /// Complete one operation that can; let time pass where all wait for it. False where all that is
-    /// under way waits for something else.
+    /// in flight waits for something else.
     fn force(&mut self, state: &mut State, done: &mut Vec<(Key, i32)>) -> bool {
         let ready = |flight: &Flight| flight.key.is_some() && !self.is_blocked(state, flight);
         let ready = self.flights.iter().position(ready).or_else(|| {

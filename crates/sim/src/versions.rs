@@ -72,7 +72,7 @@ impl<T: Clone> Versions<T> {
         }
     }
 
-    /// The program that wrote was killed: what had completed is there, of what was under way as much
+    /// The program that wrote was killed: what had completed is there, of what was in flight as much
     /// as `choose` says, given how many values that may be. All of it has completed by now.
     pub(crate) fn kill(&mut self, at: u64, choose: impl FnOnce(usize) -> usize) {
         let done = self.since.iter().rposition(|version| version.completed.is_some());
@@ -144,12 +144,12 @@ mod tests {
         place.push(3, 'c');
         place.complete(2, 1);
         let mut less = place.clone();
-        less.kill(5, |under_way| {
-            assert_eq!(under_way, 1);
+        less.kill(5, |in_flight| {
+            assert_eq!(in_flight, 1);
             0
         });
         assert_eq!((*less.view(), all(&less)), ('b', "0ab".to_owned()));
-        place.kill(5, |under_way| under_way);
+        place.kill(5, |in_flight| in_flight);
         assert_eq!((*place.view(), all(&place)), ('c', "0abc".to_owned()));
         place.sync(5);
         assert_eq!(all(&place), "c");

@@ -58,8 +58,8 @@ impl Vbd {
         door.shut().await;
         // From here on it opens again where the caller does not wait for the end.
         let quiesced = Quiesced { vbd: self };
-        let grace = lock(&self.shared.current).grace.clone();
-        door.drain(&grace).await;
+        let epochs = lock(&self.shared.current).epochs.clone();
+        door.drain(&epochs).await;
         quiesced
     }
 }

@@ -1,4 +1,4 @@
-//! Copying one disk's content into another: many requests under way, holes kept, zeros found.
+//! Copying one disk's content into another: many requests in flight, holes kept, zeros found.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -10,8 +10,8 @@ use ringtap_image::{Error, Status};
 use ringtap_io::{Io, Mem};
 
 use crate::bytes::{is_zero, runs};
-use crate::crew::{self, Crew, Outcome, Progress};
 use crate::walk::Walk;
+use crate::workers::{self, Outcome, Progress, Workers};
 use crate::{Disk, Kind, Request, Vbd};
 
 /// The most zeros made at once: one request, and progress goes on.
@@ -48,7 +48,7 @@ pub struct Copy {
     /// What cannot be read is taken for zeros, and told of: where, how many bytes, and why.
     pub salvage: Option<fn(u64, u64, Error)>,
     /// How many work at once.
-    pub crew: Crew,
+    pub workers: Workers,
 }
 
 impl Copy {
@@ -69,7 +69,7 @@ impl Copy {
             compress: None,
             rate: None,
             salvage: None,
-            crew: Crew::of(8),
+            workers: Workers::of(8),
         }
     }
 }
@@ -158,7 +158,7 @@ pub fn copy(copy: Copy, progress: &Arc<Progress>) -> Result<(), CopyError> {
         base: job.copy.unless_in.as_ref().map(Disk::fork),
         job: job.clone(),
     };
-    crew::run(job.copy.crew, &outcome, tools, |io, hands: Rc<Hands>| async move {
+    workers::run(job.copy.workers, &outcome, tools, |io, hands: Rc<Hands>| async move {
         hands.work(&io).await
     })
 }

@@ -8,8 +8,8 @@ use ringtap_image::{Error, Status};
 use ringtap_io::{Io, Mem};
 
 use crate::bytes::is_zero;
-use crate::crew::{self, Crew, Outcome, Progress};
 use crate::walk::{Piece, Walk};
+use crate::workers::{self, Outcome, Progress, Workers};
 use crate::{Disk, Kind, Request, Vbd};
 
 /// Bytes read at once from each.
@@ -24,7 +24,7 @@ pub struct Compare {
     /// Also what is allocated in one must be in the other, and their sizes be the same.
     pub strict: bool,
     /// How many work at once.
-    pub crew: Crew,
+    pub workers: Workers,
 }
 
 /// What a comparison found.
@@ -88,7 +88,7 @@ pub fn compare(compare: Compare, progress: &Arc<Progress>) -> Result<Found, Comp
     });
     let tools =
         || Eyes { disks: [0, 1].map(|i: usize| job.compare.disks[i].fork()), job: job.clone() };
-    crew::run(job.compare.crew, &outcome, tools, |io, eyes: Rc<Eyes>| async move {
+    workers::run(job.compare.workers, &outcome, tools, |io, eyes: Rc<Eyes>| async move {
         eyes.work(&io).await
     })?;
     let (content, allocation) = (job.content.load(Relaxed), job.allocation.load(Relaxed));

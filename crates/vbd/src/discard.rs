@@ -19,7 +19,7 @@ impl Pass<'_> {
         if first < last {
             // An image that frees its room by itself waits for writes that have yet to find theirs;
             // those may in turn wait for the gate.
-            let ticket = match self.image.grace() {
+            let ticket = match self.image.epochs() {
                 None => Some(self.shared.gate.enter(self.writers).await),
                 Some(_) => None,
             };

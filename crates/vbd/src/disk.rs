@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{CacheMode, Container, Error, Grace, Image, Info};
+use ringtap_image::{CacheMode, Container, Epochs, Error, Image, Info};
 use ringtap_io::{Io, Panic};
 use tracing::Span;
 
@@ -30,15 +30,15 @@ use crate::track::Trackers;
 pub(crate) struct Current {
     pub(crate) image: Box<dyn Image>,
     /// Its epochs, or those of the requests to it where it has none.
-    pub(crate) grace: Arc<Grace>,
+    pub(crate) epochs: Arc<Epochs>,
     /// Those below it that are not stable yet, the lowest first.
     pub(crate) formers: Vec<Former>,
 }
 
 impl Current {
     pub(crate) fn new(image: Box<dyn Image>) -> Current {
-        let grace = image.grace().cloned().unwrap_or_default();
-        Current { image, grace, formers: vec![] }
+        let epochs = image.epochs().cloned().unwrap_or_default();
+        Current { image, epochs, formers: vec![] }
     }
 
     /// Those below it that are still not stable.
@@ -54,7 +54,7 @@ impl Current {
     fn abandon(&self) {
         self.formers.iter().for_each(Former::abandon);
         self.image.abandon();
-        self.grace.abandon();
+        self.epochs.abandon();
     }
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Shared {
     pub(crate) pinned: AtomicBool,
 }
 
-/// Says of one wire of a device whether its writes must be stable when they are answered, because who uses it
+/// Says of one transport of a device whether its writes must be stable when they are answered, because who uses it
 /// cannot or will not flush. As long as one wants it so they are, for all.
 pub struct WriteThrough {
     shared: Arc<Shared>,
@@ -236,7 +236,7 @@ impl Disk {
             let number = self.shared.door.image();
             Panic::catch(|| {
                 let image = current.image.fork();
-                Level::new(number, image, current.unsettled(), &current.grace)
+                Level::new(number, image, current.unsettled(), &current.epochs)
             })
         };
         made.unwrap_or_else(|panic| {

@@ -1,10 +1,10 @@
 //! How a disk is made to stand still, and its image replaced, while it is served.
 //!
-//! A request counts itself into the image's epoch ([`ringtap_image::Grace`]) and then looks whether the door
+//! A request counts itself into the image's epoch ([`ringtap_image::Epochs`]) and then looks whether the door
 //! is open and the image still the one that it has a handle of. Who shuts the door does that first and waits
 //! for the epoch second: one of the two sees the other.
 
-use ringtap_image::Grace;
+use ringtap_image::Epochs;
 use ringtap_io::Event;
 use ringtap_io::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::broken;
@@ -126,11 +126,11 @@ impl Door {
     }
 
     /// With the door shut: wait until every request has ended that had passed it.
-    pub(crate) async fn drain(&self, grace: &Grace) {
+    pub(crate) async fn drain(&self, epochs: &Epochs) {
         if broken("door shut without waiting") {
             return;
         }
-        grace.over(grace.epoch()).await;
+        epochs.over(epochs.epoch()).await;
         loop {
             let resumed = self.resumed.listen();
             if self.waiting.load(SeqCst) == 0 || broken("those outside forgotten") {

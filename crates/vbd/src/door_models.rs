@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ringtap_image::Grace;
+use ringtap_image::Epochs;
 use ringtap_io::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::step;
 use ringtap_sim::Disk;
@@ -14,7 +14,7 @@ use crate::door::Door;
 #[derive(Default)]
 struct World {
     door: Door,
-    images: [Arc<Grace>; 3],
+    images: [Arc<Epochs>; 3],
     /// Images that are another's backing file by now.
     replaced: AtomicU64,
 }

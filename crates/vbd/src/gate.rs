@@ -1,7 +1,7 @@
 //! Who may write while a block is read, changed and written back.
 //!
 //! Whole-block writes go through side by side; each queue thread counts its own, so that they share
-//! nothing. A partial write shuts the gate and waits until none is under way: else it could write
+//! nothing. A partial write shuts the gate and waits until none is in flight: else it could write
 //! back old bytes over those of a write that landed between its read and its write.
 
 use std::sync::{Arc, PoisonError, Weak};
@@ -19,7 +19,7 @@ pub(crate) struct Gate {
     writers: Mutex<Vec<Weak<Writers>>>,
 }
 
-/// The whole-block writes that one queue thread has under way, on a cache line of its own.
+/// The whole-block writes that one queue thread has in flight, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Writers(AtomicU32);

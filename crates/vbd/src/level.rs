@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{Discard, Error, Extent, Grace, Image, UnderWay};
+use ringtap_image::{Discard, Epochs, Error, Extent, Image, InFlight};
 use ringtap_io::{Io, Mem, probes};
 
 use crate::disk::Shared;
@@ -22,31 +22,31 @@ pub(crate) struct Level {
     /// Which of the disk's images it is.
     pub(crate) number: u64,
     pub(crate) image: Box<dyn Image>,
-    pub(crate) under_way: Arc<UnderWay>,
+    pub(crate) in_flight: Arc<InFlight>,
     bitmaps: Option<Arc<BitmapSet>>,
     /// Images below it that are not stable yet, the lowest first.
     formers: Vec<Former>,
 }
 
 impl Level {
-    /// `grace` is the image's, or that of a disk whose image has none.
+    /// `epochs` is the image's, or that of a disk whose image has none.
     pub(crate) fn new(
         number: u64,
         image: Box<dyn Image>,
         formers: Vec<Former>,
-        grace: &Arc<Grace>,
+        epochs: &Arc<Epochs>,
     ) -> Level {
         let bitmaps = image.bitmaps().cloned();
-        Level { number, image, under_way: grace.add_thread(), bitmaps, formers }
+        Level { number, image, in_flight: epochs.add_thread(), bitmaps, formers }
     }
 
     /// Wait until what was freed lately may be used again, outside of the epoch: it rests until flushes have come,
-    /// and nobody is under way who may have looked at it.
+    /// and nobody is in flight who may have looked at it.
     pub(crate) async fn rest(&self, io: &Io) -> Result<(), Error> {
         for _ in 0..FLUSHES_TO_REUSE {
             self.image.flush(io).await.map_err(|_| Error::Full)?;
-            if let Some(grace) = self.image.grace() {
-                grace.over(grace.epoch()).await;
+            if let Some(epochs) = self.image.epochs() {
+                epochs.over(epochs.epoch()).await;
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Virtual block devices: the one place where a guest's bytes move.
 //!
-//! Every request of every wire passes [`Vbd::serve`], where statistics, limits and fair share
+//! Every request of every transport passes [`Vbd::serve`], where statistics, limits and fair share
 //! stand. An image says where bytes are; `transfer` moves them, `bounce` helps where O_DIRECT
 //! asks for more alignment than the request has.
 #![forbid(unsafe_code)]
@@ -11,7 +11,6 @@ mod bounce;
 mod bytes;
 mod change;
 mod copy;
-mod crew;
 mod differ;
 mod discard;
 mod disk;
@@ -55,6 +54,7 @@ mod transfer;
 mod trouble;
 mod vbd;
 mod walk;
+mod workers;
 
 pub use backup::{Backup, Moment, View};
 #[cfg(feature = "sabotage")]
@@ -63,7 +63,6 @@ pub use bitmaps::BitmapWrongs;
 pub use bitmaps::{BitmapChange, BitmapsAlone, DirtyBitmap, MergedFrom, StagedBitmaps};
 pub use change::{Busy, Quiesced};
 pub use copy::{Copy, CopyError, copy};
-pub use crew::{Crew, Progress};
 pub use differ::{Compare, CompareError, Found, compare};
 pub use disk::{Disk, WeakDisk, WriteThrough};
 pub use failures::Refusal;
@@ -90,3 +89,4 @@ pub use stream::{Stream, StreamError};
 pub use track::Tracker;
 pub use trouble::{Action, IoStatus, OnError, Trouble};
 pub use vbd::Vbd;
+pub use workers::{Progress, Workers};

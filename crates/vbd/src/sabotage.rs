@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ringtap_image::qcow2::BitmapSet;
-use ringtap_image::{Allocation, Discard, Error, Extent, Grace, Image, Info, LayerState, Status};
+use ringtap_image::{Allocation, Discard, Epochs, Error, Extent, Image, Info, LayerState, Status};
 use ringtap_io::{Io, Mem};
 
 /// What [`Image`] calls its futures.
@@ -93,8 +93,8 @@ impl Image for Trapped {
         self.image.is_dirty()
     }
 
-    fn grace(&self) -> Option<&Arc<Grace>> {
-        self.image.grace()
+    fn epochs(&self) -> Option<&Arc<Epochs>> {
+        self.image.epochs()
     }
 
     fn bitmaps(&self) -> Option<&Arc<BitmapSet>> {

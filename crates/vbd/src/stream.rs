@@ -238,8 +238,8 @@ impl Stream {
         if self.wrongs.impatient {
             return Ok(());
         }
-        let grace = lock(&self.disk.shared.current).grace.clone();
-        let over = within(grace.over(grace.epoch()), job.cancelled()).await;
+        let epochs = lock(&self.disk.shared.current).epochs.clone();
+        let over = within(epochs.over(epochs.epoch()), job.cancelled()).await;
         over.ok_or(StreamError::Cancelled)
     }
 

@@ -138,21 +138,21 @@ impl Vbd {
 
     // As `within`, spelled out: each future around another costs instructions of every request.
     #[inline]
-    #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody under way")]
+    #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody in flight")]
     async fn attempt(&self, io: &Io, request: &Request) -> Result<(), Error> {
         loop {
             let level = self.level();
-            let under_way = level.under_way.enter();
+            let in_flight = level.in_flight.enter();
             if self.disk.shared.door.lets_in(level.number) {
                 let end = self.pass(&level).carry_out(io, request).await;
                 if end != Err(Error::Full) {
                     return end;
                 }
-                drop(under_way);
+                drop(in_flight);
                 drop(level);
                 return self.attempt_in_freed_room(io, request).await;
             }
-            drop(under_way);
+            drop(in_flight);
             drop(level);
             if self.disk.shared.door.leads_on() {
                 return Box::pin(self.attempt_led(io, request)).await;
@@ -177,7 +177,7 @@ impl Vbd {
         if end == Err(Error::Full) { self.attempt_in_freed_room(io, request).await } else { end }
     }
 
-    /// Begin again a request that found no room: this very request held up what waits for those under way.
+    /// Begin again a request that found no room: this very request held up what waits for those in flight.
     #[cold]
     async fn attempt_in_freed_room(&self, io: &Io, request: &Request) -> Result<(), Error> {
         let full = &self.disk.shared.full;
@@ -203,16 +203,16 @@ impl Vbd {
     pub(crate) async fn rest(&self, io: &Io) -> Result<(), Error> {
         loop {
             let level = self.level();
-            if level.image.grace().is_none() {
+            if level.image.epochs().is_none() {
                 return Err(Error::Full);
             }
-            let under_way = level.under_way.enter();
+            let in_flight = level.in_flight.enter();
             if self.disk.shared.door.admits(level.number) {
                 let _waiting = self.disk.shared.door.wait_outside();
-                drop(under_way);
+                drop(in_flight);
                 return level.rest(io).await;
             }
-            drop(under_way);
+            drop(in_flight);
             drop(level);
             self.disk.shared.door.open().await;
         }
@@ -220,25 +220,25 @@ impl Vbd {
 
     /// Do something with the image that is not replaced meanwhile.
     #[inline]
-    #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody under way")]
+    #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody in flight")]
     pub(crate) async fn within<T>(&self, work: impl AsyncFnOnce(Pass<'_>) -> T) -> T {
         loop {
             let level = self.level();
-            let under_way = level.under_way.enter();
+            let in_flight = level.in_flight.enter();
             if self.disk.shared.door.admits(level.number) {
                 return work(self.pass(&level)).await;
             }
-            drop(under_way);
+            drop(in_flight);
             drop(level);
             self.disk.shared.door.open().await;
         }
     }
 
     /// As [`Vbd::within`], of who has shut the door.
-    #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody under way")]
+    #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody in flight")]
     pub(crate) async fn within_still<T>(&self, work: impl AsyncFnOnce(Pass<'_>) -> T) -> T {
         let level = self.level();
-        let _under_way = level.under_way.enter();
+        let _under_way = level.in_flight.enter();
         work(self.pass(&level)).await
     }
 
@@ -266,7 +266,7 @@ impl Vbd {
     /// as [`Vbd::moves_untouched`], of an image whose clusters never come to hold something else. Not while limits count
     /// requests, for it takes two.
     pub fn lends_pages(&self, offset: u64, len: u64) -> bool {
-        let stays = self.level().image.grace().is_none() && !self.disk.shared.cache.direct();
+        let stays = self.level().image.epochs().is_none() && !self.disk.shared.cache.direct();
         stays && !self.is_limited() && self.moves_untouched(Kind::Read, offset, len)
     }
 

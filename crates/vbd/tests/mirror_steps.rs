@@ -216,7 +216,7 @@ fn a_dead_target_holds_a_guest_up_no_longer_than_it_may() {
         for tasks in &mut pair.1 {
             tasks.run_ready();
             if tasks.count() > 0 {
-                let waits = tasks.io().under_way() > 0;
+                let waits = tasks.io().in_flight() > 0;
                 tasks.turn(waits).expect("the simulation runs");
             }
         }
@@ -252,7 +252,7 @@ fn a_dead_target_of_a_backup_loses_the_backup_and_no_write() {
         if over.get() {
             return;
         }
-        let waits = tasks.io().under_way() > 0;
+        let waits = tasks.io().in_flight() > 0;
         tasks.turn(waits).expect("the simulation runs");
     }
     panic!("the guest's write did not come to an end");

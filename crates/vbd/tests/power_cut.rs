@@ -24,7 +24,7 @@ const MODES: [CacheMode; 5] = [
     CacheMode::DirectSync,
     CacheMode::Unsafe,
 ];
-/// Requests that a guest has under way at once.
+/// Requests that a guest has in flight at once.
 const SLOTS: usize = 5;
 const ASKS: usize = 40;
 

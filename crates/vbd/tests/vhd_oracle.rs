@@ -333,7 +333,7 @@ fn qemu_reads_what_a_killed_server_flushed() {
     }
 }
 
-/// Two queue threads, each with many requests under way, allocate in the same blocks.
+/// Two queue threads, each with many requests in flight, allocate in the same blocks.
 #[test]
 fn queue_threads_share_an_image() {
     const SIZE: u64 = 24 << 20;

@@ -128,7 +128,7 @@ fn each_processor_has_a_ring(lab: &Lab, two: &Guest, pages: u32) {
     assert!(calls.len() == 2 && calls.iter().all(|count| *count > 0), "{said}");
 }
 
-/// A kernel's own end, with writes under way, closes the image, and whoever waits for the guest is told.
+/// A kernel's own end, with writes in flight, closes the image, and whoever waits for the guest is told.
 fn a_guest_that_panics_lets_go(lab: &Lab, guest: Guest) {
     let began = Instant::now();
     let error = guest

@@ -36,7 +36,7 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                     ),
                     (
                         "ringtap serve null:10G --vhost-user /run/null.sock",
-                        "a disk that holds nothing, to measure the wire alone",
+                        "a disk that holds nothing, to measure the transport alone",
                     ),
                 ],
             ),
@@ -193,7 +193,7 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                 &[
                     (
                         "SIGTERM, SIGINT",
-                        "take no more requests, end those under way, flush, exit 0; guests wait for \
+                        "take no more requests, end those in flight, flush, exit 0; guests wait for \
                          the next server; the second time exit at once with 130",
                     ),
                     ("SIGHUP", "look again how large the images are and tell the guests"),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use clap::Args;
 use ringtap_image::{CacheMode, Format};
 use ringtap_lab::CompareArgs;
-use ringtap_vbd::{Compare, CompareError, Crew, Found, Progress, Vbd, compare};
+use ringtap_vbd::{Compare, CompareError, Found, Progress, Vbd, Workers, compare};
 
 use super::bar::{Bar, Talk};
 use super::source::{Sources, backing, open_source};
@@ -149,7 +149,7 @@ fn differences(disks: [Vbd; 2], args: &CompareVerb) -> Result<Found, CompareErro
     let total = disks[0].size().max(disks[1].size());
     let _bar = Bar::show(args.talk, &progress, total);
     compare(
-        Compare { disks: disks.map(Into::into), strict: args.strict, crew: Crew::of(8) },
+        Compare { disks: disks.map(Into::into), strict: args.strict, workers: Workers::of(8) },
         &progress,
     )
 }

@@ -15,7 +15,7 @@ use ringtap_image::{
     CacheMode, Container, Format, OpenError, OpenOptions, Place, on_a_ring, open, open_on, probe,
     record,
 };
-use ringtap_vbd::{Copy, Crew, Progress, Vbd, copy};
+use ringtap_vbd::{Copy, Progress, Vbd, Workers, copy};
 
 use super::bar::{Bar, Talk};
 use super::source::{Force, Sources, format_of, format_to_write, open_source};
@@ -28,7 +28,7 @@ use crate::names::{self, CacheName};
 /// for the file system to find large runs.
 const PIECE_IN_MEMORY: usize = 128 << 10;
 const PIECE_ON_DISK: usize = 1 << 20;
-/// Requests under way unless told otherwise. Writers to the page cache wait for one another.
+/// Requests in flight unless told otherwise. Writers to the page cache wait for one another.
 const CACHED: usize = 4;
 const DIRECT: usize = 16;
 /// While one piece is compressed, another is read or written.
@@ -97,7 +97,7 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = names::size, default_value = "4k")]
     pub(crate) sparse: u64,
 
-    /// Requests under way at once [default: 4 where the target's page cache is used, else 16]
+    /// Requests in flight at once [default: 4 where the target's page cache is used, else 16]
     #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) parallel: Option<u16>,
 
@@ -410,9 +410,9 @@ fn write(
     }
     let direct = CacheMode::from(args.cache).direct();
     let usual = if direct { DIRECT } else { CACHED };
-    let crew = match (compress, args.parallel) {
-        (Some(_), None) => Crew::of_all(PER_PROCESSOR),
-        (_, requests) => Crew::of(requests.map_or(usual, usize::from)),
+    let workers = match (compress, args.parallel) {
+        (Some(_), None) => Workers::of_all(PER_PROCESSOR),
+        (_, requests) => Workers::of(requests.map_or(usual, usize::from)),
     };
     let piece = if in_memory { PIECE_IN_MEMORY } else { PIECE_ON_DISK };
     let piece = piece.max(compress.unwrap_or(0));
@@ -431,7 +431,7 @@ fn write(
             compress,
             rate: args.rate,
             salvage: args.salvage.then_some(if args.talk.quiet { |_, _, _| {} } else { lost }),
-            crew,
+            workers,
             ..Copy::new(from, to.fork())
         };
         signals.ended(copy(job, &progress))?;

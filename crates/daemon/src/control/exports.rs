@@ -16,7 +16,7 @@ use crate::plan::{self, listen};
 use crate::running::{DiskId, Export, Running, Served, ServerId, Then};
 use crate::socket::{self, SocketFile};
 use crate::start::{Lone, NbdSocket};
-use crate::wires::Wire;
+use crate::transports::Transport;
 use crate::{Address, Error, TlsMode, handover};
 
 /// How long a client waits for the end of an export that it had taken away; it goes on after that, and is told by the
@@ -98,8 +98,8 @@ choice! {
     }
 }
 
-/// A wire that is ready to be served, and the files that are removed with it.
-type Made = (Wire, Vec<SocketFile>);
+/// A transport that is ready to be served, and the files that are removed with it.
+type Made = (Transport, Vec<SocketFile>);
 
 /// What all kinds of exports have.
 struct Common {
@@ -218,8 +218,9 @@ impl Running {
 
     /// The NBD server that was started by a client of the control socket.
     fn nbd_server(&self) -> Result<ServerId, Refusal> {
-        let keeps_open = |wire: &Wire| matches!(wire, Wire::Nbd { keeps_open: true, .. });
-        let found = self.servers.iter().find(|(_, one)| keeps_open(&one.wire) && !one.closing);
+        let keeps_open =
+            |transport: &Transport| matches!(transport, Transport::Nbd { keeps_open: true, .. });
+        let found = self.servers.iter().find(|(_, one)| keeps_open(&one.transport) && !one.closing);
         found.map(|(id, _)| *id).ok_or_else(|| Refusal::new("NBD server not running"))
     }
 
@@ -244,7 +245,7 @@ impl Running {
         let Some(serving) = self.servers.get(&server) else {
             return Err(Refusal::new("no server"));
         };
-        let Wire::Nbd { server: nbd, .. } = &*serving.wire else {
+        let Transport::Nbd { server: nbd, .. } = &*serving.transport else {
             return Err(Refusal::new("no server"));
         };
         if nbd.exports().iter().any(|export| export.name == name) {
@@ -275,19 +276,19 @@ impl Running {
         let Some(residence) = self.residence_of(common.disk) else { return };
         self.add_in_time(common, reply, move |common| {
             let (listener, file) = socket::unix(&path, mode)?;
-            let wire = Wire::vhost_user(listener, common.vbd.clone(), options, residence);
-            Ok((wire, vec![file]))
+            let transport = Transport::vhost_user(listener, common.vbd.clone(), options, residence);
+            Ok((transport, vec![file]))
         });
     }
 
     fn start_added(
         &mut self,
         common: &Common,
-        wire: Wire,
+        transport: Transport,
         files: Vec<SocketFile>,
     ) -> Result<(), Error> {
         let (id, disk) = (Some(common.id.clone()), common.disk);
-        self.start_one(Lone { id, disk, wire, files, added: true })?;
+        self.start_one(Lone { id, disk, transport, files, added: true })?;
         self.came(common);
         Ok(())
     }
@@ -319,8 +320,8 @@ impl Running {
             let made = make(&common);
             Box::new(move |running| {
                 running.pending.exports.retain(|(id, _)| *id != common.id);
-                reply.give(made.and_then(|(wire, files)| {
-                    running.start_added(&common, wire, files)?;
+                reply.give(made.and_then(|(transport, files)| {
+                    running.start_added(&common, transport, files)?;
                     Ok(Done {})
                 }));
             })
@@ -346,7 +347,7 @@ impl Running {
             }
             let mount = handover::mount(&PathBuf::from(of.mountpoint), &image, &options);
             let mount = mount.map_err(Error::from)?;
-            Ok((Wire::fuse(mount, common.vbd.clone(), options), vec![]))
+            Ok((Transport::fuse(mount, common.vbd.clone(), options), vec![]))
         });
     }
 
@@ -357,7 +358,7 @@ impl Running {
         self.add_in_time(common, reply, move |common| {
             let made = ublk::Device::open(&image, of.number, &common.vbd, &options)
                 .and_then(|device| ublk::Server::start(device, common.vbd.clone()));
-            Ok((Wire::Ublk(made.map_err(Error::from)?.into()), vec![]))
+            Ok((Transport::Ublk(made.map_err(Error::from)?.into()), vec![]))
         });
     }
 }
@@ -382,9 +383,9 @@ impl Command for DeleteExport {
         let (Some(export), false) = (used, self.is_hard()) else { return self.end(running, reply) };
         // Clients that have left are still counted for a moment.
         let Some(serving) = running.servers.get(&export.server) else { return };
-        let (wire, name) = (serving.wire.clone(), export.name.clone());
+        let (transport, name) = (serving.transport.clone(), export.name.clone());
         let begun = running.in_time("nbd unused", move || -> Then {
-            if let Wire::Nbd { server, .. } = &*wire {
+            if let Transport::Nbd { server, .. } = &*transport {
                 server.wait_until_unused(&name, LEAVING);
             }
             Box::new(move |running| self.end(running, reply))
@@ -422,8 +423,8 @@ impl DeleteExport {
 impl Running {
     /// Whether clients have an export that they would miss: as QEMU counts, of NBD alone.
     fn is_used(&self, export: &Export) -> bool {
-        let wire = self.servers.get(&export.server).map(|serving| &*serving.wire);
-        matches!(wire, Some(Wire::Nbd { server, .. }) if server.users(&export.name) > 0)
+        let transport = self.servers.get(&export.server).map(|serving| &*serving.transport);
+        matches!(transport, Some(Transport::Nbd { server, .. }) if server.users(&export.name) > 0)
     }
 }
 

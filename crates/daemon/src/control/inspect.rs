@@ -65,12 +65,12 @@ fn tree(running: &Running) -> Value {
 fn disk(running: &Running, id: DiskId, served: &Served) -> (String, Value) {
     let mut all = serde_json::to_value(DiskStats::of(served)).unwrap_or_default();
     let shown = running.exports.iter().filter(|export| export.disk == id).map(|export| {
-        let wire = running.servers.get(&export.server).map(|serving| &serving.wire);
+        let transport = running.servers.get(&export.server).map(|serving| &serving.transport);
         let told = json!({
             "type": export.kind,
             "writable": export.writable,
             "closing": export.closing,
-            "places": wire.map(|wire| wire.places(&export.name)).unwrap_or_default(),
+            "places": transport.map(|transport| transport.places(&export.name)).unwrap_or_default(),
         });
         (export.id.clone(), told)
     });

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::exports::{AddExport, ExportType};
 use crate::Address;
 use crate::running::{DiskId, Running, ServerId};
-use crate::wires::Wire;
+use crate::transports::Transport;
 
 /// An export as it may be added again, but for its node.
 pub(super) fn wanted(of: &AddExport) -> Value {
@@ -50,8 +50,8 @@ impl Running {
     pub(super) fn note_export(&mut self, disk: DiskId, mut wanted: Value) {
         let id = wanted["id"].as_str().unwrap_or_default();
         let server = self.exports.iter().find(|export| export.id == id).map(|export| export.server);
-        let wire = server.and_then(|server| Some(&*self.servers.get(&server)?.wire));
-        if let Some(Wire::Nbd { places, .. }) = wire {
+        let transport = server.and_then(|server| Some(&*self.servers.get(&server)?.transport));
+        if let Some(Transport::Nbd { places, .. }) = transport {
             let first = places.first().map(|(place, _)| place.to_string());
             wanted["server"] = first.unwrap_or_default().into();
         }
@@ -63,8 +63,9 @@ impl Running {
     /// A client has taken an export away.
     pub(super) fn forget_export(&mut self, id: &str) {
         let Some(export) = self.exports.iter().find(|export| export.id == id) else { return };
-        let wire = self.servers.get(&export.server).map(|serving| serving.wire.clone());
-        let places = wire.as_ref().map(|wire| wire.places(&export.name)).unwrap_or_default();
+        let transport = self.servers.get(&export.server).map(|serving| serving.transport.clone());
+        let places =
+            transport.as_ref().map(|transport| transport.places(&export.name)).unwrap_or_default();
         let Some(served) = self.disks.get_mut(&export.disk) else { return };
         let disk = &mut served.disk;
         let noted = disk.keeping.exports.len();
@@ -76,14 +77,16 @@ impl Running {
             let path = std::path::absolute(path).unwrap_or(path.into());
             places.iter().any(|place| path == std::path::Path::new(place))
         };
-        match wire.as_deref() {
-            Some(Wire::Nbd { addresses, .. }) => disk.nbd.retain(|one| !addresses.contains(one)),
-            Some(Wire::VhostUser { .. }) => disk.vhost_user.retain(|one| match one {
+        match transport.as_deref() {
+            Some(Transport::Nbd { addresses, .. }) => {
+                disk.nbd.retain(|one| !addresses.contains(one))
+            }
+            Some(Transport::VhostUser { .. }) => disk.vhost_user.retain(|one| match one {
                 Address::Unix(path) => !is_there(path),
                 _ => true,
             }),
-            Some(Wire::Fuse(_)) => disk.fuse.retain(|path| !is_there(path)),
-            Some(Wire::Ublk(_)) => disk.ublk = None,
+            Some(Transport::Fuse(_)) => disk.fuse.retain(|path| !is_there(path)),
+            Some(Transport::Ublk(_)) => disk.ublk = None,
             None => {}
         }
     }

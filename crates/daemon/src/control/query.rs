@@ -391,13 +391,13 @@ impl Command for QueryExports {
     fn run(self, running: &mut Running, reply: Reply<Self::Answer>) {
         let info = |export: &Export| {
             let served = running.disks.get(&export.disk)?;
-            let wire = &running.servers.get(&export.server)?.wire;
+            let transport = &running.servers.get(&export.server)?.transport;
             Some(ExportInfo {
                 id: export.id.clone(),
                 of: export.kind.to_owned(),
                 node_name: served.node().to_owned(),
                 shutting_down: export.closing,
-                places: wire.places(&export.name),
+                places: transport.places(&export.name),
             })
         };
         reply.give(Ok(running.exports.iter().filter_map(info).collect()));

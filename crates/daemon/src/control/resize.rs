@@ -63,7 +63,8 @@ impl Command for Resize {
             Err(refusal) => return reply.give(Err(refusal)),
         };
         let Some(served) = running.disks.get(&id) else { return };
-        let (disk, vbd, wires) = (served.disk.clone(), served.vbd.clone(), running.wires_of(id));
+        let (disk, vbd, transports) =
+            (served.disk.clone(), served.vbd.clone(), running.transports_of(id));
         if running.pending.is_changing(id) || running.pending.bitmaps_changing.contains(&id) {
             let why =
                 format!("Node '{}' is being changed, or a job is at work on it", served.node());
@@ -75,7 +76,7 @@ impl Command for Resize {
                 let _disk = vbd.span().enter();
                 grow(&disk, &vbd, size)?;
                 tracing::info!("now {size} bytes");
-                wires.iter().for_each(|wire| wire.resized());
+                transports.iter().for_each(|transport| transport.resized());
                 Ok(Done {})
             };
             let panicked =

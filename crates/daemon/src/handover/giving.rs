@@ -29,7 +29,7 @@ use crate::opened::identity;
 use crate::pid_file::PidFile;
 use crate::residence::Residence;
 use crate::running::{DiskId, Running, Served, ServerId, Serving, is_failed};
-use crate::wires::Wire;
+use crate::transports::Transport;
 use crate::{Address, Error, Sandbox, kept, plan};
 
 /// How long the next server may take to prepare, where nobody has said.
@@ -75,7 +75,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
     next.expect(Kind::Ready, wish.patience.unwrap_or(PATIENCE))?;
     running.flush_all();
     for serving in running.servers.values() {
-        if let Wire::Nbd { server, .. } = &*serving.wire {
+        if let Transport::Nbd { server, .. } = &*serving.transport {
             server.wait_for_handshakes(HANDSHAKES);
         }
     }
@@ -315,7 +315,7 @@ impl Running {
             if serving.closing {
                 return Err("an export is about to go: try again".into());
             }
-            serving.wire.must_stay().map_or(Ok(()), Err)?;
+            serving.transport.must_stay().map_or(Ok(()), Err)?;
         }
         Ok(())
     }
@@ -349,24 +349,24 @@ impl Running {
         };
         let no_more = |error: io::Error| failed(format!("a socket cannot be passed on: {error}"));
         for serving in self.servers.values() {
-            match &*serving.wire {
-                Wire::Nbd { server, .. } => {
+            match &*serving.transport {
+                Transport::Nbd { server, .. } => {
                     for listener in server.listeners() {
                         let socket = listener.as_fd().try_clone_to_owned().map_err(no_more)?;
                         listen(plan::place(listener), socket);
                     }
                 }
-                Wire::VhostUser { path, server } => {
+                Transport::VhostUser { path, server } => {
                     listen(Address::Unix(path.into()), server.listener().map_err(no_more)?);
                 }
-                Wire::Fuse(_) | Wire::Ublk(_) => {}
+                Transport::Fuse(_) | Transport::Ublk(_) => {}
             }
         }
         for (place, socket) in &self.listening {
             listen(place.clone(), socket.try_clone().map_err(no_more)?);
         }
         for serving in self.servers.values() {
-            let Wire::Fuse(server) = &*serving.wire else { continue };
+            let Transport::Fuse(server) = &*serving.transport else { continue };
             if let Some(fuse::Passed { device, made }) = server.pass().map_err(no_more)? {
                 files.push(device);
                 let (path, device) = (server.path().to_owned(), files.len());
@@ -433,29 +433,29 @@ impl Still {
         };
         running.handing_over.store(true, SeqCst);
         for serving in running.servers.values_mut() {
-            serving.wire.hand_over(true);
+            serving.transport.hand_over(true);
             serving.stop.raise();
         }
         for (id, serving) in &mut running.servers {
             wait_for(serving, &running.disks);
-            match &*serving.wire {
-                Wire::VhostUser { path, server } => match server.left() {
+            match &*serving.transport {
+                Transport::VhostUser { path, server } => match server.left() {
                     Ok(Some(left)) => still.front_ends.push((*id, path.clone(), left)),
                     Ok(None) => {}
                     Err(error) => tracing::error!("a front-end is let go: {error}"),
                 },
-                Wire::Nbd { places, server, .. } => {
+                Transport::Nbd { places, server, .. } => {
                     let first = places.first().map(|(place, _)| place.to_string());
                     let first = first.unwrap_or_default();
                     let left = server.left().into_iter();
                     still.sessions.extend(left.map(|session| (*id, first.clone(), session)));
                 }
-                Wire::Fuse(server) => {
+                Transport::Fuse(server) => {
                     let modified = server.modified().map(|since| since.as_nanos() as u64);
                     let path = server.path().to_owned();
                     still.modified.extend(modified.map(|modified| (path, modified)));
                 }
-                Wire::Ublk(_) => {}
+                Transport::Ublk(_) => {}
             }
         }
         let going: Vec<(DiskId, crate::Disk)> = running
@@ -534,14 +534,14 @@ impl Still {
             served.vbd.wait_again();
         }
         for (id, _, connection) in self.front_ends {
-            let wire = running.servers.get(&id).map(|serving| serving.wire.clone());
-            if let Some(Wire::VhostUser { server, .. }) = wire.as_deref() {
+            let transport = running.servers.get(&id).map(|serving| serving.transport.clone());
+            if let Some(Transport::VhostUser { server, .. }) = transport.as_deref() {
                 server.adopt(connection);
             }
         }
         for (id, _, session) in self.sessions {
-            let wire = running.servers.get(&id).map(|serving| serving.wire.clone());
-            if let Some(Wire::Nbd { server, .. }) = wire.as_deref() {
+            let transport = running.servers.get(&id).map(|serving| serving.transport.clone());
+            if let Some(Transport::Nbd { server, .. }) = transport.as_deref() {
                 server.adopt(session);
             }
         }

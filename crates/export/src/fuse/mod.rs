@@ -55,7 +55,7 @@ pub use self::mount::take_off_here as unmount_by;
 
 /// Bytes of one read or write, at most. The kernel's own limit, unless it is told otherwise.
 const MOST: usize = 1 << 20;
-/// Requests that one thread has under way.
+/// Requests that one thread has in flight.
 const SLOTS: u16 = 64;
 /// More threads than this only wake each other: the kernel has one list of requests for all.
 const MOST_THREADS: usize = 4;

@@ -25,7 +25,7 @@ const SUBTYPE: &str = "ringtap";
 const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 /// The kernel says INIT as soon as it has mounted.
 const INIT_WITHIN: Duration = Duration::from_secs(10);
-/// Requests that loop devices and read-ahead may have under way; beyond that they wait.
+/// Requests that loop devices and read-ahead may have in flight; beyond that they wait.
 const BACKGROUND: u16 = 512;
 /// Stale mounts that may lie on one another.
 const MOST_STALE: usize = 64;

@@ -73,7 +73,7 @@ impl FuseQueue {
     }
 
     /// Requests given to slots and not answered.
-    pub(crate) fn under_way(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         let state = self.state.borrow();
         state.slots.len() - state.idle.len()
     }

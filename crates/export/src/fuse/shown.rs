@@ -32,7 +32,7 @@ impl Shown {
         Shown { image, seen: Mutex::new(seen) }
     }
 
-    /// When it was last found changed, by whatever wire that came.
+    /// When it was last found changed, by whatever transport that came.
     pub(crate) fn modified(&self, vbd: &Disk) -> Duration {
         let seen = &mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let (changes, size) = (vbd.changes(), vbd.size());

@@ -148,7 +148,7 @@ fn serve(
         if tasks.has_work() || seen.stop.get() || (seen.readable.get() && queue.has_room()) {
             tasks.turn(false)?;
             poller.event(io.now());
-        } else if poller.spin(io.now(), Wait::of(queue.under_way())) {
+        } else if poller.spin(io.now(), Wait::of(queue.in_flight())) {
             vbd.waits(true, poller.window());
             tasks.turn(false)?;
             if tasks.has_work() {
@@ -171,9 +171,9 @@ fn serve(
         }
     };
     let _hurry = vbd.hurry();
-    while queue.under_way() > 0 {
+    while queue.in_flight() > 0 {
         tasks.run_ready();
-        if queue.under_way() > 0 {
+        if queue.in_flight() > 0 {
             tasks.turn(true)?;
         }
     }

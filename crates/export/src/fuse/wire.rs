@@ -46,7 +46,7 @@ pub(crate) mod init_flag {
 }
 
 pub(crate) mod open_flag {
-    /// No page cache: the disk may be served over other wires at the same time.
+    /// No page cache: the disk may be served over other transports at the same time.
     pub(crate) const DIRECT_IO: u32 = 1 << 0;
     /// Writes of one file need not wait for one another.
     pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;

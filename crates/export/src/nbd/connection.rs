@@ -461,7 +461,7 @@ impl Connection {
         idle
     }
 
-    /// Take no more requests; those under way end and are answered, within the time there is.
+    /// Take no more requests; those in flight end and are answered, within the time there is.
     fn stop(self: &Rc<Self>) {
         let drain = match self.handover.is_wanted() {
             // All disks of the server stand still meanwhile.

@@ -224,7 +224,7 @@ impl Server {
         Server { budget, ..self }
     }
 
-    /// Serve until `stop` is raised; then take no more requests, end those under way, flush, close.
+    /// Serve until `stop` is raised; then take no more requests, end those in flight, flush, close.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
         for listener in &self.listeners {
             rustix::io::ioctl_fionbio(listener, true)

@@ -186,9 +186,9 @@ fn drive(tasks: &mut Tasks, done: impl Fn() -> bool, waits: impl Fn(bool, Time))
     }
 }
 
-/// The alarm and the next request are always waited for; what is more is under way on the disk.
+/// The alarm and the next request are always waited for; what is more is in flight on the disk.
 fn waits_for(io: &Io) -> Wait {
-    Wait::of(io.under_way().saturating_sub(2))
+    Wait::of(io.in_flight().saturating_sub(2))
 }
 
 /// What the alarm rings for.

@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags, open};
 use super::wire::{Described, DeviceInfo, PARAMS, State, control, control_command, feature};
 
 const DEVICE: &str = "/dev/ublk-control";
-/// Starting reads partitions and stopping waits for what is under way: no longer than this.
+/// Starting reads partitions and stopping waits for what is in flight: no longer than this.
 const WITHIN: Duration = Duration::from_secs(120);
 /// How long to wait for those who have a deleted device open.
 const LET_GO: Duration = Duration::from_secs(3);

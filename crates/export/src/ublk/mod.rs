@@ -1,7 +1,7 @@
 //! ublk: the disk as a block device of this host, `/dev/ublkbN` (Linux 6.5 and later).
 //!
 //! The driver's own commands go over the queue threads' own rings: a slot's answer and its next
-//! request are one `Op::Command`, so a queue costs what every other wire's costs. The crate
+//! request are one `Op::Command`, so a queue costs what every other transport's costs. The crate
 //! `libublk` was weighed: it brings a ring, an executor and a buffer pool of its own for each queue,
 //! so that each request would have to change from its loop to ours and back.
 //!

@@ -37,7 +37,7 @@ pub(crate) struct UblkQueue {
     arena: Arena,
     pieces: Pieces,
     slots: RefCell<Vec<Slot>>,
-    under_way: Cell<usize>,
+    in_flight: Cell<usize>,
     reads: Cell<usize>,
     failed: Cell<Option<i32>>,
     /// Slots whose tasks a panic has ended.
@@ -92,7 +92,7 @@ impl UblkQueue {
             device,
             index,
             slots: RefCell::new(vec![Slot::default(); slots]),
-            under_way: Cell::new(0),
+            in_flight: Cell::new(0),
             reads: Cell::new(0),
             failed: Cell::new(None),
             left: RefCell::default(),
@@ -100,8 +100,8 @@ impl UblkQueue {
     }
 
     /// Requests fetched and not answered.
-    pub(crate) fn under_way(&self) -> usize {
-        self.under_way.get()
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.get()
     }
 
     /// How many of them are reads.
@@ -231,7 +231,7 @@ impl Queue for UblkQueue {
             }
             match self.fetched(tag) {
                 Ok((request, copies)) => {
-                    self.under_way.set(self.under_way.get() + 1);
+                    self.in_flight.set(self.in_flight.get() + 1);
                     let is_read = request.kind == Kind::Read;
                     self.reads.set(self.reads.get() + usize::from(is_read));
                     self.change(tag, |slot| slot.is_read = is_read);
@@ -249,7 +249,7 @@ impl Queue for UblkQueue {
     }
 
     fn reply(&self, tag: u16, end: Result<(), Error>) {
-        self.under_way.set(self.under_way.get().saturating_sub(1));
+        self.in_flight.set(self.in_flight.get().saturating_sub(1));
         self.change(tag, |slot| {
             self.reads.set(self.reads.get().saturating_sub(usize::from(slot.is_read)));
             let end = end.and_then(|()| self.copy_back(tag, slot));

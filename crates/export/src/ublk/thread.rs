@@ -11,9 +11,9 @@ use ringtap_vbd::Vbd;
 use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
 use crate::arena::Arena;
-use crate::lone::Lone;
-use crate::poll::{GATHER, Gatherer, Poller, Wait, waking_takes};
+use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, waking_takes};
 use crate::reclaim::become_io_flusher;
+use crate::synchronous::Synchronous;
 
 const STACK: usize = 256 << 10;
 /// A queue whose panics go on is left to the kernel.
@@ -111,8 +111,8 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
 /// Until the driver has no more for any slot.
 fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
     let io = tasks.io().clone();
-    let (mut poller, mut gatherer) = (Poller::for_programs(waking_takes()), Gatherer::default());
-    let (mut lone, mut accounted) = (Lone::default(), 0);
+    let (mut poller, mut batching) = (Poller::for_programs(waking_takes()), Batching::default());
+    let (mut synchronous, mut accounted) = (Synchronous::default(), 0);
     loop {
         tasks.run_ready();
         #[cfg(feature = "sabotage")]
@@ -121,17 +121,17 @@ fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
             break;
         }
         // What was asked for is handed over by the very system call that waits.
-        let under_way = queue.under_way();
+        let in_flight = queue.in_flight();
         let others = |tasks: &mut Tasks| {
             // Its answer is not handed over yet: what is there has come beside it.
             tasks.run_ready();
-            queue.under_way() > 0
+            queue.in_flight() > 0
         };
-        if lone.turn(tasks, under_way, others)? {
+        if synchronous.turn(tasks, in_flight, others)? {
             continue;
         }
-        let several = gatherer.wait_for(io.now(), under_way);
-        if several.is_none() && poller.spin(io.now(), Wait::of_reads(under_way, queue.reads())) {
+        let several = batching.wait_for(io.now(), in_flight);
+        if several.is_none() && poller.spin(io.now(), Wait::of_reads(in_flight, queue.reads())) {
             vbd.waits(true, poller.window());
             tasks.turn(false)?;
             if tasks.has_ready() {
@@ -146,8 +146,8 @@ fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
         }
         match several {
             Some(events) => {
-                tasks.turn_for(events, GATHER)?;
-                gatherer.woken(io.now(), tasks.has_ready());
+                tasks.turn_for(events, BATCH_WAIT)?;
+                batching.woken(io.now(), tasks.has_ready());
             }
             None => {
                 vbd.waits(false, poller.window());

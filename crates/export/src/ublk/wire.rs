@@ -40,7 +40,7 @@ pub(crate) mod feature {
     /// Requests' pages are registered with a queue's ring (Linux 6.16), and their bytes can also be
     /// read and written through the device's file. Not for ordinary users.
     pub(crate) const ZERO_COPY: u64 = 1 << 0 | 1 << 7 | 1 << 11;
-    /// Requests wait for the next server, and those under way are given to it again.
+    /// Requests wait for the next server, and those in flight are given to it again.
     pub(crate) const RECOVERY: u64 = 1 << 3 | 1 << 4;
     pub(crate) const UNPRIVILEGED: u64 = 1 << 5;
     /// Commands are numbered as above.

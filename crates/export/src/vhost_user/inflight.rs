@@ -1,4 +1,4 @@
-//! Which requests are under way, in memory that outlives this process.
+//! Which requests are in flight, in memory that outlives this process.
 //!
 //! The front-end keeps the buffer and hands it to the next server, so that a killed server's
 //! requests are served by its successor, each exactly once. Source: vhost-user.rst, "Inflight I/O

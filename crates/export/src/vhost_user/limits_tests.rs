@@ -25,7 +25,7 @@ use super::queue::BUDGET;
 use super::testing::{GUEST, GuestRing};
 use super::thread_tests::*;
 
-/// A disk whose requests stay under way while their guest is held.
+/// A disk whose requests stay in flight while their guest is held.
 struct Held(Null, Arc<Hold>);
 
 #[derive(Default)]
@@ -107,7 +107,7 @@ fn serve_repeated(guest: &GuestRing, [times, each]: [u32; 2], skip: u64, vbd: Vb
     serve(guest, &memory, vbd)
 }
 
-/// Of 300 such chains in a ring of 512, so many are under way at a time.
+/// Of 300 such chains in a ring of 512, so many are in flight at a time.
 fn under_way_at_a_time(times: u32, each: u32) -> usize {
     const CHAINS: usize = 300;
     let guest = GuestRing::new(&[], 512, &[0; CHAINS]);

@@ -44,7 +44,7 @@ struct State {
     idle: Vec<u16>,
     /// Heads answered since the last batch was published.
     answered: Vec<u16>,
-    /// Bytes that the requests under way may hold, and what each may beyond those it moves.
+    /// Bytes that the requests in flight may hold, and what each may beyond those it moves.
     held: usize,
     around: usize,
     /// The slot of a chain that was taken and waits until there is budget for it.
@@ -190,8 +190,8 @@ impl VirtioQueue {
 
     /// Answers published that the guest has not been told of, nor declined to be.
     #[inline]
-    pub(crate) fn untold(&self) -> u16 {
-        self.state.borrow().ring.untold()
+    pub(crate) fn unnotified(&self) -> u16 {
+        self.state.borrow().ring.unnotified()
     }
 
     /// Whether the guest wants to be told of them.
@@ -241,7 +241,7 @@ impl VirtioQueue {
     }
 
     /// Requests given to slots and not answered.
-    pub(crate) fn under_way(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         let state = self.state.borrow();
         state.slots.len() - state.idle.len()
     }

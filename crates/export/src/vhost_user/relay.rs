@@ -50,7 +50,7 @@ pub(crate) struct Relay {
     patience: Duration,
     /// Whether messages that want a reply get one.
     acks: bool,
-    /// The message under way, where it wants one.
+    /// The message in flight, where it wants one.
     wants_reply: Option<u32>,
 }
 

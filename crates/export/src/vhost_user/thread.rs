@@ -20,9 +20,9 @@ use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
 use super::truncated;
 use super::virtqueue::{Addresses, RingError, Virtqueue};
-use crate::lone::Lone;
-use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, tell_later};
+use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, batch, coalesce};
 use crate::queue::run_slot;
+use crate::synchronous::Synchronous;
 
 const STACK: usize = 256 << 10;
 const ACCOUNT_EVERY: Time = 100_000_000;
@@ -275,8 +275,8 @@ impl Thread {
         let io = &self.io;
         let size = self.queue.size();
         let mut poller = Poller::default();
-        let mut gatherer = Gatherer::default();
-        let mut lone = Lone::default();
+        let mut batching = Batching::default();
+        let mut synchronous = Synchronous::default();
         let mut accounted = 0;
         loop {
             // Carrying out one may take up the bell of the next.
@@ -319,20 +319,20 @@ impl Thread {
                 self.give_up(&problem);
             }
             let more = self.may_fetch();
-            let may_gather = !tasks.has_ready() && !more;
-            let under_way = self.queue.under_way();
+            let may_batch = !tasks.has_ready() && !more;
+            let in_flight = self.queue.in_flight();
             let came = io.now();
-            if lone.turn(tasks, under_way + usize::from(more), |_| self.may_fetch())? {
-                // The guest was waited for until then, not while its write was under way.
+            if synchronous.turn(tasks, in_flight + usize::from(more), |_| self.may_fetch())? {
+                // The guest was waited for until then, not while its write was in flight.
                 poller.event(came);
                 continue;
             }
-            if let Some(events) = gatherer.wait_for(io.now(), under_way).filter(|_| may_gather) {
+            if let Some(events) = batching.wait_for(io.now(), in_flight).filter(|_| may_batch) {
                 self.account(&mut accounted);
                 // It sleeps now: another queue may spin.
                 poller.event(io.now());
-                tasks.turn_for(events, GATHER)?;
-                gatherer.woken(io.now(), tasks.has_ready());
+                tasks.turn_for(events, BATCH_WAIT)?;
+                batching.woken(io.now(), tasks.has_ready());
             } else if tasks.has_work() || self.may_fetch() {
                 tasks.turn(false)?;
                 poller.event(io.now());
@@ -374,12 +374,12 @@ impl Thread {
 
     /// Answer what has ended, fetch, run what can run, publish.
     ///
-    /// Answers come first: what has ended is under way no more, and its slot, still in the cache, is
+    /// Answers come first: what has ended is in flight no more, and its slot, still in the cache, is
     /// the first to be used again. They are told of before more is handed to the disk, for a file in
     /// memory does all of that in the system call, and the guest would wait until its end.
     fn turn(&self, tasks: &mut Tasks) -> Result<(), RingError> {
         tasks.run_ready();
-        let on_disk = self.queue.under_way();
+        let on_disk = self.queue.in_flight();
         self.tell_of_answers(tasks, on_disk, self.may_fetch());
         let fetched = self.fetch(tasks, batch(on_disk));
         tasks.run_ready();
@@ -404,8 +404,8 @@ impl Thread {
     /// Publish what was answered, and signal the guest unless that may wait.
     fn tell_of_answers(&self, tasks: &mut Tasks, on_disk: usize, goes_on: bool) {
         self.queue.publish();
-        let untold = self.queue.untold();
-        if untold > 0 && !tell_later(untold, on_disk, goes_on) {
+        let unnotified = self.queue.unnotified();
+        if unnotified > 0 && !coalesce(unnotified, on_disk, goes_on) {
             self.tell(tasks);
         }
     }
@@ -419,7 +419,7 @@ impl Thread {
     }
 
     fn waits_for(&self) -> Wait {
-        Wait::of(self.queue.under_way())
+        Wait::of(self.queue.in_flight())
     }
 
     /// Reading the clock of the thread's CPU time is a system call: not at every rest.

@@ -264,7 +264,7 @@ impl Virtqueue {
 
     /// Answers published since the last [`Virtqueue::must_notify`].
     #[inline]
-    pub(crate) fn untold(&self) -> u16 {
+    pub(crate) fn unnotified(&self) -> u16 {
         self.next_used.wrapping_sub(self.told)
     }
 

@@ -15,7 +15,7 @@ use super::thread::{QueueThread, Start};
 use super::wire::Abi;
 use super::xenstore::{Store, StoreError};
 
-/// Where what is under way is noted: only there for this boot.
+/// Where what is in flight is noted: only there for this boot.
 pub(crate) const RECORDS: &str = "/run/ringtap/xen";
 /// Pages that one ring keeps mapped: three times what its requests can name at once, where they are
 /// not indirect.
@@ -35,7 +35,7 @@ pub(crate) enum ConnectError {
     Os { tried: String, domain: u16, source: io::Error },
     /// A killed server's record is not there.
     #[error(
-        "cannot take up what a server before this one left under way, by {}: {source}; \
+        "cannot take up what a server before this one left in flight, by {}: {source}; \
          the guest's requests wait for ever: restart the guest",
         path.display()
     )]
@@ -211,7 +211,7 @@ impl Connection {
                 Ok(record) => Some(record),
                 Err(error) => {
                     tracing::warn!(
-                        "cannot note in {} what is under way: {error}; \
+                        "cannot note in {} what is in flight: {error}; \
                          should this server be killed, the guest must be restarted",
                         path.display()
                     );

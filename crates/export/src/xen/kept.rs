@@ -1,7 +1,7 @@
 //! Persistent grants: pages of a frontend that stay mapped, because it uses the same again and again.
 //!
 //! This thread copies from and to them, which takes no call of the hypervisor. The disk never does: a
-//! server that is killed has nothing under way to pages that the kernel takes away from it. There is room
+//! server that is killed has nothing in flight to pages that the kernel takes away from it. There is room
 //! for so many; what was not used for longest goes first. A page that cannot be mapped is copied from and
 //! to by the hypervisor, as any other.
 

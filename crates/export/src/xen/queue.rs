@@ -228,11 +228,11 @@ impl<F: Foreign> XenQueue<F> {
 
     /// Whether every slot is idle and every answer published.
     pub(crate) fn is_drained(&self) -> bool {
-        self.under_way() == 0
+        self.in_flight() == 0
     }
 
     /// Requests given to slots and not answered.
-    pub(crate) fn under_way(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         let state = self.state.borrow();
         state.busy()
     }

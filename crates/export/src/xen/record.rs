@@ -1,4 +1,4 @@
-//! Which requests are under way, in memory that outlives this process.
+//! Which requests are in flight, in memory that outlives this process.
 //!
 //! Answers may be published in another order than requests were fetched in, and each takes the place
 //! of some request in the ring. So what was fetched is kept here, a copy of each request, until its

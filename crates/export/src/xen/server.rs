@@ -42,7 +42,7 @@ struct Running {
 
 /// Serves every disk that the toolstack leaves to Ringtap.
 pub struct Server {
-    /// Where what is under way is noted.
+    /// Where what is in flight is noted.
     records: PathBuf,
     reach: Reach,
     options: Options,

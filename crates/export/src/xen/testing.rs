@@ -218,7 +218,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Serve the ring on `vbd`, and note in `record` what is under way. `first` begins the record;
+    /// Serve the ring on `vbd`, and note in `record` what is in flight. `first` begins the record;
     /// others take it up. `kept` pages stay mapped.
     pub fn new(
         frontend: &Frontend,
@@ -280,10 +280,10 @@ impl Backend {
     pub fn serve(&mut self) -> Result<(), RingError> {
         loop {
             self.turn(true)?;
-            if self.queue.under_way() == 0 && !self.queue.has_requests() {
+            if self.queue.in_flight() == 0 && !self.queue.has_requests() {
                 return Ok(());
             }
-            let wait = !self.tasks.has_work() && self.queue.under_way() > 0;
+            let wait = !self.tasks.has_work() && self.queue.in_flight() > 0;
             self.tasks.turn(wait).expect("the io_uring");
         }
     }

@@ -16,7 +16,7 @@ use super::kept::Kept;
 use super::queue::{Remembered, XenQueue};
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
-use crate::poll::{GATHER, Gatherer, Poller, Wait, batch, waking_takes};
+use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, batch, waking_takes};
 use crate::queue::run_slot;
 use crate::reclaim::become_io_flusher;
 
@@ -85,7 +85,7 @@ impl QueueThread {
         Ok(QueueThread { bell, handle })
     }
 
-    /// Ask it to take no more, to end what is under way, and to end itself.
+    /// Ask it to take no more, to end what is in flight, and to end itself.
     pub(crate) fn stop(&self) {
         // It fails only where the count is full, and then the thread wakes anyway.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
@@ -176,7 +176,7 @@ impl Thread {
 
     /// Until it is asked to stop.
     fn serve(&self, tasks: &mut Tasks) -> io::Result<()> {
-        let (mut poller, mut gatherer) = (Poller::for_domains(waking_takes()), Gatherer::default());
+        let (mut poller, mut batching) = (Poller::for_domains(waking_takes()), Batching::default());
         while !self.stopping.get() {
             if let Err(problem) = self.turn(tasks) {
                 tracing::error!("{} stops, the guest's ring is broken: {problem}", self.name);
@@ -186,19 +186,19 @@ impl Thread {
             if self.stopping.get() {
                 return Ok(());
             }
-            let may_gather = !tasks.has_ready() && !self.may_fetch();
-            let under_way = self.queue.under_way();
-            if let Some(events) = gatherer.wait_for(self.io.now(), under_way).filter(|_| may_gather)
+            let may_batch = !tasks.has_ready() && !self.may_fetch();
+            let in_flight = self.queue.in_flight();
+            if let Some(events) = batching.wait_for(self.io.now(), in_flight).filter(|_| may_batch)
             {
                 self.account();
                 // It sleeps now: another queue may spin.
                 poller.event(self.io.now());
-                tasks.turn_for(events, GATHER)?;
-                gatherer.woken(self.io.now(), tasks.has_ready());
+                tasks.turn_for(events, BATCH_WAIT)?;
+                batching.woken(self.io.now(), tasks.has_ready());
             } else if tasks.has_work() || self.may_fetch() {
                 tasks.turn(false)?;
                 poller.event(self.io.now());
-            } else if poller.spin(self.io.now(), Wait::of(under_way)) {
+            } else if poller.spin(self.io.now(), Wait::of(in_flight)) {
                 self.vbd.waits(true, poller.window());
                 tasks.turn(false)?;
                 if tasks.has_work() {
@@ -224,7 +224,7 @@ impl Thread {
     /// Fetch, run what can run, publish.
     fn turn(&self, tasks: &mut Tasks) -> Result<(), RingError> {
         let mut new = Vec::new();
-        let most = batch(self.queue.under_way());
+        let most = batch(self.queue.in_flight());
         let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new, most) };
         for tag in new {
             self.spawn_slot(tasks, tag);

@@ -336,7 +336,7 @@ impl Shared {
         written
     }
 
-    /// Set a cluster's entry, once no write to the cluster is under way.
+    /// Set a cluster's entry, once no write to the cluster is in flight.
     async fn point(&self, io: &Io, cluster: u64, entry: Entry) -> Result<(), Error> {
         loop {
             self.own_table(io, cluster).await?;

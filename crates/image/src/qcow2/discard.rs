@@ -11,7 +11,7 @@ use crate::{Container, Discard, Error};
 /// What became of one cluster.
 enum Step<'a> {
     Done,
-    /// A write to it is under way that has its place yet to get.
+    /// A write to it is in flight that has its place yet to get.
     Wait(Listener<'a>),
     /// Its table has to be had first.
     NeedsTable,

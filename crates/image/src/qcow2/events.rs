@@ -28,7 +28,7 @@ impl Shared {
         for event in [flushed, settled, loaded, made, grown, header, self.tables.freed()] {
             event.close();
         }
-        self.grace.abandon();
+        self.epochs.abandon();
         if let Some(base) = &self.base {
             base.abandon();
         }

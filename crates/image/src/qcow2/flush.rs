@@ -24,7 +24,7 @@ const LAST_FLUSHES: usize = 4;
 /// Who flushes, and who is served by it.
 #[derive(Default)]
 pub(super) struct Flushing {
-    /// Flushes begun so far; the last of them may be under way.
+    /// Flushes begun so far; the last of them may be in flight.
     begun: u64,
     running: bool,
     /// How the last one ended.
@@ -182,7 +182,7 @@ impl Shared {
         let mut resting = Vec::new();
         for released in retired {
             let hasty = self.does(Sabotage::NoGrace) || self.does(Sabotage::EarlyReuse);
-            let rests = !hasty && !self.grace.is_over(released.epoch);
+            let rests = !hasty && !self.epochs.is_over(released.epoch);
             if end.is_err() || rests {
                 resting.push(released);
                 continue;

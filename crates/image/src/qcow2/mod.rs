@@ -15,7 +15,7 @@ use ringtap_io::{File, Io, Mem};
 
 use crate::whole::whole;
 use crate::{
-    Allocation, Boxed, Cipher, Container, Discard, Error, Extent, Grace, Image, Info, LayerState,
+    Allocation, Boxed, Cipher, Container, Discard, Epochs, Error, Extent, Image, Info, LayerState,
     Place, RestartLog, SectorCipher, Status,
 };
 
@@ -132,7 +132,7 @@ struct Shared {
     bitmaps: Arc<BitmapSet>,
     decoder: Decoder,
     sabotage: Option<Sabotage>,
-    grace: Arc<Grace>,
+    epochs: Arc<Epochs>,
     events: Events,
 }
 
@@ -190,7 +190,7 @@ impl Shared {
     /// Note that a cluster has one reference less.
     fn release(&self, state: &mut State, cluster: u64) {
         state.packing.leave(cluster, self.header.cluster_bits);
-        state.released.push(Released { cluster, epoch: self.grace.epoch() });
+        state.released.push(Released { cluster, epoch: self.epochs.epoch() });
         self.dirty.store(true, SeqCst);
     }
 
@@ -317,8 +317,8 @@ impl Image for Qcow2 {
         self.shared.dirty.load(SeqCst)
     }
 
-    fn grace(&self) -> Option<&Arc<Grace>> {
-        Some(&self.shared.grace)
+    fn epochs(&self) -> Option<&Arc<Epochs>> {
+        Some(&self.shared.epochs)
     }
 
     fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {

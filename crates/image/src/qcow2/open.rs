@@ -20,7 +20,7 @@ use super::space::Space;
 use super::table::{Cache, Tables};
 use super::{Crypt, Header, Qcow2, Repair, Shared, State, check, restart};
 use crate::{
-    Container, Error, Grace, Image, Info, OpenError, RestartChoice, RestartLog, SectorCipher,
+    Container, Epochs, Error, Image, Info, OpenError, RestartChoice, RestartLog, SectorCipher,
 };
 
 /// Memory for L2 tables, unless told otherwise.
@@ -74,7 +74,7 @@ pub enum Sabotage {
     StaleIsFresh,
     /// What the restart log holds is not taken up.
     RestartLogIgnored,
-    /// A flush drops what was noted while it was under way, too.
+    /// A flush drops what was noted while it was in flight, too.
     RestartLogDropped,
     /// Entries of compressed clusters are set before those are written.
     PackedLate,
@@ -212,7 +212,7 @@ impl Qcow2 {
             bitmaps: Arc::new(bitmaps),
             decoder,
             sabotage,
-            grace: Arc::new(Grace::default()),
+            epochs: Arc::new(Epochs::default()),
             events: Events::default(),
         };
         match parts.restart {

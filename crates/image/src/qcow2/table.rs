@@ -250,7 +250,7 @@ fn frame_index(slot: u64) -> Option<usize> {
 struct Frame {
     slice: u64,
     generation: u64,
-    /// Allocations and writes under way that need it to stay.
+    /// Allocations and writes in flight that need it to stay.
     pins: u32,
     dirty: bool,
 }

@@ -1,10 +1,10 @@
-//! Several operations under way at once, in one task.
+//! Several operations in flight at once, in one task.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-/// How many are under way at once.
+/// How many are in flight at once.
 const MOST: usize = 32;
 
 /// Run all futures to their ends, some of them side by side; the first error is given when those
@@ -13,11 +13,11 @@ pub(super) async fn together<E, F: Future<Output = Result<(), E>>>(
     futures: impl IntoIterator<Item = F>,
 ) -> Result<(), E> {
     let mut futures = futures.into_iter();
-    let mut under_way: Vec<Pin<Box<F>>> = Vec::new();
+    let mut in_flight: Vec<Pin<Box<F>>> = Vec::new();
     let mut end = Ok(());
     poll_fn(|context| {
         loop {
-            under_way.retain_mut(|future| match future.as_mut().poll(context) {
+            in_flight.retain_mut(|future| match future.as_mut().poll(context) {
                 Poll::Ready(result) => {
                     if end.is_ok() {
                         end = result;
@@ -26,17 +26,17 @@ pub(super) async fn together<E, F: Future<Output = Result<(), E>>>(
                 }
                 Poll::Pending => true,
             });
-            if under_way.len() >= MOST || end.is_err() {
+            if in_flight.len() >= MOST || end.is_err() {
                 break;
             }
-            let before = under_way.len();
-            under_way.extend(futures.by_ref().take(MOST - before).map(Box::pin));
+            let before = in_flight.len();
+            in_flight.extend(futures.by_ref().take(MOST - before).map(Box::pin));
             // The new ones have to be polled once, to begin.
-            if under_way.len() == before {
+            if in_flight.len() == before {
                 break;
             }
         }
-        match under_way.is_empty() {
+        match in_flight.is_empty() {
             true => Poll::Ready(std::mem::replace(&mut end, Ok(()))),
             false => Poll::Pending,
         }

@@ -18,7 +18,7 @@ use crate::{Boxed, Container, Error};
 /// Bitmaps that are written side by side.
 const BESIDE: usize = 32;
 
-/// Flushes one after the other: whoever asks while one is under way waits for the next, which
+/// Flushes one after the other: whoever asks while one is in flight waits for the next, which
 /// serves all that wait.
 #[derive(Default)]
 pub(super) struct Turns {
@@ -189,7 +189,7 @@ impl Shared {
     }
 }
 
-/// Sectors that follow one another as one write: two writes to one page must not be under way at once.
+/// Sectors that follow one another as one write: two writes to one page must not be in flight at once.
 fn joined(sectors: &BTreeMap<u64, Vec<u8>>) -> Vec<(u64, Vec<u8>)> {
     let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
     for (at, bytes) in sectors {

@@ -41,7 +41,7 @@ struct Change {
 type Changes = HashMap<u32, Change>;
 
 impl Shared {
-    /// Whether a flush must come before another write is begun; `begun` are under way.
+    /// Whether a flush must come before another write is begun; `begun` are in flight.
     pub(super) fn log_is_crowded(&self, begun: u64) -> bool {
         let Some(log) = self.restart.get() else { return false };
         // A write notes a new block and its sectors.

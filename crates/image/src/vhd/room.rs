@@ -1,4 +1,4 @@
-//! Room for new blocks, and writes under way in sectors that are not yet visible.
+//! Room for new blocks, and writes in flight in sectors that are not yet visible.
 //!
 //! A file grows ahead of need, so that no write extends it. What is new reads as zeros, so a block of
 //! a dynamic VHD is taken as a whole: its bitmap is all ones, and a write to it has nothing more to
@@ -26,7 +26,7 @@ const STEP: u64 = 64 << 20;
 /// Where the table's 32-bit sector numbers end.
 const FILE_MOST: u64 = (header::UNUSED as u64) * SECTOR;
 
-/// The file's room and what is under way in it.
+/// The file's room and what is in flight in it.
 pub(super) struct Room {
     /// Where the last structure or block ends.
     data_end: u64,
@@ -41,7 +41,7 @@ pub(super) struct Room {
     tail: bool,
     /// Blocks that have a place, and nobody can see them.
     pending: HashMap<u32, Pending>,
-    /// Writes under way to places that were allocated for them.
+    /// Writes in flight to places that were allocated for them.
     writes: HashMap<u64, Write>,
     last_write: u64,
     /// Blocks whose entries the table on the disk lacks.
@@ -65,7 +65,7 @@ struct Pending {
     stained: bool,
 }
 
-/// A write under way.
+/// A write in flight.
 struct Write {
     block: u32,
     /// Sectors of the block.

@@ -10,7 +10,7 @@ const SMALL: usize = 64 << 10;
 
 impl Ring {
     /// Where in `submit` the only operation for a disk stands, if it is a small write past the page cache
-    /// and none is under way.
+    /// and none is in flight.
     pub(super) fn lone_write(&mut self, submit: &[(Key, Op)]) -> Option<usize> {
         if self.on_disk > 0 {
             return None;
@@ -146,7 +146,7 @@ mod tests {
         let (mut submit, mut done) = (vec![(0, write)], vec![]);
         assert!(!ring.turn_in_write(&mut submit, &mut done).expect("the ring"));
         assert!(submit.is_empty() && done.is_empty());
-        // It is under way, so that no other is alone.
+        // It is in flight, so that no other is alone.
         assert!(!ring.has_lone_write(&[(1, write)]));
         from.read_exact(&mut vec![0; full]).expect("what there was before");
         ring.turn(&mut submit, &mut done, true).expect("the ring");

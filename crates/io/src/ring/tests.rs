@@ -68,7 +68,7 @@ fn tasks_of_a_ring_that_fails_once_can_be_dropped() {
     }
     tasks.run_ready();
     tasks.turn(true).expect_err("it fails");
-    assert_eq!(tasks.io().under_way(), 700);
+    assert_eq!(tasks.io().in_flight(), 700);
     drop(tasks);
 }
 

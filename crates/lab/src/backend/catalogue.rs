@@ -391,7 +391,7 @@ const fn xen(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Back
     entry(Stage::Xen, n, t, usual, b)
 }
 
-/// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same wire, and the questions
+/// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same transport, and the questions
 /// that the published comparisons asked.
 pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Host, "ringtap-nbd", &["qemu-nbd", "qemu-nbd-threads", "qemu-nbd-native"]),

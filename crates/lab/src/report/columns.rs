@@ -127,10 +127,11 @@ fn reasons(
         let by = format!("{}, 95 %: {}", format::ratio(&row), format::decision(&row));
         match row.decision {
             Decision::Slower => {
-                reasons.push(format!("Ringtap itself: {by} of {SAME_WIRE} over the same wire"))
+                reasons.push(format!("Ringtap itself: {by} of {SAME_WIRE} over the same transport"))
             }
-            Decision::Faster | Decision::NoDifference { .. } if best != SAME_WIRE => reasons
-                .push(format!("the wire: Ringtap has {by} of {SAME_WIRE} over the same wire")),
+            Decision::Faster | Decision::NoDifference { .. } if best != SAME_WIRE => reasons.push(
+                format!("the transport: Ringtap has {by} of {SAME_WIRE} over the same transport"),
+            ),
             _ => {}
         }
     }

@@ -147,7 +147,7 @@ fn peers(text: &mut String, analysis: &Analysis, colour: bool, width: Option<u16
     if rows.is_empty() {
         return;
     }
-    let _ = writeln!(text, "\nRingtap beside its peers on the same wire");
+    let _ = writeln!(text, "\nRingtap beside its peers on the same transport");
     let mut table = table(colour, width);
     let header = ["stage", "workload", "metric", "pair", "times as good", "95 %", "verdict"];
     table.set_header(header.map(|title| Cell::new(title).add_attribute(Attribute::Bold)));

@@ -11,7 +11,7 @@ const EXCLUSIVE: c_int = 0;
 /// The most owners or watchers looked at.
 const MANY: usize = 64;
 
-/// One that is open; closed when it is dropped, which waits for what is under way.
+/// One that is open; closed when it is dropped, which waits for what is in flight.
 pub(crate) struct Image {
     pub(super) pool: Pool,
     pub(super) image: Handle,
@@ -244,7 +244,7 @@ impl Drop for Image {
                 }
             }
         }
-        // SAFETY: nobody uses it any more, and what is under way is waited for.
+        // SAFETY: nobody uses it any more, and what is in flight is waited for.
         unsafe { (self.pool.api.rbd_close)(self.image) };
     }
 }

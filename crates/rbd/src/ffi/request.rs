@@ -17,13 +17,13 @@ const KEPT: usize = 1 << 20;
 /// RBD_WRITE_ZEROES_FLAG_THICK_PROVISION.
 const THICK: c_int = 1;
 
-/// Those that nothing is under way of, to be used again.
+/// Those that nothing is in flight of, to be used again.
 pub(crate) type Free = Mutex<Vec<Arc<Request>>>;
 
 /// An operation and what librbd is asked for it.
 pub(crate) struct Request {
     api: &'static Api,
-    /// Open for as long as requests of it are under way.
+    /// Open for as long as requests of it are in flight.
     image: Handle,
     state: Mutex<State>,
     free: Weak<Free>,
@@ -177,7 +177,7 @@ impl Request {
         let left = |len: u64| (len - done).min(MOST);
         // Its end may come before librbd returns.
         drop(state);
-        // SAFETY: the image is open while something is under way. Reads go to memory that their operation has lent until
+        // SAFETY: the image is open while something is in flight. Reads go to memory that their operation has lent until
         // its end, by iovecs that stay as they are until then; what is written is this request's own until then.
         let began = unsafe {
             match op {

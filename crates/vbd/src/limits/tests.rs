@@ -198,7 +198,7 @@ fn a_request_larger_than_its_bucket_passes_and_pays() {
         let flushed = io.now();
         vbd.serve(&io, Request { kind: Kind::Flush, len: 0, ..large }).await.expect("flushed");
         // Nothing waits: no timer is left.
-        assert_eq!(io.under_way(), 0);
+        assert_eq!(io.in_flight(), 0);
         [first - began, flushed - began, io.now() - flushed]
     });
     let [first, second, flush] = times.expect("nothing fails");

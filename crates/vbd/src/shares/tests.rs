@@ -407,7 +407,7 @@ fn nothing_runs_on_a_device_at_rest() {
     let (mut stage, _) = together(3, &[load(32, 100), load(1, 300)]);
     stage.at_work.iter().for_each(|work| work.over.set(true));
     stage.run(SECOND / 10);
-    assert_eq!(stage.tasks.io().under_way(), 0);
+    assert_eq!(stage.tasks.io().in_flight(), 0);
     // Whoever comes then has all of it at once.
     let (io, vbd) = (stage.tasks.io().clone(), stage.at_work[0].vbd.clone());
     let took = stage.tasks.block_on(async move {

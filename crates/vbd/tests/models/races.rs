@@ -82,7 +82,7 @@ fn the_last_cluster() {
 fn a_reader_beside_new_use() {
     const CLUSTER: u64 = 1024;
     let mut world = World::new(qcow2(64 << 10, CLUSTER, false), 1, true);
-    world.sabotage = broken("no grace").then_some(Sabotage::NoGrace);
+    world.sabotage = broken("no epochs").then_some(Sabotage::NoGrace);
     let vbd = world.open();
     join([world.thread(&vbd, async move |vbd, io| {
         write(&vbd, &io, 0, 2 * CLUSTER, 1).await;
@@ -144,7 +144,7 @@ fn nobody_writes_to_the_last_cluster_while_what_is_behind_it_is_zeroed() {
 #[test]
 fn a_cluster_stays_while_somebody_reads_it() {
     try_orders("readers beside discards", 1600, a_reader_beside_new_use);
-    must_notice("no grace", 10_000, a_reader_beside_new_use);
+    must_notice("no epochs", 10_000, a_reader_beside_new_use);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::slow::Slow;
 mod watch;
 pub use watch::Watch;
 
-/// Requests that a guest has under way at once.
+/// Requests that a guest has in flight at once.
 pub const SLOTS: usize = 6;
 
 /// Which seeds to try: `RINGTAP_SEED` alone, or `RINGTAP_SEEDS` of them, or so many.

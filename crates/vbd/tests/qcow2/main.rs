@@ -7,8 +7,8 @@ mod bitmap_oracle;
 mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
+mod epoch;
 mod faults;
-mod grace;
 mod kill;
 mod large;
 mod oracle;

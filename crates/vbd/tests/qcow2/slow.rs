@@ -1,4 +1,4 @@
-//! A reactor that holds some reads back for long, so that much happens while they are under way.
+//! A reactor that holds some reads back for long, so that much happens while they are in flight.
 
 use std::cell::Cell;
 use std::io;

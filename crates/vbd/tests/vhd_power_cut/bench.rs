@@ -16,7 +16,7 @@ use crate::common::Served;
 
 pub const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
-/// Requests that a guest has under way at once.
+/// Requests that a guest has in flight at once.
 pub const SLOTS: usize = 5;
 
 pub fn seeds(default: u64) -> Range<u64> {

@@ -184,7 +184,7 @@ fn many_pages_are_copied_by_one_call() {
     }
     back.turn(false).expect("a sound ring");
     assert_eq!(front.copied(), (1, 8 * MOST), "reads: not before they have ended");
-    while back.queue.under_way() > back.queue.answers() {
+    while back.queue.in_flight() > back.queue.answers() {
         back.turn(false).expect("a sound ring");
         back.tasks.turn(false).expect("the io_uring");
     }
@@ -239,7 +239,7 @@ fn a_guest_has_the_first_of_many_bytes_while_others_are_copied() {
         let mut back = Backend::new(&front, disk(dir.path()), None, true, kept).expect("a ring");
         let mut counts = |requests: Vec<Vec<u8>>| {
             requests.iter().for_each(|request| front.put(request));
-            while back.queue.has_requests() || back.queue.under_way() > back.queue.answers() {
+            while back.queue.has_requests() || back.queue.in_flight() > back.queue.answers() {
                 back.turn(false).expect("a sound ring");
                 back.tasks.turn(false).expect("the io_uring");
             }
@@ -371,7 +371,7 @@ proptest! {
         };
         let mut back = serve(&front, true);
         let mut model = [0u8; 16];
-        // Requests under way, by name: what a read is to find, and its grant. Those of one page
+        // Requests in flight, by name: what a read is to find, and its grant. Those of one page
         // never overtake each other here: each is waited for where it matters.
         let mut open = std::collections::HashMap::new();
         let mut next = 0u64;

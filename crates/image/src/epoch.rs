@@ -12,27 +12,27 @@ use ringtap_io::sync::{Mutex, broken};
 
 /// The epochs of one image.
 #[derive(Debug, Default)]
-pub struct Grace {
+pub struct Epochs {
     epoch: AtomicU64,
-    threads: Mutex<Vec<Weak<UnderWay>>>,
+    threads: Mutex<Vec<Weak<InFlight>>>,
     /// A request has ended.
     ended: Event,
 }
 
-/// The requests that one queue thread has under way, on a cache line of its own.
+/// The requests that one queue thread has in flight, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct UnderWay {
-    grace: Arc<Grace>,
+pub struct InFlight {
+    epochs: Arc<Epochs>,
     /// By the epoch's parity.
     counts: [AtomicU32; 2],
 }
 
-/// Held by a request while it is under way.
+/// Held by a request while it is in flight.
 #[derive(Debug)]
 pub struct Ticket<'a> {
     count: &'a AtomicU32,
-    grace: &'a Grace,
+    epochs: &'a Epochs,
 }
 
 impl Drop for Ticket<'_> {
@@ -40,32 +40,32 @@ impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, SeqCst);
         if !broken("ended in silence") {
-            self.grace.ended.notify();
+            self.epochs.ended.notify();
         }
     }
 }
 
-impl UnderWay {
+impl InFlight {
     /// A request begins.
     #[inline]
     pub fn enter(&self) -> Ticket<'_> {
         loop {
-            let epoch = self.grace.epoch.load(SeqCst);
+            let epoch = self.epochs.epoch.load(SeqCst);
             let count = &self.counts[(epoch & 1) as usize];
             count.fetch_add(1, SeqCst);
-            let ticket = Ticket { count, grace: &self.grace };
+            let ticket = Ticket { count, epochs: &self.epochs };
             // Else the epoch had ended before we were counted, and nobody waited for us.
-            if self.grace.epoch.load(SeqCst) == epoch || broken("epoch not seen again") {
+            if self.epochs.epoch.load(SeqCst) == epoch || broken("epoch not seen again") {
                 return ticket;
             }
         }
     }
 }
 
-impl Grace {
+impl Epochs {
     /// A counter for another queue thread.
-    pub fn add_thread(self: &Arc<Grace>) -> Arc<UnderWay> {
-        let thread = Arc::new(UnderWay { grace: self.clone(), counts: Default::default() });
+    pub fn add_thread(self: &Arc<Epochs>) -> Arc<InFlight> {
+        let thread = Arc::new(InFlight { epochs: self.clone(), counts: Default::default() });
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| thread.strong_count() > 0);
         threads.push(Arc::downgrade(&thread));
@@ -77,7 +77,7 @@ impl Grace {
         self.epoch.load(SeqCst)
     }
 
-    /// Whether every request has ended that was under way in `epoch`. Asking also moves time on.
+    /// Whether every request has ended that was in flight in `epoch`. Asking also moves time on.
     pub fn is_over(&self, epoch: u64) -> bool {
         let rest = if broken("rest of one epoch") { 1 } else { 2 };
         while self.epoch() < epoch + rest {
@@ -124,29 +124,29 @@ mod tests {
 
     #[test]
     fn rest_lasts_until_older_requests_have_ended() {
-        let grace = Arc::new(Grace::default());
-        let (one, two) = (grace.add_thread(), grace.add_thread());
+        let epochs = Arc::new(Epochs::default());
+        let (one, two) = (epochs.add_thread(), epochs.add_thread());
         let old = one.enter();
-        let freed = grace.epoch();
-        assert!(!grace.is_over(freed));
+        let freed = epochs.epoch();
+        assert!(!epochs.is_over(freed));
         let young = two.enter();
-        assert!(!grace.is_over(freed));
+        assert!(!epochs.is_over(freed));
         drop(old);
-        assert!(grace.is_over(freed));
+        assert!(epochs.is_over(freed));
         // The young one began after the freeing, and holds up only what is freed from now on.
-        let freed = grace.epoch();
-        assert!(!grace.is_over(freed));
+        let freed = epochs.epoch();
+        assert!(!epochs.is_over(freed));
         drop(young);
-        assert!(grace.is_over(freed));
+        assert!(epochs.is_over(freed));
     }
 
     #[test]
     fn a_thread_that_left_holds_up_nothing() {
-        let grace = Arc::new(Grace::default());
-        let thread = grace.add_thread();
+        let epochs = Arc::new(Epochs::default());
+        let thread = epochs.add_thread();
         std::mem::forget(thread.enter());
-        assert!(!grace.is_over(grace.epoch()));
+        assert!(!epochs.is_over(epochs.epoch()));
         drop(thread);
-        assert!(grace.is_over(grace.epoch()));
+        assert!(epochs.is_over(epochs.epoch()));
     }
 }

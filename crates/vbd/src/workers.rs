@@ -9,25 +9,25 @@ use ringtap_io::{Io, Panic, Tasks};
 
 /// How many work at once.
 #[derive(Clone, Copy, Debug)]
-pub struct Crew {
+pub struct Workers {
     /// Threads, each with a reactor of its own.
     pub threads: usize,
-    /// Requests that each has under way.
+    /// Requests that each has in flight.
     pub tasks: usize,
 }
 
-impl Crew {
-    /// A thread for each processor, up to four, and so many requests under way in all.
-    pub fn of(requests: usize) -> Crew {
+impl Workers {
+    /// A thread for each processor, up to four, and so many requests in flight in all.
+    pub fn of(requests: usize) -> Workers {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
         let threads = processors.min(4).min(requests.max(1));
-        Crew { threads, tasks: requests.max(1).div_ceil(threads) }
+        Workers { threads, tasks: requests.max(1).div_ceil(threads) }
     }
 
     /// A thread for each processor, with so many requests each, for work that keeps them busy.
-    pub fn of_all(tasks: usize) -> Crew {
+    pub fn of_all(tasks: usize) -> Workers {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        Crew { threads: processors, tasks }
+        Workers { threads: processors, tasks }
     }
 }
 
@@ -108,7 +108,7 @@ impl<E> Outcome<E> {
 /// `tools` makes what a thread's tasks share, on that thread; `task` is one of them. Where one panics the
 /// others end, and the caller panics as it did.
 pub(crate) fn run<W, E, F>(
-    crew: Crew,
+    workers: Workers,
     outcome: &Arc<Outcome<E>>,
     tools: impl Fn() -> W + Sync,
     task: impl Fn(Io, Rc<W>) -> F + Sync,
@@ -124,7 +124,7 @@ where
             Err(error) => return outcome.fail(error.into()),
         };
         let tools = Rc::new(tools());
-        for _ in 0..crew.tasks.max(1) {
+        for _ in 0..workers.tasks.max(1) {
             let task = task(loop_of_tasks.io().clone(), tools.clone());
             let outcome = outcome.clone();
             loop_of_tasks.spawn(async move {
@@ -139,7 +139,7 @@ where
     };
     let work = || Panic::catch(work).unwrap_or_else(|panic| outcome.panicked(panic));
     std::thread::scope(|scope| {
-        for _ in 1..crew.threads {
+        for _ in 1..workers.threads {
             scope.spawn(work);
         }
         work();
@@ -161,7 +161,7 @@ mod tests {
         let theirs = outcome.clone();
         let panic = Panic::catch(|| {
             run(
-                Crew { threads: 3, tasks: 2 },
+                Workers { threads: 3, tasks: 2 },
                 &outcome,
                 || (),
                 |io, _| {

@@ -13,13 +13,13 @@ use crate::tuning::{LONGEST, ROW};
 
 /// Decides whether the thread of a queue may sleep in a write.
 #[derive(Default)]
-pub(crate) struct Lone {
+pub(crate) struct Synchronous {
     row: u32,
     requests: usize,
 }
 
-impl Lone {
-    /// Called before each turn, with how many requests are under way or wait to be. Where one write has
+impl Synchronous {
+    /// Called before each turn, with how many requests are in flight or wait to be. Where one write has
     /// come alone, and such do, it is the turn: true. `others` says then whether more came meanwhile.
     #[inline]
     pub(crate) fn turn(
@@ -117,14 +117,14 @@ mod tests {
     struct Queue {
         tasks: Tasks,
         fate: Rc<Cell<Fate>>,
-        lone: Lone,
+        synchronous: Synchronous,
     }
 
     impl Queue {
         fn new() -> Queue {
             let fate = Rc::new(Cell::new(Fate::Made { nanos: LONGEST }));
             let disk = Disk { fate: fate.clone(), now: 0 };
-            Queue { tasks: Tasks::new(Box::new(disk)), fate, lone: Lone::default() }
+            Queue { tasks: Tasks::new(Box::new(disk)), fate, synchronous: Synchronous::default() }
         }
 
         /// A write comes and is served; whether this thread turned to it alone.
@@ -136,13 +136,13 @@ mod tests {
                 io.run(Op::Write { file, offset: 0, mem, durable: false }).await;
             });
             self.tasks.run_ready();
-            let alone = self.lone.turn(&mut self.tasks, 1, |_| others).expect("a turn");
+            let alone = self.synchronous.turn(&mut self.tasks, 1, |_| others).expect("a turn");
             if !alone {
                 self.tasks.turn(true).expect("a turn");
             }
             self.tasks.run_ready();
             assert_eq!(self.tasks.count(), 0, "it has ended");
-            assert!(!self.lone.turn(&mut self.tasks, 0, |_| false).expect("a turn"));
+            assert!(!self.synchronous.turn(&mut self.tasks, 0, |_| false).expect("a turn"));
             alone
         }
 
@@ -158,14 +158,19 @@ mod tests {
         assert_eq!(queue.until_alone(), ROW as usize);
         assert!(queue.write(false) && queue.write(false), "and those behind it");
         // One that is looked at again and again is one.
-        let mut lone = Lone::default();
-        assert!((0..2 * ROW).all(|_| !lone.may_sleep(1)));
+        let mut synchronous = Synchronous::default();
+        assert!((0..2 * ROW).all(|_| !synchronous.may_sleep(1)));
     }
 
     #[test]
     fn what_does_not_suit_a_lone_write_ends_the_row() {
         let spoil: [fn(&mut Queue); 4] = [
-            |queue| assert!(!queue.lone.may_sleep(2) && !queue.lone.may_sleep(0), "two at once"),
+            |queue| {
+                assert!(
+                    !queue.synchronous.may_sleep(2) && !queue.synchronous.may_sleep(0),
+                    "two at once"
+                )
+            },
             |queue| assert!(queue.write(true), "another comes meanwhile"),
             |queue| {
                 queue.fate.set(Fate::Made { nanos: LONGEST + 1 });

@@ -8,14 +8,14 @@ use ringtap_io::sync::{Mutex, step};
 use ringtap_sim::Disk;
 use ringtap_sim::threads::{alone, must_notice, spawn, try_orders};
 
-use crate::Grace;
+use crate::Epochs;
 
 const PLACES: usize = 4;
 
 /// Where something lies, and which places have been given to somebody else since.
 #[derive(Default)]
 struct World {
-    grace: Arc<Grace>,
+    epochs: Arc<Epochs>,
     current: AtomicUsize,
     /// Places that were freed, and when.
     resting: Mutex<Vec<(usize, u64)>>,
@@ -28,7 +28,7 @@ fn freed_places_rest() {
     let world = Arc::new(World::default());
     let mut threads = Vec::new();
     for _ in 0..2 {
-        let (world, thread) = (world.clone(), world.grace.add_thread());
+        let (world, thread) = (world.clone(), world.epochs.add_thread());
         threads.push(spawn(move || {
             for _ in 0..2 {
                 let ticket = thread.enter();
@@ -47,17 +47,17 @@ fn freed_places_rest() {
             let place = mover.current.load(SeqCst);
             mover.current.store(next, SeqCst);
             let mut resting = mover.resting.lock().expect("no panic");
-            resting.push((place, mover.grace.epoch()));
+            resting.push((place, mover.epochs.epoch()));
         }
         // A queue thread comes and goes.
-        drop(mover.grace.add_thread().enter());
+        drop(mover.epochs.add_thread().enter());
     }));
     let flusher = world.clone();
     threads.push(spawn(move || {
         for _ in 0..6 {
             let mut resting = std::mem::take(&mut *flusher.resting.lock().expect("no panic"));
             resting.retain(|(place, epoch)| {
-                let over = flusher.grace.is_over(*epoch);
+                let over = flusher.epochs.is_over(*epoch);
                 if over {
                     flusher.reused[*place].store(true, SeqCst);
                 }
@@ -70,28 +70,28 @@ fn freed_places_rest() {
         thread.join().expect("ended well");
     }
     // Nobody is left: everything may be used again.
-    assert!(world.grace.is_over(world.grace.epoch()));
+    assert!(world.epochs.is_over(world.epochs.epoch()));
 }
 
 /// One request, which frees what it has read itself, beside a flush: in so few steps that most orders with few
 /// changes of thread are tried.
 fn own_place_rests() {
     let world = Arc::new(World::default());
-    let (request, thread) = (world.clone(), world.grace.add_thread());
+    let (request, thread) = (world.clone(), world.epochs.add_thread());
     let request = spawn(move || {
         let ticket = thread.enter();
         let place = request.current.load(SeqCst);
-        let epoch = request.grace.epoch();
+        let epoch = request.epochs.epoch();
         request.resting.lock().expect("no panic").push((place, epoch));
         step();
         assert!(!request.reused[place].load(SeqCst), "place {place} under its reader");
         drop(ticket);
     });
     // Time moves on while nothing rests, too.
-    world.grace.is_over(0);
+    world.epochs.is_over(0);
     let resting = std::mem::take(&mut *world.resting.lock().expect("no panic"));
     for (place, epoch) in resting {
-        if world.grace.is_over(epoch) {
+        if world.epochs.is_over(epoch) {
             world.reused[place].store(true, SeqCst);
         }
     }
@@ -100,18 +100,18 @@ fn own_place_rests() {
 
 /// Who waits for an epoch's end is woken by the last request of it, and not before.
 fn an_end_is_waited_for() {
-    let grace = Arc::new(Grace::default());
+    let epochs = Arc::new(Epochs::default());
     let mut threads = Vec::new();
-    let thread = grace.add_thread();
+    let thread = epochs.add_thread();
     threads.push(spawn(move || {
         let ticket = thread.enter();
         step();
         drop(ticket);
     }));
-    let (disk, thread) = (Disk::new(512), grace.add_thread());
+    let (disk, thread) = (Disk::new(512), epochs.add_thread());
     let held = thread.enter();
-    let epoch = grace.epoch();
-    let waits = grace.clone();
+    let epoch = epochs.epoch();
+    let waits = epochs.clone();
     let over = Arc::new(AtomicBool::new(false));
     let seen = over.clone();
     threads.push(spawn(move || {

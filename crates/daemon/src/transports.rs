@@ -1,4 +1,4 @@
-//! The wires by which disks are shown.
+//! The transports by which disks are shown.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Address, handover};
 pub(crate) type End = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 /// By what a server shows its disks.
-pub(crate) enum Wire {
+pub(crate) enum Transport {
     /// To NBD clients, each by its name.
     Nbd {
         addresses: Vec<Address>,
@@ -32,32 +32,34 @@ pub(crate) enum Wire {
     Ublk(Arc<ublk::Server>),
 }
 
-impl Wire {
+impl Transport {
     /// A vhost-user server on a bound socket.
     pub(crate) fn vhost_user(
         listener: UnixListener,
         vbd: ringtap_vbd::Disk,
         options: vhost_user::Options,
         residence: Arc<dyn vhost_user::Residence>,
-    ) -> Wire {
+    ) -> Transport {
         let path = unix_path(&listener).display().to_string();
         let server = vhost_user::Server::new(listener, vbd, options).with_residence(residence);
         if let Some(connection) = handover::front_end(&path) {
             server.adopt(connection);
         }
-        Wire::VhostUser { path, server: server.into() }
+        Transport::VhostUser { path, server: server.into() }
     }
 
     /// Why its clients could not go on elsewhere now.
     pub(crate) fn must_stay(&self) -> Option<String> {
         let title = self.title();
         match self {
-            Wire::Nbd { server, .. } => server.must_stay().map(|why| format!("{title}: {why}")),
-            Wire::VhostUser { server, .. } => {
+            Transport::Nbd { server, .. } => {
                 server.must_stay().map(|why| format!("{title}: {why}"))
             }
-            Wire::Fuse(_) => None,
-            Wire::Ublk(_) => {
+            Transport::VhostUser { server, .. } => {
+                server.must_stay().map(|why| format!("{title}: {why}"))
+            }
+            Transport::Fuse(_) => None,
+            Transport::Ublk(_) => {
                 Some(format!("{title} is not handed over: restart the server, or end that export"))
             }
         }
@@ -66,26 +68,30 @@ impl Wire {
     /// From now on the word to stop leaves clients connected, for whoever serves next; or it ends them again.
     pub(crate) fn hand_over(&self, wanted: bool) {
         match self {
-            Wire::Nbd { server, .. } => server.hand_over(wanted),
-            Wire::VhostUser { server, .. } => server.hand_over(wanted),
-            Wire::Fuse(server) => server.hand_over(wanted),
-            Wire::Ublk(_) => {}
+            Transport::Nbd { server, .. } => server.hand_over(wanted),
+            Transport::VhostUser { server, .. } => server.hand_over(wanted),
+            Transport::Fuse(server) => server.hand_over(wanted),
+            Transport::Ublk(_) => {}
         }
     }
 
     /// As a file that is mounted.
-    pub(crate) fn fuse(mount: fuse::Mount, vbd: ringtap_vbd::Disk, options: fuse::Options) -> Wire {
+    pub(crate) fn fuse(
+        mount: fuse::Mount,
+        vbd: ringtap_vbd::Disk,
+        options: fuse::Options,
+    ) -> Transport {
         let server = fuse::Server::new(mount, vbd, options);
         if let Some(modified) = handover::modified(server.path()) {
             server.set_modified(modified);
         }
-        Wire::Fuse(server.into())
+        Transport::Fuse(server.into())
     }
 
     /// Serve until the word to stop comes, or it ends by itself.
     pub(crate) fn serve(&self, stop: &Stop) -> End {
         match self {
-            Wire::Nbd { server, .. } => match Panic::catch(|| server.serve(stop)) {
+            Transport::Nbd { server, .. } => match Panic::catch(|| server.serve(stop)) {
                 Ok(end) => end.map_err(Into::into),
                 // Without their listener none of them can be had.
                 Err(panic) => {
@@ -94,54 +100,54 @@ impl Wire {
                     Err(panic.into())
                 }
             },
-            Wire::VhostUser { server, .. } => server.serve(stop).map_err(Into::into),
-            Wire::Fuse(server) => server.serve(stop).map_err(Into::into),
-            Wire::Ublk(server) => server.serve(stop).map_err(Into::into),
+            Transport::VhostUser { server, .. } => server.serve(stop).map_err(Into::into),
+            Transport::Fuse(server) => server.serve(stop).map_err(Into::into),
+            Transport::Ublk(server) => server.serve(stop).map_err(Into::into),
         }
     }
 
     /// What people know it by.
     pub(crate) fn title(&self) -> String {
         match self {
-            Wire::Nbd { places, .. } => {
+            Transport::Nbd { places, .. } => {
                 let first = places.first().map(|(place, _)| place.to_string());
                 format!("NBD {}", first.unwrap_or_default())
             }
-            Wire::VhostUser { path, .. } => format!("vhost-user {path}"),
-            Wire::Fuse(server) => format!("FUSE {}", server.path().display()),
-            Wire::Ublk(server) => format!("ublk {}", server.path().display()),
+            Transport::VhostUser { path, .. } => format!("vhost-user {path}"),
+            Transport::Fuse(server) => format!("FUSE {}", server.path().display()),
+            Transport::Ublk(server) => format!("ublk {}", server.path().display()),
         }
     }
 
     /// What its thread does.
     pub(crate) fn role(&self) -> &'static str {
         match self {
-            Wire::Nbd { .. } => "nbd",
-            Wire::VhostUser { .. } => "vu",
-            Wire::Fuse(_) => "fuse",
-            Wire::Ublk(_) => "ublk",
+            Transport::Nbd { .. } => "nbd",
+            Transport::VhostUser { .. } => "vu",
+            Transport::Fuse(_) => "fuse",
+            Transport::Ublk(_) => "ublk",
         }
     }
 
     /// As the control socket calls it, and short.
     pub(crate) fn names(&self) -> (&'static str, &'static str) {
         match self {
-            Wire::Nbd { .. } => ("nbd", "nbd"),
-            Wire::VhostUser { .. } => ("vhost-user-blk", "vhost"),
-            Wire::Fuse(_) => ("fuse", "fuse"),
-            Wire::Ublk(_) => ("__ringtap_ublk", "ublk"),
+            Transport::Nbd { .. } => ("nbd", "nbd"),
+            Transport::VhostUser { .. } => ("vhost-user-blk", "vhost"),
+            Transport::Fuse(_) => ("fuse", "fuse"),
+            Transport::Ublk(_) => ("__ringtap_ublk", "ublk"),
         }
     }
 
     /// Where clients find a disk of that export name.
     pub(crate) fn places(&self, name: &str) -> Vec<String> {
         match self {
-            Wire::Nbd { places, .. } => {
+            Transport::Nbd { places, .. } => {
                 places.iter().map(|(address, tls)| nbd_uri(address, name, *tls)).collect()
             }
-            Wire::VhostUser { path, .. } => vec![path.clone()],
-            Wire::Fuse(server) => vec![server.path().display().to_string()],
-            Wire::Ublk(server) => vec![server.path().display().to_string()],
+            Transport::VhostUser { path, .. } => vec![path.clone()],
+            Transport::Fuse(server) => vec![server.path().display().to_string()],
+            Transport::Ublk(server) => vec![server.path().display().to_string()],
         }
     }
 
@@ -149,10 +155,10 @@ impl Wire {
     pub(crate) fn resized(&self) {
         match self {
             // Who connects from now on sees it; the protocol has no word for others.
-            Wire::Nbd { .. } => {}
-            Wire::VhostUser { server, .. } => server.resized(),
-            Wire::Fuse(server) => server.resized(),
-            Wire::Ublk(server) => server.resized(),
+            Transport::Nbd { .. } => {}
+            Transport::VhostUser { server, .. } => server.resized(),
+            Transport::Fuse(server) => server.resized(),
+            Transport::Ublk(server) => server.resized(),
         }
     }
 }
