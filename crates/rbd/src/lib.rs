@@ -1,7 +1,7 @@
 //! Images of Ceph (RBD): read and written by librbd, which is loaded when the first of them is wanted.
 //!
 //! `ffi` has all that is unsafe: the functions of librados and librbd, connections, images, and requests in flight. An
-//! image has one handle, used by all threads ([`image`]): each has a session (`session`) whose operations become librbd's
+//! image has one handle, used by all threads (`image`): each has a session (`session`) whose operations become librbd's
 //! requests, and a callback on one of librbd's threads tells the task's own thread of the end. Reads go straight to where
 //! they belong; of what is written librbd is given a copy, for it computes checksums of it and may send it twice. What
 //! librbd has no asynchronous call for (what a range holds, another length) a thread of the image does (`helper`), which also
