@@ -180,6 +180,10 @@ impl Hands {
                 Err(_) if copy.salvage.is_some() => Status::data(len.min(copy.piece as u64)),
                 status => status.map_err(|error| CopyError::Status { offset, error })?,
             };
+            // Behind the end of what lies below now: what is to lie there may be longer.
+            if copy.zeros_stay && status.zero && !status.present {
+                status.depth = status.depth.max(copy.layers.start);
+            }
             let len = match copy.compress {
                 Some(cluster) => self.whole_clusters(cluster as u64, offset, &mut status, unread),
                 None => status.len,

@@ -36,9 +36,9 @@ pub(crate) struct RebaseArgs {
     )]
     format: Option<Format>,
 
-    /// The image that is to be below, relative to the folder of FILE; '' for none
-    #[arg(short, long, value_name = "FILE", default_value = "", hide_default_value = true)]
-    backing: String,
+    /// The image that is to be below, relative to the folder of FILE; '' for none, which with --unsafe may be left out
+    #[arg(short, long, value_name = "FILE", required_unless_present = "unsafely")]
+    backing: Option<String>,
 
     /// Its format [default: as written down when Ringtap made it]
     #[arg(
@@ -74,9 +74,9 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
     if format != Format::Qcow2 {
         return Err(offline::cannot(file, format, "cannot change what is below them"));
     }
-    let backing = match args.backing.as_str() {
-        "" => None,
-        name => Some(find_backing(file, name.to_owned(), args.backing_format)?),
+    let backing = match args.backing.as_deref() {
+        None | Some("") => None,
+        Some(name) => Some(find_backing(file, name.to_owned(), args.backing_format)?),
     };
     if let Some(backing) = &backing {
         if same_file(file, &backing.path) {

@@ -163,8 +163,28 @@ fn an_image_without_a_backing_file_reads_as_before_upon_one() {
         bench.qemu_io("-f raw under.raw", &["write -q -P 2 0 6M".to_owned()]);
         bench.ok("ringtap rebase -f qcow2 -b under.raw -F raw a.qcow2");
         bench.same("-f raw -F qcow2 was.raw", "a.qcow2");
-        bench.ok("ringtap rebase -f qcow2 a.qcow2");
+        bench.ends("ringtap rebase -f qcow2 a.qcow2", 2);
+        bench.ok("ringtap rebase -f qcow2 --backing= a.qcow2");
         bench.same("-f raw -F qcow2 was.raw", "a.qcow2");
+    }
+}
+
+/// What is behind the end of the shorter one reads as zeros, and goes on to.
+#[test]
+fn an_overlay_reads_as_before_upon_a_longer_image() {
+    let bench = Bench::new();
+    for options in ["compat=1.1", "compat=0.10", "extended_l2=on"] {
+        bench.ok("qemu-img create -q -f raw short.raw 1000k");
+        bench.qemu_io("-f raw short.raw", &["write -q -P 1 0 1000k".to_owned()]);
+        bench
+            .ok(&format!("ringtap create -q -f qcow2 -o {options} -b short.raw -F raw a.qcow2 3M"));
+        bench.qemu_io("-f qcow2 a.qcow2", &["write -q -P 3 2M 64k".to_owned()]);
+        bench.ok("qemu-img convert -f qcow2 -O raw a.qcow2 was.raw");
+        bench.ok("qemu-img create -q -f raw long.raw 3M");
+        bench.qemu_io("-f raw long.raw", &["write -q -P 2 0 3M".to_owned()]);
+        bench.ok("ringtap rebase -f qcow2 -b long.raw -F raw a.qcow2");
+        bench.same("-f raw -F qcow2 was.raw", "a.qcow2");
+        bench.ok("qemu-img check -q a.qcow2");
     }
 }
 
