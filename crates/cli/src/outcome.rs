@@ -3,6 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
+
 use crate::verbs::stop::Stopped;
 use crate::{args, log};
 
@@ -13,22 +15,29 @@ pub(crate) fn refused(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        eprintln!("{}", error.render());
+        return status_of_usage();
+    }
     usage(&on_one_line(&error.render().to_string()))
 }
 
 /// The command line makes no sense: say why, on one line as scripts expect it.
 pub(crate) fn usage(why: &str) -> ExitCode {
-    let mut words = std::env::args().skip(1);
-    let verb = words.find(|word| args::command().find_subcommand(word).is_some());
+    let verb = words().find(|word| args::command().find_subcommand(word).is_some());
     let help =
         verb.as_ref().map_or("ringtap help".to_owned(), |verb| format!("ringtap help {verb}"));
     eprintln!("ringtap: {why} (see {help})");
     status_of_usage()
 }
 
+fn words() -> impl Iterator<Item = String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
+}
+
 fn status_of_usage() -> ExitCode {
     // To those who ask for a check, 2 says that the image is corrupt.
-    let check = std::env::args().nth(1).is_some_and(|verb| verb == "check");
+    let check = words().next().is_some_and(|verb| verb == "check");
     ExitCode::from(if check { 1 } else { 2 })
 }
 

@@ -30,19 +30,34 @@ enum Word {
 
 /// The command line in Ringtap's words. What is none of QEMU's comes back as it is.
 pub(crate) fn translate(words: Vec<OsString>, program: &Command) -> Result<Vec<OsString>, String> {
-    let at = words
-        .iter()
-        .skip(1)
-        .position(|word| word.to_str().is_some_and(|word| VERBS.contains(&word)));
-    let Some(verb) = at.map(|at| at + 1) else { return Ok(words) };
-    let Some(command) = words[verb].to_str().and_then(|name| program.find_subcommand(name)) else {
+    let Some(verb) = place_of_verb(&words, program) else { return Ok(words) };
+    let command = words[verb].to_str().filter(|name| VERBS.contains(name));
+    let Some(command) = command.and_then(|name| program.find_subcommand(name)) else {
         return Ok(words);
     };
     let mut front = words;
     let rest = front.split_off(verb + 1);
-    let line = Line::read(rest, command)?;
+    let line = Line::read(rest, command, program)?;
     front.extend(line.settle(command.get_name())?);
     Ok(front)
+}
+
+/// The first word that is no option of the program, and no value of one.
+fn place_of_verb(words: &[OsString], program: &Command) -> Option<usize> {
+    let mut at = 1;
+    while let Some(text) = words.get(at)?.to_str() {
+        let takes = match (text.strip_prefix("--"), text.strip_prefix('-')) {
+            (Some(long), _) => takes_value(program, |arg| arg_is_long(arg, long)),
+            (None, Some(short)) => {
+                let mut letters = short.chars();
+                let letter = letters.next().filter(|_| letters.next().is_none());
+                takes_value(program, |arg| letter.is_some_and(|it| arg_is_short(arg, it)))
+            }
+            (None, None) => return Some(at),
+        };
+        at += 1 + usize::from(takes);
+    }
+    None
 }
 
 /// What stands behind a verb.
@@ -55,8 +70,10 @@ struct Line {
 }
 
 impl Line {
-    fn read(rest: Vec<OsString>, command: &Command) -> Result<Line, String> {
+    fn read(rest: Vec<OsString>, command: &Command, program: &Command) -> Result<Line, String> {
         let mut line = Line::default();
+        let takes =
+            |is: &dyn Fn(&Arg) -> bool| takes_value(command, is) || takes_value(program, is);
         let mut rest = rest.into_iter();
         while let Some(word) = rest.next() {
             let Some(text) = word.to_str() else {
@@ -81,7 +98,7 @@ impl Line {
                         )?;
                         line.secrets.define(&value.to_string_lossy())?;
                     }
-                    _ => match (value, takes_value(command, |arg| arg_is_long(arg, name))) {
+                    _ => match (value, takes(&|arg| arg_is_long(arg, name))) {
                         (Some(value), _) => {
                             line.words.push(Word::Option(format!("--{name}"), value))
                         }
@@ -216,6 +233,13 @@ impl Line {
             }
             self.words[*at] = Word::Plain(format!("{before}{}", node.path).into());
         }
+        let sources = formats.iter().filter(|(_, target, _)| !target).count();
+        if verb == "convert" && sources > 0 && sources < images {
+            return Err(
+                "sources of which some are described, and others not: convert them one by one"
+                    .into(),
+            );
+        }
         self.add_formats(verb, formats, &mut more)?;
         let mut words: Vec<OsString> = vec![];
         for word in self.words {
@@ -265,11 +289,19 @@ impl Line {
                 "-O" => "--output-format",
                 _ => "--format",
             };
-            let given = self.words.iter().any(
-                |word| matches!(word, Word::Option(name, _) if name == option || name == long),
-            );
-            if !given {
-                more.extend([option.into(), format.into()]);
+            let given = self.words.iter().find_map(|word| match word {
+                Word::Option(name, value) if name == option || name == long => Some(value),
+                _ => None,
+            });
+            match given {
+                None => more.extend([option.into(), format.into()]),
+                Some(given) if *given == *format => {}
+                Some(given) => {
+                    let given = given.to_string_lossy();
+                    return Err(format!(
+                        "{option} {given} of an image that is described as {format}"
+                    ));
+                }
             }
         }
         Ok(())

@@ -38,7 +38,8 @@ impl Node {
         let facts = if is_json(text) {
             let said = text.trim_start_matches("json:");
             let value = serde_json::from_str(&in_double_quotes(said));
-            let value: Value = value.map_err(|error| format!("{text}: {error}"))?;
+            let value: Value =
+                value.map_err(|error| format!("an image described in JSON: {error}"))?;
             let mut facts = vec![];
             flatten("", &value, &mut facts);
             facts
@@ -76,7 +77,7 @@ impl Node {
                 _ if NEEDLESS.contains(&own) => {}
                 _ => {
                     return Err(format!(
-                        "{text}: {key} is not known here; named may be driver, file.driver, \
+                        "an image that is described: {key} is not known here; named may be driver, file.driver, \
                                         file.filename, key-secret and force-share, and what NBD and HTTP need"
                     ));
                 }
@@ -86,12 +87,14 @@ impl Node {
             |name: &str| matches!(name, "file" | "host_device" | "nbd" | "http" | "https");
         if let Some(name) = &driver {
             if is_protocol(name) {
-                protocol = driver.take();
+                // Bytes as they are, as QEMU takes it: who wrote them does not decide what they are.
+                protocol = driver.replace("raw".to_owned());
             }
         }
         node.format = driver;
         match protocol.as_deref() {
-            None | Some("file" | "host_device") => {}
+            None => {}
+            Some("file" | "host_device") => node.path = local(&node.path),
             Some("nbd") => node.path = server.nbd()?,
             Some("http" | "https") => node.path = server.url,
             Some(other) => {
@@ -167,9 +170,7 @@ fn prefixed(text: &str) -> Option<String> {
         return None;
     }
     if let Some(path) = text.strip_prefix("file:").filter(|path| !path.is_empty()) {
-        // What it is must not be taken for a server.
-        let bare = path.contains(':') && !path.contains('/');
-        return Some(if bare { format!("./{path}") } else { path.to_owned() });
+        return Some(local(path));
     }
     let server = text.strip_prefix("nbd:")?;
     if server.starts_with("//") {
@@ -179,6 +180,15 @@ fn prefixed(text: &str) -> Option<String> {
     match place.strip_prefix("unix:") {
         Some(path) => Some(format!("nbd+unix:///{export}?socket={path}")),
         None => Some(format!("nbd://{place}/{export}")),
+    }
+}
+
+/// A file's name that is not taken for a server's.
+fn local(path: &str) -> String {
+    if path.contains(':') && !path.starts_with(['/', '.']) {
+        format!("./{path}")
+    } else {
+        path.to_owned()
     }
 }
 

@@ -106,7 +106,9 @@ impl Secrets {
                 "new-secret" | "old-secret" if self.0.iter().any(|(id, _)| *id == value) => {
                     kept.push(format!("{key}={}", self.source(&value)?.replace(',', ",,")));
                 }
-                _ if value.is_empty() => kept.push(key.replace(',', ",,")),
+                _ if value.is_empty() && !text.contains(&format!("{key}=")) => {
+                    kept.push(key.replace(',', ",,"));
+                }
                 _ => kept.push(format!("{key}={}", value.replace(',', ",,"))),
             }
         }

@@ -46,6 +46,25 @@ fn what_qemu_describes_is_named_by_its_path() {
             "ringtap info -f qcow2 a'b",
         ),
         ("ringtap serve --image-opts", "ringtap serve --image-opts"),
+        // A word that is a verb's elsewhere.
+        (
+            "ringtap serve a --name check -f raw --secret file:k b -f raw",
+            "ringtap serve a --name check -f raw --secret file:k b -f raw",
+        ),
+        ("ringtap disk resize vm 1G --object x", "ringtap disk resize vm 1G --object x"),
+        (
+            "ringtap convert --image-opts driver=raw,file.filename=a -O raw b --io threads",
+            "ringtap convert -f raw a -O raw b --io=threads",
+        ),
+        // No server's, whatever it looks like.
+        ("ringtap info file:nbd://h/x", "ringtap info ./nbd://h/x"),
+        ("ringtap info file:/a:b", "ringtap info /a:b"),
+        (
+            "ringtap info --image-opts driver=qcow2,file.driver=file,file.filename=http://h/x",
+            "ringtap info -f qcow2 ./http://h/x",
+        ),
+        // Bytes as they are.
+        ("ringtap info --image-opts driver=file,filename=a", "ringtap info -f raw a"),
         ("ringtap resize --shrink a -1G", "ringtap resize --shrink a -1G"),
     ] {
         assert_eq!(translated(line).as_deref(), Ok(wanted), "{line}");
@@ -69,7 +88,12 @@ fn what_cannot_be_is_told() {
             "ringtap convert --image-opts driver=raw,file.filename=a driver=vpc,file.filename=b c",
             "two formats",
         ),
-        ("ringtap info json:{", "json:{"),
+        ("ringtap info json:{", "described in JSON"),
+        (
+            "ringtap convert -O raw json:{'driver':'raw','file':{'driver':'file','filename':'a'}} b c",
+            "others not",
+        ),
+        ("ringtap info -f qcow2 --image-opts driver=raw,file.filename=a", "-f qcow2 of an image"),
     ] {
         let error = translated(line).expect_err(line);
         assert!(error.contains(said), "{line}: {error}");

@@ -11,6 +11,7 @@ use ringtap_image::{
     CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, on_a_ring, probe, record,
 };
 
+use super::convert::same_file;
 use super::keyslots::Keyslots;
 use super::offline::{self, Writing};
 use super::source::{Force, Sources, backing, read_secret};
@@ -220,20 +221,30 @@ fn change(
         (None, None) => None,
         (Some(name), _) if name.is_empty() => Some(None),
         (name, format) => {
-            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let name = name.clone().or_else(|| header.backing_file.as_deref().map(text));
+            let own = header.backing_file.as_deref().map(std::str::from_utf8);
+            let own = own.transpose().map_err(|_| {
+                Fault::Usage("backing_fmt: the name of its backing file is not UTF-8: give backing_file= too".into())
+            })?;
+            let name = name.clone().or_else(|| own.map(str::to_owned));
             let name =
                 name.ok_or_else(|| Fault::Usage("backing_fmt: it has no backing file".into()))?;
-            let known = header.backing_format().and_then(|name| text(name).parse().ok());
-            Some(Some(find_backing(file, name, format.or(known))?))
+            let known = header.backing_format().and_then(|name| std::str::from_utf8(name).ok());
+            let backing =
+                find_backing(file, name, format.or(known.and_then(|name| name.parse().ok())))?;
+            if same_file(file, &backing.path) {
+                return Err(Fault::Usage("an image cannot lie below itself".into()).into());
+            }
+            Some(Some(backing))
         }
     };
+    // A name that the image has had is not followed because its format is said.
+    let names = wanted.backing.is_some();
     if let Some(name) = &wanted.header.data_file {
         let path = chain::beside(file, Path::new(name));
         record::may_own(&image, &(&path).into(), true)?;
         chain::also_allow(&image, Role::DataFile, &path);
     }
-    if let Some(Some(backing)) = &below {
+    if let Some(Some(backing)) = below.as_ref().filter(|_| names) {
         chain::also_allow(&image, Role::Backing, &backing.path);
     }
     let (header, new) = (
@@ -250,7 +261,7 @@ fn change(
             None => Ok(()),
         }
     })??;
-    if let Some(below) = &below {
+    if let Some(below) = below.as_ref().filter(|_| names) {
         chain::record(&image, Role::Backing, below.as_ref().map(|it| it.path.as_path()));
     }
     if let Some(name) = &wanted.header.data_file {

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         );
         return Err(Fault::Usage(why).into());
     }
-    let preallocated = args.preallocation != Preallocation::Off;
+    let preallocated = args.preallocation != Preallocation::Off && new != old;
     if preallocated && new < old {
         return Err(Fault::Usage("--preallocation is for disks that become larger".into()).into());
     }
