@@ -50,7 +50,10 @@ fn run(image: &Weak<Rbd>, tasks: &Receiver<Task>) {
                 Some(Op::Write { offset, mem, .. }) => {
                     let end = offset.saturating_add(mem.len() as u64);
                     match if image.len() < end { image.set_len(end) } else { Ok(()) } {
-                        Ok(()) => image.begin(&request),
+                        Ok(()) => {
+                            image.begin(&request);
+                            image.changes.fetch_add(1, SeqCst);
+                        }
                         Err(errno) => request.end(-errno),
                     }
                 }

@@ -27,7 +27,10 @@ impl List {
     /// Of extents in order.
     pub(crate) fn new(range: Range<u64>, extents: &[Extent], changes: u64) -> List {
         let mut data: Vec<Range<u64>> = vec![];
-        for Extent { offset, len, .. } in extents.iter().filter(|extent| extent.exists) {
+        // Of images in stripes Ceph 15 tells them by their objects.
+        let mut there: Vec<&Extent> = extents.iter().filter(|extent| extent.exists).collect();
+        there.sort_unstable_by_key(|extent| extent.offset);
+        for Extent { offset, len, .. } in there {
             let from = offset / Holds::STEP * Holds::STEP;
             let to = (offset + len).next_multiple_of(Holds::STEP);
             match data.last_mut().filter(|last| last.end >= from) {
@@ -52,9 +55,14 @@ impl List {
             Some(data) => (data.start, true),
             None => (end, true),
         };
-        // A last part of a step is as the step.
-        let len = to.min(end).saturating_sub(offset).next_multiple_of(Holds::STEP);
-        Holds { len, hole, zero: hole }
+        let len = to.min(end).saturating_sub(offset);
+        match hole {
+            // No further than that, be it in the middle of a step.
+            true if len >= Holds::STEP => {
+                Holds { len: len / Holds::STEP * Holds::STEP, hole: true, zero: true }
+            }
+            _ => Holds { len: len.next_multiple_of(Holds::STEP), hole: false, zero: false },
+        }
     }
 }
 
@@ -78,7 +86,13 @@ mod tests {
         assert_eq!(at(1024, 10_000), (3072, true));
         assert_eq!(at(1024, 512), (512, true));
         assert_eq!(at(4096, 10_000), (1536, false));
-        assert_eq!(at(5632, 1 << 20), (4608, true));
+        assert_eq!(at(5632, 1 << 20), (4096, true));
+        assert_eq!(at(9728, 1 << 20), (512, false), "less than a step is data");
+        // From the middle of a step on it is a hole only as far as it is one.
+        assert_eq!((at(1100, 10_000), at(3700, 10_000)), ((2560, true), (512, false)));
+        let shuffled = [of(4096, 512, true), of(0, 512, true)];
+        let list = List::new(0..10_000, &shuffled, 7);
+        assert!(!list.holds(0, 512).hole && !list.holds(4096, 512).hole);
         assert!(list.is_of(9_999, 7) && !list.is_of(10_000, 7) && !list.is_of(0, 8));
     }
 }

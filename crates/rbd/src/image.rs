@@ -25,8 +25,6 @@ type Helper = (Sender<Task>, JoinHandle<()>);
 /// An open image.
 pub(crate) struct Rbd {
     pub(crate) read_only: bool,
-    /// A write is stable only once it is flushed.
-    pub(crate) caches: bool,
     /// Changes that have begun.
     pub(crate) changes: AtomicU64,
     len: AtomicU64,
@@ -44,7 +42,6 @@ pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
         return Err(format!("@{snapshot} is a snapshot, which is not written to: add --read-only"));
     }
     let pool = pool(name)?;
-    let caches = pool.cluster().caches();
     let mut image = Image::open(pool, &name.image, name.snapshot.as_deref(), read_only)
         .map_err(|errno| failed(name, errno))?;
     if !read_only {
@@ -62,7 +59,6 @@ pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
     let len = image.len().map_err(|errno| format!("its size: {}", error(errno)))?;
     let rbd = Arc::new(Rbd {
         read_only,
-        caches,
         changes: AtomicU64::new(0),
         len: AtomicU64::new(len),
         image: RwLock::new(Some(image)),

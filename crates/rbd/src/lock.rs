@@ -5,6 +5,9 @@
 
 use std::fs;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 use crate::Name;
 use crate::ffi::Image;
 use crate::pools::error;
@@ -34,6 +37,9 @@ impl Owner {
     fn own(address: String) -> Option<Owner> {
         let process = std::process::id();
         let host = fs::read_to_string("/proc/sys/kernel/hostname").ok()?.trim().to_owned();
+        if !is_own_proc() {
+            return None;
+        }
         let (boot, space, began) = (boot()?, space()?, began(process)?);
         Some(Owner { address, boot, space, process, began, host })
     }
@@ -55,8 +61,18 @@ impl Owner {
     fn is_gone(&self) -> bool {
         let here =
             boot().as_deref() == Some(&*self.boot) && space().as_deref() == Some(&*self.space);
-        here && fs::exists("/proc/self/stat").unwrap_or(false)
-            && began(self.process) != Some(self.began)
+        if !here || !is_own_proc() {
+            return false;
+        }
+        match state(self.process) {
+            Some(State::Dead) => true,
+            Some(State::Lives { began }) => began != self.began,
+            // It may be hidden from us.
+            None => {
+                let process = i32::try_from(self.process).ok().and_then(Pid::from_raw);
+                process.is_some_and(|process| test_kill_process(process) == Err(Errno::SRCH))
+            }
+        }
     }
 }
 
@@ -69,8 +85,28 @@ fn space() -> Option<String> {
     Some(fs::read_link("/proc/self/ns/pid").ok()?.to_str()?.to_owned())
 }
 
+/// Whether numbers in /proc are those of this namespace of processes.
+fn is_own_proc() -> bool {
+    let own = fs::read_link("/proc/self").ok();
+    own.is_some_and(|own| own.to_str() == Some(&std::process::id().to_string()))
+}
+
+/// What is told of a process.
+enum State {
+    Lives { began: u64 },
+    Dead,
+}
+
 /// When a process began that lives.
 fn began(process: u32) -> Option<u64> {
+    match state(process)? {
+        State::Lives { began } => Some(began),
+        State::Dead => None,
+    }
+}
+
+/// What is known of a process; none where it is not told.
+fn state(process: u32) -> Option<State> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // A name may have anything in it.
     let mut words = text.get(text.rfind(')')? + 2..)?.split(' ');
@@ -78,9 +114,9 @@ fn began(process: u32) -> Option<u64> {
     // Its first thread may have ended before others.
     let alone = || fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count) <= 1;
     if dead && alone() {
-        return None;
+        return Some(State::Dead);
     }
-    words.nth(18)?.parse().ok()
+    Some(State::Lives { began: words.nth(18)?.parse().ok()? })
 }
 
 /// Take the lock; else who has it.
@@ -171,7 +207,7 @@ mod tests {
         assert!(!own.is_gone());
         // Its number is another process's by now.
         assert!(Owner { began: own.began + 1, ..own.clone() }.is_gone());
-        let none = Owner { process: u32::MAX, ..own.clone() };
+        let none = Owner { process: i32::MAX as u32, ..own.clone() };
         assert!(none.is_gone());
         assert!(!Owner { boot: "another".into(), ..none.clone() }.is_gone());
         assert!(!Owner { space: "pid:[1]".into(), ..none }.is_gone());

@@ -94,10 +94,9 @@ impl Session for Near {
         if shut_out {
             return io.ended(key, -libc::ESHUTDOWN);
         }
-        if !matches!(op, Op::Read { .. } | Op::Status { .. } | Op::Sync { .. }) {
-            self.image.changes.fetch_add(1, SeqCst);
-        }
-        let settles = matches!(op, Op::Write { durable: true, .. }) && self.image.caches;
+        let changes = !matches!(op, Op::Read { .. } | Op::Status { .. } | Op::Sync { .. });
+        // What the image or its pool says of librbd's cache goes before what its connection says.
+        let settles = matches!(op, Op::Write { durable: true, .. });
         let errand = Errand { op, ender: io.ender(key) };
         let Some(request) = self.image.request(&self.free, errand, settles) else { return };
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,6 +108,10 @@ impl Session for Near {
         match way {
             Way::Librbd => self.image.begin(&request),
             Way::Helper => self.image.ask(Task::Do(request)),
+        }
+        if changes {
+            // From here on librbd knows of it: who asks later where something is waits for it.
+            self.image.changes.fetch_add(1, SeqCst);
         }
     }
 

@@ -127,7 +127,8 @@ pub fn changes(name: &str, since: &str) -> Result<Vec<Change>, String> {
         errno => error(errno).to_string(),
     };
     let len = image.len().map_err(told)?;
-    let extents = image.extents(Some(since), 0, len).map_err(told)?;
+    let mut extents = image.extents(Some(since), 0, len).map_err(told)?;
+    extents.sort_unstable_by_key(|extent| extent.offset);
     let mut changes: Vec<Change> = vec![];
     for extent in extents {
         let zero = !extent.exists;

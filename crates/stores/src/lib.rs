@@ -85,7 +85,12 @@ impl Store {
 
     /// Open what a URI names. Waits for the server.
     pub fn open(uri: &str, options: &Options) -> Result<Store, OpenError> {
-        let failed = |why: String| OpenError { uri: uri.to_owned(), why };
+        // Whoever wrote a key into a name shall not find it in a log.
+        let shown = match uri.split_once(":key=").filter(|_| rbd::is_rbd(uri)) {
+            Some((before, _)) => format!("{before}:key=…"),
+            None => uri.to_owned(),
+        };
+        let failed = |why: String| OpenError { uri: shown.clone(), why };
         if rbd::is_rbd(uri) {
             return rbd::open(uri, options).map_err(failed);
         }

@@ -123,11 +123,6 @@ impl Cluster {
     pub(crate) fn is_shut_out(&self) -> bool {
         self.shut_out.load(SeqCst)
     }
-
-    /// Whether librbd has been told to keep what is written, so that a write is not stable when it ends.
-    pub(crate) fn caches(&self) -> bool {
-        self.get("rbd_cache").as_deref() != Some("false")
-    }
 }
 
 impl Drop for Cluster {
