@@ -38,7 +38,7 @@ fn messages_tell_of_the_file_that_is_meant_and_what_to_do() {
         (1, "serve nbd+unix:///?socket=s -f raw --nbd unix:t", "is the server running?"),
         (2, "map json:{}", "name the file"),
         (1, "check json:{}", "name the file"),
-        (2, "convert a.raw -O raw rbd:pool/x", "map it as a block device"),
+        (1, "convert a.raw -O raw rbd:pool/x", "cannot create rbd:pool/x: "),
         (2, "create -f raw https://host/x 1M", "ringtap publish"),
         (2, "create -f raw nbd://host/x 1M", "convert -n"),
         (2, "info s3:bucket/x", "s3://BUCKET/KEY"),
