@@ -1,6 +1,7 @@
 //! Snapshots, and what is found of them afterwards.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
@@ -213,9 +214,9 @@ fn no_more_images_are_stacked_than_can_be_opened_again() {
     server.stop();
 }
 
-/// Writes a number to one disk and then to the other, over and over.
-fn count(bench: &Bench, turns: u32) {
-    for number in 1..=turns {
+/// Writes a number to one disk and then to the other, over and over, until it is enough.
+fn count(bench: &Bench, enough: &AtomicBool) {
+    for number in (1..=250).take_while(|_| !enough.load(SeqCst)) {
         let write = format!("write -P {number} 0 4k");
         bench.io("a", &[&write]);
         bench.io("b", &[&write]);
@@ -241,10 +242,11 @@ fn several_disks_are_snapshotted_at_one_moment() {
     bench.raw("b.img", MIB);
     let server = bench.serve(&["a.img", "b.img"], &["-f", "raw"]);
     let mut moments = vec![["a.img".to_owned(), "b.img".to_owned()]];
+    let enough = AtomicBool::new(false);
     thread::scope(|scope| {
-        let writer = scope.spawn(|| count(&bench, 40));
+        let writer = scope.spawn(|| count(&bench, &enough));
         let mut control = bench.control();
-        while !writer.is_finished() {
+        while !writer.is_finished() && moments.len() < 20 {
             let above = ["a", "b"].map(|node| format!("{node}{}.qcow2", moments.len()));
             let action = |node: usize| {
                 let (name, file) = (["a", "b"][node], bench.text(&above[node]));
@@ -254,6 +256,7 @@ fn several_disks_are_snapshotted_at_one_moment() {
             control.ok("transaction", json!({ "actions": [action(0), action(1)] }));
             moments.push(above);
         }
+        enough.store(true, SeqCst);
         writer.join().expect("all was written");
     });
     server.stop();
