@@ -2,6 +2,8 @@
 //! that are cancelled, readers beside. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
 #[path = "common/spec.rs"]
 mod spec;
 
@@ -17,7 +19,8 @@ use ringtap_sim::{Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks
 use ringtap_vbd::{Backup, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs};
 
 use common::Served;
-use spec::{Spec, container};
+use container::container;
+use spec::Spec;
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;

@@ -2,6 +2,8 @@
 //! cancelled. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
 #[path = "common/spec.rs"]
 mod spec;
 
@@ -19,7 +21,8 @@ use ringtap_vbd::{
 };
 
 use common::Served;
-use spec::{Spec, container};
+use container::container;
+use spec::Spec;
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;

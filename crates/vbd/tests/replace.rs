@@ -2,29 +2,29 @@
 //! around each. `RINGTAP_SEEDS` sets how many seeds are tried; a failure names its seed.
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
+#[path = "common/trials.rs"]
+mod trials;
 
 use std::cell::Cell;
-use std::ops::Range;
 use std::rc::Rc;
 
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
-use ringtap_image::{CacheMode, Container, Image, Raw, Traits};
+use ringtap_image::{CacheMode, Image, Raw};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, Wrong, random_asks, turn_all};
 use ringtap_vbd::{Busy, Error, Kind, Request, Vbd};
 
 use common::Served;
+use container::container;
+use trials::{all_well, seeds};
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
 /// Overlays that each disk comes to have.
 const OVERLAYS: usize = 6;
 const SECOND: u64 = 1_000_000_000;
-
-fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 /// A raw image, overlays for it, and how many of them lie upon it.
 struct Chain {
@@ -35,18 +35,6 @@ struct Chain {
     top: Rc<Cell<usize>>,
     /// What was not flushed before is left in the former image, where no flush gets at it: wrong, on purpose.
     unflushed: bool,
-}
-
-fn container(disk: &Disk, file: File) -> Container {
-    let traits = Traits {
-        regular: true,
-        read_only: false,
-        request_alignment: 512,
-        memory_alignment: 512,
-        logical_block_size: 512,
-        physical_block_size: 4096,
-    };
-    Container::simulated(file, disk.size(file), traits)
 }
 
 async fn overlay(
@@ -214,13 +202,7 @@ fn trial(seed: u64, unflushed: bool) -> Result<usize, Wrong> {
 
 #[test]
 fn overlays_take_the_place_of_images_under_load() {
-    let mut replaced = 0;
-    for seed in seeds(400) {
-        match trial(seed, false) {
-            Ok(times) => replaced += times,
-            Err(wrong) => panic!("seed {seed}: {wrong}"),
-        }
-    }
+    let replaced = all_well(seeds(400), |seed| trial(seed, false));
     println!("{replaced} images replaced");
     assert!(replaced > 100, "{replaced}");
 }

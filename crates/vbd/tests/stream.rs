@@ -3,33 +3,30 @@
 //! failure names its seed.
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
+#[path = "common/trials.rs"]
+mod trials;
 
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create, set_backing};
-use ringtap_image::{
-    Boxed, CacheMode, Container, Format, Identity, Image, Raw, RestartLog, Traits,
-};
+use ringtap_image::{Boxed, CacheMode, Container, Format, Identity, Image, Raw, RestartLog};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
 use ringtap_vbd::{Busy, Job, Kind, Request, Stream, StreamError, Vbd};
 
 use common::Served;
+use trials::{all_well, seeds};
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
 /// Images on the lowest.
 const OVERLAYS: usize = 3;
 const SECOND: u64 = 1_000_000_000;
-
-fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 /// What is done wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,16 +59,8 @@ fn zeros() -> Arc<[AtomicU64]> {
 }
 
 fn container(disk: &Disk, file: File) -> Container {
-    let traits = Traits {
-        regular: true,
-        read_only: false,
-        request_alignment: 512,
-        memory_alignment: 512,
-        logical_block_size: 512,
-        physical_block_size: 4096,
-    };
     let clock = disk.clone();
-    Container::simulated(file, disk.size(file), traits).with_time(move || clock.modified(file))
+    container::container(disk, file).with_time(move || clock.modified(file))
 }
 
 impl Chain {
@@ -354,13 +343,7 @@ fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
 
 #[test]
 fn a_stream_loses_nothing() {
-    let mut done = 0;
-    for seed in seeds(300) {
-        match trial(seed, None) {
-            Ok(times) => done += times,
-            Err(wrong) => panic!("seed {seed}: {wrong}"),
-        }
-    }
+    let done = all_well(seeds(300), |seed| trial(seed, None));
     println!("{done} streams came to their end");
     assert!(done > 100, "{done}");
 }

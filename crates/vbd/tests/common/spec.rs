@@ -1,9 +1,11 @@
 //! Images on a simulated disk, by what they are made of.
 
 use ringtap_image::qcow2::{Header, Parts, Qcow2};
-use ringtap_image::{Boxed, Container, Image, Raw, Traits};
+use ringtap_image::{Boxed, Image, Raw};
 use ringtap_io::{File, Io};
 use ringtap_sim::Disk;
+
+use super::container::container;
 
 /// What an image is made of.
 #[derive(Clone, Debug)]
@@ -40,17 +42,4 @@ impl Spec {
             }
         })
     }
-}
-
-/// A file of a simulated disk as images see it.
-pub fn container(disk: &Disk, file: File) -> Container {
-    let traits = Traits {
-        regular: true,
-        read_only: false,
-        request_alignment: 512,
-        memory_alignment: 512,
-        logical_block_size: 512,
-        physical_block_size: 4096,
-    };
-    Container::simulated(file, disk.size(file), traits)
 }
