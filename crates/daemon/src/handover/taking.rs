@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ringtap_export::{fuse, nbd, vhost_user};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::getppid;
+use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::channel::{Channel, Files, Kind};
@@ -27,6 +27,8 @@ pub(crate) struct Taking {
     channel: Channel,
     state: State,
     began: u64,
+    /// The server before this one.
+    giver: Option<Pid>,
 }
 
 fn failed(why: impl Into<String>) -> Error {
@@ -39,7 +41,8 @@ impl Taking {
         let Some(told) = std::env::var_os(CHANNEL) else { return Ok(None) };
         let told = told.to_str().and_then(|text| text.split_once(':'));
         // What a server of this host starts inherits its environment, and is not meant.
-        let parent = getppid().map(|parent| parent.as_raw_nonzero().to_string());
+        let giver = getppid();
+        let parent = giver.map(|parent| parent.as_raw_nonzero().to_string());
         let Some((_, number)) = told.filter(|(by, _)| Some(*by) == parent.as_deref()) else {
             return Ok(None);
         };
@@ -54,7 +57,7 @@ impl Taking {
         leave_all(true);
         let channel = Channel(UnixStream::from(socket));
         match receive(&channel, Kind::State).and_then(|(body, files)| prepare(&body, files)) {
-            Ok(state) => Ok(Some(Taking { channel, state, began: 0 })),
+            Ok(state) => Ok(Some(Taking { channel, state, began: 0, giver })),
             Err(why) => {
                 let _ = channel.send(Kind::Failed, &why, &[]);
                 Err(failed(why))
@@ -123,8 +126,12 @@ impl Taking {
                 (served.disk.keeping.comes, served.disk.incoming) = (false, false);
             }
         }
-        // Where nobody hears it the server before this one is gone, and this is all that there is.
-        let _ = self.channel.send(Kind::Taken, "", &[]);
+        // Where nobody hears it the server before this one is gone, and this is all that there is; or it lives, has given up
+        // waiting, and goes on.
+        let told = self.channel.send(Kind::Taken, "", &[]);
+        if told.is_err() && getppid() == self.giver {
+            return Err(failed("the server before this one does not wait any more"));
+        }
         leave_all(false);
         Ok(())
     }
