@@ -100,8 +100,13 @@ impl Placement {
 
 /// Where threads of a control group are named.
 fn threads_of(group: &Path) -> Result<File, String> {
-    let failed =
-        |error: io::Error| format!("cannot use the control group {}: {error}", group.display());
+    let failed = |error: io::Error| {
+        let advice = match error.kind() {
+            io::ErrorKind::NotFound => " (a threaded one of cgroup v2 is wanted: make it first)",
+            _ => "",
+        };
+        format!("cannot use the control group {}: {error}{advice}", group.display())
+    };
     let kind = std::fs::read_to_string(group.join("cgroup.type")).map_err(failed)?;
     if kind.trim() != "threaded" {
         let group = group.display();
