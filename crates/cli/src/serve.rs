@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use ringtap_daemon::{
-    Address, Announce, Config, Disk, Error, Keeping, OnError, Placed, Polling, Processors,
+    Address, Announce, Config, Disk, Error, Keeping, OnError, Placed, Polling, Processors, QUEUES,
 };
 use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSource};
 
@@ -20,10 +20,6 @@ use crate::nbd::NbdArgs;
 use crate::objects::BootArgs;
 use crate::sandbox::SandboxArgs;
 use crate::secret;
-
-/// Queues offered unless told otherwise. One that no guest uses costs nothing, and QEMU refuses a
-/// server that offers fewer than its guest has CPUs.
-const QUEUES: u16 = 16;
 
 /// The heading of what belongs to one disk.
 pub(crate) const OF_DISK: &str = "Options of the DISK before them";

@@ -18,6 +18,10 @@ const SECTORS: [u32; 4] = [512, 1024, 2048, 4096];
 /// The longest name of an NBD export. Source: the NBD protocol, "Values / string".
 const NAME_LEN: usize = 4096;
 
+/// Queues offered, and threads that a file or a device has, where nothing is said. One that no guest uses costs nothing, and QEMU
+/// refuses a server that offers fewer than its guest has CPUs.
+pub const QUEUES: u16 = 16;
+
 /// How to tell that everything listens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Announce {
@@ -83,6 +87,34 @@ pub struct Disk {
     /// What clients of the control socket know it by; none: the name of its NBD export where that will do, else
     /// `diskN`, by its place.
     pub node_name: Option<String>,
+}
+
+impl Disk {
+    /// One that is served nowhere yet, and is as it is where nothing is said.
+    pub fn new(path: impl Into<PathBuf>, options: OpenOptions) -> Disk {
+        Disk {
+            path: path.into(),
+            options,
+            name: String::new(),
+            nbd: vec![],
+            vhost_user: vec![],
+            fuse: vec![],
+            growable: false,
+            incoming: false,
+            ublk: None,
+            queues: QUEUES,
+            logical_block_size: None,
+            on_error: None,
+            hold: 0,
+            placement: Placed::default(),
+            limits: DiskLimits::default(),
+            share: Share::default(),
+            group: None,
+            keeping: Keeping::default(),
+            serial: String::new(),
+            node_name: None,
+        }
+    }
 }
 
 /// Where the threads that serve a disk run.
@@ -333,29 +365,12 @@ mod tests {
 
     fn disk(nbd: &[&str], vhost_user: &[&str]) -> Disk {
         Disk {
-            path: "null:1M".into(),
-            options: OpenOptions::default(),
-            name: String::new(),
             nbd: nbd.iter().map(|text| Address::nbd(text).expect("an address")).collect(),
             vhost_user: vhost_user
                 .iter()
                 .map(|text| Address::vhost_user(text).expect("an address"))
                 .collect(),
-            fuse: vec![],
-            growable: false,
-            incoming: false,
-            ublk: None,
-            queues: 1,
-            logical_block_size: None,
-            hold: 0,
-            placement: Default::default(),
-            limits: Default::default(),
-            share: Default::default(),
-            keeping: Default::default(),
-            group: None,
-            on_error: None,
-            serial: String::new(),
-            node_name: None,
+            ..Disk::new("null:1M", OpenOptions::default())
         }
     }
 

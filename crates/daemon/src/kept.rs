@@ -8,7 +8,7 @@ use ringtap_vbd::{Limits, Rate, Share, ThrottleGroup};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use crate::control::QUEUES;
+use crate::QUEUES;
 use crate::facts::cache_name;
 use crate::running::{Running, Served};
 use crate::{Address, Disk, OnError};

@@ -32,26 +32,8 @@ mod tests {
     #[test]
     fn no_two_disks_are_called_alike() {
         let disk = |(path, name): (&str, &str)| Disk {
-            path: path.into(),
-            options: OpenOptions::default(),
             name: name.into(),
-            nbd: vec![],
-            vhost_user: vec![],
-            fuse: vec![],
-            growable: false,
-            incoming: false,
-            ublk: None,
-            queues: 1,
-            logical_block_size: None,
-            hold: 0,
-            placement: Default::default(),
-            limits: Default::default(),
-            share: Default::default(),
-            keeping: Default::default(),
-            group: None,
-            on_error: None,
-            serial: String::new(),
-            node_name: None,
+            ..Disk::new(path, OpenOptions::default())
         };
         let disks = [
             ("/srv/web01.qcow2", ""),

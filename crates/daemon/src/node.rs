@@ -54,26 +54,9 @@ mod tests {
 
     fn disk(node_name: Option<&str>, name: &str) -> Disk {
         Disk {
-            path: "null:1M".into(),
-            options: OpenOptions::default(),
             name: name.into(),
-            nbd: vec![],
-            vhost_user: vec![],
-            fuse: vec![],
-            growable: false,
-            incoming: false,
-            ublk: None,
-            queues: 1,
-            logical_block_size: None,
-            hold: 0,
-            placement: Default::default(),
-            limits: Default::default(),
-            share: Default::default(),
-            keeping: Default::default(),
-            group: None,
-            on_error: None,
-            serial: String::new(),
             node_name: node_name.map(str::to_owned),
+            ..Disk::new("null:1M", OpenOptions::default())
         }
     }
 

@@ -222,26 +222,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let at = |name: &str| Address::Unix(dir.path().join(name));
         let disk = |name: &str, nbd: Vec<Address>, vhost_user: Vec<Address>| Disk {
-            path: "null:1M".into(),
-            options: OpenOptions::default(),
             name: name.into(),
             nbd,
             vhost_user,
-            fuse: vec![],
-            growable: false,
-            incoming: false,
-            ublk: None,
-            queues: 1,
-            logical_block_size: None,
-            hold: 0,
-            placement: Default::default(),
-            limits: Default::default(),
-            share: Default::default(),
-            keeping: Default::default(),
-            group: None,
-            on_error: None,
-            serial: String::new(),
-            node_name: None,
+            ..Disk::new("null:1M", OpenOptions::default())
         };
         let config = Config {
             disks: vec![

@@ -6,11 +6,11 @@ use std::time::Duration;
 use ringtap_export::{fuse, nbd, ublk, vhost_user};
 
 use super::keeping::wanted;
-use super::nodes::QUEUES;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
 use super::table::Command;
+use crate::QUEUES;
 use crate::handed::Handed;
 use crate::plan::{self, listen};
 use crate::running::{DiskId, Export, Running, Served, ServerId, Then};

@@ -47,7 +47,6 @@ pub mod wire;
 pub(crate) use jobs::{
     JobStatus, JobType, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready, tell_of_trouble,
 };
-pub(crate) use nodes::QUEUES;
 pub(crate) use outgoing::{Events, Held, hold_back, let_go};
 pub(crate) use query::ExportDeleted;
 pub(crate) use replay::replay;

@@ -18,9 +18,6 @@ use crate::opened::Identity;
 use crate::running::{DiskId, Running, Served, Then};
 use crate::{Disk, OnError};
 
-/// Threads that a file or a device has where nothing is said.
-pub(crate) const QUEUES: u16 = 16;
-
 words! {
     /// What becomes of discards.
     enum Discard { "unmap" Unmap }
@@ -402,28 +399,7 @@ pub(super) fn found(
 }
 
 fn disk(path: PathBuf, options: OpenOptions, node_name: String) -> Disk {
-    Disk {
-        path,
-        options,
-        name: String::new(),
-        nbd: vec![],
-        vhost_user: vec![],
-        fuse: vec![],
-        growable: false,
-        incoming: false,
-        ublk: None,
-        queues: QUEUES,
-        logical_block_size: None,
-        hold: 0,
-        placement: Default::default(),
-        limits: Default::default(),
-        share: Default::default(),
-        keeping: Default::default(),
-        group: None,
-        on_error: None,
-        serial: String::new(),
-        node_name: Some(node_name),
-    }
+    Disk { node_name: Some(node_name), ..Disk::new(path, options) }
 }
 
 impl Running {

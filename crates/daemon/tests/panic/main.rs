@@ -49,26 +49,12 @@ fn options(name: &str) -> OpenOptions {
 fn disk(dir: &Path, name: &str, ublk: Option<u32>) -> Disk {
     let other = ublk.is_none();
     Disk {
-        path: dir.join(name),
-        options: options(name),
         name: name.into(),
         nbd: other.then(|| Address::Unix(dir.join("nbd"))).into_iter().collect(),
-        vhost_user: vec![],
         fuse: other.then(|| dir.join(format!("{name}.file"))).into_iter().collect(),
-        growable: false,
-        incoming: false,
         ublk: ublk.map(Some),
         queues: 2,
-        logical_block_size: None,
-        hold: 0,
-        placement: Default::default(),
-        limits: Default::default(),
-        share: Default::default(),
-        keeping: Default::default(),
-        group: None,
-        on_error: None,
-        serial: String::new(),
-        node_name: None,
+        ..Disk::new(dir.join(name), options(name))
     }
 }
 

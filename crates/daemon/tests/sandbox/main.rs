@@ -66,31 +66,17 @@ fn main() {
 
 fn disk(dir: &Path, transport: &str) -> Disk {
     let only = |its: &str| (transport == its).then(|| dir.join("served/at"));
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        cache: CacheMode::Writeback,
+        ..OpenOptions::default()
+    };
     Disk {
-        share: Default::default(),
-        path: dir.join("served/disk.qcow2"),
-        options: OpenOptions {
-            format: Some(Format::Qcow2),
-            cache: CacheMode::Writeback,
-            ..OpenOptions::default()
-        },
-        name: String::new(),
         nbd: only("nbd").map(Address::Unix).into_iter().collect(),
         vhost_user: only("vhost-user").map(Address::Unix).into_iter().collect(),
         fuse: only("fuse").into_iter().collect(),
-        growable: false,
-        incoming: false,
-        ublk: None,
         queues: 2,
-        logical_block_size: None,
-        hold: 0,
-        placement: Default::default(),
-        limits: Default::default(),
-        keeping: Default::default(),
-        group: None,
-        on_error: None,
-        serial: String::new(),
-        node_name: None,
+        ..Disk::new(dir.join("served/disk.qcow2"), options)
     }
 }
 
