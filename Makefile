@@ -3,10 +3,11 @@ SHELL := /bin/bash
 CARGO := scripts/cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 RINGTAP := $(TARGET)/release/ringtap
+LAB = $(dir $(RINGTAP))ringtap-lab
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help build demo check msrv test iotests models fuzz bench install uninstall deb
+.PHONY: help build demo check msrv test iotests models fuzz bench install install-tap install-lab uninstall deb
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
@@ -16,19 +17,19 @@ help:
 	@echo "make iotests    QEMU's own tests of image formats, with Ringtap for its tools: FORMATS=\"raw qcow2\" TESTS=\"001 002\""
 	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
 	@echo "make fuzz       every fuzz target, guided by coverage: MINUTES=60 each, TARGETS=names for some only"
-	@echo "make build      the optimised binary: $(RINGTAP)"
+	@echo "make build      the optimised binaries: $(RINGTAP), $(LAB)"
 	@echo "make bench      ratios against other servers, in about an hour"
-	@echo "make install    binary, manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
+	@echo "make install    binaries without debug symbols (those in lib/debug), manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
 	@echo "make uninstall  remove them"
 	@echo "make deb        packages for this Debian, in $(TARGET)/deb; RINGTAP=PATH of another binary"
 
 build:
 	scripts/setup.sh build
-	$(CARGO) build --release --locked -p ringtap
+	$(CARGO) build --release --locked -p ringtap -p ringtap-lab
 
 demo:
 	scripts/setup.sh demo
-	$(CARGO) build --release --locked -p ringtap --bins --example demo
+	$(CARGO) build --release --locked -p ringtap -p ringtap-lab --bins --example demo
 	$(TARGET)/release/examples/demo
 	$(RINGTAP) compare
 
@@ -94,8 +95,31 @@ bench:
 $(RINGTAP):
 	$(MAKE) build
 
-install: $(RINGTAP)
-	install -D -m 755 $(RINGTAP) $(DESTDIR)$(PREFIX)/bin/ringtap
+# installed BINARY: stripped, its debug symbols beside, where debuggers look for them.
+DEBUG = $(DESTDIR)$(PREFIX)/lib/debug$(PREFIX)/bin
+define installed
+	install -D -m 755 $(1) $(DESTDIR)$(PREFIX)/bin/$(notdir $(1))
+	install -d $(DEBUG)
+	objcopy --only-keep-debug $(1) $(DEBUG)/$(notdir $(1)).debug
+	objcopy --strip-unneeded --add-gnu-debuglink=$(DEBUG)/$(notdir $(1)).debug $(DESTDIR)$(PREFIX)/bin/$(notdir $(1))
+endef
+
+install: install-tap install-lab
+
+install-lab: $(RINGTAP)
+	$(call installed,$(LAB))
+	$(LAB) man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+	install -d $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(LAB) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap-lab
+	$(LAB) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap-lab
+	$(LAB) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap-lab.fish
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap-lab contrib/lab/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap-lab/systemd contrib/systemd/ringtap-compare.*
+
+install-tap: $(RINGTAP)
+	$(call installed,$(RINGTAP))
 	$(RINGTAP) man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions
@@ -103,9 +127,8 @@ install: $(RINGTAP)
 	$(RINGTAP) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
 	$(RINGTAP) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
 	$(RINGTAP) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/systemd contrib/systemd/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/systemd $(filter-out %.timer %compare.service,$(wildcard contrib/systemd/*))
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/xen contrib/xen/*
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/doc/ringtap/lab contrib/lab/*
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/ringtap/grafana contrib/grafana/*
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/share/ringtap/bpftrace contrib/bpftrace/*
 	sed -i 's|/usr/bin/ringtap:|$(PREFIX)/bin/ringtap:|' $(DESTDIR)$(PREFIX)/share/ringtap/bpftrace/*
@@ -116,9 +139,9 @@ deb: $(RINGTAP)
 	@ls -l $(TARGET)/deb
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1
-	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-{serve,daemon,disk,job,xen,create,info,list,map,measure,convert,dd,check,resize,amend,snapshot,bitmap,commit,rebase,compare,report,completions,man}.1
-	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ringtap
-	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ringtap
-	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ringtap.fish
-	rm -rf $(DESTDIR)$(PREFIX)/share/doc/ringtap $(DESTDIR)$(PREFIX)/share/ringtap
+	rm -f $(DESTDIR)$(PREFIX)/bin/ringtap $(DESTDIR)$(PREFIX)/bin/ringtap-lab $(DEBUG)/ringtap.debug $(DEBUG)/ringtap-lab.debug
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ringtap.1 $(DESTDIR)$(PREFIX)/share/man/man1/ringtap-*.1
+	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/{ringtap,ringtap-lab}
+	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/{_ringtap,_ringtap-lab}
+	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/{ringtap,ringtap-lab}.fish
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/{ringtap,ringtap-lab} $(DESTDIR)$(PREFIX)/share/ringtap

@@ -1,6 +1,6 @@
 #!/bin/bash
-# deb.sh RINGTAP FOLDER [VERSION]: packages of a built binary for this Debian, with its debug symbols in one of their own, in
-# FOLDER. The version is the workspace's unless another is given.
+# deb.sh RINGTAP FOLDER [VERSION]: packages of a built binary, and of the ringtap-lab beside it, for this Debian, with their debug
+# symbols in packages of their own, in FOLDER. The version is the workspace's unless another is given.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ringtap=$(realpath "${1:?usage: deb.sh RINGTAP FOLDER [VERSION]}")
@@ -21,5 +21,6 @@ ringtap ($version-1) unstable; urgency=medium
  -- Ringtap developers <ringtap@localhost>  $(date -R ${SOURCE_DATE_EPOCH:+-d "@$SOURCE_DATE_EPOCH"})
 END
 echo README.md >"$work/debian/ringtap.docs"
+[ -x "$(dirname "$ringtap")/ringtap-lab" ] || { echo "deb.sh: there is no ringtap-lab beside $ringtap" >&2; exit 1; }
 cd "$work"
 RINGTAP=$ringtap FOLDER=$folder fakeroot debian/rules binary

@@ -5,11 +5,16 @@ use std::thread::{self, JoinHandle};
 
 use serde_json::{Value, json};
 
-use crate::{program, ringtap};
+use crate::{lab, program, ringtap};
 
 /// What a verb of `ringtap` prints, however it ends.
 pub fn ringtap_of(args: &[&str]) -> Output {
     program(ringtap().to_str().expect("a plain path"), "ringtap", args)
+}
+
+/// What a verb of `ringtap-lab` prints, however it ends.
+pub fn lab_of(args: &[&str]) -> Output {
+    program(lab().to_str().expect("a plain path"), "ringtap-lab", args)
 }
 
 /// Load the disk of a vhost-user socket for so many seconds.
@@ -17,7 +22,7 @@ pub fn load(socket: String, seconds: &'static str) -> JoinHandle<Value> {
     thread::spawn(move || {
         let head = ["load", "--socket", &socket, "--rw", "randrw", "--depth", "8"];
         let tail = ["--seconds", seconds, "--verify", "--output", "json"];
-        let output = ringtap_of(&[&head[..], &tail].concat());
+        let output = lab_of(&[&head[..], &tail].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("JSON")
     })

@@ -18,9 +18,18 @@ pub fn ringtap() -> PathBuf {
     if let Some(path) = std::env::var_os("RINGTAP") {
         return path.into();
     }
+    built("ringtap")
+}
+
+/// The lab's binary: `RINGTAP_LAB`, or the one built beside this test.
+pub fn lab() -> PathBuf {
+    std::env::var_os("RINGTAP_LAB").map_or_else(|| built("ringtap-lab"), Into::into)
+}
+
+fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
-    let path = test.ancestors().nth(2).expect("the target folder").join("ringtap");
-    assert!(path.is_file(), "{} is missing: cargo build -p ringtap", path.display());
+    let path = test.ancestors().nth(2).expect("the target folder").join(name);
+    assert!(path.is_file(), "{} is missing: cargo build -p {name}", path.display());
     path
 }
 

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use ringtap_tests::{Server, SetUp, file_system, file_system_of, ok, plain, program, ringtap};
+use ringtap_tests::{Server, SetUp, file_system, file_system_of, lab, ok, plain, program, ringtap};
 
 const MIB: u64 = 1 << 20;
 
@@ -37,8 +37,8 @@ fn use_disk(disk: &Path, cache: &str, dir: &Path, more: &[&str]) {
     let said = ok("qemu-io", "qemu-utils", &args);
     assert!(!said.contains("failed") && !said.contains("rror"), "{cache}: {said}");
     let load = ok(
-        plain(&ringtap()),
-        "ringtap",
+        plain(&lab()),
+        "ringtap-lab",
         &[
             "load",
             "--socket",

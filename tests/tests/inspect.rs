@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{patience, program, ringtap};
+use ringtap_tests::{lab, patience, program, ringtap};
 use serde_json::Value;
 
 /// A server whose stderr is read line by line.
@@ -148,7 +148,7 @@ fn the_state_tells_layers_connections_and_what_is_in_flight() {
     let socket = at("vu");
     let load = std::thread::spawn(move || {
         let words = ["load", "--socket", &socket, "--rw", "randwrite", "--seconds", "8"];
-        program(&ringtap().display().to_string(), "ringtap", words)
+        program(&lab().display().to_string(), "ringtap-lab", words)
     });
     let state = disk(&server.until("request in flight", |state| {
         let queue = queue(&state["stats"][0], "vhost-user");

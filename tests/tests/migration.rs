@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringtap_guest::{Appliance, Guest, Job, Machine, Migrated, Output, Qemu};
-use ringtap_tests::{Control, Server, ok, patience, program, ringtap};
+use ringtap_tests::{Control, Server, lab, ok, patience, program};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -64,7 +64,7 @@ fn load(socket: &Path, seconds: &str) -> Value {
     let socket = socket.to_str().expect("a plain path");
     let args = ["load", "--socket", socket, "--output", "json", "--rw", "randwrite", "--verify"];
     let args = args.into_iter().chain(["--seconds", seconds]);
-    let output = program(ringtap().to_str().expect("a plain path"), "ringtap", args);
+    let output = program(lab().to_str().expect("a plain path"), "ringtap-lab", args);
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}", String::from_utf8_lossy(&output.stderr));
     })

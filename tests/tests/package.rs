@@ -7,6 +7,17 @@ use std::process::Command;
 
 use ringtap_tests::{ok, plain, ringtap};
 
+/// What that of the lab consists of.
+const OF_LAB: [&str; 7] = [
+    "/usr/bin/ringtap-lab",
+    "/usr/bin/ringtap-compare",
+    "/lib/systemd/system/ringtap-compare.service",
+    "/lib/systemd/system/ringtap-compare.timer",
+    "/usr/share/man/man1/ringtap-lab-compare.1.gz",
+    "/usr/share/man/man1/ringtap-lab-report.1.gz",
+    "/usr/share/bash-completion/completions/ringtap-lab",
+];
+
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-1");
 
 fn top() -> PathBuf {
@@ -14,9 +25,8 @@ fn top() -> PathBuf {
 }
 
 /// What the package consists of beyond pages and completions.
-const FILES: [&str; 17] = [
+const FILES: [&str; 16] = [
     "/usr/bin/ringtap",
-    "/usr/bin/ringtap-compare",
     "/lib/systemd/system/ringtap-daemon.service",
     "/lib/systemd/system/ringtap@.service",
     "/lib/systemd/system/ringtap-nbd@.service",
@@ -51,12 +61,21 @@ fn packages_of_debian_have_all_that_belongs_to_them() {
         dir.path().join(format!("{name}_{VERSION}_{}.deb", arch.trim()))
     };
     let (package, symbols) = (deb("ringtap"), deb("ringtap-dbgsym"));
+    let lab = deb("ringtap-lab");
 
     let root = dir.path().join("root");
     ok("dpkg-deb", "dpkg", &["-x", plain(&package), plain(&root)]);
     // Since usr was merged, units are there.
     let there = |name: &str| [root.join(&name[1..]), root.join("usr").join(&name[1..])];
     for name in FILES {
+        assert!(there(name).iter().any(|path| path.is_file()), "{name} is not in {said}");
+    }
+    // Who serves disks needs no lab.
+    for name in OF_LAB {
+        assert!(there(name).iter().all(|path| !path.exists()), "{name} is in the wrong package");
+    }
+    ok("dpkg-deb", "dpkg", &["-x", plain(&lab), plain(&root)]);
+    for name in OF_LAB {
         assert!(there(name).iter().any(|path| path.is_file()), "{name} is not in {said}");
     }
     for unit in FILES.iter().filter(|name| name.ends_with(".service")) {
@@ -100,7 +119,8 @@ fn packages_of_debian_have_all_that_belongs_to_them() {
     // Nobody's address is the maintainer's, and there is no bug to close.
     let suppressed =
         "bogus-mail-host,bogus-mail-host-in-debian-changelog,initial-upload-closes-no-bugs";
-    let args = ["--fail-on", "error,warning", "--suppress-tags", suppressed, plain(&package)];
+    let args =
+        ["--fail-on", "error,warning", "--suppress-tags", suppressed, plain(&package), plain(&lab)];
     // It is slow.
     let lint = Command::new("timeout").args(["500", "lintian"]).args(args).output();
     let lint = lint.expect("timeout of coreutils");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ringtap_guest::verify::{Filesystem, FioVerify, Verifying, check_filesystem};
 use ringtap_guest::{Appliance, Guest, Machine, Qemu, Uml};
-use ringtap_tests::{Server, patience, program, ringtap};
+use ringtap_tests::{Server, lab, patience, program};
 use rustix::io::ReadWriteFlags;
 
 const MIB: u64 = 1 << 20;
@@ -68,7 +68,7 @@ fn load(socket: &Path, args: &[&str]) -> serde_json::Value {
     let args = ["load".as_ref(), "--socket".as_ref(), socket, "--output".as_ref(), "json".as_ref()]
         .into_iter()
         .chain(args.iter().map(AsRef::as_ref));
-    let output = program(ringtap().to_str().expect("a plain path"), "ringtap", args);
+    let output = program(lab().to_str().expect("a plain path"), "ringtap-lab", args);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}{said}"))

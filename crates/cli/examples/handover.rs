@@ -62,7 +62,8 @@ fn measure(
         let line =
             ["load", "--socket", &socket, "--rw", "randrw", "--depth", "16", "--seconds", &seconds];
         let more = ["--fsync-every", "64", "--verify", "--output", "json"];
-        command().args(line).args(more).stdout(Stdio::piped()).spawn()
+        let mut lab = Command::new(ringtap.with_file_name("ringtap-lab"));
+        lab.current_dir(dir.path()).args(line).args(more).stdout(Stdio::piped()).spawn()
     };
     let loads: Vec<Child> = (0..loaded).map(load).collect::<Result<_, _>>()?;
     sleep(Duration::from_secs(1));

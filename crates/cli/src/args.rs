@@ -11,6 +11,7 @@ use serde_json::ser::PrettyFormatter;
 use crate::daemon::DaemonArgs;
 use crate::disk::DiskArgs;
 use crate::job::JobArgs;
+use crate::lab::ReportArgs;
 use crate::list::ListArgs;
 use crate::manual;
 use crate::names::{self, EngineName};
@@ -148,25 +149,15 @@ pub(crate) enum Command {
     Rebase(RebaseArgs),
     /// Compare two images, or measure ways of serving a disk side by side
     ///
-    /// With two images: whether a guest reads the same from both. Without: the lab. Stages × backends ×
-    /// workloads × rounds; every backend runs once in every round, in a balanced order; the stage's
-    /// reference runs twice (the A/A twin), which shows the noise floor. Each sample is appended to
-    /// RUN/samples.jsonl as it comes; the table, report.html and the JSON are made from that folder and
-    /// can be made again with `ringtap report`.
-    #[command(after_help = "")]
+    /// With two images: whether a guest reads the same from both. Without: `ringtap-lab compare`, with the same arguments.
     Compare(CompareVerb),
     /// List the block devices of this host that are served by ublk
     ///
     /// Those whose server was killed wait for the next one of the same disk; `--reap` gives them up.
     List(ListArgs),
-    /// Make the report of a comparison again from its samples
-    Report(ringtap_lab::ReportArgs),
-    /// Put load on a vhost-user socket (used by the lab)
-    #[command(hide = true)]
-    Load(ringtap_load::LoadArgs),
-    /// Copy files or make a tree of them (used by the lab, inside guests too)
-    #[command(hide = true)]
-    LabTool(ringtap_lab::ToolArgs),
+    /// Make the report of a measurement again, merge several, or compare two: `ringtap-lab report`
+    #[command(disable_help_flag = true)]
+    Report(ReportArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell.

@@ -1,4 +1,4 @@
-//! `ringtap`: disks served to virtual machines, and the lab that compares ways of serving them.
+//! `ringtap`: disks served to virtual machines.
 
 mod args;
 mod bound;
@@ -7,6 +7,7 @@ mod daemon;
 mod disk;
 mod folder;
 mod job;
+mod lab;
 mod limits;
 mod list;
 mod log;
@@ -54,9 +55,11 @@ fn ringtap() -> ExitCode {
         Ok(words) => words,
         Err(why) => return outcome::usage(&why),
     };
-    let matches = match args::command().try_get_matches_from(words) {
+    let matches = match args::command().try_get_matches_from(&words) {
         Ok(matches) => matches,
-        Err(error) => return outcome::refused(&error),
+        Err(error) => {
+            return lab::takes(&words, &error).unwrap_or_else(|| outcome::refused(&error));
+        }
     };
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
@@ -124,9 +127,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Rebase(args) => verbs::rebase::run(&args).map_err(backing_is_another),
         Command::Compare(args) => verbs::compare::run(&args),
         Command::List(args) => list::run(&args),
-        Command::Report(args) => ringtap_lab::report(&args),
-        Command::Load(args) => load(args),
-        Command::LabTool(args) => ringtap_lab::tool::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Report(args) => lab::report(&args),
         Command::Completions { shell } => {
             let mut text = vec![];
             clap_complete::generate(shell, &mut args::command(), "ringtap", &mut text);
@@ -135,13 +136,4 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         }
         Command::Man { dir } => manual::run(dir.as_deref()),
     }
-}
-
-/// What the lab runs as its vhost-user client.
-fn load(args: ringtap_load::LoadArgs) -> anyhow::Result<ExitCode> {
-    let output = args.output;
-    let measured = ringtap_load::run(args)?;
-    writeln!(std::io::stdout(), "{}", measured.render(output))?;
-    anyhow::ensure!(!measured.failed(), "requests failed, or did not read back as written");
-    Ok(ExitCode::SUCCESS)
 }

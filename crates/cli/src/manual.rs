@@ -307,23 +307,8 @@ fn sections(command: &str) -> &'static [Section] {
             (
                 "Examples of measuring",
                 &[
-                    (
-                        "ringtap compare",
-                        "for a guest on this host: which way should I serve its disk?",
-                    ),
-                    ("ringtap compare --list", "what there is, and what can run here"),
-                    (
-                        "ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio",
-                        "some backends only",
-                    ),
-                    (
-                        "ringtap compare --dir /dev/shm --size 512M",
-                        "on tmpfs: the cost of the software",
-                    ),
-                    (
-                        "ringtap compare --plan nightly.toml --out /srv/runs/tonight",
-                        "by a plan, into a folder of its own",
-                    ),
+                    ("ringtap compare", "which way should I serve a guest's disk on this machine?"),
+                    ("ringtap-lab compare --help", "all that can be measured, and how"),
                 ],
             ),
             (
@@ -336,19 +321,17 @@ fn sections(command: &str) -> &'static [Section] {
                     ("4", "reading failed"),
                 ],
             ),
-            (
-                "Exit status of measuring",
-                &[
-                    ("0", "done"),
-                    ("1", "it failed"),
-                    ("2", "the plan makes no sense, nothing was started"),
-                    (
-                        "3",
-                        "a part was done: interrupted, or some samples failed (the report says which)",
-                    ),
-                ],
-            ),
         ],
+        "report" => &[(
+            "Examples",
+            &[
+                (
+                    "ringtap report ringtap-runs/2026-11-21T21-30-00",
+                    "the tables and the page of a run",
+                ),
+                ("ringtap-lab report --help", "runs merged, or held against another, for CI too"),
+            ],
+        )],
         "list" => &[
             (
                 "Examples",

@@ -67,7 +67,7 @@ fn every_command_has_a_page_with_its_sections() {
     ] {
         assert!(serve.contains(wanted), "{wanted} in:\n{serve}");
     }
-    assert!(page("ringtap-compare.1").contains("\\-\\-quick"));
+    assert!(page("ringtap-compare.1").contains("ringtap\\-lab"));
     assert!(page("ringtap.1").contains("ringtap\\-serve(1)"));
     let alone = stdout(ringtap(&["man"]));
     assert_eq!(alone, page("ringtap.1"));

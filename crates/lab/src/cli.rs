@@ -148,7 +148,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// Run on another machine, `ssh://USER@HOST:PORT`: this binary is copied there, the run comes back.
+    /// Run on another machine, `ssh://USER@HOST:PORT`: the binaries are copied there, the run comes back.
     #[arg(long, value_name = "URI")]
     pub on: Option<Host>,
 

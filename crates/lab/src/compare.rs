@@ -29,14 +29,14 @@ pub const PARTIAL: u8 = 3;
 /// `report --fail-if-worse`: something is.
 pub const WORSE: u8 = 4;
 
-/// Runs `ringtap compare`. `ringtap` is the binary whose `serve` and `load` are measured.
+/// Runs `ringtap-lab compare`. `ringtap` is the binary whose `serve` is measured, `lab` this one.
 ///
 /// Prints the result to stdout, progress and paths to stderr. The exit code is 0, [`FAILED`], [`USAGE`] or [`PARTIAL`].
 /// Errors are those of the lab itself, such as a run folder that cannot be written.
-pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode> {
+pub fn compare(args: &CompareArgs, ringtap: PathBuf, lab: PathBuf) -> anyhow::Result<ExitCode> {
     // Folders and devices are those of the other machine, and so is the plan.
     if let Some(host) = &args.on {
-        return elsewhere(args, host, &ringtap);
+        return elsewhere(args, host, &ringtap, &lab);
     }
     let plan = match Plan::from_args(args) {
         Ok(plan) => plan,
@@ -46,7 +46,7 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf) -> anyhow::Result<ExitCode>
         eprintln!("ringtap compare: --self-test and --list print a table or JSON");
         return Ok(ExitCode::from(USAGE));
     }
-    let env = Env::new(ringtap);
+    let env = Env::new(ringtap, lab);
     if args.self_test {
         return self_test(&plan, &env, args);
     }
@@ -85,12 +85,17 @@ fn told(out: &Path, args: &CompareArgs) -> anyhow::Result<()> {
 }
 
 /// The same on another machine: its run comes back, and is reported here.
-fn elsewhere(args: &CompareArgs, host: &Host, binary: &Path) -> anyhow::Result<ExitCode> {
+fn elsewhere(
+    args: &CompareArgs,
+    host: &Host,
+    ringtap: &Path,
+    lab: &Path,
+) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("cannot watch for Ctrl-C")?;
     let has_run = !args.list && !args.self_test;
     let out = args.out.clone().unwrap_or_else(usual_folder);
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let wish = Wish { host, binary, args: &words, out: has_run.then_some(out.as_path()) };
+    let wish = Wish { host, ringtap, lab, args: &words, out: has_run.then_some(out.as_path()) };
     if let Err(error) = remote::check(wish) {
         return Ok(refuse(&error));
     }

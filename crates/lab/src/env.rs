@@ -40,6 +40,8 @@ pub const FILE_SYSTEM: [&str; 2] = ["crc32c_generic", "ext4"];
 pub struct Env {
     /// The `ringtap` binary.
     pub ringtap: PathBuf,
+    /// The lab's own, `ringtap-lab`: its load and its tools are verbs of it.
+    pub lab: PathBuf,
     serve: OnceLock<Option<Missing>>,
     load: OnceLock<Option<Missing>>,
     formats: Mutex<HashMap<String, bool>>,
@@ -50,10 +52,11 @@ pub struct Env {
 }
 
 impl Env {
-    /// A machine with that `ringtap` binary.
-    pub fn new(ringtap: PathBuf) -> Env {
+    /// A machine with those binaries, `ringtap` and `ringtap-lab`.
+    pub fn new(ringtap: PathBuf, lab: PathBuf) -> Env {
         Env {
             ringtap,
+            lab,
             serve: OnceLock::new(),
             load: OnceLock::new(),
             formats: Mutex::default(),
@@ -86,9 +89,9 @@ impl Env {
         self.serve.get_or_init(|| self.ringtap_verb("serve")).clone()
     }
 
-    /// Whether `ringtap load` is there and answers.
-    pub fn ringtap_load(&self) -> Option<Missing> {
-        self.load.get_or_init(|| self.ringtap_verb("load")).clone()
+    /// Whether `ringtap-lab load` is there and answers.
+    pub fn lab_load(&self) -> Option<Missing> {
+        self.load.get_or_init(|| verb(&self.lab, "load")).clone()
     }
 
     /// Whether `ringtap create` is there and answers.
@@ -101,16 +104,8 @@ impl Env {
         self.ringtap_verb("xen")
     }
 
-    fn ringtap_verb(&self, verb: &str) -> Option<Missing> {
-        let mut command = Command::new(&self.ringtap);
-        command.args([verb, "--help"]);
-        let answer = process::run(command, Duration::from_secs(10), &Stop::default());
-        answer.err().map(|error| {
-            Missing::new(
-                format!("{} has no working `{verb}` ({error})", self.ringtap.display()),
-                "cargo build --release, then run the compare verb of that ringtap binary",
-            )
-        })
+    fn ringtap_verb(&self, name: &str) -> Option<Missing> {
+        verb(&self.ringtap, name)
     }
 
     /// Whether `ringtap serve` knows an image format: it refuses an unknown one as bad usage (exit code 2) before it looks
@@ -132,9 +127,9 @@ impl Env {
         })
     }
 
-    /// Whether the lab's own tools can run, which are a verb of the binary.
+    /// Whether the lab's own tools can run, which are a verb of its binary.
     pub fn tools(&self) -> Option<Missing> {
-        self.ringtap_verb("lab-tool")
+        verb(&self.lab, "tool")
     }
 
     /// The kernel and initramfs of a guest for User-Mode Linux, built at the first call (seconds) and kept in the cache.
@@ -176,12 +171,11 @@ impl Env {
                 "nbd-client",
                 "date",
             ];
-            let own = self.ringtap.to_string_lossy().into_owned();
             let programs = wanted
                 .iter()
                 .filter(|name| process::find(name).is_some())
                 .map(|name| (*name).to_owned());
-            let own = self.ringtap.is_file().then_some(own);
+            let own = program(&self.lab);
             let modules = ["ahci", "nvme", "dm_mod", "dm_snapshot", "dm_thin_pool"];
             let builder = self.with_tool(Appliance::builder(Machine::Pc));
             let builder = builder.modules(modules).programs(programs.chain(own));
@@ -216,7 +210,9 @@ impl Env {
 
     fn first_domain(&self) -> ringtap_guest::Builder {
         let first = self.with_tool(Appliance::builder(Machine::Xen));
-        let programs = ["dmsetup".to_owned()].into_iter().chain(self.domain_programs());
+        let first = with_program(first, &self.ringtap);
+        let own = program(&self.ringtap);
+        let programs = ["dmsetup".to_owned()].into_iter().chain(self.domain_programs()).chain(own);
         first
             .modules(FILE_SYSTEM)
             .modules(["dm_mod"])
@@ -228,20 +224,21 @@ impl Env {
     fn domain_programs(&self) -> Vec<String> {
         let programs = ["fio", "dd", "date", "bonnie++", "mkfs.ext4", "find", "cpio"];
         let there = programs.iter().filter(|name| process::find(name).is_some());
-        let own = self.ringtap.is_file().then(|| self.ringtap.to_string_lossy().into_owned());
-        there.map(|name| (*name).to_owned()).chain(own).collect()
+        there.map(|name| (*name).to_owned()).chain(program(&self.lab)).collect()
     }
 
-    /// Where the lab's tools are in a guest: the binary's own path, unless a guest mounts something of its own over it.
+    /// Where the lab's tools are in a guest.
     pub fn guest_tool(&self) -> PathBuf {
-        let hidden = ["/tmp", "/run", "/mnt"].iter().any(|dir| self.ringtap.starts_with(dir));
-        if hidden { PathBuf::from("/opt/ringtap-lab") } else { self.ringtap.clone() }
+        in_a_guest(&self.lab)
+    }
+
+    /// Where `ringtap` is in Xen's first domain.
+    pub fn guest_ringtap(&self) -> PathBuf {
+        in_a_guest(&self.ringtap)
     }
 
     fn with_tool(&self, builder: ringtap_guest::Builder) -> ringtap_guest::Builder {
-        let tool = self.guest_tool();
-        let moved = tool != self.ringtap && self.ringtap.is_file();
-        if moved { builder.file(&self.ringtap, tool) } else { builder }
+        with_program(builder, &self.lab)
     }
 
     /// Whether this kernel has a device-mapper that answers.
@@ -261,6 +258,37 @@ impl Env {
         }
         self.root("making a loop device").or_else(|| self.program("losetup", "mount"))
     }
+}
+
+/// Whether a verb of a binary answers.
+fn verb(binary: &Path, name: &str) -> Option<Missing> {
+    let mut command = Command::new(binary);
+    command.args([name, "--help"]);
+    let answer = process::run(command, Duration::from_secs(10), &Stop::default());
+    answer.err().map(|error| {
+        Missing::new(
+            format!("{} has no working `{name}` ({error})", binary.display()),
+            "ringtap and ringtap-lab of one build, in one folder",
+        )
+    })
+}
+
+fn program(binary: &Path) -> Option<String> {
+    binary.is_file().then(|| binary.to_string_lossy().into_owned())
+}
+
+/// A binary's own path, unless a guest mounts something of its own over it.
+fn in_a_guest(binary: &Path) -> PathBuf {
+    let hidden = ["/tmp", "/run", "/mnt"].iter().any(|dir| binary.starts_with(dir));
+    match binary.file_name().filter(|_| hidden) {
+        Some(name) => Path::new("/opt").join(name),
+        None => binary.to_owned(),
+    }
+}
+
+fn with_program(builder: ringtap_guest::Builder, binary: &Path) -> ringtap_guest::Builder {
+    let there = in_a_guest(binary);
+    if there != binary && binary.is_file() { builder.file(binary, there) } else { builder }
 }
 
 fn built(builder: ringtap_guest::Builder) -> Result<Appliance, Missing> {
@@ -285,7 +313,7 @@ mod tests {
         let text = "#!/bin/sh\ncase \"$4\" in raw) exit 1;; esac\necho \"invalid value '$4'\" >&2\nexit 2\n";
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let env = Env::new(script);
+        let env = Env::new(script.clone(), script);
         assert_eq!(env.ringtap_format("raw"), None);
         assert!(env.ringtap_format("qcow9").unwrap().reason.contains("qcow9"));
     }

@@ -2,7 +2,8 @@
 //!
 //! A run is a [`plan`]: stages × backends × workloads × rounds. [`run`] carries it out and leaves a folder of facts and
 //! samples; [`report()`] makes tables and a page from that folder, by the statistics of [`stats`]. The lab runs programs,
-//! `ringtap` among them, and shares no code with what it measures.
+//! `ringtap` among them, and shares no code with what it measures. `ringtap-lab` is its binary, and `crates/load` a client that it
+//! brings along.
 
 pub mod backend;
 pub mod cli;

@@ -1,4 +1,4 @@
-//! A load generator for block devices: `ringtap load`.
+//! A load generator for block devices: `ringtap-lab load`.
 //!
 //! It plays the guest. The virtio driver is the `blkio` crate (libblkio, the driver that QEMU's
 //! `virtio-blk-vhost-user` and fio's `libblkio` engine use), so the server is judged by code that

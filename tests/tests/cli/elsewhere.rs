@@ -157,3 +157,24 @@ fn a_machine_that_is_not_reached_is_named() {
     assert!(said.contains("missing.toml"), "{said}");
     assert_eq!(other.left_there(), Vec::<String>::new());
 }
+
+#[test]
+fn a_lab_that_is_not_installed_is_told() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let alone = dir.path().join("ringtap");
+    std::fs::copy(ringtap(), &alone).expect("a copy");
+    for verb in ["compare", "report"] {
+        let mut command = Command::new(&alone);
+        command.arg(verb).env("PATH", dir.path()).current_dir(dir.path());
+        let output = command.output().expect("ringtap runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("install the package ringtap-lab"), "{said}");
+    }
+    // Two images are compared all the same.
+    std::fs::write(dir.path().join("a"), [0; 512]).expect("a file");
+    let mut command = Command::new(&alone);
+    command.args(["compare", "-U", "-f", "raw", "-F", "raw", "a", "a"]).current_dir(dir.path());
+    let output = command.env("PATH", "").output().expect("ringtap runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -489,9 +489,12 @@ fn vhost_user_serves_a_driver_written_elsewhere() {
     let dir = folder();
     disk(dir.path(), "a.raw", 16 << 20);
     let server = Server::start(dir.path(), "a.raw -f raw --vhost-user v.sock --queues 1");
-    let load = "load --socket v.sock --rw randwrite --verify --seconds 0.3 --output json";
+    let socket = dir.path().join("v.sock");
+    let load = ["--rw", "randwrite", "--verify", "--seconds", "0.3", "--output", "json"];
+    let load = [&["load", "--socket", socket.to_str().expect("plain")], &load[..]].concat();
     for turn in 0..2 {
-        let outcome: Value = serde_json::from_str(&run(dir.path(), load).ok()).expect("JSON");
+        let told = ringtap_tests::lab_of(&load).stdout;
+        let outcome: Value = serde_json::from_slice(&told).expect("JSON");
         assert_eq!(outcome["errors"], 0, "turn {turn}");
         assert_eq!(outcome["verify"]["mismatches"], 0);
         assert!(outcome["ios"].as_u64() > Some(0), "{outcome}");

@@ -2,16 +2,16 @@
 
 use std::process::{Child, Command, Stdio};
 
-use ringtap_tests::ringtap;
+use ringtap_tests::lab;
 use serde_json::json;
 
 use crate::{Empty, nbd_size, ok, vhost};
 
 fn load(socket: &std::path::Path, seconds: &str) -> Child {
-    let mut load = Command::new(ringtap());
+    let mut load = Command::new(lab());
     load.arg("load").arg("--socket").arg(socket);
     load.args(["--rw", "randrw", "--verify", "--depth", "4", "--seconds", seconds]);
-    load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ringtap load")
+    load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ringtap-lab load")
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use ringtap_tests::{is_well, ok, program, ringtap, ringtap_of};
+use ringtap_tests::{is_well, lab_of, ok, program, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, snapshot};
@@ -22,7 +22,7 @@ fn guest(bench: &Bench) -> thread::JoinHandle<Value> {
     thread::spawn(move || {
         let head = ["load", "--socket", &socket, "--rw", "randrw", "--size", "32M"];
         let tail = ["--seconds", "3", "--verify", "--output", "json"];
-        let output = ringtap_of(&[&head[..], &tail].concat());
+        let output = lab_of(&[&head[..], &tail].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("JSON")
     })

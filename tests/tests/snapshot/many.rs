@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use ringtap_tests::{Control, Server, ok, ringtap, ringtap_of};
+use ringtap_tests::{Control, Server, lab_of, ok, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::Bench;
@@ -52,7 +52,7 @@ impl Way {
             let socket = bench.text("a");
             let head = ["load", "--socket", &socket, "--rw", "randrw", "--depth", "8"];
             let tail = ["--fsync-every", "64", "--seconds", "4", "--verify", "--output", "json"];
-            let output = ringtap_of(&[&head[..], &tail].concat());
+            let output = lab_of(&[&head[..], &tail].concat());
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
             let found = (&told["verify"]["mismatches"], &told["errors"]);

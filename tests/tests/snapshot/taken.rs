@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use ringtap_tests::{ok, ringtap, ringtap_of};
+use ringtap_tests::{lab_of, ok, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, refusal, snapshot};
@@ -289,7 +289,7 @@ fn a_guest_that_writes_all_the_time_loses_nothing_to_fifty_snapshots() {
             "--output",
             "json",
         ];
-        let output = ringtap_of(&args);
+        let output = lab_of(&args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice::<Value>(&output.stdout).expect("JSON")
     });

@@ -1,5 +1,5 @@
-//! `ringtap compare A B`: whether two images have the same content. Without images the same verb is
-//! the lab's.
+//! `ringtap compare A B`: whether two images have the same content. Without two images the same verb is
+//! the lab's ([`crate::lab`]).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,23 +7,19 @@ use std::sync::Arc;
 
 use clap::Args;
 use ringtap_image::{CacheMode, Format};
-use ringtap_lab::CompareArgs;
 use ringtap_vbd::{Compare, CompareError, Found, Progress, Vbd, Workers, compare};
 
 use super::bar::{Bar, Talk};
 use super::source::{Sources, backing, open_source};
 use crate::names::{self, CacheName};
-use crate::outcome;
-
-const OF_IMAGES: &str = "Two images";
+use crate::{lab, outcome};
 
 /// What `ringtap compare` is told.
 #[derive(Debug, Args)]
 #[command(mut_arg("allow_backing", backing))]
 pub(crate) struct CompareVerb {
-    /// Two images whose content is compared; without them ways of serving a disk are measured, by the
-    /// plan named here (quick, published) or as the options below say
-    #[arg(value_name = "IMAGE", num_args = 0..=2, help_heading = OF_IMAGES)]
+    /// The two images
+    #[arg(value_name = "IMAGE", num_args = 1..=2, required = true)]
     images: Vec<PathBuf>,
 
     /// Format of the first image [default: as written down, else by its mark]
@@ -32,9 +28,7 @@ pub(crate) struct CompareVerb {
         long,
         value_parser = names::format(),
         value_name = "FORMAT",
-        hide_possible_values = true,
-        requires = "images",
-        help_heading = OF_IMAGES
+        hide_possible_values = true
     )]
     format: Option<Format>,
 
@@ -44,14 +38,12 @@ pub(crate) struct CompareVerb {
         long,
         value_parser = names::format(),
         value_name = "FORMAT",
-        hide_possible_values = true,
-        requires = "images",
-        help_heading = OF_IMAGES
+        hide_possible_values = true
     )]
     second_format: Option<Format>,
 
     /// Their sizes, and what is allocated in them, must be the same too
-    #[arg(short, long, requires = "images", help_heading = OF_IMAGES)]
+    #[arg(short, long)]
     strict: bool,
 
     /// How host caching is used
@@ -60,29 +52,25 @@ pub(crate) struct CompareVerb {
         long = "source-cache",
         value_enum,
         value_name = "MODE",
-        default_value = "writeback",
-        help_heading = OF_IMAGES
+        default_value = "writeback"
     )]
     cache: CacheName,
 
-    #[command(flatten, next_help_heading = OF_IMAGES)]
+    #[command(flatten)]
     talk: Talk,
 
-    #[command(flatten, next_help_heading = OF_IMAGES)]
+    #[command(flatten)]
     sources: Sources,
-
-    #[command(flatten, next_help_heading = "Measuring")]
-    lab: CompareArgs,
 }
 
 pub(crate) fn run(args: &CompareVerb) -> anyhow::Result<ExitCode> {
     match &args.images[..] {
         [one, other] => Ok(images(args, one, other)),
-        words => {
-            let known = words.first().map(|name| name.display().to_string());
-            let lab = CompareArgs { known, ..args.lab.clone() };
-            ringtap_lab::compare(&lab, std::env::current_exe()?)
-        }
+        // A plan's name, or an image alone.
+        _ => lab::one_word().unwrap_or_else(|| {
+            let why = "two images are compared, and one is named";
+            Ok(outcome::usage(why))
+        }),
     }
 }
 

@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn an_overlay_is_made_as_its_users_make_it() {
-        let env = Env::new("/opt/ringtap".into());
+        let env = Env::new("/opt/ringtap".into(), "/opt/ringtap-lab".into());
         let line = |maker: Maker| {
             let command = maker.command(&env, Path::new("base"), Path::new("top"));
             format!("{command:?}").replace('"', "")

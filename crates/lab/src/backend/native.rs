@@ -22,7 +22,7 @@ impl Backend for Native {
     }
 }
 
-/// The plain file under `ringtap load`, which drives the vhost-user rows: what is between the two is the server alone.
+/// The plain file under `ringtap-lab load`, which drives the vhost-user rows: what is between the two is the server alone.
 #[derive(Debug)]
 pub struct ByLoad;
 
@@ -32,7 +32,7 @@ impl Backend for ByLoad {
     }
 
     fn missing(&self, env: &Env) -> Option<Missing> {
-        env.ringtap_load()
+        env.lab_load()
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {

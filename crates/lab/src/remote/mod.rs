@@ -1,5 +1,5 @@
-//! `ringtap compare --on ssh://HOST`: the lab on another machine. This binary and the files that the options name are copied
-//! to a folder there, the lab runs in it, and the run's folder comes back; the folder there is removed.
+//! `ringtap compare --on ssh://HOST`: the lab on another machine. `ringtap`, the lab and the files that the options name are
+//! copied to a folder there, the lab runs in it, and the run's folder comes back; the folder there is removed.
 
 mod words;
 
@@ -19,6 +19,8 @@ use crate::run::folder;
 use crate::stop::Stop;
 use words::quoted;
 
+/// The lab's binary there.
+const LAB: &str = "ringtap-lab";
 /// Another ssh, with options of its own: `ssh -i KEY -F CONFIG`.
 const SSH: &str = "RINGTAP_SSH";
 /// To copy a binary over a slow line.
@@ -74,8 +76,10 @@ pub struct Ended {
 pub struct Wish<'a> {
     /// Where.
     pub host: &'a Host,
-    /// The binary that runs there.
-    pub binary: &'a Path,
+    /// The binary that is measured there.
+    pub ringtap: &'a Path,
+    /// The lab's, which runs there.
+    pub lab: &'a Path,
     /// The command line here, without the program's name.
     pub args: &'a [OsString],
     /// The folder of the run here; none where there will be no run (`--list`, `--self-test`), and what the lab prints is shown.
@@ -100,9 +104,11 @@ pub fn check(wish: Wish<'_>) -> Result<()> {
 pub fn run(wish: Wish<'_>, stop: &Stop) -> Result<Ended> {
     let line = Line::open(wish.host, stop)?;
     let place = Place::make(&line, stop)?;
-    place.copy(wish.binary, "ringtap", stop)?;
-    let version = line.shell(&format!("{}/ringtap --version", place.path), stop);
-    version.map_err(|error| does_not_run(wish.host, error))?;
+    for (binary, name) in [(wish.ringtap, "ringtap"), (wish.lab, LAB)] {
+        place.copy(binary, name, stop)?;
+        let version = line.shell(&format!("{}/{name} --version", place.path), stop);
+        version.map_err(|error| does_not_run(wish.host, error))?;
+    }
     let words = words::forwarded(wish.args, wish.out.is_some())?;
     for (from, name) in &words.files {
         place.copy(from, name, stop)?;
@@ -294,8 +300,8 @@ impl<'a> Place<'a> {
     fn lab(&self, args: &str, shown: bool, stop: &Stop) -> Result<ExitStatus> {
         let shell = format!(
             "cd {0} && exec 3<&0 </dev/null && lab=$$ && \
-             {{ (cat <&3; [ /proc/$lab/exe -ef {0}/ringtap ] && kill -INT $lab) >/dev/null 2>&1 & }} && \
-             exec ./ringtap {args} 3<&-",
+             {{ (cat <&3; [ /proc/$lab/exe -ef {0}/{LAB} ] && kill -INT $lab) >/dev/null 2>&1 & }} && \
+             exec ./{LAB} {args} 3<&-",
             self.path
         );
         let mut command = self.line.remote(&shell);

@@ -78,7 +78,7 @@ pub enum Generator {
     Device,
     /// fio's engine for NBD.
     Nbd,
-    /// `ringtap load`, over vhost-user without a guest.
+    /// `ringtap-lab load`, over vhost-user without a guest.
     Load,
 }
 

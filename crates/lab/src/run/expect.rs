@@ -176,7 +176,7 @@ mod tests {
             let more = ["--workloads", "fio,dd", "--rounds", rounds];
             Plan::from_args(&Cli::parse_from(words.iter().chain(&more)).args).unwrap()
         };
-        let env = Env::new("/nonexistent".into());
+        let env = Env::new("/nonexistent".into(), "/nonexistent".into());
         let (few, many) = (plan("6"), plan("60"));
         let arms = matrix(&few, &env).0;
         let (short, long) = (expected(&few, &arms), expected(&many, &arms));

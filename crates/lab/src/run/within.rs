@@ -97,7 +97,7 @@ mod tests {
             let words = words.iter().chain(&more).chain(within);
             Plan::from_args(&Cli::parse_from(words).args).expect("a plan")
         };
-        let env = Env::new("/nonexistent".into());
+        let env = Env::new("/nonexistent".into(), "/nonexistent".into());
         let whole = plan(&[]);
         let all = matrix(&whole, &env).0;
         let most = expected(&whole, &all);

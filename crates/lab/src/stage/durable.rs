@@ -160,13 +160,13 @@ fn host(
                 continue;
             }
         };
-        let (access, ringtap) = (served.access.clone(), runner.env.ringtap.clone());
+        let (access, lab) = (served.access.clone(), runner.env.lab.clone());
         let (settings, stop) = (runner.plan.settings(0), runner.stop);
         runner.sample(place(stage, arm, workload, at), None, None, |_| {
             let before = probe.count()?;
             let syncs = match &access {
                 Access::VhostUser { socket } => {
-                    let mut command = Command::new(&ringtap);
+                    let mut command = Command::new(&lab);
                     command.args(durability::load_args(socket, &settings));
                     let text = run(command, stop)?;
                     workload::load::parse(&text)?.ios.unwrap_or(0.0)

@@ -25,9 +25,9 @@ pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing>
     let reach = entry.backend.reach();
     match (workload.kind, reach) {
         (Kind::Durability, _) => None,
-        (Kind::Fio(_), Reach::VhostUser | Reach::Native) => env.ringtap_load(),
+        (Kind::Fio(_), Reach::VhostUser | Reach::Native) => env.lab_load(),
         (_, Reach::Native) => Some(Missing::new(
-            "ringtap load speaks no such workload",
+            "ringtap-lab load speaks no such workload",
             "the row native runs it on the same file",
         )),
         (Kind::Fio(_) | Kind::FioFile(_) | Kind::Rated(_), Reach::Nbd) => {
@@ -269,7 +269,7 @@ fn on_file_system(
 ) -> Result<Measured> {
     let place = dir.display().to_string();
     let tool = |words: Vec<String>| {
-        let mut command = Command::new(&env.ringtap);
+        let mut command = Command::new(&env.lab);
         command.args(words);
         process::run(command, Duration::from_secs(900), stop)
     };
@@ -308,7 +308,7 @@ fn on_file_system(
 }
 
 fn run_load(args: Vec<String>, env: &Env, limit: Duration, stop: &Stop) -> Result<Measured> {
-    let mut command = Command::new(&env.ringtap);
+    let mut command = Command::new(&env.lab);
     command.args(args);
     load::parse(&process::run(command, limit, stop)?.stdout)
 }

@@ -96,7 +96,7 @@ pub fn missing_workload(
         Stage::Guest | Stage::Vm => guest::missing_workload(workload, env),
         Stage::Two => {
             let by_load = matches!(entry.backend.reach(), Reach::VhostUser | Reach::Native);
-            by_load.then(|| env.ringtap_load()).flatten()
+            by_load.then(|| env.lab_load()).flatten()
         }
         Stage::TwoGuests | Stage::TwoVms | Stage::Xen => None,
     })

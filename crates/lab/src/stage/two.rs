@@ -1,6 +1,6 @@
 //! Two loads at once on this machine: a backend is started twice, on two disks of the same device. One fio drives both; it
 //! lets its jobs go together, and both last equally long: all of their time is common. vhost-user disks are driven by two
-//! `ringtap load`, of which only common time counts.
+//! `ringtap-lab load`, of which only common time counts.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::workload::fio::{Job, escape};
 use crate::workload::two::{self, Load, Shape};
 use crate::workload::{Kind, Measured, Settings, load};
 
-/// Two of `ringtap load` wake a moment after each other; each has load before its measured time for at least so long.
+/// Two of `ringtap-lab load` wake a moment after each other; each has load before its measured time for at least so long.
 const RAMP: Duration = Duration::from_millis(100);
 /// How long two of them may take to reach their disks, before they begin together.
 const NOTICE: Duration = Duration::from_millis(300);
@@ -196,7 +196,7 @@ fn measure(
         let (before, began) = (Meter::read(&who, mark.device()), Instant::now());
         let (loads, ramp) = if jobs.iter().all(by_load) {
             let ramp = settings.ramp.max(RAMP);
-            (by_ringtap_load(shape, &jobs, settings, ramp, pair.env, pair.stop)?, ramp)
+            (by_clients(shape, &jobs, settings, ramp, pair.env, pair.stop)?, ramp)
         } else {
             (by_fio(shape, &jobs, settings, pair.stop)?, settings.ramp)
         };
@@ -246,8 +246,8 @@ fn by_fio(
     two::jobs(&text)?.iter().map(|job| two::load(job, shape.write)).collect()
 }
 
-/// One of `ringtap load` for each disk, all at once.
-fn by_ringtap_load(
+/// One of `ringtap-lab load` for each disk, all at once.
+fn by_clients(
     shape: Shape,
     jobs: &[(&Access, u32)],
     settings: &Settings,
@@ -262,11 +262,11 @@ fn by_ringtap_load(
     let begin = (now + notice).as_millis().to_string();
     let run = |access: &Access, depth: u32| {
         let job = Job { random: true, write: shape.write, block: 4096, depth, synced: false };
-        let mut command = Command::new(&env.ringtap);
+        let mut command = Command::new(&env.lab);
         match access {
             Access::VhostUser { socket } => command.args(load::args(job, socket, &settings)),
             Access::Native(file) => command.args(load::native_args(job, file, &settings)),
-            other => return Err(Error::Plan(format!("ringtap load does not reach {other:?}"))),
+            other => return Err(Error::Plan(format!("ringtap-lab load does not reach {other:?}"))),
         };
         command.args(["--begin-at", &begin]);
         load::timed(&process::run(command, limit, stop)?.stdout)

@@ -1,4 +1,4 @@
-//! Programs of the lab's own that must run where the disk is, inside a guest too: `ringtap lab-tool`, a hidden verb.
+//! Programs of the lab's own that must run where the disk is, inside a guest too: `ringtap-lab tool`, a hidden verb.
 
 pub mod filecopy;
 pub mod tree;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
-/// What `ringtap lab-tool` is told.
+/// What `ringtap-lab tool` is told.
 #[derive(Clone, Debug, Args)]
 pub struct ToolArgs {
     #[command(subcommand)]

@@ -33,7 +33,7 @@ pub fn tree(disk: u64) -> Tree {
 /// Arguments behind the tool's program that make the tree below `dir`.
 pub fn tree_args(dir: &str, tree: Tree) -> Vec<String> {
     // The tree is part of the workload: the same in every run.
-    let words = ["lab-tool", "tree", "--dir", dir, "--seed", "1"].map(str::to_owned);
+    let words = ["tool", "tree", "--dir", dir, "--seed", "1"].map(str::to_owned);
     let numbers =
         ["--files".into(), tree.files.to_string(), "--bytes".into(), tree.bytes.to_string()];
     words.into_iter().chain(numbers).collect()

@@ -54,7 +54,7 @@ pub fn writes_of_dd(stderr: &str) -> Result<f64> {
     Ok(super::dd::parse(stderr)?.0 / 4096.0)
 }
 
-/// `ringtap load`'s arguments for the same: (arguments, whether the count of writes is in its JSON).
+/// `ringtap-lab load`'s arguments for the same: (arguments, whether the count of writes is in its JSON).
 pub fn load_args(socket: &Path, settings: &Settings) -> Vec<String> {
     let socket = socket.display().to_string();
     let seconds = settings.run.as_secs_f64().min(0.5).to_string();

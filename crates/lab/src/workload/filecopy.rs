@@ -11,13 +11,14 @@ const PUBLISHED_SECONDS: f64 = 30.0;
 /// Arguments behind the tool's program.
 pub fn args(dir: &str, durable: bool, settings: &Settings) -> Vec<String> {
     let seconds = settings.run.as_secs_f64().to_string();
-    let words = ["lab-tool", "filecopy", "--dir", dir, "--seconds", &seconds];
+    let words = ["tool", "filecopy", "--dir", dir, "--seconds", &seconds];
     words.iter().map(|w| (*w).to_owned()).chain(durable.then(|| "--durable".to_owned())).collect()
 }
 
 /// Reads its JSON.
 pub fn parse(text: &str, durable: bool) -> Result<Measured> {
-    let wrong = |found: String| Error::Output { what: "the JSON of lab-tool filecopy", found };
+    let wrong =
+        |found: String| Error::Output { what: "the JSON of ringtap-lab tool filecopy", found };
     let outcomes: Vec<Outcome> =
         serde_json::from_str(text.trim()).map_err(|e| wrong(format!("{e} in {text:?}")))?;
     let index = index(&outcomes).ok_or_else(|| wrong("not all three copies are there".into()))?;

@@ -25,7 +25,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// fio's (and `ringtap load`'s) word for the pattern.
+    /// fio's (and `ringtap-lab load`'s) word for the pattern.
     pub fn pattern(self) -> &'static str {
         match (self.random, self.write) {
             (true, false) => "randread",

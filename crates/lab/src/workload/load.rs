@@ -1,4 +1,4 @@
-//! `ringtap load`: fio's job over vhost-user, from the host, without a guest. Debian's fio has no vhost-user engine.
+//! `ringtap-lab load`: fio's job over vhost-user, from the host, without a guest. Debian's fio has no vhost-user engine.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::{Metric, Metrics};
 
-/// Less common time than this share is no measurement of loads at once by `ringtap load`: it counts all of its time.
+/// Less common time than this share is no measurement of loads at once by `ringtap-lab load`: it counts all of its time.
 const COMMON: f64 = 0.85;
 
 /// The arguments behind `ringtap`.
@@ -106,7 +106,7 @@ pub fn check_common(loads: &[Timed]) -> Result<()> {
 }
 
 fn wrong(found: String) -> Error {
-    Error::Output { what: "the JSON of ringtap load", found }
+    Error::Output { what: "the JSON of ringtap-lab load", found }
 }
 
 fn outcome(text: &str) -> Result<Outcome> {

@@ -23,7 +23,7 @@ use crate::sample::{Metric, Metrics, Stage};
 /// What a tool does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// fio (over vhost-user from the host: `ringtap load`, which does the same).
+    /// fio (over vhost-user from the host: `ringtap-lab load`, which does the same).
     Fio(fio::Job),
     /// A job file of the user's: its path.
     FioFile(&'static str),

@@ -35,7 +35,7 @@ fn filled(out: impl Fn(&Path, &Bench) -> PathBuf) {
     let words = "--stages host --rounds 200 --seconds 0.05 --backends native --workloads filecopy";
     let mut plan = bench.plan(words);
     plan.dir = small.0.clone();
-    let (env, out) = (Env::new(lab()), out(&small.0, &bench));
+    let (env, out) = (Env::new("/nonexistent/ringtap".into(), lab()), out(&small.0, &bench));
     let over = AtomicBool::new(false);
     let ended = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -423,7 +423,7 @@ fn a_server_that_refuses_is_a_failed_row_that_quotes_it() {
     let mut mode = std::fs::metadata(&script).unwrap().permissions();
     std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
     std::fs::set_permissions(&script, mode).unwrap();
-    let env = Env::new(script.clone());
+    let env = Env::new(script.clone(), script.clone());
     let plan = bench.plan("--stages host --rounds 1 --seconds 0.1 --backends native,ringtap-nbd --workloads randread-4k-qd1");
     let ended = run::run(&plan, &env, &bench.out(), &Stop::default()).unwrap();
     assert_eq!((ended.state, ended.samples, ended.failures), (State::Complete, 3, 2));

@@ -38,7 +38,10 @@ impl Bench {
             .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
             .unwrap();
         // No ringtap: its rows must come out as not run, with the reason.
-        Bench { dir, env: Env::new(PathBuf::from("/nonexistent/ringtap")) }
+        Bench {
+            dir,
+            env: Env::new("/nonexistent/ringtap".into(), "/nonexistent/ringtap-lab".into()),
+        }
     }
 
     fn plan(&self, words: &str) -> Plan {
@@ -252,7 +255,9 @@ fn a_server_that_dies_of_its_guest_is_alone_in_failing() {
     let plan = bench.plan(
         "--stages guest --rounds 1 --seconds 0.1 --backends ubd,ringtap-vhost --workloads randread-4k-qd1",
     );
-    let ended = run::run(&plan, &Env::new(script.clone()), &bench.out(), &Stop::default()).unwrap();
+    let ended =
+        run::run(&plan, &Env::new(script.clone(), script.clone()), &bench.out(), &Stop::default())
+            .unwrap();
     assert_eq!((ended.state, ended.samples), (State::Complete, 3));
     let analysis = report::load(&bench.out()).unwrap();
     let [failure] = &analysis.failures[..] else { panic!("{:?}", analysis.failures) };
@@ -294,18 +299,14 @@ fn one_boot_of_a_real_guest() {
     assert!(analysis.run.skipped.iter().any(|skip| skip.backend == "ringtap-vhost"));
 }
 
-/// The lab's own verbs, without the rest of `ringtap`: cargo builds the example beside the tests.
 fn lab() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let lab = tests.parent().unwrap().parent().unwrap().join("examples/lab");
-    assert!(lab.is_file(), "cargo test -p ringtap-lab builds {}", lab.display());
-    lab
+    env!("CARGO_BIN_EXE_ringtap-lab").into()
 }
 
 #[test]
 fn files_are_copied_and_archived_and_flushes_counted_on_the_host() {
     let bench = Bench::new();
-    let env = Env::new(lab());
+    let env = Env::new("/nonexistent/ringtap".into(), lab());
     let plan = bench.plan(
         "--stages host --rounds 1 --seconds 0.1 --backends native,loop,qemu-nbd,qemu-nbd-unsafe \
          --workloads filecopy,filecopy-durable,archive,durability,rated-50,dd-throughput-dsync",
@@ -341,7 +342,7 @@ fn files_are_copied_and_archived_and_flushes_counted_on_the_host() {
 #[test]
 fn a_guest_builds_volumes_and_snapshots() {
     let bench = Bench::new();
-    let env = Env::new(lab());
+    let env = Env::new("/nonexistent/ringtap".into(), lab());
     if ringtap_lab::process::find("dmsetup").is_none() {
         panic!("dmsetup is needed: apt-get install dmsetup");
     }

@@ -307,7 +307,7 @@ fn method(analysis: &Analysis) -> Markup {
                 li { "≥ marks a bound: bonnie++ prints +++++ where a phase took under half a second. Bounds enter no mean." }
                 li { "Percentiles are shown only where at least 100 I/Os of a run lie beyond them; runs are combined by the median." }
                 li { "CPU of the server is user and system time of its processes, io_uring workers included. Loop devices are served by kernel threads. In a guest the client is the whole guest, seen from outside. Of two loads at once it is the cost of both by the I/Os of both." }
-                li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven on the host by ringtap load, another client: compare them with each other first." }
+                li { "fio uses io_uring and O_DIRECT on files and devices and its nbd engine on exports; vhost-user servers are driven on the host by ringtap-lab load, another client: compare them with each other first." }
                 li { "Where the device saw less than half of the bytes asked for, a cache was measured, and the number is not ranked." }
                 li { "Writes are steady from the first five rounds in a row that lie within 20 % of their mean and along a line that moves by at most 10 % of it." }
                 li { "Everything here is made of run.json and samples.jsonl; " code { "ringtap report FOLDER" } " makes it again." }

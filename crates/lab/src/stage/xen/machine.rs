@@ -138,7 +138,7 @@ impl Machine {
             host = host.hvm(hvm);
         }
         let host = host.boot()?;
-        let ringtap = env.guest_tool().display().to_string();
+        let ringtap = env.guest_ringtap().display().to_string();
         let within = String::new();
         let mut machine = Machine { guests: Vec::new(), hvm: None, host, memory, within, ringtap };
         let script = format!(

@@ -527,11 +527,13 @@ mod tests {
         let plan = plan("--workloads bonnie,archive,read-1m-qd8");
         for workload in plan.workloads() {
             let runs = workload.kind != Kind::SnapshotLife;
-            let missing = missing_workload(workload, &Env::new("/nonexistent".into()));
+            let missing =
+                missing_workload(workload, &Env::new("/nonexistent".into(), "/nonexistent".into()));
             assert!(missing.is_none() || !runs || !missing.unwrap().remedy.contains("vm"));
         }
         // Without a ringtap its rows, and perhaps all others, are reasons.
-        let (arms, skipped) = matrix(&plan, &Env::new("/nonexistent".into()));
+        let (arms, skipped) =
+            matrix(&plan, &Env::new("/nonexistent".into(), "/nonexistent".into()));
         let running = |name: &str| arms[0].1.iter().any(|arm| arm.name == name);
         assert!(!running("tap-raw"));
         let told =
