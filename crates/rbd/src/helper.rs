@@ -1,7 +1,7 @@
 //! The thread of an image for what librbd has no asynchronous call for.
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
@@ -10,7 +10,6 @@ use ringtap_io::Op;
 use crate::ffi::Request;
 use crate::holds::{LEAST, List, MOST};
 use crate::image::Rbd;
-use crate::waits::TICK;
 
 /// What it is asked for.
 pub(crate) enum Task {
@@ -18,9 +17,11 @@ pub(crate) enum Task {
     Do(Arc<Request>),
     /// The image was changed: look how long it is.
     Look,
+    /// It is to end.
+    End,
 }
 
-/// Its thread, until nobody can ask it any more.
+/// Its thread, until it is told to end.
 pub(crate) fn start(image: &Arc<Rbd>, tasks: Receiver<Task>) -> std::io::Result<JoinHandle<()>> {
     let image = Arc::downgrade(image);
     thread::Builder::new().name("rbd".into()).spawn(move || run(&image, &tasks))
@@ -28,16 +29,10 @@ pub(crate) fn start(image: &Arc<Rbd>, tasks: Receiver<Task>) -> std::io::Result<
 
 fn run(image: &Weak<Rbd>, tasks: &Receiver<Task>) {
     let mut known: Option<List> = None;
-    loop {
-        let task = match tasks.recv_timeout(TICK) {
-            Ok(task) => Some(task),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => return,
-        };
+    while let Ok(task) = tasks.recv() {
         let Some(image) = image.upgrade() else { return };
-        image.waits.look(&image);
-        let Some(task) = task else { continue };
         match task {
+            Task::End => return,
             Task::Look => image.look(),
             Task::Do(request) => match request.op() {
                 Some(Op::Status { offset, len, .. }) => {
@@ -49,7 +44,7 @@ fn run(image: &Weak<Rbd>, tasks: &Receiver<Task>) {
                 // One that makes the image longer.
                 Some(Op::Write { offset, mem, .. }) => {
                     let end = offset.saturating_add(mem.len() as u64);
-                    match if image.len() < end { image.set_len(end) } else { Ok(()) } {
+                    match if image.len() < end { image.grow(end) } else { Ok(()) } {
                         Ok(()) => {
                             image.begin(&request);
                             image.changes.fetch_add(1, SeqCst);

@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use ringtap_io::{Errand, Io, OpenRemote, Remote, Session};
 use ringtap_stores::{Facts, Length, Options, Store};
@@ -13,11 +14,14 @@ use crate::ffi::{Extent, Free, Image, Request};
 use crate::helper::{self, Task};
 use crate::pools::{error, pool};
 use crate::session::Near;
-use crate::waits::Waits;
+use crate::waits::{self, Waits};
 use crate::{Name, lock};
 
 /// Size it had better be read and written in.
 const PREFERRED: u32 = 4096;
+
+/// How often it is looked whether that thread has ended.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// How the image's thread is asked, and its end.
 type Helper = (Sender<Task>, JoinHandle<()>);
@@ -28,8 +32,8 @@ pub(crate) struct Rbd {
     /// Changes that have begun.
     pub(crate) changes: AtomicU64,
     len: AtomicU64,
-    /// None once it is closed.
-    image: RwLock<Option<Image>>,
+    /// None once it is closed. What waits for the cluster holds it, and not the lock.
+    image: RwLock<Option<Arc<Image>>>,
     helper: Mutex<Option<Helper>>,
     pub(crate) waits: Waits,
     name: String,
@@ -61,13 +65,14 @@ pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
         read_only,
         changes: AtomicU64::new(0),
         len: AtomicU64::new(len),
-        image: RwLock::new(Some(image)),
+        image: RwLock::new(Some(Arc::new(image))),
         helper: Mutex::new(None),
         waits: Waits::default(),
         name: name.to_string(),
     });
     let thread = helper::start(&rbd, tasks).map_err(|error| format!("a thread for it: {error}"))?;
     *rbd.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some((tell, thread));
+    waits::watch(&rbd);
     let facts = Facts {
         len,
         read_only,
@@ -115,12 +120,13 @@ pub(crate) fn remove(name: &Name) -> Result<(), String> {
 }
 
 impl Rbd {
-    fn image(&self) -> RwLockReadGuard<'_, Option<Image>> {
+    fn image(&self) -> RwLockReadGuard<'_, Option<Arc<Image>>> {
         self.image.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with<T>(&self, what: impl FnOnce(&Image) -> Result<T, i32>) -> Result<T, i32> {
-        self.image().as_ref().map_or(Err(libc::EBADF), what)
+        let image = self.image().clone();
+        image.map_or(Err(libc::EBADF), |image| what(&image))
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -177,6 +183,16 @@ impl Rbd {
         self.with(|image| image.extents(None, offset, len))
     }
 
+    /// Make it at least so long: others may have made it longer. Waits.
+    pub(crate) fn grow(&self, len: u64) -> Result<(), i32> {
+        let now = self.with(Image::len)?;
+        if now < len {
+            return self.set_len(len);
+        }
+        self.len.store(now, SeqCst);
+        Ok(())
+    }
+
     /// Make it so long. Waits.
     pub(crate) fn set_len(&self, len: u64) -> Result<(), i32> {
         self.with(|image| image.resize(len))?;
@@ -210,6 +226,14 @@ impl Remote for Rbd {
     }
 
     fn close(&self) {
+        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((tell, thread)) = helper {
+            let _ = tell.send(Task::End);
+            // It may wait for the cluster, and for ever where that has shut this client out.
+            while !thread.is_finished() && !self.waits.is_shut_out() {
+                thread::sleep(LOOK);
+            }
+        }
         let image = self.image.write().unwrap_or_else(PoisonError::into_inner).take();
         if self.waits.is_shut_out() {
             // What is in flight may never end, and closing would wait for it. The cluster has closed it.
@@ -221,13 +245,6 @@ impl Remote for Rbd {
             if !self.read_only {
                 lock::forget(image);
             }
-        }
-        // With it the watch ends, which has the other end of the thread's tasks.
-        drop(image);
-        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((tell, thread)) = helper {
-            drop(tell);
-            let _ = thread.join();
         }
     }
 }

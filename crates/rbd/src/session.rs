@@ -76,6 +76,16 @@ impl Near {
         }
     }
 
+    /// Without librbd. What had this key before may serve another by now, and is not to be given up with this one.
+    fn ended(&self, io: &Io, key: Key, result: i32) {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(former) = requests.get_mut(key as usize) {
+            *former = None;
+        }
+        drop(requests);
+        io.ended(key, result);
+    }
+
     fn within(&self, offset: u64, len: u64, op: impl FnOnce(u64) -> Op) -> Result<(Way, Op), i32> {
         match self.image.len().saturating_sub(offset).min(len) {
             0 => Err(0),
@@ -88,11 +98,11 @@ impl Session for Near {
     fn begin(&self, io: &Io, key: Key, op: Op) {
         let (way, op) = match self.way(op) {
             Ok(way) => way,
-            Err(result) => return io.ended(key, result),
+            Err(result) => return self.ended(io, key, result),
         };
         let shut_out = self.image.waits.is_shut_out() && !matches!(op, Op::Read { .. });
         if shut_out {
-            return io.ended(key, -libc::ESHUTDOWN);
+            return self.ended(io, key, -libc::ESHUTDOWN);
         }
         let changes = !matches!(op, Op::Read { .. } | Op::Status { .. } | Op::Sync { .. });
         // What the image or its pool says of librbd's cache goes before what its connection says.

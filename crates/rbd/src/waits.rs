@@ -4,17 +4,45 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::ffi::Request;
 use crate::image::Rbd;
 
 /// How often it is looked.
-pub(crate) const TICK: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_secs(2);
 /// From what age on the cluster is asked whether it carries out requests of this client.
 const OLD: Duration = Duration::from_secs(4);
 /// From what age on the log tells of it.
 const LONG: Duration = Duration::from_secs(10);
+
+/// Images that are open, and whether a thread looks at their requests.
+static WATCHED: Mutex<(Vec<Weak<Rbd>>, bool)> = Mutex::new((Vec::new(), false));
+
+/// Have the requests of an image looked at while it lives: by a thread of this process that waits for no cluster.
+pub(crate) fn watch(image: &Arc<Rbd>) {
+    let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    watched.0.push(Arc::downgrade(image));
+    if !watched.1 {
+        let begun = thread::Builder::new().name("rbd waits".into()).spawn(look_at_all);
+        watched.1 = begun.is_ok();
+    }
+}
+
+fn look_at_all() {
+    loop {
+        thread::sleep(TICK);
+        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.0.retain(|image| image.strong_count() > 0);
+        watched.1 = !watched.0.is_empty();
+        if !watched.1 {
+            return;
+        }
+        let images: Vec<_> = watched.0.iter().filter_map(Weak::upgrade).collect();
+        drop(watched);
+        images.iter().for_each(|image| image.waits.look(image));
+    }
+}
 
 /// Those of one thread, by the keys of their operations; what has ended is in the way of nothing.
 pub(crate) type UnderWay = Mutex<Vec<Option<Arc<Request>>>>;
@@ -28,7 +56,6 @@ pub(crate) struct Waits {
     asked: AtomicBool,
     /// The log has told of one.
     told: AtomicBool,
-    looked: Mutex<Option<Instant>>,
 }
 
 impl Waits {
@@ -56,14 +83,8 @@ impl Waits {
             .collect()
     }
 
-    /// Look at their ages, if that was not done just now.
-    pub(crate) fn look(&self, image: &Arc<Rbd>) {
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        if looked.is_some_and(|at| at.elapsed() < TICK) {
-            return;
-        }
-        *looked = Some(Instant::now());
-        drop(looked);
+    /// Look at their ages.
+    fn look(&self, image: &Arc<Rbd>) {
         let all = self.all();
         if self.is_shut_out() {
             // What they write is a copy of librbd's own: nobody needs their end.

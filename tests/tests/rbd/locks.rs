@@ -1,9 +1,10 @@
 //! Who may write to an image.
 
 use std::process::{Child, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{listens, patience};
+use ringtap_tests::{listens, patience, ringtap};
 
 use crate::cluster::cluster;
 
@@ -108,6 +109,43 @@ fn a_killed_server_is_followed_at_once() {
     assert!(shut_out.contains(&former), "{former}: {shut_out}");
     let said = next.stop();
     assert!(said.contains("is gone"), "{said}");
+}
+
+#[test]
+fn who_was_shut_out_and_asks_where_data_is_or_grows_the_disk_has_an_error_and_ends() {
+    let Some(cluster) = cluster() else { return };
+    for asks in ["status", "resize"] {
+        cluster.ok("rbd", &["create", "--size", "16M", asks]);
+        let control = format!("unix:{}", cluster.text("control"));
+        let server = cluster.serve(asks, "raw", &["--control", &control]);
+        cluster.io(asks, &["write -P 1 0 4M", "flush"]);
+        let locks = cluster.ok("rbd", &["lock", "ls", asks]);
+        let owner = locks.split_whitespace().last().expect("an address").to_owned();
+        cluster.ok("ceph", &["osd", "blacklist", "add", &owner]);
+        let (nbd, program) = (cluster.nbd(asks), ringtap());
+        let ask = || match asks {
+            "status" => cluster.run("nbdinfo", &["--map", &nbd]),
+            _ => {
+                let resize = ["disk", "resize", "d", "32M", "--control", &control];
+                cluster.run(program.to_str().expect("plain"), &resize)
+            }
+        };
+        // Behind a write that librbd never ends.
+        let write = ["-f", "raw", "-c", "write -P 2 0 1M", &nbd];
+        let (write, end) = thread::scope(|scope| {
+            let write = scope.spawn(|| cluster.run("qemu-io", &write));
+            thread::sleep(Duration::from_millis(500));
+            let end = ask();
+            (write.join().expect("it ends"), end)
+        });
+        let said = String::from_utf8_lossy(&[write.stdout, write.stderr].concat()).into_owned();
+        assert!(said.contains("write failed"), "{asks}: {said}");
+        assert!(!end.status.success(), "{asks}: {}", String::from_utf8_lossy(&end.stdout));
+        let said = server.stop_badly();
+        let told = ["shut out of the cluster", "shut this one out"];
+        assert!(told.iter().any(|words| said.contains(words)), "{asks}: {said}");
+        cluster.io_on(&cluster.name(asks), "raw", &["read -P 1 0 4M"]);
+    }
 }
 
 #[test]
