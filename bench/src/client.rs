@@ -11,7 +11,7 @@ use ringtap_load::{Latency, LoadArgs, Outcome};
 use serde::Serialize;
 use serde_json::Value;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -35,8 +35,19 @@ pub enum Client {
     Blkio,
     /// fio's nbd engine.
     FioNbd,
+    /// The same as [`Client::Blkio`], and fio's rbd engine on an arm without a server.
+    Rbd(Rbd),
     /// `qemu-img bench` of QEMU 10 on vhost-user.
     QemuImg(Qemu10),
+}
+
+/// An image of Ceph that fio reaches by itself.
+#[derive(Clone, Debug)]
+pub struct Rbd {
+    /// The cluster's configuration.
+    pub conf: PathBuf,
+    /// The image's name, in the pool `rbd`.
+    pub image: String,
 }
 
 /// How long and where to measure.
@@ -84,6 +95,7 @@ impl Client {
         match self {
             Client::Blkio => "blkio crate 0.5 (libblkio's virtio driver)",
             Client::FioNbd => "fio --ioengine=nbd",
+            Client::Rbd(_) => "blkio crate 0.5 (libblkio's virtio driver); fio --ioengine=rbd",
             Client::QemuImg(_) => "qemu-img bench of QEMU 10 (virtio-blk-vhost-user)",
         }
     }
@@ -91,9 +103,10 @@ impl Client {
     /// Puts the load of `line` on `arm`, whose server is running.
     pub fn measure(&self, arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
         match self {
+            Client::Rbd(rbd) if arm.kind == Kind::Native => fio_rbd(rbd, line, run),
             _ if arm.kind == Kind::Native => load(arm, line, run),
-            Client::Blkio => load(arm, line, run),
-            Client::FioNbd => fio(arm, line, run),
+            Client::Blkio | Client::Rbd(_) => load(arm, line, run),
+            Client::FioNbd => fio_nbd(arm, line, run),
             Client::QemuImg(qemu) => qemu_img(qemu, arm, line, run),
         }
     }
@@ -126,12 +139,28 @@ fn load(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
     })
 }
 
+fn fio_nbd(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
+    let socket = arm.socket.display();
+    let uri = format!("--uri=nbd+unix:///{}?socket={socket}", crate::nbd::EXPORT);
+    fio(["--ioengine=nbd".into(), uri], vec![], line, run)
+}
+
+fn fio_rbd(rbd: &Rbd, line: &Line, run: Run) -> Result<Measured> {
+    let env = vec![("CEPH_CONF".into(), rbd.conf.clone().into())];
+    let words = ["--ioengine=rbd", "--pool=rbd", "--clientname=admin", "--busy_poll=0"];
+    let words = words.map(String::from).into_iter().chain([format!("--rbdname={}", rbd.image)]);
+    fio(words, env, line, run)
+}
+
 /// fio has no ramp here: its counts leave the ramp out, and the server's CPU time would not.
-fn fio(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
+fn fio(
+    engine: impl IntoIterator<Item = String>,
+    env: Vec<(String, OsString)>,
+    line: &Line,
+    run: Run,
+) -> Result<Measured> {
     let words = [
         "--name=line".into(),
-        "--ioengine=nbd".into(),
-        format!("--uri=nbd+unix:///{}?socket={}", crate::nbd::EXPORT, arm.socket.display()),
         format!("--rw={}", line.rw),
         format!("--bs={}", line.bs),
         format!("--iodepth={}", line.depth),
@@ -145,7 +174,9 @@ fn fio(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {
         "--percentile_list=50:90:99:99.9".into(),
         "--output-format=json".into(),
     ];
-    let text = finish(&Launch::new("fio", words), run, run.seconds)?;
+    let words = words.into_iter().chain(engine);
+    let launch = Launch { env, ..Launch::new("fio", words) };
+    let text = finish(&launch, run, run.seconds)?;
     read_fio(&text, line.writes())
 }
 

@@ -9,6 +9,7 @@
 //! - `formats`: qcow2, overlays, VHD and LUKS, allocated and fresh, over vhost-user-blk;
 //! - `convert`: `ringtap convert`, `qemu-img convert` and nbdcopy, from format to format;
 //! - `ublk`: block devices of one host, inside a guest: Ringtap, loop, rublk, the kernel's NBD client;
+//! - `remote`: disks that are elsewhere, by Ringtap and by QEMU: on NBD servers, and images of Ceph where a cluster is named;
 //! - `idle`: what a server costs that nobody uses.
 
 pub mod arms;
@@ -28,6 +29,7 @@ pub mod nbd;
 pub mod options;
 pub mod process;
 pub mod qemu10;
+pub mod remote;
 pub mod report;
 pub mod scatter;
 pub mod stats;
