@@ -115,7 +115,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Map(args) => verbs::map::run(&args),
         Command::Measure(args) => verbs::measure::run(&args),
         Command::Convert(args) => verbs::convert::run(&args).map_err(backing_is_another),
-        Command::Dd(args) => verbs::dd::run(args),
+        Command::Dd(args) => verbs::dd::run(&args),
         #[cfg(feature = "object")]
         Command::Publish(args) => verbs::publish::run(&args),
         Command::Check(args) => Ok(verbs::check::run(&args)),

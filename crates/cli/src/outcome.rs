@@ -64,6 +64,10 @@ pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
         stopped.pass_on();
         return ExitCode::from(stopped.status());
     }
+    let tools = error.chain().find_map(|cause| cause.downcast_ref::<ringtap_image_tools::Error>());
+    if tools.is_some_and(ringtap_image_tools::Error::is_usage) {
+        return ExitCode::from(2);
+    }
     let usage = error.chain().filter_map(|cause| cause.downcast_ref::<ringtap_daemon::Error>());
     for cause in usage {
         use ringtap_daemon::Error::{Open, Usage};

@@ -16,11 +16,6 @@ pub(crate) fn name(path: &Path) -> Option<&str> {
     path.to_str().filter(|name| ringtap_stores::rbd::is_rbd(name))
 }
 
-/// As [`name`], of a snapshot of one.
-pub(crate) fn snapshot_name(path: &Path) -> Option<&str> {
-    name(path).filter(|name| snapshots::is_snapshot(name))
-}
-
 /// What there is of it in a program without.
 #[cfg(not(feature = "rbd"))]
 pub(crate) mod snapshots {

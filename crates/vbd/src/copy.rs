@@ -19,6 +19,9 @@ const ZEROS: u64 = 256 << 20;
 /// The most nanoseconds that a rate has a task sleep before it looks whether it is to stop.
 const NAP: u64 = 100_000_000;
 
+/// Told of bytes that are lost: where, how many, and why.
+pub type Lost = Box<dyn Fn(u64, u64, Error) + Send + Sync>;
+
 /// What is copied, and how.
 pub struct Copy {
     /// The disk read.
@@ -46,7 +49,7 @@ pub struct Copy {
     /// The most bytes to move in a second.
     pub rate: Option<u64>,
     /// What cannot be read is taken for zeros, and told of: where, how many bytes, and why.
-    pub salvage: Option<fn(u64, u64, Error)>,
+    pub salvage: Option<Lost>,
     /// How many work at once.
     pub workers: Workers,
 }
@@ -243,7 +246,7 @@ impl Hands {
     /// Read a piece; where that fails and what can be had is to be, sector by sector.
     async fn read(&self, io: &Io, at: u64, mem: Mem) -> Result<(), CopyError> {
         let end = serve(&self.from, io, Kind::Read, at, mem).await;
-        let (Err(error), Some(tell)) = (end, self.job.copy.salvage) else {
+        let (Err(error), Some(tell)) = (end, &self.job.copy.salvage) else {
             let len = mem.len() as u64;
             return end.map_err(|error| CopyError::Read { offset: at, len, error });
         };

@@ -62,7 +62,7 @@ pub use backup::{Backup, Moment, View};
 pub use bitmaps::BitmapWrongs;
 pub use bitmaps::{BitmapChange, BitmapsAlone, DirtyBitmap, MergedFrom, StagedBitmaps};
 pub use change::{Busy, Quiesced};
-pub use copy::{Copy, CopyError, copy};
+pub use copy::{Copy, CopyError, Lost, copy};
 pub use differ::{Compare, CompareError, Found, compare};
 pub use disk::{Disk, WeakDisk, WriteThrough};
 pub use failures::Refusal;

@@ -244,15 +244,6 @@ pub(crate) fn layers(
     Ok(layers)
 }
 
-/// The files of an image from the top down, for those who only want their names.
-pub(crate) fn files(
-    path: &Path,
-    format: Option<Format>,
-    names: &Names,
-) -> anyhow::Result<Vec<PathBuf>> {
-    Ok(layers(path, format, true, names)?.into_iter().map(|layer| layer.path).collect())
-}
-
 /// Write down that an image made or changed here may name that file, and no other.
 pub(crate) fn record(image: &Place, role: Role, file: Option<&Path>) {
     let end = record::set_allowed(&image.at(), role, file);

@@ -1,16 +1,17 @@
 //! `ringtap compare A B`: whether two images have the same content. Without two images the same verb is
 //! the lab's ([`crate::lab`]).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::Args;
-use ringtap_image::{CacheMode, Format};
-use ringtap_vbd::{Compare, CompareError, Found, Progress, Vbd, Workers, compare};
+use ringtap_image::Format;
+use ringtap_image_tools::Watcher;
+use ringtap_image_tools::compare::{CompareError, Found, Pair};
 
-use super::bar::{Bar, Talk};
-use super::source::{Sources, backing, open_source};
+use super::bar::Talk;
+use super::source::{Sources, backing};
+use super::watch::Work;
 use crate::names::{self, CacheName};
 use crate::{lab, outcome};
 
@@ -75,28 +76,30 @@ pub(crate) fn run(args: &CompareVerb) -> anyhow::Result<ExitCode> {
 }
 
 /// Exit status as `qemu-img compare`: 0 the same, 1 they differ, 2 to 4 it could not be found out.
-fn images(args: &CompareVerb, one: &std::path::Path, other: &std::path::Path) -> ExitCode {
-    let cache = CacheMode::from(args.cache);
-    let open = |path, format| open_source(path, format, cache, &args.sources);
-    let disks =
-        match open(one, args.format).and_then(|one| Ok([one, open(other, args.second_format)?])) {
-            Ok(disks) => disks,
-            Err(error) => {
-                outcome::failed(&error);
-                return ExitCode::from(2);
-            }
-        };
+fn images(args: &CompareVerb, one: &Path, other: &Path) -> ExitCode {
+    let work = Work::shown(args.talk);
+    let watch: Watcher = work.clone();
+    let images = [(one, args.format), (other, args.second_format)];
+    let pair = Pair::open(images, args.cache.into(), &args.sources.reading(), &watch);
+    let pair = match pair {
+        Ok(pair) => pair,
+        Err(error) => {
+            outcome::failed(&error.into());
+            return ExitCode::from(2);
+        }
+    };
     let say = |text: &str| {
         if !args.talk.quiet {
             println!("{text}");
         }
     };
-    let sizes = [disks[0].size(), disks[1].size()];
+    let sizes = pair.sizes();
     if sizes[0] != sizes[1] && args.strict {
         say(&format!("Strict mode: Image size mismatch! ({} and {} bytes)", sizes[0], sizes[1]));
         return ExitCode::from(1);
     }
-    let found = differences(disks, args);
+    let found = pair.compare(args.strict, &watch);
+    work.over();
     let less = sizes[0].min(sizes[1]);
     // Of no interest where what both have differs.
     let early = matches!(found, Ok(Found::Content(offset)) if offset < less);
@@ -130,14 +133,4 @@ fn images(args: &CompareVerb, one: &std::path::Path, other: &std::path::Path) ->
             ExitCode::from(code)
         }
     }
-}
-
-fn differences(disks: [Vbd; 2], args: &CompareVerb) -> Result<Found, CompareError> {
-    let progress = Arc::new(Progress::default());
-    let total = disks[0].size().max(disks[1].size());
-    let _bar = Bar::show(args.talk, &progress, total);
-    compare(
-        Compare { disks: disks.map(Into::into), strict: args.strict, workers: Workers::of(8) },
-        &progress,
-    )
 }

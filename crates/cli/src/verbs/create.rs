@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
 use clap::Args;
-use ringtap_image::{CacheMode, Container, Format, OpenOptions, on_a_ring};
+use ringtap_image::Format;
+use ringtap_image_tools::{self as tools, rbd};
 
 use super::info::human;
-use super::source::{Sources, read_secret};
+use super::source::Sources;
 use super::target::NewImage;
-use crate::{names, rbd};
+use super::watch;
+use crate::names;
 
 /// What `ringtap create` is told.
 #[derive(Debug, Args)]
@@ -64,22 +65,23 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let Some(file) = &args.file else {
         return Err(ringtap_daemon::Error::Usage("name the FILE to make".into()).into());
     };
+    let (reading, watch) = (args.sources.reading(), watch::notes());
+    let say = |format: Format, size: u64, of: String| {
+        if !args.quiet {
+            println!("created {}: {format}, {}{of}", file.display(), human(size));
+        }
+    };
     if let Some(of) = parent_of_clone(args, file) {
-        return clone(args, of, file);
+        let size = tools::create::clone_of_snapshot(of, file, args.size)?;
+        say(Format::Raw, size, format!(", a clone of {of}"));
+        return Ok(ExitCode::SUCCESS);
     }
     let mut recipe = args.new.recipe(file, args.format, args.backing.as_deref())?;
     recipe.size = args.size.or(recipe.size);
-    let size = recipe.settle_size(&args.sources, args.unsafely)?;
-    let secret = match args.new.secret()? {
-        Some(secret) => Some(secret),
-        None => read_secret(args.sources.secret.as_ref(), &args.sources.known)?,
-    };
-    recipe.make(file, secret.as_ref())?;
-    if !args.quiet {
-        let over = recipe.backing.map(|it| format!(" over {}", it.path.display()));
-        let (format, over) = (recipe.format, over.unwrap_or_default());
-        println!("created {}: {format}, {}{over}", file.display(), human(size));
-    }
+    let new = recipe.read(args.new.secret().or(reading.secret.clone()))?;
+    let size = tools::create::create(file, &new, args.unsafely, &reading, &watch)?;
+    let over = new.backing.as_ref().map(|it| format!(" over {}", it.path.display()));
+    say(new.options.format(), size, over.unwrap_or_default());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -87,23 +89,4 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
 fn parent_of_clone<'a>(args: &'a CreateArgs, file: &Path) -> Option<&'a str> {
     rbd::name(file).filter(|_| args.format.is_none_or(|format| format == Format::Raw))?;
     args.backing.as_deref().filter(|of| rbd::snapshot_name(Path::new(of)).is_some())
-}
-
-/// Have the cluster make one, which writes nothing.
-fn clone(args: &CreateArgs, of: &str, file: &Path) -> anyhow::Result<ExitCode> {
-    let name = file.display();
-    let failed = |why: String| anyhow!("cannot create {name}: {why}");
-    rbd::snapshots::clone(of, &file.to_string_lossy()).map_err(failed)?;
-    let mut size = rbd::snapshots::size(&file.to_string_lossy()).map_err(failed)?;
-    if let Some(wanted) = args.size.filter(|wanted| *wanted != size) {
-        let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
-        let container = Container::open(file, &options)?;
-        on_a_ring(file, |io| async move { container.set_len(&io, wanted).await })?
-            .with_context(|| format!("cannot make {name} {wanted} bytes long"))?;
-        size = wanted;
-    }
-    if !args.quiet {
-        println!("created {name}: raw, {}, a clone of {of}", human(size));
-    }
-    Ok(ExitCode::SUCCESS)
 }

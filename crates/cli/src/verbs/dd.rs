@@ -6,12 +6,13 @@ use std::process::ExitCode;
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::{CacheMode, Format, parse_size};
+use ringtap_image_tools::convert::{Convert, Target};
 
 use super::bar::Talk;
-use super::convert::{self, ConvertArgs};
-use super::source::{Force, Sources, backing, open_source};
+use super::source::{Sources, backing};
 use super::target::NewImage;
-use crate::names::{self, CacheName};
+use super::{convert, watch};
+use crate::names;
 
 /// Bytes of a block unless `bs=` tells.
 const BLOCK: u64 = 512;
@@ -99,47 +100,33 @@ impl Operands {
     }
 }
 
-pub(crate) fn run(args: DdArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &DdArgs) -> anyhow::Result<ExitCode> {
     let output_format = args.output_format.unwrap_or(Format::Raw);
     if let Some(text) = args.new.help_wanted(output_format) {
         print!("{text}");
         return Ok(ExitCode::SUCCESS);
     }
     let operands = Operands::parse(&args.operands).map_err(Fault::Usage)?;
-    let from = open_source(&operands.from, args.format, CacheMode::Writeback, &args.sources)?;
-    let (size, begin) = (from.size(), operands.skip);
-    drop(from);
+    let (reading, cache) = (args.sources.reading(), CacheMode::Writeback);
+    let size = reading.open(&operands.from, args.format, cache, &watch::notes())?.size();
+    let begin = operands.skip;
     if begin >= size {
         let why =
             format!("{begin} bytes are to be skipped, and {} has {size}", operands.from.display());
         return Err(Fault::Usage(why).into());
     }
     let end = operands.count.map_or(size, |count| begin.saturating_add(count).min(size));
-    convert::run(&ConvertArgs {
-        files: vec![operands.from, operands.to],
-        format: args.format,
-        output_format: Some(output_format),
-        new: args.new,
-        backing: None,
-        compress: false,
-        snapshot: None,
-        bitmaps: false,
-        skip_broken_bitmaps: false,
-        no_create: false,
-        target_is_zero: false,
-        sparse: 4096,
-        parallel: None,
-        rate: None,
-        salvage: false,
-        copy_range: false,
-        out_of_order: false,
-        cache: CacheName::Unsafe,
-        source_cache: CacheName::Writeback,
-        talk: args.talk,
-        sources: args.sources,
-        force: Force::default(),
-        part: Some(begin..end),
-    })
+    let recipe = args.new.recipe(&operands.to, Some(output_format), None)?;
+    let into = Target::New(recipe.read(args.new.secret())?);
+    convert::start(
+        args.talk,
+        &Convert {
+            format: args.format,
+            part: Some(begin..end),
+            reading,
+            ..Convert::new(operands.from, operands.to, into)
+        },
+    )
 }
 
 #[cfg(test)]

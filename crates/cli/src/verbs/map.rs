@@ -1,18 +1,20 @@
 //! `ringtap map`: where the content of an image lies, in the form of `qemu-img map`.
 
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use ringtap_image::{CacheMode, Format, Status, on_a_ring};
+use ringtap_image::Format;
+use ringtap_image_tools::map::{Map, Stretch, changes_since};
 use serde::Serialize;
 
-use super::chain;
-use super::source::{Sources, backing, open_source};
+use super::source::{Sources, backing};
+use super::watch;
 use crate::args::Output;
-use crate::{names, rbd};
+use crate::names;
 
 /// What `ringtap map` is told.
 #[derive(Debug, Args)]
@@ -54,7 +56,7 @@ pub(crate) struct MapArgs {
 
 /// A stretch of the disk, as `qemu-img map` tells it.
 #[derive(Debug, Serialize)]
-struct Stretch {
+struct Facts {
     start: u64,
     length: u64,
     depth: u32,
@@ -66,62 +68,22 @@ struct Stretch {
     offset: Option<u64>,
 }
 
-impl Stretch {
-    fn new(start: u64, status: &Status, deepest: u32) -> Stretch {
-        Stretch {
-            start,
-            length: status.len,
-            depth: status.depth.min(deepest),
-            present: status.present,
-            zero: status.zero,
-            data: status.allocated && !status.zero,
-            compressed: status.compressed,
-            offset: status.at,
-        }
-    }
-
-    /// Take in the next one, if they are one to a reader.
-    fn take_in(&mut self, next: &Stretch) -> bool {
-        let goes_on = match (self.offset, next.offset) {
-            (Some(at), Some(next_at)) => at.checked_add(self.length) == Some(next_at),
-            (None, None) => true,
-            _ => false,
-        };
-        let kind = |it: &Stretch| (it.depth, it.present, it.zero, it.data, it.compressed);
-        let same = goes_on && kind(self) == kind(next);
-        if same {
-            self.length += next.length;
-        }
-        same
+impl From<&Stretch> for Facts {
+    fn from(stretch: &Stretch) -> Facts {
+        let Stretch { start, length, depth, present, zero, data, compressed, offset } = *stretch;
+        Facts { start, length, depth, present, zero, data, compressed, offset }
     }
 }
 
 /// What has changed since a snapshot.
 fn since(args: &MapArgs, snapshot: &str) -> anyhow::Result<ExitCode> {
-    let Some(name) =
-        rbd::name(&args.file).filter(|_| args.format.is_none_or(|it| it == Format::Raw))
-    else {
-        let why = "--since takes a raw image of Ceph: of others bitmaps say what has changed";
-        return Err(ringtap_daemon::Error::Usage(why.into()).into());
-    };
-    let changes = rbd::snapshots::changes(name, snapshot);
-    let changes = changes.map_err(|why| anyhow::anyhow!("{name}: {why}"))?;
+    let changes = changes_since(&args.file, args.format, snapshot)?;
     let layers = [args.file.clone()];
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut printer = Printer { output: args.output, layers: &layers, first: true };
     printer.begin(&mut out)?;
-    for change in changes {
-        let stretch = Stretch {
-            start: change.offset,
-            length: change.len,
-            depth: 0,
-            present: true,
-            zero: change.zero,
-            data: !change.zero,
-            compressed: false,
-            offset: Some(change.offset),
-        };
-        printer.print(&mut out, &stretch)?;
+    for change in &changes {
+        printer.print(&mut out, change)?;
     }
     printer.end(&mut out)?;
     out.flush()?;
@@ -132,48 +94,19 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
     if let Some(snapshot) = &args.since {
         return since(args, snapshot);
     }
-    let vbd = open_source(&args.file, args.format, CacheMode::Writeback, &args.sources)?;
-    let layers = chain::files(&args.file, args.format, &args.sources.names)?;
-    let deepest = layers.len().saturating_sub(1) as u32;
-    let start = args.start_offset;
-    let end = args.max_length.map_or(vbd.size(), |len| start.saturating_add(len)).min(vbd.size());
+    let map = Map::open(&args.file, args.format, &args.sources.reading(), &watch::notes())?;
+    let layers = map.files().to_owned();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut printer = Printer { output: args.output, layers: &layers, first: true };
     printer.begin(&mut out)?;
-    // The stretches come through a channel so that a large map needs no memory.
-    let (send, stretches) = std::sync::mpsc::sync_channel(1024);
-    let path = args.file.clone();
-    let walk = std::thread::spawn(move || -> anyhow::Result<()> {
-        on_a_ring(&path.clone(), |io| async move {
-            let mut at = start;
-            while at < end {
-                let status = vbd.status(&io, at, end - at).await;
-                let status = status.map_err(|error| {
-                    anyhow::anyhow!(
-                        "{}: what lies at {at} cannot be found out: {error}",
-                        path.display()
-                    )
-                })?;
-                if send.send(Stretch::new(at, &status, deepest)).is_err() {
-                    return Ok(()); // the reader has gone
-                }
-                at += status.len.max(1);
-            }
-            Ok(())
-        })?
-    });
-    let mut last: Option<Stretch> = None;
-    for stretch in stretches {
-        if last.as_mut().is_some_and(|one| one.take_in(&stretch)) {
-            continue;
+    let end = map.stretches(args.start_offset, args.max_length, |stretch| {
+        match printer.print(&mut out, &stretch) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => ControlFlow::Break(error),
         }
-        if let Some(one) = last.replace(stretch) {
-            printer.print(&mut out, &one)?;
-        }
-    }
-    walk.join().map_err(|_| anyhow::anyhow!("the walk over the image panicked"))??;
-    if let Some(one) = last {
-        printer.print(&mut out, &one)?;
+    })?;
+    if let ControlFlow::Break(error) = end {
+        return Err(error);
     }
     printer.end(&mut out)?;
     out.flush()?;
@@ -200,7 +133,7 @@ impl Printer<'_> {
         match self.output {
             Output::Json => {
                 // One stretch a line, spaced as qemu-img does, for those who read it by lines.
-                let line = serde_json::to_string(stretch)?;
+                let line = serde_json::to_string(&Facts::from(stretch))?;
                 let line = line.replace("\":", "\": ").replace(",\"", ", \"");
                 let line = line.trim_start_matches('{').trim_end_matches('}');
                 write!(out, "{}{{ {line}}}", if self.first { "" } else { ",\n" })?;

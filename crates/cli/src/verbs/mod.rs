@@ -23,3 +23,4 @@ pub(crate) mod snapshot;
 pub(crate) mod source;
 pub(crate) mod stop;
 mod target;
+mod watch;

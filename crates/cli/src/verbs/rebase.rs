@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::{CacheMode, Format, OpenOptions, Role, on_a_ring, open, qcow2};
+use ringtap_image_tools::BackingFile;
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
 use super::bar::{Bar, Talk};
@@ -16,7 +17,7 @@ use super::convert::{finish, same_file};
 use super::offline::{self, Writing};
 use super::source::{Force, Sources, open_source};
 use super::stop::Signals;
-use super::target::{Backing, find_backing};
+use super::target::find_backing;
 use crate::names::{self, CacheName};
 
 /// What `ringtap rebase` is told.
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Write into the overlay what it gets from below and the new backing file has not.
-fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&Backing>) -> anyhow::Result<()> {
+fn keep_content(args: &RebaseArgs, file: &Path, new: Option<&BackingFile>) -> anyhow::Result<()> {
     let cache = CacheMode::from(args.cache);
     let options = OpenOptions {
         read_only: false,

@@ -10,6 +10,7 @@ use ringtap_image::{
     CacheMode, Format, OpenError, OpenOptions, Place, Secret, SecretSource, open_place, probe,
     record,
 };
+use ringtap_image_tools::{Error as ToolsError, LazySecret, Names as NamesAllowed, Reading};
 use ringtap_vbd::Vbd;
 
 use crate::secret;
@@ -72,7 +73,10 @@ pub(crate) fn backing(arg: clap::Arg) -> clap::Arg {
 
 /// Where `--backing` names what is to lie below a new image, an error tells of `--allow-backing`.
 pub(crate) fn backing_is_another(mut error: anyhow::Error) -> anyhow::Error {
-    if let Some(OpenError::Name { source }) = error.downcast_mut::<OpenError>() {
+    let tools = error.downcast_mut::<ToolsError>().map(ToolsError::cause_mut);
+    if let Some(ToolsError::Open(OpenError::Name { source })) = tools {
+        source.set_option("--allow-backing");
+    } else if let Some(OpenError::Name { source }) = error.downcast_mut::<OpenError>() {
         source.set_option("--allow-backing");
     }
     error
@@ -88,6 +92,16 @@ pub(crate) struct Force {
 }
 
 impl Sources {
+    /// How the images are opened.
+    pub(crate) fn reading(&self) -> Reading {
+        let names = NamesAllowed {
+            backing: self.names.allow_backing.clone(),
+            data_files: self.names.data.data_file.clone(),
+        };
+        let secret = self.secret.clone().map(LazySecret::from);
+        Reading { force_share: self.force_share, names, secret }
+    }
+
     /// Options to open an image with, of a format and for reading unless they are changed.
     pub(crate) fn options(&self, format: Format, cache: CacheMode) -> anyhow::Result<OpenOptions> {
         Ok(OpenOptions {

@@ -47,12 +47,15 @@ impl Signals {
         Ok(Signals { which })
     }
 
+    /// That it was one of them.
+    pub(crate) fn stopped(&self) -> Stopped {
+        Stopped { signal: self.which.load(SeqCst) as i32 }
+    }
+
     /// What a copy ended with, the signal named where that was it.
     pub(crate) fn ended(&self, end: Result<(), CopyError>) -> anyhow::Result<()> {
         match end {
-            Err(CopyError::Stopped) => {
-                Err(Stopped { signal: self.which.load(SeqCst) as i32 }.into())
-            }
+            Err(CopyError::Stopped) => Err(self.stopped().into()),
             end => Ok(end?),
         }
     }

@@ -1,0 +1,89 @@
+//! What the user is told of a verb's work while it goes on, and how signals end it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringtap_image_tools::{Error, Note, Progress, Watch, Watcher};
+
+use super::bar::{Bar, Talk};
+use super::stop::Signals;
+
+/// Work that takes long: a bar shows how far it is.
+pub(crate) struct Work {
+    talk: Talk,
+    /// The first signal ends it in order.
+    stops: bool,
+    begun: Mutex<Option<Begun>>,
+}
+
+/// The part that takes long.
+struct Begun {
+    /// Kept for what it does when it goes.
+    _bar: Bar,
+    signals: Option<anyhow::Result<Signals>>,
+}
+
+impl Work {
+    /// Work that signals end as they end any process.
+    pub(crate) fn shown(talk: Talk) -> Arc<Work> {
+        Arc::new(Work { talk, stops: false, begun: Mutex::default() })
+    }
+
+    /// Work that puts in order what it leaves when a signal comes.
+    pub(crate) fn stoppable(talk: Talk) -> Arc<Work> {
+        Arc::new(Work { talk, stops: true, begun: Mutex::default() })
+    }
+
+    /// The bar is to be gone from here on.
+    pub(crate) fn over(&self) {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// What it ended with, the signal named where that was it. The bar is gone from here on.
+    pub(crate) fn ended<T>(&self, end: Result<T, Error>) -> anyhow::Result<T> {
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (end, begun.and_then(|begun| begun.signals)) {
+            (Err(error), Some(signals)) if error.is_stopped() => {
+                let why = signals.map_or_else(|error| error, |signals| signals.stopped().into());
+                let doing = error.doing().into_iter().rev().map(str::to_owned);
+                Err(doing.fold(why, anyhow::Error::context))
+            }
+            (end, _) => Ok(end?),
+        }
+    }
+}
+
+impl Watch for Work {
+    fn begins(&self, total: u64, progress: &Arc<Progress>) {
+        let signals = self.stops.then(|| Signals::stop(progress));
+        if matches!(signals, Some(Err(_))) {
+            progress.stop();
+        }
+        let begun = Begun { _bar: Bar::show(self.talk, progress, total), signals };
+        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
+    }
+
+    fn note(&self, note: &Note) {
+        if !(self.talk.quiet && note.is_warning()) {
+            tell(note);
+        }
+    }
+}
+
+/// Tells what is worth knowing on stderr.
+struct Notes;
+
+impl Watch for Notes {
+    fn note(&self, note: &Note) {
+        tell(note);
+    }
+}
+
+fn tell(note: &Note) {
+    let kind = if note.is_warning() { "warning" } else { "note" };
+    eprintln!("ringtap: {kind}: {note}");
+}
+
+/// Of work of which no more is told.
+pub(crate) fn notes() -> Watcher {
+    Arc::new(Notes)
+}

@@ -1,0 +1,262 @@
+//! The files that an image consists of, from the top down, without opening its content.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
+use ringtap_image::{
+    CacheMode, Container, Format, LeftBehind, OpenError, OpenOptions, Place, Role, find_named,
+    luks, on_a_ring, record, vhd,
+};
+
+use crate::files::{beside, is_null};
+use crate::{Doing, Error, Known, Names, format_of};
+
+/// The most layers of an image.
+const DEEPEST: usize = 256;
+
+/// One file of an image.
+#[derive(Debug)]
+pub struct Layer {
+    /// As the image above names it.
+    pub path: PathBuf,
+    /// Where that was found.
+    pub place: Place,
+    /// Its format.
+    pub format: Format,
+    /// How that is known.
+    pub known: Known,
+    /// The header, if it is qcow2.
+    pub header: Option<Header>,
+    /// What lies below it.
+    pub backing: Option<Backing>,
+    /// The header, if it is LUKS.
+    pub luks: Option<luks::Header>,
+    /// What it says of itself, if it is a VHD.
+    pub vhd: Option<vhd::Facts>,
+    /// Bytes of the file.
+    pub len: u64,
+    /// The snapshots inside it.
+    pub snapshots: Vec<Snapshot>,
+    /// The bitmaps inside it.
+    pub bitmaps: Vec<BitmapEntry>,
+    /// What a killed server left, that is not in the image.
+    pub left: Option<LeftBehind>,
+    /// Who has the image, if that is why it was looked at without a lock.
+    pub in_use: Option<(String, &'static str)>,
+}
+
+/// A backing file as an image names it.
+#[derive(Debug)]
+pub struct Backing {
+    /// The name in the image.
+    pub name: String,
+    own_name: PathBuf,
+    /// Where that is.
+    pub path: PathBuf,
+    /// Its format, if the image says it.
+    pub format: Option<String>,
+    /// What was found there, where that was asked for.
+    found: Option<Place>,
+}
+
+/// Look at one file, and of those that it names at the data file alone, where something waits for both.
+pub fn top(path: &Path, named: Option<Format>, share: bool, names: &Names) -> Result<Layer, Error> {
+    look_at(&path.into(), named, share, names, false)
+}
+
+/// Look at one file, and at none that it names.
+pub fn layer(place: impl Into<Place>, named: Option<Format>, share: bool) -> Result<Layer, Error> {
+    look_at(&place.into(), named, share, &Names::default(), false)
+}
+
+/// Look at one file, and if asked find what lies below it. `names` says what may be opened.
+fn look_at(
+    place: &Place,
+    named: Option<Format>,
+    share: bool,
+    names: &Names,
+    find_below: bool,
+) -> Result<Layer, Error> {
+    let path = place.path();
+    let (format, known) = format_of(place, named)?;
+    let mut layer = Layer {
+        path: path.to_owned(),
+        place: place.clone(),
+        format,
+        known,
+        header: None,
+        backing: None,
+        luks: None,
+        vhd: None,
+        len: 0,
+        snapshots: vec![],
+        bitmaps: vec![],
+        left: None,
+        in_use: None,
+    };
+    if is_null(path) {
+        return Ok(layer);
+    }
+    let mut options = OpenOptions {
+        format: Some(format),
+        cache: CacheMode::Writeback,
+        read_only: true,
+        force_share: share,
+        allow_backing: names.backing.clone(),
+        data_files: names.data_files.clone(),
+        ..OpenOptions::default()
+    };
+    let container = match Container::open(place, &options) {
+        Err(OpenError::Locked { held, holder, .. }) => {
+            layer.in_use = Some((holder, held));
+            options.force_share = true;
+            Container::open(place, &options)?
+        }
+        end => end?,
+    };
+    layer.len = container.len();
+    let opened = container.clone();
+    // Of one that is being served that says nothing.
+    let at_rest = !options.force_share;
+    let own = container.clone();
+    if format == Format::Qcow2 {
+        let (header, snapshots, bitmaps) = on_a_ring(path, |io| async move {
+            let header = Header::read(&io, &container).await?;
+            let list = qcow2::list_snapshots(&io, &container).await;
+            let bitmaps = qcow2::list_bitmaps(&io, &container).await;
+            Ok::<_, OpenError>((header, list.unwrap_or_default(), bitmaps.unwrap_or_default()))
+        })??;
+        if at_rest {
+            layer.left = told(qcow2::left(&own, &header, &options));
+        }
+        layer.snapshots = snapshots;
+        layer.bitmaps = bitmaps;
+        layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
+        layer.header = Some(header);
+    } else if format == Format::Vhd {
+        let facts = on_a_ring(path, |io| async move { vhd::facts(&io, &container).await })??;
+        if at_rest {
+            layer.left = told(vhd::left(&own));
+        }
+        layer.backing = parent(path, &facts);
+        layer.vhd = Some(facts);
+    } else if format == Format::Luks {
+        let header = on_a_ring(path, |io| async move { luks::read_header(&io, &container).await })?
+            .doing(|| format!("cannot read the header of {}", path.display()))?;
+        layer.luks = Some(header);
+    }
+    if let Some(below) = layer.backing.as_mut().filter(|_| find_below) {
+        let role = if format == Format::Vhd { Role::Parent } else { Role::Backing };
+        let all = match &layer.vhd {
+            Some(facts) => facts.parent.clone(),
+            None => vec![below.own_name.clone()],
+        };
+        below.found = Some(find_named(&opened, role, &all, &options)?);
+    }
+    Ok(layer)
+}
+
+/// A log that cannot be read keeps nobody from the other facts.
+fn told(left: Result<Option<LeftBehind>, OpenError>) -> Option<LeftBehind> {
+    left.unwrap_or_else(|error| {
+        tracing::warn!("{error}");
+        None
+    })
+}
+
+/// The parent of a VHD: the first of its names that leads somewhere.
+fn parent(path: &Path, facts: &vhd::Facts) -> Option<Backing> {
+    let there = facts.parent.iter().find(|name| beside(path, name).exists());
+    let parts = there.or(facts.parent.first())?.components();
+    let name: PathBuf = parts.filter(|part| *part != Component::CurDir).collect();
+    let format = if facts.raw_parent { Format::Raw } else { Format::Vhd };
+    Some(Backing {
+        name: name.display().to_string(),
+        path: beside(path, &name),
+        format: Some(format.name().to_owned()),
+        found: None,
+        own_name: name,
+    })
+}
+
+fn backing(path: &Path, name: &[u8], header: &Header) -> Backing {
+    let text = String::from_utf8_lossy(name).into_owned();
+    let format = header.backing_format().map(|it| String::from_utf8_lossy(it).into_owned());
+    let own_name = PathBuf::from(std::ffi::OsStr::from_bytes(name));
+    Backing { path: beside(path, &own_name), own_name, name: text, format, found: None }
+}
+
+/// Look at an image and all files below it, those that it may name.
+pub fn layers(
+    path: &Path,
+    format: Option<Format>,
+    share: bool,
+    names: &Names,
+) -> Result<Vec<Layer>, Error> {
+    let mut seen = HashSet::new();
+    let mut layers: Vec<Layer> = vec![];
+    let mut next = Some((path.to_owned(), Place::from(path), format));
+    while let Some((path, place, format)) = next {
+        let above = layers.last().map(|above| above.path.display().to_string());
+        let of = || match &above {
+            Some(above) => format!("the backing file of {above}"),
+            None => "the image".to_owned(),
+        };
+        let mut layer = look_at(&place, format, share, names, true).doing(of)?;
+        if let Ok(facts) = fs::metadata(place.at()) {
+            if !seen.insert((facts.dev(), facts.ino())) {
+                return Err(Error::Circle { path });
+            }
+        }
+        if layers.len() >= DEEPEST {
+            let why = format!("more than {DEEPEST} files lie one over the other");
+            return Err(Error::Refused(why));
+        }
+        next = match &layer.backing {
+            Some(backing) => {
+                let format = match &backing.format {
+                    Some(name) => Some(name.parse::<Format>().doing(|| {
+                        format!("the backing file {} of {}", backing.name, path.display())
+                    })?),
+                    None => None,
+                };
+                backing.found.clone().map(|found| (backing.path.clone(), found, format))
+            }
+            None => None,
+        };
+        // As the image above names it.
+        layer.path = path;
+        layers.push(layer);
+    }
+    Ok(layers)
+}
+
+/// The files of an image from the top down, for those who only want their names.
+pub fn files(path: &Path, format: Option<Format>, names: &Names) -> Result<Vec<PathBuf>, Error> {
+    Ok(layers(path, format, true, names)?.into_iter().map(|layer| layer.path).collect())
+}
+
+/// Write down that an image made or changed here may name that file, and no other.
+pub fn record(image: &Place, role: Role, file: Option<&Path>) {
+    let end = record::set_allowed(&image.at(), role, file);
+    end.unwrap_or_else(|error| unrecorded(image, file.unwrap_or(Path::new("nothing")), &error));
+}
+
+/// That it may name that file as well, before it does.
+pub fn also_allow(image: &Place, role: Role, file: &Path) {
+    let end = record::also_allow(&image.at(), role, file);
+    end.unwrap_or_else(|error| unrecorded(image, file, &error));
+}
+
+fn unrecorded(image: &Place, file: &Path, error: &std::io::Error) {
+    let file = file.display();
+    tracing::warn!(
+        "cannot write down that {} may name {file}: {error}; where image and folder are not your \
+             own, that is to be named each time",
+        image.path().display()
+    );
+}

@@ -1,0 +1,112 @@
+//! What an overlay holds, written into an image below it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, open_on, qcow2, record};
+use ringtap_vbd::{Copy, Progress, Vbd, copy};
+
+use crate::error::Tried;
+use crate::files::{beside, same_file};
+use crate::unfinished::finish;
+use crate::{Doing, Error, Reading, Watcher, Writing, chain, format_to_write, resize};
+
+/// What is committed, and how.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    /// The overlay; nobody may use it, nor what lies below it.
+    pub path: PathBuf,
+    /// The format, if that is named; else it is recorded.
+    pub format: Option<Format>,
+    /// Write to images though they are recorded as of other formats.
+    pub force_format: bool,
+    /// Write into this image of the chain, and leave the overlay as it is; none: the overlay's own backing file.
+    pub base: Option<PathBuf>,
+    /// Leave the overlay as it is, instead of emptying it.
+    pub keep: bool,
+    /// The most bytes to read in a second.
+    pub rate: Option<u64>,
+    /// How host caching is used for the image written to.
+    pub cache: CacheMode,
+    /// How the images are opened.
+    pub reading: Reading,
+}
+
+/// Commit an overlay. What is written is stable when this returns.
+///
+/// # Errors
+///
+/// It has no backing file, or not that; an image cannot be opened, read or written; or the work was stopped. The overlay is as it
+/// was then, and what lies below holds a part of it, so that it reads as before.
+pub fn commit(job: &Commit, watch: &Watcher) -> Result<(), Error> {
+    let file = &job.path;
+    let format = format_to_write(file, job.format)?;
+    let layers = chain::layers(file, Some(format), true, &job.reading.names)?;
+    if layers.len() < 2 {
+        return Err(Error::Usage(format!("{} has no backing file", file.display())));
+    }
+    let depth = match &job.base {
+        None => 1,
+        Some(base) => {
+            // As seen from here, else as the overlay would name it.
+            let position =
+                |base: &Path| layers.iter().position(|layer| same_file(&layer.path, base));
+            let found = position(base).or_else(|| position(&beside(file, base)));
+            match found.filter(|depth| *depth > 0) {
+                Some(depth) => depth,
+                None => {
+                    let why = format!("{} is not below {}", base.display(), file.display());
+                    return Err(Error::Refused(why));
+                }
+            }
+        }
+    };
+    let base = &layers[depth];
+    let writing =
+        |format| Writing::new(format, job.force_format, &job.reading.names.data_files);
+    // Kept off everybody from here on; the overlay is then read without a lock of its own.
+    let top = match format {
+        Format::Qcow2 => writing(format).settled(file)?,
+        _ => writing(format).open(file)?,
+    };
+    let overlay = OpenOptions {
+        force_share: true,
+        layers: Some(depth as u32),
+        ..job.reading.options(format, CacheMode::Writeback)?
+    };
+    let from = Vbd::new(open(file, &overlay)?, CacheMode::Writeback);
+    let below = Writing { succeeded: true, ..writing(base.format) };
+    resize::grow(&base.place, below, from.size(), &job.reading)
+        .doing(|| format!("cannot make {} as large as the overlay", base.path.display()))?;
+    let own = job.reading.options_to_write(base.format, job.cache, job.force_format)?;
+    let options = OpenOptions { succeeded: true, ..own };
+    let opened = base.place.clone();
+    let image = on_a_ring(&base.path, |io| async move { open_on(&io, &opened, &options).await })??;
+    let to = Vbd::new(image, job.cache);
+    let progress = Arc::new(Progress::default());
+    watch.begins(from.size(), &progress);
+    let copied = Copy { layers: 0..depth as u32, rate: job.rate, ..Copy::new(from, to.fork()) };
+    let end = copy(copied, &progress).map_err(Error::from);
+    let stable = finish(to, &base.path);
+    end.and(stable).doing(|| {
+        format!(
+            "{} holds a part of the overlay, which is as it was: commit again",
+            base.path.display()
+        )
+    })?;
+    record::confirm_format(&base.place, base.format);
+    // All that was written since a snapshot is in it.
+    record::forget_successor(&base.place.at())
+        .tried(|| format!("cannot write down that {} has it all", base.path.display()))?;
+    if !job.keep && job.base.is_none() {
+        if format != Format::Qcow2 {
+            let why = format!(
+                "{format} overlays cannot be emptied: all is committed, remove {}",
+                file.display()
+            );
+            return Err(Error::Refused(why));
+        }
+        on_a_ring(file, |io| async move { qcow2::make_empty(&io, &top).await })??;
+    }
+    Ok(())
+}

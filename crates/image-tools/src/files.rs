@@ -1,0 +1,25 @@
+//! Names of files, and the files themselves.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use ringtap_image::is_store;
+
+/// Whether two names lead to one file.
+pub fn same_file(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| path.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
+    id(one).is_some() && id(one) == id(other)
+}
+
+/// A name within an image, seen from the folder of the image.
+pub fn beside(image: &Path, name: &Path) -> std::path::PathBuf {
+    if is_store(name) {
+        return name.to_owned();
+    }
+    image.parent().unwrap_or(Path::new("")).join(name)
+}
+
+/// Whether this is no file but `null:SIZE`.
+pub fn is_null(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| text.starts_with("null:"))
+}

@@ -1,0 +1,53 @@
+//! What is done to disk images at rest, as functions: each takes typed wishes, gives typed facts, and says nothing to
+//! anybody but its caller. It reads no command line, prints nothing, handles no signal and ends no process.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`compare`] | whether two images have the same content |
+//! | [`convert`] | an image copied into another, of any format |
+//! | [`create`] | new images, and what they are to be |
+//! | [`map`] | where the content of an image lies |
+//! | [`measure`] | how much space a new image would take |
+//!
+//! # Images that are read, and images that are changed
+//!
+//! [`Reading`] says how an image that is only read is opened: beside whom, with which secret, and what it may name. The
+//! format of one is named, else recorded, else told by its signature ([`format_of`]). [`Writing`] says it of one that is changed: its
+//! format is never guessed ([`format_to_write`]), for a guest may have put any signature there. Both lock the image as
+//! servers do, so that nobody changes what somebody else uses.
+//!
+//! # Errors
+//!
+//! All functions fail with an [`Error`]: its variants are what a caller may act upon, and [`Error::While`] puts around one of
+//! them what was being done. [`Error::cause`] looks through that. [`Error::is_usage`] tells a wish that makes no sense from an
+//! image that could not be read, changed or trusted. Whatever fails leaves an image that is as it was, or that says that
+//! it is not whole, or none where there was none.
+//!
+//! # Progress and cancellation
+//!
+//! What takes long is told to a [`Watch`], which the caller brings: [`Watch::begins`] hands it the [`Progress`] of the work, which any
+//! thread may look at, and whose [`Progress::stop`] ends the work early, with [`Error::Stopped`]. [`Watch::note`] hears what is worth
+//! knowing and is no error. Who wants neither passes [`unwatched`].
+#![forbid(unsafe_code)]
+
+pub mod chain;
+pub mod compare;
+pub mod convert;
+pub mod create;
+mod error;
+pub mod files;
+pub mod map;
+pub mod measure;
+pub mod opening;
+pub mod rbd;
+mod secret;
+mod unfinished;
+mod watch;
+
+pub use create::{BackingFile, FormatOptions, NewImage};
+pub use error::{Doing, Error};
+pub use opening::{Known, Names, Reading, Writing, format_of, format_to_write};
+pub use ringtap_vbd::Progress;
+pub use secret::{LazySecret, read_secret};
+pub use unfinished::finish;
+pub use watch::{Note, Watch, Watcher, unwatched};

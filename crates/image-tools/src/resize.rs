@@ -1,0 +1,299 @@
+//! Disks made larger, or smaller where that is asked for.
+
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ringtap_image::qcow2::{self, Header, ResizeOptions};
+use ringtap_image::{
+    CacheMode, Container, Format, OpenOptions, Place, Role, find_named, on_a_ring, open_place,
+    record, vhd,
+};
+use ringtap_vbd::{Copy, Progress, Vbd, copy};
+
+use crate::create::{Space, or_limit};
+use crate::opening::{cannot, format_to_write};
+use crate::unfinished::finish;
+use crate::{Doing, Error, Reading, Watcher, Writing, chain};
+
+/// How large a disk is to be, in bytes; rounded up to 512.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewSize {
+    /// So large.
+    To(u64),
+    /// So much larger.
+    More(u64),
+    /// So much smaller.
+    Less(u64),
+}
+
+impl NewSize {
+    /// The size of a disk that has had another; none where there is no such.
+    pub fn from(self, old: u64) -> Option<u64> {
+        let size = match self {
+            NewSize::To(size) => size,
+            NewSize::More(more) => old.checked_add(more)?,
+            NewSize::Less(less) => old.checked_sub(less)?,
+        };
+        size.checked_next_multiple_of(512)
+    }
+}
+
+/// What is to become of a disk.
+#[derive(Clone, Debug)]
+pub struct Resize {
+    /// Its image, which nobody uses.
+    pub path: PathBuf,
+    /// The format, if that is named; else it is recorded.
+    pub format: Option<Format>,
+    /// Write to it though it is recorded as of another format.
+    pub force_format: bool,
+    /// How large.
+    pub size: NewSize,
+    /// It may become smaller, and lose what lies past its end.
+    pub shrink: bool,
+    /// What becomes of the room that is new.
+    pub space: Space,
+    /// How what lies below it is opened.
+    pub reading: Reading,
+}
+
+/// Make a disk larger or smaller. Gives its size.
+///
+/// # Errors
+///
+/// [`Error::Size`] where there is no such size, [`Error::Shrinks`] where it is not to become smaller; its format cannot be
+/// resized, or the image cannot be opened or written. The size is then the former one, unless it says otherwise.
+pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
+    let file = &job.path;
+    let format = format_to_write(file, job.format)?;
+    let writing = Writing::new(format, job.force_format, &job.reading.names.data_files);
+    let place = Place::from(file);
+    let container = to_change(&place, writing)?;
+    let changed = container.clone();
+    let old = size_of(file, format, &container)?;
+    let new = job.size.from(old).ok_or(Error::Size)?;
+    if new < old && !job.shrink {
+        return Err(Error::Shrinks { path: file.clone(), old, new });
+    }
+    let preallocated = job.space != Space::Off && new != old;
+    if preallocated && new < old {
+        return Err(Error::usage("--preallocation is for disks that become larger"));
+    }
+    if preallocated && (format, job.space) != (Format::Raw, Space::Falloc) {
+        let known = matches!(format, Format::Raw | Format::Qcow2);
+        if !known || job.space == Space::Falloc {
+            let what = "take --preallocation full only, if any: raw and qcow2 do";
+            return Err(cannot(file, format, what));
+        }
+    }
+    change(&place, writing, container, new, &job.reading)?;
+    changed.confirm_format(format);
+    drop(changed);
+    if preallocated {
+        preallocate(job, writing, old..new, watch).doing(|| {
+            format!("{} has its new size, and not all of it is allocated", file.display())
+        })?;
+    }
+    Ok(new)
+}
+
+/// Have the new part of a disk in the image.
+fn preallocate(
+    job: &Resize,
+    writing: Writing<'_>,
+    part: Range<u64>,
+    watch: &Watcher,
+) -> Result<(), Error> {
+    let file = &job.path;
+    if job.space == Space::Falloc {
+        let container = writing.open(file)?;
+        let end = on_a_ring(file, |io| async move {
+            container.allocate(&io, part.start, part.end - part.start).await?;
+            container.sync(&io).await
+        })?;
+        return Ok(end?);
+    }
+    let cache = CacheMode::Writeback;
+    let options = job.reading.options_to_write(writing.format, cache, job.force_format)?;
+    let disk = Vbd::new(open_place(&Place::from(file), &options)?, cache);
+    let progress = Arc::new(Progress::default());
+    watch.begins(part.end - part.start, &progress);
+    // Every byte of it as data, zeros as they are.
+    let job = Copy {
+        range: part.clone(),
+        to_offset: part.start,
+        sparse: 0,
+        ..Copy::new(disk.fork(), disk.fork())
+    };
+    let end = copy(job, &progress);
+    let stable = finish(disk, file);
+    end?;
+    stable
+}
+
+/// Make a disk at least so large.
+pub(crate) fn grow(
+    place: &Place,
+    writing: Writing<'_>,
+    size: u64,
+    reading: &Reading,
+) -> Result<(), Error> {
+    let container = to_change(place, writing)?;
+    if size_of(place.path(), writing.format, &container)? < size {
+        change(place, writing, container, size, reading)?;
+    }
+    Ok(())
+}
+
+/// Make a disk larger, or nothing but what it is; one that would become smaller is refused.
+pub(crate) fn set(
+    place: &Place,
+    writing: Writing<'_>,
+    size: u64,
+    reading: &Reading,
+) -> Result<(), Error> {
+    let container = to_change(place, writing)?;
+    let old = size_of(place.path(), writing.format, &container)?;
+    let too_large = || Error::Refused("the size is too large".into());
+    let size = size.checked_next_multiple_of(512).ok_or_else(too_large)?;
+    if size < old {
+        let why = format!(
+            "{} has {old} bytes: make it smaller with ringtap resize --shrink",
+            place.path().display()
+        );
+        return Err(Error::Usage(why));
+    }
+    change(place, writing, container, size, reading)
+}
+
+fn to_change(place: &Place, writing: Writing<'_>) -> Result<Container, Error> {
+    match writing.format {
+        Format::Qcow2 => writing.settled(place),
+        Format::Vhd => writing.settled_vhd(place),
+        _ => Ok(writing.open(place)?),
+    }
+}
+
+fn size_of(path: &Path, format: Format, container: &Container) -> Result<u64, Error> {
+    let container = container.clone();
+    match format {
+        Format::Raw => Ok(container.len().next_multiple_of(512)),
+        Format::Qcow2 => {
+            let header =
+                on_a_ring(path, |io| async move { Header::read(&io, &container).await })??;
+            Ok(header.size.next_multiple_of(512))
+        }
+        Format::Vhd => {
+            let facts = on_a_ring(path, |io| async move { vhd::facts(&io, &container).await })??;
+            Ok(facts.size)
+        }
+        other => Err(cannot(path, other, "cannot be resized here")),
+    }
+}
+
+fn change(
+    place: &Place,
+    writing: Writing<'_>,
+    container: Container,
+    size: u64,
+    reading: &Reading,
+) -> Result<(), Error> {
+    let (format, path) = (writing.format, place.path());
+    match format {
+        Format::Raw => {
+            if !container.traits().regular {
+                let why = format!("{} is a block device, whose size others decide", path.display());
+                return Err(Error::Refused(why));
+            }
+            on_a_ring(path, |io| async move {
+                container.set_len(&io, size).await?;
+                container.sync(&io).await
+            })?
+            .map_err(|error| or_limit(error, path, size))
+            .doing(|| format!("cannot make {} {size} bytes long", path.display()))
+        }
+        Format::Qcow2 => {
+            let own = chain::layer(place, Some(format), true)?;
+            let data = match own.header.as_ref().and_then(|header| header.data_file()) {
+                Some(name) => {
+                    let name = PathBuf::from(OsStr::from_bytes(name));
+                    let found =
+                        find_named(&container, Role::DataFile, &[name], &writing.options())?;
+                    record::may_own(place, &found, !writing.data_files.is_empty())?;
+                    let writing = Writing { format: Format::Raw, ..writing };
+                    Some(writing.open(&found)?)
+                }
+                None => None,
+            };
+            let backing_size = match &own.backing {
+                Some(_) => Some(backing_size(path, reading)?),
+                None => None,
+            };
+            let options = ResizeOptions { size, shrink: true, backing_size };
+            Ok(on_a_ring(path, |io| async move {
+                qcow2::resize(&io, &container, data.as_ref(), &options).await
+            })??)
+        }
+        Format::Vhd => {
+            Ok(on_a_ring(path, |io| async move { vhd::resize(&io, &container, size).await })??)
+        }
+        other => Err(cannot(path, other, "cannot be resized here")),
+    }
+}
+
+/// Bytes of the disk below an image.
+fn backing_size(path: &Path, reading: &Reading) -> Result<u64, Error> {
+    let layers = chain::layers(path, Some(Format::Qcow2), true, &reading.names)?;
+    let Some(below) = layers.get(1) else { return Ok(0) };
+    match &below.header {
+        Some(header) => Ok(header.size),
+        None => {
+            let own = reading.options(below.format, CacheMode::Writeback)?;
+            let options = OpenOptions { force_share: true, ..own };
+            Ok(open_place(&below.place, &options)?.info().size)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwatched;
+
+    #[test]
+    fn sizes_are_new_or_more_or_less() {
+        assert_eq!(NewSize::To(1000).from(0), Some(1024));
+        assert_eq!(NewSize::More(1 << 20).from(1 << 20), Some(2 << 20));
+        assert_eq!(NewSize::Less(1024).from(2048), Some(1024));
+        assert_eq!(NewSize::Less(3072).from(2048), None);
+        assert_eq!(NewSize::More(u64::MAX).from(2048), None);
+    }
+
+    #[test]
+    fn a_disk_becomes_smaller_only_where_it_may() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("a.raw");
+        std::fs::write(&path, [1; 8192]).expect("a file");
+        let job = |size, shrink, space| Resize {
+            path: path.clone(),
+            format: Some(Format::Raw),
+            force_format: false,
+            size,
+            shrink,
+            space,
+            reading: Reading::default(),
+        };
+        let len = || path.metadata().expect("a file").len();
+        let less = job(NewSize::Less(4096), false, Space::Off);
+        let error = resize(&less, &unwatched()).expect_err("not so");
+        assert!(matches!(error, Error::Shrinks { old: 8192, new: 4096, .. }) && error.is_usage());
+        assert_eq!(len(), 8192);
+        let end = resize(&Resize { shrink: true, ..less }, &unwatched());
+        assert_eq!((end.expect("smaller"), len()), (4096, 4096));
+        let end = resize(&job(NewSize::More(4096), false, Space::Full), &unwatched());
+        assert_eq!((end.expect("larger"), len()), (8192, 8192));
+    }
+}

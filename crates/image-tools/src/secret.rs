@@ -1,0 +1,49 @@
+//! Secrets that are read when they are needed first.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringtap_image::{Secret, SecretError, SecretSource};
+
+/// A secret by its source, read at first use and then kept: a descriptor gives it only once. Clones share it.
+#[derive(Clone, Debug)]
+pub struct LazySecret {
+    source: SecretSource,
+    known: Arc<Mutex<Option<Secret>>>,
+}
+
+impl From<SecretSource> for LazySecret {
+    fn from(source: SecretSource) -> LazySecret {
+        LazySecret { source, known: Arc::default() }
+    }
+}
+
+impl LazySecret {
+    /// The secret. What the user should know about it goes to the log.
+    pub fn read(&self) -> Result<Secret, SecretError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(secret) = &*known {
+            return Ok(secret.clone());
+        }
+        let secret = read_secret(&self.source, |text| tracing::warn!("{text}"))?;
+        Ok(known.insert(secret).clone())
+    }
+}
+
+/// Read a secret, and tell `warn` what the user should know about it.
+pub fn read_secret(
+    source: &SecretSource,
+    mut warn: impl FnMut(String),
+) -> Result<Secret, SecretError> {
+    if let Some(text) = source.warning() {
+        warn(text);
+    }
+    let secret = source.read()?;
+    if !secret.is_locked() {
+        warn(
+            "the kernel does not lock the secret in memory, so that it may be swapped out: \
+              raise RLIMIT_MEMLOCK (LimitMEMLOCK= in a systemd unit)"
+                .into(),
+        );
+    }
+    Ok(secret)
+}
