@@ -13,6 +13,7 @@ use ringtap_stores::{Facts, Length, Options, Store};
 use crate::ffi::{Extent, Free, Image, Request};
 use crate::helper::{self, Task};
 use crate::pools::{error, pool};
+use crate::roomy::with_room;
 use crate::session::Near;
 use crate::waits::{self, Waits};
 use crate::{Name, lock};
@@ -216,7 +217,7 @@ impl Length for Rbd {
     }
 
     fn set(&self, len: u64) -> Result<(), i32> {
-        self.set_len(len)
+        with_room(|| self.set_len(len))
     }
 }
 
@@ -234,17 +235,15 @@ impl Remote for Rbd {
                 thread::sleep(LOOK);
             }
         }
-        let image = self.image.write().unwrap_or_else(PoisonError::into_inner).take();
-        if self.waits.is_shut_out() {
-            // What is in flight may never end, and closing would wait for it. The cluster has closed it.
-            image.iter().for_each(|image| image.cluster().set_shut_out());
-            std::mem::forget(image);
-            return;
-        }
-        if let Some(image) = &image {
-            if !self.read_only {
-                lock::forget(image);
+        with_room(|| {
+            let image = self.image.write().unwrap_or_else(PoisonError::into_inner).take();
+            if self.waits.is_shut_out() {
+                // What is in flight may never end, and closing would wait for it. The cluster has closed it.
+                image.iter().for_each(|image| image.cluster().set_shut_out());
+                std::mem::forget(image);
+            } else if let Some(image) = image.filter(|_| !self.read_only) {
+                lock::forget(&image);
             }
-        }
+        });
     }
 }

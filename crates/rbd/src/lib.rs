@@ -20,19 +20,21 @@ mod image;
 mod lock;
 mod name;
 mod pools;
+mod roomy;
 mod session;
 pub mod snapshots;
 mod waits;
 
 pub use name::Name;
+use roomy::with_room;
 
 /// From now on this process opens images of Ceph by their names. The first who says so decides.
 pub fn start() {
     ringtap_stores::rbd::open_by(ringtap_stores::rbd::Driver {
-        load: || ffi::api().map(drop),
-        open: |name, options| image::open(&Name::parse(name)?, options),
-        make: |name, len| image::make(&Name::parse(name)?, len),
-        remove: |name| image::remove(&Name::parse(name)?),
+        load: || with_room(|| ffi::api().map(drop)),
+        open: |name, options| with_room(|| image::open(&Name::parse(name)?, options)),
+        make: |name, len| with_room(|| image::make(&Name::parse(name)?, len)),
+        remove: |name| with_room(|| image::remove(&Name::parse(name)?)),
         files: |name| Name::parse(name).map_or(vec![], |name| name.files()),
     });
 }

@@ -27,6 +27,29 @@ fn what_a_guest_writes_is_there() {
 }
 
 #[test]
+fn clients_of_the_control_socket_add_images_as_for_qemu() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "16M", "q"]);
+    let at = cluster.path("q.control");
+    let control = format!("unix:{}", at.display());
+    let server = Server::daemon(["--control", &*control, "--disks", &cluster.text("none")]);
+    let mut control = Control::open(&at);
+    let file = json!({
+        "driver": "rbd", "pool": "rbd", "image": "q", "conf": cluster.text("ceph.conf"),
+    });
+    let node = json!({ "driver": "raw", "node-name": "d", "file": file });
+    control.ok("blockdev-add", node);
+    let address = json!({ "type": "unix", "data": { "path": cluster.sockets("q").0 } });
+    control.ok("nbd-server-start", json!({ "addr": address }));
+    let export =
+        json!({ "type": "nbd", "id": "e", "node-name": "d", "name": "d", "writable": true });
+    control.ok("block-export-add", export);
+    cluster.io("q", &["write -P 7 1M 1M", "flush"]);
+    server.stop();
+    cluster.io_on(&cluster.name("q"), "raw", &["read -P 7 1M 1M"]);
+}
+
+#[test]
 fn holes_are_told_of() {
     let Some(cluster) = cluster() else { return };
     cluster.ok("rbd", &["create", "--size", "64M", "h"]);

@@ -8,7 +8,7 @@ use super::opening::{FileWish, Wish};
 use super::outgoing::Reply;
 use super::refs::{Backing, NodeOr};
 use super::refusal::Refusal;
-use super::remote::RemoteNbd;
+use super::remote::{RemoteNbd, RemoteRbd};
 use super::shape::{Done, arguments, choice, words};
 use super::table::Command;
 use super::throttle::ThrottleLimits;
@@ -77,6 +77,7 @@ choice! {
         "file" File(FileOptions),
         "host_device" Device(FileOptions),
         "nbd" Nbd(RemoteNbd),
+        "rbd" Rbd(RemoteRbd),
     }
 }
 
@@ -159,6 +160,7 @@ choice! {
         "file" File(FileOptions),
         "host_device" Device(FileOptions),
         "nbd" Nbd(RemoteNbd),
+        "rbd" Rbd(RemoteRbd),
         "raw" Raw(PlainOptions),
         "qcow2" Qcow2(Qcow2Options),
         "vpc" Vpc(PlainOptions),
@@ -252,12 +254,14 @@ impl Add {
             Driver::File(of) | Driver::Device(of) if of.node_name.is_some() => {
                 return Err(Refusal::new("'node-name' is given twice"));
             }
-            Driver::Nbd(of) if of.node_name.is_some() => {
+            Driver::Nbd(RemoteNbd { node_name: Some(_), .. })
+            | Driver::Rbd(RemoteRbd { node_name: Some(_), .. }) => {
                 return Err(Refusal::new("'node-name' is given twice"));
             }
             Driver::File(of) => return file(node_name, "file", of.filename.into()),
             Driver::Device(of) => return file(node_name, "host_device", of.filename.into()),
             Driver::Nbd(of) => return file(node_name, "nbd", of.path()?),
+            Driver::Rbd(of) => return file(node_name, "rbd", of.path()),
             Driver::Raw(of) => plain(Format::Raw, of),
             Driver::Vpc(of) => plain(Format::Vhd, of),
             Driver::Vhdx(of) => plain(Format::Vhdx, of),
@@ -376,6 +380,7 @@ pub(super) fn found(
                 FileDriver::File(of) => (of.filename.into(), of.node_name, "file"),
                 FileDriver::Device(of) => (of.filename.into(), of.node_name, "host_device"),
                 FileDriver::Nbd(of) => (of.path()?, of.node_name, "nbd"),
+                FileDriver::Rbd(of) => (of.path(), of.node_name, "rbd"),
             };
             if let Some(name) = &node_name {
                 if !is_name(name) {

@@ -1,4 +1,4 @@
-//! Exports of NBD servers as clients of the control socket name them.
+//! Exports of NBD servers and images of Ceph, as clients of the control socket name them.
 
 use std::path::PathBuf;
 
@@ -34,6 +34,55 @@ arguments! {
     }
 }
 
+arguments! {
+    /// An image of Ceph.
+    struct RemoteRbd {
+        "pool" pool: String,
+        "namespace" namespace: Option<String>,
+        "image" image: String,
+        "snapshot" snapshot: Option<String>,
+        "conf" conf: Option<String>,
+        "user" user: Option<String>,
+        /// Monitors, where the configuration is not to say them.
+        "server" servers: Option<Vec<InetServer>>,
+        "node-name" node_name: Option<String>,
+    }
+}
+
+impl RemoteRbd {
+    /// As an image's path.
+    pub(super) fn path(&self) -> PathBuf {
+        let mut name = format!("rbd:{}", plain(&self.pool));
+        let parts = [&self.namespace, &Some(self.image.clone())];
+        for part in parts.into_iter().flatten().filter(|part| !part.is_empty()) {
+            name += &format!("/{}", plain(part));
+        }
+        if let Some(snapshot) = &self.snapshot {
+            name += &format!("@{}", plain(snapshot));
+        }
+        let address = |at: &InetServer| match at.host.contains(':') {
+            true => format!("[{}]:{}", at.host, at.port),
+            false => format!("{}:{}", at.host, at.port),
+        };
+        let monitors = self.servers.as_ref().filter(|all| !all.is_empty());
+        let monitors = monitors.map(|all| all.iter().map(address).collect::<Vec<_>>().join(";"));
+        let options = [("conf", &self.conf), ("id", &self.user), ("mon_host", &monitors)];
+        for (key, value) in options {
+            if let Some(value) = value {
+                name += &format!(":{key}={}", plain(value));
+            }
+        }
+        name.into()
+    }
+}
+
+/// A part of a name with what divides such behind backslashes.
+fn plain(part: &str) -> String {
+    let divides = |character| matches!(character, ':' | '/' | '@' | '=' | '\\');
+    let each = part.chars().flat_map(|one| divides(one).then_some('\\').into_iter().chain([one]));
+    each.collect()
+}
+
 impl RemoteNbd {
     /// As an image's path.
     pub(super) fn path(&self) -> Result<PathBuf, Refusal> {
@@ -49,5 +98,27 @@ impl RemoteNbd {
         let seconds = self.reconnect.unwrap_or(0);
         let sign = if uri.contains('?') { '&' } else { '?' };
         Ok(format!("{uri}{sign}reconnect={seconds}").into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::control::shape::Read;
+
+    #[test]
+    fn images_of_ceph_have_names() {
+        let name = |value| RemoteRbd::read(value, "").map(|it| it.path().display().to_string());
+        let plain = json!({ "pool": "rbd", "image": "vm" });
+        assert_eq!(name(plain).ok().as_deref(), Some("rbd:rbd/vm"));
+        let all = json!({
+            "pool": "a:b", "namespace": "n", "image": "v@m", "snapshot": "s", "conf": "/etc/c",
+            "user": "me", "server": [{ "host": "::1", "port": "3300" }],
+        });
+        let expected = "rbd:a\\:b/n/v\\@m@s:conf=\\/etc\\/c:id=me:mon_host=[\\:\\:1]\\:3300";
+        assert_eq!(name(all).ok().as_deref(), Some(expected));
+        assert!(name(json!({ "pool": "rbd" })).is_err());
     }
 }
