@@ -15,6 +15,7 @@ use ringtap_vbd::{Copy, Progress, Vbd, Workers, copy};
 use crate::create::Made;
 use crate::error::Tried;
 use crate::files::same_file;
+use crate::map::changes_since;
 use crate::measure::open_snapshot;
 use crate::opening::{cannot, container};
 use crate::unfinished::{Unfinished, finish};
@@ -44,6 +45,9 @@ pub struct Convert {
     pub snapshot: Option<SnapshotName>,
     /// Only these bytes of the one source.
     pub part: Option<Range<u64>>,
+    /// Only what the one source, a raw image of Ceph, has had written since this snapshot of it: the target or what lies below it is
+    /// what it was then.
+    pub since: Option<String>,
     /// How host caching is used for them.
     pub source_cache: CacheMode,
     /// How they are opened.
@@ -131,6 +135,7 @@ impl Convert {
             format: None,
             snapshot: None,
             part: None,
+            since: None,
             source_cache: CacheMode::Writeback,
             reading: Reading::default(),
             target,
@@ -172,6 +177,7 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
         let why = format!("{} would be read and overwritten at once", target.display());
         return Err(Error::Usage(why));
     }
+    let parts = parts(job)?;
     let bitmaps = if job.bitmaps == Bitmaps::Leave { vec![] } else { bitmaps_of(job, format)? };
     let from: Vec<Vbd> = match &job.snapshot {
         Some(snapshot) => vec![job.snapshot_of(snapshot)?],
@@ -187,7 +193,8 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
     if let Some(backing) = job.into.backing() {
         backing.fits_below(format)?;
     }
-    let over = over_what(job, watch)?;
+    // What has not changed is in what lies below already.
+    let over = if job.since.is_some() { Over::Nothing } else { over_what(job, watch)? };
     let (made, zeroed) = match &job.into {
         Target::Existing { zeroed, .. } => (Made::default(), *zeroed),
         Target::New(new) => {
@@ -210,7 +217,7 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
     }
     let begun = Unfinished::begin(target);
     let compress = if job.compress { Some(cluster_size(target)?) } else { None };
-    let written = write(job, from, &to, over, zeroed, compress, watch);
+    let written = write(job, from, &parts, &to, over, zeroed, compress, watch);
     if job.into.is_new() && written.as_ref().is_err_and(Error::is_stopped) {
         return written.doing(|| begun.give_up(to, &made));
     }
@@ -318,6 +325,34 @@ fn in_memory(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
 }
 
+/// Changes with no more than this between them are copied as one.
+const APART: u64 = 64 << 10;
+
+/// With `since` what is copied: ranges of the source, in order.
+fn parts(job: &Convert) -> Result<Vec<Range<u64>>, Error> {
+    let Some(since) = &job.since else { return Ok(vec![]) };
+    let [source] = &job.sources[..] else {
+        return Err(Error::usage("--since reads one source"));
+    };
+    if job.into.is_new() && job.into.backing().is_none() {
+        return Err(Error::usage(
+            "--since copies only what has changed: name the copy of then, -B FILE for an overlay upon it, or with -n as the target",
+        ));
+    }
+    if job.compress || job.part.is_some() {
+        return Err(Error::usage("--since copies changes as they are: leave the other out"));
+    }
+    let mut parts: Vec<Range<u64>> = vec![];
+    for change in changes_since(source, job.format, since)? {
+        let range = change.start..change.start + change.length;
+        match parts.last_mut() {
+            Some(last) if range.start <= last.end + APART => last.end = last.end.max(range.end),
+            _ => parts.push(range),
+        }
+    }
+    Ok(parts)
+}
+
 /// What shows through where an overlay holds nothing.
 enum Over {
     /// Nothing: all must be copied.
@@ -367,9 +402,11 @@ fn open_target(job: &Convert, format: Format) -> Result<(Vbd, Place, Format), Er
     Ok((Vbd::new(image, job.cache), place, format))
 }
 
+#[allow(clippy::too_many_arguments)] // each is another thing that was found out before
 fn write(
     job: &Convert,
     from: Vec<Vbd>,
+    parts: &[Range<u64>],
     to: &Vbd,
     over: Over,
     zeroed: bool,
@@ -377,7 +414,9 @@ fn write(
     watch: &Watcher,
 ) -> Result<(), Error> {
     let progress = Arc::new(Progress::default());
-    watch.begins(from.iter().map(|disk| disk.size()).sum(), &progress);
+    let whole = || from.iter().map(|disk| disk.size()).sum();
+    let some = || parts.iter().map(|part| part.end - part.start).sum();
+    watch.begins(if job.since.is_some() { some() } else { whole() }, &progress);
     let (layers, base) = match over {
         Over::Nothing => (0..u32::MAX, None),
         Over::Layer(depth) => (0..depth, None),
@@ -395,9 +434,19 @@ fn write(
     let piece = if in_memory(&job.target) { PIECE_IN_MEMORY } else { PIECE_ON_DISK };
     let piece = piece.max(compress.unwrap_or(0));
     let mut to_offset = 0;
-    for from in from {
-        let range = job.part.clone().unwrap_or(0..from.size());
+    let pieces: Vec<(Vbd, Range<u64>)> = match (&job.since, &from[..]) {
+        (Some(_), [one]) => parts.iter().map(|part| (one.fork(), part.clone())).collect(),
+        _ => from
+            .into_iter()
+            .map(|disk| (disk.size(), disk))
+            .map(|(size, disk)| (disk, job.part.clone().unwrap_or(0..size)))
+            .collect(),
+    };
+    for (from, range) in pieces {
         let size = range.end - range.start;
+        if job.since.is_some() {
+            to_offset = range.start;
+        }
         let watch = watch.clone();
         let lost = move |offset, len, error| watch.note(&Note::Lost { offset, len, error });
         let job = Copy {

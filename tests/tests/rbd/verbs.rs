@@ -172,6 +172,42 @@ fn snapshots_and_clones_are_the_clusters() {
     assert_eq!(ranges(&changed, "start"), ranges(&diff, "offset"));
     assert_eq!(changed.len(), 2, "{changed:?}");
 
+    // A copy of then is brought up to date, and another becomes an overlay's base.
+    let at = |name: &str| cluster.text(name);
+    let (full, next) = (at("full.raw"), at("next.qcow2"));
+    let then = cluster.name("c@s1");
+    cluster.said(&["convert", "-q", "-f", "raw", &then, &full]);
+    cluster.said(&[
+        "convert",
+        "-q",
+        "--since",
+        "s1",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        "-B",
+        &full,
+        "-o",
+        "backing_fmt=raw",
+        &name,
+        &next,
+    ]);
+    let same = |copy: &str, format: &str| {
+        cluster.said(&["compare", "-f", "raw", "-F", format, &name, copy]);
+        cluster.ok("qemu-img", &["compare", "-f", "raw", "-F", format, &name, copy]);
+    };
+    same(&next, "qcow2");
+    // Only that is in it.
+    let map = cluster.ok("qemu-img", &["map", "--output", "json", &next]);
+    let map: Vec<Value> = serde_json::from_str(&map).expect("JSON");
+    let own = map.iter().filter(|it| it["depth"] == 0).filter_map(|it| it["length"].as_u64());
+    assert!((1..4 * MIB).contains(&own.sum()), "{map:?}");
+    cluster.said(&["convert", "-q", "-n", "--since", "s1", "-f", "raw", "-O", "raw", &name, &full]);
+    same(&full, "raw");
+    let why = cluster.refusal(&["convert", "--since", "s1", "-f", "raw", &name, &at("alone.raw")]);
+    assert!(why.contains("name the copy of then"), "{why}");
+
     cluster.ok("rbd", &["snap", "protect", "c@s1"]);
     let clone = cluster.name("child");
     cluster.said(&["create", "-q", "-b", &cluster.name("c@s1"), &clone, "48M"]);

@@ -62,6 +62,11 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
     snapshot: Option<SnapshotName>,
 
+    /// Of an image of Ceph: copy only what was written since this snapshot, into a copy that was made of that (-n), or into an
+    /// overlay upon one (-B)
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["snapshot", "bitmaps", "compress"])]
+    since: Option<String>,
+
     /// Copy the bitmaps inside the source too; those not saved are an error
     #[arg(long, conflicts_with = "snapshot")]
     bitmaps: bool,
@@ -150,6 +155,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             format: args.format,
             snapshot: args.snapshot.clone(),
             part: None,
+            since: args.since.clone(),
             source_cache: args.source_cache.into(),
             reading: args.sources.reading(),
             target: target.clone(),

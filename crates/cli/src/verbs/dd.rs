@@ -123,6 +123,7 @@ pub(crate) fn run(args: &DdArgs) -> anyhow::Result<ExitCode> {
         &Convert {
             format: args.format,
             part: Some(begin..end),
+            since: None,
             reading,
             ..Convert::new(operands.from, operands.to, into)
         },
