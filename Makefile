@@ -7,12 +7,13 @@ LAB = $(dir $(RINGTAP))ringtap-lab
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help build demo check msrv test iotests models fuzz bench install install-tap install-lab uninstall deb
+.PHONY: help build demo check msrv deny test iotests models fuzz bench install install-tap install-lab uninstall deb
 
 help:
 	@echo "make demo       install what is missing, build, boot a guest on a served disk, compare"
 	@echo "make check      format, lints, unit tests and simulations; no root, no guests"
 	@echo "make msrv       whether the oldest Rust that Cargo.toml names compiles it all (by rustup)"
+	@echo "make deny       licences, sources and twins of the crates linked, and advisories where their list can be fetched (cargo-deny)"
 	@echo "make test       install what is missing, check format and lints, run every test; CI=1: fail on an unknown skip"
 	@echo "make iotests    QEMU's own tests of image formats, with Ringtap for its tools: FORMATS=\"raw qcow2\" TESTS=\"001 002\""
 	@echo "make models     only the models of what threads share: ORDERS=20000 tries so many of each"
@@ -44,6 +45,12 @@ MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
 msrv:
 	rustup toolchain install $(MSRV) --profile minimal --no-self-update
 	rustup run $(MSRV) cargo check --workspace --all-targets --locked --target-dir $(TARGET)/msrv
+
+deny:
+	command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --version 0.20.2 --locked --root $(TARGET)/tools
+	PATH=$$PATH:$(TARGET)/tools/bin $(CARGO) deny check bans licenses sources
+	@export PATH=$$PATH:$(TARGET)/tools/bin; if $(CARGO) deny fetch db 2>/dev/null; \
+	    then $(CARGO) deny check --disable-fetch advisories; else echo "advisories: their list on github.com is out of reach"; fi
 
 # Tests wait for disks and guests more than they compute.
 THREADS ?= $(shell echo $$(($$(nproc) + 1)))

@@ -177,7 +177,7 @@ mod tests {
         let open = || {
             Map::open(&path, Some(Format::Raw), &Reading::default(), &unwatched()).expect("opened")
         };
-        assert_eq!(open().files(), [path.clone()]);
+        assert_eq!(open().files(), std::slice::from_ref(&path));
         let mut found = vec![];
         let end = open().stretches(0, None, |stretch| {
             found.push((stretch.start, stretch.length, stretch.data));
