@@ -1,6 +1,7 @@
 //! The ways of serving that are set side by side.
 
-use crate::process::{Launch, find_program};
+use crate::process::Launch;
+use ringtap_lab::process::find;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -58,7 +59,7 @@ impl Arm {
         socket: &Path,
         launch: Launch,
     ) -> Arm {
-        let missing = (find_program(&launch.program.to_string_lossy()).is_none()
+        let missing = (find(&launch.program.to_string_lossy()).is_none()
             && !launch.program.is_file())
         .then(|| format!("{} is not installed", launch.program.display()));
         Arm {
@@ -112,6 +113,6 @@ pub fn ringtap_program(asked: Option<&Path>) -> PathBuf {
     let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name("ringtap"));
     beside
         .filter(|path| path.is_file())
-        .or_else(|| find_program("ringtap"))
+        .or_else(|| find("ringtap"))
         .unwrap_or_else(|| "ringtap".into())
 }

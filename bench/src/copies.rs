@@ -2,11 +2,12 @@
 
 use crate::experiment::order;
 use crate::image::Fs;
-use crate::process::{Launch, Process, find_program};
+use crate::process::{Launch, Process};
 use crate::report::show;
 use crate::stats::{Ratio, median};
 use crate::{cpu, interrupt};
 use anyhow::{Context, Result};
+use ringtap_lab::process::find;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt;
@@ -178,7 +179,7 @@ impl Way {
             if case.compression.is_some() || case.direct {
                 return Err("has no such mode");
             }
-            if find_program("nbdcopy").is_none() || find_program("nbdkit").is_none() {
+            if find("nbdcopy").is_none() || find("nbdkit").is_none() {
                 return Err("libnbd-bin or nbdkit is not installed");
             }
             let server = |format, path: &str, more: &[&str]| -> Vec<String> {

@@ -240,12 +240,6 @@ pub fn listening(path: &Path) -> Result<bool> {
     }))
 }
 
-/// Where `name` is in PATH.
-pub fn find_program(name: &str) -> Option<PathBuf> {
-    let paths = std::env::var_os("PATH")?;
-    std::env::split_paths(&paths).map(|dir| dir.join(name)).find(|path| path.is_file())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

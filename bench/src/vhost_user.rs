@@ -3,9 +3,10 @@
 use crate::arms::{Arm, Kind, ringtap_program};
 use crate::image::{Fs, Images, NULL_SIZE};
 use crate::options::Options;
-use crate::process::{Launch, find_program};
+use crate::process::Launch;
 use crate::qemu10::Qemu10;
 use anyhow::{Context, Result};
+use ringtap_lab::process::find;
 use std::fs;
 use std::path::Path;
 
@@ -110,7 +111,7 @@ fn qsd_words(fs: Fs, engine: &str, images: &Images, socket: &Path) -> Vec<String
 /// ubiblk, if somebody has put it into PATH: no package has it.
 fn ubiblk(images: &Images, run: &Path, socket: &Path) -> Result<Arm> {
     let names = ["ubiblk-vhost-backend", "vhost-backend", "ubiblk"];
-    let program = names.iter().find_map(|name| find_program(name));
+    let program = names.iter().find_map(|name| find(name));
     let config = run.join("ubiblk.toml");
     let text = format!(
         "[device]\ndata_path = {:?}\nvhost_socket = {:?}\n\n\

@@ -7,9 +7,9 @@ use ringtap_bench::devices::{Host, Plan};
 use ringtap_bench::experiment::progress;
 use ringtap_bench::lines::{Line, usual};
 use ringtap_bench::options::{Options, Output};
-use ringtap_bench::process::find_program;
 use ringtap_bench::report::{Report, machine};
 use ringtap_bench::{goals, interrupt};
+use ringtap_lab::process::find;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -107,7 +107,7 @@ fn measure(cli: &Cli, lines: &[Line], kernel: &[u64]) -> Result<Report> {
         .tempdir_in(&cli.dir)
         .context("cannot make a folder for the guest's disk")?;
     let ringtap = ringtap_program(cli.ringtap.as_deref());
-    let rublk = cli.rublk.clone().or_else(|| find_program("rublk"));
+    let rublk = cli.rublk.clone().or_else(|| find("rublk"));
     let plan = Plan {
         kernel,
         ringtap: &ringtap,
