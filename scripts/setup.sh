@@ -86,6 +86,7 @@ if [ "$purpose" = test ]; then
     need systemd-socket-activate systemd
     need systemd-analyze systemd
     need nsenter util-linux
+    need tc iproute2
     need strip binutils
     need chromium chromium
     # A cluster of one, and QEMU's driver for it.

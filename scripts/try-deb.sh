@@ -45,7 +45,7 @@ mke2fs -q -t ext4 -L root -d "$root" "$work/root"
 truncate -s 512M "$work/disk"
 mke2fs -q -t ext4 -d "$work/story" "$work/disk"
 # A translated processor that shares its host is late with everything.
-options="console=ttyS0 panic=-1 loglevel=4 no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1 systemd.default_timeout_start_sec=600"
+options="console=ttyS0 panic=-1 loglevel=4 no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1 systemd.default_timeout_start_sec=600 systemd.mask=serial-getty@ttyS0.service"
 kernel=$(ls "$root"/boot/vmlinuz-* | tail -n 1) initrd=$(ls "$root"/boot/initrd.img-* | tail -n 1)
 timeout ${PATIENCE:-1500} qemu-system-x86_64 -accel tcg,thread=multi -cpu max,-erms -smp 2 -m 1536 -nodefaults -display none -no-reboot \
     -kernel "$kernel" -initrd "$initrd" -append "root=LABEL=root $options" \

@@ -4,5 +4,6 @@ mod bench;
 mod formats;
 mod lost;
 mod migrate;
+mod netem;
 mod served;
 mod verbs;
