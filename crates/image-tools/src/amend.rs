@@ -48,8 +48,7 @@ pub fn amend(
                 Error::usage("backing_fmt: the name of its backing file is not UTF-8: give backing_file= too")
             })?;
             let name = name.clone().or_else(|| own.map(str::to_owned));
-            let name =
-                name.ok_or_else(|| Error::usage("backing_fmt: it has no backing file"))?;
+            let name = name.ok_or_else(|| Error::usage("backing_fmt: it has no backing file"))?;
             let known = header.backing_format().and_then(|name| std::str::from_utf8(name).ok());
             let format = format.or(known.and_then(|name| name.parse().ok()));
             let backing = BackingFile::find(file, name, format)?;

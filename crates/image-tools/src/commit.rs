@@ -62,8 +62,7 @@ pub fn commit(job: &Commit, watch: &Watcher) -> Result<(), Error> {
         }
     };
     let base = &layers[depth];
-    let writing =
-        |format| Writing::new(format, job.force_format, &job.reading.names.data_files);
+    let writing = |format| Writing::new(format, job.force_format, &job.reading.names.data_files);
     // Kept off everybody from here on; the overlay is then read without a lock of its own.
     let top = match format {
         Format::Qcow2 => writing(format).settled(file)?,

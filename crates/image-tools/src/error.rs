@@ -74,6 +74,22 @@ pub enum Error {
         /// What it said.
         source: io::Error,
     },
+    /// A disk cannot have that size: it would be below nothing, or past all bounds.
+    #[error("there is no such size of this disk")]
+    Size,
+    /// A disk would become smaller.
+    #[error(
+        "{} would become smaller, from {old} to {new} bytes, and lose what lies past that: add --shrink if its guest has          made room",
+        path.display()
+    )]
+    Shrinks {
+        /// Its image.
+        path: PathBuf,
+        /// Bytes of it now.
+        old: u64,
+        /// Bytes that it would have.
+        new: u64,
+    },
     /// It is its own backing file, by way of others.
     #[error("{} is its own backing file, by way of others", path.display())]
     Circle {
@@ -146,6 +162,8 @@ impl Error {
             Error::Usage(_)
                 | Error::Format { .. }
                 | Error::FormatUnknown { .. }
+                | Error::Size
+                | Error::Shrinks { .. }
                 | Error::Open(OpenError::NullSize { .. })
         )
     }

@@ -3,11 +3,20 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | [`amend`] | what an image says of itself, and what is recorded of it |
+//! | [`bitmap`] | the dirty bitmaps inside an image |
+//! | [`check`] | whether an image contradicts itself, and repair |
+//! | [`commit`] | what an overlay holds, written into an image below it |
 //! | [`compare`] | whether two images have the same content |
 //! | [`convert`] | an image copied into another, of any format |
 //! | [`create`] | new images, and what they are to be |
+//! | [`info`] | what an image is, what lies below it, and who uses it |
+//! | [`keyslots`] | the keyslots of a LUKS header |
 //! | [`map`] | where the content of an image lies |
 //! | [`measure`] | how much space a new image would take |
+//! | [`rebase`] | another image below an overlay |
+//! | [`resize`] | disks made larger, or smaller |
+//! | [`snapshot`] | the snapshots inside an image |
 //!
 //! # Images that are read, and images that are changed
 //!
@@ -18,10 +27,10 @@
 //!
 //! # Errors
 //!
-//! All functions fail with an [`Error`]: its variants are what a caller may act upon, and [`Error::While`] puts around one of
+//! Functions fail with an [`Error`]: its variants are what a caller may act upon, and [`Error::While`] puts around one of
 //! them what was being done. [`Error::cause`] looks through that. [`Error::is_usage`] tells a wish that makes no sense from an
-//! image that could not be read, changed or trusted. Whatever fails leaves an image that is as it was, or that says that
-//! it is not whole, or none where there was none.
+//! image that could not be read, changed or trusted. (Comparing has errors of its own, which say of which image they are.) What a failure
+//! leaves is said by each function: an image as it was, one that says that it is not whole, or none where none was.
 //!
 //! # Progress and cancellation
 //!
@@ -30,17 +39,26 @@
 //! knowing and is no error. Who wants neither passes [`unwatched`].
 #![forbid(unsafe_code)]
 
-pub mod chain;
+pub mod amend;
+pub mod bitmap;
+mod chain;
+pub mod check;
+pub mod commit;
 pub mod compare;
 pub mod convert;
 pub mod create;
 mod error;
-pub mod files;
+mod files;
+pub mod info;
+pub mod keyslots;
 pub mod map;
 pub mod measure;
 pub mod opening;
 pub mod rbd;
+pub mod rebase;
+pub mod resize;
 mod secret;
+pub mod snapshot;
 mod unfinished;
 mod watch;
 
@@ -49,5 +67,4 @@ pub use error::{Doing, Error};
 pub use opening::{Known, Names, Reading, Writing, format_of, format_to_write};
 pub use ringtap_vbd::Progress;
 pub use secret::{LazySecret, read_secret};
-pub use unfinished::finish;
 pub use watch::{Note, Watch, Watcher, unwatched};

@@ -182,8 +182,7 @@ fn size_of(path: &Path, format: Format, container: &Container) -> Result<u64, Er
     match format {
         Format::Raw => Ok(container.len().next_multiple_of(512)),
         Format::Qcow2 => {
-            let header =
-                on_a_ring(path, |io| async move { Header::read(&io, &container).await })??;
+            let header = on_a_ring(path, |io| async move { Header::read(&io, &container).await })??;
             Ok(header.size.next_multiple_of(512))
         }
         Format::Vhd => {

@@ -10,7 +10,7 @@ use crate::error::Tried;
 use crate::{Doing, Error};
 
 /// Flush and close a target that is whole now.
-pub fn finish(to: Vbd, target: &Path) -> Result<(), Error> {
+pub(crate) fn finish(to: Vbd, target: &Path) -> Result<(), Error> {
     on_a_ring(target, |io| async move {
         to.flush(&io).await?;
         to.close(&io).await

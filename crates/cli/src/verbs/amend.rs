@@ -1,22 +1,19 @@
 //! `ringtap amend`: what an image says of itself, changed where it is.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::qcow2::{self, Amendment, CreateOptions};
-use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, on_a_ring, probe, record,
-};
+use ringtap_image::Format;
+use ringtap_image::qcow2::CreateOptions;
+use ringtap_image_tools::amend::{self, Changes};
+use ringtap_image_tools::opening::cannot;
+use ringtap_image_tools::{LazySecret, Writing, format_to_write, keyslots};
 
-use super::convert::same_file;
 use super::keyslots::Keyslots;
-use super::offline::{self, Writing};
-use super::source::{Force, Sources, backing, read_secret};
-use super::target::find_backing;
-use super::{chain, resize};
+use super::source::{Force, Sources, backing};
+use super::watch;
 use crate::names;
 
 /// What `ringtap amend` is told.
@@ -106,23 +103,31 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         return Err(Fault::Usage("name the FILE to change".into()).into());
     };
     if let Some(format) = args.record_format {
-        return record_format(args, file, format);
+        amend::record_format(file, format, args.write.force_format, &watch::notes())?;
+        return Ok(ExitCode::SUCCESS);
     }
     if args.forget_successor {
-        return forget_successor(args, file);
+        let successor = amend::forget_successor(file)?;
+        if !args.quiet {
+            let not = successor.map(|other| format!(", not in {}", other.display()));
+            println!("{} goes on by itself{}", file.display(), not.unwrap_or_default());
+        }
+        return Ok(ExitCode::SUCCESS);
     }
-    let format = offline::format(file, args.format, true)?;
-    let writing = Writing::new(format, &args.write, &args.sources.names.data);
+    let reading = args.sources.reading();
+    let format = format_to_write(file, args.format)?;
+    let data_files = &reading.names.data_files;
+    let writing = Writing::new(format, args.write.force_format, data_files);
     let prefix = match format {
         Format::Qcow2 => "encrypt.",
         Format::Luks => "",
-        _ => return Err(offline::cannot(file, format, "have nothing that could be amended")),
+        _ => return Err(cannot(file, format, "have nothing that could be amended").into()),
     };
-    let mut keyslots = Keyslots::default();
+    let mut own = Keyslots::default();
     let (mut of_keyslots, mut others) = (false, vec![]);
     for (key, value) in names::pairs(&args.options).map_err(Fault::Usage)? {
         match key.strip_prefix(prefix) {
-            Some(own) if keyslots.set(own, &value)? => of_keyslots = true,
+            Some(inner) if own.set(inner, &value)? => of_keyslots = true,
             _ if format == Format::Luks => {
                 let why =
                     format!("{key} of a LUKS container cannot be changed: -o help lists what can");
@@ -133,154 +138,21 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
     }
     let wanted = wanted(&others)?;
     if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
-        change(args, file, writing, wanted)?;
+        amend::amend(file, writing, &wanted, &reading)?;
     }
     if of_keyslots {
-        let opener = read_secret(args.sources.secret.as_ref(), &args.sources.known)?;
-        for slot in keyslots.apply(file, writing, opener, args.force)? {
-            if !args.quiet {
-                println!("keyslot {slot} changed");
-            }
+        let opener = reading.secret.as_ref().map(LazySecret::read).transpose()?;
+        let changed = keyslots::change(file, writing, own.change()?, opener, args.force)?;
+        for slot in changed.into_iter().filter(|_| !args.quiet) {
+            println!("keyslot {slot} changed");
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Let the image be written to again though its disk goes on in another.
-fn forget_successor(args: &AmendArgs, file: &Path) -> anyhow::Result<ExitCode> {
-    let failed = |source| OpenError::Os { what: "open", path: file.to_owned(), source };
-    let place = Place::hold(file).map_err(failed)?;
-    let successor = record::successor(&place.at());
-    // Who serves an overlay on it has it for reading.
-    let options =
-        OpenOptions { cache: CacheMode::Writeback, succeeded: true, ..OpenOptions::default() };
-    let _container = Container::open(&place, &options)?;
-    record::forget_successor(&place.at())
-        .with_context(|| format!("cannot change the record of {}", file.display()))?;
-    if !args.quiet {
-        match successor {
-            Some(other) => {
-                println!("{} goes on by itself, not in {}", file.display(), other.display());
-            }
-            None => println!("{} goes on by itself", file.display()),
-        }
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Write the image's format down. It must look like it, unless it is raw, as which any is taken.
-fn record_format(args: &AmendArgs, file: &Path, format: Format) -> anyhow::Result<ExitCode> {
-    let failed = |source| OpenError::Os { what: "open", path: file.to_owned(), source };
-    let place = Place::hold(file).map_err(failed)?;
-    // Whoever has it for writing goes on as what it was.
-    let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
-    let _container = Container::open(&place, &options)?;
-    let looks_like = probe::mark(&place.at())
-        .with_context(|| format!("cannot read {}", file.display()))?
-        .unwrap_or("raw");
-    if looks_like != format.name() && format != Format::Raw && !args.write.force_format {
-        let why = format!(
-            "{} does not bear the signature of {format}, but looks like {looks_like}: record that, or \
-             add --force-format",
-            file.display()
-        );
-        return Err(Fault::Usage(why).into());
-    }
-    record::set_format(&place.at(), format)
-        .with_context(|| format!("cannot write down that {} is {format}", file.display()))?;
-    if looks_like != format.name() {
-        eprintln!(
-            "ringtap: note: {} bears the signature of {looks_like}; as {format}, a guest sees that \
-             file's bytes as its disk",
-            file.display()
-        );
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// What is to be changed, each by its own tool.
-#[derive(Default)]
-struct Wanted {
-    header: Amendment,
-    backing: Option<String>,
-    backing_format: Option<Format>,
-    size: Option<u64>,
-}
-
-fn change(
-    args: &AmendArgs,
-    file: &Path,
-    writing: Writing<'_>,
-    wanted: Wanted,
-) -> anyhow::Result<()> {
-    let container = offline::settled(file, writing)?;
-    let (changed, image) = (container.clone(), Place::from(file));
-    let own = container.clone();
-    let header = on_a_ring(file, |io| async move { qcow2::Header::read(&io, &own).await })??;
-    let below = match (&wanted.backing, wanted.backing_format) {
-        (None, None) => None,
-        (Some(name), _) if name.is_empty() => Some(None),
-        (name, format) => {
-            let own = header.backing_file.as_deref().map(std::str::from_utf8);
-            let own = own.transpose().map_err(|_| {
-                Fault::Usage("backing_fmt: the name of its backing file is not UTF-8: give backing_file= too".into())
-            })?;
-            let name = name.clone().or_else(|| own.map(str::to_owned));
-            let name =
-                name.ok_or_else(|| Fault::Usage("backing_fmt: it has no backing file".into()))?;
-            let known = header.backing_format().and_then(|name| std::str::from_utf8(name).ok());
-            let backing =
-                find_backing(file, name, format.or(known.and_then(|name| name.parse().ok())))?;
-            if same_file(file, &backing.path) {
-                return Err(Fault::Usage("an image cannot lie below itself".into()).into());
-            }
-            Some(Some(backing))
-        }
-    };
-    // A name that the image has had is not followed because its format is said.
-    let names = wanted.backing.is_some();
-    if let Some(name) = &wanted.header.data_file {
-        let path = chain::beside(file, Path::new(name));
-        record::may_own(&image, &(&path).into(), true)?;
-        chain::also_allow(&image, Role::DataFile, &path);
-    }
-    if let Some(Some(backing)) = below.as_ref().filter(|_| names) {
-        chain::also_allow(&image, Role::Backing, &backing.path);
-    }
-    let (header, new) = (
-        wanted.header.clone(),
-        below.as_ref().map(|below| below.as_ref().map(|it| (it.name.clone(), it.format))),
-    );
-    on_a_ring(file, |io| async move {
-        qcow2::amend(&io, &container, &header).await?;
-        match &new {
-            Some(new) => {
-                let new = new.as_ref().map(|(name, format)| (name.as_str(), *format));
-                qcow2::set_backing(&io, &container, new).await
-            }
-            None => Ok(()),
-        }
-    })??;
-    if let Some(below) = below.as_ref().filter(|_| names) {
-        chain::record(&image, Role::Backing, below.as_ref().map(|it| it.path.as_path()));
-    }
-    if let Some(name) = &wanted.header.data_file {
-        let path = chain::beside(file, Path::new(name));
-        chain::record(&image, Role::DataFile, Some(&path));
-        record::set_owner(&image, &(&path).into())
-            .with_context(|| format!("cannot write down whose data file {} is", path.display()))?;
-    }
-    changed.confirm_format(Format::Qcow2);
-    drop(changed);
-    match wanted.size {
-        Some(size) => resize::set(&image, writing, size, &args.sources),
-        None => Ok(()),
-    }
-}
-
-fn wanted(options: &[(String, String)]) -> Result<Wanted, Fault> {
+fn wanted(options: &[(String, String)]) -> Result<Changes, Fault> {
     let mut taken = CreateOptions::default();
-    let mut wanted = Wanted::default();
+    let mut wanted = Changes::default();
     for (key, value) in options {
         let refused = |instead: String| {
             Err(Fault::Usage(format!("{key} of an image that is there: {instead}")))

@@ -2,14 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::{ArgGroup, ArgMatches, Args};
-use ringtap_image::qcow2::{self, BitmapChange};
-use ringtap_image::{Format, on_a_ring};
+use ringtap_image::Format;
+use ringtap_image::qcow2::BitmapChange;
+use ringtap_image_tools::bitmap::{Changes, Step, change};
 
-use super::convert::same_file;
-use super::offline::{self, Writing};
 use super::source::{DataFiles, Force};
 use crate::names;
 
@@ -90,54 +88,16 @@ pub(crate) struct BitmapArgs {
     data: DataFiles,
 }
 
-/// One of the changes on the command line.
-#[derive(Clone, Debug)]
-enum Step {
-    Change(BitmapChange),
-    Merge(String),
-}
-
 pub(crate) fn run(args: &BitmapArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let format = offline::format(&args.file, args.format, true)?;
-    if format != Format::Qcow2 {
-        return Err(offline::cannot(&args.file, format, "have no bitmaps"));
-    }
-    let steps = steps(args, matches);
-    let writing = Writing::new(format, &args.force, &args.data);
-    let container = offline::settled(&args.file, writing)?;
-    let changed = container.clone();
-    let other = match &args.source_file {
-        Some(path) if same_file(path, &args.file) => None,
-        Some(path) => {
-            let format = offline::format(path, args.source_format, false)?;
-            if format != Format::Qcow2 {
-                return Err(offline::cannot(path, format, "have no bitmaps"));
-            }
-            Some(offline::container(path, false)?)
-        }
-        None => None,
-    };
-    let name = args.bitmap.clone();
-    on_a_ring(&args.file, |io| async move {
-        let mut changes = vec![];
-        for step in steps {
-            match step {
-                Step::Change(change) => changes.push(change),
-                Step::Merge(source) => {
-                    // What is merged from this very image is as the steps before have left it.
-                    if other.is_none() && !changes.is_empty() {
-                        qcow2::change_bitmaps(&io, &container, &std::mem::take(&mut changes))
-                            .await?;
-                    }
-                    let from = other.as_ref().unwrap_or(&container);
-                    let from = Arc::new(qcow2::load_bitmap(&io, from, &source).await?);
-                    changes.push(BitmapChange::Merge { into: name.clone(), from });
-                }
-            }
-        }
-        qcow2::change_bitmaps(&io, &container, &changes).await
-    })??;
-    changed.confirm_format(format);
+    change(Changes {
+        path: &args.file,
+        format: args.format,
+        force_format: args.force.force_format,
+        data_files: &args.data.data_file,
+        bitmap: &args.bitmap,
+        source: args.source_file.as_deref().map(|path| (path, args.source_format)),
+        steps: steps(args, matches),
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

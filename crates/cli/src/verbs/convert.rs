@@ -1,6 +1,6 @@
 //! `ringtap convert`: an image copied into another, of any format.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -9,9 +9,6 @@ use ringtap_image::Format;
 use ringtap_image::qcow2::SnapshotName;
 use ringtap_image_tools::Watcher;
 use ringtap_image_tools::convert::{Bitmaps, Convert, Target, convert};
-pub(crate) use ringtap_image_tools::files::same_file;
-
-use ringtap_vbd::Vbd;
 
 use super::bar::Talk;
 use super::source::{Force, Sources};
@@ -182,9 +179,4 @@ pub(crate) fn start(talk: Talk, job: &Convert) -> anyhow::Result<ExitCode> {
     let watch: Watcher = work.clone();
     work.ended(convert(job, &watch))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Flush and close a target that is whole now.
-pub(crate) fn finish(to: Vbd, target: &Path) -> anyhow::Result<()> {
-    Ok(ringtap_image_tools::finish(to, target)?)
 }

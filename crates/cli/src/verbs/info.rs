@@ -1,10 +1,8 @@
 //! `ringtap info`: what an image is, what lies below it, and who uses it. The JSON has the fields of
 //! `qemu-img info` where that has them, and some more.
 
-use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -13,20 +11,16 @@ use ringtap_image::qcow2::header::{
     Compression, Crypt, Header, autoclear, compatible, incompatible,
 };
 use ringtap_image::qcow2::{BitmapEntry, Snapshot};
-use ringtap_image::{
-    CacheMode, Format, LeftBehind, OpenError, OpenOptions, Standing, luks, open, probe, record,
-};
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use ringtap_image::{Format, LeftBehind, Standing, luks};
+use ringtap_image_tools::Known;
+use ringtap_image_tools::info::{self, Info, Specific};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::chain::{self, Layer};
 use super::snapshot;
-use super::source::{How, Sources, backing, is_null};
+use super::source::{Sources, backing};
 use crate::args::{Output, pretty};
 use crate::names;
-
-const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
 /// What `ringtap info` is told.
 #[derive(Debug, Args)]
@@ -134,14 +128,12 @@ enum Lock {
 }
 
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
-    let share = args.sources.force_share;
-    let facts = if args.backing_chain {
-        let layers = chain::layers(&args.disk, args.format, share, &args.sources.names)?;
-        layers.iter().map(|layer| look(layer, &args.sources)).collect::<anyhow::Result<Vec<_>>>()?
-    } else {
-        let layer = chain::top(&args.disk, args.format, share, &args.sources.names)?;
-        vec![look(&layer, &args.sources)?]
+    let reading = args.sources.reading();
+    let found = match args.backing_chain {
+        true => info::chain(&args.disk, args.format, &reading)?,
+        false => vec![info::info(&args.disk, args.format, &reading)?],
     };
+    let facts: Vec<Facts> = found.into_iter().map(Facts::from).collect();
     let text = match (args.output, &facts[..]) {
         (Output::Json, [one]) if !args.backing_chain => pretty(one)?,
         (Output::Json, all) => pretty(all)?,
@@ -151,70 +143,48 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn look(layer: &Layer, sources: &Sources) -> anyhow::Result<Facts> {
-    let path = &layer.path;
-    let mut facts = Facts {
-        filename: path.display().to_string(),
-        format: layer.format.name(),
-        virtual_size: 0,
-        actual_size: None,
-        cluster_size: None,
-        encrypted: None,
-        dirty_flag: false,
-        backing_filename: layer.backing.as_ref().map(|it| it.name.clone()),
-        full_backing_filename: layer.backing.as_ref().map(|it| it.path.display().to_string()),
-        backing_filename_format: layer.backing.as_ref().and_then(|it| it.format.clone()),
-        snapshots: vec![],
-        format_specific: None,
-        format_known: match layer.how {
-            How::Named => "named",
-            How::Recorded => "recorded",
-            How::Probed => "probed",
-        },
-        block_sizes: None,
-        direct_io: None,
-        lock: match &layer.in_use {
-            Some((by, what)) => Lock::Held { by: by.clone(), what },
-            None if ringtap_image::is_store(&layer.path) => Lock::Unknown,
-            None => Lock::Free,
-        },
-        restart_log: layer.left.as_ref().map(restart_log),
-        restart_log_told: layer.left.as_ref().map(LeftBehind::told),
-        unfinished: probe::unfinished_work(path),
-        successor: record::successor(path).map(|other| other.display().to_string()),
-        looks_like: None,
-    };
-    match &layer.header {
-        Some(header) => {
-            facts.tell_of_qcow2(header, &layer.bitmaps);
-            facts.snapshots = layer.snapshots.clone();
-        }
-        None => {
-            if let Some(header) = &layer.luks {
-                facts.tell_of_luks(header, layer.len);
-            }
-            if let Some(vhd) = &layer.vhd {
-                facts.virtual_size = vhd.size;
-                facts.cluster_size = vhd.block_size.map(u64::from);
-            }
-            // A container is opened only with its secret, an image only over what lies below it.
-            let closed = layer.luks.is_some() && sources.secret.is_none();
-            if !closed && layer.backing.is_none() {
-                facts.tell_of_any(layer, sources)?;
-            }
+impl From<Info> for Facts {
+    fn from(info: Info) -> Facts {
+        let below = info.backing.as_ref();
+        let specific = match &info.specific {
+            Specific::None => None,
+            Specific::Qcow2(header) => Some(of_qcow2(header, &info.bitmaps)),
+            Specific::Luks(header) => Some(of_luks(header)),
+        };
+        Facts {
+            filename: info.path.display().to_string(),
+            format: if info.is_null() { "null" } else { info.format.name() },
+            virtual_size: info.size,
+            actual_size: info.taken,
+            cluster_size: info.cluster_size,
+            encrypted: info.encrypted.then_some(true),
+            dirty_flag: info.dirty,
+            backing_filename: below.map(|it| it.name.clone()),
+            full_backing_filename: below.map(|it| it.path.display().to_string()),
+            backing_filename_format: below.and_then(|it| it.format.clone()),
+            format_specific: specific,
+            format_known: match info.known {
+                Known::Named => "named",
+                Known::Recorded => "recorded",
+                Known::Probed => "probed",
+            },
+            block_sizes: info
+                .block_sizes
+                .map(|(logical, physical)| BlockSizes { logical, physical }),
+            direct_io: info.direct_io.map(|it| Alignment { offset: it.offset, memory: it.memory }),
+            lock: match info.lock {
+                info::Lock::Free => Lock::Free,
+                info::Lock::Unknown => Lock::Unknown,
+                info::Lock::Held { by, what } => Lock::Held { by, what },
+            },
+            restart_log: info.restart_log.as_ref().map(restart_log),
+            restart_log_told: info.restart_log.as_ref().map(LeftBehind::told),
+            unfinished: info.unfinished,
+            successor: info.successor.map(|other| other.display().to_string()),
+            looks_like: info.looks_like,
+            snapshots: info.snapshots,
         }
     }
-    if is_null(path) {
-        facts.format = "null";
-        return Ok(facts);
-    }
-    if let Ok(found) = fs::metadata(path) {
-        facts.actual_size = found.is_file().then_some(found.blocks() * 512);
-        let mark = probe::mark(path).unwrap_or_default();
-        facts.looks_like = mark.filter(|name| *name != facts.format);
-    }
-    facts.direct_io = known_alignment(path).or(facts.direct_io);
-    Ok(facts)
 }
 
 fn restart_log(left: &LeftBehind) -> Value {
@@ -231,102 +201,55 @@ fn restart_log(left: &LeftBehind) -> Value {
     told
 }
 
-/// What the kernel says that O_DIRECT asks for (Linux 6.1; not every file system tells).
-fn known_alignment(path: &Path) -> Option<Alignment> {
-    let facts = rustix::fs::statx(CWD, path, AtFlags::empty(), STATX_DIOALIGN).ok()?;
-    let told = facts.stx_mask & STATX_DIOALIGN.bits() != 0 && facts.stx_dio_offset_align != 0;
-    told.then(|| Alignment {
-        offset: facts.stx_dio_offset_align.into(),
-        memory: facts.stx_dio_mem_align.into(),
-    })
+fn of_luks(header: &luks::Header) -> Value {
+    let bits = header.encryption.key_len() * 4;
+    let mode = header.encryption.name().trim_start_matches("aes-").split('-').next();
+    let slots: Vec<_> = header.keyslots.iter().map(keyslot).collect();
+    let mut data = json!({
+        "version": header.version,
+        "uuid": header.uuid,
+        "cipher-alg": format!("aes-{bits}"),
+        "cipher-mode": mode,
+        "ivgen-alg": header.encryption.name().rsplit('-').next(),
+        "sector-size": header.sector_size,
+        "payload-offset": header.payload_offset,
+        "slots": slots,
+    });
+    if !header.label.is_empty() {
+        data["label"] = header.label.clone().into();
+    }
+    json!({ "type": "luks", "data": data })
+}
+
+fn of_qcow2(header: &Header, bitmaps: &[BitmapEntry]) -> Value {
+    let mut data = json!({
+        "compat": if header.version == 2 { "0.10" } else { "1.1" },
+        "compression-type": match header.compression {
+            Compression::Deflate => "zlib",
+            Compression::Zstd => "zstd",
+        },
+        "refcount-bits": header.refcount_bits(),
+    });
+    if header.version > 2 {
+        data["lazy-refcounts"] = (header.compatible & compatible::LAZY_REFCOUNTS != 0).into();
+        data["corrupt"] = header.has(incompatible::CORRUPT).into();
+        data["extended-l2"] = header.extended_l2().into();
+    }
+    if !bitmaps.is_empty() {
+        data["bitmaps"] = bitmaps.iter().map(bitmap).collect();
+    }
+    if let Some(name) = header.data_file() {
+        data["data-file"] = String::from_utf8_lossy(name).into();
+        data["data-file-raw"] = (header.autoclear & autoclear::DATA_FILE_RAW != 0).into();
+    }
+    if header.crypt != Crypt::None {
+        let format = if header.crypt == Crypt::Luks { "luks" } else { "aes" };
+        data["encrypt"] = json!({ "format": format });
+    }
+    json!({ "type": "qcow2", "data": data })
 }
 
 impl Facts {
-    /// What opening it tells.
-    fn tell_of_any(&mut self, layer: &Layer, sources: &Sources) -> anyhow::Result<()> {
-        let mut options =
-            OpenOptions { force_share: true, ..sources.options(layer.format, CacheMode::None)? };
-        let mut image = open(&layer.path, &options);
-        let mut direct = !is_null(&layer.path);
-        if matches!(&image, Err(OpenError::Os { source, .. }) if source.kind() == io::ErrorKind::InvalidInput)
-        {
-            direct = false;
-            options.cache = CacheMode::Writeback;
-            image = open(&layer.path, &options);
-        }
-        if let (Err(OpenError::Unfinished { .. }), Format::Raw) = (&image, layer.format) {
-            self.virtual_size = fs::metadata(&layer.path)?.len().next_multiple_of(512);
-            return Ok(());
-        }
-        let image = image?;
-        let info = image.info();
-        self.virtual_size = info.size;
-        self.block_sizes = Some(BlockSizes {
-            logical: info.logical_block_size,
-            physical: info.physical_block_size,
-        });
-        self.direct_io = direct.then_some(Alignment {
-            offset: info.request_alignment,
-            memory: info.memory_alignment as u64,
-        });
-        Ok(())
-    }
-
-    fn tell_of_luks(&mut self, header: &luks::Header, len: u64) {
-        let payload = header.payload_len.unwrap_or(len.saturating_sub(header.payload_offset));
-        self.virtual_size = payload / 512 * 512;
-        self.encrypted = Some(true);
-        let bits = header.encryption.key_len() * 4;
-        let mode = header.encryption.name().trim_start_matches("aes-").split('-').next();
-        let slots: Vec<_> = header.keyslots.iter().map(keyslot).collect();
-        let mut data = json!({
-            "version": header.version,
-            "uuid": header.uuid,
-            "cipher-alg": format!("aes-{bits}"),
-            "cipher-mode": mode,
-            "ivgen-alg": header.encryption.name().rsplit('-').next(),
-            "sector-size": header.sector_size,
-            "payload-offset": header.payload_offset,
-            "slots": slots,
-        });
-        if !header.label.is_empty() {
-            data["label"] = header.label.clone().into();
-        }
-        self.format_specific = Some(json!({ "type": "luks", "data": data }));
-    }
-
-    fn tell_of_qcow2(&mut self, header: &Header, bitmaps: &[BitmapEntry]) {
-        self.virtual_size = header.size;
-        self.cluster_size = Some(header.cluster_size());
-        self.encrypted = (header.crypt != Crypt::None).then_some(true);
-        self.dirty_flag = header.has(incompatible::DIRTY);
-        let mut data = json!({
-            "compat": if header.version == 2 { "0.10" } else { "1.1" },
-            "compression-type": match header.compression {
-                Compression::Deflate => "zlib",
-                Compression::Zstd => "zstd",
-            },
-            "refcount-bits": header.refcount_bits(),
-        });
-        if header.version > 2 {
-            data["lazy-refcounts"] = (header.compatible & compatible::LAZY_REFCOUNTS != 0).into();
-            data["corrupt"] = header.has(incompatible::CORRUPT).into();
-            data["extended-l2"] = header.extended_l2().into();
-        }
-        if !bitmaps.is_empty() {
-            data["bitmaps"] = bitmaps.iter().map(bitmap).collect();
-        }
-        if let Some(name) = header.data_file() {
-            data["data-file"] = String::from_utf8_lossy(name).into();
-            data["data-file-raw"] = (header.autoclear & autoclear::DATA_FILE_RAW != 0).into();
-        }
-        if header.crypt != Crypt::None {
-            let format = if header.crypt == Crypt::Luks { "luks" } else { "aes" };
-            data["encrypt"] = json!({ "format": format });
-        }
-        self.format_specific = Some(json!({ "type": "qcow2", "data": data }));
-    }
-
     fn text(&self) -> String {
         let mut lines = vec![
             format!("image: {}", self.filename),
@@ -496,9 +419,6 @@ pub(crate) fn human(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::OnceCell;
-
-    use super::super::source::Names;
     use super::*;
 
     #[test]
@@ -516,25 +436,5 @@ mod tests {
         ] {
             assert_eq!(human(bytes), text);
         }
-    }
-
-    #[test]
-    fn a_sparse_image_takes_less_than_it_shows() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("disk");
-        fs::File::create(&path)
-            .and_then(|file| file.set_len((1 << 30) + 7))
-            .expect("a sparse file");
-        let layer = chain::layer(&path, None, false).expect("a layer");
-        let sources = Sources {
-            force_share: false,
-            names: Names::default(),
-            secret: None,
-            known: OnceCell::new(),
-        };
-        let facts = look(&layer, &sources).expect("facts");
-        assert_eq!(facts.virtual_size, (1 << 30) + 512);
-        assert!(facts.actual_size.expect("a file") < 1 << 20);
-        assert_eq!((facts.lock, facts.format_known), (Lock::Free, "probed"));
     }
 }

@@ -1,13 +1,11 @@
 //! The keyslots of a LUKS1 header, alone or inside qcow2, as `amend -o` names them.
 
-use std::path::Path;
 use std::time::Duration;
 
 use ringtap_daemon::Error as Fault;
-use ringtap_image::luks::{self, Effort, HeaderPlace, KeyslotChange};
-use ringtap_image::{Format, OpenError, Secret, SecretSource, on_a_ring, qcow2};
+use ringtap_image::SecretSource;
+use ringtap_image_tools::keyslots::{Effort, KeyslotChange};
 
-use super::offline::{self, Writing};
 use crate::secret;
 
 /// What `-o` says of keyslots.
@@ -46,21 +44,15 @@ impl Keyslots {
         Ok(true)
     }
 
-    /// Change them; `opener` is a secret that opens the image.
-    pub(crate) fn apply(
-        &self,
-        file: &Path,
-        writing: Writing<'_>,
-        opener: Option<Secret>,
-        force: bool,
-    ) -> anyhow::Result<Vec<u32>> {
+    /// What is to be changed.
+    pub(crate) fn change(self) -> anyhow::Result<KeyslotChange> {
         let usage = |why: &str| Err(Fault::Usage(why.to_owned()));
-        let read = |source: &Option<SecretSource>| {
-            let read = |source| secret::read(source, |text| tracing::warn!("{text}"));
-            source.as_ref().map(read).transpose()
+        let read = |source: Option<SecretSource>| {
+            let read = |source| secret::read(&source, |text| tracing::warn!("{text}"));
+            source.map(read).transpose()
         };
-        let (new, old) = (read(&self.new)?, read(&self.old)?);
-        let change = match (self.state, self.slot, new, old) {
+        let (new, old) = (read(self.new)?, read(self.old)?);
+        Ok(match (self.state, self.slot, new, old) {
             (Some(true), slot, Some(secret), None) => {
                 KeyslotChange::Fill { secret, slot, effort: self.effort }
             }
@@ -75,21 +67,6 @@ impl Keyslots {
                 "state=active takes new-secret and keyslot; state=inactive takes either keyslot or \
                  old-secret",
             )?,
-        };
-        let container = offline::to_change(file, writing)?;
-        let (format, changed) = (writing.format, container.clone());
-        let path = file.to_owned();
-        let slots = on_a_ring(file, |io| async move {
-            if format == Format::Qcow2 {
-                return qcow2::change_keyslots(&io, &container, change, opener.as_ref(), force)
-                    .await;
-            }
-            let front = HeaderPlace::default();
-            let end =
-                luks::change_keyslots(&io, &container, front, change, opener.as_ref(), force).await;
-            end.map_err(|source| OpenError::Luks { path, source })
-        })??;
-        changed.confirm_format(format);
-        Ok(slots)
+        })
     }
 }

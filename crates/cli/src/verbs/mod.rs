@@ -3,7 +3,6 @@
 pub(crate) mod amend;
 pub(crate) mod bar;
 pub(crate) mod bitmap;
-mod chain;
 pub(crate) mod check;
 pub(crate) mod commit;
 pub(crate) mod compare;
@@ -14,7 +13,6 @@ pub(crate) mod info;
 mod keyslots;
 pub(crate) mod map;
 pub(crate) mod measure;
-mod offline;
 #[cfg(feature = "object")]
 pub(crate) mod publish;
 pub(crate) mod rebase;

@@ -2,18 +2,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{ArgGroup, Args};
-use ringtap_image::qcow2::{self, Snapshot};
-use ringtap_image::{Format, on_a_ring};
+use ringtap_image::Format;
+use ringtap_image::qcow2::Snapshot;
+use ringtap_image_tools::snapshot::{Change, Of, change, list};
 use serde_json::{Value, json};
 
 use super::info::human;
-use super::offline::{self, Writing};
 use super::source::{DataFiles, Force};
 use crate::args::Output;
-use crate::{names, rbd};
+use crate::names;
 
 /// What `ringtap snapshot` is told.
 #[derive(Debug, Args)]
@@ -69,78 +68,19 @@ pub(crate) struct SnapshotArgs {
 }
 
 pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
-    if let Some(name) = rbd::name(&args.file).filter(|_| args.format != Some(Format::Qcow2)) {
-        return of_ceph(args, name);
-    }
-    let change = args.create.is_some() || args.apply.is_some() || args.delete.is_some();
-    let format = offline::format(&args.file, args.format, change)?;
-    if format != Format::Qcow2 {
-        return Err(offline::cannot(&args.file, format, "have no snapshots"));
-    }
-    let writing = Writing::new(format, &args.force, &args.data);
-    let container = match change {
-        true => offline::settled(&args.file, writing)?,
-        false => offline::container(&args.file, args.force_share)?,
-    };
-    let looked_at = container.clone();
+    let of = Of { path: &args.file, format: args.format };
     let (create, apply, delete) = (args.create.clone(), args.apply.clone(), args.delete.clone());
-    let list = on_a_ring(&args.file, |io| async move {
-        if let Some(name) = create {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let taken = (now.as_secs() as u32, now.subsec_nanos());
-            qcow2::create_snapshot(&io, &container, &name, taken).await?;
-        } else if let Some(name) = apply {
-            qcow2::apply_snapshot(&io, &container, &name).await?;
-        } else if let Some(name) = delete {
-            qcow2::delete_snapshot(&io, &container, &name).await?;
-        } else {
-            return qcow2::list_snapshots(&io, &container).await;
-        }
-        Ok(vec![])
-    })??;
-    if change {
-        looked_at.confirm_format(format);
+    let wanted = create.map(Change::Create).or(apply.map(Change::Apply));
+    if let Some(wanted) = wanted.or(delete.map(Change::Delete)) {
+        change(&of, wanted, args.force.force_format, &args.data.data_file)?;
+        return Ok(ExitCode::SUCCESS);
     }
-    if !change && !args.quiet {
-        match args.output {
-            Output::Json => println!("{:#}", Value::from_iter(list.iter().map(facts))),
-            Output::Text if list.is_empty() => {}
-            Output::Text => println!("{}", table(&list)),
-        }
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The snapshots of an image of Ceph, which the cluster keeps.
-fn of_ceph(args: &SnapshotArgs, name: &str) -> anyhow::Result<ExitCode> {
-    let shown = |why: String| anyhow::anyhow!("{name}: {why}");
-    let list = if let Some(snapshot) = &args.create {
-        rbd::snapshots::create(name, snapshot).map(|()| vec![])
-    } else if let Some(snapshot) = &args.apply {
-        rbd::snapshots::apply(name, snapshot).map(|()| vec![])
-    } else if let Some(snapshot) = &args.delete {
-        rbd::snapshots::delete(name, snapshot).map(|()| vec![])
-    } else {
-        rbd::snapshots::list(name)
-    };
-    let list: Vec<_> = list
-        .map_err(shown)?
-        .into_iter()
-        .map(|it| Snapshot {
-            id: it.id.to_string(),
-            name: it.name,
-            taken: (it.taken as u32, 0),
-            disk_size: Some(it.size),
-            ..Snapshot::default()
-        })
-        .collect();
+    let list = list(&of, args.force_share)?;
     match args.output {
-        _ if args.quiet || args.create.is_some() || args.apply.is_some() => {}
-        Output::Json if args.delete.is_none() => {
-            println!("{:#}", Value::from_iter(list.iter().map(facts)));
-        }
-        Output::Text if !list.is_empty() => println!("{}", table(&list)),
-        _ => {}
+        _ if args.quiet => {}
+        Output::Json => println!("{:#}", Value::from_iter(list.iter().map(facts))),
+        Output::Text if list.is_empty() => {}
+        Output::Text => println!("{}", table(&list)),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use anyhow::Context;
-use ringtap_vbd::{CopyError, Progress};
+use ringtap_vbd::Progress;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
@@ -50,13 +50,5 @@ impl Signals {
     /// That it was one of them.
     pub(crate) fn stopped(&self) -> Stopped {
         Stopped { signal: self.which.load(SeqCst) as i32 }
-    }
-
-    /// What a copy ended with, the signal named where that was it.
-    pub(crate) fn ended(&self, end: Result<(), CopyError>) -> anyhow::Result<()> {
-        match end {
-            Err(CopyError::Stopped) => Err(self.stopped().into()),
-            end => Ok(end?),
-        }
     }
 }

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::anyhow;
 use clap::Args;
 use ringtap_daemon::Error as Fault;
-use ringtap_image::{Format, limit_of_length, luks, parse_size};
+use ringtap_image::{Format, luks, parse_size};
 use ringtap_image_tools::create::Space;
 use ringtap_image_tools::{self as tools, BackingFile, FormatOptions, LazySecret};
 
@@ -254,21 +253,4 @@ fn set_qemu_luks(options: &mut luks::CreateOptions, key: &str, value: &str) -> R
         _ => return Err(format!("{key} is no option of luks: -o help lists them")),
     }
     Ok(())
-}
-
-/// Why a file cannot be so long: a limit says more than that there is no room.
-pub(crate) fn or_limit(error: ringtap_image::Error, path: &Path, len: u64) -> anyhow::Error {
-    match limit_of_length(path, len).filter(|_| error == ringtap_image::Error::Full) {
-        Some(limit) => anyhow!(limit),
-        None => error.into(),
-    }
-}
-
-/// The image that `name` means within `image`, and its format, which must be known.
-pub(crate) fn find_backing(
-    image: &Path,
-    name: String,
-    format: Option<Format>,
-) -> anyhow::Result<BackingFile> {
-    Ok(BackingFile::find(image, name, format)?)
 }
