@@ -19,7 +19,7 @@ use crate::objects::ObjectArgs;
 use crate::serve::ServeArgs;
 use crate::spelling;
 use crate::top::TopArgs;
-use crate::upgrade::UpgradeArgs;
+use crate::upgrade::{ReloadArgs, UpgradeArgs};
 use crate::verbs::amend::AmendArgs;
 use crate::verbs::bitmap::BitmapArgs;
 use crate::verbs::check::CheckArgs;
@@ -94,6 +94,11 @@ pub(crate) enum Command {
     /// The new process prepares while the old one serves; then all disks stand still for a moment, and it takes over the images,
     /// sockets and connections. Where that fails the old one goes on as before.
     Upgrade(UpgradeArgs),
+    /// Have a running server look again at what it serves: SIGHUP
+    ///
+    /// Images that have grown are as large from then on, disks whose image or file has come are served, certificates are read
+    /// again. Units of systemd do it where `systemctl reload` is called.
+    Reload(ReloadArgs),
     /// Serve disks to the guests of this Xen host
     ///
     /// Runs in the foreground, in dom0. Serves every disk of a guest's configuration with

@@ -109,6 +109,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Job(args) => job::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
+        Command::Reload(args) => upgrade::reload(&args),
         Command::Xen(args) => xen::run(args),
         Command::Create(args) => verbs::create::run(&args).map_err(backing_is_another),
         Command::Info(args) => verbs::info::run(&args),

@@ -1,7 +1,9 @@
-//! `ringtap upgrade`: a running server is followed by a new process, which may be of another version.
+//! `ringtap upgrade`: a running server is followed by a new process, which may be of another version. `ringtap reload`: it looks
+//! again at what it serves.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -47,6 +49,14 @@ pub(crate) struct UpgradeArgs {
     output: Output,
 }
 
+/// What `ringtap reload` is told.
+#[derive(Debug, Args)]
+pub(crate) struct ReloadArgs {
+    /// The id of the server's process
+    #[arg(value_name = "PID", value_parser = process)]
+    server: Pid,
+}
+
 #[derive(Clone, Debug)]
 enum Server {
     Control(PathBuf),
@@ -57,8 +67,23 @@ fn server(text: &str) -> Result<Server, String> {
     if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
         return Ok(Server::Control(path.into()));
     }
+    let wrong = |_| "write unix:PATH or the id of a process".to_owned();
+    process(text).map(Server::Process).map_err(wrong)
+}
+
+fn process(text: &str) -> Result<Pid, String> {
     let pid = text.parse().ok().and_then(Pid::from_raw);
-    pid.map(Server::Process).ok_or_else(|| "write unix:PATH or the id of a process".to_owned())
+    pid.ok_or_else(|| "write the id of a process".to_owned())
+}
+
+/// Send it SIGHUP. Done here and not by kill(1): that is not on every machine, nor in the profile of a unit.
+pub(crate) fn reload(args: &ReloadArgs) -> anyhow::Result<ExitCode> {
+    let (handle, number) = (found(args.server)?, args.server.as_raw_nonzero());
+    if !catches(number.get(), Signal::HUP) {
+        bail!("process {number} is a ringtap that serves nothing");
+    }
+    pidfd_send_signal(&handle, Signal::HUP).with_context(|| unknown(args.server))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Have it done, and say which process serves then.
@@ -114,16 +139,25 @@ fn catches(process: i32, signal: Signal) -> bool {
     caught & (1 << (signal.as_raw() - 1)) != 0
 }
 
-/// Tell the process by SIGUSR2, and hear what became of it by a socket whose name it knows.
-fn by_signal(pid: Pid) -> anyhow::Result<u64> {
+fn unknown(pid: Pid) -> String {
+    format!("there is no process {} that this user may signal", pid.as_raw_nonzero())
+}
+
+/// A process that is a ringtap: another program would end by the signal.
+fn found(pid: Pid) -> anyhow::Result<OwnedFd> {
     let number = pid.as_raw_nonzero();
-    let named = format!("there is no process {number} that this user may signal");
-    let handle = pidfd_open(pid, PidfdFlags::empty()).with_context(|| named.clone())?;
+    let handle = pidfd_open(pid, PidfdFlags::empty()).with_context(|| unknown(pid))?;
     let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
-    // Another program would end by the signal.
     if name.trim() != "ringtap" {
         bail!("process {number} is {:?}, and no ringtap", name.trim());
     }
+    Ok(handle)
+}
+
+/// Tell the process by SIGUSR2, and hear what became of it by a socket whose name it knows.
+fn by_signal(pid: Pid) -> anyhow::Result<u64> {
+    let number = pid.as_raw_nonzero();
+    let handle = found(pid)?;
     if !catches(number.get(), Signal::USR2) {
         bail!("process {number} is a ringtap that cannot be followed by another: restart it");
     }
@@ -134,7 +168,7 @@ fn by_signal(pid: Pid) -> anyhow::Result<u64> {
         )
     })?;
     socket.set_read_timeout(Some(PATIENCE))?;
-    pidfd_send_signal(&handle, Signal::USR2).with_context(|| named)?;
+    pidfd_send_signal(&handle, Signal::USR2).with_context(|| unknown(pid))?;
     let mut answer = [0; 4096];
     let len = match socket.recv(&mut answer) {
         Ok(len) => len,

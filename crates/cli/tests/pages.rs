@@ -43,6 +43,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-measure",
         "-publish",
         "-rebase",
+        "-reload",
         "-report",
         "-resize",
         "-serve",

@@ -197,6 +197,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
         "vhost-user",
         "begin ringtap@guest.service
          sandboxed ringtap@guest.service
+         systemctl reload ringtap@guest.service
          RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end
          crash ringtap@guest.service
          RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end
@@ -210,6 +211,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          uri='nbd+unix:///?socket=/run/ringtap-nbd/net.sock'
          nbdinfo --size \"$uri\"
          sandboxed ringtap-nbd@net.service
+         systemctl reload ringtap-nbd@net.service
          nbdcopy /tmp/data \"$uri\"
          # Nothing was flushed: it is the restart log that tells where the bytes are.
          crash ringtap-nbd@net.service
@@ -245,6 +247,7 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
         "ublk",
         "begin ringtap-ublk@host.service
          sandboxed ringtap-ublk@host.service
+         systemctl reload ringtap-ublk@host.service
          dd if=/tmp/data of=/dev/ublkb7 bs=1M oflag=direct status=none
          crash ringtap-ublk@host.service
          cmp -n 8388608 /tmp/data /dev/ublkb7

@@ -91,6 +91,9 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
+        "reload" => {
+            &[("Examples", &[("ringtap reload $(cat /run/vm1.pid)", "its image has grown")]), EXIT]
+        }
         "disk" => &[
             (
                 "Examples",
