@@ -96,6 +96,11 @@ impl Server {
 
     /// As `kill -9`.
     pub fn kill(mut self) {
+        self.kill_now();
+    }
+
+    /// The same, of one that another takes the place of.
+    pub fn kill_now(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -140,8 +140,13 @@ fn appliance() -> Appliance {
 }
 
 fn qemu(sockets: &[PathBuf]) -> Qemu {
-    let qemu = Qemu::new(&appliance()).memory(512 * MIB).cpus(1);
-    sockets.iter().fold(qemu, |qemu, socket| qemu.vhost_user(socket, 1))
+    qemu_with(sockets, 1)
+}
+
+/// With so many processors, and queues of each disk.
+fn qemu_with(sockets: &[PathBuf], queues: u16) -> Qemu {
+    let qemu = Qemu::new(&appliance()).memory(512 * MIB).cpus(queues);
+    sockets.iter().fold(qemu, |qemu, socket| qemu.vhost_user(socket, queues))
 }
 
 fn tell(what: &str, migrated: Migrated) {
@@ -157,11 +162,16 @@ struct Load<'a> {
 
 impl Load<'_> {
     fn start<'a>(guest: &'a Guest, disk: &str) -> Load<'a> {
+        Load::start_jobs(guest, disk, 1)
+    }
+
+    /// So many at once, each on a part of the disk.
+    fn start_jobs<'a>(guest: &'a Guest, disk: &str, jobs: u16) -> Load<'a> {
         let script = format!(
             "cd /tmp; n=0
             while [ ! -e stop ]; do
                 fio --name=v --filename=/dev/{disk} --rw=randwrite --direct=1 --size=8m --bs=4k --iodepth=8 \
-                    --ioengine=libaio --fsync=100 --verify=crc32c --verify_fatal=1 --do_verify=1 \
+                    --numjobs={jobs} --offset_increment=8m --ioengine=libaio --fsync=100 --verify=crc32c --verify_fatal=1 --do_verify=1 \
                     --verify_state_save=0 --randseed=$n >out.{disk} 2>&1 || {{ cat out.{disk} >&2; exit 1; }}
                 n=$((n + 1))
             done
@@ -250,4 +260,58 @@ fn a_guest_goes_with_its_storage() {
     let said = there.stop();
     assert!(!said.contains("ERROR"), "{said}");
     ok("qemu-img", "qemu-utils", &["check", "-q", &to]);
+}
+
+/// Servers that are killed in the middle: the one that the guest leaves while its memory goes, and the one that it comes to
+/// just before it does; on the way back the one that it leaves once it has stopped, and the one that it came to. Each that has
+/// a guest, or is to have one, is started again at once, as a supervisor does. Two queues.
+#[test]
+fn servers_that_are_killed_while_a_guest_goes_lose_nothing_of_its_disks() {
+    let bench = Bench::new();
+    let (raw, qcow2) = (bench.raw("a.raw", 64 * MIB), bench.qcow2("b.qcow2", 64 * MIB));
+    let sockets = |end: &str| ["a", "b"].map(|disk| format!("{disk}{end}"));
+    let serve = |end: &str, more: &[&str]| {
+        let [a, b] = sockets(end);
+        bench.serve(&format!("c{end}"), &[[&raw, "raw", &a], [&qcow2, "qcow2", &b]], more)
+    };
+    let of = |end: &str| qemu_with(&sockets(end).map(|socket| bench.path(&socket)), 2);
+    let (mut one, mut other) = (serve("1", &[]), serve("2", &["--incoming"]));
+    let guest = of("1").boot().unwrap_or_else(|error| panic!("{error}"));
+    let loads = ["vda", "vdb"].map(|disk| Load::start_jobs(&guest, disk, 2));
+    let are_well = |when: &str| {
+        assert!(loads.iter().all(|load| !load.job.is_done()), "a load has failed {when}");
+    };
+    thread::sleep(Duration::from_secs(3));
+    let again = |server: &mut Server, end: &str, more: &[&str]| {
+        // Its image is free before the next comes.
+        server.kill_now();
+        *server = serve(end, more);
+    };
+    let there = guest.migrate_between(
+        of("2"),
+        LONG,
+        || again(&mut one, "1", &[]),
+        || again(&mut other, "2", &["--incoming"]),
+    );
+    tell("with servers killed, there", there.unwrap_or_else(|error| panic!("{error}")));
+    are_well("there");
+    thread::sleep(Duration::from_secs(3));
+    // The guest is there: what it has written is there after a kill.
+    again(&mut other, "2", &[]);
+    thread::sleep(Duration::from_secs(3));
+    are_well("after a kill");
+    // The one that it comes back to waits for it as before.
+    let back = guest.migrate_and(of("1"), LONG, || other.kill_now());
+    tell("with servers killed, back", back.unwrap_or_else(|error| panic!("{error}")));
+    thread::sleep(Duration::from_secs(3));
+    again(&mut one, "1", &[]);
+    thread::sleep(Duration::from_secs(3));
+    are_well("back");
+    for load in loads {
+        assert!(load.stop() > 0);
+    }
+    guest.shutdown(patience()).expect("it goes down");
+    let said = one.stop();
+    assert!(!said.contains("ERROR"), "{said}");
+    ok("qemu-img", "qemu-utils", &["check", "-q", &qcow2]);
 }

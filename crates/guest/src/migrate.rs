@@ -17,6 +17,9 @@ use crate::qemu::{QMP, Qemu};
 /// How often it is looked how far it is.
 const TICK: Duration = Duration::from_millis(50);
 
+/// How many bytes of memory go in a second at first.
+const SLOWLY: u64 = 4 << 20;
+
 /// What a migration was like, as the QEMU that the guest has left says.
 #[derive(Debug, Clone, Copy)]
 pub struct Migrated {
@@ -104,6 +107,20 @@ impl Guest {
         timeout: Duration,
         stopped: impl FnOnce(),
     ) -> Result<Migrated> {
+        self.migrate_between(to, timeout, || {}, stopped)
+    }
+
+    /// The same; `begun` is done while its memory goes, slowly until then, and the guest still runs where it was.
+    ///
+    /// # Errors
+    /// As [`Guest::migrate`].
+    pub fn migrate_between(
+        &self,
+        to: Qemu,
+        timeout: Duration,
+        begun: impl FnOnce(),
+        stopped: impl FnOnce(),
+    ) -> Result<Migrated> {
         let until = Instant::now() + timeout;
         let (stream, mut here) = {
             let body = self.body();
@@ -115,11 +132,16 @@ impl Guest {
         there.command.args(["-incoming", &format!("unix:{socket}")]);
         let folder = there.files.path().to_owned();
         let next = body(there.command, there.files, stream)?;
-        let begun = Monitor::connect(&folder, until).and_then(|mut monitor| {
+        let end = Monitor::connect(&folder, until).and_then(|mut monitor| {
             let pauses = json!([{ "capability": "pause-before-switchover", "state": true }]);
             here.ask("migrate-set-capabilities", json!({ "capabilities": pauses }))?;
-            here.ask("migrate-set-parameters", json!({ "max-bandwidth": 1u64 << 30 }))?;
+            here.ask("migrate-set-parameters", json!({ "max-bandwidth": SLOWLY }))?;
             here.ask("migrate", json!({ "uri": format!("unix:{socket}") }))?;
+            while here.status("query-migrate")?.0 == "setup" && Instant::now() < until {
+                thread::sleep(TICK);
+            }
+            begun();
+            here.ask("migrate-set-parameters", json!({ "max-bandwidth": 1u64 << 30 }))?;
             let migrated = here.wait_until_migrated(until, stopped)?;
             while monitor.status("query-status")?.0 != "running" {
                 if Instant::now() > until {
@@ -129,7 +151,7 @@ impl Guest {
             }
             Ok(migrated)
         });
-        let migrated = begun.map_err(|error| failed(format!("{error}; {}", next.console())))?;
+        let migrated = end.map_err(|error| failed(format!("{error}; {}", next.console())))?;
         *self.body() = next;
         Ok(migrated)
     }

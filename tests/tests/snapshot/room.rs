@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{Control, Server, file_system_of, ok, plain, ringtap};
+use ringtap_tests::{Control, Server, SetUp, file_system_of, ok, plain, ringtap};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -77,6 +77,68 @@ fn requests_that_find_no_room_wait_until_there_is_some() {
             ok("qemu-img", "qemu-utils", &["check", "-q", plain(&image)]);
         }
     }
+}
+
+/// A volume that is larger than what it is kept in, as a thin one: a loop device upon a sparse file, whose writes the kernel
+/// ends with ENOSPC once there is no room for them.
+#[test]
+fn a_thin_volume_that_fills_up_is_waited_for() {
+    let set_up = file_system_of(32, "tmpfs", &[], "");
+    let (pool, ballast) = (set_up.folder().join("pool"), set_up.folder().join("ballast"));
+    fs::File::create(&pool).and_then(|file| file.set_len(256 * MIB)).expect("a file");
+    let device = ok("losetup", "mount", &["-f", "--show", plain(&pool)]).trim().to_owned();
+    let volume = SetUp::attached(tempfile::tempdir().expect("a folder"), device.clone());
+    let dir = volume.dir.path();
+    let [nbd, control] = ["n", "c"].map(|name| format!("unix:{}", dir.join(name).display()));
+    for (format, turn) in [("raw", 0u64), ("qcow2", 1)] {
+        if format == "qcow2" {
+            let name = ringtap();
+            ok(plain(&name), "ringtap", &["create", "-q", "-f", format, &device, "128M"]);
+        }
+        // Room for 10 MiB more.
+        let free = rustix::fs::statvfs(set_up.folder()).expect("its space");
+        let free = free.f_bavail * free.f_frsize;
+        fs::write(&ballast, vec![1; free.saturating_sub(10 * MIB) as usize]).expect("the ballast");
+        let args = [&*device, "-f", format, "--force-format", "--name", "a", "--on-error", "hold"];
+        let server =
+            Server::start(args.iter().copied().chain(["--nbd", &nbd, "--control", &control]));
+        let mut client = Control::open(&dir.join("c"));
+        let uri = format!("nbd+unix:///a?socket={}", dir.join("n").display());
+        let io = |commands: &[&str]| {
+            let commands = commands.iter().flat_map(|one| ["-c", one]);
+            let args: Vec<&str> =
+                ["-f", "raw"].into_iter().chain(commands).chain([&*uri]).collect();
+            let said = ok("qemu-io", "qemu-utils", &args);
+            assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
+        };
+        // Not where the turn before has taken room already.
+        let [place, value] = [64 * turn, turn + 3];
+        let write = format!("write -P {value} {place}M 14M");
+        let read = format!("read -P {value} {place}M 14M");
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| io(&[&write, "flush", &read]));
+            let (name, told) = client.event();
+            assert_eq!(
+                (&*name, &told["nospace"]),
+                ("BLOCK_IO_ERROR", &json!(true)),
+                "{format}: {told}"
+            );
+            thread::sleep(Duration::from_millis(200));
+            assert!(!writer.is_finished(), "{format}: it waits");
+            fs::remove_file(&ballast).expect("removed");
+            let name = ringtap();
+            ok(plain(&name), "ringtap", &["disk", "resume", "a", "--control", &control]);
+            writer.join().expect("it is written");
+        });
+        io(&[&read]);
+        server.stop();
+        if format == "qcow2" {
+            ok("qemu-img", "qemu-utils", &["check", "-q", "-f", "qcow2", &device]);
+        }
+        // Room for the next turn.
+        ok("blkdiscard", "util-linux", &["-f", &device]);
+    }
+    drop(volume);
 }
 
 /// What lies below does not fit beside what lies above, until something else goes.
