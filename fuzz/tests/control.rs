@@ -1,7 +1,7 @@
 //! The control socket's wire under arbitrary bytes, with a corpus of what QEMU's clients say.
 
 use bolero::{TypeGenerator, check};
-use ringtap_daemon::control::testing::understand;
+use ringtap_daemon::control::testing::{job_of, understand};
 use ringtap_daemon::control::wire::{MAX_MESSAGE, line};
 use serde_json::Value;
 
@@ -125,6 +125,22 @@ fn control_of_words() {
         let mut stream = vec![];
         pieces.iter().for_each(|piece| piece.put(&mut stream));
         takes(&stream, 3);
+    });
+}
+
+/// The input: a file of the ledger of jobs, as it is, and with pieces of a real one around it.
+#[test]
+fn ledger_of_jobs() {
+    let head = br#"{"files":[["/srv/vm.qcow2","id"]],"id":"j","command":"block-commit","arguments":{"device":"vm","#;
+    let tail = br#"},"target":null}"#;
+    let (command, whole) = job_of(&[&head[..head.len() - 1], tail].concat()).expect("a line");
+    assert_eq!((&*command, whole), ("block-commit", true));
+    check!().for_each(|input: &[u8]| {
+        for line in [input, &[head, input, tail].concat()] {
+            if let Some((command, _)) = job_of(line) {
+                assert!(command.starts_with("block"), "{command} begins no job");
+            }
+        }
     });
 }
 

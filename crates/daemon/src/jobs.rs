@@ -10,7 +10,7 @@ use crate::control::{
     tell_of_trouble,
 };
 use crate::events::contained;
-use crate::ledger::Line;
+use crate::ledger::{Entered, Line};
 use crate::running::{DiskId, Running, Then};
 
 /// A job that there is.
@@ -25,6 +25,8 @@ pub(crate) struct Entry {
     pub(crate) pends: bool,
     /// Whether it was told to end without its work.
     pub(crate) cancelled: bool,
+    /// What is written down of it.
+    pub(crate) entered: Entered,
     state: State,
 }
 
@@ -113,8 +115,17 @@ impl Running {
             job.wait_to_finalize();
         }
         job.set_rate(Some(speed).filter(|speed| *speed > 0));
-        let (own, known) = (job.clone(), state.clone());
-        let entry = Entry { kind, job: own, speed, stays, pends, cancelled: false, state: known };
+        let (own, known, entered) = (job.clone(), state.clone(), Entered::new(line));
+        let entry = Entry {
+            kind,
+            job: own,
+            speed,
+            stays,
+            pends,
+            cancelled: false,
+            entered: entered.clone(),
+            state: known,
+        };
         self.jobs.insert(id.clone(), entry);
         self.pending.changing.extend(&disks);
         let hears =
@@ -137,12 +148,11 @@ impl Running {
             let panicked = || {
                 Err(Error::Job("a panic has ended it, which is an error of Ringtap itself".into()))
             };
-            let written = line.map(|line| line.write()).transpose();
-            let written = written.inspect_err(|error| {
+            if let Err(error) = entered.begin() {
                 tracing::warn!("a server after this one will not know of the job {own}: {error}");
-            });
+            }
             let end = contained(|| work(&job)).unwrap_or_else(panicked);
-            drop(written);
+            entered.end();
             Box::new(move |running| running.job_ended(&own, &of, end))
         });
         if begun.is_err() {

@@ -5,9 +5,10 @@
 //! was. So what a server finds of its own disks when it starts is of jobs that never ended.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ringtap_image::record;
@@ -17,6 +18,10 @@ use serde_json::{Map, Value};
 /// The end of a line's name, and of one that is being written.
 const LINE: &str = "job";
 const UNFINISHED: &str = "unfinished";
+/// What begins a job that is written down.
+const JOBS: [&str; 4] = ["block-commit", "block-stream", "blockdev-mirror", "blockdev-backup"];
+/// No line is longer.
+const LONGEST: u64 = 1 << 20;
 /// A line that has been written for so long never will be.
 const GIVEN_UP: Duration = Duration::from_secs(3600);
 /// A line that nobody has come for in so long is of a disk that is no more.
@@ -48,19 +53,62 @@ impl Drop for Written {
     }
 }
 
+/// The line of a job that there is: stable from before it begins until it has ended. Clones are the same job's.
+#[derive(Clone, Default)]
+pub(crate) struct Entered(Arc<Mutex<Option<Book>>>);
+
+/// What is to be written, and the file, once it is.
+struct Book {
+    line: Line,
+    written: Option<Written>,
+}
+
+impl Entered {
+    /// What is to be written of it, if anything is.
+    pub(crate) fn new(line: Option<Line>) -> Entered {
+        Entered(Arc::new(Mutex::new(line.map(|line| Book { line, written: None }))))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Option<Book>) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The job begins; its line is stable when this returns.
+    pub(crate) fn begin(&self) -> io::Result<()> {
+        self.with(|entered| {
+            let Some(Book { line, written }) = entered else { return Ok(()) };
+            *written = Some(line.write()?);
+            Ok(())
+        })
+    }
+
+    /// The next server goes on with it at most so fast; stable when this returns.
+    pub(crate) fn set_speed(&self, bytes: u64) -> io::Result<()> {
+        self.with(|entered| {
+            let Some(Book { line, written }) = entered else { return Ok(()) };
+            line.arguments.insert("speed".to_owned(), bytes.into());
+            written.as_ref().map_or(Ok(()), |written| line.put(&written.0))
+        })
+    }
+
+    /// The job has ended.
+    pub(crate) fn end(&self) {
+        self.with(|entered| *entered = None);
+    }
+}
+
 fn folder() -> io::Result<PathBuf> {
     record::state_folder("jobs")
 }
 
 impl Line {
     /// Write it down; stable when this returns.
-    pub(crate) fn write(&self) -> io::Result<Written> {
+    fn write(&mut self) -> io::Result<Written> {
         self.write_in(&folder()?)
     }
 
-    fn write_in(&self, folder: &Path) -> io::Result<Written> {
-        let mut line = self.clone();
-        for (path, what) in &mut line.files {
+    fn write_in(&mut self, folder: &Path) -> io::Result<Written> {
+        for (path, what) in &mut self.files {
             *what = record::identity(path);
             if what.is_none() {
                 let why =
@@ -72,13 +120,18 @@ impl Line {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (own, next) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
         let path = folder.join(format!("{:x}-{own}-{next}.{LINE}", now.as_nanos()));
-        let unfinished = path.with_extension(UNFINISHED);
-        let mut file = File::create_new(&unfinished)?;
-        file.write_all(&serde_json::to_vec(&line)?)?;
-        file.sync_all()?;
-        fs::rename(&unfinished, &path)?;
-        File::open(folder)?.sync_all()?;
+        self.put(&path)?;
         Ok(Written(path))
+    }
+
+    /// Have the file at `path` say this; a kill leaves what it said before, or this.
+    fn put(&self, path: &Path) -> io::Result<()> {
+        let unfinished = path.with_extension(UNFINISHED);
+        let mut file = File::create(&unfinished)?;
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, path)?;
+        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 
     /// The image that the disk lies in.
@@ -103,6 +156,19 @@ pub(crate) fn left(images: &[PathBuf]) -> Vec<(Line, Written)> {
     folder().map(|folder| left_in(&folder, images)).unwrap_or_default()
 }
 
+/// A line as it was written; none where these bytes are none, or what they name begins no job.
+pub(crate) fn parse(text: &[u8]) -> Option<Line> {
+    let line: Line = serde_json::from_slice(text).ok()?;
+    JOBS.contains(&&*line.command).then_some(line)
+}
+
+fn read(path: &Path) -> Option<Line> {
+    let mut text = vec![];
+    let file = File::open(path).ok()?;
+    file.take(LONGEST).read_to_end(&mut text).ok()?;
+    parse(&text)
+}
+
 fn left_in(folder: &Path, images: &[PathBuf]) -> Vec<(Line, Written)> {
     let mut left = vec![];
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -116,8 +182,7 @@ fn left_in(folder: &Path, images: &[PathBuf]) -> Vec<(Line, Written)> {
         if ending != Some(LINE) {
             continue;
         }
-        let line = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Line>(&text).ok());
-        let Some(line) = line else { continue };
+        let Some(line) = read(&path) else { continue };
         if line.image().is_some_and(|image| images.iter().any(|own| own == image)) {
             left.push((line, Written(path)));
         } else if line.is_over() || age > FORGOTTEN {
@@ -152,6 +217,17 @@ mod tests {
             std::mem::forget(line(image, id).write_in(&jobs).expect("it is written"));
         }
         fs::write(jobs.join("torn.job"), "{").expect("another file");
+        // A rate that has changed is what the next server finds.
+        let mut line = line(&own, "third");
+        let written = Some(line.write_in(&jobs).expect("it is written"));
+        let entered = Entered(Arc::new(Mutex::new(Some(Book { line, written }))));
+        entered.set_speed(5).expect("it is written again");
+        let found = left_in(&jobs, std::slice::from_ref(&own));
+        let speeds: Vec<_> = found.iter().map(|(line, _)| line.arguments.get("speed")).collect();
+        assert_eq!(speeds, [None, None, Some(&Value::from(5))]);
+        entered.end();
+        assert!(!found[2].1.0.exists());
+        std::mem::forget(found);
         let found = left_in(&jobs, std::slice::from_ref(&own));
         let ids: Vec<&str> = found.iter().map(|(line, _)| &*line.id).collect();
         assert_eq!(ids, ["first", "second"]);

@@ -53,3 +53,28 @@ fn a_server_that_ends_in_good_order_leaves_no_job() {
     assert_eq!(jobs, json!([]), "{said}");
     assert!(!said.contains("the job"), "{said}");
 }
+
+/// The rate that was set last is the next server's.
+#[test]
+fn a_rate_that_has_changed_outlives_the_server() {
+    let bench = Bench::new();
+    make(&bench, "a.img", "raw", &[]);
+    let mut server = bench.serve(&["a.img"], &["-f", "raw"]);
+    bench.io("a", &["write -P 1 0 32M"]);
+    let mut control = bench.control();
+    crate::bench::snapshot(&mut control, "a", &bench.text("one.qcow2"));
+    control.ok("block-stream", json!({ "device": "a", "job-id": "j", "speed": 2 << 20 }));
+    for speed in [(1 << 20) + 512, 1 << 19] {
+        let set = json!({ "device": "j", "speed": speed });
+        control.ok("block-job-set-speed", set);
+        server.kill();
+        server = bench.serve(&["a.img"], &["-f", "raw"]);
+        control = bench.control();
+        let jobs = control.ok("query-block-jobs", json!({}));
+        assert_eq!((&jobs[0]["device"], &jobs[0]["speed"]), (&json!("j"), &json!(speed)), "{jobs}");
+    }
+    control.ok("block-job-set-speed", json!({ "device": "j", "speed": 0 }));
+    crate::jobs::none_left(&mut control);
+    server.stop();
+    bench.holds("one.qcow2", "qcow2", &["read -P 1 0 32M"]);
+}

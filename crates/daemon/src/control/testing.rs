@@ -1,4 +1,4 @@
-//! What is made of a stream, without a server.
+//! What is made of a stream, or of a file of the ledger, without a server.
 
 use serde_json::{Value, json};
 
@@ -6,6 +6,7 @@ use super::refusal::Refusal;
 use super::request::Request;
 use super::table;
 use super::wire::{Malformed, Scanner};
+use crate::ledger::{self, Line};
 
 /// What each value of a stream is taken for, which comes in pieces of so many bytes; and the most bytes that were held
 /// of any of them. `return` stands for a command that would be carried out.
@@ -16,6 +17,15 @@ pub fn understand(stream: &[u8], at_a_time: usize) -> (Vec<Value>, usize) {
         held = held.max(scanner.held());
     }
     (all, held)
+}
+
+/// What a file of the ledger of jobs is taken for: the command that would begin the job anew, and whether its arguments make
+/// sense.
+pub fn job_of(bytes: &[u8]) -> Option<(String, bool)> {
+    let Line { command, arguments, files, .. } = ledger::parse(bytes)?;
+    let line_of = |image: &std::path::PathBuf| !image.as_os_str().is_empty();
+    let makes_sense = table::find(&command).is_some_and(|entry| entry.check(arguments).is_ok());
+    Some((command, makes_sense && files.iter().any(|(image, _)| line_of(image))))
 }
 
 fn one(value: Result<Value, Malformed>) -> Value {
