@@ -114,14 +114,14 @@ enum Verb {
 /// What `ringtap disk add` is told.
 #[derive(Debug, Args)]
 struct AddArgs {
-    /// The image
+    /// The image; null:SIZE is a disk for tests, which keeps nothing and reads as zeros
     disk: PathBuf,
     /// What the disk is called from then on
     #[arg(long, value_name = "NAME")]
     node_name: String,
     /// Format of the image; it is never guessed
     #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
-    format: Format,
+    format: Option<Format>,
     /// How host caching is used, as in QEMU
     #[arg(long, value_enum, value_name = "MODE", default_value = "none")]
     cache: CacheName,
@@ -266,15 +266,8 @@ pub(crate) fn absolute(path: &Path) -> anyhow::Result<String> {
     text.with_context(|| format!("{}: QMP takes only paths in UTF-8", path.display()))
 }
 
-/// What the server is asked for: the disk, and its exports.
-fn wishes(args: &AddArgs) -> anyhow::Result<(Value, Vec<Value>)> {
-    let driver = match args.format {
-        Format::Vhd => "vpc",
-        Format::Luks if args.secret.is_none() => {
-            return Err(Error::Usage("an encrypted image wants --secret file:PATH".into()).into());
-        }
-        other => other.name(),
-    };
+/// The image that the server is asked for.
+fn image(args: &AddArgs) -> anyhow::Result<Value> {
     let cache = match CacheMode::from(args.cache) {
         CacheMode::None => json!({ "direct": true }),
         CacheMode::Writeback => json!({ "direct": false }),
@@ -283,16 +276,41 @@ fn wishes(args: &AddArgs) -> anyhow::Result<(Value, Vec<Value>)> {
             return Err(Error::Usage("--cache takes none, writeback or unsafe here".into()).into());
         }
     };
-    let file = json!({ "driver": "file", "filename": absolute(&args.disk)?, "cache": cache });
-    let mut disk = json!({
-        "driver": driver,
-        "node-name": args.node_name,
-        "read-only": args.read_only,
-        "file": file,
-    });
+    let mut disk = json!({ "node-name": args.node_name, "read-only": args.read_only });
+    let null = args.disk.to_str().and_then(|disk| disk.strip_prefix("null:"));
+    let (driver, format) = match (null, args.format) {
+        (Some(size), None) if args.secret.is_none() && args.backing.is_empty() => {
+            let wrong = |why: String| Error::Usage(format!("null:{size}: {why}"));
+            disk["size"] = names::size(size).map_err(wrong)?.into();
+            (disk["driver"], disk["cache"]) = ("null-co".into(), cache);
+            return Ok(disk);
+        }
+        (Some(_), _) => {
+            let why = "a null: disk has no format, no secret and nothing below it";
+            return Err(Error::Usage(why.into()).into());
+        }
+        (None, None) => {
+            let why =
+                "name the format of the image with --format, as in -f qcow2: it is never guessed";
+            return Err(Error::Usage(why.into()).into());
+        }
+        (None, Some(Format::Vhd)) => ("vpc", Format::Vhd),
+        (None, Some(format)) => (format.name(), format),
+    };
+    if format == Format::Luks && args.secret.is_none() {
+        return Err(Error::Usage("an encrypted image wants --secret file:PATH".into()).into());
+    }
+    disk["driver"] = driver.into();
+    disk["file"] = json!({ "driver": "file", "filename": absolute(&args.disk)?, "cache": cache });
     if args.secret.is_some() {
         disk["key-secret"] = secret_id(&args.node_name).into();
     }
+    Ok(disk)
+}
+
+/// What the server is asked for: the disk, and its exports.
+fn wishes(args: &AddArgs) -> anyhow::Result<(Value, Vec<Value>)> {
+    let mut disk = image(args)?;
     if let Some(limits) = args.limits.named() {
         disk["__ringtap_limits"] = limits;
     }

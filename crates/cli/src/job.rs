@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::checkpoint;
 use crate::daemon::CONTROL;
-use crate::disk::absolute;
+use crate::disk::{absolute, found};
 use crate::names;
 use crate::qmp::Qmp;
 use crate::serve::control;
@@ -106,6 +106,10 @@ pub(crate) struct CommitArgs {
     #[arg(short, long, value_name = "FILE")]
     base: Option<PathBuf>,
 
+    /// The uppermost of the images that go; the disk goes on in its topmost image where that is another [default: the topmost]
+    #[arg(short, long, value_name = "FILE")]
+    top: Option<PathBuf>,
+
     #[command(flatten)]
     how: How,
 }
@@ -119,6 +123,10 @@ pub(crate) struct StreamArgs {
     /// The image that stays below [default: none]
     #[arg(short, long, value_name = "FILE")]
     base: Option<PathBuf>,
+
+    /// The lowest image that is brought up: what lies below it stays
+    #[arg(long, value_name = "FILE", conflicts_with = "base")]
+    bottom: Option<PathBuf>,
 
     #[command(flatten)]
     how: How,
@@ -361,8 +369,10 @@ impl How {
 /// Bring what the images above hold into one below.
 pub(crate) fn commit(qmp: &mut Qmp, args: &CommitArgs) -> anyhow::Result<()> {
     let mut arguments = json!({ "device": args.node });
-    if let Some(base) = &args.base {
-        arguments["base"] = absolute(base)?.into();
+    for (key, file) in [("base", &args.base), ("top", &args.top)] {
+        if let Some(file) = file {
+            arguments[key] = absolute(file)?.into();
+        }
     }
     let id = format!("commit-{}", args.node);
     args.how.carry_out(qmp, "block-commit", &id, arguments, "job-complete").map(drop)
@@ -374,8 +384,30 @@ pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs) -> anyhow::Result<()> {
     if let Some(base) = &args.base {
         arguments["base"] = absolute(base)?.into();
     }
+    if let Some(bottom) = &args.bottom {
+        match under(qmp, &args.node, bottom)? {
+            None => {}
+            Some(base) => arguments["base"] = base.into(),
+        }
+    }
     let id = format!("stream-{}", args.node);
     args.how.carry_out(qmp, "block-stream", &id, arguments, "job-complete").map(drop)
+}
+
+/// What lies directly below an image of a disk's, as the server has it; none where nothing does.
+fn under(qmp: &mut Qmp, node: &str, file: &Path) -> anyhow::Result<Option<String>> {
+    let disks = found(qmp, Some(node))?;
+    let wanted = absolute(file)?;
+    let whole = std::fs::canonicalize(&wanted).unwrap_or_else(|_| wanted.clone().into());
+    let mut image = disks.first().map_or(&Value::Null, |disk| &disk["image"]);
+    while let Some(name) = image["filename"].as_str() {
+        let is_it = name == wanted || std::fs::canonicalize(name).is_ok_and(|name| name == whole);
+        image = &image["backing-image"];
+        if is_it {
+            return Ok(image["filename"].as_str().map(str::to_owned));
+        }
+    }
+    bail!("{} is no image of {node}: see `ringtap disk info {node}`", file.display())
 }
 
 /// Have the server open an image that a job is to write to, as that node.
@@ -469,6 +501,21 @@ pub(crate) fn mirror(qmp: &mut Qmp, args: &MirrorArgs, output: Output) -> anyhow
     Ok(())
 }
 
+/// Say which checkpoints of a disk do not go with it, before it goes.
+fn say_what_stays(qmp: &mut Qmp, node: &str) -> anyhow::Result<()> {
+    let disks = found(qmp, Some(node))?;
+    let bitmaps = disks.iter().filter_map(|disk| disk["dirty-bitmaps"].as_array()).flatten();
+    let names: Vec<&str> = bitmaps.filter_map(|one| one["name"].as_str()).collect();
+    if !names.is_empty() {
+        writeln!(
+            std::io::stderr(),
+            "ringtap: these checkpoints of {node} stay behind, for NBD carries none: {}; the first backup there is a full one",
+            names.join(", ")
+        )?;
+    }
+    Ok(())
+}
+
 /// Move a disk to a server of another host.
 pub(crate) fn migrate(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::Result<()> {
     let MigrateArgs { node, uri, zeroed, how } = args;
@@ -479,6 +526,7 @@ pub(crate) fn migrate(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyho
         );
         return Err(ringtap_daemon::Error::Usage(why).into());
     }
+    say_what_stays(qmp, &node)?;
     let format = ringtap_image::Format::Raw;
     mirror(qmp, &MirrorArgs { node, file: uri, format, zeroed, copy: false, how }, output)
 }

@@ -184,7 +184,12 @@ impl Commit {
 }
 
 /// Make a qcow2 image as large as the disk, as one that nobody writes to.
-async fn larger(io: &Io, place: &Place, options: &OpenOptions, size: u64) -> Result<(), String> {
+pub(crate) async fn larger(
+    io: &Io,
+    place: &Place,
+    options: &OpenOptions,
+    size: u64,
+) -> Result<(), String> {
     let container = Container::open(place, options).map_err(|error| error.to_string())?;
     let wanted = ResizeOptions { size, shrink: false, backing_size: None };
     qcow2::resize(io, &container, None, &wanted).await.map_err(|error| error.to_string())
@@ -219,7 +224,7 @@ pub(crate) async fn left(io: &Io, path: &Path, image: &dyn Image) {
 }
 
 /// Leave an image below as it is, closed.
-async fn close(io: &Io, to: &ringtap_vbd::Disk, path: &Path) -> Result<(), String> {
+pub(crate) async fn close(io: &Io, to: &ringtap_vbd::Disk, path: &Path) -> Result<(), String> {
     let failed = |error: String| format!("{} is not closed in order: {error}", path.display());
     to.close(io).await.map_err(|error| failed(error.to_string()))?;
     record::seal(path).map_err(|error| failed(error.to_string()))

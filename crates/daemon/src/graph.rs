@@ -1,14 +1,16 @@
-//! Names that are no disks': of files that images lie in, and of images that lie below a disk, or did.
+//! Names that are no disks': of files that images lie in, of images that lie below a disk, or did, and of moments that are
+//! kept.
 //!
 //! A disk is one node with all its images, unless a client gives those names of their own: a file before the image in it
 //! is opened, an image below before the one above, an overlay before it takes a disk's place. Then a name
 //! stays with its image, as in QEMU, when the disk goes on in another.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ringtap_image::{CacheMode, Image, Place};
 
+use crate::moment::Begun;
 use crate::opened::{Identity, identity};
 use crate::running::{DiskId, Running, Served};
 
@@ -48,6 +50,17 @@ pub(crate) struct Ties {
     pub(crate) upon: Option<DiskId>,
     /// Its images have names, so that it is called by that of the topmost.
     pub(crate) by_image: bool,
+    /// The node that keeps the moment of which it is a view.
+    pub(crate) shows: Option<String>,
+}
+
+/// A moment that is kept by a node.
+pub(crate) struct KeptMoment {
+    /// The disk that it is of.
+    pub(crate) disk: DiskId,
+    /// What takes old content.
+    pub(crate) target: DiskId,
+    pub(crate) begun: Begun,
 }
 
 /// All such names.
@@ -55,6 +68,14 @@ pub(crate) struct Ties {
 pub(crate) struct Graph {
     pub(crate) files: BTreeMap<String, FileNode>,
     pub(crate) lower: BTreeMap<String, Lower>,
+    pub(crate) kept: BTreeMap<String, KeptMoment>,
+}
+
+impl Graph {
+    /// All names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.files.keys().chain(self.lower.keys()).chain(self.kept.keys())
+    }
 }
 
 /// The files of an image and of those below it.
@@ -67,7 +88,8 @@ fn chain(served: &Served) -> Vec<Identity> {
 impl Running {
     /// Whether that is a name of this room.
     pub(crate) fn is_named(&self, name: &str) -> bool {
-        self.graph.files.contains_key(name) || self.graph.lower.contains_key(name)
+        let Graph { files, lower, kept } = &self.graph;
+        files.contains_key(name) || lower.contains_key(name) || kept.contains_key(name)
     }
 
     /// The disk below which an image lies that has a name.
@@ -106,6 +128,13 @@ impl Running {
         let disk = self.disks.values().find(|served| served.node() == name);
         let lower = || self.graph.lower.get(name).map(|lower| lower.path.clone());
         disk.map(|served| served.disk.path.clone()).or_else(lower)
+    }
+
+    /// Another disk that has that image open, as its own or below it.
+    pub(crate) fn other_upon(&self, disk: DiskId, image: &Path) -> Option<&str> {
+        let file = identity(image)?;
+        let is_it = |(id, other): &(&DiskId, &Served)| **id != disk && chain(other).contains(&file);
+        self.disks.iter().find(is_it).map(|(_, other)| other.node())
     }
 
     /// The disk has been left by the image that it was called by: the image keeps its name.

@@ -56,9 +56,9 @@ fn group_table(name: &str, group: &ThrottleGroup) -> Table {
     one
 }
 
-/// An overlay that waits to take a disk's place could not be opened beside it.
+/// An overlay that waits to take a disk's place could not be opened beside it, and a moment ends with the server.
 pub(crate) fn stands_alone(served: &Served) -> bool {
-    served.ties.upon.is_none() && !served.ties.alone
+    served.ties.upon.is_none() && !served.ties.alone && served.ties.shows.is_none()
 }
 
 fn absolute(path: &Path) -> Result<String, String> {

@@ -8,6 +8,7 @@
 
 mod address;
 mod backup;
+mod chain;
 mod checkpoints;
 mod commit;
 mod config;
@@ -22,6 +23,7 @@ mod folder;
 mod graph;
 mod handed;
 mod handover;
+mod inner;
 mod jobs;
 mod keep;
 mod kept;

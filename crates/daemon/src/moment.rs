@@ -26,8 +26,8 @@ pub(crate) struct Wanted {
     pub(crate) held: Option<Option<u64>>,
     /// Whether the target reads as zeros.
     pub(crate) zeroed: bool,
-    /// How long a guest's write may wait for the target.
-    pub(crate) limit: Duration,
+    /// How long a guest's write may wait for the target; as long as it takes where there is none.
+    pub(crate) limit: Option<Duration>,
 }
 
 /// One disk's part.
@@ -166,7 +166,7 @@ fn begin_backup(
         keeps_marks: true,
         room: wanted.held.flatten(),
         zeroed: wanted.zeroed,
-        limit: Some(u64::try_from(wanted.limit.as_nanos()).unwrap_or(u64::MAX)),
+        limit: wanted.limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
         ..Backup::new(part.vbd.clone(), wanted.to.clone())
     };
     let moment = backup.begin_still(still).map_err(|error| failed(part, error))?;

@@ -4,25 +4,17 @@
 //! Stopped anywhere, the disk is as it was: the topmost image names what lay below it until it has all of that, stable. It
 //! is closed then, as an image at rest names what stays, and is opened upon that, while the disk stands still.
 
-use std::ffi::OsStr;
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use ringtap_image::qcow2::{self, Crypt};
-use ringtap_image::{Container, Format, Image, OpenOptions, Place, Role, record};
+use ringtap_image::qcow2::Crypt;
+use ringtap_image::{Format, Image, Place};
 use ringtap_io::{Io, Tasks};
-use ringtap_vbd::{Busy, Job, OnError, Phase, Quiesced, Stream as Bring, Vbd};
+use ringtap_vbd::{Job, OnError, Phase, Quiesced, Stream as Bring};
 
-use crate::opened::identity;
+use crate::chain::{Backing, Layer, Names, layers, lead, nth, position, rename, stand_still};
 use crate::reopen::{Anew, as_it_is, reopen};
 use crate::snapshot::{header, is_encrypted};
 use crate::{Disk, Error};
-
-/// How long requests in flight may take before the disk is tried again, and how often it is.
-const STILL: u64 = Duration::from_secs(1).as_nanos() as u64;
-const TRIES: u32 = 10;
 
 /// What is brought where.
 pub(crate) struct Stream {
@@ -36,27 +28,11 @@ pub(crate) struct Stream {
     pub(crate) on_error: OnError,
 }
 
-/// One of the images below.
-struct Layer {
-    path: PathBuf,
-    format: Format,
-}
-
-/// Images below, by their paths.
-struct Names {
-    /// Those that the disk does not need any more.
-    gone: Vec<PathBuf>,
-    /// All.
-    below: Vec<PathBuf>,
-}
-
 /// What stays below.
 struct Stays {
     /// How many lie upon it.
     above: u32,
-    name: String,
-    path: PathBuf,
-    format: Format,
+    backing: Backing,
 }
 
 impl Stream {
@@ -105,35 +81,16 @@ impl Stream {
 
     /// Which of the images below stays.
     fn find(&self, below: &[Layer], base: &Path) -> Result<Stays, Error> {
-        let wanted = identity(base);
-        let found = below.iter().position(|layer| {
-            layer.path == base || wanted.is_some() && identity(&layer.path) == wanted
-        });
-        let Some((at, layer)) = found.and_then(|at| Some((at, below.get(at)?))) else {
+        let found = position(below, base).and_then(|at| Some((at, below.get(at)?)));
+        let Some((at, layer)) = found else {
             return Err(Error::Job(format!(
                 "Can't find '{}' in the backing chain",
                 base.display()
             )));
         };
-        let name = match &self.backing_file {
-            Some(name) => {
-                let folder = self.disk.path.parent().unwrap_or(Path::new("/"));
-                let named = fs::canonicalize(folder.join(OsStr::from_bytes(name.as_bytes())));
-                if named.ok().and_then(|named| identity(&named)) != identity(&layer.path) {
-                    let base = layer.path.display();
-                    return Err(self.failed(format!(
-                        "{name:?} does not lead to {base}, which is to stay below: it could not be opened again"
-                    )));
-                }
-                name.clone()
-            }
-            None => {
-                let path = layer.path.to_str();
-                path.ok_or_else(|| self.failed("the path of what stays is not UTF-8"))?.to_owned()
-            }
-        };
-        let above = u32::try_from(at + 1).unwrap_or(u32::MAX);
-        Ok(Stays { above, name, path: layer.path.clone(), format: layer.format })
+        let backing = Backing::of(layer, self.backing_file.as_deref(), &self.disk.path);
+        let backing = backing.map_err(|why| self.failed(why))?;
+        Ok(Stays { above: u32::try_from(at + 1).unwrap_or(u32::MAX), backing })
     }
 
     /// Whether the topmost image may take what lies below it.
@@ -176,90 +133,21 @@ impl Stream {
         job.finalized().await.map_err(|error| self.failed(error.to_string()))?;
         job.is_at(Phase::Ending);
         let vbd = self.vbd.fork();
-        let still = self.stand_still(io, &vbd).await?;
+        let still = stand_still(io, &vbd).await;
+        let still = still.map_err(|busy| self.failed(busy.to_string()))?;
         let (put, options) = (|still: &Quiesced<'_>, image| still.larger(image).map(drop), {
             as_it_is(&self.disk, Format::Qcow2)
         });
         let anew = Anew { options: options.clone(), below: upon };
-        let change = async |place: &Place| self.rename(io, place, &options, stays.as_ref()).await;
+        let change = async |place: &Place| {
+            let stays = stays.as_ref().map(|stays| &stays.backing);
+            let end = rename(io, place, &options, stays, &self.disk.path).await;
+            end.map_err(|why| self.failed(why))
+        };
         let failed = |why: String| self.failed(why);
         Box::pin(reopen(io, &vbd, &still, &failed, anew, change, put)).await?;
         drop(still);
-        self.lead(&names);
+        lead(&names, &self.disk.path);
         Ok(())
     }
-
-    async fn stand_still<'a>(&self, io: &Io, vbd: &'a Vbd) -> Result<Quiesced<'a>, Error> {
-        let mut left = TRIES;
-        loop {
-            left -= 1;
-            match vbd.quiesce(io, STILL).await {
-                Err(Busy::Late) if left > 0 => {}
-                end => return end.map_err(|busy| self.failed(busy.to_string())),
-            }
-        }
-    }
-
-    /// Have the topmost image, at rest, name what stays.
-    async fn rename(
-        &self,
-        io: &Io,
-        place: &Place,
-        options: &OpenOptions,
-        stays: Option<&Stays>,
-    ) -> Result<(), Error> {
-        let container = Container::open(place, options)?;
-        let unsaid = |error| {
-            // It is opened upon that all the same; next time --backing has to say so.
-            tracing::warn!(
-                "cannot write down what {} lies upon: {error}",
-                self.disk.path.display()
-            );
-        };
-        if let Some(stays) = stays {
-            record::also_allow(&place.at(), Role::Backing, &stays.path).unwrap_or_else(unsaid);
-        }
-        let backing = stays.map(|stays| (&*stays.name, stays.format));
-        let end = qcow2::set_backing(io, &container, backing).await;
-        end.map_err(|error| self.failed(error.to_string()))?;
-        let path = stays.map(|stays| &*stays.path);
-        record::set_allowed(&place.at(), Role::Backing, path).unwrap_or_else(unsaid);
-        Ok(())
-    }
-
-    /// Whoever has a name of the disk from before finds it without those that are not needed any more.
-    fn lead(&self, names: &Names) {
-        let gone: Vec<_> = names.gone.iter().filter_map(|path| identity(path)).collect();
-        for path in &names.below {
-            let next = record::successor(path).and_then(|next| identity(&next));
-            // Another disk may go on from the same image.
-            if !next.is_some_and(|next| gone.contains(&next)) {
-                continue;
-            }
-            let unsealed = record::is_unsealed(path);
-            let led = record::set_successor(path, &self.disk.path);
-            let led = led.and_then(|()| if unsealed { Ok(()) } else { record::seal(path) });
-            if let Err(error) = led {
-                let path = path.display();
-                tracing::warn!("cannot write down where the disk of {path} goes on: {error}");
-            }
-        }
-    }
-}
-
-/// The images below, the next one first; those without files have no names.
-fn layers(top: &dyn Image) -> Vec<Layer> {
-    let of = |image: &dyn Image| {
-        let path = image
-            .place()
-            .map(|place| fs::canonicalize(place.at()).unwrap_or_else(|_| place.path().to_owned()));
-        let format = image.info().format.parse().unwrap_or(Format::Raw);
-        Layer { path: path.unwrap_or_default(), format }
-    };
-    std::iter::successors(top.below(), |image| image.below()).map(of).collect()
-}
-
-/// The image with so many above it.
-fn nth(top: &dyn Image, above: u32) -> Option<&dyn Image> {
-    (0..above).try_fold(top, |image, _| image.below())
 }

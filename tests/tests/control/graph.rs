@@ -252,7 +252,8 @@ fn an_image_is_opened_otherwise() {
     empty.control.ok("blockdev-reopen", options(json!({})));
     empty.control.ok("block-export-add", show);
     qemu_io(&uri("a"), &["write -P 1 0 1M"]).expect("written");
-    empty.says_no("blockdev-reopen", options(json!({ "read-only": true })), "no export");
+    let writers = "Read-only block node 'a' cannot support read-write users";
+    empty.says_no("blockdev-reopen", options(json!({ "read-only": true })), writers);
     for (more, said) in [
         (json!({ "driver": "raw" }), "Cannot change the option 'driver'"),
         (json!({ "backing": null }), "Cannot change the option 'backing'"),
@@ -263,6 +264,10 @@ fn an_image_is_opened_otherwise() {
     }
     empty.says_no("blockdev-reopen", json!({ "options": [] }), "one node at a time");
     empty.control.ok("block-export-del", json!({ "id": "e" }));
+    let only_read = json!({ "id": "r", "node-name": "a", "type": "nbd", "name": "r" });
+    empty.control.ok("block-export-add", only_read);
+    empty.says_no("blockdev-reopen", options(json!({ "read-only": true })), "no export");
+    empty.control.ok("block-export-del", json!({ "id": "r" }));
     empty.control.ok("blockdev-reopen", options(json!({ "read-only": true })));
     let image = empty.text("a");
     let said = ok("qemu-io", "qemu-utils", &["-r", "-f", "qcow2", "-c", "read -P 1 0 1M", &image]);

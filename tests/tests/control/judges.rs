@@ -201,6 +201,108 @@ fn it_is_started_as_qemus_storage_daemon_is() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("Parameter 'id' is missing"));
 }
 
+/// What commands say of chains of images that they cannot do: of three nodes, each upon the one before.
+fn chain_session(folder: &Path) -> Vec<(&'static str, Value)> {
+    let path = |name: &str| folder.join(name).display().to_string();
+    let names = ["base", "mid", "top"];
+    for (at, name) in names.iter().enumerate() {
+        let mut args =
+            vec!["create".to_owned(), "-q".to_owned(), "-f".to_owned(), "qcow2".to_owned()];
+        if let Some(below) = at.checked_sub(1) {
+            args.extend(["-F".to_owned(), "qcow2".to_owned(), "-b".to_owned(), path(names[below])]);
+        }
+        args.extend([path(name), "4M".to_owned()]);
+        ok("qemu-img", "qemu-utils", &args.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    ok("qemu-img", "qemu-utils", &["create", "-q", "-f", "raw", &path("lone"), "4M"]);
+    let file = |name: &str| json!({"driver": "file", "filename": path(name)});
+    let mut all = vec![("qmp_capabilities", json!({}))];
+    for (at, name) in names.iter().enumerate() {
+        let mut node =
+            json!({"driver": "qcow2", "node-name": name, "file": file(name), "read-only": at < 2});
+        node["backing"] = at.checked_sub(1).map_or(Value::Null, |below| names[below].into());
+        all.push(("blockdev-add", node));
+    }
+    all.push(("blockdev-add", json!({"driver": "raw", "node-name": "lone", "file": file("lone")})));
+    let with = |more: Value| {
+        let mut all = json!({"device": "top", "job-id": "j"});
+        more.as_object().into_iter().flatten().for_each(|(key, value)| all[key] = value.clone());
+        all
+    };
+    for more in [
+        json!({"device": "nobody"}),
+        json!({"top": "x", "top-node": "mid"}),
+        json!({"base": "x", "base-node": "base"}),
+        json!({"top-node": "nobody"}),
+        json!({"base-node": "nobody"}),
+        json!({"top-node": "lone"}),
+        json!({"base-node": "lone"}),
+        json!({"top-node": "mid", "base-node": "top"}),
+        json!({"top-node": "mid", "base-node": "mid"}),
+        json!({"top-node": "base"}),
+        json!({"top": "/nowhere"}),
+        json!({"base": "/nowhere"}),
+        json!({"top-node": "mid", "base": "/nowhere"}),
+        json!({"backing-file": "x"}),
+        json!({"on-error": "nope"}),
+    ] {
+        all.push(("block-commit", with(more)));
+    }
+    for more in [
+        json!({"base": "x", "base-node": "base"}),
+        json!({"base": "x", "bottom": "mid"}),
+        json!({"base-node": "base", "bottom": "mid"}),
+        json!({"base-node": "nobody"}),
+        json!({"base-node": "top"}),
+        json!({"base-node": "lone"}),
+        json!({"base": "/nowhere"}),
+        json!({"bottom": "nobody"}),
+        json!({"bottom": "lone"}),
+        json!({"backing-file": "x"}),
+        json!({"backing-file": "x", "bottom": "base"}),
+    ] {
+        all.push(("block-stream", with(more)));
+    }
+    let keep = |more: Value| {
+        let mut all = json!({"driver": "copy-before-write", "node-name": "cbw", "file": "top", "target": "lone"});
+        more.as_object().into_iter().flatten().for_each(|(key, value)| all[key] = value.clone());
+        all
+    };
+    for more in [
+        json!({"file": "nobody"}),
+        json!({"target": "nobody"}),
+        json!({"on-cbw-error": "nope"}),
+        json!({"nope": 1}),
+    ] {
+        all.push(("blockdev-add", keep(more)));
+    }
+    all.extend([
+        ("blockdev-add", json!({"driver": "snapshot-access", "node-name": "s"})),
+        ("blockdev-add", json!({"driver": "snapshot-access", "node-name": "s", "file": "nobody"})),
+    ]);
+    all
+}
+
+#[test]
+fn what_cannot_be_done_to_chains_is_said_as_qemu_says_it() {
+    let say = |control: &mut Control, folder: &Path| -> Vec<String> {
+        let all = chain_session(folder).into_iter();
+        let said = all.map(|(command, arguments)| {
+            let end = control.call(command, arguments.clone());
+            format!("{command} {arguments} {end:?}")
+                .replace(&folder.display().to_string(), "FOLDER")
+        });
+        said.collect()
+    };
+    let (theirs, mut control) = Daemon::start();
+    let theirs = say(&mut control, theirs.dir.path());
+    let mut empty = Empty::new();
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let ours = say(&mut empty.control, folder.path());
+    let differ: Vec<_> = theirs.iter().zip(&ours).filter(|(theirs, ours)| theirs != ours).collect();
+    assert!(differ.is_empty(), "{differ:#?}");
+}
+
 /// QEMU's own library for clients, as PyPI has it; none where that cannot be had.
 fn library() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qemu.qmp");

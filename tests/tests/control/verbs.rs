@@ -107,6 +107,27 @@ fn people_add_look_at_resize_and_remove_disks() {
 }
 
 #[test]
+fn a_disk_for_tests_needs_no_image() {
+    let empty = Empty::new();
+    let nbd = format!("unix:{}", empty.text("nbd"));
+    let added =
+        empty.said(&["add", "null:16M", "--node-name", "n", "--nbd", "n", "--nbd-server", &nbd]);
+    assert!(added.starts_with("n: null-co, 16777216 bytes, writable"), "{added}");
+    let uri = format!("nbd+unix:///n?socket={}", empty.text("nbd"));
+    crate::qemu_io(&uri, &["write -P 1 0 1M", "read -P 0 0 1M"]).expect("it keeps nothing");
+    for (args, said) in [
+        (&["null:16M", "-f", "raw"][..], "no format"),
+        (&["null:many"], "null:many"),
+        (&["/nowhere/x"], "-f"),
+    ] {
+        let (status, error) = empty.refused(&[&["add", "--node-name", "m"], args].concat());
+        assert!(status == Some(2) && error.contains(said), "{status:?} {error}");
+    }
+    empty.said(&["remove", "n", "--force"]);
+    empty.server.stop();
+}
+
+#[test]
 fn a_server_that_is_not_there_is_told_of() {
     let args = ["disk", "list", "--control", "unix:/nowhere/control"];
     let output = program(ringtap().to_str().expect("a path"), "ringtap", args);

@@ -1,8 +1,10 @@
 //! Disks whose image becomes another while they are served.
 
+mod access;
 mod backups;
 mod bench;
 mod checkpoints;
+mod inner;
 mod jobs;
 mod larger;
 mod ledger;

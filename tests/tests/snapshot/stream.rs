@@ -17,7 +17,7 @@ fn stream(control: &mut Control, arguments: Value) {
 }
 
 /// What lies directly below an image, by its own word.
-fn backing(bench: &Bench, image: &str) -> Value {
+pub fn backing(bench: &Bench, image: &str) -> Value {
     let path = bench.text(image);
     let said = ok("qemu-img", "qemu-utils", &["info", "--output", "json", "-U", &path]);
     let said: Value = serde_json::from_str(&said).expect("JSON");

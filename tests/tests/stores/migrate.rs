@@ -87,8 +87,16 @@ fn a_disk_moves_to_another_server_over_a_slow_line_that_breaks() {
     let uri = format!("nbd+unix:///e?socket={}", bench.text("line"));
     let local = refusal(&["disk", "migrate", "--control", &listen, "vm", &source]);
     assert!(local.contains("disk mirror"), "{local}");
-    let told = said(&["disk", "migrate", "--control", &listen, "--output", "json", "vm", &uri]);
-    let told: Value = serde_json::from_str(&told).expect("JSON");
+    let checkpoint = ["disk", "checkpoint", "add", "--control", &listen, "vm", "nightly"];
+    said(&checkpoint);
+    let migrate = ["disk", "migrate", "--control", &listen, "--output", "json", "vm", &uri];
+    let told = ringtap_tests::ringtap_of(&migrate);
+    let stays = String::from_utf8_lossy(&told.stderr);
+    assert!(
+        told.status.success() && stays.contains("stay behind") && stays.contains("nightly"),
+        "{stays}"
+    );
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     assert_eq!((told["node-name"].as_str(), told["file"].as_str()), (Some("vm"), Some(&*uri)));
     let pause = told["pause-ns"].as_u64().unwrap_or_default();
     // It stood still for the end, which is begun anew where that takes more than 100 ms.

@@ -17,7 +17,7 @@ use crate::moment::Wanted;
 use crate::running::{DiskId, Running};
 
 /// How long a guest's write may wait for the target, where nothing is said.
-const GUEST_TIMEOUT: u64 = 1000;
+pub(super) const GUEST_TIMEOUT: u64 = 1000;
 
 words! {
     /// What of a disk is copied.
@@ -167,7 +167,7 @@ impl BlockdevBackup {
             clears: mode.is_some_and(|mode| mode != BitmapMode::Never),
             held,
             zeroed: self.target_is_zero.unwrap_or(false),
-            limit: Duration::from_millis(self.guest_timeout.unwrap_or(GUEST_TIMEOUT)),
+            limit: Some(Duration::from_millis(self.guest_timeout.unwrap_or(GUEST_TIMEOUT))),
         };
         Ok(Asked { new, wanted, clears_always: mode == Some(BitmapMode::Always) })
     }

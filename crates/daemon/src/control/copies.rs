@@ -1,6 +1,4 @@
-//! Jobs that copy disks: commit and mirror.
-
-use std::path::{Path, PathBuf};
+//! What jobs that copy disks have in common; and mirrors.
 
 use serde_json::{Value, json};
 
@@ -10,7 +8,7 @@ use super::refusal::Refusal;
 use super::resume::whole;
 use super::shape::{Done, arguments, words};
 use super::table::Command;
-use crate::commit::{Commit, Moved};
+use crate::commit::Moved;
 use crate::jobs::New;
 use crate::ledger::Line;
 use crate::mirror::Copy;
@@ -30,25 +28,6 @@ words! {
 words! {
     /// How writes get to the copy: by passes, and once those do not lead to an end at once.
     enum CopyMode { "background" Background }
-}
-
-arguments! {
-    /// `block-commit`
-    struct BlockCommit {
-        "job-id" job_id: Option<String>,
-        "device" device: String,
-        /// The image below, by its file; the deepest where it is not said.
-        "base" base: Option<String>,
-        /// The same by its node.
-        "base-node" base_node: Option<String>,
-        /// The topmost image: no other can be committed.
-        "top" top: Option<String>,
-        "top-node" top_node: Option<String>,
-        "speed" speed: Option<u64>,
-        "on-error" _on_error: Option<OnError>,
-        "auto-finalize" auto_finalize: Option<bool>,
-        "auto-dismiss" auto_dismiss: Option<bool>,
-    }
 }
 
 arguments! {
@@ -156,25 +135,8 @@ impl Running {
         Ok(target)
     }
 
-    /// The image below that a client means by its file or its node.
-    pub(super) fn base(
-        &self,
-        file: Option<String>,
-        node: Option<&str>,
-    ) -> Result<Option<PathBuf>, Refusal> {
-        match (file, node) {
-            (Some(_), Some(_)) => {
-                Err(Refusal::new("'base' and 'base-node' cannot be specified at the same time"))
-            }
-            (file, None) => Ok(file.map(PathBuf::from)),
-            (None, Some(name)) => self.path_of(name).map(Some).ok_or_else(|| {
-                Refusal::new(format!("Cannot find device='' nor node-name='{name}'"))
-            }),
-        }
-    }
-
     /// The disk goes on in another image.
-    fn moved(&mut self, disk: DiskId, moved: Option<Moved>) {
+    pub(super) fn moved(&mut self, disk: DiskId, moved: Option<Moved>) {
         let former = self.as_lower(disk);
         let is_moved = moved.is_some();
         self.put(disk, moved);
@@ -193,49 +155,6 @@ impl Running {
         served.vbd.span().in_scope(|| {
             tracing::info!("it goes on in {}", served.disk.path.display());
         });
-    }
-}
-
-impl Command for BlockCommit {
-    const NAME: &'static str = "block-commit";
-    type Answer = Done;
-
-    fn run(self, running: &mut Running, reply: Reply<Done>) {
-        let common = Common {
-            job_id: self.job_id,
-            speed: self.speed,
-            auto_finalize: self.auto_finalize,
-            auto_dismiss: self.auto_dismiss,
-        };
-        let mut new = match running.new_job(&self.device, JobType::Commit, common) {
-            Ok(new) => new,
-            Err(refusal) => return reply.give(Err(refusal)),
-        };
-        let Some(of) = new.disk else { return };
-        let Some(served) = running.disks.get(&of) else { return };
-        if served.vbd.info().read_only {
-            return reply.give(Err(Refusal::new(format!("Node '{}' is read-only", self.device))));
-        }
-        let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
-        let is_top = self.top.is_none_or(|top| identity(Path::new(&top)) == served.file)
-            && self.top_node.is_none_or(|top| top == served.node());
-        if !is_top {
-            return reply.give(Err(Refusal::new("only the topmost image is committed")));
-        }
-        let base = match running.base(self.base, self.base_node.as_deref()) {
-            Ok(base) => base,
-            Err(refusal) => return reply.give(Err(refusal)),
-        };
-        let commit = Commit { disk, vbd, base };
-        if let Some(base) = commit.base().filter(|base| base.to_str().is_some()) {
-            new.line = running.line(&new, Self::NAME, json!({ "base": base }));
-            new.line.iter_mut().for_each(|line| line.files.push((base.clone(), None)));
-        }
-        let begun = running.begin_job(new, move |job| {
-            let moved = commit.run(job)?;
-            Ok(Box::new(move |running: &mut Running| running.moved(of, moved)) as Then)
-        });
-        reply.give(begun.map(|()| Done {}).map_err(Refusal::from));
     }
 }
 

@@ -129,7 +129,7 @@ impl AddExport {
         if id.is_empty() || id.len() > NAME_LEN {
             return refuse("Invalid block export id".into());
         }
-        let disk = running.named_node(node)?;
+        let disk = running.shown_by(node)?;
         let Some(served) = running.disks.get(&disk) else {
             return refuse(format!("Node '{node}' is gone"));
         };

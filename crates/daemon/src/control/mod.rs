@@ -7,10 +7,12 @@
 //! Source: QEMU, docs/interop/qmp-spec.rst, qapi/ and storage-daemon/qapi/.
 
 mod about;
+mod access;
 mod active;
 mod aside;
 mod backups;
 mod bitmaps;
+mod commit;
 mod copies;
 mod create;
 mod exports;

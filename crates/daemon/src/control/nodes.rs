@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use ringtap_image::{CacheMode, Format, OpenOptions, Place, RestartChoice};
 
+use super::access::{CopyBeforeWriteOptions, SnapshotAccessOptions};
 use super::opening::{FileWish, Wish};
 use super::outgoing::Reply;
 use super::refs::{Backing, NodeOr};
@@ -169,6 +170,8 @@ choice! {
         "vmdk" Vmdk(PlainOptions),
         "null-co" Null(NullOptions),
         "throttle" Throttle(ThrottleOptions),
+        "copy-before-write" CopyBeforeWrite(CopyBeforeWriteOptions),
+        "snapshot-access" SnapshotAccess(SnapshotAccessOptions),
     }
 }
 
@@ -198,6 +201,10 @@ fn log_choice(choice: Option<LogChoice>) -> Option<RestartChoice> {
 pub(super) enum Asked {
     Disk(Box<Wish>),
     File(String, FileWish),
+    /// A moment is to be kept.
+    Keep(String, CopyBeforeWriteOptions),
+    /// One that is kept is to be shown.
+    Show(String, SnapshotAccessOptions),
 }
 
 impl Add {
@@ -295,6 +302,8 @@ impl Add {
                 };
                 (of.file, options)
             }
+            Driver::CopyBeforeWrite(of) => return Ok(Asked::Keep(node_name, of)),
+            Driver::SnapshotAccess(of) => return Ok(Asked::Show(node_name, of)),
             Driver::Throttle(of) => {
                 let mut inner = *of.file;
                 inner.node_name = Some(node_name);
@@ -303,7 +312,8 @@ impl Add {
                 }
                 let mut asked = inner.asked(running)?;
                 let Asked::Disk(wish) = &mut asked else {
-                    return Err(Refusal::new("a file is throttled by the 'raw' upon it"));
+                    let why = "a disk is throttled: of a file the 'raw' upon it, of a moment the disk itself";
+                    return Err(Refusal::new(why));
                 };
                 running.check_limits(&mut wish.disk, None, Some(of.group))?;
                 return Ok(asked);
@@ -424,7 +434,24 @@ impl Running {
         if self.graph.lower.contains_key(name) {
             return Err(Refusal::new(format!("Node '{name}' is an image that lies below a disk")));
         }
+        if self.graph.kept.contains_key(name) {
+            return Err(Refusal::new(format!(
+                "Node '{name}' keeps a moment: name the disk itself, or a node of the driver 'snapshot-access' upon it"
+            )));
+        }
         let found = self.node(name);
+        found.ok_or_else(|| Refusal::new(format!("Cannot find device='' nor node-name='{name}'")))
+    }
+
+    /// The disk that an export of that node shows: of one that keeps a moment, the disk that it is of.
+    pub(super) fn shown_by(&self, name: &str) -> Result<DiskId, Refusal> {
+        let kept = self.graph.kept.get(name).map(|kept| kept.disk);
+        kept.map_or_else(|| self.named_node(name), Ok)
+    }
+
+    /// The file of the image of that name, or what QEMU says where there is none.
+    pub(super) fn path_of_node(&self, name: &str) -> Result<PathBuf, Refusal> {
+        let found = self.path_of(name);
         found.ok_or_else(|| Refusal::new(format!("Cannot find device='' nor node-name='{name}'")))
     }
 
@@ -449,6 +476,9 @@ impl Command for Delete {
     fn run(self, running: &mut Running, reply: Reply<Done>) {
         let name = self.node_name;
         let refuse = |text: String| Err(Refusal::new(text));
+        if running.graph.kept.contains_key(&name) {
+            return running.forget_moment(name, reply);
+        }
         if running.is_named(&name) {
             return reply.give(running.forget_name(&name));
         }

@@ -192,7 +192,7 @@ impl Command for Add {
         };
         let name = match &asked {
             Asked::Disk(wish) => wish.disk.node_name.clone().unwrap_or_default(),
-            Asked::File(name, _) => name.clone(),
+            Asked::File(name, _) | Asked::Keep(name, _) | Asked::Show(name, _) => name.clone(),
         };
         if running.is_taken(&name) {
             let text = format!("Duplicate nodes with node-name='{name}'");
@@ -201,6 +201,8 @@ impl Command for Add {
         match asked {
             Asked::Disk(wish) => running.open_wish(wish, reply),
             Asked::File(name, wish) => running.open_file(name, wish, reply),
+            Asked::Keep(name, of) => running.keep_moment(name, &of, reply),
+            Asked::Show(name, of) => reply.give(running.show_moment(name, of)),
         }
     }
 }

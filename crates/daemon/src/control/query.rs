@@ -70,6 +70,7 @@ pub(super) fn driver(format: &str) -> &str {
     match format {
         "vhd" => "vpc",
         "null" => "null-co",
+        "moment" => "snapshot-access",
         other => other,
     }
 }
@@ -213,7 +214,18 @@ fn others(running: &Running) -> Vec<DeviceInfo> {
         };
         other(name, of)
     });
-    lower.chain(files).collect()
+    let kept = running.graph.kept.iter().filter_map(|(name, kept)| {
+        let served = running.disks.get(&kept.disk)?;
+        let of = Other {
+            path: served.disk.path.display().to_string(),
+            driver: "copy-before-write".to_owned(),
+            size: served.vbd.size(),
+            read_only: served.vbd.info().read_only,
+            mode: served.vbd.cache(),
+        };
+        Some(other(name, of))
+    });
+    lower.chain(files).chain(kept).collect()
 }
 
 arguments! {

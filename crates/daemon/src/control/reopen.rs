@@ -73,6 +73,11 @@ impl Reopen {
         if served.vbd.dirty_bitmaps().iter().any(|one| !one.persistent) {
             return refuse(format!("Node '{name}' has bitmaps in memory, which would be lost"));
         }
+        if new.options.read_only && running.is_written(id) {
+            return refuse(format!(
+                "Read-only block node '{name}' cannot support read-write users"
+            ));
+        }
         if running.is_shown(id) {
             return refuse(format!(
                 "Node '{name}' is in use: 'read-only' and 'cache' change where it has no export"

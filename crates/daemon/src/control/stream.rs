@@ -1,5 +1,7 @@
 //! `block-stream`: what lies below a disk's topmost image, brought into it.
 
+use std::path::PathBuf;
+
 use ringtap_vbd::OnError;
 use serde_json::json;
 
@@ -10,7 +12,8 @@ use super::refusal::Refusal;
 use super::resume::whole;
 use super::shape::{Done, arguments, words};
 use super::table::Command;
-use crate::running::{Running, Then};
+use crate::chain::{layers, position};
+use crate::running::{Running, Served, Then};
 use crate::stream::Stream;
 
 words! {
@@ -28,6 +31,8 @@ arguments! {
         "base" base: Option<String>,
         /// The same by its node.
         "base-node" base_node: Option<String>,
+        /// The lowest image that is brought up, by its node.
+        "bottom" bottom: Option<String>,
         /// How the topmost image is to name what stays.
         "backing-file" backing_file: Option<String>,
         "speed" speed: Option<u64>,
@@ -47,13 +52,41 @@ impl Command for BlockStream {
 }
 
 impl BlockStream {
+    /// What lies below the lowest image that is brought up; none where that is the deepest.
+    fn under(
+        &self,
+        running: &Running,
+        served: &Served,
+        bottom: &str,
+    ) -> Result<Option<PathBuf>, Refusal> {
+        let image = served.vbd.image();
+        let image =
+            image.map_err(|error| Refusal::new(format!("Node '{}': {error}", self.device)))?;
+        let below = layers(&*image);
+        let at = match bottom == served.node() {
+            true => Some(0),
+            false => position(&below, &running.path_of_node(bottom)?).map(|at| at + 1),
+        };
+        let outside = || {
+            let device = &self.device;
+            Refusal::new(format!("Node '{bottom}' is not in a chain starting from '{device}'"))
+        };
+        Ok(below.get(at.ok_or_else(outside)?).map(|layer| layer.path.clone()))
+    }
+
     fn begin(self, running: &mut Running) -> Result<Done, Refusal> {
         let refuse = |text: String| Err(Refusal::new(text));
-        if self.backing_file.is_some() && self.base.is_none() && self.base_node.is_none() {
-            return refuse("backing file specified, but streaming the entire chain".into());
+        for (one, other, names) in [
+            (&self.base, &self.base_node, "'base' and 'base-node'"),
+            (&self.base, &self.bottom, "'base' and 'bottom'"),
+            (&self.bottom, &self.base_node, "'bottom' and 'base-node'"),
+        ] {
+            if one.is_some() && other.is_some() {
+                return refuse(format!("{names} cannot be specified at the same time"));
+            }
         }
         let common = Common {
-            job_id: self.job_id,
+            job_id: self.job_id.clone(),
             speed: self.speed,
             auto_finalize: self.auto_finalize,
             auto_dismiss: self.auto_dismiss,
@@ -66,7 +99,15 @@ impl BlockStream {
         if served.vbd.info().read_only {
             return refuse(format!("Node '{}' is read-only", self.device));
         }
-        let base = running.base(self.base, self.base_node.as_deref())?;
+        let base = match (&self.base, &self.base_node, &self.bottom) {
+            (Some(file), ..) => Some(PathBuf::from(file)),
+            (None, Some(name), _) => Some(running.path_of_node(name)?),
+            (None, None, Some(name)) => self.under(running, served, name)?,
+            (None, None, None) => None,
+        };
+        if base.is_none() && self.backing_file.is_some() {
+            return refuse("backing file specified, but streaming the entire chain".into());
+        }
         let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
         let on_error = match self.on_error {
             None | Some(StreamOnError::Report) => OnError::Report,

@@ -10,8 +10,8 @@ use super::refusal::Refusal;
 use super::schema::Schema;
 use super::shape::{Done, Take, Write, arguments, whole, words};
 use super::{
-    about, active, backups, bitmaps, copies, create, exports, inspect, jobs, moment, nodes, query,
-    reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
+    about, active, backups, bitmaps, commit, copies, create, exports, inspect, jobs, moment, nodes,
+    query, reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
 };
 use crate::events::Event;
 use crate::running::Running;
@@ -138,7 +138,7 @@ const COMMANDS: &[Entry] = &[
     Entry::of::<throttle::SetProperty>(),
     Entry::of::<throttle::GetProperty>(),
     Entry::of::<throttle::Throttle>(),
-    Entry::of::<copies::BlockCommit>(),
+    Entry::of::<commit::BlockCommit>(),
     Entry::of::<stream::BlockStream>(),
     Entry::of::<copies::BlockdevMirror>(),
     Entry::of::<backups::BlockdevBackup>(),

@@ -257,9 +257,7 @@ impl Running {
         if of_systemd && std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Err("systemd would not learn of the new process, and kill it: the unit needs Type=notify".into());
         }
-        if let Some(name) =
-            self.secrets.keys().chain(self.graph.files.keys()).chain(self.graph.lower.keys()).next()
-        {
+        if let Some(name) = self.secrets.keys().chain(self.graph.names()).next() {
             return Err(format!(
                 "{name} was named at run time and is no disk: the next process would not know it; remove it first"
             ));
@@ -284,7 +282,7 @@ impl Running {
             if pending.changing.contains(id) || pending.bitmaps_changing.contains(id) {
                 return Err(format!("the disk {node} is being changed: try again"));
             }
-            if served.ties.upon.is_some() || served.ties.alone || served.moment.is_some() {
+            if !kept::stands_alone(served) || served.moment.is_some() {
                 return Err(format!(
                     "the disk {node} is part of a snapshot or backup that is not done"
                 ));

@@ -1,0 +1,148 @@
+//! The images below a disk's topmost one, by their files; and what is written of one that is to lie upon another from now on.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ringtap_image::{Container, Format, Image, OpenOptions, Place, Role, qcow2, record};
+use ringtap_io::Io;
+use ringtap_vbd::{Busy, Quiesced, Vbd};
+
+use crate::opened::identity;
+
+/// How long requests in flight may take before the disk is tried again, and how often it is.
+const STILL: u64 = Duration::from_secs(1).as_nanos() as u64;
+const TRIES: u32 = 10;
+
+/// One of the images below.
+pub(crate) struct Layer {
+    /// Its whole path; empty where it has no file.
+    pub(crate) path: PathBuf,
+    pub(crate) format: Format,
+    pub(crate) size: u64,
+}
+
+/// Images below, by their paths.
+pub(crate) struct Names {
+    /// Those that the disk does not need any more.
+    pub(crate) gone: Vec<PathBuf>,
+    /// All.
+    pub(crate) below: Vec<PathBuf>,
+}
+
+/// What is to lie directly below an image, as that is to name it.
+pub(crate) struct Backing {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) format: Format,
+}
+
+/// The images below, the next one first; those without files have no names.
+pub(crate) fn layers(top: &dyn Image) -> Vec<Layer> {
+    let of = |image: &dyn Image| {
+        let path = image
+            .place()
+            .map(|place| fs::canonicalize(place.at()).unwrap_or_else(|_| place.path().to_owned()));
+        let info = image.info();
+        let format = info.format.parse().unwrap_or(Format::Raw);
+        Layer { path: path.unwrap_or_default(), format, size: info.size }
+    };
+    std::iter::successors(top.below(), |image| image.below()).map(of).collect()
+}
+
+/// The image with so many above it.
+pub(crate) fn nth(top: &dyn Image, above: u32) -> Option<&dyn Image> {
+    (0..above).try_fold(top, |image, _| image.below())
+}
+
+/// Which of these a file is.
+pub(crate) fn position(layers: &[Layer], file: &Path) -> Option<usize> {
+    let wanted = identity(file);
+    layers
+        .iter()
+        .position(|layer| layer.path == file || wanted.is_some() && identity(&layer.path) == wanted)
+}
+
+impl Backing {
+    /// That image, named as the client wants it; by its whole path where nothing is said. `upon` is the image that names it.
+    ///
+    /// # Errors
+    /// Why it could not be opened again by that name.
+    pub(crate) fn of(layer: &Layer, name: Option<&str>, upon: &Path) -> Result<Backing, String> {
+        let name = match name {
+            Some(name) => {
+                let folder = upon.parent().unwrap_or(Path::new("/"));
+                let named = fs::canonicalize(folder.join(OsStr::from_bytes(name.as_bytes())));
+                if named.ok().and_then(|named| identity(&named)) != identity(&layer.path) {
+                    let base = layer.path.display();
+                    return Err(format!(
+                        "{name:?} does not lead to {base}, which is to stay below: it could not be opened again"
+                    ));
+                }
+                name.to_owned()
+            }
+            None => layer.path.to_str().ok_or("the path of what stays is not UTF-8")?.to_owned(),
+        };
+        Ok(Backing { name, path: layer.path.clone(), format: layer.format })
+    }
+}
+
+/// Have the disk stand still, however often that takes.
+pub(crate) async fn stand_still<'a>(io: &Io, vbd: &'a Vbd) -> Result<Quiesced<'a>, Busy> {
+    let mut left = TRIES;
+    loop {
+        left -= 1;
+        match vbd.quiesce(io, STILL).await {
+            Err(Busy::Late) if left > 0 => {}
+            end => return end,
+        }
+    }
+}
+
+/// Have an image at rest name what lies below it from now on; `shown` is what it is called.
+///
+/// # Errors
+/// Why it names what it did.
+pub(crate) async fn rename(
+    io: &Io,
+    place: &Place,
+    options: &OpenOptions,
+    stays: Option<&Backing>,
+    shown: &Path,
+) -> Result<(), String> {
+    let container = Container::open(place, options).map_err(|error| error.to_string())?;
+    let unsaid = |error| {
+        // It is opened upon that all the same; next time --backing has to say so.
+        tracing::warn!("cannot write down what {} lies upon: {error}", shown.display());
+    };
+    if let Some(stays) = stays {
+        record::also_allow(&place.at(), Role::Backing, &stays.path).unwrap_or_else(unsaid);
+    }
+    let backing = stays.map(|stays| (&*stays.name, stays.format));
+    let end = qcow2::set_backing(io, &container, backing).await;
+    end.map_err(|error| error.to_string())?;
+    let path = stays.map(|stays| &*stays.path);
+    record::set_allowed(&place.at(), Role::Backing, path).unwrap_or_else(unsaid);
+    Ok(())
+}
+
+/// Whoever has a name of the disk from before finds it, in `goes_on`, without those that are not needed any more.
+pub(crate) fn lead(names: &Names, goes_on: &Path) {
+    let gone: Vec<_> = names.gone.iter().filter_map(|path| identity(path)).collect();
+    for path in &names.below {
+        let next = record::successor(path).and_then(|next| identity(&next));
+        // Another disk may go on from the same image.
+        if !next.is_some_and(|next| gone.contains(&next)) {
+            continue;
+        }
+        let unsealed = record::is_unsealed(path);
+        let led = record::set_successor(path, goes_on);
+        let led = led.and_then(|()| if unsealed { Ok(()) } else { record::seal(path) });
+        if let Err(error) = led {
+            let path = path.display();
+            tracing::warn!("cannot write down where the disk of {path} goes on: {error}");
+        }
+    }
+}
