@@ -96,6 +96,13 @@ fn failed(overlay: &Path, why: impl Into<String>) -> Error {
 fn prepare(wanted: &Wanted) -> Result<Prepared, Error> {
     let Wanted { disk, vbd, overlay, .. } = wanted;
     let refused = |why: String| Err(failed(overlay, why));
+    if ringtap_stores::is_store(&disk.path) {
+        return refused(format!(
+            "{} is no file of this host, where it would be written down that its disk goes on elsewhere; a snapshot of Ceph's own is \
+             taken by ringtap snapshot -c NAME",
+            disk.path.display()
+        ));
+    }
     let base = match fs::canonicalize(&disk.path) {
         Ok(base) => base,
         Err(error) => return refused(format!("{} is not there: {error}", disk.path.display())),

@@ -45,6 +45,9 @@ fn clients_of_the_control_socket_add_images_as_for_qemu() {
         json!({ "type": "nbd", "id": "e", "node-name": "d", "name": "d", "writable": true });
     control.ok("block-export-add", export);
     cluster.io("q", &["write -P 7 1M 1M", "flush"]);
+    let overlay = json!({ "node-name": "d", "snapshot-file": cluster.text("q.qcow2"), "snapshot-node-name": "e" });
+    let why = control.call("blockdev-snapshot-sync", overlay).expect_err("it is elsewhere");
+    assert!(why.contains("is no file of this host"), "{why}");
     server.stop();
     cluster.io_on(&cluster.name("q"), "raw", &["read -P 7 1M 1M"]);
 }
