@@ -39,6 +39,7 @@ mod model;
 mod pipe;
 mod queues;
 mod reactor;
+mod seeds;
 mod stamp;
 #[cfg(feature = "shuttle")]
 pub mod threads;
@@ -52,5 +53,6 @@ pub use medium::Lacks;
 pub use model::Model;
 pub use queues::turn_all;
 pub use reactor::{Chances, Lie, PowerCut, Sim, Stuck, is_power_cut, is_stuck};
+pub use seeds::seeds;
 pub use stamp::{Garbled, SECTOR, stamp, stamps};
 pub use watched::Saved;

@@ -8,14 +8,15 @@ mod container;
 mod spec;
 
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use ringtap_image::CacheMode;
 use ringtap_image::qcow2::{CreateOptions, create};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, turn_all};
+use ringtap_sim::{
+    Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
+};
 use ringtap_vbd::{Backup, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs};
 
 use common::Served;
@@ -24,11 +25,6 @@ use spec::Spec;
 
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
-
-fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 /// What was seen to happen.
 #[derive(Clone, Copy, Debug, Default)]

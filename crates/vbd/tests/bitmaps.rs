@@ -17,7 +17,7 @@ use ringtap_image::bitmap_store::{Binding, KeptIn};
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
 use ringtap_image::{CacheMode, Container, Image, Raw, Traits};
 use ringtap_io::{File, Io, Mem, Tasks};
-use ringtap_sim::{Disk, SECTOR, Sim, turn_all};
+use ringtap_sim::{Disk, SECTOR, Sim, seeds, turn_all};
 use ringtap_vbd::{BitmapChange, BitmapWrongs, Kind, Request, Tracker, Vbd};
 
 use memory::KilledMemory;
@@ -26,11 +26,6 @@ use single::change;
 const GRANULE: u64 = 4096;
 const REGION: u64 = 64 << 10;
 const SIZE: u64 = 8 * REGION;
-
-fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 /// What was seen to happen.
 #[derive(Clone, Copy, Debug, Default)]

@@ -13,7 +13,7 @@ use ringtap_image::luks::{CreateOptions, Derivation, Effort, Version, create};
 use ringtap_image::{CacheMode, Container, Luks, Secret, Traits};
 use ringtap_io::{File, Mem, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, random_asks, turn_all,
+    Ask, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
 };
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
@@ -23,11 +23,6 @@ const SLOTS: usize = 5;
 const ASKS: usize = 40;
 const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
-
-fn seeds(default: u64) -> std::ops::Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sabotage {

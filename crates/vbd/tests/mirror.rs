@@ -8,14 +8,15 @@ mod container;
 mod spec;
 
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use ringtap_image::qcow2::{CreateOptions, create};
 use ringtap_image::{CacheMode, Image};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, turn_all};
+use ringtap_sim::{
+    Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
+};
 use ringtap_vbd::{
     Ending, Error, Job, Kind, Mirror, MirrorError, Phase, Request, Scope, Tracker, Vbd, Wrongs,
 };
@@ -29,11 +30,6 @@ const SIZE: u64 = SECTORS * SECTOR as u64;
 const SECOND: u64 = 1_000_000_000;
 /// Targets that each disk has.
 const TARGETS: usize = 4;
-
-fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 /// What was seen to happen.
 #[derive(Clone, Copy, Debug, Default)]

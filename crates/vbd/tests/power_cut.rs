@@ -10,7 +10,7 @@ use std::rc::Rc;
 use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, random_asks,
+    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds,
     turn_all,
 };
 use ringtap_vbd::{Error, Kind, Request, Vbd};
@@ -27,11 +27,6 @@ const MODES: [CacheMode; 5] = [
 /// Requests that a guest has in flight at once.
 const SLOTS: usize = 5;
 const ASKS: usize = 40;
-
-fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 /// What is wrong with the VBD under test, on purpose.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent, Report, Sabotage};
 use ringtap_image::{CacheMode, Container, Traits};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Chances, Disk, Lie, SECTOR, Sim, stamp};
+use ringtap_sim::{Chances, Disk, Lie, SECTOR, Sim, seeds, stamp};
 use ringtap_vbd::{Kind, Request, Vbd};
 
 /// Not a multiple of any block.
@@ -16,11 +16,6 @@ const SECTORS: u64 = 90;
 
 /// What is told of an image without a footer.
 const NO_FOOTER: &str = "is it a VHD, and whole?";
-
-fn seeds(default: u64) -> std::ops::Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 fn bytes(sectors: u64) -> u64 {
     sectors * SECTOR as u64

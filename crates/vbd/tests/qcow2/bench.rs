@@ -1,8 +1,8 @@
 //! A simulated disk with a chain of images on it, the topmost of them qcow2, and a guest's view of it.
 
+pub use ringtap_sim::seeds;
 use std::cell::RefCell;
 use std::io;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -30,15 +30,6 @@ pub use watch::Watch;
 
 /// Requests that a guest has in flight at once.
 pub const SLOTS: usize = 6;
-
-/// Which seeds to try: `RINGTAP_SEED` alone, or `RINGTAP_SEEDS` of them, or so many.
-pub fn seeds(default: u64) -> Range<u64> {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    match number("RINGTAP_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("RINGTAP_SEEDS").unwrap_or(default),
-    }
-}
 
 /// Somebody who looks at the disk at every turn.
 type Hook = Rc<dyn Fn(&Disk)>;

@@ -1,7 +1,7 @@
 //! A simulated disk with a chain of VHDs on it, and a guest's view of it.
 
+pub use ringtap_sim::seeds;
 use std::cell::RefCell;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -18,11 +18,6 @@ pub const SECTORS: u64 = 96;
 const SIZE: u64 = SECTORS * SECTOR as u64;
 /// Requests that a guest has in flight at once.
 pub const SLOTS: usize = 5;
-
-pub fn seeds(default: u64) -> Range<u64> {
-    let count = std::env::var("RINGTAP_SEEDS").ok().and_then(|text| text.parse().ok());
-    0..count.unwrap_or(default)
-}
 
 /// Where an image lies, and of what kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
