@@ -14,11 +14,17 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
 use crate::args;
+#[cfg(feature = "object")]
+use crate::verbs::publish;
+use crate::verbs::{
+    amend, bitmap, check, commit, compare, convert, create, dd, info, map, measure, rebase, resize,
+    snapshot,
+};
 
 /// A titled list of what is written and what it means.
-type Section = (&'static str, &'static [(&'static str, &'static str)]);
+pub(crate) type Section = (&'static str, &'static [(&'static str, &'static str)]);
 
-const EXIT: Section = (
+pub(crate) const EXIT: Section = (
     "Exit status",
     &[
         ("0", "all was done"),
@@ -32,7 +38,7 @@ const EXIT: Section = (
 const PANIC: &str = "an error of ringtap itself (a panic); a line on stderr says where";
 
 /// Of the verbs that write for long.
-const EXIT_WRITING: Section = (
+pub(crate) const EXIT_WRITING: Section = (
     "Exit status",
     &[
         ("0", "all was done"),
@@ -76,252 +82,22 @@ fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
-        "create" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap create vm.raw 10G", "a raw image, all of it a hole"),
-                    ("ringtap create -f qcow2 vm.qcow2 10G", "a qcow2 image"),
-                    (
-                        "ringtap create -b vm.qcow2 -F qcow2 today.qcow2",
-                        "an overlay: vm.qcow2 stays as it is, and today.qcow2 holds what changes",
-                    ),
-                    ("ringtap create -f qcow2 -o help", "what -o takes for qcow2"),
-                ],
-            ),
-            EXIT,
-        ],
-        "info" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap info vm.raw", "sizes, alignment, and who uses it"),
-                    ("ringtap info vm.qcow2 --backing-chain", "that image and all below it"),
-                    ("ringtap info vm.raw --output json", "the same for programs"),
-                ],
-            ),
-            EXIT,
-        ],
-        "map" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap map vm.qcow2", "what lies where, in which file"),
-                    ("ringtap map vm.qcow2 --output json", "all of it, holes too, for programs"),
-                ],
-            ),
-            EXIT,
-        ],
-        "measure" => &[
-            (
-                "Examples",
-                &[
-                    (
-                        "ringtap measure -O qcow2 vm.raw",
-                        "what `convert -O qcow2 vm.raw` would need",
-                    ),
-                    (
-                        "ringtap measure -O qcow2 --size 1T --output json",
-                        "an empty disk, and the same once it is full",
-                    ),
-                ],
-            ),
-            EXIT,
-        ],
-        "convert" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap convert vm.raw -O qcow2 vm.qcow2", "raw to qcow2"),
-                    (
-                        "ringtap convert vm.raw -c -O qcow2 -o compression_type=zstd vm.qcow2",
-                        "compressed, on all cores",
-                    ),
-                    (
-                        "ringtap convert -f qcow2 vm.qcow2 -O raw -n -t none /dev/vg/vm",
-                        "qcow2 onto a logical volume that is there already",
-                    ),
-                    (
-                        "ringtap convert today.qcow2 -B vm.qcow2 -F qcow2 thin.qcow2",
-                        "a thin overlay with what today.qcow2 has and vm.qcow2 has not",
-                    ),
-                ],
-            ),
-            EXIT_WRITING,
-        ],
-        "dd" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap dd if=vm.qcow2 of=boot.raw bs=1M count=1", "the first MiB of a disk"),
-                    (
-                        "ringtap dd -f raw -O qcow2 if=disk.raw of=part.qcow2 bs=1M skip=1 count=512",
-                        "a partition as an image of its own",
-                    ),
-                ],
-            ),
-            EXIT_WRITING,
-        ],
-        "publish" => &[
-            (
-                "Examples",
-                &[
-                    (
-                        "ringtap publish base.raw s3://images/base.raw",
-                        "upload it; the name that is printed opens these bytes or none",
-                    ),
-                    (
-                        "ringtap publish base.qcow2 /srv/www --boot-list base.list",
-                        "beside what a web server shows, with what a guest reads as it starts",
-                    ),
-                ],
-            ),
-            EXIT_WRITING,
-        ],
-        "check" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap check vm.qcow2", "look"),
-                    (
-                        "ringtap check -f qcow2 --repair leaks vm.qcow2",
-                        "free what is marked used and is not; harmless",
-                    ),
-                    ("ringtap check -f qcow2 --repair all vm.qcow2", "repair all that can be"),
-                ],
-            ),
-            (
-                "Exit status",
-                &[
-                    ("0", "the image is sound (after the repair, if one was asked for)"),
-                    ("1", "it could not be looked at, or the command line makes no sense"),
-                    ("2", "it is corrupt"),
-                    ("3", "clusters are leaked, and nothing else is wrong"),
-                    ("63", "images of this format have nothing to check"),
-                ],
-            ),
-        ],
-        "resize" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap resize vm.qcow2 20G", "20 GiB, if that is more than it has"),
-                    ("ringtap resize -f raw vm.raw +5G", "5 GiB more"),
-                    (
-                        "ringtap resize --shrink vm.qcow2 8G",
-                        "smaller: first let the guest shrink its file systems and partitions",
-                    ),
-                ],
-            ),
-            EXIT,
-        ],
-        "amend" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap amend -o compat=1.1 old.qcow2", "version 2 becomes 3"),
-                    ("ringtap amend -o lazy_refcounts=off vm.qcow2", "exact refcounts again"),
-                    (
-                        "ringtap amend --record-format qcow2 copy.qcow2",
-                        "what cp has lost: the record of what it is",
-                    ),
-                    (
-                        "ringtap amend --secret file:old -o state=active,new-secret=file:new vm.luks",
-                        "another secret opens it, too; encrypt.state= and so on inside qcow2",
-                    ),
-                    (
-                        "ringtap amend -o state=inactive,old-secret=file:old vm.luks",
-                        "the old one does no more",
-                    ),
-                ],
-            ),
-            EXIT,
-        ],
-        "snapshot" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap snapshot -c before-upgrade vm.qcow2", "take one"),
-                    ("ringtap snapshot vm.qcow2", "list them"),
-                    ("ringtap snapshot -a before-upgrade vm.qcow2", "go back to it"),
-                    ("ringtap snapshot -d before-upgrade vm.qcow2", "delete it"),
-                ],
-            ),
-            EXIT,
-        ],
-        "bitmap" => &[
-            (
-                "Examples",
-                &[
-                    ("ringtap bitmap --add vm.qcow2 backup", "note what is written from now on"),
-                    (
-                        "ringtap bitmap --merge monday --merge tuesday vm.qcow2 week",
-                        "what was written on either day",
-                    ),
-                    ("ringtap bitmap --remove vm.qcow2 backup", "remove it"),
-                ],
-            ),
-            EXIT,
-        ],
-        "commit" => &[
-            (
-                "Examples",
-                &[
-                    (
-                        "ringtap commit today.qcow2",
-                        "into its backing file; today.qcow2 is empty afterwards",
-                    ),
-                    (
-                        "ringtap commit -b base.raw today.qcow2",
-                        "into an image further down; those between are then worthless",
-                    ),
-                ],
-            ),
-            EXIT_WRITING,
-        ],
-        "rebase" => &[
-            (
-                "Examples",
-                &[
-                    (
-                        "ringtap rebase -b new.qcow2 -F qcow2 today.qcow2",
-                        "another image below, the content stays: what differs is copied in",
-                    ),
-                    ("ringtap rebase -b \'\' today.qcow2", "nothing below: all is copied in"),
-                    (
-                        "ringtap rebase -u -b moved/base.raw -F raw today.qcow2",
-                        "the image below was moved: only the name changes",
-                    ),
-                ],
-            ),
-            EXIT_WRITING,
-        ],
-        "compare" => &[
-            (
-                "Examples of comparing two images",
-                &[
-                    ("ringtap compare vm.raw vm.qcow2", "whether a guest reads the same from both"),
-                    ("ringtap compare -s a.qcow2 b.qcow2", "sizes and allocation must agree too"),
-                ],
-            ),
-            (
-                "Examples of measuring",
-                &[
-                    ("ringtap compare", "which way should I serve a guest's disk on this machine?"),
-                    ("ringtap-lab compare --help", "all that can be measured, and how"),
-                ],
-            ),
-            (
-                "Exit status of comparing two images",
-                &[
-                    ("0", "a guest reads the same from both"),
-                    ("1", "they differ"),
-                    ("2", "one could not be opened, or the command line makes no sense"),
-                    ("3", "what is allocated could not be found out"),
-                    ("4", "reading failed"),
-                ],
-            ),
-        ],
+        "create" => create::SECTIONS,
+        "info" => info::SECTIONS,
+        "map" => map::SECTIONS,
+        "measure" => measure::SECTIONS,
+        "convert" => convert::SECTIONS,
+        "dd" => dd::SECTIONS,
+        #[cfg(feature = "object")]
+        "publish" => publish::SECTIONS,
+        "check" => check::SECTIONS,
+        "resize" => resize::SECTIONS,
+        "amend" => amend::SECTIONS,
+        "snapshot" => snapshot::SECTIONS,
+        "bitmap" => bitmap::SECTIONS,
+        "commit" => commit::SECTIONS,
+        "rebase" => rebase::SECTIONS,
+        "compare" => compare::SECTIONS,
         "report" => &[(
             "Examples",
             &[

@@ -179,7 +179,7 @@ impl Error {
 }
 
 /// Says what was being done when something failed.
-pub trait Doing<T> {
+pub(crate) trait Doing<T> {
     /// Put that around the error.
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
 }

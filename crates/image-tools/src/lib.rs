@@ -63,7 +63,8 @@ mod unfinished;
 mod watch;
 
 pub use create::{BackingFile, FormatOptions, NewImage};
-pub use error::{Doing, Error};
+pub(crate) use error::Doing;
+pub use error::Error;
 pub use opening::{Known, Names, Reading, Writing, format_of, format_to_write};
 pub use ringtap_vbd::Progress;
 pub use secret::{LazySecret, read_secret};

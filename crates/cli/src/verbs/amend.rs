@@ -14,6 +14,7 @@ use ringtap_image_tools::{LazySecret, Writing, format_to_write, keyslots};
 use super::keyslots::Keyslots;
 use super::source::{Force, Sources, backing};
 use super::watch;
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap amend` is told.
@@ -176,3 +177,27 @@ fn wanted(options: &[(String, String)]) -> Result<Changes, Fault> {
     }
     Ok(wanted)
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap amend -o compat=1.1 old.qcow2", "version 2 becomes 3"),
+            ("ringtap amend -o lazy_refcounts=off vm.qcow2", "exact refcounts again"),
+            (
+                "ringtap amend --record-format qcow2 copy.qcow2",
+                "what cp has lost: the record of what it is",
+            ),
+            (
+                "ringtap amend --secret file:old -o state=active,new-secret=file:new vm.luks",
+                "another secret opens it, too; encrypt.state= and so on inside qcow2",
+            ),
+            (
+                "ringtap amend -o state=inactive,old-secret=file:old vm.luks",
+                "the old one does no more",
+            ),
+        ],
+    ),
+    EXIT,
+];

@@ -9,6 +9,7 @@ use ringtap_image::qcow2::BitmapChange;
 use ringtap_image_tools::bitmap::{Changes, Step, change};
 
 use super::source::{DataFiles, Force};
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap bitmap` is told.
@@ -123,3 +124,19 @@ fn steps(args: &BitmapArgs, matches: &ArgMatches) -> Vec<Step> {
     steps.sort_by_key(|(at, _)| *at);
     steps.into_iter().map(|(_, step)| step).collect()
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap bitmap --add vm.qcow2 backup", "note what is written from now on"),
+            (
+                "ringtap bitmap --merge monday --merge tuesday vm.qcow2 week",
+                "what was written on either day",
+            ),
+            ("ringtap bitmap --remove vm.qcow2 backup", "remove it"),
+        ],
+    ),
+    EXIT,
+];

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::source::{DataFiles, Force};
 use crate::args::{Output, pretty};
+use crate::manual::Section;
 use crate::names::RestartLogName;
 use crate::{names, outcome};
 
@@ -177,3 +178,28 @@ fn print(args: &CheckArgs, format: Format, report: &Report) {
     }
     println!("Image end offset: {}", report.image_end);
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap check vm.qcow2", "look"),
+            (
+                "ringtap check -f qcow2 --repair leaks vm.qcow2",
+                "free what is marked used and is not; harmless",
+            ),
+            ("ringtap check -f qcow2 --repair all vm.qcow2", "repair all that can be"),
+        ],
+    ),
+    (
+        "Exit status",
+        &[
+            ("0", "the image is sound (after the repair, if one was asked for)"),
+            ("1", "it could not be looked at, or the command line makes no sense"),
+            ("2", "it is corrupt"),
+            ("3", "clusters are leaked, and nothing else is wrong"),
+            ("63", "images of this format have nothing to check"),
+        ],
+    ),
+];

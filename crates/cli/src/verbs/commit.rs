@@ -11,6 +11,7 @@ use ringtap_image_tools::commit::{Commit, commit};
 use super::bar::Talk;
 use super::source::{Force, Sources, backing};
 use super::watch::Work;
+use crate::manual::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
 
 /// What `ringtap commit` is told.
@@ -77,3 +78,21 @@ pub(crate) fn run(args: &CommitArgs) -> anyhow::Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            (
+                "ringtap commit today.qcow2",
+                "into its backing file; today.qcow2 is empty afterwards",
+            ),
+            (
+                "ringtap commit -b base.raw today.qcow2",
+                "into an image further down; those between are then worthless",
+            ),
+        ],
+    ),
+    EXIT_WRITING,
+];

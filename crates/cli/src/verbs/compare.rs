@@ -12,6 +12,7 @@ use ringtap_image_tools::compare::{CompareError, Found, Pair};
 use super::bar::Talk;
 use super::source::{Sources, backing};
 use super::watch::Work;
+use crate::manual::Section;
 use crate::names::{self, CacheName};
 use crate::{lab, outcome};
 
@@ -134,3 +135,31 @@ fn images(args: &CompareVerb, one: &Path, other: &Path) -> ExitCode {
         }
     }
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples of comparing two images",
+        &[
+            ("ringtap compare vm.raw vm.qcow2", "whether a guest reads the same from both"),
+            ("ringtap compare -s a.qcow2 b.qcow2", "sizes and allocation must agree too"),
+        ],
+    ),
+    (
+        "Examples of measuring",
+        &[
+            ("ringtap compare", "which way should I serve a guest's disk on this machine?"),
+            ("ringtap-lab compare --help", "all that can be measured, and how"),
+        ],
+    ),
+    (
+        "Exit status of comparing two images",
+        &[
+            ("0", "a guest reads the same from both"),
+            ("1", "they differ"),
+            ("2", "one could not be opened, or the command line makes no sense"),
+            ("3", "what is allocated could not be found out"),
+            ("4", "reading failed"),
+        ],
+    ),
+];

@@ -14,6 +14,7 @@ use super::bar::Talk;
 use super::source::{Force, Sources};
 use super::target::NewImage;
 use super::watch::Work;
+use crate::manual::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
 
 /// What `ringtap convert` is told.
@@ -180,3 +181,26 @@ pub(crate) fn start(talk: Talk, job: &Convert) -> anyhow::Result<ExitCode> {
     work.ended(convert(job, &watch))?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap convert vm.raw -O qcow2 vm.qcow2", "raw to qcow2"),
+            (
+                "ringtap convert vm.raw -c -O qcow2 -o compression_type=zstd vm.qcow2",
+                "compressed, on all cores",
+            ),
+            (
+                "ringtap convert -f qcow2 vm.qcow2 -O raw -n -t none /dev/vg/vm",
+                "qcow2 onto a logical volume that is there already",
+            ),
+            (
+                "ringtap convert today.qcow2 -B vm.qcow2 -F qcow2 thin.qcow2",
+                "a thin overlay with what today.qcow2 has and vm.qcow2 has not",
+            ),
+        ],
+    ),
+    EXIT_WRITING,
+];

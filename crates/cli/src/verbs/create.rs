@@ -11,6 +11,7 @@ use super::info::human;
 use super::source::Sources;
 use super::target::NewImage;
 use super::watch;
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap create` is told.
@@ -90,3 +91,20 @@ fn parent_of_clone<'a>(args: &'a CreateArgs, file: &Path) -> Option<&'a str> {
     rbd::name(file).filter(|_| args.format.is_none_or(|format| format == Format::Raw))?;
     args.backing.as_deref().filter(|of| rbd::snapshot_name(Path::new(of)).is_some())
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap create vm.raw 10G", "a raw image, all of it a hole"),
+            ("ringtap create -f qcow2 vm.qcow2 10G", "a qcow2 image"),
+            (
+                "ringtap create -b vm.qcow2 -F qcow2 today.qcow2",
+                "an overlay: vm.qcow2 stays as it is, and today.qcow2 holds what changes",
+            ),
+            ("ringtap create -f qcow2 -o help", "what -o takes for qcow2"),
+        ],
+    ),
+    EXIT,
+];

@@ -12,6 +12,7 @@ use super::bar::Talk;
 use super::source::{Sources, backing};
 use super::target::NewImage;
 use super::{convert, watch};
+use crate::manual::{EXIT_WRITING, Section};
 use crate::names;
 
 /// Bytes of a block unless `bs=` tells.
@@ -129,6 +130,21 @@ pub(crate) fn run(args: &DdArgs) -> anyhow::Result<ExitCode> {
         },
     )
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap dd if=vm.qcow2 of=boot.raw bs=1M count=1", "the first MiB of a disk"),
+            (
+                "ringtap dd -f raw -O qcow2 if=disk.raw of=part.qcow2 bs=1M skip=1 count=512",
+                "a partition as an image of its own",
+            ),
+        ],
+    ),
+    EXIT_WRITING,
+];
 
 #[cfg(test)]
 mod tests {

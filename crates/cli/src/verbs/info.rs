@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::snapshot;
 use super::source::{Sources, backing};
 use crate::args::{Output, pretty};
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap info` is told.
@@ -416,6 +417,19 @@ pub(crate) fn human(bytes: u64) -> String {
         if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     format!("{text} {name}")
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap info vm.raw", "sizes, alignment, and who uses it"),
+            ("ringtap info vm.qcow2 --backing-chain", "that image and all below it"),
+            ("ringtap info vm.raw --output json", "the same for programs"),
+        ],
+    ),
+    EXIT,
+];
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::source::{Sources, backing};
 use super::watch;
 use crate::args::Output;
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap map` is told.
@@ -166,3 +167,15 @@ impl Printer<'_> {
         }
     }
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap map vm.qcow2", "what lies where, in which file"),
+            ("ringtap map vm.qcow2 --output json", "all of it, holes too, for programs"),
+        ],
+    ),
+    EXIT,
+];

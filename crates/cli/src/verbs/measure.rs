@@ -14,6 +14,7 @@ use super::source::{Sources, backing};
 use super::target::NewImage;
 use super::watch;
 use crate::args::{Output, pretty};
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap measure` is told.
@@ -107,3 +108,18 @@ pub(crate) fn run(args: &MeasureArgs) -> anyhow::Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap measure -O qcow2 vm.raw", "what `convert -O qcow2 vm.raw` would need"),
+            (
+                "ringtap measure -O qcow2 --size 1T --output json",
+                "an empty disk, and the same once it is full",
+            ),
+        ],
+    ),
+    EXIT,
+];

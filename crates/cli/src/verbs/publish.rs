@@ -11,6 +11,7 @@ use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
 
 use super::bar::{Bar, Talk};
+use crate::manual::{EXIT_WRITING, Section};
 use crate::names;
 
 /// What `ringtap publish` is told.
@@ -61,3 +62,21 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            (
+                "ringtap publish base.raw s3://images/base.raw",
+                "upload it; the name that is printed opens these bytes or none",
+            ),
+            (
+                "ringtap publish base.qcow2 /srv/www --boot-list base.list",
+                "beside what a web server shows, with what a guest reads as it starts",
+            ),
+        ],
+    ),
+    EXIT_WRITING,
+];

@@ -11,6 +11,7 @@ use ringtap_image_tools::rebase::{Rebase, rebase};
 use super::bar::Talk;
 use super::source::{Force, Sources};
 use super::watch::Work;
+use crate::manual::{EXIT_WRITING, Section};
 use crate::names::{self, CacheName};
 
 /// What `ringtap rebase` is told.
@@ -78,3 +79,22 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
     work.ended(rebase(&job, &watch))?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            (
+                "ringtap rebase -b new.qcow2 -F qcow2 today.qcow2",
+                "another image below, the content stays: what differs is copied in",
+            ),
+            ("ringtap rebase -b \'\' today.qcow2", "nothing below: all is copied in"),
+            (
+                "ringtap rebase -u -b moved/base.raw -F raw today.qcow2",
+                "the image below was moved: only the name changes",
+            ),
+        ],
+    ),
+    EXIT_WRITING,
+];

@@ -13,6 +13,7 @@ use ringtap_image_tools::resize::{NewSize, Resize, resize};
 use super::info::human;
 use super::source::{Force, Sources, backing};
 use super::watch;
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap resize` is told.
@@ -109,6 +110,22 @@ fn wanted(text: &str) -> Option<NewSize> {
         None => parse_size(text).map(NewSize::To),
     }
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap resize vm.qcow2 20G", "20 GiB, if that is more than it has"),
+            ("ringtap resize -f raw vm.raw +5G", "5 GiB more"),
+            (
+                "ringtap resize --shrink vm.qcow2 8G",
+                "smaller: first let the guest shrink its file systems and partitions",
+            ),
+        ],
+    ),
+    EXIT,
+];
 
 #[cfg(test)]
 mod tests {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::info::human;
 use super::source::{DataFiles, Force};
 use crate::args::Output;
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap snapshot` is told.
@@ -134,6 +135,20 @@ fn date(seconds: u32) -> String {
     let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
     format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02}", left + 1)
 }
+
+/// What its help and its manual page say beyond the options.
+pub(crate) const SECTIONS: &[Section] = &[
+    (
+        "Examples",
+        &[
+            ("ringtap snapshot -c before-upgrade vm.qcow2", "take one"),
+            ("ringtap snapshot vm.qcow2", "list them"),
+            ("ringtap snapshot -a before-upgrade vm.qcow2", "go back to it"),
+            ("ringtap snapshot -d before-upgrade vm.qcow2", "delete it"),
+        ],
+    ),
+    EXIT,
+];
 
 #[cfg(test)]
 mod tests {
