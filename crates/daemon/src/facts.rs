@@ -1,8 +1,8 @@
 //! What is told about the disks: where they are served, and what they have served.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ringtap_image::CacheMode;
 use ringtap_vbd::{DeviceState, Stats};
 use serde::Serialize;
@@ -10,6 +10,10 @@ use serde::Serialize;
 use crate::opened::LeftOut;
 use crate::running::Served;
 use crate::{Address, Announce, Disk};
+
+/// What is written as `%XX` in a URI.
+const IN_URIS: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// One disk as it is served.
 #[derive(Clone, Debug, Serialize)]
@@ -215,16 +219,7 @@ pub(crate) fn nbd_uri(address: &Address, name: &str, tls: bool) -> String {
 }
 
 fn percent(text: &str) -> String {
-    let mut out = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a String cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
+    utf8_percent_encode(text, IN_URIS).to_string()
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use goblin::elf::Elf;
@@ -136,14 +135,7 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
             lzma_rs::xz_decompress(&mut &data[..], &mut out).map_err(|e| bad(e.to_string()))?;
             Ok(out)
         }
-        Some("zst") => {
-            let mut out = Vec::new();
-            ruzstd::decoding::StreamingDecoder::new(&data[..])
-                .map_err(|e| bad(e.to_string()))?
-                .read_to_end(&mut out)
-                .map_err(|e| bad(e.to_string()))?;
-            Ok(out)
-        }
+        Some("zst") => zstd::decode_all(&data[..]).map_err(|e| bad(e.to_string())),
         Some("gz") => Err(bad("gzip is not supported, no current distribution uses it".into())),
         _ => Ok(data),
     }

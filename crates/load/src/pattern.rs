@@ -1,33 +1,28 @@
 //! Which block comes next.
 
-/// A small fast generator of random numbers (splitmix64); good enough to scatter blocks.
+/// Random numbers that scatter blocks: the same ones for the same seed.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(fastrand::Rng);
 
 impl Random {
     /// The sequence of `seed`.
     pub fn new(seed: u64) -> Random {
-        Random(seed)
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     /// A seed that differs from run to run.
     pub fn fresh_seed() -> u64 {
-        use std::hash::{BuildHasher, RandomState};
-        RandomState::new().hash_one(std::process::id())
+        fastrand::u64(..)
     }
 
     /// The next 64 random bits.
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.u64(..)
     }
 
-    /// A number below `bound`.
+    /// A number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+        self.0.u64(..bound)
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
+use jiff::Timestamp;
 use ringtap_image::Format;
 use ringtap_image::qcow2::Snapshot;
 use ringtap_image_tools::snapshot::{Change, Of, change, list};
@@ -113,27 +114,10 @@ pub(crate) fn table(list: &[Snapshot]) -> String {
     lines.join("\n")
 }
 
-/// Date and time in UTC of seconds since 1970, by the civil calendar.
+/// Date and time in UTC of seconds since 1970.
 fn date(seconds: u32) -> String {
-    let (days, time) = (i64::from(seconds / 86400), seconds % 86400);
-    let mut year = 1970;
-    let mut left = days;
-    let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    while left >= 365 + i64::from(leap(year)) {
-        left -= 365 + i64::from(leap(year));
-        year += 1;
-    }
-    let lengths = [31, 28 + i64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 1;
-    for length in lengths {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
-    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02}", left + 1)
+    let time = Timestamp::from_second(seconds.into()).unwrap_or_default();
+    time.strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
 /// What its help and its manual page say beyond the options.

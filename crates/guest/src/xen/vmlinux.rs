@@ -62,8 +62,9 @@ fn decompress(payload: &[u8]) -> std::result::Result<Vec<u8>, String> {
     let mut kernel = Vec::new();
     match payload {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-            let decoder = ruzstd::decoding::StreamingDecoder::new(payload);
-            let mut decoder = decoder.map_err(|error| failed(error.to_string()))?;
+            let decoder = zstd::Decoder::new(payload);
+            // One frame: what the kernel's build adds behind it is none.
+            let mut decoder = decoder.map_err(|error| failed(error.to_string()))?.single_frame();
             decoder.read_to_end(&mut kernel).map_err(|error| failed(error.to_string()))?;
         }
         [0x1f, 0x8b, ..] => {

@@ -1,6 +1,5 @@
 //! Making a VHD.
 
-use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -228,7 +227,7 @@ fn seconds(time: SystemTime) -> u32 {
 /// A random UUID, version 4.
 fn random_id() -> std::io::Result<[u8; 16]> {
     let mut id = [0; 16];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut id)?;
+    getrandom::fill(&mut id).map_err(|error| std::io::Error::other(error.to_string()))?;
     id[6] = id[6] & 0x0f | 0x40;
     id[8] = id[8] & 0x3f | 0x80;
     Ok(id)

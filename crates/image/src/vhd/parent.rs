@@ -2,11 +2,16 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use ringtap_io::Io;
 
 use super::header::{Header, Locator};
 use super::{bad, os};
 use crate::{Container, OpenError};
+
+/// What is written as `%XX` in a URL of a file.
+const IN_URLS: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// The longest name that is read.
 const LONGEST: u32 = 4096;
@@ -51,7 +56,7 @@ fn decode(code: &[u8; 4], bytes: &[u8]) -> Option<PathBuf> {
         let text = String::from_utf8_lossy(bytes);
         let path = text.trim_end_matches('\0').strip_prefix("file://")?;
         let path = path.strip_prefix("localhost").unwrap_or(path);
-        return Some(PathBuf::from(percent_decoded(path)));
+        return Some(PathBuf::from(&*percent_decode_str(path).decode_utf8_lossy()));
     }
     let units = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes(crate::bytes::get(pair, 0)));
     let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
@@ -71,26 +76,6 @@ fn from_windows(text: &str) -> PathBuf {
     }
 }
 
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let hex = after.get(..2).filter(|_| *first == b'%');
-        let code = hex.and_then(|hex| std::str::from_utf8(hex).ok());
-        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 /// The locators of a new child: what is written where, and its code.
 pub(super) fn encoded(parent: &Path, child: &Path) -> Vec<([u8; 4], Vec<u8>)> {
     let folder = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
@@ -101,15 +86,7 @@ pub(super) fn encoded(parent: &Path, child: &Path) -> Vec<([u8; 4], Vec<u8>)> {
     let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
     let relative = relative.to_string_lossy().into_owned();
     let absolute = parent.to_string_lossy().into_owned();
-    let url: String = absolute
-        .bytes()
-        .map(|byte| match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
-                char::from(byte).to_string()
-            }
-            other => format!("%{other:02X}"),
-        })
-        .collect();
+    let url = utf8_percent_encode(&absolute, IN_URLS);
     vec![
         (*b"W2ru", utf16(&format!(".\\{}", relative.replace('/', "\\")))),
         (*b"W2ku", utf16(&absolute)),

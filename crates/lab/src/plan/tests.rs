@@ -269,7 +269,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_line() {
         ("dir = \"/tmp\"\n\nrunds = 2\n", "line 3", "did you mean rounds"),
         ("dir = \"/tmp\"\n\nbackends = [\"qemunbd\"]\n", "line 3", "did you mean qemu-nbd"),
         ("dir = \"/tmp\"\nstages = [\"hos\"]\n", "line 2", "did you mean host"),
-        ("dir = \"/tmp\"\nsize = \"much\"\n", "line 2", "write 256M"),
+        ("dir = \"/tmp\"\nsize = \"much\"\n", "line 2", "use for example"),
         ("dir = \"/tmp\"\nsize = \"5\"\n", "line 2", "at least 32 MiB"),
         ("dir = \"/tmp\"\nboot_limit = 0\n", "line 2", "give 1 to 3600"),
         ("rounds = 0\ndir = \"/tmp\"\n", "line 1", "give 1 to 1000"),

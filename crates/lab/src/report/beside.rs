@@ -121,7 +121,7 @@ fn of_fio(file: &str, text: &str) -> Result<Vec<Other>> {
         let depth: u32 = depth.parse().unwrap_or(1);
         let unlike = unlike(&option("numjobs"), &option("direct"), &option("ioengine"));
         let more = unlike.as_deref().map(|unlike| format!(", {unlike}")).unwrap_or_default();
-        let bytes = parse_size::Config::new().with_binary().parse_size(&block).unwrap_or(4096);
+        let bytes = ringtap_load::parse_size(&block).unwrap_or(4096);
         for (side, write) in [("read", false), ("write", true)] {
             let (metrics, completion_only) = values(&job[side]);
             if metrics.is_empty() {
