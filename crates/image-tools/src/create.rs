@@ -13,6 +13,7 @@ use ringtap_stores::rbd;
 
 use crate::error::Tried;
 use crate::files::beside;
+use crate::held::{Content, write};
 use crate::{Doing, Error, LazySecret, Reading, Watcher, chain, format_of, opening};
 
 /// What is noted as being at work on an image until it is made.
@@ -357,19 +358,14 @@ impl NewImage {
                     options.kind = vhd::Kind::Differencing;
                     options.parent = Some(vhd_parent(&backing.path)?);
                 }
-                let file = container(path)?;
-                on_a_ring(path, |io| async move { vhd::create(&io, &file, &options).await })??;
-                Ok(())
+                write(path, container(path)?, None, Content::Vhd(options.into()))
             }
             FormatOptions::Luks(options) => {
                 let options = options.clone();
                 let secret = secret.ok_or_else(no_secret)?.clone();
-                let file = container(path)?;
                 let size = size.next_multiple_of(options.sector_size.into());
-                on_a_ring(path, |io| async move {
-                    luks::create(&io, &file, size, &options, &secret).await
-                })??;
-                Ok(())
+                let content = Content::Luks { size, options: options.into(), secret };
+                write(path, container(path)?, None, content)
             }
         }
     }
@@ -444,8 +440,7 @@ fn make_qcow2(path: &Path, options: CreateOptions, made: &mut Made) -> Result<()
         }
         None => None,
     };
-    on_a_ring(path, |io| async move { qcow2::create(&io, &file, data.as_ref(), &options).await })??;
-    Ok(())
+    write(path, file, data, Content::Qcow2(options.into()))
 }
 
 /// Why a file cannot be so long: a limit says more than that there is no room.

@@ -10,6 +10,7 @@
 //! | [`compare`] | whether two images have the same content |
 //! | [`convert`] | an image copied into another, of any format |
 //! | [`create`] | new images, and what they are to be |
+//! | [`held`] | the same in files that the caller holds |
 //! | [`info`] | what an image is, what lies below it, and who uses it |
 //! | [`keyslots`] | the keyslots of a LUKS header |
 //! | [`map`] | where the content of an image lies |
@@ -49,6 +50,7 @@ pub mod convert;
 pub mod create;
 mod error;
 mod files;
+pub mod held;
 pub mod info;
 pub mod keyslots;
 pub mod map;

@@ -1,6 +1,7 @@
 //! `blockdev-create`: images that are made.
 
-use ringtap_image::{Place, qcow2, vhd};
+use ringtap_image::{Place, luks, qcow2, vhd};
+use ringtap_image_tools::held::Content;
 
 use super::jobs::JobType;
 use super::nodes::{FileRef, found};
@@ -9,7 +10,7 @@ use super::refs::NodeOr;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice, words};
 use super::table::Command;
-use crate::create::{Image, New as What};
+use crate::create::New as What;
 use crate::jobs::New;
 use crate::opened::identity;
 use crate::running::{Running, Then};
@@ -96,7 +97,7 @@ arguments! {
 }
 
 /// An image in a file, which nobody uses.
-fn within(running: &Running, file: NodeOr<FileRef>, image: Image) -> Result<What, Refusal> {
+fn within(running: &Running, file: NodeOr<FileRef>, image: Content) -> Result<What, Refusal> {
     let found = found(file, running, None)?;
     if found.read_only {
         return Err(Refusal::new("Block node is read-only"));
@@ -151,7 +152,7 @@ impl BlockdevCreateOptions {
                     let why = "Backing format cannot be used without backing file";
                     return Err(Refusal::new(why));
                 }
-                within(running, of.file, Image::Qcow2(options.into()))
+                within(running, of.file, Content::Qcow2(options.into()))
             }
             CreateDriver::Vpc(of) => {
                 let kind = match of.subformat {
@@ -166,14 +167,15 @@ impl BlockdevCreateOptions {
                     parent: None,
                     id: None,
                 };
-                within(running, of.file, Image::Vhd(options.into()))
+                within(running, of.file, Content::Vhd(options.into()))
             }
             CreateDriver::Luks(of) => {
                 let secret = running.secrets.get(&of.key_secret).cloned();
                 let secret = secret.ok_or_else(|| {
                     Refusal::new(format!("No secret with id '{}'", of.key_secret))
                 })?;
-                within(running, of.file, Image::Luks { size: of.size, secret })
+                let options = Box::new(luks::CreateOptions::default());
+                within(running, of.file, Content::Luks { size: of.size, options, secret })
             }
         }
     }
