@@ -1,7 +1,7 @@
 #!/bin/bash
 # QEMU's own tests of image formats, with Ringtap for its tools: scripts/iotests.sh [FORMAT...], as `make iotests` calls it.
 # QEMU's source comes by a deb-src line in lists of its own, into target/iotests; the machine's lists stay as they are.
-# TESTS="001 002" runs only these; RELEASE=trixie takes the tests of that Debian; WITH=qemu runs QEMU's own tools instead.
+# TESTS="001 002" runs only these; PROTOCOL=nbd has the disk on an NBD server; RELEASE=trixie takes the tests of that Debian; WITH=qemu runs QEMU's own tools instead.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 target=$(cd "$here" && mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
@@ -45,6 +45,8 @@ if [ "${WITH:-ringtap}" = qemu ]; then
     QEMU_IMG_PROG=$(command -v qemu-img) QEMU_IO_PROG=$(command -v qemu-io)
 else
     QEMU_IMG_PROG=$here/tests/judges/qemu-img QEMU_IO_PROG=$here/tests/judges/qemu-io
+    # Elsewhere the tests that start it mean QEMU's.
+    [ "${PROTOCOL:-file}" = nbd ] && QEMU_NBD_PROG=$here/tests/judges/qemu-nbd
 fi
 export QEMU_IMG_PROG QEMU_IO_PROG
 export RINGTAP=${RINGTAP:-$target/debug/ringtap}

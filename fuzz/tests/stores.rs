@@ -6,7 +6,7 @@ use std::thread;
 
 use bolero::check;
 use ringtap_io::{Io, Op, Tasks, reactor};
-use ringtap_stores::nbd::handshake::{Agreed, Replies, agree, greet};
+use ringtap_stores::nbd::handshake::{ALLOCATION, Agreed, Replies, agree, greet};
 use ringtap_stores::nbd::replies::{Reply, Says, parse};
 use ringtap_stores::nbd::wire::{
     IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, can, handshake, info, opt, rep,
@@ -39,7 +39,7 @@ fn handshake_of_a_server() {
         let _ = greet(&mut server);
         // Past the greeting, which few inputs would have.
         let mut server = Deaf(Cursor::new(input));
-        if let Ok(agreed) = agree(&mut server, "disk") {
+        if let Ok(agreed) = agree(&mut server, "disk", ALLOCATION) {
             assert!(agreed.block.is_power_of_two() && agreed.most >= agreed.block);
             assert!(agreed.preferred >= agreed.block);
         }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use ringtap_image::{CacheMode, Format, foreign_name, parse_size};
+use ringtap_image_tools::NamedFormat;
 use ringtap_io::Engine;
 
 /// Takes the path of an image. What QEMU's programs take beside paths is not looked for among the files,
@@ -28,6 +29,14 @@ pub(crate) fn format() -> impl TypedValueParser<Value = Format> {
         PossibleValue::new(format.name()).aliases(format.aliases()).help(format.about())
     });
     PossibleValuesParser::new(values).try_map(|name| name.parse::<Format>())
+}
+
+/// As [`format`], with the name as it was said.
+pub(crate) fn named_format() -> impl TypedValueParser<Value = NamedFormat> {
+    let values = Format::ALL.map(|format| {
+        PossibleValue::new(format.name()).aliases(format.aliases()).help(format.about())
+    });
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<NamedFormat>())
 }
 
 /// Cache modes by their names on the command line.

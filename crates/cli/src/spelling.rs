@@ -208,7 +208,7 @@ impl Line {
             "dd" => plain.len(),
             _ => 1,
         };
-        let mut formats = vec![];
+        let (mut formats, mut opened) = (vec![], vec![]);
         for (nth, at) in plain.iter().enumerate() {
             let Word::Plain(word) = &self.words[*at] else { continue };
             let Some(text) = word.to_str() else { continue };
@@ -220,10 +220,36 @@ impl Line {
             };
             let Some(node) = Node::of(text, described)? else { continue };
             if let Some(id) = &node.secret {
-                let option = if target { "--target-secret" } else { "--secret" };
-                if !more.iter().any(|word| word == option) {
-                    more.extend([option.into(), self.secrets.source(id)?.into()]);
+                let option = match (verb, nth) {
+                    _ if target => "--target-secret",
+                    ("compare", 1) => "--second-secret",
+                    _ => "--secret",
+                };
+                match opened.iter().find(|(other, _)| *other == option) {
+                    Some((_, other)) if other != id => {
+                        return Err(format!(
+                            "sources with two secrets, {other} and {id}: convert them one by one"
+                        ));
+                    }
+                    Some(_) => {}
+                    None => {
+                        more.extend([option.into(), self.secrets.source(id)?.into()]);
+                        opened.push((option, id.clone()));
+                    }
                 }
+            }
+            if node.read_only && (target || self.changes(verb)) {
+                return Err(format!(
+                    "{text}: {verb} would change it, and read-only=on says that nobody does"
+                ));
+            }
+            if let Some(context) = &node.context {
+                if verb != "map" {
+                    return Err(format!(
+                        "x-dirty-bitmap={context}: only map shows what a metadata context says"
+                    ));
+                }
+                more.push(format!("--context={context}").into());
             }
             if node.share && !more.iter().any(|word| word == "-U") {
                 more.push("-U".into());
@@ -257,6 +283,22 @@ impl Line {
         // Before a `--` of the command line.
         more.extend(words);
         Ok(more)
+    }
+
+    /// Whether the image is changed.
+    fn changes(&self, verb: &str) -> bool {
+        let says = |names: &[&str]| {
+            self.words.iter().any(|word| match word {
+                Word::Option(name, _) => names.contains(&name.as_str()),
+                _ => false,
+            })
+        };
+        match verb {
+            "amend" | "bitmap" | "commit" | "rebase" | "resize" => true,
+            "check" => says(&["-r", "--repair"]),
+            "snapshot" => says(&["-a", "--apply", "-c", "--create", "-d", "--delete"]),
+            _ => false,
+        }
     }
 
     /// Say of which formats the images are, where that is not said already.

@@ -120,7 +120,7 @@ pub(crate) async fn rename(
     if let Some(stays) = stays {
         record::also_allow(&place.at(), Role::Backing, &stays.path).unwrap_or_else(unsaid);
     }
-    let backing = stays.map(|stays| (&*stays.name, stays.format));
+    let backing = stays.map(|stays| (&*stays.name, stays.format.name()));
     let end = qcow2::set_backing(io, &container, backing).await;
     end.map_err(|error| error.to_string())?;
     let path = stays.map(|stays| &*stays.path);

@@ -9,7 +9,7 @@ use ringtap_image::{
 
 use crate::error::Tried;
 use crate::files::{beside, same_file};
-use crate::{BackingFile, Error, Note, Reading, Watcher, Writing, chain, resize};
+use crate::{BackingFile, Error, NamedFormat, Note, Reading, Watcher, Writing, chain, resize};
 
 /// What is changed of a qcow2 image.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +19,7 @@ pub struct Changes {
     /// The name of the image below; empty: none. What is read is up to the caller.
     pub backing: Option<String>,
     /// The format of that.
-    pub backing_format: Option<Format>,
+    pub backing_format: Option<NamedFormat>,
     /// Bytes of its disk, no fewer than they are.
     pub size: Option<u64>,
 }
@@ -28,7 +28,8 @@ pub struct Changes {
 ///
 /// # Errors
 ///
-/// What is asked for cannot be, or the image cannot be opened, read or written.
+/// What is asked for cannot be, or the image cannot be opened, read or written. Nothing has changed then, but that a disk
+/// that was to become larger may have.
 pub fn amend(
     file: &Path,
     writing: Writing<'_>,
@@ -58,6 +59,28 @@ pub fn amend(
             Some(Some(backing))
         }
     };
+    let new = below
+        .as_ref()
+        .map(|below| below.as_ref().map(|it| (it.name.clone(), it.format_name.to_owned())));
+    let amendment = Amendment { backing: new, ..wanted.header.clone() };
+    // What cannot be is refused before anything is changed.
+    let (tried, own) = (amendment.clone(), container.clone());
+    on_a_ring(file, |io| async move { qcow2::may_amend(&io, &own, &tried).await })??;
+    let grows = wanted.size.is_some_and(|size| size.next_multiple_of(512) != header.size);
+    if grows && amendment.version == Some(2) && header.snapshots > 0 {
+        let why = "size and compat=0.10 of an image with snapshots: version 2 cannot say that their disks are of \
+                   another size";
+        return Err(Error::usage(why));
+    }
+    let container = match wanted.size {
+        Some(size) => {
+            drop((changed, container));
+            resize::set(&image, writing, size, reading)?;
+            writing.settled(file)?
+        }
+        None => container,
+    };
+    let changed = container.clone();
     // A name that the image has had is not followed because its format is said.
     let names = wanted.backing.is_some();
     if let Some(name) = &wanted.header.data_file {
@@ -68,20 +91,7 @@ pub fn amend(
     if let Some(Some(backing)) = below.as_ref().filter(|_| names) {
         chain::also_allow(&image, Role::Backing, &backing.path);
     }
-    let (header, new) = (
-        wanted.header.clone(),
-        below.as_ref().map(|below| below.as_ref().map(|it| (it.name.clone(), it.format))),
-    );
-    on_a_ring(file, |io| async move {
-        qcow2::amend(&io, &container, &header).await?;
-        match &new {
-            Some(new) => {
-                let new = new.as_ref().map(|(name, format)| (name.as_str(), *format));
-                qcow2::set_backing(&io, &container, new).await
-            }
-            None => Ok(()),
-        }
-    })??;
+    on_a_ring(file, |io| async move { qcow2::amend(&io, &container, &amendment).await })??;
     if let Some(below) = below.as_ref().filter(|_| names) {
         chain::record(&image, Role::Backing, below.as_ref().map(|it| it.path.as_path()));
     }
@@ -92,11 +102,7 @@ pub fn amend(
             .tried(|| format!("cannot write down whose data file {} is", path.display()))?;
     }
     changed.confirm_format(Format::Qcow2);
-    drop(changed);
-    match wanted.size {
-        Some(size) => resize::set(&image, writing, size, reading),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Open an image for the record of it to be changed: whoever has it for writing goes on as what it was.

@@ -157,6 +157,7 @@ fn look_at(
         };
         below.found = Some(find_named(&opened, role, &all, &options)?);
     }
+    opened.leave();
     Ok(layer)
 }
 

@@ -20,7 +20,7 @@ pub struct Commit {
     pub format: Option<Format>,
     /// Write to images though they are recorded as of other formats.
     pub force_format: bool,
-    /// Write into this image of the chain, and leave the overlay as it is; none: the overlay's own backing file.
+    /// Write into this image of the chain, named as the overlay would name it, and leave the overlay as it is; none: the overlay's own backing file.
     pub base: Option<PathBuf>,
     /// Leave the overlay as it is, instead of emptying it.
     pub keep: bool,
@@ -48,12 +48,21 @@ pub fn commit(job: &Commit, watch: &Watcher) -> Result<(), Error> {
     let depth = match &job.base {
         None => 1,
         Some(base) => {
-            // As seen from here, else as the overlay would name it.
-            let position =
-                |base: &Path| layers.iter().position(|layer| same_file(&layer.path, base));
-            let found = position(base).or_else(|| position(&beside(file, base)));
-            match found.filter(|depth| *depth > 0) {
+            // As the overlay would name it, and not as seen from here: there may be another of that name.
+            let position = |base: &Path| {
+                let found = layers.iter().position(|layer| same_file(&layer.path, base));
+                found.filter(|depth| *depth > 0)
+            };
+            match position(&beside(file, base)) {
                 Some(depth) => depth,
+                None if position(base).is_some() => {
+                    let why = format!(
+                        "--base is read as the overlay would name it, from the folder of {}: write it so, or give \
+                         the whole path",
+                        file.display()
+                    );
+                    return Err(Error::Usage(why));
+                }
                 None => {
                     let why = format!("{} is not below {}", base.display(), file.display());
                     return Err(Error::Refused(why));

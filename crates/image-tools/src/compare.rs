@@ -8,7 +8,7 @@ use ringtap_vbd::{Compare, Progress, Vbd, Workers};
 
 pub use ringtap_vbd::{CompareError, Found};
 
-use crate::{Error, Reading, Watcher};
+use crate::{Error, LazySecret, Reading, Watcher};
 
 /// Two images that are open.
 pub struct Pair {
@@ -16,15 +16,20 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Open two images, each of the format named or of the one that it is known to be.
+    /// Open two images, each of the format named or of the one that it is known to be; with `second_secret` the second is
+    /// opened by that, and not by the one of `reading`.
     pub fn open(
         images: [(&Path, Option<Format>); 2],
         cache: CacheMode,
         reading: &Reading,
+        second_secret: Option<&LazySecret>,
         watch: &Watcher,
     ) -> Result<Pair, Error> {
-        let [one, other] = images.map(|(path, format)| reading.open(path, format, cache, watch));
-        Ok(Pair { disks: [one?, other?] })
+        let [(one, format), (other, second)] = images;
+        let one = reading.open(one, format, cache, watch)?;
+        let secret = second_secret.or(reading.secret.as_ref()).cloned();
+        let reading = Reading { secret, ..reading.clone() };
+        Ok(Pair { disks: [one, reading.open(other, second, cache, watch)?] })
     }
 
     /// Bytes of both disks.
@@ -59,8 +64,9 @@ mod tests {
         let compare = |strict| {
             let format = Some(Format::Raw);
             let images = [(one.as_path(), format), (other.as_path(), format)];
-            let pair = Pair::open(images, CacheMode::Writeback, &Reading::default(), &unwatched())
-                .expect("opened");
+            let pair =
+                Pair::open(images, CacheMode::Writeback, &Reading::default(), None, &unwatched())
+                    .expect("opened");
             assert_eq!(pair.sizes(), [1 << 20; 2]);
             pair.compare(strict, &unwatched()).expect("compared")
         };

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use ringtap_image::qcow2::{self, CreateOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenOptions, Place, Role, Secret, is_store, limit_of_length,
-    luks, on_a_ring, probe, record, vhd,
+    CacheMode, Container, Format, OpenOptions, Place, Role, Secret, UnknownFormat, is_store,
+    limit_of_length, luks, on_a_ring, probe, record, vhd,
 };
 use ringtap_stores::rbd;
 
@@ -41,6 +42,34 @@ pub struct BackingFile {
     pub path: PathBuf,
     /// Its format.
     pub format: Format,
+    /// The name of that, as it is to be written in the image.
+    pub format_name: &'static str,
+}
+
+/// A format by one of its names, which is written down as it was said: `host_device` is raw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedFormat {
+    /// The format.
+    pub format: Format,
+    /// What it was called.
+    pub name: &'static str,
+}
+
+impl From<Format> for NamedFormat {
+    fn from(format: Format) -> NamedFormat {
+        NamedFormat { format, name: format.name() }
+    }
+}
+
+impl FromStr for NamedFormat {
+    type Err = UnknownFormat;
+
+    fn from_str(text: &str) -> Result<NamedFormat, UnknownFormat> {
+        let format: Format = text.parse()?;
+        // Of those that are QEMU's too; it does not know vhd.
+        let name = if text == "host_device" { "host_device" } else { format.name() };
+        Ok(NamedFormat { format, name })
+    }
 }
 
 /// What is made of a format.
@@ -115,10 +144,14 @@ impl FormatOptions {
 
 impl BackingFile {
     /// The image that `name` means within `image`; its format must be known, by being named or recorded.
-    pub fn find(image: &Path, name: String, format: Option<Format>) -> Result<BackingFile, Error> {
+    pub fn find(
+        image: &Path,
+        name: String,
+        format: Option<NamedFormat>,
+    ) -> Result<BackingFile, Error> {
         let path = beside(image, Path::new(&name));
-        let known = format.or_else(|| record::format(&path));
-        let Some(format) = known else {
+        let known = format.or_else(|| record::format(&path).map(NamedFormat::from));
+        let Some(NamedFormat { format, name: format_name }) = known else {
             let looks = match format_of(&path, None) {
                 Ok((format, _)) => format!(" (it looks like {format})"),
                 Err(_) => String::new(),
@@ -130,7 +163,7 @@ impl BackingFile {
             );
             return Err(Error::Usage(why));
         };
-        Ok(BackingFile { name, path, format })
+        Ok(BackingFile { name, path, format, format_name })
     }
 
     /// That an image of a format may lie over it.
@@ -322,7 +355,7 @@ impl NewImage {
         let mut options = CreateOptions {
             size: self.size.unwrap_or(0),
             backing_file: self.backing.as_ref().map(|it| it.name.clone()),
-            backing_format: self.backing.as_ref().map(|it| it.format.name().to_owned()),
+            backing_format: self.backing.as_ref().map(|it| it.format_name.to_owned()),
             ..CreateOptions::clone(own)
         };
         options.luks = match (encrypt, secret) {

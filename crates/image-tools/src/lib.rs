@@ -64,7 +64,7 @@ pub mod snapshot;
 mod unfinished;
 mod watch;
 
-pub use create::{BackingFile, FormatOptions, NewImage};
+pub use create::{BackingFile, FormatOptions, NamedFormat, NewImage};
 pub(crate) use error::Doing;
 pub use error::Error;
 pub use opening::{Known, Names, Reading, Writing, format_of, format_to_write};

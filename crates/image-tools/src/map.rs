@@ -4,6 +4,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use ringtap_image::{CacheMode, Format, Status, on_a_ring};
+use ringtap_io::{Holds, Op};
+use ringtap_stores::{is_object, is_store, nbd, rbd as ceph};
 use ringtap_vbd::Vbd;
 
 use crate::{Doing, Error, Reading, Watcher, chain, rbd};
@@ -74,8 +76,9 @@ impl Map {
         reading: &Reading,
         watch: &Watcher,
     ) -> Result<Map, Error> {
-        let disk = reading.open(path, named, CacheMode::Writeback, watch)?;
+        // In this order a server needs to let one client in, not two.
         let files = chain::files(path, named, &reading.names)?;
+        let disk = reading.open(path, named, CacheMode::Writeback, watch)?;
         Ok(Map { disk, path: path.to_owned(), files })
     }
 
@@ -129,6 +132,61 @@ impl Map {
         }
         Ok(last.map_or(ControlFlow::Continue(()), tell))
     }
+}
+
+/// What a metadata context of an NBD export says, such as `qemu:dirty-bitmap:NAME`, in the form of what is allocated: its
+/// first bit is that there is no data, its second that there are zeros. From an offset on, for so many bytes or to the end.
+///
+/// # Errors
+///
+/// It is no NBD export, or has no such context, or cannot be asked.
+pub fn of_context(
+    path: &Path,
+    named: Option<Format>,
+    context: &str,
+    start: u64,
+    len: Option<u64>,
+) -> Result<Vec<Stretch>, Error> {
+    let name = path.to_string_lossy();
+    let is_nbd = is_store(path) && !ceph::is_rbd(&name) && !is_object(&name);
+    if !is_nbd || named.is_some_and(|format| format != Format::Raw) {
+        return Err(Error::usage("--context takes an NBD export, as raw"));
+    }
+    let failed = |why: String| Error::Refused(format!("{name}: {why}"));
+    let uri = nbd::Uri::parse(&name).map_err(Error::Usage)?;
+    let store = nbd::open_context(&uri, context).map_err(|error| failed(error.to_string()))?;
+    let end = len.map_or(u64::MAX, |len| start.saturating_add(len)).min(store.len());
+    let file = store.file();
+    let found = on_a_ring(path, move |io| async move {
+        let (mut found, mut at) = (Vec::<Stretch>::new(), start);
+        while at < end {
+            let (offset, len) = (at, end - at);
+            let result = io.run(Op::Status { file, offset, len }).await;
+            if result < 0 {
+                let error = ringtap_image::Error::from_errno(-result);
+                return Err(format!("what lies at {at} cannot be found out: {error}"));
+            }
+            let holds = Holds::of_result(result);
+            let length = holds.len.clamp(1, len);
+            let present = !holds.hole || holds.zero;
+            let stretch = Stretch {
+                start: at,
+                length,
+                depth: 0,
+                present,
+                zero: holds.zero,
+                data: !holds.hole,
+                compressed: false,
+                offset: present.then_some(at),
+            };
+            if !found.last_mut().is_some_and(|one| one.take_in(&stretch)) {
+                found.push(stretch);
+            }
+            at += length;
+        }
+        Ok(found)
+    })?;
+    found.map_err(failed)
 }
 
 /// What has become another in a raw image of Ceph since a snapshot.

@@ -105,7 +105,8 @@ pub fn format_of(place: impl Into<Place>, named: Option<Format>) -> Result<(Form
     if let Some(format) = record::format(&at) {
         return Ok((format, Known::Recorded));
     }
-    let mark = probe::mark(&at).tried(|| format!("cannot read {}", path.display()))?;
+    let mark =
+        probe::mark_before_opening(&at).tried(|| format!("cannot read {}", path.display()))?;
     let Some(signature) = mark else { return Ok((Format::Raw, Known::Probed)) };
     match signature.parse() {
         Ok(format) => Ok((format, Known::Probed)),

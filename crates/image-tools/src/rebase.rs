@@ -9,7 +9,9 @@ use ringtap_vbd::{Copy, Progress, Vbd, copy};
 use crate::files::same_file;
 use crate::opening::cannot;
 use crate::unfinished::finish;
-use crate::{BackingFile, Doing, Error, Reading, Watcher, Writing, chain, format_to_write};
+use crate::{
+    BackingFile, Doing, Error, NamedFormat, Reading, Watcher, Writing, chain, format_to_write,
+};
 
 /// What is rebased, and how.
 #[derive(Clone, Debug)]
@@ -21,7 +23,7 @@ pub struct Rebase {
     /// Write to it though it is recorded as of another format.
     pub force_format: bool,
     /// The image that is to be below: its name, and its format if that is named; none: no image.
-    pub backing: Option<(String, Option<Format>)>,
+    pub backing: Option<(String, Option<NamedFormat>)>,
     /// Only change the name: what the overlay reads as is up to the caller.
     pub blindly: bool,
     /// How host caching is used for the overlay.
@@ -45,7 +47,13 @@ pub fn rebase(job: &Rebase, watch: &Watcher) -> Result<(), Error> {
     let find = |(name, format): (String, _)| BackingFile::find(file, name, format);
     let backing = job.backing.clone().map(find).transpose()?;
     if backing.as_ref().is_some_and(|backing| same_file(file, &backing.path)) {
-        return Err(Error::usage("an image cannot lie below itself"));
+        if !job.blindly {
+            return Err(Error::usage("an image cannot lie below itself"));
+        }
+        tracing::warn!(
+            "{} is its own backing file from now on: nobody can open it until it is rebased again",
+            file.display()
+        );
     }
     if !job.blindly {
         if let Some(backing) = &backing {
@@ -64,7 +72,7 @@ pub fn rebase(job: &Rebase, watch: &Watcher) -> Result<(), Error> {
     let writing = Writing::new(format, job.force_format, &job.reading.names.data_files);
     let container = writing.settled(file)?;
     let changed = container.clone();
-    let new = backing.as_ref().map(|it| (it.name.clone(), it.format));
+    let new = backing.as_ref().map(|it| (it.name.clone(), it.format_name));
     if let Some(backing) = &backing {
         chain::also_allow(&changed.place(), Role::Backing, &backing.path);
     }

@@ -39,7 +39,7 @@ fn chain() -> (tempfile::TempDir, PathBuf, PathBuf) {
 /// Make an overlay.
 fn over(base: &Path, top: &Path) {
     let name = base.file_name().expect("a name").to_string_lossy().into_owned();
-    let backing = BackingFile::find(top, name, Some(Format::Raw)).expect("known");
+    let backing = BackingFile::find(top, name, Some(Format::Raw.into())).expect("known");
     let options = FormatOptions::usual(Format::Qcow2).expect("it can be made");
     let new = NewImage { size: None, backing: Some(backing), options, secret: None };
     let size = create(top, &new, false, &Reading::default(), &unwatched()).expect("made");
@@ -58,7 +58,7 @@ fn fill(top: &Path, byte: u8, mebibytes: usize) {
 
 fn same(one: (&Path, Format), other: (&Path, Format)) -> bool {
     let images = [(one.0, Some(one.1)), (other.0, Some(other.1))];
-    let pair = Pair::open(images, CacheMode::Writeback, &Reading::default(), &unwatched());
+    let pair = Pair::open(images, CacheMode::Writeback, &Reading::default(), None, &unwatched());
     let found = pair.expect("opened").compare(false, &unwatched()).expect("compared");
     matches!(found, Found::Same)
 }
@@ -148,7 +148,7 @@ fn an_image_reads_as_before_over_another() {
         path: top.clone(),
         format: None,
         force_format: false,
-        backing: Some((name.to_owned(), Some(Format::Raw))),
+        backing: Some((name.to_owned(), Some(Format::Raw.into()))),
         blindly: false,
         cache: CacheMode::Writeback,
         reading: Reading::default(),

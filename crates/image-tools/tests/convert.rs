@@ -66,7 +66,8 @@ fn every_format_that_is_made_reads_as_its_source() {
         let to = dir.path().join(format!("b.{format}"));
         convert(&job(&from, &to, new(format)), &unwatched()).expect("copied");
         let images = [(from.as_path(), Some(Format::Raw)), (to.as_path(), Some(format))];
-        let pair = Pair::open(images, CacheMode::Writeback, &Reading::default(), &unwatched());
+        let pair =
+            Pair::open(images, CacheMode::Writeback, &Reading::default(), None, &unwatched());
         let found = pair.expect("opened").compare(false, &unwatched()).expect("compared");
         assert!(matches!(found, Found::Same), "{format}: {found:?}");
     }

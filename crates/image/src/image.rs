@@ -295,6 +295,18 @@ pub trait Image: Send + Sync {
         mode: Discard,
     ) -> Boxed<'a, Result<(), Error>>;
 
+    /// Have a part of one unit of `discard_alignment` read as zeros without writing any, where all the rest of that unit does
+    /// so already. False where it does not, or the image cannot: then nothing has changed.
+    fn zero_part<'a>(
+        &'a self,
+        _: &'a Io,
+        _offset: u64,
+        _len: u64,
+        _unmap: bool,
+    ) -> Boxed<'a, Result<bool, Error>> {
+        Box::pin(async { Ok(false) })
+    }
+
     /// What the range from `offset` holds; `len` > 0 lies within the disk. May block on the file
     /// system.
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>>;

@@ -55,6 +55,18 @@ fn note(path: &Path, name: &str) -> Option<String> {
     String::from_utf8(text.get(..len)?.to_vec()).ok()
 }
 
+/// As [`mark`], of an image that is opened next for reading, with the same connection where it lies on a server.
+pub fn mark_before_opening(path: &Path) -> io::Result<Option<&'static str>> {
+    if !ringtap_stores::is_store(path) {
+        return mark(path);
+    }
+    let (name, options) = (path.to_string_lossy(), ringtap_stores::Options { read_only: true });
+    let store = Store::open(&name, &options).map_err(io::Error::other)?;
+    let found = mark_of_store(path, &store);
+    store.leave(&name);
+    found
+}
+
 /// The format whose mark the image bears, by its name; none where it bears none, and is raw. May name
 /// formats that are not read here (qed, vdi).
 pub fn mark(path: &Path) -> io::Result<Option<&'static str>> {

@@ -11,7 +11,7 @@ pub mod nbd;
 pub mod rbd;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use ringtap_io::{File, OpenRemote};
 
@@ -85,6 +85,9 @@ impl Store {
 
     /// Open what a URI names. Waits for the server.
     pub fn open(uri: &str, options: &Options) -> Result<Store, OpenError> {
+        if let Some(store) = left(uri).filter(|_| options.read_only) {
+            return Ok(store);
+        }
         // Whoever wrote a key into a name shall not find it in a log.
         let shown = match uri.split_once(":key=").filter(|_| rbd::is_rbd(uri)) {
             Some((before, _)) => format!("{before}:key=…"),
@@ -100,6 +103,14 @@ impl Store {
         }
         let uri = Uri::parse(uri).map_err(failed)?;
         nbd::open(&uri, options).map_err(|error| failed(error.to_string()))
+    }
+
+    /// Leave it, open for reading, to the next of this process who opens that name: a server may let nobody in a second
+    /// time, as `qemu-nbd` without `--persistent`.
+    pub fn leave(self, uri: &str) {
+        if self.facts.read_only {
+            *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some((uri.to_owned(), self));
+        }
     }
 
     /// It, for as long as somebody else has it.
@@ -132,6 +143,15 @@ impl Store {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// What was left to the next who opens it, and its name.
+static LEFT: Mutex<Option<(String, Store)>> = Mutex::new(None);
+
+/// What was left by that name; nobody else gets it then.
+fn left(uri: &str) -> Option<Store> {
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.take_if(|(name, _)| name == uri).map(|(_, store)| store)
 }
 
 /// A store that may have been closed.

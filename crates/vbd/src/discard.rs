@@ -46,7 +46,7 @@ impl Pass<'_> {
             return Err(Error::Unsupported);
         }
         if first >= last {
-            return self.write_zero_bytes(io, offset, len, durable).await;
+            return self.zero_edge(io, offset, len, unmap, durable).await;
         }
         match self.discard(io, first, last - first, Discard::Zero { unmap }, durable).await {
             Err(Error::Unsupported) if !fast => {
@@ -54,8 +54,30 @@ impl Pass<'_> {
             }
             end => end?,
         }
-        self.write_zero_bytes(io, offset, first - offset, durable).await?;
-        self.write_zero_bytes(io, last, end - last, durable).await
+        self.zero_edge(io, offset, first - offset, unmap, durable).await?;
+        self.zero_edge(io, last, end - last, unmap, durable).await
+    }
+
+    /// Make parts of units zeros: with their units, where those hold nothing else.
+    async fn zero_edge(
+        &self,
+        io: &Io,
+        offset: u64,
+        len: u64,
+        unmap: bool,
+        durable: bool,
+    ) -> Result<(), Error> {
+        let unit = self.image.info().discard_alignment;
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let next = (at - at % unit + unit).min(end);
+            match self.image.zero_part(io, at, next - at, unmap).await? {
+                true => self.settle(io, durable).await?,
+                false => self.write_zero_bytes(io, at, next - at, durable).await?,
+            }
+            at = next;
+        }
+        Ok(())
     }
 
     /// The largest range of whole units inside; empty where there is none.

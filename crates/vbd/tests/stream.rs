@@ -248,7 +248,7 @@ impl Chain {
         };
         let file = container(&self.disk, self.files[self.top]);
         let named = async {
-            let backing = name.as_deref().map(|name| (name, Format::Qcow2));
+            let backing = name.as_deref().map(|name| (name, Format::Qcow2.name()));
             set_backing(io, &file, backing).await.map_err(|error| error.to_string())
         };
         if self.wrong == Some(Wrong::NamedEarly) {

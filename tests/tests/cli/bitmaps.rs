@@ -136,7 +136,15 @@ fn a_client_asks_for_allocation_and_dirt_at_once() {
         "driver=nbd,server.type=unix,server.path={socket},x-dirty-bitmap=qemu:dirty-bitmap:one"
     );
     qemu.args(["map", "--output=json", "--image-opts", &options]);
-    let told: Value = serde_json::from_str(&Running::start(qemu).wait().ok()).expect("JSON");
+    let text = Running::start(qemu).wait().ok();
+    let words = format!("map --output=json --image-opts {options}");
+    let own = run(dir.path(), &words).ok().replace(", \"compressed\": false", "");
+    assert_eq!(own, text.replace(", \"compressed\": false", ""));
+    run(dir.path(), &format!("info --image-opts {options}")).failed(2);
+    let none = format!("map --context qemu:dirty-bitmap:none {}", server.uri(0));
+    let said = run(dir.path(), &none).failed(1);
+    assert!(said.contains("no context"), "{said}");
+    let told: Value = serde_json::from_str(&text).expect("JSON");
     // QEMU's client shows what is dirty as what holds no data.
     let shown: Vec<&Value> =
         told.as_array().expect("a list").iter().filter(|extent| extent["data"] == false).collect();

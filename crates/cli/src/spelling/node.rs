@@ -12,12 +12,15 @@ pub(super) struct Node {
     /// The ID of the secret that opens it.
     pub(super) secret: Option<String>,
     pub(super) share: bool,
+    /// Nobody may write to it.
+    pub(super) read_only: bool,
+    /// The metadata context of an NBD export that is asked for in place of what is allocated.
+    pub(super) context: Option<String>,
 }
 
 /// What says how to cache, how much to lock or what a node is called, and changes nothing here.
-const NEEDLESS: [&str; 14] = [
+const NEEDLESS: [&str; 13] = [
     "node-name",
-    "read-only",
     "auto-read-only",
     "discard",
     "detect-zeroes",
@@ -67,6 +70,8 @@ impl Node {
                 "filename" => node.path.clone_from(value),
                 "force-share" => node.share |= is_on(value),
                 "key-secret" | "encrypt.key-secret" if !within => node.secret = Some(value.clone()),
+                "read-only" => node.read_only |= is_on(value),
+                "x-dirty-bitmap" => node.context = Some(value.clone()),
                 "encrypt.format" if value == "luks" => {}
                 "url" | "host" | "port" | "path" | "export" | "type" | "server.type"
                 | "server.host" | "server.port" | "server.path" => {
@@ -146,7 +151,7 @@ impl Server {
     }
 
     fn nbd(&self) -> Result<String, String> {
-        let export = &self.export;
+        let export = &encoded(&self.export);
         match (self.path.as_str(), self.host.as_str()) {
             ("", "") => {
                 Err("an NBD server is named by file.host and file.port, or file.path".into())
@@ -158,7 +163,7 @@ impl Server {
             }
             (path, _) => {
                 let slash = if export.is_empty() { "" } else { "/" };
-                Ok(format!("nbd+unix://{slash}{export}?socket={path}"))
+                Ok(format!("nbd+unix://{slash}{export}?socket={}", encoded(path)))
             }
         }
     }
@@ -177,10 +182,21 @@ fn prefixed(text: &str) -> Option<String> {
         return None;
     }
     let (place, export) = server.split_once(":exportname=").unwrap_or((server, ""));
+    let export = encoded(export);
     match place.strip_prefix("unix:") {
-        Some(path) => Some(format!("nbd+unix:///{export}?socket={path}")),
+        Some(path) => Some(format!("nbd+unix:///{export}?socket={}", encoded(path))),
         None => Some(format!("nbd://{place}/{export}")),
     }
+}
+
+/// A name as it stands in a URI: what may mean something else there as `%XX`.
+fn encoded(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let write = |byte: u8| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    name.bytes().map(write).collect()
 }
 
 /// A file's name that is not taken for a server's.

@@ -32,6 +32,27 @@ fn what_qemu_describes_is_named_by_its_path() {
             "ringtap amend --object secret,id=new,file=k a -o encrypt.state=active,encrypt.new-secret=new",
             "ringtap amend a -o encrypt.state=active,encrypt.new-secret=file:k",
         ),
+        (
+            "ringtap map --image-opts driver=nbd,server.type=unix,server.path=/s,x-dirty-bitmap=qemu:dirty-bitmap:b",
+            "ringtap map --context=qemu:dirty-bitmap:b -f raw nbd+unix://?socket=/s",
+        ),
+        (
+            "ringtap info --image-opts driver=nbd,host=h,export=a?b%c",
+            "ringtap info -f raw nbd://h/a%3Fb%25c",
+        ),
+        (
+            "ringtap info --image-opts driver=nbd,path=/a&b+c,export=e/f",
+            "ringtap info -f raw nbd+unix:///e/f?socket=/a%26b%2Bc",
+        ),
+        (
+            "ringtap compare --object secret,id=a,file=k --object secret,id=b,file=l --image-opts \
+             driver=luks,key-secret=a,file.filename=x driver=luks,key-secret=b,file.filename=y",
+            "ringtap compare --secret file:k --second-secret file:l -f luks -F luks x y",
+        ),
+        (
+            "ringtap snapshot -l --image-opts driver=qcow2,read-only=on,file.filename=a",
+            "ringtap snapshot -f qcow2 -l a",
+        ),
         ("ringtap info nbd:unix:/s:exportname=x", "ringtap info nbd+unix:///x?socket=/s"),
         (
             "ringtap create -f qcow2 -o backing_file=a,,b b",
@@ -89,6 +110,23 @@ fn what_cannot_be_is_told() {
             "two formats",
         ),
         ("ringtap info json:{", "described in JSON"),
+        (
+            "ringtap info --image-opts driver=nbd,host=h,x-dirty-bitmap=qemu:dirty-bitmap:b",
+            "only map",
+        ),
+        (
+            "ringtap resize --image-opts driver=raw,read-only=on,file.filename=a 1G",
+            "read-only=on says",
+        ),
+        (
+            "ringtap snapshot -c s --image-opts driver=qcow2,read-only=on,file.filename=a",
+            "read-only=on says",
+        ),
+        (
+            "ringtap convert --object secret,id=a,file=k --object secret,id=b,file=l --image-opts \
+             driver=luks,key-secret=a,file.filename=x driver=luks,key-secret=b,file.filename=y z",
+            "two secrets",
+        ),
         (
             "ringtap convert -O raw json:{'driver':'raw','file':{'driver':'file','filename':'a'}} b c",
             "others not",

@@ -143,10 +143,7 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
     }
     if of_keyslots {
         let opener = reading.secret.as_ref().map(LazySecret::read).transpose()?;
-        let changed = keyslots::change(file, writing, own.change()?, opener, args.force)?;
-        for slot in changed.into_iter().filter(|_| !args.quiet) {
-            println!("keyslot {slot} changed");
-        }
+        keyslots::change(file, writing, own.change()?, opener, args.force)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -168,7 +168,7 @@ fn print(args: &CheckArgs, format: Format, report: &Report) {
     }
     let percent = |part: u64, of: u64| part as f64 * 100.0 / of.max(1) as f64;
     let (all, used) = (report.total_clusters, report.allocated_clusters);
-    if all > 0 {
+    if all > 0 && used > 0 {
         println!(
             "{used}/{all} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters",
             percent(used, all),

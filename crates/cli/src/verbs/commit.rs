@@ -32,8 +32,8 @@ pub(crate) struct CommitArgs {
     )]
     format: Option<Format>,
 
-    /// Write into this image of the chain [default: the overlay's own backing file]. Those between are
-    /// then worthless, and the overlay stays as it is
+    /// Write into this image of the chain, relative to the folder of FILE [default: the overlay's own backing file].
+    /// Those between are then worthless, and the overlay stays as it is
     #[arg(short, long, value_name = "FILE")]
     base: Option<PathBuf>,
 

@@ -6,15 +6,15 @@ use std::process::ExitCode;
 
 use clap::Args;
 use ringtap_image::Format;
-use ringtap_image_tools::Watcher;
 use ringtap_image_tools::compare::{CompareError, Found, Pair};
+use ringtap_image_tools::{LazySecret, Watcher};
 
 use super::bar::Talk;
 use super::source::{Sources, backing};
 use super::watch::Work;
 use crate::manual::Section;
 use crate::names::{self, CacheName};
-use crate::{lab, outcome};
+use crate::{lab, outcome, secret};
 
 /// What `ringtap compare` is told.
 #[derive(Debug, Args)]
@@ -43,6 +43,10 @@ pub(crate) struct CompareVerb {
         hide_possible_values = true
     )]
     second_format: Option<Format>,
+
+    /// Where the secret of the second image is, if that is another [default: that of --secret]
+    #[arg(long, value_name = "SOURCE", value_parser = secret::lazy)]
+    second_secret: Option<LazySecret>,
 
     /// Their sizes, and what is allocated in them, must be the same too
     #[arg(short, long)]
@@ -81,7 +85,8 @@ fn images(args: &CompareVerb, one: &Path, other: &Path) -> ExitCode {
     let work = Work::shown(args.talk);
     let watch: Watcher = work.clone();
     let images = [(one, args.format), (other, args.second_format)];
-    let pair = Pair::open(images, args.cache.into(), &args.sources.reading(), &watch);
+    let (reading, second) = (args.sources.reading(), args.second_secret.as_ref());
+    let pair = Pair::open(images, args.cache.into(), &reading, second, &watch);
     let pair = match pair {
         Ok(pair) => pair,
         Err(error) => {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use ringtap_image::Format;
-use ringtap_image_tools::map::{Map, Stretch, changes_since};
+use ringtap_image_tools::map::{Map, Stretch, changes_since, of_context};
 use serde::Serialize;
 
 use super::source::{Sources, backing};
@@ -47,6 +47,16 @@ pub(crate) struct MapArgs {
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["start_offset", "max_length"])]
     since: Option<String>,
 
+    /// Of an NBD export: what this metadata context of it says, in place of what is allocated: zero and data are its first two
+    /// bits, data where the first is not set. qemu:dirty-bitmap:NAME shows a bitmap so: its regions are data: false
+    #[arg(
+        long,
+        value_name = "CONTEXT",
+        conflicts_with = "since",
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
+    context: Option<String>,
+
     /// How to print it; json is what `qemu-img map` prints
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     output: Output,
@@ -76,15 +86,14 @@ impl From<&Stretch> for Facts {
     }
 }
 
-/// What has changed since a snapshot.
-fn since(args: &MapArgs, snapshot: &str) -> anyhow::Result<ExitCode> {
-    let changes = changes_since(&args.file, args.format, snapshot)?;
+/// Stretches of a disk that is one file.
+fn print(args: &MapArgs, stretches: &[Stretch]) -> anyhow::Result<ExitCode> {
     let layers = [args.file.clone()];
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut printer = Printer { output: args.output, layers: &layers, first: true };
     printer.begin(&mut out)?;
-    for change in &changes {
-        printer.print(&mut out, change)?;
+    for stretch in stretches {
+        printer.print(&mut out, stretch)?;
     }
     printer.end(&mut out)?;
     out.flush()?;
@@ -93,7 +102,11 @@ fn since(args: &MapArgs, snapshot: &str) -> anyhow::Result<ExitCode> {
 
 pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
     if let Some(snapshot) = &args.since {
-        return since(args, snapshot);
+        return print(args, &changes_since(&args.file, args.format, snapshot)?);
+    }
+    if let Some(context) = &args.context {
+        let (start, len) = (args.start_offset, args.max_length);
+        return print(args, &of_context(&args.file, args.format, context, start, len)?);
     }
     let map = Map::open(&args.file, args.format, &args.sources.reading(), &watch::notes())?;
     let layers = map.files().to_owned();

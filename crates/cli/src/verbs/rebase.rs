@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use ringtap_image::Format;
-use ringtap_image_tools::Watcher;
 use ringtap_image_tools::rebase::{Rebase, rebase};
+use ringtap_image_tools::{NamedFormat, Watcher};
 
 use super::bar::Talk;
 use super::source::{Force, Sources};
@@ -39,11 +39,11 @@ pub(crate) struct RebaseArgs {
     #[arg(
         short = 'F',
         long,
-        value_parser = names::format(),
+        value_parser = names::named_format(),
         value_name = "FORMAT",
         hide_possible_values = true
     )]
-    backing_format: Option<Format>,
+    backing_format: Option<NamedFormat>,
 
     /// Only change the name: what the overlay reads as is up to you
     #[arg(short, long = "unsafe")]

@@ -105,13 +105,24 @@ pub(crate) fn facts(snapshot: &Snapshot) -> Value {
 pub(crate) fn table(list: &[Snapshot]) -> String {
     let mut lines = vec![
         "Snapshot list:".to_owned(),
-        format!("{:<8}  {:<20}  {:>10}  {:>19}", "ID", "NAME", "VM STATE", "TAKEN (UTC)"),
+        format!(
+            "{:<8}  {:<20}  {:>10}  {:>19}  {:>15}",
+            "ID", "NAME", "VM STATE", "TAKEN (UTC)", "VM CLOCK"
+        ),
     ];
     lines.extend(list.iter().map(|it| {
         let state = human(it.vm_state_size);
-        format!("{:<8}  {:<20}  {state:>10}  {:>19}", it.id, it.name, date(it.taken.0))
+        let (taken, clock) = (date(it.taken.0), clock(it.guest_clock));
+        format!("{:<8}  {:<20}  {state:>10}  {taken:>19}  {clock:>15}", it.id, it.name)
     }));
     lines.join("\n")
+}
+
+/// Hours, minutes, seconds and milliseconds of nanoseconds.
+fn clock(nanoseconds: u64) -> String {
+    let millis = nanoseconds / 1_000_000;
+    let (hours, minutes) = (millis / 3_600_000, millis / 60_000 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{:03}", millis / 1000 % 60, millis % 1000)
 }
 
 /// Date and time in UTC of seconds since 1970.
@@ -137,6 +148,13 @@ pub(crate) const SECTIONS: &[Section] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clocks_have_hours_and_milliseconds() {
+        assert_eq!(clock(0), "00:00:00.000");
+        assert_eq!(clock(3_723_004_999_999), "01:02:03.004");
+        assert_eq!(clock(u64::MAX), "5124095:34:33.709");
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

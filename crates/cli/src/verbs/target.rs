@@ -7,7 +7,7 @@ use clap::Args;
 use ringtap_daemon::Error as Fault;
 use ringtap_image::{Format, luks, parse_size};
 use ringtap_image_tools::create::Space;
-use ringtap_image_tools::{self as tools, BackingFile, FormatOptions, LazySecret};
+use ringtap_image_tools::{self as tools, BackingFile, FormatOptions, LazySecret, NamedFormat};
 
 use crate::{names, secret};
 
@@ -22,11 +22,11 @@ pub(crate) struct NewImage {
     #[arg(
         short = 'F',
         long,
-        value_parser = names::format(),
+        value_parser = names::named_format(),
         value_name = "FORMAT",
         hide_possible_values = true
     )]
-    backing_format: Option<Format>,
+    backing_format: Option<NamedFormat>,
 
     /// Where the secret that is to open the new image is, if it is to be encrypted
     #[arg(long, value_name = "SOURCE", value_parser = secret::lazy)]

@@ -34,6 +34,13 @@ impl Container {
         Ok(Container { path, store, never_synced, rotational, ..container })
     }
 
+    /// Leave its connection to the next who opens it for reading, where it lies on a server.
+    pub fn leave(self) {
+        if let Some(store) = self.store {
+            store.leave(&self.path.to_string_lossy());
+        }
+    }
+
     /// The range is needed no more. [`Error::Unsupported`] where that cannot be told.
     pub(crate) async fn forget(&self, io: &Io, offset: u64, len: u64) -> Result<(), Error> {
         match self.store {

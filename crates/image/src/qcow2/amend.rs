@@ -1,11 +1,12 @@
-//! What an image says of itself, changed by one write of its header.
+//! What an image says of itself, changed by one write of its header: all of what is asked for, or nothing.
 
 use ringtap_io::Io;
 
-use super::downgrade::downgrade;
+use super::downgrade::{self, downgrade};
 use super::extension;
 use super::header::{MAX_NAME, autoclear, compatible};
 use super::offline::Offline;
+use super::rebase::name_backing;
 use super::snapshot_table;
 use super::tool::ToolError;
 use super::{Crypt, Header};
@@ -23,19 +24,56 @@ pub struct Amendment {
     pub data_file_raw: Option<bool>,
     /// Whether refcounts may lag behind while the image is in use.
     pub lazy_refcounts: Option<bool>,
+    /// The backing file and its format as they are to be written down; none for no backing file.
+    pub backing: Option<Option<(String, String)>>,
 }
 
 /// Change what an image at rest says of itself. A power cut leaves it as it was or as it is to be.
 pub async fn amend(io: &Io, container: &Container, amendment: &Amendment) -> Result<(), ToolError> {
     let mut image = Offline::open_to_change(io, container).await?;
+    match prepare(&mut image, amendment).await? {
+        Tables::Stay => image.write_header().await,
+        // It says of zeros what the new backing file makes of them.
+        Tables::LoseZeros => downgrade(&mut image).await,
+    }
+}
+
+/// Whether [`amend`] would refuse that. Changes nothing.
+pub async fn may_amend(
+    io: &Io,
+    container: &Container,
+    amendment: &Amendment,
+) -> Result<(), ToolError> {
+    let mut image = Offline::open_to_change(io, container).await?;
+    prepare(&mut image, amendment).await.map(drop)
+}
+
+/// What becomes of an image's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tables {
+    Stay,
+    /// Version 2 cannot say zeros.
+    LoseZeros,
+}
+
+/// Look whether all of it can be, and change the header in memory, but for the step to version 2.
+async fn prepare(image: &mut Offline<'_>, amendment: &Amendment) -> Result<Tables, ToolError> {
     let version = amendment.version.unwrap_or(image.header.version);
     if version < 3 && amendment.lazy_refcounts == Some(true) {
         return Err(image.refused("lazy_refcounts needs version 3: add compat=1.1"));
     }
-    name_data_file(&mut image, amendment)?;
+    name_data_file(image, amendment)?;
+    if let Some(backing) = &amendment.backing {
+        let backing = backing.as_ref().map(|(name, format)| (name.as_str(), format.as_str()));
+        name_backing(image, backing)?;
+    }
+    let mut tables = Tables::Stay;
     match (image.header.version, version) {
-        (2, 3) => upgrade(&mut image).await?,
-        (3, 2) => downgrade(&mut image).await?,
+        (2, 3) => upgrade(image).await?,
+        (3, 2) => {
+            downgrade::refuse(image).await?;
+            tables = Tables::LoseZeros;
+        }
         _ => {}
     }
     match amendment.lazy_refcounts {
@@ -46,7 +84,9 @@ pub async fn amend(io: &Io, container: &Container, amendment: &Amendment) -> Res
         Some(false) => image.header.compatible &= !compatible::LAZY_REFCOUNTS,
         None => {}
     }
-    image.write_header().await
+    let wrong = |source| ToolError::Header { path: image.container.path().to_owned(), source };
+    image.header.to_bytes().map_err(wrong)?;
+    Ok(tables)
 }
 
 /// What is said of the external data file.

@@ -57,13 +57,62 @@ impl Shared {
         while cluster < end {
             let start = offset.max(cluster << bits) - (cluster << bits);
             let to = (offset + len).min((cluster + 1) << bits) - (cluster << bits);
-            cluster += self.discard_in(io, cluster, end, start..to, mode).await?;
+            cluster += self.discard_in(io, cluster, end, start..to, mode, false).await?;
         }
         Ok(())
     }
 
+    /// Make a part of one unit zeros by making all of it so, where the rest of it reads as zeros already: nobody has
+    /// written there, and below there is nothing else. False where that is not so.
+    pub(super) async fn zero_part(
+        &self,
+        io: &Io,
+        offset: u64,
+        len: u64,
+        unmap: bool,
+    ) -> Result<bool, Error> {
+        let geometry = &self.tables.geometry;
+        let refused = self.info.read_only || self.is_corrupt();
+        if refused || !geometry.zero_flag || self.data_is_raw {
+            return Ok(false);
+        }
+        let start = offset >> geometry.unit_bits << geometry.unit_bits;
+        let end = (start + (1 << geometry.unit_bits)).min(geometry.size);
+        for rest in [start..offset, offset + len..end] {
+            if !self.zero_below(io, rest).await? {
+                return Ok(false);
+            }
+        }
+        let (cluster, mode) = (offset >> geometry.cluster_bits, Discard::Zero { unmap });
+        let first = cluster << geometry.cluster_bits;
+        let unit = start - first..end - first;
+        loop {
+            match self.discard_in(io, cluster, cluster + 1, unit.clone(), mode, true).await {
+                Ok(0) => {}
+                Ok(_) => return Ok(true),
+                Err(Error::Unsupported) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether what lies below reads as zeros.
+    async fn zero_below(&self, io: &Io, range: std::ops::Range<u64>) -> Result<bool, Error> {
+        let Some(base) = &self.base else { return Ok(true) };
+        let (mut at, end) = (range.start, range.end.min(base.info().size));
+        while at < end {
+            let status = base.status(io, at, end - at).await?;
+            if !status.zero {
+                return Ok(false);
+            }
+            at += status.len.max(1);
+        }
+        Ok(true)
+    }
+
     /// Discard a range of one cluster, and go on with whole ones as far as they have no table or are
-    /// in the same slice. Gives how many clusters are done; none where it has to be looked at again.
+    /// in the same slice. Gives how many clusters are done; none where it has to be looked at again. `only_empty`: where
+    /// there is data, that is left alone, and this is [`Error::Unsupported`].
     async fn discard_in(
         &self,
         io: &Io,
@@ -71,6 +120,7 @@ impl Shared {
         end: u64,
         range: std::ops::Range<u64>,
         mode: Discard,
+        only_empty: bool,
     ) -> Result<u64, Error> {
         let geometry = &self.tables.geometry;
         let table = geometry.table_of(cluster);
@@ -81,7 +131,7 @@ impl Shared {
         if self.load_entry(io, cluster).await?.is_none() {
             self.pinned(io, cluster).await?;
         }
-        match self.discard_one(cluster, range.clone(), mode) {
+        match self.discard_one(cluster, range.clone(), mode, only_empty) {
             Step::Done => Ok(1),
             Step::Wait(settled) => {
                 settled.await;
@@ -108,7 +158,13 @@ impl Shared {
         Ok(())
     }
 
-    fn discard_one(&self, cluster: u64, range: std::ops::Range<u64>, mode: Discard) -> Step<'_> {
+    fn discard_one(
+        &self,
+        cluster: u64,
+        range: std::ops::Range<u64>,
+        mode: Discard,
+        only_empty: bool,
+    ) -> Step<'_> {
         let geometry = &self.tables.geometry;
         let mut state = self.state();
         if state.allocations.is_pending(cluster) {
@@ -123,6 +179,11 @@ impl Shared {
         let units = geometry.covered(cluster, &range);
         if units == 0 || old.kind(geometry, 0) == Kind::Bad {
             return if units == 0 { Step::Done } else { Step::Fails(Error::Corrupt) };
+        }
+        let unit = range.start >> geometry.unit_bits;
+        let empty = |kind| matches!(kind, Kind::Unallocated | Kind::Zero { .. });
+        if only_empty && !empty(old.kind(geometry, unit)) {
+            return Step::Fails(Error::Unsupported);
         }
         let new = match geometry.extended() {
             true => self.without_units(old, units, mode),

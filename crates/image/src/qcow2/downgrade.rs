@@ -17,7 +17,7 @@ const REFCOUNT_ORDER: u32 = 4;
 /// Make it one of version 2, in which no entry can say that a cluster is zeros: those are written, or left out
 /// where nothing lies below.
 pub(super) async fn downgrade(image: &mut Offline<'_>) -> Result<(), ToolError> {
-    refuse(image)?;
+    refuse(image).await?;
     let (mut snapshots, old_len) = snapshot_table::read(image).await?;
     let (l1_offset, l1_size) = (image.header.l1_offset, image.header.l1_size);
     let l1 = image.read_table(l1_offset, u64::from(l1_size)).await?;
@@ -50,8 +50,11 @@ pub(super) async fn downgrade(image: &mut Offline<'_>) -> Result<(), ToolError> 
     rewrite.commit().await
 }
 
-/// What version 2 cannot say, and is said by the image as a whole.
-fn refuse(image: &Offline<'_>) -> Result<(), ToolError> {
+/// What version 2 cannot say, and is said by the image as a whole or by its snapshots.
+pub(super) async fn refuse(image: &Offline<'_>) -> Result<(), ToolError> {
+    let (snapshots, _) = snapshot_table::read(image).await?;
+    let size = image.header.size;
+    let other = snapshots.iter().find(|it| it.disk_size.is_some_and(|of_it| of_it != size));
     let header = &image.header;
     let why = match () {
         () if header.refcount_order != REFCOUNT_ORDER => "it has refcount_bits other than 16",
@@ -60,9 +63,18 @@ fn refuse(image: &Offline<'_>) -> Result<(), ToolError> {
         () if header.compression != Compression::Deflate => "it is compressed with zstd",
         () if header.bitmaps().is_some() => "it has dirty bitmaps: remove them first",
         () if header.crypt != Crypt::None => "it is encrypted",
-        () => return Ok(()),
+        () => "",
     };
-    Err(image.refused(format!("version 2 (compat=0.10) is not possible: {why}")))
+    let refused =
+        |why: String| Err(image.refused(format!("version 2 (compat=0.10) is not possible: {why}")));
+    match (why, other) {
+        ("", None) => Ok(()),
+        ("", Some(snapshot)) => refused(format!(
+            "the disk of its snapshot {:?} is of another size, which version 2 cannot say: delete it",
+            snapshot.name
+        )),
+        (why, _) => refused(why.to_owned()),
+    }
 }
 
 /// An L1 table all of whose L2 tables are without zero flags. `moved` says where those lie that were changed.

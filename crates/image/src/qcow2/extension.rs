@@ -97,8 +97,12 @@ pub(super) fn parse(
             return Err(HeaderError::Extension { kind, at, len, room });
         };
         let content = |what| Err(HeaderError::Content { kind, what });
-        if extensions.iter().any(|earlier: &Extension| earlier.kind == kind) {
-            return content("it is there twice");
+        if let Some(at) = extensions.iter().position(|earlier: &Extension| earlier.kind == kind) {
+            if kind != BACKING_FORMAT {
+                return content("it is there twice");
+            }
+            // Of this one QEMU's programs take the last.
+            extensions.remove(at);
         }
         match kind {
             BITMAPS if len != 24 => return content("it must have 24 bytes"),

@@ -98,6 +98,18 @@ fn what_is_wrong_is_named() {
     }
 }
 
+/// QEMU's programs take the last name of a backing format, and so they write no second one.
+#[test]
+fn of_two_backing_formats_the_last_counts() {
+    let mut header = some_header();
+    let twice = extension::Extension { kind: extension::BACKING_FORMAT, data: b"foo".to_vec() };
+    header.extensions.push(twice);
+    let parsed = Header::parse(&header.to_bytes().expect("it fits")).expect("it is read");
+    assert_eq!(parsed.backing_format(), Some(&b"foo"[..]));
+    let formats = parsed.extensions.iter().filter(|it| it.kind == extension::BACKING_FORMAT);
+    assert_eq!(formats.count(), 1);
+}
+
 #[test]
 fn an_unknown_feature_is_refused_by_its_own_name() {
     let mut header = Header { incompatible: 1 << 13, ..some_header() };

@@ -67,7 +67,7 @@ mod together;
 mod tool;
 mod walk;
 
-pub use amend::{Amendment, amend, change_keyslots};
+pub use amend::{Amendment, amend, change_keyslots, may_amend};
 pub use at_snapshot::SnapshotName;
 pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
@@ -333,6 +333,16 @@ impl Image for Qcow2 {
         mode: Discard,
     ) -> Boxed<'a, Result<(), Error>> {
         Box::pin(self.shared.discard(io, offset, len, mode))
+    }
+
+    fn zero_part<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        len: u64,
+        unmap: bool,
+    ) -> Boxed<'a, Result<bool, Error>> {
+        Box::pin(self.shared.zero_part(io, offset, len, unmap))
     }
 
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {

@@ -7,17 +7,26 @@ use super::header::{MAX_NAME, autoclear, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
 use super::tool::ToolError;
+use crate::Container;
 use crate::bytes::table;
-use crate::{Container, Format};
 
-/// Let the image name another backing file, or none. Nothing else changes: that what it reads as
-/// stays the same is up to the caller.
+/// Let the image name another backing file, with the name of its format, or none. Nothing else changes: that what it
+/// reads as stays the same is up to the caller.
 pub async fn set_backing(
     io: &Io,
     container: &Container,
-    backing: Option<(&str, Format)>,
+    backing: Option<(&str, &str)>,
 ) -> Result<(), ToolError> {
     let mut image = Offline::open_to_change(io, container).await?;
+    name_backing(&mut image, backing)?;
+    image.write_header().await
+}
+
+/// The same in memory.
+pub(super) fn name_backing(
+    image: &mut Offline<'_>,
+    backing: Option<(&str, &str)>,
+) -> Result<(), ToolError> {
     if let Some((name, _)) = backing {
         if image.header.autoclear & autoclear::DATA_FILE_RAW != 0 {
             let why = "its external data file is a raw image by itself, which has no backing file";
@@ -28,9 +37,9 @@ pub async fn set_backing(
         }
     }
     image.header.backing_file = backing.map(|(name, _)| name.as_bytes().to_vec());
-    let format = backing.map(|(_, format)| format.name().as_bytes().to_vec());
+    let format = backing.map(|(_, format)| format.as_bytes().to_vec());
     image.header.set_extension(BACKING_FORMAT, format);
-    image.write_header().await
+    Ok(())
 }
 
 /// Let the image hold nothing of the disk any more, so that all is read from its backing file. What

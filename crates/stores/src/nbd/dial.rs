@@ -71,25 +71,27 @@ impl Write for Until {
     }
 }
 
-/// Connect, and agree on the export.
-pub(super) fn dial(uri: &Uri, tls: Option<&Arc<ClientConfig>>) -> Result<Connection, Error> {
+/// Connect, and agree on the export and on the context that tells what it holds.
+pub(super) fn dial(
+    uri: &Uri,
+    tls: Option<&Arc<ClientConfig>>,
+    status: &str,
+) -> Result<Connection, Error> {
     let end = Instant::now() + LIMIT;
     let mut stream = Until { stream: connect(&uri.server, end)?, end };
     handshake::greet(&mut stream)?;
     let (agreed, session) = match tls {
-        None => (handshake::agree(&mut stream, &uri.export)?, None),
+        None => (handshake::agree(&mut stream, &uri.export, status)?, None),
         Some(config) => {
             handshake::start_tls(&mut stream)?;
             let mut session = ClientConnection::new(config.clone(), name_of(uri)?)
                 .map_err(|error| Error::Refused(format!("TLS: {error}")))?;
             let mut sealed = Stream::new(&mut session, &mut stream);
-            let agreed =
-                handshake::agree(&mut sealed, &uri.export).map_err(|error| match error {
-                    Error::Os(error) => {
-                        Error::Refused(format!("TLS with the server failed: {error}"))
-                    }
-                    other => other,
-                })?;
+            let agreed = handshake::agree(&mut sealed, &uri.export, status);
+            let agreed = agreed.map_err(|error| match error {
+                Error::Os(error) => Error::Refused(format!("TLS with the server failed: {error}")),
+                other => other,
+            })?;
             (agreed, Some(session))
         }
     };

@@ -14,7 +14,8 @@ const MAX_REPLY: u32 = 64 << 10;
 const REPLIES: usize = 64;
 /// Of what a server prefers more is not passed on.
 const MOST_PREFERRED: u32 = 1 << 20;
-const STATUS: &str = "base:allocation";
+/// The context that tells where there are holes.
+pub const ALLOCATION: &str = "base:allocation";
 
 /// How replies come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ pub struct Agreed {
     pub most: u32,
     /// How replies come.
     pub replies: Replies,
-    /// The number of the context that tells where there are holes.
+    /// The number of the context that is asked for, [`ALLOCATION`] as a rule.
     pub status: Option<u32>,
 }
 
@@ -184,8 +185,12 @@ pub fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), Error> {
     }
 }
 
-/// Agree on an export.
-pub fn agree(stream: &mut (impl Read + Write), export: &str) -> Result<Agreed, Error> {
+/// Agree on an export, and on the context that tells what ranges of it hold.
+pub fn agree(
+    stream: &mut (impl Read + Write),
+    export: &str,
+    status: &str,
+) -> Result<Agreed, Error> {
     if export.len() > MAX_STRING {
         return Err(protocol("the export's name is too long"));
     }
@@ -203,7 +208,7 @@ pub fn agree(stream: &mut (impl Read + Write), export: &str) -> Result<Agreed, E
     }
     let status = match replies {
         Replies::Simple => None,
-        _ => context(stream, export)?,
+        _ => context(stream, export, status)?,
     };
     let mut agreed =
         Agreed { size: 0, can: 0, block: 1, preferred: 4096, most: MAX_PAYLOAD, replies, status };
@@ -269,18 +274,22 @@ fn learn(agreed: &mut Agreed, data: &[u8]) -> Result<bool, Error> {
     }
 }
 
-/// Have holes told of, where the server can.
-fn context(stream: &mut (impl Read + Write), export: &str) -> Result<Option<u32>, Error> {
+/// Have a context told of, where the server has it.
+fn context(
+    stream: &mut (impl Read + Write),
+    export: &str,
+    name: &str,
+) -> Result<Option<u32>, Error> {
     let mut data = named(export);
     data.extend(1u32.to_be_bytes());
-    data.extend(named(STATUS));
+    data.extend(named(name));
     ask(stream, opt::SET_META_CONTEXT, &data)?;
     let mut number = None;
     for _ in 0..REPLIES {
         let answer = reply(stream, opt::SET_META_CONTEXT)?;
         match answer.kind {
             rep::ACK => return Ok(number),
-            rep::META_CONTEXT if answer.data.get(4..) == Some(STATUS.as_bytes()) => {
+            rep::META_CONTEXT if answer.data.get(4..) == Some(name.as_bytes()) => {
                 number = Some(word(&answer.data, 0));
             }
             _ if answer.is_error() => {

@@ -32,7 +32,7 @@ use ringtap_io::{Io, Key, Op, OpenRemote, Remote, Session};
 use rustls::ClientConfig;
 
 use dial::Connection;
-use handshake::{Agreed, Error, Replies};
+use handshake::{ALLOCATION, Agreed, Error, Replies};
 use link::Link;
 use owner::{Far, Owner};
 use redial::Attempt;
@@ -45,6 +45,8 @@ use crate::{Facts, Options, Store};
 /// An open export.
 pub(crate) struct Nbd {
     uri: Uri,
+    /// The context that tells what it holds.
+    status: String,
     tls: Option<Arc<ClientConfig>>,
     agreed: Agreed,
     shared: Mutex<Shared>,
@@ -65,10 +67,32 @@ struct Shared {
     numbered: u64,
 }
 
+/// Connect to an export to look at one of its metadata contexts, such as `qemu:dirty-bitmap:NAME`, by
+/// [`Op::Status`]: its first two bits are told as those of `base:allocation` are. Nobody should read by that what is
+/// data. Waits for the server.
+pub fn open_context(uri: &Uri, context: &str) -> Result<Store, Error> {
+    let tls = dial::credentials(uri)?;
+    let connection = dial::dial(uri, tls.as_ref(), context)?;
+    if connection.agreed.status.is_none() {
+        return Err(Error::Refused(format!("the server has no context {context} of it")));
+    }
+    store(uri, tls, connection, context, &Options { read_only: true })
+}
+
 /// Connect to an export.
 pub(crate) fn open(uri: &Uri, options: &Options) -> Result<Store, Error> {
     let tls = dial::credentials(uri)?;
-    let connection = dial::dial(uri, tls.as_ref())?;
+    let connection = dial::dial(uri, tls.as_ref(), ALLOCATION)?;
+    store(uri, tls, connection, ALLOCATION, options)
+}
+
+fn store(
+    uri: &Uri,
+    tls: Option<Arc<ClientConfig>>,
+    connection: Connection,
+    status: &str,
+    options: &Options,
+) -> Result<Store, Error> {
     let agreed = connection.agreed;
     if agreed.can(can::READ_ONLY) && !options.read_only {
         return Err(Error::Refused("the server lets nobody write to it: add --read-only".into()));
@@ -94,6 +118,7 @@ pub(crate) fn open(uri: &Uri, options: &Options) -> Result<Store, Error> {
     let shared = Mutex::new(Shared { spare: Some(connection), ..Shared::default() });
     let nbd = Nbd {
         uri: uri.clone(),
+        status: status.to_owned(),
         tls,
         agreed,
         shared,

@@ -90,7 +90,8 @@ fn seek(nbd: &Arc<Nbd>, wish: &Weak<Attempt>, begun: Instant, times: u32) {
 }
 
 fn attempt(nbd: &Nbd) -> Result<Connection, String> {
-    let connection = dial(&nbd.uri, nbd.tls.as_ref()).map_err(|error| error.to_string())?;
+    let connection =
+        dial(&nbd.uri, nbd.tls.as_ref(), &nbd.status).map_err(|error| error.to_string())?;
     connection.agreed.goes_on_from(&nbd.agreed)?;
     Ok(connection)
 }

@@ -352,6 +352,61 @@ fn overlays_of_odd_shapes() {
     }
 }
 
+/// Zeros for a part of a cluster take it whole, and no room, where nothing else is in it or below; where something is, they
+/// are written.
+#[test]
+fn a_part_of_an_empty_cluster_becomes_zeros_without_room() {
+    for (seed, options, below) in [(60, "", None), (61, "", Some("raw")), (62, "", Some("qcow2"))] {
+        let mut case = Case::new(seed, options, below);
+        let cluster = case.cluster;
+        let empty = |case: &Case, at: usize| case.holds[at..at + cluster].iter().all(|it| *it == 0);
+        let places = (0..SIZE - cluster).step_by(cluster);
+        let (free, full): (Vec<_>, Vec<_>) = places.partition(|at| empty(&case, *at));
+        let vbd = case.open(false);
+        let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
+        let taken = || std::fs::metadata(&case.image).expect("the image").len();
+        let (first, other, second) = (free[0], free[1], full.first().copied());
+        let (io, one) = (tasks.io().clone(), vbd.fork());
+        let zeros = async move {
+            let zero = Kind::WriteZeroes { unmap: false, fast: false };
+            // The table comes with it.
+            serve(&one, &io, zero, other, 512, 0, false).await?;
+            one.flush(&io).await
+        };
+        tasks.block_on(zeros).expect("the ring turns").expect("served");
+        let before = taken();
+        let (io, one) = (tasks.io().clone(), vbd.fork());
+        let all = async move {
+            for (unmap, at, len) in
+                [(false, 1024, 512), (true, 2048, cluster - 4096), (true, 0, cluster)]
+            {
+                let zero = Kind::WriteZeroes { unmap, fast: false };
+                serve(&one, &io, zero, first + at, len, 0, false).await?;
+            }
+            one.flush(&io).await?;
+            Ok::<_, ringtap_image::Error>(())
+        };
+        tasks.block_on(all).expect("the ring turns").expect("served");
+        assert_eq!(taken(), before, "{below:?}");
+        let (io, one) = (tasks.io().clone(), vbd.fork());
+        let rest = async move {
+            let zero = Kind::WriteZeroes { unmap: true, fast: false };
+            if let Some(at) = second {
+                serve(&one, &io, zero, at + 512, 512, 0, false).await?;
+            }
+            serve(&one, &io, Kind::Write, first + 512, 512, 9, false).await?;
+            serve(&one, &io, zero, first + 1024, 512, 0, false).await?;
+            vbd.close(&io).await
+        };
+        tasks.block_on(rest).expect("the ring turns").expect("served");
+        if let Some(at) = second {
+            case.holds[at + 512..at + 1024].fill(0);
+        }
+        case.holds[first + 512..first + 1024].fill(9);
+        case.compare();
+    }
+}
+
 /// A write of several clusters whose first holds something already, and not in all of the rest: what lies
 /// behind that is to be found, too.
 #[test]
