@@ -20,7 +20,7 @@ help:
 	@echo "make fuzz       every fuzz target, guided by coverage: MINUTES=60 each, TARGETS=names for some only"
 	@echo "make build      the optimised binaries: $(RINGTAP), $(LAB)"
 	@echo "make bench      ratios against other servers, in about an hour"
-	@echo "make install    binaries without debug symbols (those in lib/debug), manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
+	@echo "make install    binaries without debug symbols (those in /usr/lib/debug), manual pages, completions, unit examples, below PREFIX=$(PREFIX)"
 	@echo "make uninstall  remove them"
 	@echo "make deb        packages for this Debian, in $(TARGET)/deb; RINGTAP=PATH of another binary"
 
@@ -100,11 +100,11 @@ bench:
 	$(TARGET)/release/remote
 
 # Built where it is missing only, so that `sudo make install` needs no Rust.
-$(RINGTAP):
+$(RINGTAP) $(LAB):
 	$(MAKE) build
 
 # installed BINARY: stripped, its debug symbols beside, where debuggers look for them.
-DEBUG = $(DESTDIR)$(PREFIX)/lib/debug$(PREFIX)/bin
+DEBUG = $(DESTDIR)/usr/lib/debug$(PREFIX)/bin
 define installed
 	install -D -m 755 $(1) $(DESTDIR)$(PREFIX)/bin/$(notdir $(1))
 	install -d $(DEBUG)
@@ -114,7 +114,7 @@ endef
 
 install: install-tap install-lab
 
-install-lab: $(RINGTAP)
+install-lab: $(LAB)
 	$(call installed,$(LAB))
 	$(LAB) man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions

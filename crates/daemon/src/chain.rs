@@ -75,7 +75,10 @@ impl Backing {
             Some(name) => {
                 let folder = upon.parent().unwrap_or(Path::new("/"));
                 let named = fs::canonicalize(folder.join(OsStr::from_bytes(name.as_bytes())));
-                if named.ok().and_then(|named| identity(&named)) != identity(&layer.path) {
+                let named = named.ok().and_then(|named| identity(&named));
+                let is_it = named.is_some() && named == identity(&layer.path);
+                // An image that is on no disk of this host has no other name.
+                if !is_it && Path::new(name) != layer.path {
                     let base = layer.path.display();
                     return Err(format!(
                         "{name:?} does not lead to {base}, which is to stay below: it could not be opened again"

@@ -97,9 +97,10 @@ fn prepare(wanted: &Wanted) -> Result<Prepared, Error> {
     let Wanted { disk, vbd, overlay, .. } = wanted;
     let refused = |why: String| Err(failed(overlay, why));
     if ringtap_stores::is_store(&disk.path) {
+        let of_ceph = ringtap_stores::rbd::is_path_of_rbd(&disk.path);
+        let own = if of_ceph { "; ringtap snapshot -c NAME takes one of Ceph's own" } else { "" };
         return refused(format!(
-            "{} is no file of this host, where it would be written down that its disk goes on elsewhere; a snapshot of Ceph's own is \
-             taken by ringtap snapshot -c NAME",
+            "{} is no file of this host, where it would be written down that its disk goes on elsewhere{own}",
             disk.path.display()
         ));
     }

@@ -151,6 +151,11 @@ impl Convert {
         }
     }
 
+    /// What changed since a snapshot is told of the bytes that the cluster holds.
+    fn source_format(&self) -> Option<Format> {
+        if self.since.is_some() { Some(Format::Raw) } else { self.format }
+    }
+
     fn snapshot_of(&self, snapshot: &SnapshotName) -> Result<Vbd, Error> {
         let [source] = &self.sources[..] else {
             return Err(Error::usage("-l reads one source: convert several one by one"));
@@ -183,7 +188,7 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
         Some(snapshot) => vec![job.snapshot_of(snapshot)?],
         None => sources
             .iter()
-            .map(|path| job.reading.open(path, job.format, job.source_cache, watch))
+            .map(|path| job.reading.open(path, job.source_format(), job.source_cache, watch))
             .collect::<Result<_, _>>()?,
     };
     let size = match &job.part {
@@ -325,9 +330,6 @@ fn in_memory(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
 }
 
-/// Changes with no more than this between them are copied as one.
-const APART: u64 = 64 << 10;
-
 /// With `since` what is copied: ranges of the source, in order.
 fn parts(job: &Convert) -> Result<Vec<Range<u64>>, Error> {
     let Some(since) = &job.since else { return Ok(vec![]) };
@@ -339,18 +341,15 @@ fn parts(job: &Convert) -> Result<Vec<Range<u64>>, Error> {
             "--since copies only what has changed: name the copy of then, -B FILE for an overlay upon it, or with -n as the target",
         ));
     }
+    // Where zeros are taken for granted, what has become zeros since would stay as it was.
+    if let Target::Existing { zeroed: true, .. } = job.into {
+        return Err(Error::usage("--since brings a copy up to date: leave --target-is-zero out"));
+    }
     if job.compress || job.part.is_some() {
         return Err(Error::usage("--since copies changes as they are: leave the other out"));
     }
-    let mut parts: Vec<Range<u64>> = vec![];
-    for change in changes_since(source, job.format, since)? {
-        let range = change.start..change.start + change.length;
-        match parts.last_mut() {
-            Some(last) if range.start <= last.end + APART => last.end = last.end.max(range.end),
-            _ => parts.push(range),
-        }
-    }
-    Ok(parts)
+    let changes = changes_since(source, job.format, since)?;
+    Ok(changes.iter().map(|change| change.start..change.start + change.length).collect())
 }
 
 /// What shows through where an overlay holds nothing.
@@ -414,9 +413,7 @@ fn write(
     watch: &Watcher,
 ) -> Result<(), Error> {
     let progress = Arc::new(Progress::default());
-    let whole = || from.iter().map(|disk| disk.size()).sum();
-    let some = || parts.iter().map(|part| part.end - part.start).sum();
-    watch.begins(if job.since.is_some() { some() } else { whole() }, &progress);
+    watch.begins(from.iter().map(|disk| disk.size()).sum(), &progress);
     let (layers, base) = match over {
         Over::Nothing => (0..u32::MAX, None),
         Over::Layer(depth) => (0..depth, None),
@@ -434,23 +431,14 @@ fn write(
     let piece = if in_memory(&job.target) { PIECE_IN_MEMORY } else { PIECE_ON_DISK };
     let piece = piece.max(compress.unwrap_or(0));
     let mut to_offset = 0;
-    let pieces: Vec<(Vbd, Range<u64>)> = match (&job.since, &from[..]) {
-        (Some(_), [one]) => parts.iter().map(|part| (one.fork(), part.clone())).collect(),
-        _ => from
-            .into_iter()
-            .map(|disk| (disk.size(), disk))
-            .map(|(size, disk)| (disk, job.part.clone().unwrap_or(0..size)))
-            .collect(),
-    };
-    for (from, range) in pieces {
+    for from in from {
+        let range = job.part.clone().unwrap_or(0..from.size());
         let size = range.end - range.start;
-        if job.since.is_some() {
-            to_offset = range.start;
-        }
         let watch = watch.clone();
         let lost = move |offset, len, error| watch.note(&Note::Lost { offset, len, error });
         let job = Copy {
             range,
+            only: job.since.is_some().then(|| parts.to_vec()),
             to_offset,
             layers: layers.clone(),
             unless_in: base.as_ref().map(|base| base.disk().clone()),

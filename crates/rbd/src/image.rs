@@ -217,7 +217,7 @@ impl Length for Rbd {
     }
 
     fn set(&self, len: u64) -> Result<(), i32> {
-        with_room(|| self.set_len(len))
+        with_room(|| self.set_len(len)).unwrap_or(Err(libc::EAGAIN))
     }
 }
 
@@ -235,7 +235,7 @@ impl Remote for Rbd {
                 thread::sleep(LOOK);
             }
         }
-        with_room(|| {
+        let closed = with_room(|| {
             let image = self.image.write().unwrap_or_else(PoisonError::into_inner).take();
             if self.waits.is_shut_out() {
                 // What is in flight may never end, and closing would wait for it. The cluster has closed it.
@@ -245,5 +245,11 @@ impl Remote for Rbd {
                 lock::forget(&image);
             }
         });
+        if closed.is_none() {
+            tracing::warn!(
+                "{}: it stays open until this process ends: no thread can be begun",
+                self.name
+            );
+        }
     }
 }

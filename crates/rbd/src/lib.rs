@@ -26,15 +26,15 @@ pub mod snapshots;
 mod waits;
 
 pub use name::Name;
-use roomy::with_room;
+use roomy::tried;
 
 /// From now on this process opens images of Ceph by their names. The first who says so decides.
 pub fn start() {
     ringtap_stores::rbd::open_by(ringtap_stores::rbd::Driver {
-        load: || with_room(|| ffi::api().map(drop)),
-        open: |name, options| with_room(|| image::open(&Name::parse(name)?, options)),
-        make: |name, len| with_room(|| image::make(&Name::parse(name)?, len)),
-        remove: |name| with_room(|| image::remove(&Name::parse(name)?)),
+        load: || tried(|| ffi::api().map(drop)),
+        open: |name, options| tried(|| image::open(&Name::parse(name)?, options)),
+        make: |name, len| tried(|| image::make(&Name::parse(name)?, len)),
+        remove: |name| tried(|| image::remove(&Name::parse(name)?)),
         files: |name| Name::parse(name).map_or(vec![], |name| name.files()),
     });
 }

@@ -30,6 +30,8 @@ pub struct Copy {
     pub to: Disk,
     /// The part of `from`, in bytes.
     pub range: Range<u64>,
+    /// Of that only these, in order, where they are given; the rest of `to` stays as it is.
+    pub only: Option<Vec<Range<u64>>>,
     /// Where in `to` the range begins.
     pub to_offset: u64,
     /// Only what comes from these layers of `from` (0 is the image itself); the rest stays as it is.
@@ -62,6 +64,7 @@ impl Copy {
             range: 0..from.size(),
             from,
             to,
+            only: None,
             to_offset: 0,
             layers: 0..u32::MAX,
             unless_in: None,
@@ -166,6 +169,12 @@ pub fn copy(copy: Copy, progress: &Arc<Progress>) -> Result<(), CopyError> {
     })
 }
 
+/// The first of ranges in order that does not end before an offset.
+fn next_of(ranges: &[Range<u64>], offset: u64) -> Option<Range<u64>> {
+    let at = ranges.partition_point(|range| range.end <= offset);
+    ranges.get(at).cloned()
+}
+
 impl Hands {
     async fn work(&self, io: &Io) -> Result<(), CopyError> {
         let copy = &self.job.copy;
@@ -177,7 +186,17 @@ impl Hands {
         };
         let unread = |status: &Status| !copy.layers.contains(&status.depth) || self.skips(status);
         let most = |status: &Status| if unread(status) { ZEROS } else { copy.piece as u64 };
-        let look = async |offset, len| {
+        let look = async |offset, len: u64| {
+            let wanted = copy.only.as_ref().map(|only| next_of(only, offset));
+            let len = match wanted {
+                Some(Some(next)) if next.start <= offset => len.min(next.end - offset),
+                Some(next) => {
+                    let left_out = next.map_or(len, |next| len.min(next.start - offset));
+                    let status = Status { depth: copy.layers.end, ..Status::data(left_out) };
+                    return Ok::<_, CopyError>((status, left_out));
+                }
+                None => len,
+            };
             let mut status = match self.from.status(io, offset, len).await {
                 // Reading will tell.
                 Err(_) if copy.salvage.is_some() => Status::data(len.min(copy.piece as u64)),
@@ -191,7 +210,7 @@ impl Hands {
                 Some(cluster) => self.whole_clusters(cluster as u64, offset, &mut status, unread),
                 None => status.len,
             };
-            Ok::<_, CopyError>((status, len))
+            Ok((status, len))
         };
         while let Some(piece) = self.job.walk.next(most, look).await? {
             if self.job.outcome.failed() {

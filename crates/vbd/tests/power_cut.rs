@@ -352,6 +352,7 @@ fn flushes_stay_failed(cache: CacheMode, failures: usize) -> bool {
 
 #[test]
 fn every_operation_may_fail_once() {
+    let mut tried = 0;
     for cache in MODES {
         for seed in seeds(8) {
             for (fault, told) in [
@@ -370,10 +371,11 @@ fn every_operation_may_fail_once() {
                     );
                     n += 1;
                 }
-                assert!(n > 5, "the run had operations to fail");
+                tried += n - 1;
             }
         }
     }
+    assert!(tried > 500, "{tried} operations failed, and the runs have more");
 }
 
 /// After a failed fsync Linux calls the pages clean that it could not write: the next fsync succeeds

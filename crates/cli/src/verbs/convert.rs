@@ -62,7 +62,7 @@ pub(crate) struct ConvertArgs {
 
     /// Of an image of Ceph: copy only what was written since this snapshot, into a copy that was made of that (-n), or into an
     /// overlay upon one (-B)
-    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["snapshot", "bitmaps", "compress"])]
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["snapshot", "bitmaps", "compress", "target_is_zero"])]
     since: Option<String>,
 
     /// Copy the bitmaps inside the source too; those not saved are an error

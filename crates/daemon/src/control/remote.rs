@@ -53,10 +53,10 @@ impl RemoteRbd {
     /// As an image's path.
     pub(super) fn path(&self) -> PathBuf {
         let mut name = format!("rbd:{}", plain(&self.pool));
-        let parts = [&self.namespace, &Some(self.image.clone())];
-        for part in parts.into_iter().flatten().filter(|part| !part.is_empty()) {
-            name += &format!("/{}", plain(part));
+        if let Some(namespace) = self.namespace.as_ref().filter(|space| !space.is_empty()) {
+            name += &format!("/{}", plain(namespace));
         }
+        name += &format!("/{}", plain(&self.image));
         if let Some(snapshot) = &self.snapshot {
             name += &format!("@{}", plain(snapshot));
         }
@@ -120,5 +120,7 @@ mod tests {
         let expected = "rbd:a\\:b/n/v\\@m@s:conf=\\/etc\\/c:id=me:mon_host=[\\:\\:1]\\:3300";
         assert_eq!(name(all).ok().as_deref(), Some(expected));
         assert!(name(json!({ "pool": "rbd" })).is_err());
+        let none = json!({ "pool": "rbd", "namespace": "vm", "image": "" });
+        assert_eq!(name(none).ok().as_deref(), Some("rbd:rbd/vm/"), "which nobody opens");
     }
 }
