@@ -47,6 +47,7 @@ fn main() -> ExitCode {
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     ringtap_daemon::report_panics();
     let code = ringtap();
+    ringtap_stores::forget_left();
     if Panic::any() { ExitCode::from(PANICKED) } else { code }
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn format() -> impl TypedValueParser<Value = Format> {
     PossibleValuesParser::new(values).try_map(|name| name.parse::<Format>())
 }
 
-/// As [`format`], with the name as it was said.
+/// As [`format()`], with the name as it was said.
 pub(crate) fn named_format() -> impl TypedValueParser<Value = NamedFormat> {
     let values = Format::ALL.map(|format| {
         PossibleValue::new(format.name()).aliases(format.aliases()).help(format.about())

@@ -74,8 +74,20 @@ pub fn amend(
     }
     let container = match wanted.size {
         Some(size) => {
+            if wanted.header.data_file.is_some() {
+                let why = "size and data_file at once: it is not told which of the two files is to be longer";
+                return Err(Error::usage(why));
+            }
+            let size_of = |below: &BackingFile| {
+                resize::disk_size(&Place::from(&*below.path), below.format, reading)
+            };
+            // Of what will lie below, and not of what the image names now, which may be gone.
+            let next = match below.as_ref().filter(|_| wanted.backing.is_some()) {
+                Some(next) => Some(next.as_ref().map(size_of).transpose()?),
+                None => None,
+            };
             drop((changed, container));
-            resize::set(&image, writing, size, reading)?;
+            resize::set(&image, writing, size, next, reading)?;
             writing.settled(file)?
         }
         None => container,

@@ -89,7 +89,7 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
             return Err(cannot(file, format, what));
         }
     }
-    change(&place, writing, container, new, &job.reading)?;
+    change(&place, writing, container, new, None, &job.reading)?;
     changed.confirm_format(format);
     drop(changed);
     if preallocated {
@@ -143,16 +143,21 @@ pub(crate) fn grow(
 ) -> Result<(), Error> {
     let container = to_change(place, writing)?;
     if size_of(place.path(), writing.format, &container)? < size {
-        change(place, writing, container, size, reading)?;
+        change(place, writing, container, size, None, reading)?;
     }
     Ok(())
 }
 
-/// Make a disk larger, or nothing but what it is; one that would become smaller is refused.
+/// What is to lie below an image: nothing, or a disk of so many bytes.
+pub(crate) type Below = Option<u64>;
+
+/// Make a disk larger, or nothing but what it is; one that would become smaller is refused. `below` is what lies below it where that
+/// is to be another than it is now.
 pub(crate) fn set(
     place: &Place,
     writing: Writing<'_>,
     size: u64,
+    below: Option<Below>,
     reading: &Reading,
 ) -> Result<(), Error> {
     let container = to_change(place, writing)?;
@@ -166,7 +171,7 @@ pub(crate) fn set(
         );
         return Err(Error::Usage(why));
     }
-    change(place, writing, container, size, reading)
+    change(place, writing, container, size, below, reading)
 }
 
 fn to_change(place: &Place, writing: Writing<'_>) -> Result<Container, Error> {
@@ -198,6 +203,7 @@ fn change(
     writing: Writing<'_>,
     container: Container,
     size: u64,
+    below: Option<Below>,
     reading: &Reading,
 ) -> Result<(), Error> {
     let (format, path) = (writing.format, place.path());
@@ -227,9 +233,10 @@ fn change(
                 }
                 None => None,
             };
-            let backing_size = match &own.backing {
-                Some(_) => Some(backing_size(path, reading)?),
-                None => None,
+            let backing_size = match (below, &own.backing) {
+                (Some(below), _) => below,
+                (None, Some(_)) => Some(backing_size(path, reading)?),
+                (None, None) => None,
             };
             let options = ResizeOptions { size, shrink: true, backing_size };
             Ok(on_a_ring(path, |io| async move {
@@ -249,12 +256,15 @@ fn backing_size(path: &Path, reading: &Reading) -> Result<u64, Error> {
     let Some(below) = layers.get(1) else { return Ok(0) };
     match &below.header {
         Some(header) => Ok(header.size),
-        None => {
-            let own = reading.options(below.format, CacheMode::Writeback)?;
-            let options = OpenOptions { force_share: true, ..own };
-            Ok(open_place(&below.place, &options)?.info().size)
-        }
+        None => disk_size(&below.place, below.format, reading),
     }
+}
+
+/// Bytes of a disk that may be in use.
+pub(crate) fn disk_size(place: &Place, format: Format, reading: &Reading) -> Result<u64, Error> {
+    let own = reading.options(format, CacheMode::Writeback)?;
+    let options = OpenOptions { force_share: true, ..own };
+    Ok(open_place(place, &options)?.info().size)
 }
 
 #[cfg(test)]

@@ -105,10 +105,10 @@ impl Store {
         nbd::open(&uri, options).map_err(|error| failed(error.to_string()))
     }
 
-    /// Leave it, open for reading, to the next of this process who opens that name: a server may let nobody in a second
-    /// time, as `qemu-nbd` without `--persistent`.
+    /// Leave it, open for reading, to the next of this process who opens that name: an NBD server may let nobody in a second
+    /// time, as `qemu-nbd` without `--persistent`. Others are closed.
     pub fn leave(self, uri: &str) {
-        if self.facts.read_only {
+        if self.facts.read_only && !rbd::is_rbd(uri) && !is_object(uri) {
             *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some((uri.to_owned(), self));
         }
     }
@@ -147,6 +147,11 @@ impl Store {
 
 /// What was left to the next who opens it, and its name.
 static LEFT: Mutex<Option<(String, Store)>> = Mutex::new(None);
+
+/// Close what was left and nobody has opened again: at the end of a process.
+pub fn forget_left() {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).take();
+}
 
 /// What was left by that name; nobody else gets it then.
 fn left(uri: &str) -> Option<Store> {

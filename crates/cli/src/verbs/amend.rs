@@ -138,12 +138,16 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let wanted = wanted(&others)?;
+    // What can be wrong with it is, before anything is changed.
+    let keyslots = match of_keyslots {
+        true => Some((own.change()?, reading.secret.as_ref().map(LazySecret::read).transpose()?)),
+        false => None,
+    };
     if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
         amend::amend(file, writing, &wanted, &reading)?;
     }
-    if of_keyslots {
-        let opener = reading.secret.as_ref().map(LazySecret::read).transpose()?;
-        keyslots::change(file, writing, own.change()?, opener, args.force)?;
+    if let Some((change, opener)) = keyslots {
+        keyslots::change(file, writing, change, opener, args.force)?;
     }
     Ok(ExitCode::SUCCESS)
 }

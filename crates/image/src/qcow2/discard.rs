@@ -78,13 +78,25 @@ impl Shared {
         }
         let start = offset >> geometry.unit_bits << geometry.unit_bits;
         let end = (start + (1 << geometry.unit_bits)).min(geometry.size);
-        for rest in [start..offset, offset + len..end] {
-            if !self.zero_below(io, rest).await? {
-                return Ok(false);
-            }
-        }
         let (cluster, mode) = (offset >> geometry.cluster_bits, Discard::Zero { unmap });
         let first = cluster << geometry.cluster_bits;
+        // What the image itself says goes before what lies below, which may be far away.
+        let own = match self.tables.l1(geometry.table_of(cluster)) {
+            0 => None,
+            _ => self.load_entry(io, cluster).await?,
+        };
+        let own = own.map(|entry| entry.kind(geometry, (start - first) >> geometry.unit_bits));
+        match own {
+            None | Some(Kind::Unallocated) => {
+                for rest in [start..offset, offset + len..end] {
+                    if !self.zero_below(io, rest).await {
+                        return Ok(false);
+                    }
+                }
+            }
+            Some(Kind::Zero { .. }) => {}
+            Some(_) => return Ok(false),
+        }
         let unit = start - first..end - first;
         loop {
             match self.discard_in(io, cluster, cluster + 1, unit.clone(), mode, true).await {
@@ -96,18 +108,18 @@ impl Shared {
         }
     }
 
-    /// Whether what lies below reads as zeros.
-    async fn zero_below(&self, io: &Io, range: std::ops::Range<u64>) -> Result<bool, Error> {
-        let Some(base) = &self.base else { return Ok(true) };
+    /// Whether what lies below is known to read as zeros.
+    async fn zero_below(&self, io: &Io, range: std::ops::Range<u64>) -> bool {
+        let Some(base) = &self.base else { return true };
         let (mut at, end) = (range.start, range.end.min(base.info().size));
         while at < end {
-            let status = base.status(io, at, end - at).await?;
-            if !status.zero {
-                return Ok(false);
+            match base.status(io, at, end - at).await {
+                Ok(status) if status.zero => at += status.len.max(1),
+                // The write itself will tell what fails.
+                _ => return false,
             }
-            at += status.len.max(1);
         }
-        Ok(true)
+        true
     }
 
     /// Discard a range of one cluster, and go on with whole ones as far as they have no table or are
