@@ -114,6 +114,8 @@ impl Commit {
         if before.is_none() && !matches!(end, Ok(Some(_))) {
             // As it was before: an image that others may lie upon, which nobody but the operator knows.
             self.record(record::forget_successor(&below.path))?;
+        } else if end.is_err() {
+            seal(&below.path);
         }
         end
     }
@@ -218,6 +220,11 @@ pub(crate) async fn left(io: &Io, path: &Path, image: &dyn Image) {
     }
     image.stop_writing();
     image.let_write(true);
+    seal(path);
+}
+
+/// Nobody writes to an image any more that the disk has gone on from: one that is put back in its place is told from it.
+pub(crate) fn seal(path: &Path) {
     if let Err(error) = record::seal(path) {
         tracing::warn!("cannot write down when {} was last written to: {error}", path.display());
     }

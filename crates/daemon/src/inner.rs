@@ -14,7 +14,7 @@ use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Ending, Job, Mirror, Phase, Quiesced, Scope, Vbd};
 
 use crate::chain::{Backing, Layer, Names, layers, lead, nth, position, rename, stand_still};
-use crate::commit::{close, larger};
+use crate::commit::{close, larger, seal};
 use crate::reopen::{Anew, as_it_is, reopen};
 use crate::{Disk, Error};
 
@@ -151,6 +151,8 @@ impl InnerCommit {
         if before.is_none() {
             // As it was before: an image that others may lie upon, which nobody but the operator knows.
             self.record(record::forget_successor(&base.path))?;
+        } else if end.is_err() {
+            seal(&base.path);
         }
         end
     }
@@ -218,6 +220,11 @@ impl InnerCommit {
         let mut below = open_on(io, base, &read_only(options)).await?;
         let own = as_it_is(&self.disk, Format::Qcow2);
         let inner = found.top > 1;
+        // Before the chain is another: the disk is found by these whether it has those that go or not.
+        let path = |layer: &Layer| layer.path.clone();
+        let gone = found.below[found.top as usize - 1..found.base as usize - 1].iter().map(path);
+        let names = Names { gone: gone.collect(), below: found.below.iter().map(path).collect() };
+        lead(&names, &self.disk.path);
         if inner {
             self.rename_inner(io, image, found).await?;
             for above in (1..found.top).rev() {
@@ -241,11 +248,6 @@ impl InnerCommit {
         let failed = |why: String| self.failed(why);
         let put = |still: &Quiesced<'_>, image| still.larger(image).map(drop);
         Box::pin(reopen(io, &vbd, &still, &failed, anew, change, put)).await?;
-        drop(still);
-        let path = |layer: &Layer| layer.path.clone();
-        let gone = found.below[found.top as usize - 1..found.base as usize - 1].iter().map(path);
-        let names = Names { gone: gone.collect(), below: found.below.iter().map(path).collect() };
-        lead(&names, &self.disk.path);
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -55,7 +55,11 @@ impl Drop for Written {
 
 /// The line of a job that there is: stable from before it begins until it has ended. Clones are the same job's.
 #[derive(Clone, Default)]
-pub(crate) struct Entered(Arc<Mutex<Option<Book>>>);
+pub(crate) struct Entered {
+    book: Arc<Mutex<Option<Book>>>,
+    /// The rate that was set last. Apart, for the other is held while a disk is waited for.
+    speed: Arc<AtomicU64>,
+}
 
 /// What is to be written, and the file, once it is.
 struct Book {
@@ -63,31 +67,54 @@ struct Book {
     written: Option<Written>,
 }
 
+impl Book {
+    /// Have a file that says this; stable when this returns.
+    fn write(&mut self) -> io::Result<()> {
+        match &self.written {
+            Some(written) => self.line.put(&written.0),
+            None => {
+                self.written = Some(self.line.write()?);
+                Ok(())
+            }
+        }
+    }
+}
+
 impl Entered {
     /// What is to be written of it, if anything is.
     pub(crate) fn new(line: Option<Line>) -> Entered {
-        Entered(Arc::new(Mutex::new(line.map(|line| Book { line, written: None }))))
+        Entered::of(line.map(|line| Book { line, written: None }))
+    }
+
+    fn of(book: Option<Book>) -> Entered {
+        Entered { book: Arc::new(Mutex::new(book)), speed: Arc::default() }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Option<Book>) -> T) -> T {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.book.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The job begins; its line is stable when this returns.
     pub(crate) fn begin(&self) -> io::Result<()> {
         self.with(|entered| {
-            let Some(Book { line, written }) = entered else { return Ok(()) };
-            *written = Some(line.write()?);
-            Ok(())
+            // It is there where its rate was set before.
+            let unwritten = entered.as_mut().filter(|book| book.written.is_none());
+            unwritten.map_or(Ok(()), Book::write)
         })
     }
 
-    /// The next server goes on with it at most so fast; stable when this returns.
-    pub(crate) fn set_speed(&self, bytes: u64) -> io::Result<()> {
+    /// It is at most so fast from now on, in bytes a second; nothing is written yet.
+    pub(crate) fn has_speed(&self, bytes: u64) {
+        self.speed.store(bytes, Relaxed);
+    }
+
+    /// The next server goes on with it as fast as was said last; stable when this returns.
+    pub(crate) fn keep_speed(&self) -> io::Result<()> {
         self.with(|entered| {
-            let Some(Book { line, written }) = entered else { return Ok(()) };
-            line.arguments.insert("speed".to_owned(), bytes.into());
-            written.as_ref().map_or(Ok(()), |written| line.put(&written.0))
+            let Some(book) = entered else { return Ok(()) };
+            let speed = self.speed.load(Relaxed);
+            book.line.arguments.insert("speed".to_owned(), speed.into());
+            book.write()
         })
     }
 
@@ -220,8 +247,10 @@ mod tests {
         // A rate that has changed is what the next server finds.
         let mut line = line(&own, "third");
         let written = Some(line.write_in(&jobs).expect("it is written"));
-        let entered = Entered(Arc::new(Mutex::new(Some(Book { line, written }))));
-        entered.set_speed(5).expect("it is written again");
+        let entered = Entered::of(Some(Book { line, written }));
+        [7, 5].into_iter().for_each(|speed| entered.has_speed(speed));
+        entered.keep_speed().expect("it is written again");
+        entered.begin().expect("it stays as it is");
         let found = left_in(&jobs, std::slice::from_ref(&own));
         let speeds: Vec<_> = found.iter().map(|(line, _)| line.arguments.get("speed")).collect();
         assert_eq!(speeds, [None, None, Some(&Value::from(5))]);

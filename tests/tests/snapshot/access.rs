@@ -137,7 +137,7 @@ fn a_moment_is_pulled_from_a_node_while_the_guest_goes_on() {
 fn a_moment_that_cannot_be_kept_breaks_and_the_guest_does_not() {
     let bench = Bench::new();
     let (server, mut control) = served(&bench, "raw");
-    control.ok("blockdev-add", keep(json!({ "__ringtap_scratch-limit": MIB })));
+    control.ok("blockdev-add", keep(json!({ "__ringtap_scratch-limit": MIB, "cbw-timeout": 30 })));
     control.ok("blockdev-add", show("moment"));
     control.ok("block-export-add", export("pull", "moment", false));
     let uri = format!("nbd+unix:///pull?socket={}", bench.text("pull"));

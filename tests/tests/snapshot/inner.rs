@@ -117,7 +117,7 @@ fn a_commit_of_images_between_that_is_killed_goes_on() {
         let (server, mut control) = tower(&bench, format, &[]);
         bench.io("a", &["write -P 7 20M 8M"]);
         snapshot(&mut control, "a", &bench.text("five.qcow2"));
-        let slowly = json!({ "device": "a", "job-id": "j", "speed": 2 << 20, "top": bench.text("four.qcow2"),
+        let slowly = json!({ "device": "a", "job-id": "j", "speed": 256 << 10, "top": bench.text("four.qcow2"),
                              "base": bench.text("a.img") });
         let mut server = server;
         control.ok("block-commit", slowly);

@@ -41,6 +41,15 @@ pub fn goes_on(control: &mut Control, kind: &str) {
     control.ok("block-job-set-speed", json!({ "device": "j", "speed": 0 }));
 }
 
+/// The one job that there is has begun.
+pub fn runs(control: &mut Control) {
+    let until = Instant::now() + ringtap_tests::patience();
+    while control.ok("query-jobs", json!({}))[0]["status"] != "running" {
+        assert!(Instant::now() < until, "the job does not begin");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// No job is left.
 pub fn none_left(control: &mut Control) {
     let until = Instant::now() + ringtap_tests::patience();

@@ -65,6 +65,7 @@ fn a_rate_that_has_changed_outlives_the_server() {
     crate::bench::snapshot(&mut control, "a", &bench.text("one.qcow2"));
     control.ok("block-stream", json!({ "device": "a", "job-id": "j", "speed": 2 << 20 }));
     for speed in [(1 << 20) + 512, 1 << 19] {
+        crate::jobs::runs(&mut control);
         let set = json!({ "device": "j", "speed": speed });
         control.ok("block-job-set-speed", set);
         server.kill();
@@ -77,4 +78,29 @@ fn a_rate_that_has_changed_outlives_the_server() {
     crate::jobs::none_left(&mut control);
     server.stop();
     bench.holds("one.qcow2", "qcow2", &["read -P 1 0 32M"]);
+}
+
+/// The image upon those that were to go names the one that stays by then.
+#[test]
+fn a_commit_that_a_killed_server_had_done_but_for_its_end_is_done() {
+    let bench = Bench::new();
+    make(&bench, "a.img", "raw", &[]);
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    let mut control = bench.control();
+    let images = ["one.qcow2", "two.qcow2"].map(|name| bench.text(name));
+    for image in &images {
+        crate::bench::snapshot(&mut control, "a", image);
+        bench.io("a", &["write -P 1 0 8M"]);
+    }
+    let (top, base) = (&images[0], bench.text("a.img"));
+    let slowly =
+        json!({ "device": "a", "job-id": "j", "speed": 256 << 10, "top": top, "base": base });
+    control.ok("block-commit", slowly);
+    crate::jobs::runs(&mut control);
+    server.kill();
+    said(&["rebase", "-q", "-F", "raw", "-b", &base, &images[1]]);
+    let (said, jobs) = next(&bench, &[]);
+    assert!(said.contains("has done its work") && !said.contains("begin it again"), "{said}");
+    assert_eq!(jobs, json!([]));
+    bench.holds("two.qcow2", "qcow2", &["read -P 1 0 8M"]);
 }

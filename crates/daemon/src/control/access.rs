@@ -146,6 +146,14 @@ impl Running {
         disks.iter().for_each(|disk| _ = self.pending.changing.remove(disk));
     }
 
+    /// A moment of the first is kept in the second no more.
+    fn free_of_moment(&mut self, disks: [DiskId; 2]) {
+        self.let_go_of(disks);
+        if let Some(target) = self.disks.get_mut(&disks[1]) {
+            target.moment = None;
+        }
+    }
+
     /// Show a moment that is kept, as a disk of that name.
     pub(super) fn show_moment(
         &mut self,
@@ -191,15 +199,13 @@ impl Running {
             _ = contained(|| end(kept.begun));
             Box::new(move |running| {
                 running.pending.nodes.remove(&name);
-                running.let_go_of(disks);
-                if let Some(target) = running.disks.get_mut(&disks[1]) {
-                    target.moment = None;
-                }
+                running.free_of_moment(disks);
                 reply.give(Ok(Done {}));
             })
         });
         if let Err(error) = begun {
             self.pending.nodes.remove(&taken);
+            self.free_of_moment(disks);
             tracing::error!("cannot let go of a moment in order: {error}");
         }
     }

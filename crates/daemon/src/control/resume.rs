@@ -3,10 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 
+use serde_json::{Map, Value};
+
+use super::commit::BlockCommit;
 use super::replay::carry_out;
+use super::table::Command as _;
+use crate::chain::{layers, position};
 use crate::events::Event;
 use crate::ledger::{self, Line};
-use crate::running::{DiskId, Running};
+use crate::running::{DiskId, Running, Served};
 
 /// Go on with the jobs that the disks had, or say that they are gone.
 pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[DiskId]) {
@@ -32,6 +37,12 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
                  begin it again{why}"
             ),
         };
+        if same && command == BlockCommit::NAME && is_committed(served, &arguments) {
+            tracing::info!(
+                "the job {id} ({command}) of a server before this one has done its work"
+            );
+            continue;
+        }
         // Nobody could have it end where there is no control socket.
         if target.is_some() || running.config.control.is_none() || !same {
             gone(if same { "" } else { ": an image that it was at work on is another now" });
@@ -45,6 +56,15 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
             Err(why) => gone(&format!(": {why}")),
         }
     }
+}
+
+/// Whether what was to go lies below the disk no more, and what was to stay does.
+fn is_committed(served: &Served, arguments: &Map<String, Value>) -> bool {
+    let path = |key: &str| arguments.get(key).and_then(Value::as_str).map(Path::new);
+    let (Some(top), Some(base)) = (path("top"), path("base")) else { return false };
+    let Ok(image) = served.vbd.image() else { return false };
+    let below = layers(&*image);
+    position(&below, top).is_none() && position(&below, base).is_some()
 }
 
 /// A disk that a client has had opened: whatever job it had before is not gone on with, now or later.
