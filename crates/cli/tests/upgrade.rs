@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -138,11 +138,13 @@ impl Bench {
 
     /// A load that reads back what it wrote, for so long.
     fn load(&self, socket: &str, seconds: u32) -> Child {
-        let line = format!(
-            "load --socket {socket} --rw randrw --bs 4k --depth 16 --queues 2 --seconds {seconds} --fsync-every 64 --verify \
-             --output json"
-        );
-        let mut command = self.command(&line);
+        let seconds = seconds.to_string();
+        // Built beside the program under test.
+        let mut command = Command::new(Path::new(RINGTAP).with_file_name("ringtap-lab"));
+        command.current_dir(self.dir.path()).args(["load", "--socket", socket]);
+        command.args(["--rw", "randrw", "--bs", "4k", "--depth", "16", "--queues", "2"]);
+        command.args(["--seconds", &seconds, "--fsync-every", "64", "--verify"]);
+        command.args(["--output", "json"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it begins")
     }
 
