@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
 use ringtap_guest::{Appliance, Drive, Guest, Kernel, Machine, Qemu};
-use ringtap_tests::{program, ringtap};
+use ringtap_tests::{lab, program, ringtap};
 
 use crate::MIB;
 
@@ -110,9 +110,11 @@ impl Lab {
         }
         fs::create_dir(at("share")).expect("a folder");
         // What a debugger would want is most of it, and comes slowly into a guest.
-        let to = at("share").join("ringtap");
-        let copied = program("strip", "binutils", ["-o".into(), to, ringtap()]);
-        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        for (name, built) in [("ringtap", ringtap()), ("ringtap-lab", lab())] {
+            let to = at("share").join(name);
+            let copied = program("strip", "binutils", ["-o".into(), to, built]);
+            assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        }
         fs::write(at("share").join("library"), LIBRARY).expect("a file");
         let guest = Qemu::new(&appliance)
             .memory(1536 << 20)
@@ -125,7 +127,7 @@ impl Lab {
         let lab = Lab { guest, _dir: dir };
         lab.run(
             "the set-up",
-            "cp /mnt/share/ringtap /mnt/share/library /tmp
+            "cp /mnt/share/ringtap /mnt/share/ringtap-lab /mnt/share/library /tmp
              mkdir -p /mnt/files /mnt/disk
              mke2fs -q -t ext4 /dev/vdb
              mount -t ext4 /dev/vdb /mnt/files",
