@@ -365,6 +365,19 @@ fn a_part_of_an_empty_cluster_becomes_zeros_without_room() {
         let vbd = case.open(false);
         let mut tasks = Tasks::new(Box::new(Ring::new().expect("a ring")));
         let taken = || std::fs::metadata(&case.image).expect("the image").len();
+        // Zeros that are written down below, as bytes, are no hole there.
+        let (io, one) = (tasks.io().clone(), vbd.fork());
+        let holes = async move {
+            let mut holes = vec![];
+            for at in free {
+                let status = one.status(&io, at as u64, cluster as u64).await?;
+                if status.zero && status.len >= cluster as u64 {
+                    holes.push(at);
+                }
+            }
+            Ok::<_, ringtap_image::Error>(holes)
+        };
+        let free = tasks.block_on(holes).expect("the ring turns").expect("known");
         let (first, other, second) = (free[0], free[1], full.first().copied());
         let (io, one) = (tasks.io().clone(), vbd.fork());
         let zeros = async move {
