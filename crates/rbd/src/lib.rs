@@ -4,9 +4,9 @@
 //! image has one handle, used by all threads (`image`): each has a session (`session`) whose operations become librbd's
 //! requests, and a callback on one of librbd's threads tells the task's own thread of the end. Reads go straight to where
 //! they belong; of what is written librbd is given a copy, for it computes checksums of it and may send it twice. What
-//! librbd has no asynchronous call for (what a range holds, another length) a thread of the image does (`helper`), which also
-//! looks for how long others wait (`waits`). One who
-//! writes has the exclusive lock first (`lock`), and keeps it.
+//! librbd has no asynchronous call for (what a range holds, another length) a thread of the image does (`helper`); one thread of
+//! the process, which waits for no cluster, looks for how long requests wait (`waits`). What opens and closes images has a thread with
+//! more stack than a server's (`roomy`). One who writes has the exclusive lock first (`lock`), and keeps it.
 //!
 //! Source: librbd.h and librados.h of Ceph 16.
 
