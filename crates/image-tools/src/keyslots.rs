@@ -22,7 +22,11 @@ pub fn change(
     opener: Option<Secret>,
     force: bool,
 ) -> Result<Vec<u32>, Error> {
-    let container = writing.open(file)?;
+    // What a killed server left would not be taken for that of the changed file.
+    let container = match writing.format {
+        Format::Qcow2 => writing.settled(file)?,
+        _ => writing.open(file)?,
+    };
     let (format, changed) = (writing.format, container.clone());
     let path = file.to_owned();
     let slots = on_a_ring(file, |io| async move {

@@ -95,6 +95,33 @@ fn an_encrypted_image_is_repaired_with_what_a_killed_server_left() {
     assert!(back[..bytes.len()] == bytes, "what was acknowledged is lost");
 }
 
+/// The image is newer for it than what the killed server noted, and all of that is in it by then.
+#[test]
+fn keyslots_are_changed_with_what_a_killed_server_left() {
+    let dir = folder();
+    fs::write(dir.path().join("key"), SECRET).expect("a key");
+    fs::write(dir.path().join("next"), "another").expect("a key");
+    let create = "create -q -f qcow2 -o encrypt.format=luks,encrypt.iter-time=10 disk 16M";
+    run(dir.path(), &format!("{create} --target-secret file:key")).ok();
+    let server = Server::start(dir.path(), "disk -f qcow2 --secret file:key --nbd unix:sock");
+    let bytes: Vec<u8> = (0..4u32 << 20).map(|n| (n * 31 >> 9) as u8).collect();
+    fs::write(dir.path().join("data"), &bytes).expect("a file");
+    // nbdcopy does not flush.
+    let mut copy = program("nbdcopy", "libnbd-bin");
+    copy.arg("data").arg(server.uri(0)).current_dir(dir.path());
+    Running::start(copy).wait().ok();
+    server.kill();
+    let options = "encrypt.state=active,encrypt.new-secret=file:next,encrypt.iter-time=10";
+    run(dir.path(), &format!("amend -f qcow2 --secret file:key -o {options} disk")).ok();
+    let server = Server::start(dir.path(), "disk -f qcow2 --secret file:next --nbd unix:sock");
+    let mut copy = program("nbdcopy", "libnbd-bin");
+    copy.arg(server.uri(0)).arg("back").current_dir(dir.path());
+    Running::start(copy).wait().ok();
+    server.stop().ok();
+    let back = fs::read(dir.path().join("back")).expect("the copy");
+    assert!(back[..bytes.len()] == bytes, "what was acknowledged is lost");
+}
+
 #[test]
 fn a_secret_that_is_not_there_is_told() {
     let dir = folder();
