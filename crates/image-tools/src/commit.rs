@@ -3,9 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ringtap_image::{CacheMode, Format, OpenOptions, on_a_ring, open, open_on, qcow2, record};
+use ringtap_image::{
+    CacheMode, Container, Format, LeftBehind, OpenOptions, Standing, on_a_ring, open, open_on,
+    qcow2, record,
+};
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
+use crate::chain::Layer;
 use crate::error::Tried;
 use crate::files::{beside, same_file};
 use crate::unfinished::finish;
@@ -72,11 +76,12 @@ pub fn commit(job: &Commit, watch: &Watcher) -> Result<(), Error> {
     };
     let base = &layers[depth];
     let writing = |format| Writing::new(format, job.force_format, &job.reading.names.data_files);
-    // Kept off everybody from here on; the overlay is then read without a lock of its own.
-    let top = match format {
-        Format::Qcow2 => writing(format).settled(file)?,
-        _ => writing(format).open(file)?,
-    };
+    // Kept off everybody from here on; what lies above the base is then read without locks or restart logs of its own.
+    let top = resize::to_change(&layers[0].place, writing(format))?;
+    let _between = layers[1..depth]
+        .iter()
+        .map(|layer| without_log(layer, writing(layer.format)))
+        .collect::<Result<Vec<_>, _>>()?;
     let overlay = OpenOptions {
         force_share: true,
         layers: Some(depth as u32),
@@ -117,4 +122,15 @@ pub fn commit(job: &Commit, watch: &Watcher) -> Result<(), Error> {
         on_a_ring(file, |io| async move { qcow2::make_empty(&io, &top).await })??;
     }
     Ok(())
+}
+
+/// A layer between overlay and base has taken up what a killed server left for it, and is held where there was something.
+fn without_log(layer: &Layer, writing: Writing<'_>) -> Result<Option<Container>, Error> {
+    let left = chain::layer(&layer.place, Some(layer.format), false)?.left;
+    match left {
+        None | Some(LeftBehind { standing: Some(Standing::Other(_)), .. }) => Ok(None),
+        Some(_) => {
+            resize::to_change(&layer.place, Writing { succeeded: true, ..writing }).map(Some)
+        }
+    }
 }

@@ -174,7 +174,8 @@ pub(crate) fn set(
     change(place, writing, container, size, below, reading)
 }
 
-fn to_change(place: &Place, writing: Writing<'_>) -> Result<Container, Error> {
+/// Open the file of an image to change it, with what a killed server left for it in it.
+pub(crate) fn to_change(place: &Place, writing: Writing<'_>) -> Result<Container, Error> {
     match writing.format {
         Format::Qcow2 => writing.settled(place),
         Format::Vhd => writing.settled_vhd(place),

@@ -3,6 +3,8 @@
 
 mod data_file;
 mod devices;
+mod missing;
+mod verbs;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,12 +23,13 @@ enum Format {
     Overlay,
     Version2,
     Vpc,
+    Differencing,
     DataFile,
 }
 
 impl Format {
     fn name(self) -> &'static str {
-        if self == Format::Vpc { "vpc" } else { "qcow2" }
+        if matches!(self, Format::Vpc | Format::Differencing) { "vpc" } else { "qcow2" }
     }
 }
 
@@ -115,6 +118,11 @@ impl Case {
             Format::Version2 => create(&["-f", "qcow2", "-o", "compat=0.10", plain(&image), "4M"]),
             Format::Vpc => {
                 create(&["-f", "vpc", "-o", "force_size=on", plain(&image), "4M"]);
+            }
+            Format::Differencing => {
+                let below = case.path("below");
+                create(&["-f", "vpc", "-o", "force_size=on", plain(&below), "4M"]);
+                create(&["-f", "vpc", "-b", plain(&below), "-F", "vpc", plain(&image)]);
             }
         }
         let below = if format == Format::Overlay { BELOW } else { 0 };
@@ -451,67 +459,4 @@ fn on_btrfs() {
 #[test]
 fn on_tmpfs() {
     on("tmpfs");
-}
-
-/// Every verb says what waits: those that read show it, the others end with an error.
-#[test]
-fn every_verb_tells_the_truth() {
-    let within = tempfile::tempdir().expect("a folder");
-    for format in [Format::Overlay, Format::Vpc] {
-        let mut case = Case::new(within.path(), format, "writeback");
-        case.killed(true, false, &["cp", "-p"]);
-        let (image, name) = (case.image(), format.name());
-        let info = case.ringtap(&["info", "-f", name, "--output", "json", plain(&image)]);
-        let facts: serde_json::Value = serde_json::from_slice(&info.stdout).expect("JSON");
-        assert_eq!(facts["restart-log"]["state"], "waiting", "{facts}");
-        assert!(facts["restart-log"]["changes"].as_u64() > Some(0), "{facts}");
-        let check = case.ringtap(&["check", "-f", name, plain(&image)]);
-        assert_eq!(check.status.code(), Some(1), "{check:?}");
-        assert!(String::from_utf8_lossy(&check.stderr).contains("--restart-log use"), "{check:?}");
-        let map = case.ringtap(&["map", "-f", name, "--output", "json", plain(&image)]);
-        let map: serde_json::Value = serde_json::from_slice(&map.stdout).expect("JSON");
-        let data: u64 = map
-            .as_array()
-            .expect("a list")
-            .iter()
-            .filter(|part| part["depth"] == 0)
-            .filter(|part| part["data"] == true)
-            .filter_map(|part| part["length"].as_u64())
-            .sum();
-        assert!(data >= 14 << 16, "{map}");
-        let used = case.ringtap(&["check", "-f", name, "--restart-log", "use", plain(&image)]);
-        assert!(matches!(used.status.code(), Some(0 | 3)), "{used:?}");
-        assert!(case.by_qemu(&image) == case.disk, "what was taken up is in the image");
-    }
-}
-
-/// A log that is known to be missing is not passed by; the operator has the last word.
-#[test]
-fn a_missing_log_is_missed() {
-    let within = tempfile::tempdir().expect("a folder");
-    let mut case = Case::new(within.path(), Format::Overlay, "writeback");
-    let logs = tempfile::tempdir_in("/dev/shm").expect("a folder on tmpfs");
-    let server = case.serve(&["--state-dir", plain(logs.path())]);
-    let mut client = Client::start(&case.socket());
-    case.write(&mut client, 0..4, 0xa1, false);
-    case.kill(server);
-    let image = case.image();
-    let serve = |more: &[&str]| {
-        let socket = format!("unix:{}", plain(&case.socket()));
-        case.ringtap(&[&["serve", plain(&image), "-f", "qcow2", "--nbd", &socket], more].concat())
-    };
-    let refused = serve(&[]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("--restart-log drop"), "{said}");
-    let raw = case.path("raw");
-    let convert = ["convert", "-f", "qcow2", "-O", "raw", plain(&image), plain(&raw)];
-    assert!(!case.ringtap(&convert).status.success());
-    let (found, _) = case.read(case.serve(&["--state-dir", plain(logs.path())]));
-    assert!(found == case.disk);
-    let server = case.serve(&["--state-dir", plain(logs.path())]);
-    let mut client = Client::start(&case.socket());
-    case.write(&mut client, 0..4, 0xa2, false);
-    case.kill(server);
-    let (found, _) = case.read(case.serve(&["--restart-log", "drop"]));
-    assert!(found[..1 << 16].iter().all(|byte| [0xa1, 0xa2].contains(byte)));
 }

@@ -1,0 +1,156 @@
+//! What a killed server left, and the verbs of images at rest: those that read show it, those that change the image
+//! have it take that up first, and what is dropped is said.
+
+use std::fs;
+
+use ringtap_tests::plain;
+
+use crate::{Back, Case, Format, put_back};
+
+/// Every verb says what waits: those that read show it, the others end with an error.
+#[test]
+fn every_verb_tells_the_truth() {
+    let within = tempfile::tempdir().expect("a folder");
+    for format in [Format::Overlay, Format::Vpc] {
+        let mut case = Case::new(within.path(), format, "writeback");
+        case.killed(true, false, &["cp", "-p"]);
+        let (image, name) = (case.image(), format.name());
+        let info = case.ringtap(&["info", "-f", name, "--output", "json", plain(&image)]);
+        let facts: serde_json::Value = serde_json::from_slice(&info.stdout).expect("JSON");
+        assert_eq!(facts["restart-log"]["state"], "waiting", "{facts}");
+        assert!(facts["restart-log"]["changes"].as_u64() > Some(0), "{facts}");
+        let check = case.ringtap(&["check", "-f", name, plain(&image)]);
+        assert_eq!(check.status.code(), Some(1), "{check:?}");
+        assert!(String::from_utf8_lossy(&check.stderr).contains("--restart-log use"), "{check:?}");
+        let map = case.ringtap(&["map", "-f", name, "--output", "json", plain(&image)]);
+        let map: serde_json::Value = serde_json::from_slice(&map.stdout).expect("JSON");
+        let data: u64 = map
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter(|part| part["depth"] == 0)
+            .filter(|part| part["data"] == true)
+            .filter_map(|part| part["length"].as_u64())
+            .sum();
+        assert!(data >= 14 << 16, "{map}");
+        let used = case.ringtap(&["check", "-f", name, "--restart-log", "use", plain(&image)]);
+        assert!(matches!(used.status.code(), Some(0 | 3)), "{used:?}");
+        assert!(case.by_qemu(&image) == case.disk, "what was taken up is in the image");
+    }
+}
+
+/// They show the disk as its guest knows it, and leave image and log as they are.
+#[test]
+fn verbs_that_read_show_what_waits() {
+    let within = tempfile::tempdir().expect("a folder");
+    for format in [Format::Overlay, Format::Version2, Format::Vpc] {
+        let mut case = Case::new(within.path(), format, "writeback");
+        case.killed(true, false, &["cp", "-p"]);
+        let (image, name) = (case.image(), format.name());
+        let (expected, to) = (case.path("expected"), case.path("dd"));
+        fs::write(&expected, &case.disk).expect("a file");
+        let compare = ["compare", "-f", name, "-F", "raw", plain(&image), plain(&expected)];
+        let compared = case.ringtap(&compare);
+        assert!(compared.status.success(), "{format:?}: {compared:?}");
+        let (from, into) = (format!("if={}", plain(&image)), format!("of={}", plain(&to)));
+        let copied = case.ringtap(&["dd", "-f", name, "-O", "raw", "bs=64k", &from, &into]);
+        assert!(copied.status.success(), "{format:?}: {copied:?}");
+        assert!(fs::read(&to).expect("a file") == case.disk, "{format:?}: dd");
+        let measure = |path: &str| {
+            let words = ["measure", "-f", name, "-O", "qcow2", "--output", "json", path];
+            let end = case.ringtap(&words);
+            assert!(end.status.success(), "{format:?}: {end:?}");
+            end.stdout
+        };
+        let waiting = measure(plain(&image));
+        if format != Format::Overlay {
+            assert_ne!(waiting, measure(plain(&case.path("copy"))), "{format:?}");
+        }
+        let used = case.ringtap(&["check", "-f", name, "--restart-log", "use", plain(&image)]);
+        assert!(matches!(used.status.code(), Some(0 | 3)), "{format:?}: {used:?}");
+        assert_eq!(waiting, measure(plain(&image)), "{format:?}");
+        assert!(case.by_qemu(&image) == case.disk, "{format:?}: what was taken up is in the image");
+    }
+}
+
+/// The changed image is newer than what the log was noted for.
+#[test]
+fn verbs_that_change_an_image_take_up_what_waits() {
+    let within = tempfile::tempdir().expect("a folder");
+    for (format, verb) in [
+        (Format::Overlay, "snapshot -c s -f qcow2 image"),
+        (Format::Version2, "snapshot -c s -f qcow2 image"),
+        (Format::Overlay, "bitmap --add -f qcow2 image b"),
+        (Format::Overlay, "amend -f qcow2 -o lazy_refcounts=on image"),
+        (Format::Version2, "amend -f qcow2 -o compat=1.1 image"),
+        (Format::Overlay, "rebase -u -f qcow2 -b below -F raw image"),
+        (Format::Overlay, "rebase -f qcow2 --backing= image"),
+        (Format::Overlay, "commit -f qcow2 image"),
+        (Format::Overlay, "resize -f qcow2 image 5M"),
+        (Format::Version2, "resize -f qcow2 image 5M"),
+        (Format::Vpc, "resize -f vpc image 5M"),
+    ] {
+        let mut case = Case::new(within.path(), format, "writeback");
+        case.killed(true, false, &["cp", "-p"]);
+        let (image, below) = (case.image(), case.path("below"));
+        let words: Vec<&str> = verb
+            .split(' ')
+            .map(|word| match word {
+                "image" => plain(&image),
+                "below" => plain(&below),
+                word => word,
+            })
+            .collect();
+        let end = case.ringtap(&words);
+        assert!(end.status.success(), "{format:?}, {verb}: {end:?}");
+        assert!(case.by_qemu(&image)[..crate::SIZE] == case.disk, "{format:?}, {verb}: {end:?}");
+    }
+}
+
+#[test]
+fn a_commit_takes_up_what_waits_for_a_vhd() {
+    let within = tempfile::tempdir().expect("a folder");
+    let mut case = Case::new(within.path(), Format::Differencing, "writeback");
+    case.killed(true, false, &["cp", "-p"]);
+    let end = case.ringtap(&["commit", "-f", "vpc", "-d", plain(&case.image())]);
+    assert!(end.status.success(), "{end:?}");
+    assert!(case.by_qemu(&case.path("below")) == case.disk, "{end:?}");
+}
+
+#[test]
+fn a_commit_takes_up_what_waits_for_an_image_between() {
+    let within = tempfile::tempdir().expect("a folder");
+    for format in [Format::Overlay, Format::Differencing] {
+        let mut case = Case::new(within.path(), format, "writeback");
+        case.killed(true, false, &["cp", "-p"]);
+        let (image, below, top) = (case.image(), case.path("below"), case.path("top"));
+        let name = format.name();
+        let create = ["create", "-q", "-f", name, "-b", plain(&image), "-F", name, plain(&top)];
+        let created = case.ringtap(&create);
+        assert!(created.status.success(), "{format:?}: {created:?}");
+        let end = case.ringtap(&["commit", "-f", name, "-b", plain(&below), plain(&top)]);
+        assert!(end.status.success(), "{format:?}: {end:?}");
+        let found = match format {
+            Format::Overlay => fs::read(&below).expect("a file"),
+            _ => case.by_qemu(&below),
+        };
+        assert!(found == case.disk, "{format:?}: {end:?}");
+    }
+}
+
+#[test]
+fn what_is_not_used_of_a_log_is_said() {
+    let within = tempfile::tempdir().expect("a folder");
+    for format in [Format::Overlay, Format::Version2, Format::Vpc] {
+        let mut case = Case::new(within.path(), format, "writeback");
+        case.killed(false, false, &["cp", "-p"]);
+        put_back(&case, Back::Shell("cp -p copy image"));
+        let (image, raw) = (case.image(), case.path("raw"));
+        let convert = ["convert", "-f", format.name(), "-O", "raw", plain(&image), plain(&raw)];
+        let end = case.ringtap(&convert);
+        let said = String::from_utf8_lossy(&end.stderr);
+        assert!(end.status.success(), "{format:?}: {said}");
+        assert!(said.contains("not used, of what a killed server left"), "{format:?}: {said}");
+        assert!(fs::read(&raw).expect("a file") == case.by_qemu(&image), "{format:?}: {said}");
+    }
+}
