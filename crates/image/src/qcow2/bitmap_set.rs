@@ -9,7 +9,6 @@ use std::sync::atomic::AtomicU64;
 
 use ringtap_io::Io;
 
-use super::Sabotage;
 use super::bitmap::{drop_bits, find, load, load_into, put_bits, put_directory};
 use super::bitmap_directory::{self, BitmapEntry, flag, read_table, write_flags};
 use super::bits::Bits;
@@ -17,6 +16,7 @@ use super::header::OFFSET_MASK;
 use super::kept_bits::{Kept, Layout};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
+use super::sabotage::{Broken, Sabotage};
 use super::tool::ToolError;
 use crate::{Container, OpenError, RestartLog, Standing, Words};
 
@@ -41,7 +41,7 @@ pub(super) struct Loading<'a> {
     /// Bitmaps to show.
     pub(super) shown: &'a [String],
     pub(super) log: Option<&'a RestartLog>,
-    pub(super) sabotage: Option<Sabotage>,
+    pub(super) broken: Broken,
 }
 
 impl BitmapSet {
@@ -66,7 +66,7 @@ impl BitmapSet {
         if !container.traits().read_only {
             set.kept = load_noted(&image, &entries, &loading).await?;
         }
-        if loading.sabotage != Some(Sabotage::BitmapsNotNoted) {
+        if !loading.broken.does(Sabotage::BitmapsNotNoted) {
             set.noted = set.kept.iter().map(|(_, bits)| bits.clone()).collect();
         }
         let mut bytes = set.bytes();
@@ -229,7 +229,7 @@ async fn load_noted(
     for (entry, first) in noted.into_iter().zip(layout.places()) {
         let bits = Bits::in_words(size, entry.granularity_bits, words.clone(), first);
         let bits = bits.ok_or_else(|| too_large(image, layout.bytes()))?;
-        let forgotten = loading.sabotage == Some(Sabotage::BitmapsForgotten);
+        let forgotten = loading.broken.does(Sabotage::BitmapsForgotten);
         if !goes_on || !entry.is_in_use() || forgotten {
             bits.clear();
             load_into(image, entry, &bits).await?;

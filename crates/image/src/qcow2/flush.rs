@@ -324,7 +324,7 @@ impl Shared {
     }
 
     pub(super) fn does(&self, sabotage: Sabotage) -> bool {
-        self.sabotage == Some(sabotage)
+        self.broken.does(sabotage)
     }
 
     /// Write copies of slices to where their tables lie.

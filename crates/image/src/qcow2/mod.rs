@@ -55,6 +55,7 @@ mod refcount;
 mod resize;
 mod restart;
 mod rewrite;
+mod sabotage;
 mod shown;
 mod snapshot;
 pub mod snapshot_table;
@@ -78,9 +79,11 @@ pub use check::{Repair, Report, check};
 pub use create::{CreateOptions, Preallocation, create};
 pub use decoder::Decoder;
 pub use header::{Compression, Crypt, Header, HeaderError};
-pub use open::{DEFAULT_TABLE_MEMORY, Parts, Sabotage};
+pub use open::{DEFAULT_TABLE_MEMORY, Parts};
 pub use rebase::{make_empty, set_backing};
 pub use resize::{ResizeOptions, resize};
+#[cfg(feature = "sabotage")]
+pub use sabotage::Sabotage;
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
@@ -94,6 +97,9 @@ use entry::Kind;
 use events::Events;
 use flush::Flushing;
 use refcount::Refcounts;
+use sabotage::Broken;
+#[cfg(not(feature = "sabotage"))]
+use sabotage::Sabotage;
 use space::Space;
 use table::{Cache, Tables};
 
@@ -131,7 +137,7 @@ struct Shared {
     restart: OnceLock<RestartLog>,
     bitmaps: Arc<BitmapSet>,
     decoder: Decoder,
-    sabotage: Option<Sabotage>,
+    broken: Broken,
     epochs: Arc<Epochs>,
     events: Events,
 }

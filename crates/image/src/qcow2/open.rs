@@ -16,6 +16,7 @@ use super::events::Events;
 use super::flush::{Flushing, patch};
 use super::header::{COPIED, MAX_EXTERNAL, OFFSET_MASK, autoclear, incompatible};
 use super::refcount::Refcounts;
+use super::sabotage::Sabotage;
 use super::space::Space;
 use super::table::{Cache, Tables};
 use super::{Crypt, Header, Qcow2, Repair, Shared, State, check, restart};
@@ -50,42 +51,10 @@ pub struct Parts {
     /// Names of bitmaps to show.
     pub bitmaps: Vec<String>,
     /// What to do wrong.
-    #[doc(hidden)]
+    #[cfg(feature = "sabotage")]
     pub sabotage: Option<Sabotage>,
     /// Nobody will look at the data: an encrypted image needs no key.
     pub tables_only: bool,
-}
-
-/// What an image does wrong on purpose, for tests that have to notice.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sabotage {
-    /// L2 tables are written before the data they point to is stable.
-    TablesFirst,
-    /// L1 is written before the L2 tables it points to are stable.
-    L1First,
-    /// L2 tables are stable before the refcounts of what they point to are.
-    RefcountsLate,
-    /// Clusters are used again before it is stable that nothing refers to them.
-    EarlyReuse,
-    /// Clusters are used again while older requests may still use them.
-    NoGrace,
-    /// Recycled room is taken for zeros.
-    StaleIsFresh,
-    /// What the restart log holds is not taken up.
-    RestartLogIgnored,
-    /// A flush drops what was noted while it was in flight, too.
-    RestartLogDropped,
-    /// Entries of compressed clusters are set before those are written.
-    PackedLate,
-    /// Compressed clusters in a host cluster that others are in are not counted.
-    SharedUncounted,
-    /// Bitmaps in use are not marked in the image as such.
-    BitmapsNotMarked,
-    /// Writes are not noted in bitmaps.
-    BitmapsNotNoted,
-    /// The bits that a killed server left are not taken up.
-    BitmapsForgotten,
 }
 
 impl Qcow2 {
@@ -173,12 +142,12 @@ impl Qcow2 {
         }
         let mut bitmaps = BitmapSet::default();
         if !read_only || !parts.bitmaps.is_empty() {
-            let (shown, log, sabotage) = (&*parts.bitmaps, parts.restart.as_ref(), parts.sabotage);
-            let loading = Loading { shown, log, sabotage };
+            let (shown, log, broken) = (&*parts.bitmaps, parts.restart.as_ref(), parts.broken());
+            let loading = Loading { shown, log, broken };
             bitmaps = BitmapSet::load(io, &container, loading).await.map_err(bitmap_set::failed)?;
         }
         let info = info_of(&geometry, &container, &parts);
-        let sabotage = parts.sabotage;
+        let broken = parts.broken();
         // A simulation's time stands still while another thread works.
         let inline = container.open_file().is_none();
         let cluster = header.cluster_size() as usize;
@@ -211,7 +180,7 @@ impl Qcow2 {
             restart: OnceLock::new(),
             bitmaps: Arc::new(bitmaps),
             decoder,
-            sabotage,
+            broken,
             epochs: Arc::new(Epochs::default()),
             events: Events::default(),
         };
@@ -221,7 +190,7 @@ impl Qcow2 {
             None => {}
         }
         // The log is named in the image by now: who finds the marks finds the bits, too.
-        if !read_only && sabotage != Some(Sabotage::BitmapsNotMarked) {
+        if !read_only && !broken.does(Sabotage::BitmapsNotMarked) {
             bitmap_set::mark(io, &shared.container).await.map_err(bitmap_set::failed)?;
         }
         Ok(Qcow2 { shared: Arc::new(shared) })
