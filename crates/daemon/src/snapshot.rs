@@ -301,7 +301,7 @@ async fn pivot(io: &Io, all: &[Prepared], limit: u64) -> Result<(Taken, Vec<Form
             Err(error) => {
                 // Nobody has written yet: those before it are as they were.
                 for (still, former) in quiesced.iter().zip(&formers) {
-                    let back = still.replace(former.image().fork());
+                    let back = still.put_back(former);
                     debug_assert!(back.is_ok(), "it was there a moment ago");
                 }
                 return Err(failed(

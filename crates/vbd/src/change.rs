@@ -104,6 +104,17 @@ impl Quiesced<'_> {
         former.ok_or(Error::Stopped)
     }
 
+    /// Put the image back that an overlay has taken the place of, before anybody wrote to that: what is below it and not
+    /// stable yet stays with the disk's flushes.
+    pub fn put_back(&self, former: &Former) -> Result<(), Error> {
+        let below = |current: &Current| {
+            let mut formers = current.unsettled();
+            formers.retain(|one| !one.is(former));
+            formers
+        };
+        self.put(former.image().fork(), Size::Same, below).map(drop)
+    }
+
     fn put(
         &self,
         image: Box<dyn Image>,

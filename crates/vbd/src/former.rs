@@ -41,6 +41,10 @@ impl Former {
         self.0.settled.load(SeqCst)
     }
 
+    pub(crate) fn is(&self, other: &Former) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Make stable what was written to it.
     pub(crate) async fn flush(&self, io: &Io) -> Result<(), Error> {
         if self.is_settled() { Ok(()) } else { self.0.image.flush(io).await }

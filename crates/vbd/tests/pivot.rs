@@ -17,7 +17,7 @@ use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
 use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
-use ringtap_vbd::{Busy, Kind, Request, Vbd};
+use ringtap_vbd::{Busy, Kind, Quiesced, Request, Vbd};
 
 use common::Served;
 use trials::{all_well, seeds};
@@ -32,6 +32,8 @@ const SECOND: u64 = 1_000_000_000;
 enum Wrong {
     /// The disk's flushes do not reach the former image.
     FormerForgotten,
+    /// Nor do they once an overlay that took the image's place has given it back.
+    FormersForgotten,
     /// A server begins with the topmost image's log alone.
     LogsBelowIgnored,
     /// The register learns of the new top after the guest has gone on.
@@ -207,14 +209,7 @@ impl Chain {
         }
         let base = vbd.disk().image().map_err(|error| error.to_string())?;
         let overlay = self.opener(next).open(io, Some(base)).await?;
-        // The clock of one queue may be ahead of what another has in flight.
-        let quiesced = loop {
-            match vbd.quiesce(io, SECOND).await {
-                Ok(quiesced) => break quiesced,
-                Err(Busy::Late) if !self.disk.is_cut() => io.next_turn().await,
-                Err(busy) => return Err(busy.to_string()),
-            }
-        };
+        let quiesced = self.quiesce(io, vbd).await?;
         let former = match self.wrong {
             Some(Wrong::FormerForgotten) => quiesced.replace(overlay).map(|_| None),
             _ => quiesced.overlay(overlay).map(Some),
@@ -230,6 +225,9 @@ impl Chain {
             self.top.set(next);
             drop(quiesced);
         }
+        if waits.bool() && next < OVERLAYS {
+            self.there_and_back(io, vbd, next + 1).await?;
+        }
         for _ in 0..waits.u64(0..200) {
             io.next_turn().await;
         }
@@ -237,6 +235,35 @@ impl Chain {
             Some(former) => former.settle(io).await.map_err(|error| error.to_string()),
             None => Ok(()),
         }
+    }
+
+    async fn quiesce<'a>(&self, io: &Io, vbd: &'a Vbd) -> Result<Quiesced<'a>, String> {
+        // The clock of one queue may be ahead of what another has in flight.
+        loop {
+            match vbd.quiesce(io, SECOND).await {
+                Ok(quiesced) => return Ok(quiesced),
+                Err(Busy::Late) if !self.disk.is_cut() => io.next_turn().await,
+                Err(busy) => return Err(busy.to_string()),
+            }
+        }
+    }
+
+    /// A snapshot of which nothing comes, for another disk of the same moment refused its own.
+    async fn there_and_back(&self, io: &Io, vbd: &Vbd, next: usize) -> Result<(), String> {
+        let base = vbd.disk().image().map_err(|error| error.to_string())?;
+        let overlay = self.opener(next).open(io, Some(base)).await?;
+        let closes = overlay.fork();
+        let quiesced = self.quiesce(io, vbd).await?;
+        let former = quiesced.overlay(overlay).map_err(|error| error.to_string())?;
+        let back = match self.wrong {
+            Some(Wrong::FormersForgotten) => {
+                quiesced.replace(former.image().fork()).map(|_overlay| ())
+            }
+            _ => quiesced.put_back(&former),
+        };
+        back.map_err(|error| error.to_string())?;
+        drop(quiesced);
+        closes.close(io).await.map_err(|error| error.to_string())
     }
 
     fn read_all(&self) -> Result<Vec<u8>, String> {
@@ -314,6 +341,7 @@ fn a_snapshot_loses_nothing() {
 fn what_is_done_wrong_is_caught() {
     for wrong in [
         Wrong::FormerForgotten,
+        Wrong::FormersForgotten,
         Wrong::LogsBelowIgnored,
         Wrong::PivotToldLate,
         Wrong::RawBelowForgotten,
