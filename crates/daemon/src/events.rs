@@ -75,7 +75,7 @@ impl Signalled {
     /// Have them come as events, those of the past first: by a thread.
     pub(crate) fn tell(self, events: Sender<Event>) -> Result<(), Error> {
         let Signalled(mut signals) = self;
-        spawn("signals", move || {
+        spawn_vital("signals", move || {
             for signal in signals.forever() {
                 if events.send(Event::Signal(signal)).is_err() {
                     return;
@@ -86,20 +86,35 @@ impl Signalled {
     }
 }
 
-/// Start a thread.
+/// Start a thread. A panic in it is reported, and ends what it does alone: disks are served on.
 pub(crate) fn spawn(
     name: &str,
     run: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, Error> {
+    let role = name.to_owned();
+    spawn_that(name, move || {
+        if Panic::catch(run).is_err() {
+            tracing::error!(
+                "the thread {role:?} has ended by a panic; what it did is not done until a restart"
+            );
+        }
+    })
+}
+
+/// Start a thread without which the process is of no use.
+fn spawn_vital(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    spawn_that(name, || {
+        if Panic::catch(run).is_err() {
+            std::process::abort();
+        }
+    })
+}
+
+fn spawn_that(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
     thread::Builder::new()
         .name(name.to_owned())
         .stack_size(STACK)
-        .spawn(|| {
-            // What serves a disk has seen to its panics. Without this thread the process is of no use.
-            if Panic::catch(run).is_err() {
-                std::process::abort();
-            }
-        })
+        .spawn(run)
         .map_err(|source| Error::Process { tried: "start a thread", source })
 }
 

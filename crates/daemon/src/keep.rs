@@ -44,7 +44,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.work = None;
         if let Some(thread) = self.thread.take() {
-            // One that panicked has ended the process.
+            // One that panicked has told of it.
             let _ = thread.join();
         }
     }
@@ -181,7 +181,8 @@ impl Keeper {
 
 fn write_all(folder: &Path, inbox: &Receiver<Work>, undone: &AtomicUsize, events: &Sender<Event>) {
     for work in inbox {
-        let end = write(folder, &work);
+        let panicked = || Err(io::Error::other("a panic, of which the log tells"));
+        let end = contained(|| write(folder, &work)).unwrap_or_else(panicked);
         let why = end.err().map(|error| {
             let folder = folder.display();
             let why = format!("it is done, and not kept for the next server: {folder}: {error}");

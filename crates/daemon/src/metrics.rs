@@ -6,16 +6,17 @@
 
 mod text;
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringtap_export::Stop;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
 
 use crate::events::{Event, contained, spawn};
 use crate::socket::{self, SocketFile};
@@ -23,7 +24,7 @@ use crate::{Address, Error, plan};
 
 /// The longest request that is read.
 const MOST: usize = 8 << 10;
-/// How long a client, and the thread that serves, may take.
+/// How long a client may take with all of its request and of the page, and the thread that attends to the disks.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// What tells a scraper how to read it.
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -43,28 +44,74 @@ impl AsFd for Listener {
 }
 
 /// A client, whichever way it came.
-trait Client: Read + Write {}
-impl Client for TcpStream {}
-impl Client for UnixStream {}
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
 
 impl Listener {
-    fn accept(&self) -> io::Result<Box<dyn Client>> {
+    fn accept(&self) -> io::Result<Stream> {
         Ok(match self {
-            Listener::Tcp(listener) => {
-                let (client, _) = listener.accept()?;
-                client.set_nonblocking(false)?;
-                client.set_read_timeout(Some(PATIENCE))?;
-                client.set_write_timeout(Some(PATIENCE))?;
-                Box::new(client)
-            }
-            Listener::Unix(listener) => {
-                let (client, _) = listener.accept()?;
-                client.set_nonblocking(false)?;
-                client.set_read_timeout(Some(PATIENCE))?;
-                client.set_write_timeout(Some(PATIENCE))?;
-                Box::new(client)
-            }
+            Listener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
+            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
         })
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// A client that is waited for until a time, and no longer than the service goes on: however little it sends or takes at once.
+struct Client<'a> {
+    stream: Stream,
+    stop: &'a Stop,
+    until: Instant,
+}
+
+impl Client<'_> {
+    fn new(stream: Stream, stop: &Stop) -> io::Result<Client<'_>> {
+        rustix::io::ioctl_fionbio(&stream, true)?;
+        Ok(Client { stream, stop, until: Instant::now() + PATIENCE })
+    }
+
+    fn wait(&self, what: PollFlags) -> io::Result<()> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        let mut fds = [PollFd::new(self.stop, PollFlags::IN), PollFd::new(&self.stream, what)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) if self.stop.is_raised() => Err(io::ErrorKind::Interrupted.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.wait(PollFlags::IN)?;
+            match rustix::io::read(&self.stream, &mut *bytes) {
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.wait(PollFlags::OUT)?;
+            match rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL) {
+                Ok(len) => bytes = &bytes[len..],
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -81,7 +128,7 @@ impl Drop for Metrics {
     fn drop(&mut self) {
         self.stop.raise();
         if let Some(thread) = self.thread.take() {
-            // One that panicked has ended the process.
+            // One that panicked has told of it.
             let _ = thread.join();
         }
     }
@@ -145,9 +192,11 @@ fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>) {
         }
         for (listener, _) in listeners.iter().zip(ready).filter(|(_, ready)| *ready) {
             match listener.accept() {
-                Ok(mut client) => {
+                Ok(stream) => {
                     // It may have gone, or be no client at all.
-                    let _ = answer(&mut *client, inbox);
+                    let _ = contained(|| {
+                        Client::new(stream, stop).and_then(|client| answer(&client, inbox))
+                    });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
@@ -160,7 +209,7 @@ fn serve(listeners: &[Listener], stop: &Stop, inbox: &Sender<Event>) {
 }
 
 /// Answer one request, and be done with its client.
-fn answer(client: &mut dyn Client, inbox: &Sender<Event>) -> io::Result<()> {
+fn answer(client: &Client<'_>, inbox: &Sender<Event>) -> io::Result<()> {
     let mut request = vec![];
     let mut piece = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -195,7 +244,7 @@ fn answer(client: &mut dyn Client, inbox: &Sender<Event>) -> io::Result<()> {
 }
 
 fn reply(
-    client: &mut dyn Client,
+    client: &Client<'_>,
     status: &str,
     kind: &str,
     body: &str,

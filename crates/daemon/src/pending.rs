@@ -59,7 +59,7 @@ impl Running {
     /// Wait for all that is about to come or to go.
     pub(crate) fn wait_for_pending(&mut self) {
         for thread in std::mem::take(&mut self.pending.threads) {
-            // One that panicked has ended the process.
+            // One that panicked has told of it.
             let _ = thread.join();
         }
     }

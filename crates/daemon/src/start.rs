@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
 use ringtap_export::{Stop, nbd, ublk, vhost_user};
+use ringtap_io::Panic;
 
 use crate::events::{Event, spawn};
 use crate::plan::{self, File, NbdGroup, Plan, VhostUser};
@@ -97,7 +98,8 @@ impl Running {
         let name = lone.as_ref().map_or(role.to_owned(), |vbd| vbd.thread_name(role));
         spawn(&name, move || {
             let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
-            let result = serves.serve(&theirs);
+            let result =
+                Panic::catch(|| serves.serve(&theirs)).unwrap_or_else(|panic| Err(panic.into()));
             // One that hands over goes on, here or elsewhere.
             if result.is_err() || !handing_over.load(SeqCst) {
                 tell_end(&events, serves.title(), id, result);

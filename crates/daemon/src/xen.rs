@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ringtap_export::Stop;
 use ringtap_export::xen::{Disks, Options, Server, Wanted};
 use ringtap_image::{OpenError, OpenOptions, Place, open_place, record};
+use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, WeakDisk};
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
@@ -56,7 +57,8 @@ pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
     let stop = Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })?;
     let (theirs, their_stop) = (server.clone(), stop.clone());
     let thread = spawn("xen", move || {
-        let result = theirs.serve(&their_stop).map_err(Into::into);
+        let served = Panic::catch(|| theirs.serve(&their_stop).map_err(Into::into));
+        let result = served.unwrap_or_else(|panic| Err(panic.into()));
         let _ = events.send(Event::Ended { server: "Xen".into(), of: None, result });
     })?;
     say_ready(config.announce, &[], &[]);
@@ -67,7 +69,7 @@ pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
         "stopping: requests in flight run to their end; guests wait for the next server"
     );
     stop.raise();
-    // One that panicked has ended the process.
+    // One that panicked has told of it.
     let _ = thread.join();
     let late = inbox.try_iter().find_map(Event::failure);
     outcome.and(late.map_or(Ok(()), Err))

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use ringtap_tests::{Control, Server};
 use serde_json::json;
@@ -136,6 +138,25 @@ fn what_disks_have_done_is_told_in_openmetrics() {
     let _silent = UnixStream::connect(&socket).expect("the socket");
     let (head, _) = ask(&socket, "GET /metrics?x=y HTTP/1.0\r\n\r\n");
     assert!(head.contains("200 OK"), "{head}");
+    // Nor does one that says a little at a time, or the server's end wait for it.
+    let dribbles = || {
+        let mut stream = UnixStream::connect(&socket).expect("the socket");
+        thread::spawn(move || {
+            let sent = |_: &i32| {
+                thread::sleep(Duration::from_millis(20));
+                stream.write_all(b"x").is_ok()
+            };
+            (0..3000).take_while(sent).count()
+        })
+    };
+    let dribbled = dribbles();
+    let (head, _) = ask(&socket, "GET /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.contains("200 OK"), "{head}");
+    let sent = dribbled.join().expect("it ends");
+    assert!(sent < 3000, "it was attended to for a minute");
+    let dribbled = dribbles();
     server.stop();
+    let sent = dribbled.join().expect("it ends");
+    assert!(sent < 3000, "the server's end waited for a minute");
     assert!(!socket.exists());
 }

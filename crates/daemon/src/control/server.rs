@@ -84,7 +84,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.raise();
         if let Some(thread) = self.thread.take() {
-            // One that panicked has ended the process.
+            // One that panicked has told of it.
             let _ = thread.join();
         }
     }
