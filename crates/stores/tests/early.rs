@@ -1,9 +1,12 @@
-//! Servers that answer a write before they have read all of it, or that break what they take.
+//! Servers that answer a write before they have read all of it, or that break what they take, wholly or in part.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use ringtap_io::{Op, Tasks, reactor};
 use ringtap_stores::nbd::wire::{
@@ -121,4 +124,112 @@ fn a_server_that_takes_connections_and_breaks_them_is_not_back() {
     drop(UnixStream::connect(&path));
     let times = server.join().expect("the server");
     assert!((3..40).contains(&times), "it was asked {times} times in a second");
+}
+
+/// A read that the server breaks its connection on, beside others that it answers, fails in the time that requests wait for a
+/// connection, and the server is not asked without a pause.
+#[test]
+fn a_request_that_breaks_each_connection_fails_alone() {
+    const POISON: u64 = 1 << 20;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("s");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let uri = format!("nbd+unix:///?socket={}&reconnect=1", path.display());
+    let (over, ended) = mpsc::channel::<()>();
+    let server = thread::spawn(move || {
+        let mut times = 0;
+        while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            let mut client = listener.accept().expect("a client").0;
+            times += i32::from(agree(&mut client).is_ok());
+            let mut head = [0; 28];
+            while client.read_exact(&mut head).is_ok() {
+                if head[16..24] == POISON.to_be_bytes() {
+                    break;
+                }
+                let len = u32::from_be_bytes(head[24..].try_into().unwrap_or_default());
+                let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
+                reply.extend([0; 4]);
+                reply.extend(&head[8..16]);
+                reply.resize(reply.len() + len as usize, 7);
+                if client.write_all(&reply).is_err() {
+                    break;
+                }
+            }
+        }
+        times
+    });
+    let store = Store::open(&uri, &Options::default()).expect("opened");
+    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let (io, file) = (tasks.io().clone(), store.file());
+    let failed = Rc::new(Cell::new(0));
+    let (told, door) = (failed.clone(), io.clone());
+    tasks.spawn(async move {
+        let buffer = door.buffer(4096).expect("memory");
+        told.set(door.run(Op::Read { file, offset: POISON, mem: buffer.mem() }).await);
+    });
+    let other = async move {
+        let buffer = io.buffer(4096).expect("memory");
+        while failed.get() == 0 {
+            let end = io.run(Op::Read { file, offset: 0, mem: buffer.mem() }).await;
+            assert_eq!(end, 4096, "others are answered");
+        }
+        failed.get()
+    };
+    assert_eq!(tasks.block_on(other).expect("turns"), -libc::EIO);
+    drop(tasks);
+    drop(store);
+    over.send(()).expect("the server");
+    drop(UnixStream::connect(&path));
+    let times = server.join().expect("the server");
+    assert!((3..60).contains(&times), "it was asked {times} times");
+}
+
+/// A connection that nobody used is lost after longer than requests wait, and again: patience begins anew each time.
+#[test]
+fn a_server_that_goes_twice_while_nothing_is_asked_is_waited_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("s");
+    let uri = format!("nbd+unix:///?socket={}&reconnect=2", path.display());
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let (go, going) = mpsc::channel::<()>();
+    let (went, gone) = mpsc::channel::<()>();
+    let (copy, answered) = (path.clone(), Duration::from_millis(500));
+    let server = thread::spawn(move || {
+        let mut listener = listener;
+        // What connects for itself, and the one that requests go by.
+        for _ in 0..2 {
+            let mut client = listener.accept().expect("a client").0;
+            agree(&mut client).expect("agreed");
+            going.recv().expect("the test");
+            drop(client);
+            went.send(()).expect("the test");
+        }
+        // Away for a while.
+        drop(listener);
+        std::fs::remove_file(&copy).expect("the socket");
+        thread::sleep(answered);
+        listener = UnixListener::bind(&copy).expect("a socket");
+        let mut client = listener.accept().expect("a client").0;
+        agree(&mut client).expect("agreed");
+        answer_next(&mut client, || {}).expect("a flush");
+    });
+    let store = Store::open(&uri, &Options::default()).expect("opened");
+    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let (io, file) = (tasks.io().clone(), store.file());
+    let door = io.clone();
+    // So that the thread has its connection.
+    tasks.spawn(async move { _ = door.run(Op::Forget { file, offset: 0, len: 4096 }).await });
+    let over = async move {
+        io.sleep(100_000_000).await;
+        go.send(()).expect("the server");
+        gone.recv().expect("the server");
+        // It connects again, and longer than requests wait nothing is asked.
+        io.sleep(3_000_000_000).await;
+        go.send(()).expect("the server");
+        gone.recv().expect("the server");
+        io.sleep(50_000_000).await;
+        io.run(Op::Sync { file }).await
+    };
+    assert_eq!(tasks.block_on(over).expect("turns"), 0, "it was away for half a second");
+    server.join().expect("the server");
 }

@@ -43,10 +43,22 @@ sleep 1
 ip netns exec here "$ringtap" disk migrate --control unix:control --output json vm nbd://10.9.0.2:10809/e >moved.json || { cat *.err >&2; exit 1; }
 wait $load || { cat load.err here.err >&2; exit 1; }
 "$lab" load --socket vm.sock --rw randrw --verify --depth 2 --seconds 1 --output json >after.json
-for one in $here $there; do
-    kill $one
-    wait $one || { cat *.err >&2; exit 1; }
-done
+kill $here
+wait $here || { cat *.err >&2; exit 1; }
+# The other host is gone without a word: requests fail in about the time that they may wait, not when the kernel despairs.
+ip netns exec here "$ringtap" serve "nbd://10.9.0.2:10809/e?reconnect=2" -f raw --read-only --vhost-user far.sock >far.out 2>far.err &
+far=$!
+for i in $(seq 300); do grep -qs ready far.out && break; sleep 0.1; done
+"$lab" load --socket far.sock --rw randread --seconds 1 >/dev/null
+ip netns exec here tc qdisc change dev near root netem loss 100%
+code=0
+timeout -s KILL 60 "$lab" load --socket far.sock --rw randread --seconds 1 >/dev/null 2>lost.err || code=$?
+[ $code != 0 ] && [ $code != 137 ] || { echo "reads of a host that is gone ended with $code" >&2; cat *.err >&2; exit 1; }
+grep -q "the connection is lost" far.err || { cat *.err >&2; exit 1; }
+kill $far
+wait $far || true
+kill $there
+wait $there || { cat *.err >&2; exit 1; }
 "$ringtap" check -q there.qcow2
 cat moved.json load.json after.json
 "#;

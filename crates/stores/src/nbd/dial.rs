@@ -20,7 +20,10 @@ use super::handshake::{self, Agreed, Error};
 use super::uri::{Server, Uri};
 
 /// For how long all of it may take, however slowly the server says it.
-const LIMIT: Duration = Duration::from_secs(20);
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+
+/// Questions without an answer after which a server is gone.
+const PROBES: u32 = 3;
 
 /// A connection that requests may be sent on.
 pub(super) struct Connection {
@@ -76,9 +79,10 @@ pub(super) fn dial(
     uri: &Uri,
     tls: Option<&Arc<ClientConfig>>,
     status: &str,
+    limit: Duration,
 ) -> Result<Connection, Error> {
-    let end = Instant::now() + LIMIT;
-    let mut stream = Until { stream: connect(&uri.server, end)?, end };
+    let end = Instant::now() + limit;
+    let mut stream = Until { stream: connect(&uri.server, end, uri.reconnect)?, end };
     handshake::greet(&mut stream)?;
     let (agreed, session) = match tls {
         None => (handshake::agree(&mut stream, &uri.export, status)?, None),
@@ -103,7 +107,11 @@ pub(super) fn dial(
     Ok(Connection { channel: Channel::new(socket.try_clone()?, session), agreed, socket })
 }
 
-fn connect(server: &Server, end: Instant) -> Result<Box<dyn Socket>, Error> {
+fn connect(
+    server: &Server,
+    end: Instant,
+    patience: Option<Duration>,
+) -> Result<Box<dyn Socket>, Error> {
     match server {
         Server::Unix(path) => {
             let stream = ask::connect(path, true).map_err(|error| nobody(error, path.display()))?;
@@ -116,11 +124,23 @@ fn connect(server: &Server, end: Instant) -> Result<Box<dyn Socket>, Error> {
             let stream = ask::dial(host, *port, left.max(Duration::from_millis(1)))
                 .map_err(|error| nobody(error, &shown))?;
             stream.set_nodelay(true)?;
-            // One that is gone without a word is noticed, though no request is sent.
-            sockopt::set_socket_keepalive(&stream, true).map_err(io::Error::from)?;
+            watch(&stream, patience).map_err(io::Error::from)?;
             Ok(Box::new(stream))
         }
     }
+}
+
+/// Have the kernel notice a server that is gone without a word, whether it owes an answer or a request is on its way: in about
+/// the time that requests wait for another connection. Where they wait for none it is left its two hours.
+fn watch(stream: &TcpStream, patience: Option<Duration>) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    let Some(patience) = patience else { return Ok(()) };
+    let idle = (patience / 3).clamp(Duration::from_secs(1), Duration::from_secs(10));
+    let between = (idle / 3).max(Duration::from_secs(1));
+    sockopt::set_tcp_keepidle(stream, idle)?;
+    sockopt::set_tcp_keepintvl(stream, between)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    sockopt::set_tcp_user_timeout(stream, (idle + between * PROBES).as_millis() as u32)
 }
 
 fn nobody(error: io::Error, place: impl std::fmt::Display) -> Error {

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ringtap_io::{Buffer, Io, Mem, Op, Signal};
 use tracing::{error, info, warn};
@@ -22,6 +22,9 @@ use super::wire::cmd;
 const LANDING: usize = 64 << 10;
 /// Data of a read from so many bytes on goes where it belongs at once; less is received together with what follows it.
 const DIRECT: usize = 32 << 10;
+
+/// A connection that held for so long was no fault of what was sent on it.
+const HOLDS: Duration = Duration::from_secs(1);
 
 /// What is in flight of one thread.
 pub(super) struct Link {
@@ -94,14 +97,18 @@ impl Link {
     /// Have a connection for as long as the store is open.
     async fn keep(self: Rc<Link>, io: &Io) {
         let (mut first, mut lost) = (self.nbd.take_spare(), None);
+        // Connections in a row that did not hold.
+        let mut brief = 0;
         while !self.nbd.is_closed() {
             let Some(connection) = (match first.take() {
                 Some(connection) => Some(connection),
-                None => self.connect(io, lost).await,
+                None => self.connect(io, lost, brief).await,
             }) else {
                 break;
             };
+            let began = Instant::now();
             let why = self.talk(io, connection).await;
+            let held = began.elapsed();
             self.outgoing.borrow_mut().clear();
             if self.nbd.is_closed() {
                 break;
@@ -113,10 +120,11 @@ impl Link {
                 );
                 break;
             };
-            // One that takes connections and answers nothing has not come back.
-            if self.heard.replace(false) {
+            // One that takes connections, answers nothing and breaks them has not come back.
+            if self.heard.replace(false) || held > patience {
                 lost = None;
             }
+            brief = if held > HOLDS { 0 } else { brief + 1 };
             let (since, _) = *lost.get_or_insert_with(|| {
                 warn!(
                     "{}: the connection is lost ({why}); connecting again, for {} s before requests fail",
@@ -126,7 +134,14 @@ impl Link {
                 (Instant::now(), 0)
             });
             lost = lost.map(|(since, times)| (since, times + 1));
-            self.requests.borrow_mut().send_again(&self.agreed);
+            let late = self.requests.borrow_mut().send_again(io, &self.agreed, patience);
+            if late > 0 {
+                error!(
+                    "{}: {late} requests fail: each connection that they were sent on was lost, for over {} s ({why})",
+                    self.nbd.uri,
+                    patience.as_secs()
+                );
+            }
             if since.elapsed() > patience {
                 self.give_up(io, &why);
             }
@@ -142,11 +157,16 @@ impl Link {
         self.requests.borrow_mut().fail(io, libc::EIO);
     }
 
-    /// Another connection, for one that was lost at that moment and looked for so many times since; none where the store
-    /// was closed.
-    async fn connect(&self, io: &Io, lost: Option<(Instant, u32)>) -> Option<Connection> {
+    /// Another connection, for one that was lost at that moment and looked for so many times since, the last `brief` of which
+    /// did not hold; none where the store was closed.
+    async fn connect(
+        &self,
+        io: &Io,
+        lost: Option<(Instant, u32)>,
+        brief: u32,
+    ) -> Option<Connection> {
         let (since, times) = lost.unwrap_or_else(|| (Instant::now(), 0));
-        let attempt = self.nbd.redial(since, times);
+        let attempt = self.nbd.redial(since, times.max(brief));
         loop {
             match attempt.next().await {
                 News::Connected(connection) => {
@@ -289,7 +309,6 @@ impl Link {
             let parsed = parse(here, &self.agreed).map_err(|broken| broken.to_string())?;
             let Some((reply, taken)) = parsed else { return Ok(Mem::EMPTY) };
             landing.start += taken;
-            self.heard.set(true);
             let (cookie, says, done) = match reply {
                 Reply::Simple { cookie, error } => {
                     let request = requests.find(cookie).ok_or(UNASKED)?;
@@ -341,6 +360,7 @@ impl Link {
     /// The last reply to a request has come. Of one that was answered before all of it was sent the rest is sent all
     /// the same, and its memory is not ours any more.
     fn answered(&self, io: &Io, requests: &mut Requests, cookie: u64) -> bool {
+        self.heard.set(true);
         let mut outgoing = self.outgoing.borrow_mut();
         if !outgoing.is_empty() {
             outgoing.copy_rest(cookie);

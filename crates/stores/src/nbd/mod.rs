@@ -72,7 +72,7 @@ struct Shared {
 /// data. Waits for the server.
 pub fn open_context(uri: &Uri, context: &str) -> Result<Store, Error> {
     let tls = dial::credentials(uri)?;
-    let connection = dial::dial(uri, tls.as_ref(), context)?;
+    let connection = dial::dial(uri, tls.as_ref(), context, dial::LIMIT)?;
     if connection.agreed.status.is_none() {
         return Err(Error::Refused(format!("the server has no context {context} of it")));
     }
@@ -82,7 +82,7 @@ pub fn open_context(uri: &Uri, context: &str) -> Result<Store, Error> {
 /// Connect to an export.
 pub(crate) fn open(uri: &Uri, options: &Options) -> Result<Store, Error> {
     let tls = dial::credentials(uri)?;
-    let connection = dial::dial(uri, tls.as_ref(), ALLOCATION)?;
+    let connection = dial::dial(uri, tls.as_ref(), ALLOCATION, dial::LIMIT)?;
     store(uri, tls, connection, ALLOCATION, options)
 }
 

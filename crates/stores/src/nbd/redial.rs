@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use ringtap_io::Event;
 
 use super::Nbd;
-use super::dial::{Connection, dial};
+use super::dial::{Connection, LIMIT, dial};
 
 /// Between two attempts: at first, and at most.
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(1);
+/// The least that one attempt may take, however little patience is left.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// What came of it.
 pub(super) enum News {
@@ -65,14 +67,16 @@ impl Attempt {
 }
 
 fn seek(nbd: &Arc<Nbd>, wish: &Weak<Attempt>, begun: Instant, times: u32) {
-    let patience = nbd.uri.reconnect.unwrap_or_default();
+    let patience = nbd.uri.reconnect.unwrap_or(LIMIT);
     // The server takes connections and breaks them.
     if times > 1 {
         nbd.pause((PAUSE * 2u32.pow(times.min(6))).min(LONGEST));
     }
     let (mut pause, mut told) = (PAUSE, false);
     loop {
-        let found = if nbd.is_closed() { None } else { Some(attempt(nbd)) };
+        // Requests do not wait longer than they may because one attempt does.
+        let left = if told { LIMIT } else { patience.saturating_sub(begun.elapsed()).max(LEAST) };
+        let found = if nbd.is_closed() { None } else { Some(attempt(nbd, left.min(LIMIT))) };
         let Some(wish) = wish.upgrade() else { return };
         match found {
             None => return wish.tell(News::Closed),
@@ -89,9 +93,9 @@ fn seek(nbd: &Arc<Nbd>, wish: &Weak<Attempt>, begun: Instant, times: u32) {
     }
 }
 
-fn attempt(nbd: &Nbd) -> Result<Connection, String> {
+fn attempt(nbd: &Nbd, limit: Duration) -> Result<Connection, String> {
     let connection =
-        dial(&nbd.uri, nbd.tls.as_ref(), &nbd.status).map_err(|error| error.to_string())?;
+        dial(&nbd.uri, nbd.tls.as_ref(), &nbd.status, limit).map_err(|error| error.to_string())?;
     connection.agreed.goes_on_from(&nbd.agreed)?;
     Ok(connection)
 }

@@ -1,6 +1,7 @@
 //! What one session has in flight, and how an operation becomes requests.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use ringtap_io::{Ender, Holds, Io, Key, Mem, Op};
 
@@ -47,6 +48,8 @@ pub(super) struct Request {
     /// The error that one of its chunks has told, a positive errno.
     pub(super) error: i32,
     order: u64,
+    /// When the first connection that it was in flight on was lost.
+    lost: Option<Instant>,
 }
 
 struct Slot {
@@ -193,6 +196,7 @@ impl Requests {
             holds,
             error: 0,
             order,
+            lost: None,
         };
         match request.next(agreed) {
             Next::End(result) => {
@@ -246,6 +250,7 @@ impl Requests {
             if let Next::Send(command) = request.next(agreed) {
                 request.command = command;
                 request.sent = false;
+                request.lost = None;
                 self.renew(place);
                 self.queue.push_back(place);
                 return true;
@@ -273,16 +278,29 @@ impl Requests {
         }
     }
 
-    /// The connection is gone: all are to be sent again, in their order.
-    pub(super) fn send_again(&mut self, agreed: &Agreed) {
+    /// The connection is gone: all are to be sent again, in their order. The first that had no answer goes last, for it may be what
+    /// the server broke the connection on; those that have waited over so long a time of connections that were lost fail. How
+    /// many those are.
+    pub(super) fn send_again(&mut self, io: &Io, agreed: &Agreed, patience: Duration) -> usize {
         self.free_queued();
+        let now = Instant::now();
         let mut places: Vec<(u64, u32)> = Vec::new();
+        let mut late: Vec<u32> = Vec::new();
+        let sent = self.slots.iter_mut().filter_map(|slot| slot.request.as_mut());
+        if let Some(first) = sent.filter(|it| it.sent).min_by_key(|it| it.order) {
+            self.begun += 1;
+            first.order = self.begun;
+        }
         for (place, slot) in self.slots.iter_mut().enumerate() {
             let Some(request) = &mut slot.request else { continue };
             slot.generation = slot.generation.wrapping_add(1);
             if matches!(request.who, Who::Nobody) {
                 slot.request = None;
                 self.free.push(place as u32);
+                continue;
+            }
+            if request.sent && now - *request.lost.get_or_insert(now) > patience {
+                late.push(place as u32);
                 continue;
             }
             (request.sent, request.got, request.error, request.holds) = (false, 0, 0, None);
@@ -297,6 +315,8 @@ impl Requests {
         }
         places.sort_unstable();
         self.queue.extend(places.into_iter().map(|(_, place)| place));
+        late.iter().for_each(|place| self.remove(io, *place, -libc::EIO));
+        late.len()
     }
 
     /// Nothing is to be sent: places of those that were cancelled meanwhile are free.
