@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::verbs::stop::Stopped;
 use crate::{args, log};
@@ -56,7 +57,8 @@ pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
     let closed = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
     };
-    if error.chain().any(closed) {
+    // A reader that has enough (`| head`) is no failure; a server that went away is.
+    if error.chain().any(closed) && is_unread() {
         return ExitCode::SUCCESS;
     }
     log::say_failure(&chain(error));
@@ -83,6 +85,14 @@ pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(2);
     }
     ExitCode::FAILURE
+}
+
+/// Whether nobody reads any more what is printed.
+fn is_unread() -> bool {
+    let stdout = io::stdout();
+    let mut fds = [PollFd::new(&stdout, PollFlags::OUT)];
+    let asked = poll(&mut fds, Some(&Timespec::default()));
+    asked.is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// The message and its causes; a cause that the message quotes already is not said twice.

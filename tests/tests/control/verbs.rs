@@ -1,6 +1,9 @@
 //! The verbs of people, which speak to the control socket.
 
-use std::process::Output;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Output, Stdio};
+use std::thread;
 
 use ringtap_tests::{program, ringtap};
 use serde_json::Value;
@@ -159,4 +162,47 @@ fn an_encrypted_disk_is_opened_by_a_secret_of_a_file() {
     let said = control.call("object-del", serde_json::json!({"id": "ringtap-disk-a"}));
     assert!(said.expect_err("it is forgotten").contains("not found"));
     empty.server.stop();
+}
+
+/// A server that goes away between two questions is a failure, and a reader of ours that does is none.
+#[test]
+fn who_waits_for_a_job_of_a_server_that_ends_fails() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+    let path = dir.path().join("control");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let ends = thread::spawn(move || {
+        let mut client = listener.accept().expect("a client").0;
+        let job = "{\"id\":\"j\",\"type\":\"backup\",\"status\":\"running\",\"current-progress\":1,\"total-progress\":9}";
+        for said in ["{\"QMP\":{}}", "{\"return\":{}}", &format!("{{\"return\":[{job}]}}")] {
+            client.write_all(said.as_bytes()).expect("said");
+            if !said.contains("QMP") {
+                continue;
+            }
+            // What it asks for is known: its capabilities, and its jobs.
+            let mut asked = String::new();
+            while !asked.contains("qmp_capabilities") {
+                let mut some = [0; 512];
+                let len = client.read(&mut some).expect("asked");
+                asked.push_str(&String::from_utf8_lossy(&some[..len]));
+            }
+        }
+        // Its next question finds nobody.
+        let mut asked = [0; 512];
+        let _ = client.read(&mut asked);
+    });
+    let control = format!("unix:{}", path.display());
+    let mut wait = Command::new(ringtap());
+    let wait = wait.args(["job", "--control", &control, "wait", "j"]).stdin(Stdio::null());
+    let end = wait.output().expect("it runs");
+    let said = String::from_utf8_lossy(&end.stderr);
+    assert_eq!(end.status.code(), Some(1), "{said}");
+    assert!(said.contains(&path.display().to_string()), "{said}");
+    ends.join().expect("the server");
+
+    let mut reads = Command::new("sh");
+    let line =
+        "trap '' PIPE; for try in 1 2 3 4 5; do \"$0\" serve --help; echo $? >&2; done | true";
+    let end = reads.args(["-c", line]).arg(ringtap()).output().expect("it runs");
+    let said = String::from_utf8_lossy(&end.stderr);
+    assert_eq!(said.trim(), "0\n0\n0\n0\n0", "{said}");
 }
