@@ -33,6 +33,7 @@ pub enum Output {
         ringtap compare                             for a guest on this host, which way should I serve its disk?\n  \
         ringtap compare published                   what others have published, run anew: guests, LVM, snapshots, two VMs\n  \
         ringtap compare published --within 40m      as much of that as fits; the rest is named\n  \
+        ringtap compare --rest-of RUN               what RUN left out, another night\n  \
         ringtap compare --self-test                 does the lab find what is known beforehand?\n  \
         ringtap compare --list                      what there is, and what can run here\n  \
         ringtap compare --stages host --backends native,ringtap-nbd,qemu-nbd --workloads fio\n  \
@@ -144,6 +145,13 @@ pub struct CompareArgs {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub within: Option<f64>,
 
+    /// Measure what this complete run left out, by its plan; `ringtap report RUN REST --out WHOLE` puts both together.
+    #[arg(long, value_name = "RUN", conflicts_with_all = [
+        "self_test", "list", "quick", "plan", "rounds", "stages", "backends", "workloads", "fio_job", "image", "device",
+        "nbd_uri", "vhost_user", "qemu", "catalogue", "overwrite", "size", "seconds", "ramp", "memory", "seed", "on",
+    ])]
+    pub rest_of: Option<PathBuf>,
+
     /// Seed of the order, the blocks and the bootstrap [default: the clock].
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -178,7 +186,12 @@ impl CompareArgs {
         let lists = [&self.fio_job, &self.image, &self.device, &self.vhost_user, &self.catalogue];
         let texts = [&self.nbd_uri, &self.qemu];
         let added = lists.iter().any(|l| !l.is_empty()) || texts.iter().any(|l| !l.is_empty());
-        !(named || added || self.plan.is_some() || self.list || self.self_test)
+        !(named
+            || added
+            || self.plan.is_some()
+            || self.rest_of.is_some()
+            || self.list
+            || self.self_test)
     }
 }
 
@@ -189,6 +202,7 @@ impl CompareArgs {
     after_help = "Examples:\n  \
         ringtap report ringtap-runs/2026-11-21T21-30-00\n  \
         ringtap report MONDAY TUESDAY --out BOTH     merge two runs of one plan: their rounds together\n  \
+        ringtap report RUN REST --out WHOLE          what was left out of RUN, and measured since, beside the rest\n  \
         ringtap report --before OLD NEW              what changed from OLD to NEW\n  \
         ringtap report --before OLD NEW --fail-if-worse 5% --output junit > lab.xml   for CI\n  \
         ringtap report RUN --with theirs.csv --with their-fio.json   rows of others beside it\n  \

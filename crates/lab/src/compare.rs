@@ -38,7 +38,11 @@ pub fn compare(args: &CompareArgs, ringtap: PathBuf, lab: PathBuf) -> anyhow::Re
     if let Some(host) = &args.on {
         return elsewhere(args, host, &ringtap, &lab);
     }
-    let plan = match Plan::from_args(args) {
+    let plan = match &args.rest_of {
+        Some(run) => run::rest::plan(args, run),
+        None => Plan::from_args(args),
+    };
+    let plan = match plan {
         Ok(plan) => plan,
         Err(error) => return Ok(refuse(&error)),
     };

@@ -158,6 +158,7 @@ impl Env {
             let wanted = [
                 "fio",
                 "dd",
+                "timeout",
                 "bonnie++",
                 "mkfs.ext4",
                 "losetup",
@@ -202,7 +203,7 @@ impl Env {
     /// that there is dd in it and no fio with its sixty libraries.
     pub fn xen_hvm(&self) -> Result<(Appliance, Appliance), Missing> {
         let build = || {
-            let hvm = Appliance::builder(Machine::Hvm).programs(["dd", "date"]);
+            let hvm = Appliance::builder(Machine::Hvm).programs(["dd", "timeout", "date"]);
             Ok((built(self.first_domain().device_model())?, built(hvm)?))
         };
         self.hvm.get_or_init(build).clone()
@@ -222,7 +223,7 @@ impl Env {
 
     /// What loads in a domain of Xen run, as far as it is here.
     fn domain_programs(&self) -> Vec<String> {
-        let programs = ["fio", "dd", "date", "bonnie++", "mkfs.ext4", "find", "cpio"];
+        let programs = ["fio", "dd", "timeout", "date", "bonnie++", "mkfs.ext4", "find", "cpio"];
         let there = programs.iter().filter(|name| process::find(name).is_some());
         there.map(|name| (*name).to_owned()).chain(program(&self.lab)).collect()
     }

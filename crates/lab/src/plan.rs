@@ -64,6 +64,9 @@ pub struct Plan {
     /// Workloads that run on some backends only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub only: BTreeMap<String, Vec<String>>,
+    /// Loads of stages that an earlier run of this plan has measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<(Stage, String)>,
     /// Ways of the user's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own: Vec<Own>,
@@ -180,6 +183,7 @@ impl Plan {
                 .map(|m| parse_size(m))
                 .transpose()?,
             only,
+            measured: Vec::new(),
             own: Vec::new(),
             questions: Vec::new(),
             // Who names a time means it.

@@ -1,4 +1,4 @@
-//! Runs that belong together: merged into one of more rounds, and what makes two runs unlike.
+//! Runs that belong together: merged into one of more rounds or of more loads, and what makes two runs unlike.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,11 +6,13 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::run::folder::{self, Record, State};
-use crate::sample::{Sample, Stage};
+use crate::run::folder::{self, Arm, Record, Skip, State};
+use crate::run::rest;
+use crate::sample::{Sample, Stage, twin};
 use crate::workload::bonnie;
 
-/// Puts runs of the same plan on the same machine together: rounds are counted on.
+/// Puts runs of the same plan on the same machine together: rounds are counted on, or, where no load was measured in both, loads
+/// are set beside each other.
 pub fn merge(runs: &[&Path]) -> Result<(Record, Vec<Sample>)> {
     let mut whole: Option<(Record, Vec<Sample>)> = None;
     let mut known: Vec<Record> = Vec::new();
@@ -27,8 +29,19 @@ pub fn merge(runs: &[&Path]) -> Result<(Record, Vec<Sample>)> {
             whole = Some((record, samples));
             continue;
         };
-        let mut unlike = sets(sum, &record);
+        let beside = rest::loads(all).is_disjoint(&rest::loads(&samples));
+        let mut unlike = if beside { plans(sum, &record) } else { sets(sum, &record) };
         unlike.extend(conditions(sum, &record));
+        let versions = versions(sum, &record);
+        if beside {
+            // Each load was measured by one of them.
+            let words = |u: &Unlike| {
+                format!("{} differs between loads: {}, and {}", u.what, u.before, u.after)
+            };
+            sum.troubles.extend(versions.iter().map(words));
+        } else {
+            unlike.extend(versions);
+        }
         unlike.extend(versions_of_bonnie(all, &samples));
         if let Some(Unlike { what, before, after }) = unlike.first() {
             return Err(Error::Plan(format!(
@@ -38,21 +51,68 @@ pub fn merge(runs: &[&Path]) -> Result<(Record, Vec<Sample>)> {
                 runs.first().map_or(Path::new(""), |first| first).display()
             )));
         }
-        let before = sum.plan.rounds;
-        let boots = all.iter().filter_map(|sample| sample.boot).max().map_or(0, |last| last + 1);
-        all.extend(samples.into_iter().map(|s| Sample {
-            round: s.round + before,
-            boot: s.boot.map(|boot| boot + boots),
-            ..s
-        }));
-        sum.plan.rounds += record.plan.rounds;
-        sum.ended = record.ended;
+        sum.ended.clone_from(&record.ended);
         if record.state != State::Complete {
             sum.state = record.state;
         }
-        sum.troubles.extend(record.troubles);
+        sum.troubles.extend(record.troubles.iter().cloned());
+        if beside {
+            add_loads((sum, all), (&record, samples));
+        } else {
+            let before = sum.plan.rounds;
+            add(all, samples, before);
+            sum.plan.rounds += record.plan.rounds;
+        }
     }
     whole.ok_or_else(|| Error::Plan("no run was named".into()))
+}
+
+/// Behind the samples of the first run those of another, so many rounds later, each boot one of its own.
+fn add(all: &mut Vec<Sample>, samples: Vec<Sample>, rounds: u32) {
+    let boots = all.iter().filter_map(|sample| sample.boot).max().map_or(0, |last| last + 1);
+    all.extend(samples.into_iter().map(|s| Sample {
+        round: s.round + rounds,
+        boot: s.boot.map(|boot| boot + boots),
+        ..s
+    }));
+}
+
+/// Beside the loads of the first run those of another, with their arms and guests. What either has measured is no gap any more.
+fn add_loads(
+    (sum, all): (&mut Record, &mut Vec<Sample>),
+    (record, mut samples): (&Record, Vec<Sample>),
+) {
+    let checked: BTreeSet<(Stage, String)> =
+        all.iter().filter(|s| rest::is_check(s)).map(|s| (s.stage, s.arm.clone())).collect();
+    samples.retain(|s| !(rest::is_check(s) && checked.contains(&(s.stage, s.arm.clone()))));
+    add(all, samples, 0);
+    let is_measured = |skip: &Skip| {
+        let load = |s: &Sample| skip.workload.as_ref().is_none_or(|load| *load == s.workload);
+        all.iter().any(|s| s.stage == skip.stage && s.arm == skip.backend && load(s))
+    };
+    for skip in &record.skipped {
+        if !sum.skipped.contains(skip) {
+            sum.skipped.push(skip.clone());
+        }
+    }
+    sum.skipped.retain(|skip| !is_measured(skip));
+    for arm in &record.arms {
+        if !sum.arms.iter().any(|known| known.stage == arm.stage && known.name == arm.name) {
+            sum.arms.push(arm.clone());
+        }
+    }
+    for (stage, words) in &record.stages {
+        if !sum.stages.iter().any(|(known, _)| known == stage) {
+            sum.stages.push((*stage, words.clone()));
+        }
+    }
+    // The first of a stage is its reference, which is the one that has a twin.
+    let known = sum.arms.clone();
+    let has_twin =
+        |arm: &Arm| known.iter().any(|a| a.stage == arm.stage && a.name == twin(&arm.name));
+    let is_twin = |arm: &Arm| arm.name != arm.backend;
+    let place = |stage: Stage| sum.plan.stages.iter().position(|of| *of == stage);
+    sum.arms.sort_by_key(|arm| (place(arm.stage), !has_twin(arm), !is_twin(arm)));
 }
 
 /// Whether two records are of one run, or of copies of it.
@@ -74,6 +134,27 @@ pub struct Unlike {
 /// What differs, if it does.
 pub fn unlike(what: &str, before: String, after: String) -> Option<Unlike> {
     (before != after).then(|| Unlike { what: what.into(), before, after })
+}
+
+/// What was asked.
+fn plans(one: &Record, two: &Record) -> Vec<Unlike> {
+    let backends = |r: &Record| {
+        let names: Vec<_> =
+            r.plan.backends.iter().map(|(stage, name)| format!("{stage} {name}")).collect();
+        names.join(", ")
+    };
+    [
+        unlike(
+            "the plan's workloads",
+            one.plan.workloads.join(", "),
+            two.plan.workloads.join(", "),
+        ),
+        unlike("the plan's backends", backends(one), backends(two)),
+        unlike("the number of rounds", one.plan.rounds.to_string(), two.plan.rounds.to_string()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// What was measured.
@@ -116,17 +197,22 @@ pub fn conditions(one: &Record, two: &Record) -> Vec<Unlike> {
             list.extend(unlike(&format!("the stage {stage}"), before, after));
         }
     }
-    // What an older lab did not ask is not known to differ.
-    let both = |what: &str, one: &[(String, String)], two: &[(String, String)]| {
-        let pairs = one.iter().filter_map(|(name, before)| {
-            let (_, after) = two.iter().find(|(of, _)| of == name)?;
-            unlike(&format!("the {what}{name}"), before.clone(), after.clone())
-        });
-        pairs.collect::<Vec<_>>()
-    };
-    list.extend(both("", &one.host.state, &two.host.state));
-    list.extend(both("version of ", &one.host.versions, &two.host.versions));
+    list.extend(in_both("", &one.host.state, &two.host.state));
     list
+}
+
+/// What measured, and what was measured.
+pub fn versions(one: &Record, two: &Record) -> Vec<Unlike> {
+    in_both("version of ", &one.host.versions, &two.host.versions)
+}
+
+/// What an older lab did not ask is not known to differ.
+fn in_both(what: &str, one: &[(String, String)], two: &[(String, String)]) -> Vec<Unlike> {
+    let pairs = one.iter().filter_map(|(name, before)| {
+        let (_, after) = two.iter().find(|(of, _)| of == name)?;
+        unlike(&format!("the {what}{name}"), before.clone(), after.clone())
+    });
+    pairs.collect()
 }
 
 /// The versions of bonnie++, where both runs have it and they differ.

@@ -93,6 +93,7 @@ pub const WORSE: &str = "worse";
 /// Compares the headline metrics of two runs.
 pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
     let mut unlike = across::conditions(&before.run, &after.run);
+    unlike.extend(across::versions(&before.run, &after.run));
     let bonnie = across::versions_of_bonnie(&before.samples, &after.samples);
     unlike.extend(bonnie.clone());
     unlike.extend(notes(before, after));

@@ -355,7 +355,7 @@ fn outcome(row: &Row, published: Published) -> Option<Outcome> {
 fn undecided(decision: Decision) -> Outcome {
     match decision {
         Decision::Withheld { why: Why::Blind } => Outcome::Blind,
-        Decision::Open { .. } => Outcome::Open,
+        Decision::Open { .. } | Decision::Withheld { why: Why::TooFew } => Outcome::Open,
         _ => Outcome::NotComparable,
     }
 }

@@ -6,6 +6,7 @@ mod mark;
 pub mod meter;
 pub mod order;
 pub mod progress;
+pub mod rest;
 pub mod scratch;
 pub mod slices;
 pub mod track;
@@ -130,6 +131,7 @@ pub struct Ended {
 /// everything that was started or made is gone again.
 pub fn run(plan: &Plan, env: &Env, out: &Path, stop: &Stop) -> Result<Ended> {
     let (mut arms, mut skipped) = matrix(plan, env);
+    rest::narrow(plan, &mut arms);
     let all = arms.clone();
     let left_out = within::fit(plan, &mut arms);
     skipped.extend(within::skips(&all, &left_out, plan.within.unwrap_or_default()));

@@ -9,6 +9,7 @@ mod decisions;
 mod gate;
 mod lines;
 mod loads;
+mod parts;
 mod schema;
 mod shown;
 
@@ -70,6 +71,7 @@ fn record(rounds: u32, state: State) -> Record {
             boot_limit: None,
             memory: None,
             only: Default::default(),
+            measured: Vec::new(),
             own: Vec::new(),
             questions: Vec::new(),
             sized_by_noise: false,
