@@ -1,7 +1,8 @@
 #!/bin/bash
 # Checks what the documents say against what there is: links lead somewhere, files that are named
-# exist, functions and types named in docs/architecture.md are in the code, options shown in an
-# example of `ringtap` are options, and the targets and scripts named in README.md are there.
+# exist, functions and types named in docs/architecture.md are in the code, words of the glossary are where it says,
+# options shown in an example of `ringtap` are options, and the targets and scripts named in README.md are there. No
+# file of the code has more than 600 lines.
 #   scripts/check-docs.sh RINGTAP
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,6 +37,21 @@ while read -r name; do
             complain "docs/architecture.md names $name, and $type has no such thing"
     fi
 done < <(grep -oE '`([A-Z][A-Za-z]+::[a-z_A-Z]+|[a-z_]+\(\))`' docs/architecture.md | tr -d '`' | sort -u)
+
+# A word of the glossary, or the first of them, stands in the file or folder at which reading it is to begin.
+while IFS='|' read -r _ words _ place _; do
+    place=$(grep -oE '`[a-z]+/[^`]+`' <<<"$place" | tr -d '`' || true)
+    [ -n "$place" ] && [ -e "$place" ] || continue
+    found=no
+    for word in $(tr -c 'A-Za-z\n' ' ' <<<"$words"); do
+        [ ${#word} -lt 3 ] || ! grep -rqi -- "${word%s}" "$place" || found=yes
+    done
+    [ $found = yes ] || complain "docs/glossary.md sends who reads$words to $place, which has no such word"
+done < <(grep -E '^\| .* \| .*`(crates|tests)/' docs/glossary.md)
+
+while read -r lines file; do
+    [ "$file" = total ] || [ "$lines" -le 600 ] || complain "$file has $lines lines: one file, one idea, 600 at most"
+done < <(git ls-files -z '*.rs' '*.sh' '*.py' | xargs -0 wc -l)
 
 # Long options after `ringtap COMMAND` in examples; a line that ends in \ goes on.
 while read -r command options; do

@@ -22,7 +22,7 @@ const MOST: usize = 1 << 30;
 #[derive(Clone, Copy)]
 pub(crate) enum State {
     Free,
-    UnderWay(TaskId),
+    InFlight(TaskId),
     /// As that, of a file that is elsewhere.
     Elsewhere(TaskId, File),
     Done(i32),
@@ -213,7 +213,7 @@ impl Io {
         let shared = &*self.shared;
         let mut states = shared.states.borrow_mut();
         let Some(state) = states.get_mut(key as usize) else { return };
-        if let State::UnderWay(task) | State::Elsewhere(task, _) = *state {
+        if let State::InFlight(task) | State::Elsewhere(task, _) = *state {
             *state = State::Done(result);
             shared.in_flight.set(shared.in_flight.get() - 1);
             shared.ready.borrow_mut().push(task);
@@ -227,13 +227,13 @@ impl Io {
         let mut states = self.shared.states.borrow_mut();
         let Some(state) = states.get_mut(key as usize) else { return false };
         let State::Elsewhere(task, _) = *state else { return false };
-        *state = State::UnderWay(task);
+        *state = State::InFlight(task);
         true
     }
 
     fn is_in_flight(&self, key: Key) -> bool {
         let states = self.shared.states.borrow();
-        matches!(states[key as usize], State::UnderWay(_) | State::Elsewhere(..))
+        matches!(states[key as usize], State::InFlight(_) | State::Elsewhere(..))
     }
 
     /// The operation is wanted no more: have it end, and wait until it has. Nobody is told its result.
@@ -317,7 +317,7 @@ pub struct OpFuture<'a> {
 
 enum Step {
     Asked(Op),
-    UnderWay(Key),
+    InFlight(Key),
     Over,
 }
 
@@ -333,7 +333,7 @@ impl Future for OpFuture<'_> {
                 let task = shared.current.get();
                 let elsewhere = op.elsewhere();
                 let state = match elsewhere {
-                    None => State::UnderWay(task),
+                    None => State::InFlight(task),
                     Some(file) => State::Elsewhere(task, file),
                 };
                 let key = match shared.free.borrow_mut().pop() {
@@ -349,7 +349,7 @@ impl Future for OpFuture<'_> {
                 shared.in_flight.set(shared.in_flight.get() + 1);
                 #[cfg(debug_assertions)]
                 shared.pool.is_used(key, &op);
-                self.step = Step::UnderWay(key);
+                self.step = Step::InFlight(key);
                 match elsewhere {
                     None => shared.submit.borrow_mut().push((key, op)),
                     Some(file) => {
@@ -359,7 +359,7 @@ impl Future for OpFuture<'_> {
                 }
                 Poll::Pending
             }
-            Step::UnderWay(key) => {
+            Step::InFlight(key) => {
                 let mut states = shared.states.borrow_mut();
                 let State::Done(result) = states[key as usize] else { return Poll::Pending };
                 states[key as usize] = State::Free;
@@ -375,7 +375,7 @@ impl Future for OpFuture<'_> {
 
 impl Drop for OpFuture<'_> {
     fn drop(&mut self) {
-        let Step::UnderWay(key) = self.step else { return };
+        let Step::InFlight(key) = self.step else { return };
         if let Err(error) = self.io.give_up(key) {
             // The kernel still owns the memory of this operation, and will never say that it is done;
             // whoever dropped this is about to free it. There is no safe way on.

@@ -9,13 +9,13 @@ use ringtap_io::{Errand, Io, Key, Op, Session};
 use crate::ffi::Free;
 use crate::helper::Task;
 use crate::image::Rbd;
-use crate::waits::UnderWay;
+use crate::waits::InFlight;
 
 pub(crate) struct Near {
     image: Arc<Rbd>,
     free: Arc<Free>,
     /// By the keys of operations; what has ended is in the way of nothing.
-    requests: Arc<UnderWay>,
+    requests: Arc<InFlight>,
 }
 
 /// Who carries an operation out.

@@ -45,12 +45,12 @@ fn look_at_all() {
 }
 
 /// Those of one thread, by the keys of their operations; what has ended is in the way of nothing.
-pub(crate) type UnderWay = Mutex<Vec<Option<Arc<Request>>>>;
+pub(crate) type InFlight = Mutex<Vec<Option<Arc<Request>>>>;
 
 /// What is known of those of an image.
 #[derive(Default)]
 pub(crate) struct Waits {
-    threads: Mutex<Vec<Weak<UnderWay>>>,
+    threads: Mutex<Vec<Weak<InFlight>>>,
     /// Another client has had this one shut out.
     pub(crate) shut_out: Arc<AtomicBool>,
     asked: AtomicBool,
@@ -60,8 +60,8 @@ pub(crate) struct Waits {
 
 impl Waits {
     /// The list of one thread more.
-    pub(crate) fn know(&self) -> Arc<UnderWay> {
-        let list = Arc::new(UnderWay::default());
+    pub(crate) fn know(&self) -> Arc<InFlight> {
+        let list = Arc::new(InFlight::default());
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| thread.strong_count() > 0);
         threads.push(Arc::downgrade(&list));

@@ -102,7 +102,7 @@ impl Gate {
         let alone = Alone(self);
         loop {
             let left = self.left.listen();
-            if self.writes_under_way() == 0 || broken("gate not waited at") {
+            if self.writes_in_flight() == 0 || broken("gate not waited at") {
                 return alone;
             }
             left.await;
@@ -115,7 +115,7 @@ impl Gate {
         self.left.close();
     }
 
-    fn writes_under_way(&self) -> u32 {
+    fn writes_in_flight(&self) -> u32 {
         let all = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).map(|writers| writers.0.load(SeqCst)).sum()
     }

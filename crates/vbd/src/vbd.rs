@@ -238,7 +238,7 @@ impl Vbd {
     #[expect(clippy::await_holding_refcell_ref, reason = "it is replaced with nobody in flight")]
     pub(crate) async fn within_still<T>(&self, work: impl AsyncFnOnce(Pass<'_>) -> T) -> T {
         let level = self.level();
-        let _under_way = level.in_flight.enter();
+        let _in_flight = level.in_flight.enter();
         work(self.pass(&level)).await
     }
 

@@ -109,3 +109,23 @@ fn the_limit_of_a_file_is_an_error_and_not_the_end() {
     let said = Running::start(command).wait().failed(1);
     assert!(said.contains("cannot extend a.raw") && said.contains("ulimit -f"), "{said}");
 }
+
+#[test]
+fn a_container_that_takes_restart_logs_with_it_is_told_at_the_start() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    fs::create_dir(dir.path().join("state")).expect("a folder");
+    for (container, state_dir, told) in
+        [(true, "", true), (true, "--state-dir state ", false), (false, "", false)]
+    {
+        let mut command =
+            crate::served::command(dir.path(), &format!("{state_dir}a.raw -f raw --nbd unix:s"));
+        match container {
+            true => command.env("container", "podman"),
+            false => command.env_remove("container"),
+        };
+        let said = Server::started(command).stop().stderr;
+        let is_told = said.contains("ends with this container") && said.contains("--state-dir");
+        assert_eq!(is_told, told, "{container} {state_dir}: {said}");
+    }
+}

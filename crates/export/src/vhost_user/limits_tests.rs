@@ -108,7 +108,7 @@ fn serve_repeated(guest: &GuestRing, [times, each]: [u32; 2], skip: u64, vbd: Vb
 }
 
 /// Of 300 such chains in a ring of 512, so many are in flight at a time.
-fn under_way_at_a_time(times: u32, each: u32) -> usize {
+fn in_flight_at_a_time(times: u32, each: u32) -> usize {
     const CHAINS: usize = 300;
     let guest = GuestRing::new(&[], 512, &[0; CHAINS]);
     let hold = Arc::new(Hold::default());
@@ -142,11 +142,11 @@ fn under_way_at_a_time(times: u32, each: u32) -> usize {
 fn a_ring_holds_so_many_bytes_and_one_larger_request_alone() {
     let (kib, mib) = (1 << 10, 1 << 20);
     let most = BUDGET / mib as usize;
-    let count = under_way_at_a_time(16, 64 * kib);
+    let count = in_flight_at_a_time(16, 64 * kib);
     assert!((most / 2..=most).contains(&count), "{count} MiB at a time");
-    assert_eq!(under_way_at_a_time(2, 16 * kib), 300, "a guest of the usual kind is not held up");
-    assert_eq!(under_way_at_a_time(10, 2 * mib), most / 20);
-    assert_eq!(under_way_at_a_time(100, 2 * mib), 1);
+    assert_eq!(in_flight_at_a_time(2, 16 * kib), 300, "a guest of the usual kind is not held up");
+    assert_eq!(in_flight_at_a_time(10, 2 * mib), most / 20);
+    assert_eq!(in_flight_at_a_time(100, 2 * mib), 1);
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn read_over_a_discard(sabotage: Option<Sabotage>) -> Vec<u8> {
 }
 
 #[test]
-fn a_read_under_way_keeps_its_cluster() {
+fn a_read_in_flight_keeps_its_cluster() {
     assert_eq!(read_over_a_discard(None), vec![1; CLUSTER as usize]);
     // Were it otherwise, the read would give what was written elsewhere.
     assert_eq!(read_over_a_discard(Some(Sabotage::NoGrace)), vec![2; CLUSTER as usize]);
