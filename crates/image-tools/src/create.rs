@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use ringtap_image::qcow2::{self, CreateOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenOptions, Place, Role, Secret, UnknownFormat, is_store,
-    limit_of_length, luks, on_a_ring, probe, record, vhd,
+    CacheMode, Container, Format, OpenOptions, Place, RestartLog, Role, Secret, UnknownFormat,
+    is_store, limit_of_length, luks, on_a_ring, probe, record, vhd,
 };
 use ringtap_stores::rbd;
 
@@ -422,6 +422,7 @@ fn opened(path: &Path) -> Result<Container, Error> {
 /// Open the file of the new image.
 fn container(path: &Path) -> Result<Container, Error> {
     let container = opened(path)?;
+    RestartLog::forget(&container);
     probe::unfinished(path, VERB);
     Ok(container)
 }

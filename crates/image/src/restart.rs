@@ -21,6 +21,7 @@
 mod data_file;
 mod files;
 mod left;
+mod note;
 mod standing;
 
 use std::fs;
@@ -39,6 +40,7 @@ pub(crate) use files::open_ours;
 pub use files::{has_folder, set_folder};
 use files::{may_hold_changes, name_of, open_to_keep};
 pub use left::{Left, LeftBehind, RestartChoice};
+pub(crate) use note::{Said, forget_note};
 pub(crate) use standing::Facts;
 pub use standing::Standing;
 
@@ -165,19 +167,6 @@ impl RestartLog {
                 Ok(None)
             }
         }
-    }
-
-    /// Drop what is there under the name of an image that was made anew: a file takes the inode number,
-    /// and so the name, of one that is gone. Of one that is only read, as those below it are, nothing is
-    /// dropped.
-    pub fn forget(container: &Container) {
-        let open = container.open_file().filter(|_| !container.traits().read_only);
-        let Some(image) = open.and_then(|open| rustix::fs::fstat(open).ok()) else {
-            return;
-        };
-        let path = RestartLog::usual_folder().join(name_of(&image));
-        let _ = fs::remove_file(path.with_extension(MEMORY));
-        let _ = fs::remove_file(path);
     }
 
     /// The log of an image that is only read, and so takes up nothing, if there is one.

@@ -16,13 +16,18 @@ struct Device {
 
 impl Device {
     fn new() -> Device {
+        Device::with(&[])
+    }
+
+    fn with(options: &[&str]) -> Device {
         let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
         let file = dir.path().join("device");
         fs::File::create(&file).expect("a file").set_len(SIZE).expect("its size");
         let attach = ["-f", "--show", "--direct-io=on", plain(&file)];
         let path = ok("losetup", "mount", &attach).trim().to_owned();
         let device = Device { set_up: SetUp::attached(dir, path.clone()), path };
-        ok(plain(&ringtap()), "", &["create", "-q", "-f", "qcow2", &device.path, "8M"]);
+        let create = [&["create", "-q", "-f", "qcow2"], options, &[&device.path, "8M"]].concat();
+        ok(plain(&ringtap()), "", &create);
         device
     }
 
@@ -38,7 +43,11 @@ impl Device {
 
     /// Write without a flush, keep a copy of what the device held before the last of it, and kill.
     fn killed(&self, cache: &str) {
-        let server = self.serve(cache, &[]);
+        self.killed_with(cache, &[]);
+    }
+
+    fn killed_with(&self, cache: &str, more: &[&str]) {
+        let server = self.serve(cache, more);
         let client = &mut Client::start(&self.folder().join("nbd.sock"));
         client.run("write -P 1 0 256k");
         let copy = self.folder().join("copy");
@@ -101,4 +110,19 @@ fn through_the_page_cache_the_operator_says() {
         let (found, said) = device.found(device.serve("writeback", &["--restart-log", choice]));
         assert_eq!(found, expected, "{said}");
     }
+}
+
+/// A device bears no attribute: the state folder has the note that version 2 has no place for.
+#[test]
+fn a_log_of_version_2_on_a_device_is_missed() {
+    let device = Device::with(&["-o", "compat=0.10"]);
+    let logs = tempfile::tempdir_in("/dev/shm").expect("a folder on tmpfs");
+    let here = ["--state-dir", plain(logs.path())];
+    device.killed_with("none", &here);
+    let said = device.refused("none");
+    assert!(said.contains("--restart-log drop") && said.contains("is not in"), "{said}");
+    let (found, said) = device.found(device.serve("none", &here));
+    assert_eq!(found, (1, 2), "{said}");
+    let (found, said) = device.found(device.serve("none", &[]));
+    assert_eq!(found, (1, 2), "{said}");
 }

@@ -60,3 +60,52 @@ fn missed(format: Format) {
 fn a_missing_log_is_missed() {
     missed(Format::Overlay);
 }
+
+#[test]
+fn a_missing_log_of_version_2_is_missed() {
+    missed(Format::Version2);
+}
+
+#[test]
+fn a_missing_log_of_a_vhd_is_missed() {
+    missed(Format::Vpc);
+}
+
+/// With its attributes it says again that it has a log, and that was closed.
+#[test]
+fn a_copy_of_an_image_that_was_served_is_put_back() {
+    let within = tempfile::tempdir().expect("a folder");
+    for format in [Format::Version2, Format::Vpc] {
+        let mut case = Case::new(within.path(), format, "writeback");
+        let server = case.serve(&[]);
+        let mut client = Client::start(&case.socket());
+        case.write(&mut client, 0..4, 0xa1, true);
+        let (image, copy) = (case.image(), case.path("copy"));
+        ok("cp", "coreutils", &["-a", plain(&image), plain(&copy)]);
+        drop(client);
+        server.stop();
+        ok("cp", "coreutils", &["-a", plain(&copy), plain(&image)]);
+        let (found, said) = case.read(case.serve(&[]));
+        assert!(found == case.disk, "{format:?}: {said}");
+        let warned = warnings(&said);
+        assert!(warned.len() == 1 && said.contains("a copy of an image"), "{format:?}: {said}");
+        let (_, said) = case.read(case.serve(&[]));
+        assert!(warnings(&said).is_empty(), "{format:?}: {said}");
+    }
+}
+
+/// What is made anew in the place of an image has none.
+#[test]
+fn an_image_that_is_made_anew_misses_nothing() {
+    let within = tempfile::tempdir().expect("a folder");
+    let case = Case::new(within.path(), Format::Vpc, "writeback");
+    let logs = tempfile::tempdir_in("/dev/shm").expect("a folder on tmpfs");
+    let server = case.serve(&["--state-dir", plain(logs.path())]);
+    case.kill(server);
+    let image = case.image();
+    let made =
+        case.ringtap(&["create", "-q", "-f", "vpc", "-o", "force_size=on", plain(&image), "4M"]);
+    assert!(made.status.success(), "{made:?}");
+    let (found, said) = case.read(case.serve(&[]));
+    assert!(found == case.disk && warnings(&said).is_empty(), "{said}");
+}

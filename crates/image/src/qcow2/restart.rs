@@ -6,9 +6,9 @@
 //! In a version 3 image autoclear bits say which log belongs to it, and in which state: another program
 //! that wrote to the image has cleared them, another server has set others, and each flush of tables moves
 //! their generation on. That, and the witness of the file's last write ([`crate::Standing`]), decide whether
-//! the log is taken up. Version 2 has no such bits: there nothing else in the file may lie in the clusters
-//! that the log names either. Standard entries show by what they said before whether anybody has changed
-//! them.
+//! the log is taken up. Version 2 has no such bits: that there is a log is noted beside the image, and nothing
+//! else in the file may lie in the clusters that the log names either. Standard entries show by what they said
+//! before whether anybody has changed them.
 
 use std::collections::HashMap;
 
@@ -23,6 +23,7 @@ use super::tool::ToolError;
 use super::walk::{self, Problems};
 use super::{Header, Sabotage, Shared, State};
 use crate::container::os;
+use crate::restart::Said;
 use crate::{Container, Error, Left, LeftBehind, OpenError, RestartChoice, RestartLog, Standing};
 
 /// Changes that a log has room for between two flushes: 2 MiB of memory, twice.
@@ -54,26 +55,25 @@ fn draw() -> Result<u64, Error> {
     Ok(getrandom::u64().map_err(|_| Error::Os(libc::EIO))? & GENERATION >> 8)
 }
 
-/// What the image says of its log, beside what was found of it.
-struct Said {
-    /// It has one, and that is not there.
-    missing: bool,
-    /// It is a copy of an image that was being served.
-    copy: bool,
-}
-
 /// See from what the image says of itself whether the log found beside it is its own. `own`: what it would
-/// say of its log on this boot.
-fn compare(header: &Header, log: Option<&mut RestartLog>, own: Option<(u128, u64)>) -> Said {
-    let said = header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP);
-    let named = header.version > 2 && said & autoclear::RESTART_LOG != 0;
+/// say of its log on this boot; none where nobody looked for one.
+fn compare(
+    container: &Container,
+    header: &Header,
+    log: Option<&mut RestartLog>,
+    own: Option<(u128, u64)>,
+) -> Said {
     let own = log.as_ref().map(|log| log.own()).or(own);
+    if header.version == 2 {
+        return own.map_or(Said::default(), |_| Said::beside(container, log.as_deref()));
+    }
+    let said = header.autoclear & (autoclear::RESTART_LOG | autoclear::RESTART_STAMP);
+    let named = said & autoclear::RESTART_LOG != 0;
     let here = own.map_or(0, |own| stamp(own, 0));
     let of_boot = named && own.is_some() && (said ^ here) & BOOT == 0;
     let of_file = of_boot && (said ^ here) & FILE == 0;
-    let closed = log.as_ref().is_some_and(|log| log.is_closed());
-    let found = log.as_ref().is_some_and(|log| log.left().is_some());
-    if let Some(log) = log.filter(|_| header.version > 2) {
+    let end = Said::of(of_boot, of_file, log.as_deref());
+    if let Some(log) = log {
         let is_own = log.generations().iter().any(|number| said == stamp(log.own(), *number));
         match (named, of_file) {
             (false, _) => log.belongs_to_another("something else has written to the image since"),
@@ -84,7 +84,7 @@ fn compare(header: &Header, log: Option<&mut RestartLog>, own: Option<(u128, u64
             (true, true) => {}
         }
     }
-    Said { missing: of_file && !found && !closed, copy: of_boot && !found && (!of_file || closed) }
+    end
 }
 
 /// Decide what becomes of what a killed server left.
@@ -95,19 +95,7 @@ pub(super) fn decide(
     own: Option<(u128, u64)>,
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
-    let path = container.path();
-    let said = compare(header, log.as_deref_mut(), own);
-    if said.missing && choice != Some(RestartChoice::Drop) {
-        let folder = RestartLog::usual_folder();
-        return Err(OpenError::RestartLogMissing { path: path.to_owned(), folder });
-    }
-    if said.copy {
-        tracing::warn!(
-            "{}: it is a copy of an image that was being served: what its server had not written to it yet \
-             is not here",
-            path.display()
-        );
-    }
+    compare(container, header, log.as_deref_mut(), own).heed(container, choice)?;
     log.map_or(Ok(()), |log| log.decide(choice))
 }
 
@@ -119,7 +107,7 @@ pub(super) fn left(
     data: Option<impl FnOnce() -> Result<Container, OpenError>>,
 ) -> Result<Option<LeftBehind>, OpenError> {
     let mut log = RestartLog::to_read(container, RESTART_RECORDS)?;
-    let said = compare(header, log.as_mut(), RestartLog::whose(container));
+    let said = compare(container, header, log.as_mut(), RestartLog::whose(container));
     if said.missing {
         return Ok(Some(LeftBehind::missing()));
     }
@@ -201,6 +189,8 @@ impl Shared {
         if self.header.version > 2 {
             let bits = self.header.known_autoclear() | stamp(log.own(), generation);
             self.patch_header(io, 88, &bits.to_be_bytes()).await.map_err(failed)?;
+        } else {
+            log.note_beside();
         }
         let _first = self.restart.set(log);
         Ok(())
@@ -259,11 +249,12 @@ impl Shared {
     /// The image is closed in good order: there is nothing to be taken up.
     pub(super) async fn close_log(&self, io: &Io) -> Result<(), Error> {
         let Some(log) = self.restart.get() else { return Ok(()) };
-        let remembered = self.header.version > 2;
-        if remembered {
-            self.patch_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
+        if self.header.version == 2 {
+            log.close_beside();
+            return Ok(());
         }
-        log.close(remembered);
+        self.patch_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
+        log.close(true);
         Ok(())
     }
 

@@ -37,6 +37,8 @@ pub(super) struct Kept {
     pub(super) data_of: Option<Known>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) successor: Option<Successor>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) restart_log: Option<String>,
 }
 
 impl Kept {
@@ -45,6 +47,7 @@ impl Kept {
             && self.names.is_empty()
             && self.data_of.is_none()
             && self.successor.is_none()
+            && self.restart_log.is_none()
     }
 
     /// What is kept of the image at `path`.

@@ -8,6 +8,7 @@
 mod identity;
 mod kept;
 mod named;
+mod noted;
 mod successor;
 
 use std::io;
@@ -26,6 +27,7 @@ pub use kept::state_folder;
 pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};
 pub use named::{also_allow, may_own, set_allowed, set_owner};
+pub(crate) use noted::{forget_log, note_log, noted_log};
 pub(crate) use successor::may_go_on;
 pub use successor::{
     find_successor, forget_successor, is_unsealed, seal, set_successor, successor,

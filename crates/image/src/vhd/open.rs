@@ -11,6 +11,7 @@ use super::layout::Layout;
 use super::restart::RESTART_RECORDS;
 use super::{bad, os, parent};
 use crate::names::{self, Role};
+use crate::restart::{Said, forget_note};
 use crate::{
     Boxed, CacheMode, Container, Image, Null, OpenError, OpenOptions, Place, Raw, RestartChoice,
     RestartLog,
@@ -100,12 +101,15 @@ pub async fn settle(
     choice: Option<RestartChoice>,
 ) -> Result<(), OpenError> {
     let mut restart = RestartLog::beside(container, RESTART_RECORDS)?;
+    Said::beside(container, restart.as_ref()).heed(container, choice)?;
     if let Some(log) = &mut restart {
         log.decide(choice)?;
     }
     let to_use = restart.as_ref().filter(|log| log.is_to_be_used()).and_then(RestartLog::left);
     if to_use.is_none_or(|left| left.records.is_empty()) {
-        restart.iter().for_each(|log| log.close(false));
+        forget_note(container);
+        // One that was closed stays known for that.
+        restart.iter().filter(|log| !log.is_closed()).for_each(|log| log.close(false));
         return Ok(());
     }
     let layout = Layout::read(io, container).await?;
@@ -204,6 +208,10 @@ fn open_link<'a>(
         } else {
             RestartLog::to_read(&container, RESTART_RECORDS)?
         };
+        let passed_by = options.no_restart_log || options.force_share && options.read_only;
+        if !passed_by && layout.sparse.is_some() {
+            Said::beside(&container, restart.as_ref()).heed(&container, options.restart_log)?;
+        }
         let choice = options.restart_log;
         Ok((assemble(io, container, layout, parent, restart, choice).await?, footer))
     })

@@ -14,6 +14,7 @@ use super::dynamic::Shared;
 use super::footer::SECTOR;
 use super::header::UNUSED;
 use crate::container::os;
+use crate::restart::Said;
 use crate::{Container, Error, Left, LeftBehind, OpenError, RestartLog};
 
 /// Changes that a log has room for between two flushes: 512 KiB of memory, twice.
@@ -25,6 +26,9 @@ const BITS: u64 = 2 << 32;
 /// What a killed server left for an image, as whoever only looks at it finds it.
 pub fn left(container: &Container) -> Result<Option<LeftBehind>, OpenError> {
     let log = RestartLog::to_read(container, RESTART_RECORDS)?;
+    if Said::beside(container, log.as_ref()).missing {
+        return Ok(Some(LeftBehind::missing()));
+    }
     Ok(log.and_then(|log| log.left_behind()))
 }
 
@@ -75,6 +79,7 @@ impl Shared {
             self.flush(io).await.map_err(failed)?;
         }
         log.start(0);
+        log.note_beside();
         let _first = self.restart.set(log);
         Ok(())
     }

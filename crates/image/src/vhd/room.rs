@@ -360,7 +360,7 @@ impl Shared {
         };
         if tail && (untouched || !container.traits().regular) {
             if let Some(log) = self.restart.get() {
-                log.close(false);
+                log.close_beside();
             }
             return Ok(());
         }
@@ -374,7 +374,7 @@ impl Shared {
         let mut room = self.room();
         room.tail = true;
         if let Some(log) = self.restart.get() {
-            log.close(false);
+            log.close_beside();
         }
         if container.traits().regular {
             room.end = next;
