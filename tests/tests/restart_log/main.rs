@@ -237,7 +237,7 @@ enum Back {
 }
 
 /// Commands with the copy and the image to be put in.
-const WAYS: [(&str, Back); 11] = [
+const WAYS: [(&str, Back); 12] = [
     ("cp", Back::Shell("cp copy image")),
     ("cp -p", Back::Shell("cp -p copy image")),
     ("cp --reflink", Back::Shell("cp --reflink=auto copy image")),
@@ -252,6 +252,7 @@ const WAYS: [(&str, Back); 11] = [
     ("a clock set back", Back::Shell("cp copy image && touch -d '1 hour ago' image")),
     ("a clock set forward", Back::Shell("cp copy image && touch -d '1 hour' image")),
     ("qemu-io", Back::QemuIo),
+    ("scp -p", Back::Shell("cp copy image; touch -d @$(stat -c %Y copy) image")),
 ];
 
 fn put_back(case: &Case, back: Back) {

@@ -18,6 +18,11 @@ const SOON: Wall = 100_000_000;
 /// And so long it may yet be either.
 const LATE: Wall = 1_000_000_000;
 
+const SECOND: Wall = 1_000_000_000;
+
+/// It keeps times in steps of two seconds, and not that of the last change of a file's facts.
+const FAT: u64 = 0x4d44;
+
 /// File systems whose time stamps are of this machine's clock: ext2 to ext4, xfs, btrfs, tmpfs, f2fs, zfs,
 /// bcachefs, overlayfs, ramfs.
 const OWN_CLOCK: [u64; 9] = [
@@ -48,6 +53,8 @@ pub enum Standing {
 pub(crate) struct Facts {
     /// When it was last written to, where it keeps that.
     pub(crate) modified: Option<Wall>,
+    /// The step in which it is kept.
+    pub(crate) step: Wall,
     /// Whether that is of this machine's clock.
     pub(crate) own_clock: bool,
     /// Bytes that were written to the block device it is, as the kernel counts.
@@ -62,7 +69,8 @@ impl Facts {
     pub(crate) fn of(container: &Container) -> Facts {
         let Some(file) = container.open_file() else {
             let modified = container.simulated_time();
-            return Facts { modified, own_clock: true, ..Facts::default() };
+            let step = modified.map_or(0, step_of);
+            return Facts { modified, step, own_clock: true, ..Facts::default() };
         };
         let Ok(facts) = fstat(file) else { return Facts::default() };
         if !container.traits().regular {
@@ -81,6 +89,11 @@ impl Facts {
         let born = born.filter(|facts| facts.stx_mask & StatxFlags::BTIME.bits() != 0);
         Facts {
             modified: Some(nanos(facts.st_mtime, facts.st_mtime_nsec)),
+            step: match kind {
+                FAT => 2 * SECOND,
+                // Whoever copies a file may give it whole seconds, but not the time of that change.
+                _ => step_of(nanos(facts.st_ctime, facts.st_ctime_nsec)),
+            },
             own_clock: OWN_CLOCK.contains(&kind),
             born: born.map_or(0, |facts| {
                 nanos(facts.stx_btime.tv_sec, u64::from(facts.stx_btime.tv_nsec))
@@ -104,20 +117,20 @@ impl Standing {
     /// device when the witness began.
     pub(crate) fn of(said: Testimony, facts: &Facts, before: u64) -> Standing {
         match (facts.modified, facts.written) {
-            (Some(modified), _) => by_time(said, modified, facts.own_clock),
+            (Some(modified), _) => by_time(said, modified, facts),
             (None, Some(written)) => by_count(said, written.checked_sub(before), facts.direct),
             (None, None) => Standing::Unknown("when it was last written to is not known".into()),
         }
     }
 }
 
-fn by_time(said: Testimony, modified: Wall, own_clock: bool) -> Standing {
-    let not = |why: String| match own_clock {
+fn by_time(said: Testimony, modified: Wall, facts: &Facts) -> Standing {
+    let not = |why: String| match facts.own_clock {
         true => Standing::Other(why),
         false => Standing::Unknown(format!("{why}, by the clock of another machine")),
     };
     let seconds = |nanos: Wall| format!("{:.3} s", nanos as f64 / 1e9);
-    if modified.saturating_add(step_of(modified)) < said.floor {
+    if modified.saturating_add(facts.step) < said.floor {
         let early = seconds(said.floor - modified);
         return not(format!(
             "its last write is {early} older than the server's: it was put back to an earlier state"
@@ -135,17 +148,13 @@ fn by_time(said: Testimony, modified: Wall, own_clock: bool) -> Standing {
     not(format!("{why}, by something else"))
 }
 
-/// The step in which a file system keeps times that has kept this one: a power of ten, to two seconds.
+/// The step in which a file system keeps times that has kept this one: a power of ten, to a second.
 fn step_of(time: Wall) -> Wall {
     let mut step = 1;
-    while step < 1_000_000_000 && time % (step * 10) == 0 {
+    while step < SECOND && time % (step * 10) == 0 {
         step *= 10;
     }
-    match step {
-        1 => 0,
-        1_000_000_000 => 2_000_000_000,
-        step => step,
-    }
+    if step == 1 { 0 } else { step }
 }
 
 fn by_count(said: Testimony, written: Option<u64>, direct: bool) -> Standing {
@@ -170,7 +179,6 @@ fn by_count(said: Testimony, written: Option<u64>, direct: bool) -> Standing {
 mod tests {
     use super::*;
 
-    const SECOND: Wall = 1_000_000_000;
     const NOW: Wall = 1_790_000_000 * SECOND + 123_456_789;
 
     fn said(in_flight: u64) -> Testimony {
@@ -181,28 +189,35 @@ mod tests {
         matches!(standing, Standing::Other(_))
     }
 
+    fn by(said: Testimony, modified: Wall, own_clock: bool) -> Standing {
+        by_time(said, modified, &Facts { own_clock, ..Facts::default() })
+    }
+
     #[test]
     fn times_between_which_the_last_write_lies() {
         for time in [NOW - 50, NOW - 1, NOW] {
-            assert_eq!(by_time(said(0), time, true), Standing::Same);
+            assert_eq!(by(said(0), time, true), Standing::Same);
         }
         for time in [0, NOW - 51, NOW - SECOND, NOW + 1, NOW + 5, NOW + 3600 * SECOND] {
-            assert!(is_other(by_time(said(0), time, true)), "{time}");
-            assert!(matches!(by_time(said(0), time, false), Standing::Unknown(_)), "{time}");
+            assert!(is_other(by(said(0), time, true)), "{time}");
+            assert!(matches!(by(said(0), time, false), Standing::Unknown(_)), "{time}");
         }
         for time in [NOW + 10, NOW + 10 + SOON] {
-            assert_eq!(by_time(said(1), time, true), Standing::Same);
+            assert_eq!(by(said(1), time, true), Standing::Same);
         }
-        let unsure = by_time(said(3), NOW + SOON + 11, true);
+        let unsure = by(said(3), NOW + SOON + 11, true);
         assert!(matches!(&unsure, Standing::Unknown(why) if why.contains("3 were")), "{unsure:?}");
-        assert!(is_other(by_time(said(1), NOW + 11 + LATE, true)));
+        assert!(is_other(by(said(1), NOW + 11 + LATE, true)));
     }
 
     #[test]
     fn file_systems_that_keep_whole_seconds() {
         let second = NOW - NOW % SECOND;
-        assert_eq!(by_time(said(0), second, true), Standing::Same);
-        assert!(is_other(by_time(said(0), second - 3 * SECOND, true)));
+        let coarse = Facts { step: step_of(second), own_clock: true, ..Facts::default() };
+        assert_eq!(by_time(said(0), second, &coarse), Standing::Same);
+        assert!(is_other(by_time(said(0), second - 3 * SECOND, &coarse)));
+        // A time of whole seconds on a file system that keeps finer ones was put there.
+        assert!(is_other(by(said(0), second, true)));
         assert_eq!(step_of(NOW), 0);
         assert_eq!(step_of(1_000), 1_000);
     }
