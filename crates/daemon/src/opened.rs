@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringtap_image::{
-    Away, Format, Image, Info, OpenError, OpenOptions, Place, on_a_ring, open_place, probe, qcow2,
-    record,
+    Away, Format, Image, Info, OpenError, OpenOptions, Place, is_store, on_a_ring, open_place,
+    probe, qcow2, record,
 };
 use ringtap_io::Panic;
 use ringtap_vbd::{Placement, Vbd, disk_span};
@@ -277,5 +277,11 @@ pub(crate) fn image(
             on_a_ring(&disk.path, open)??
         }
     };
+    if image.ends_with_process() && is_store(&disk.path) && !disk.options.cache.writethrough() {
+        tracing::warn!(
+            "{}: an image on a server has no restart log: where this process is killed and the guest lives on, what was              acknowledged and not flushed is lost; --cache writethrough makes each write stable before it is              acknowledged",
+            disk.path.display()
+        );
+    }
     Ok(wrap(&disk.path, image))
 }

@@ -326,6 +326,11 @@ pub trait Image: Send + Sync {
         LayerState::of(self.info(), None)
     }
 
+    /// Whether completed writes are lost with this process before a flush: it has their tables in memory, and no restart log.
+    fn ends_with_process(&self) -> bool {
+        false
+    }
+
     /// The disk is stopped, and what another request has begun may never end: whoever waits for that is to
     /// look again, now and from now on.
     fn abandon(&self) {}

@@ -59,6 +59,27 @@ fn a_killed_server_leaves_an_image_that_opens() {
     assert!(!checked.contains("ERROR"), "{checked}");
 }
 
+/// Tables that wait for a flush are in no log there, which is said; where each write is flushed none waits.
+#[test]
+fn what_a_server_loses_that_is_killed() {
+    for (cache, loses) in [("none", true), ("writethrough", false)] {
+        let bench = Bench::new();
+        made(&bench, &["-f", "qcow2"]);
+        let _source = bench.source(Kind::Nbdkit, "a.img");
+        let server = bench.serve(&bench.uri(), &["-f", "qcow2", "--cache", cache]);
+        fs::write(bench.path("data"), vec![5; 4 << 20]).expect("a file");
+        // It does not flush.
+        let uri = format!("nbd+unix:///d?socket={}", bench.text("nbd"));
+        ok("nbdcopy", "libnbd-bin", &[&bench.text("data"), &uri]);
+        server.kill();
+        let server = bench.serve(&bench.uri(), &["-f", "qcow2", "--cache", cache]);
+        let read = bench.io(&["read -P 5 0 4M"]);
+        let said = server.stop();
+        assert_eq!(said.contains("no restart log"), loses, "{cache}: {said}");
+        assert_eq!(read.contains("verification failed"), loses, "{cache}: {read}");
+    }
+}
+
 #[test]
 fn an_encrypted_image_and_a_fixed_vhd() {
     let bench = Bench::new();

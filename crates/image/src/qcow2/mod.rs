@@ -367,6 +367,10 @@ impl Image for Qcow2 {
         self.shared.layer_state()
     }
 
+    fn ends_with_process(&self) -> bool {
+        !self.shared.info.read_only && self.shared.restart.get().is_none()
+    }
+
     fn abandon(&self) {
         self.shared.abandon();
     }

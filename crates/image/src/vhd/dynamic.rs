@@ -368,6 +368,10 @@ impl Image for Dynamic {
         }
     }
 
+    fn ends_with_process(&self) -> bool {
+        !self.shared.info.read_only && self.shared.restart.get().is_none()
+    }
+
     fn abandon(&self) {
         self.shared.flushed.close();
         self.shared.settled.close();
