@@ -215,16 +215,17 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
             (made, zeroed)
         }
     };
-    let (to, place, format) = open_target(job, format)?;
-    if to.size() < size {
-        let (name, has) = (target.display(), to.size());
-        return Err(Error::Refused(format!("{name} has {has} bytes, and the sources {size}")));
+    let compress = || job.compress.then(|| cluster_size(target)).transpose();
+    let opened = open_target(job, format, size).and_then(|to| Ok((to, compress()?)));
+    if opened.is_err() && job.into.is_new() {
+        return opened.map(drop).doing(|| Unfinished::begin(target).give_up(&made));
     }
+    let ((to, place, format), compress) = opened?;
     let begun = Unfinished::begin(target);
-    let compress = if job.compress { Some(cluster_size(target)?) } else { None };
     let written = write(job, from, &parts, &to, over, zeroed, compress, watch);
     if job.into.is_new() && written.as_ref().is_err_and(Error::is_stopped) {
-        return written.doing(|| begun.give_up(to, &made));
+        drop(to);
+        return written.doing(|| begun.give_up(&made));
     }
     written
         .doing(|| format!("cannot convert to {}", target.display()))
@@ -378,7 +379,8 @@ fn over_what(job: &Convert, watch: &Watcher) -> Result<Over, Error> {
     Ok(Over::Image(job.reading.open(&backing.path, format, job.source_cache, watch)?))
 }
 
-fn open_target(job: &Convert, format: Format) -> Result<(Vbd, Place, Format), Error> {
+/// The target, which must have at least so many bytes.
+fn open_target(job: &Convert, format: Format, size: u64) -> Result<(Vbd, Place, Format), Error> {
     let target = &job.target;
     let (format, secret, is_new) = match &job.into {
         // What is there already may be of another format than is to be written.
@@ -398,7 +400,12 @@ fn open_target(job: &Convert, format: Format) -> Result<(Vbd, Place, Format), Er
     let place = Place::hold(target).map_err(failed)?;
     let opened = place.clone();
     let image = on_a_ring(target, |io| async move { open_on(&io, &opened, &options).await })??;
-    Ok((Vbd::new(image, job.cache), place, format))
+    let to = Vbd::new(image, job.cache);
+    if to.size() < size {
+        let (name, has) = (target.display(), to.size());
+        return Err(Error::Refused(format!("{name} has {has} bytes, and the sources {size}")));
+    }
+    Ok((to, place, format))
 }
 
 #[allow(clippy::too_many_arguments)] // each is another thing that was found out before

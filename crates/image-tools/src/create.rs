@@ -205,7 +205,13 @@ pub fn create(
     let size = new.settle_size(reading, blindly, watch)?;
     let secret = new.secret.as_ref().map(LazySecret::read).transpose()?;
     new.make(path, secret.as_ref())?;
+    finished(path)?;
     Ok(size)
+}
+
+/// What was made is whole.
+fn finished(path: &Path) -> Result<(), Error> {
+    probe::finished(path).tried(|| format!("cannot change {}", path.display()))
 }
 
 /// Have the cluster make an image of Ceph that is a clone of a snapshot there, which writes nothing. Gives the bytes of its
@@ -298,7 +304,8 @@ impl NewImage {
     }
 
     /// Make the image; what was there is lost. Its size must be known. Gives the files that are new; they
-    /// are removed again where this fails.
+    /// are removed again where this fails. It says that it is not finished until [`probe::finished`]: who fills it goes on
+    /// from there, so that a kill at no moment leaves an empty image that looks whole.
     pub(crate) fn make(&self, path: &Path, secret: Option<&Secret>) -> Result<Made, Error> {
         if is_store(path) && !rbd::is_path_of_rbd(path) {
             return Err(Error::Usage(format!(
@@ -319,7 +326,6 @@ impl NewImage {
             }
             return Err(error);
         }
-        probe::finished(path).tried(|| format!("cannot change {}", path.display()))?;
         record::confirm_format(path, format);
         self.record_names(path);
         Ok(made)

@@ -37,10 +37,9 @@ impl Unfinished {
         format!("{} is not whole ({noted}): remove it", self.path.display())
     }
 
-    /// Leave nothing that may be taken for a whole image where it was made here; gives what to say. A
+    /// Leave nothing that may be taken for a whole image where it was made here, and is closed; gives what to say. A
     /// file that was there before stays, empty where nothing in it tells.
-    pub(crate) fn give_up(&self, to: Vbd, made: &Made) -> String {
-        drop(to);
+    pub(crate) fn give_up(&self, made: &Made) -> String {
         let name = self.path.display();
         let file = self.path.metadata().is_ok_and(|facts| facts.is_file());
         if made.remove(&self.path) {

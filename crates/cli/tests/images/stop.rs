@@ -81,6 +81,68 @@ fn a_conversion_that_is_stopped_leaves_nothing_that_looks_whole() {
     bench.same("a.raw", "b.qcow2");
 }
 
+/// Killed at every note on the target: what opens then is whole.
+#[test]
+fn a_conversion_that_is_killed_leaves_nothing_that_looks_whole() {
+    let bench = Bench::new();
+    bench.ok("ringtap create -q a.raw 1M");
+    bench.qemu_io("-f raw a.raw", &["write -q -P 5 0 1M".into()]);
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(bench.path("a.raw"), "user.test", b"1", flags).is_err() {
+        println!("skipped: the file system of {} takes no notes", bench.path("").display());
+        return;
+    }
+    let own = env!("CARGO_BIN_EXE_ringtap");
+    for call in ["setxattr", "removexattr"] {
+        let mut kills = 0;
+        loop {
+            let inject = format!("inject={call}:signal=KILL:when={}", kills + 1);
+            let mut command = Command::new("timeout");
+            command.args(["60", "strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject, own]);
+            command.args(["convert", "-f", "raw", "a.raw", "-O", "qcow2", "b.qcow2"]);
+            let output = command.current_dir(bench.path("")).output().expect("timeout");
+            if output.status.success() {
+                bench.same("a.raw", "b.qcow2");
+                break;
+            }
+            assert_ne!(
+                output.status.code(),
+                Some(127),
+                "strace is missing: apt-get install strace"
+            );
+            kills += 1;
+            assert!(kills < 100, "{output:?}");
+            let what = || format!("killed at {call} {kills}: {output:?}");
+            if bench.path("b.qcow2").exists() {
+                let read = bench.run("ringtap compare -q -f raw -F qcow2 a.raw b.qcow2");
+                assert!(matches!(read.status.code(), Some(0 | 2)), "{}: {read:?}", what());
+                std::fs::remove_file(bench.path("b.qcow2")).expect("removed");
+            }
+        }
+        assert!(kills > 0, "{call} is not called");
+        std::fs::remove_file(bench.path("b.qcow2")).expect("removed");
+    }
+}
+
+/// A file system without O_DIRECT: the target is made there, and cannot be opened as was asked for.
+#[test]
+fn a_target_that_cannot_be_opened_is_removed() {
+    let bench = Bench::new();
+    bench.ok("ringtap create -q a.raw 1M");
+    std::fs::create_dir(bench.path("memory")).expect("a folder");
+    let own = env!("CARGO_BIN_EXE_ringtap");
+    let script = format!(
+        "mount -t ramfs none memory || exit 9; {own} convert -t none a.raw -O qcow2 memory/b.qcow2; \
+         echo ended with $?; ls memory"
+    );
+    let mut command = Command::new("timeout");
+    command.args(["60", "unshare", "-m", "sh", "-c", &script]).current_dir(bench.path(""));
+    let output = command.output().expect("timeout");
+    let [out, err] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+    assert_eq!(out, "ended with 1\n", "{err}");
+    assert!(err.contains("O_DIRECT") && err.contains("b.qcow2 is removed"), "{err}");
+}
+
 #[test]
 fn a_commit_that_is_stopped_loses_nothing() {
     let bench = Bench::new();
