@@ -104,6 +104,15 @@ pub enum Error {
     /// All are in use.
     #[error("every keyslot is in use: erase one first")]
     NoFreeKeyslot,
+    /// One that is to be overwritten is all that the secret opens, and there is none to go by meanwhile.
+    #[error(
+        "keyslot {index} is the only one that the secret opens, and the others are in use: a power cut would leave none that it or \
+         the new one opens; erase another first"
+    )]
+    NoSpareKeyslot {
+        /// Its number.
+        index: u32,
+    },
     /// Nothing would open the container any more.
     #[error(
         "no keyslot would be left, and nobody could open it any more: add --force if that is wanted"

@@ -1,6 +1,7 @@
 //! Keyslots of LUKS1 headers, filled and erased as `cryptsetup luksAddKey` and `luksKillSlot` do it.
 //!
-//! Whenever the power is cut, every secret that is not being taken away opens the container.
+//! Whenever the power is cut, every secret that is not being taken away opens the container; where one takes the place of
+//! another, one of the two does.
 
 use ringtap_io::Io;
 
@@ -86,26 +87,45 @@ pub async fn change_keyslots(
                     .find(|index| !in_use(*index))
                     .ok_or(Error::NoFreeKeyslot)?,
             };
-            let place = named(index)?;
-            let volume_key =
-                volume_key_at(io, container, table.place.offset, &header, secret).await?;
+            named(index)?;
+            let volume_key = volume_key_at(io, container, place.offset, &header, secret).await?;
             let Some(model) = header.keyslots.first() else { return Err(Error::NoKeyslot) };
             let mut salt = vec![0; SALT];
             getrandom::fill(&mut salt).map_err(Error::Random)?;
-            let keyslot = Keyslot {
-                index,
-                kdf: effort.pbkdf2(model.hash, salt, header.encryption.key_len()),
-                offset: place.offset,
-                stripes: place.stripes,
-                ..model.clone()
+            let kdf = effort.pbkdf2(model.hash, salt, header.encryption.key_len());
+            let at = |index: u32| {
+                let SlotPlace { offset, stripes } = named(index)?;
+                let keyslot = Keyslot { index, kdf: kdf.clone(), offset, stripes, ..model.clone() };
+                table.check(&keyslot, end).map(|()| keyslot)
             };
-            table.check(&keyslot, end)?;
-            let material = keyslot.fill(&new, &volume_key)?;
-            if in_use(index) {
-                table.disable(index).await?;
+            let keyslot = at(index)?;
+            if !in_use(index) {
+                table.fill(&keyslot, &keyslot.fill(&new, &volume_key)?).await?;
+                return Ok(vec![index]);
             }
-            table.write(place.offset, &material, "write key material").await?;
-            table.enable(&keyslot).await?;
+            // While that one opens nothing, the new secret opens by another.
+            let free = (0..).take(table.slots.len()).filter(|index| !in_use(*index));
+            let beside = free.filter_map(|index| at(index).ok()).next();
+            match &beside {
+                Some(beside) => table.fill(beside, &beside.fill(&new, &volume_key)?).await?,
+                None => {
+                    let mut others = header.clone();
+                    others.keyslots.retain(|keyslot| keyslot.index != index);
+                    match volume_key_at(io, container, place.offset, &others, secret).await {
+                        Ok(_) => {}
+                        Err(Error::WrongSecret { .. } | Error::NoKeyslot) => {
+                            return Err(Error::NoSpareKeyslot { index });
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            let material = keyslot.fill(&new, &volume_key)?;
+            table.disable(index).await?;
+            table.fill(&keyslot, &material).await?;
+            if let Some(beside) = &beside {
+                table.erase(&[beside], table.slots.len(), end, true).await?;
+            }
             Ok(vec![index])
         }
         KeyslotChange::Erase { slot } => {
@@ -165,6 +185,12 @@ impl Table<'_> {
         let failed = |source: IoError| Error::Io { what, source };
         self.container.write(self.io, self.place.offset + at, bytes).await.map_err(failed)?;
         self.container.sync(self.io).await.map_err(failed)
+    }
+
+    /// Let a keyslot that is not in use open the container.
+    async fn fill(&self, keyslot: &Keyslot, material: &[u8]) -> Result<(), Error> {
+        self.write(keyslot.offset, material, "write key material").await?;
+        self.enable(keyslot).await
     }
 
     async fn enable(&self, keyslot: &Keyslot) -> Result<(), Error> {

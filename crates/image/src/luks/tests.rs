@@ -157,29 +157,30 @@ fn a_slot_to_be_ignored_is_not_tried_and_a_preferred_one_first() {
     assert!(unlock_header(&preferred, &secret()).is_ok());
 }
 
-/// Change the keyslots of a header, and cut the power at every turn: each time this secret opens what is
-/// left.
+/// Change the keyslots of a header by the first of these secrets, and cut the power at every turn: each time one of them
+/// opens what is left.
 fn change_under_cuts(
     header: &[u8],
     change: KeyslotChange,
-    opens: &Secret,
+    opens: &[&Secret],
     force: bool,
 ) -> (Vec<u8>, Result<Vec<u32>, Error>) {
     let disk = Disk::new(512);
     let file = disk.add_file(header.len() as u64, 1);
     disk.poke(file, 0, header);
-    let (len, secret) = (header.len(), opens.clone());
+    let secrets: Vec<Secret> = opens.iter().map(|secret| (*secret).clone()).collect();
+    let (len, opener) = (header.len(), secrets[0].clone());
     let mut seed = 0;
     let sim = Sim::new(&disk, 3).at_every_turn(move |cut| {
         for _ in 0..3 {
             seed += 1;
             let mut left = vec![0; len];
             cut.after_power_cut(seed).peek(file, 0, &mut left);
-            assert!(unlock_header(&left, &secret).is_ok(), "seed {seed}");
+            let open = secrets.iter().any(|secret| unlock_header(&left, secret).is_ok());
+            assert!(open, "seed {seed}");
         }
     });
     let container = Container::simulated(file, disk.size(file), Traits::FILE);
-    let opener = opens.clone();
     let mut tasks = Tasks::new(Box::new(sim));
     let io = tasks.io().clone();
     let end = tasks.block_on(async move {
@@ -197,31 +198,47 @@ fn a_power_cut_takes_no_secret_away_but_the_one_that_is_to_go() {
     let opens = |bytes: &[u8]| [&secret(), &other].map(|it| unlock_header(bytes, it).is_ok());
     let fill = |slot| KeyslotChange::Fill { secret: other.clone(), slot, effort: QUICK };
     let first = header(Version::Luks1);
-    let (both, filled) = change_under_cuts(&first, fill(None), &secret(), false);
+    let (both, filled) = change_under_cuts(&first, fill(None), &[&secret()], false);
     assert_eq!((filled.expect("filled"), opens(&both)), (vec![1], [true, true]));
-    let (again, filled) = change_under_cuts(&both, fill(Some(1)), &secret(), false);
+    let (again, filled) = change_under_cuts(&both, fill(Some(1)), &[&secret()], false);
     assert!(matches!(filled, Err(Error::KeyslotInUse { index: 1 })) && again == both);
-    let (again, filled) = change_under_cuts(&both, fill(Some(1)), &secret(), true);
+    let (again, filled) = change_under_cuts(&both, fill(Some(1)), &[&secret()], true);
     assert_eq!((filled.expect("filled"), opens(&again)), (vec![1], [true, true]));
-    let (_, filled) = change_under_cuts(&both, fill(Some(8)), &secret(), true);
+    let (_, filled) = change_under_cuts(&both, fill(Some(8)), &[&secret()], true);
     assert!(matches!(filled, Err(Error::Field { .. })));
 
     let erase = KeyslotChange::EraseFor { secret: secret() };
-    let (one, erased) = change_under_cuts(&both, erase, &other, false);
+    let (one, erased) = change_under_cuts(&both, erase, &[&other], false);
     assert_eq!((erased.expect("erased"), opens(&one)), (vec![0], [false, true]));
     let material = |bytes: &[u8]| bytes[4096..8192].to_vec();
     assert!(material(&one) != material(&both), "nothing of it is left");
-    let (last, erased) = change_under_cuts(&one, KeyslotChange::Erase { slot: 1 }, &other, false);
+    let (last, erased) =
+        change_under_cuts(&one, KeyslotChange::Erase { slot: 1 }, &[&other], false);
     assert!(matches!(erased, Err(Error::LastKeyslot)) && last == one);
+
+    // Over the only one.
+    let (only, filled) = change_under_cuts(&first, fill(Some(0)), &[&secret(), &other], true);
+    assert_eq!((filled.expect("filled"), opens(&only)), (vec![0], [false, true]));
+    assert_eq!(parse(&only).expect("a header").keyslots.len(), 1);
+    // Over one of eight: where that is all that the secret opens, there is no way.
+    let full = (1..8).fold(first.clone(), |bytes, slot| {
+        let (bytes, filled) = change_under_cuts(&bytes, fill(None), &[&secret()], false);
+        assert_eq!(filled.expect("filled"), [slot]);
+        bytes
+    });
+    let (after, filled) = change_under_cuts(&full, fill(Some(0)), &[&secret()], true);
+    assert!(matches!(filled, Err(Error::NoSpareKeyslot { index: 0 })) && after == full);
+    let (after, filled) = change_under_cuts(&full, fill(Some(0)), &[&other], true);
+    assert_eq!((filled.expect("filled"), opens(&after)), (vec![0], [false, true]));
 
     // Places that lie over the payload, or over another keyslot's.
     for sectors in [8u32, 4096] {
         let mut wrong = first.clone();
         wrong[208 + 48 + 40..][..4].copy_from_slice(&sectors.to_be_bytes());
-        let (after, filled) = change_under_cuts(&wrong, fill(None), &secret(), false);
+        let (after, filled) = change_under_cuts(&wrong, fill(None), &[&secret()], false);
         assert!(matches!(filled, Err(Error::Field { .. })) && after == wrong, "{sectors}");
     }
     let second = header(Version::Luks2);
-    let (_, filled) = change_under_cuts(&second, fill(None), &secret(), false);
+    let (_, filled) = change_under_cuts(&second, fill(None), &[&secret()], false);
     assert!(filled.expect_err("LUKS2").to_string().contains("cryptsetup luksAddKey"));
 }
