@@ -3,7 +3,8 @@
 //! References from all tables are counted and compared with the refcounts, in as many rounds as a
 //! bounded memory asks for. A repair writes new refcount blocks, a new refcount table and, where
 //! flags change, new L1 and L2 tables to clusters that nothing refers to, then switches the header
-//! (see [`super::rewrite`]). Pointers that lead nowhere are left: what they led to is not known.
+//! (see [`super::rewrite`]). Pointers that lead nowhere are left: what they led to is not known, and looks like leaks. So
+//! leaks alone are not freed where there is such a pointer, and what is freed keeps its bytes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -74,6 +75,11 @@ pub async fn check(io: &Io, container: &Container, repair: Repair) -> Result<Rep
     check_within(io, container, repair, MEMORY).await
 }
 
+/// As [`check`], of all that there is to repair, where nobody asked for it: nothing is where a pointer leads nowhere.
+pub(super) async fn repair_unasked(io: &Io, container: &Container) -> Result<Report, ToolError> {
+    check_as(io, container, (Repair::All, Asked::No), MEMORY).await
+}
+
 /// As [`check`], counting in so many bytes of memory.
 pub(super) async fn check_within(
     io: &Io,
@@ -81,10 +87,26 @@ pub(super) async fn check_within(
     repair: Repair,
     memory: usize,
 ) -> Result<Report, ToolError> {
+    check_as(io, container, (repair, Asked::Yes), memory).await
+}
+
+/// Whether an operator asked for a repair.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Yes,
+    No,
+}
+
+async fn check_as(
+    io: &Io,
+    container: &Container,
+    (repair, asked): (Repair, Asked),
+    memory: usize,
+) -> Result<Report, ToolError> {
     let mut image = open(io, container).await?;
     let l1 = image.header.l1_size as usize * 8;
     let memory = memory.saturating_sub(l1).max(LEAST_MEMORY.min(memory));
-    let (before, dangling) = look(&mut image, Repair::Nothing, memory).await?;
+    let (mut before, dangling) = look(&mut image, Repair::Nothing, memory).await?;
     let flagged = image.header.has(incompatible::DIRTY | incompatible::CORRUPT);
     let wanted = match repair {
         Repair::Nothing => false,
@@ -92,6 +114,11 @@ pub(super) async fn check_within(
         Repair::All => !before.is_clean() || flagged,
     };
     if !wanted {
+        return Ok(before);
+    }
+    if dangling && (repair == Repair::Leaks || asked == Asked::No) {
+        let why = "no cluster is freed: what looks like a leak may be what a pointer led to that leads nowhere now";
+        before.messages.insert(0, why.into());
         return Ok(before);
     }
     if container.traits().read_only {

@@ -19,7 +19,7 @@ use super::refcount::Refcounts;
 use super::sabotage::Sabotage;
 use super::space::Space;
 use super::table::{Cache, Tables};
-use super::{Crypt, Header, Qcow2, Repair, Shared, State, check, restart};
+use super::{Crypt, Header, Qcow2, Shared, State, check, restart};
 use crate::{
     Container, Epochs, Error, Image, Info, OpenError, RestartChoice, RestartLog, SectorCipher,
 };
@@ -84,7 +84,7 @@ impl Qcow2 {
         }
         if !read_only && header.has(incompatible::DIRTY) {
             // Its last user left refcounts to be found out again.
-            let report = check(io, &container, Repair::All).await;
+            let report = check::repair_unasked(io, &container).await;
             if !report.is_ok_and(|report| report.corruptions == 0) {
                 return Err(refused(
                     "its refcounts were not written when it was last used and cannot be repaired: \

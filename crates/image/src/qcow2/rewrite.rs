@@ -179,23 +179,27 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
         }
         match self.free {
             Free::Unreferenced(counts, dangling) => {
-                Ok(counts.is_unreferenced(cluster) && !dangling.contains(&cluster))
+                let unreferenced = counts.is_unreferenced(cluster) && !dangling.contains(&cluster);
+                // What a pointer that leads nowhere led to is marked used, and not to be written over.
+                Ok(unreferenced && (dangling.is_empty() || self.was_free(cluster).await?))
             }
             // What is being freed by this very change is in use until the header is switched.
-            Free::Refcounts => {
-                let (number, index) = self.place(cluster);
-                if !self.blocks.contains_key(&number) {
-                    return Ok(self.get(cluster).await? == 0);
-                }
-                if !self.unchanged.contains_key(&number) {
-                    let block = self.read_block(number).await?;
-                    self.unchanged.insert(number, block);
-                }
-                let block = self.unchanged.get(&number).map_or(&[][..], |block| block);
-                let old = refcount(block, index, self.image.header.refcount_order);
-                Ok(old == 0 && self.get(cluster).await? == 0)
-            }
+            Free::Refcounts => Ok(self.was_free(cluster).await? && self.get(cluster).await? == 0),
         }
+    }
+
+    /// Whether a cluster's refcount is 0 before this change.
+    async fn was_free(&mut self, cluster: u64) -> Result<bool, ToolError> {
+        let (number, index) = self.place(cluster);
+        if !self.blocks.contains_key(&number) {
+            return Ok(self.get(cluster).await? == 0);
+        }
+        if !self.unchanged.contains_key(&number) {
+            let block = self.read_block(number).await?;
+            self.unchanged.insert(number, block);
+        }
+        let block = self.unchanged.get(&number).map_or(&[][..], |block| block);
+        Ok(refcount(block, index, self.image.header.refcount_order) == 0)
     }
 
     /// Take `clusters` > 0 free ones in a row; gives their host offset. Their refcount becomes 1, and
@@ -344,7 +348,11 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
             self.image.header.refcount_table_clusters = clusters as u32;
         }
         self.image.write_header().await?;
-        self.give_back(&old).await
+        match self.free {
+            Free::Refcounts => self.give_back(&old).await,
+            // Of an image that contradicted itself it is not known whose they were.
+            Free::Unreferenced(..) => Ok(()),
+        }
     }
 
     /// Give the file system back what is free now and was not before.

@@ -166,7 +166,7 @@ fn subclusters_are_looked_at_too() {
     try_damages("cluster_size=16k,extended_l2=on", &some);
 }
 
-/// Only leaks are repaired where that is asked, and they give their space back.
+/// Only leaks are repaired where that is asked; their bytes stay.
 #[test]
 fn leaks_alone_are_repaired() {
     use std::os::unix::fs::MetadataExt;
@@ -184,7 +184,7 @@ fn leaks_alone_are_repaired() {
     let report = run(&folder, "image", Repair::Leaks);
     assert_eq!((report.leaks, report.leaks_fixed, report.corruptions), (0, 64, 0));
     folder.assert_clean("image");
-    assert!(blocks() + (3 << 20) < before, "{} of {before}", blocks());
+    assert!(blocks() >= before, "{} of {before}", blocks());
 
     let mut image = make(&folder, "cluster_size=64k");
     let at = refcount_at(&image, host(&image, 0)) as usize;
@@ -257,6 +257,52 @@ fn pointers_to_nowhere_are_told_and_left() {
         assert_eq!(be64(&after, l2_entry_at(&after, 0)), wild | COPIED);
         assert_ne!(folder.check("image")["corruptions"].as_u64(), None);
     }
+}
+
+/// One flipped bit of an L1 entry: all that lies below looks like leaks, and is there again with the bit.
+#[test]
+fn what_a_damaged_pointer_led_to_is_not_lost() {
+    let folder = Folder::new();
+    let good = make(&folder, "cluster_size=64k");
+    let seen = content(&good);
+    let path = folder.path("image");
+    let l1 = header(&good).l1_offset;
+    let entry = be64(&good, l1);
+    let damaged = |flags: u64| {
+        let mut image = good.clone();
+        edit_header(&mut image, |header| header.incompatible |= flags);
+        put64(&mut image, l1, entry | 0x200);
+        std::fs::write(&path, &image).expect("written");
+        image
+    };
+    let now = || std::fs::read(&path).expect("read");
+
+    let image = damaged(0);
+    let report = run(&folder, "image", Repair::Leaks);
+    assert!(report.corruptions > 0 && report.leaks > 4 && report.leaks_fixed == 0, "{report:?}");
+    assert!(report.messages[0].contains("no cluster is freed"), "{report:?}");
+    assert!(now() == image, "it was only read");
+
+    // Whoever opens it did not ask for a repair.
+    let image = damaged(incompatible::DIRTY);
+    let options = ringtap_image::OpenOptions {
+        format: Some(ringtap_image::Format::Qcow2),
+        cache: ringtap_image::CacheMode::Writeback,
+        no_restart_log: true,
+        ..ringtap_image::OpenOptions::default()
+    };
+    let error = ringtap_image::open(&path, &options).err().expect("it needs a repair").to_string();
+    assert!(error.contains("cannot be repaired"), "{error}");
+    assert!(now() == image, "it was only read");
+
+    // Freed on request, their bytes stay.
+    damaged(0);
+    let report = run(&folder, "image", Repair::All);
+    assert!(report.leaks == 0 && report.leaks_fixed > 4, "{report:?}");
+    let mut after = now();
+    let at = header(&after).l1_offset;
+    put64(&mut after, at, entry);
+    assert!(content(&after) == seen);
 }
 
 /// Images with compressed clusters, made by QEMU: each cluster decodes, and all are counted.
