@@ -18,6 +18,8 @@ pub const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 pub const MAX_EXTERNAL: u64 = 1 << 56;
 /// The most snapshots of an image.
 pub const MAX_SNAPSHOTS: u32 = 65536;
+/// The longest LUKS header with its key material: as cryptsetup makes them.
+const MAX_LUKS_BYTES: u64 = 16 << 20;
 /// The most bytes of a backing file's name.
 pub const MAX_NAME: usize = 1023;
 
@@ -374,6 +376,10 @@ impl Header {
         }
         if self.snapshots > 0 {
             offset(64, "snapshots_offset", self.snapshots_offset)?;
+        }
+        if self.encryption().is_some_and(|place| place.len > MAX_LUKS_BYTES) {
+            let what = "the LUKS header that it tells of is longer than 16 MiB, which none is";
+            return Err(HeaderError::Content { kind: extension::ENCRYPTION, what });
         }
         Ok(())
     }

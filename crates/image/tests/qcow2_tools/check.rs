@@ -305,6 +305,23 @@ fn what_a_damaged_pointer_led_to_is_not_lost() {
     assert!(content(&after) == seen);
 }
 
+/// A few bytes in a sparse file claim a header that it would take hours to count.
+#[test]
+fn a_luks_header_without_end_is_refused() {
+    let folder = Folder::new();
+    let mut image = make(&folder, "cluster_size=4k");
+    let place = [4096u64, (16 << 20) + 1].map(u64::to_be_bytes).concat();
+    edit_header(&mut image, |header| header.set_extension(extension::ENCRYPTION, Some(place)));
+    let path = folder.path("image");
+    std::fs::write(&path, &image).expect("written");
+    let file = std::fs::File::options().write(true).open(&path).expect("opened");
+    file.set_len(1 << 40).expect("its length");
+    let error = with(&path, |io, container| async move {
+        check(&io, &container, Repair::Nothing).await.expect_err("no header is so long")
+    });
+    assert!(error.to_string().contains("longer than 16 MiB"), "{error}");
+}
+
 /// Images with compressed clusters, made by QEMU: each cluster decodes, and all are counted.
 #[test]
 fn compressed_images_are_read_and_clean() {
