@@ -40,7 +40,7 @@ pub struct Change {
     pub ratio: Option<f64>,
     /// Exact 95 % interval of `ratio`, by rank sums; from six rounds on in both runs.
     pub interval: Option<(f64, f64)>,
-    /// p-value adjusted for the whole table (step-down, whole rounds dealt anew).
+    /// p-value adjusted for the whole table (step-down, whole rounds dealt anew). None where nothing is said.
     pub p: Option<f64>,
     /// The larger noise floor of the two runs, as a share.
     pub floor: Option<f64>,
@@ -114,18 +114,40 @@ pub fn compare(before: &Analysis, after: &Analysis) -> Comparison {
                 change.verdict = format!("not compared: bonnie++ {before} and {after}");
                 rounds.push(Default::default());
             }
-            _ => rounds.push(if change.interval.is_some() { logs } else { Default::default() }),
+            _ => {
+                if change.interval.is_some() {
+                    change.verdict = withheld(before, after, (stage, workload, metric));
+                }
+                let is_said = change.interval.is_some() && change.verdict.is_empty();
+                rounds.push(if is_said { logs } else { Default::default() });
+            }
         }
         changes.push(change);
     }
     let seed = before.run.plan.seed ^ after.run.plan.seed;
     for (change, p) in changes.iter_mut().zip(family::step_down_between(&rounds, seed)) {
-        change.p = change.interval.map(|_| p);
+        change.p = change.interval.filter(|_| change.verdict.is_empty()).map(|_| p);
         if change.verdict.is_empty() {
             change.verdict = decide(change).into();
         }
     }
     Comparison { unlike, changes, only: only(before, after) }
+}
+
+/// Why nothing is said of a load however many rounds there are: without an A/A control that held in both runs, nobody knows
+/// how far its numbers lie apart by themselves. Empty where both held.
+fn withheld(
+    before: &Analysis,
+    after: &Analysis,
+    (stage, workload, metric): (Stage, &str, Metric),
+) -> String {
+    let runs = [("earlier", before), ("later", after)].into_iter();
+    let why = |(name, run): (&str, &Analysis)| match run.floor(stage, workload, metric) {
+        Some(floor) if floor.holds => None,
+        Some(_) => Some(format!("withheld: the A/A control of the {name} run failed")),
+        None => Some(format!("withheld: the {name} run has no A/A control")),
+    };
+    runs.filter_map(why).next().unwrap_or_default()
 }
 
 fn decide(change: &Change) -> &'static str {

@@ -39,7 +39,7 @@ pub struct Gate {
     pub worse: Vec<String>,
     /// What the earlier run had and the later one has not.
     pub lost: Vec<String>,
-    /// Changes of which nothing can be said: too few rounds, or bounds.
+    /// Changes of which nothing can be said: too few rounds, bounds, or an A/A control that failed or is missing.
     pub unsaid: usize,
 }
 
@@ -82,7 +82,7 @@ pub fn judge(comparison: &Comparison, limit: Limit) -> Gate {
                 format!("{} {}, {workloads}: {}", only.stage, only.arm, only.why)
             })
             .collect(),
-        unsaid: judged.iter().filter(|change| change.interval.is_none()).count(),
+        unsaid: judged.iter().filter(|change| change.p.is_none()).count(),
     }
 }
 
@@ -122,7 +122,9 @@ impl Gate {
         }
         if self.unsaid > 0 {
             let unsaid = self.unsaid;
-            text += &format!("of {unsaid} nothing can be said: too few rounds, or bounds\n");
+            text += &format!(
+                "of {unsaid} nothing can be said: too few rounds, bounds, or an A/A control that failed or is missing\n"
+            );
         }
         text
     }

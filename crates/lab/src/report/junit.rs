@@ -88,7 +88,7 @@ pub fn changes(
                 let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
                 status.set_message(gate::in_words(change));
                 status
-            } else if change.interval.is_none() {
+            } else if change.p.is_none() {
                 let mut status = TestCaseStatus::skipped();
                 status.set_message(change.verdict.as_str());
                 status

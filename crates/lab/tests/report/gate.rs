@@ -64,6 +64,48 @@ fn what_is_missing_or_cannot_be_said_is_no_pass() {
     assert!(!lost.is_whole() && lost.lost.iter().any(|line| line.starts_with("host loop, ")));
 }
 
+/// Without a control that held in both runs, no difference is one, and none is no pass.
+#[test]
+fn a_load_without_a_control_that_held_is_not_judged() {
+    let reads = |samples: &[Sample]| {
+        let mut all = samples.to_vec();
+        all.retain(|sample| sample.workload == "randread-4k-qd32");
+        all
+    };
+    let broken = |samples: &[Sample]| {
+        let mut all = reads(samples);
+        for sample in all.iter_mut().filter(|sample| sample.arm == "native#2") {
+            sample.metrics.values_mut().for_each(|value| value.value *= 1.5);
+        }
+        all
+    };
+    let missing = |samples: &[Sample]| {
+        let mut all = reads(samples);
+        all.retain(|sample| sample.arm != "native#2");
+        all
+    };
+    let (old, new) = (samples(10), slower(10, 0.5));
+    let judge = |before: &[Sample], after: &[Sample]| {
+        let [before, after] =
+            [before, after].map(|all| Analysis::new(record(10, State::Complete), all));
+        let comparison = change::compare(&before, &after);
+        let verdict = comparison.changes.iter().find(|change| change.arm == "loop").unwrap();
+        (judged(&comparison, "5%"), verdict.verdict.clone())
+    };
+    assert_eq!(judge(&reads(&old), &reads(&new)).0.worse.len(), 1);
+    for (before, after, said) in [
+        (broken(&old), reads(&new), "the A/A control of the earlier run failed"),
+        (reads(&old), broken(&new), "the A/A control of the later run failed"),
+        (missing(&old), reads(&new), "the earlier run has no A/A control"),
+        (reads(&old), missing(&new), "the later run has no A/A control"),
+    ] {
+        let (gate, verdict) = judge(&before, &after);
+        assert_eq!(verdict, format!("withheld: {said}"));
+        assert!(gate.worse.is_empty() && !gate.is_whole(), "{said}: {gate:?}");
+        assert!(gate.text().contains("A/A control"), "{}", gate.text());
+    }
+}
+
 #[test]
 fn a_limit_is_a_share() {
     for good in ["5%", "5", "0.5 %", "0"] {
