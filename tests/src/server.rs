@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -45,15 +45,23 @@ impl Server {
         Server::start_as("serve", args)
     }
 
+    /// The same, with what it knows of images in a folder of its own.
+    pub fn start_in<S: AsRef<OsStr>>(state: &Path, args: impl IntoIterator<Item = S>) -> Server {
+        let mut command = Command::new(ringtap());
+        Server::begin(command.arg("serve").args(args).env("STATE_DIRECTORY", state))
+    }
+
     /// Start a `ringtap daemon`, and wait as for the other.
     pub fn daemon<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Server {
         Server::start_as("daemon", args)
     }
 
     fn start_as<S: AsRef<OsStr>>(verb: &str, args: impl IntoIterator<Item = S>) -> Server {
-        let mut child = Command::new(ringtap())
-            .arg(verb)
-            .args(args)
+        Server::begin(Command::new(ringtap()).arg(verb).args(args))
+    }
+
+    fn begin(command: &mut Command) -> Server {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -89,13 +89,37 @@ async fn begin(io: &Io, mut parts: Vec<Part>) -> Result<Vec<Vec<Begun>>, Error> 
         }
     }
     drop(still);
-    for (part, staged) in parts.iter().zip(staged) {
-        if let Err(error) = staged.commit(io).await {
-            begun.iter().flatten().for_each(Begun::forget);
-            return Err(failed(part, format!("the bitmaps cannot be made stable: {error}")));
+    let end = commit(io, &parts, staged).await;
+    if end.is_err() {
+        begun.iter().flatten().for_each(Begun::forget);
+    }
+    end.map(|()| begun)
+}
+
+/// Make the changes stable: those of all disks, or none.
+async fn commit(io: &Io, parts: &[Part], mut staged: Vec<StagedBitmaps>) -> Result<(), Error> {
+    let unstable = |part: &Part, error| {
+        Err(failed(part, format!("the bitmaps cannot be made stable: {error}")))
+    };
+    for (part, one) in parts.iter().zip(&mut staged) {
+        if let Err(error) = one.put(io).await {
+            return unstable(part, error);
         }
     }
-    Ok(begun)
+    // What may find no room is written. From here on one header for each disk says that it is so.
+    let mut presented: Vec<StagedBitmaps> = vec![];
+    for (part, mut one) in parts.iter().zip(staged) {
+        if let Err(error) = one.present(io).await {
+            for (before, one) in parts.iter().zip(presented) {
+                let _disk = before.vbd.span().enter();
+                one.take_back(io).await;
+            }
+            return unstable(part, error);
+        }
+        presented.push(one);
+    }
+    presented.into_iter().for_each(StagedBitmaps::finish);
+    Ok(())
 }
 
 /// A disk's bitmaps are kept from now on.

@@ -23,6 +23,8 @@ pub(crate) struct Pending {
     pub(crate) bitmaps_changing: HashSet<DiskId>,
     /// Files of disks that are closed only to be opened anew: they stay.
     pub(crate) reopened: HashSet<PathBuf>,
+    /// What jobs are to be called that begin once their moment has come.
+    pub(crate) jobs: HashSet<String>,
     /// Bitmaps that jobs use.
     pub(crate) bitmaps: HashSet<(DiskId, String)>,
     /// Whether the NBD server of the control socket is about to come.

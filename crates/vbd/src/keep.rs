@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use ringtap_image::Error;
-use ringtap_image::bitmap_store::{BitmapStore, Staged, ToKeep};
+use ringtap_image::bitmap_store::{BitmapStore, Put, Staged, ToKeep};
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, MutexGuard};
 use ringtap_io::{Event, Io};
@@ -107,10 +107,16 @@ impl Keep {
         }
     }
 
+    /// What is written is not so, and cannot be written otherwise.
+    pub(crate) async fn give_up(&self, io: &Io, error: Error) {
+        let _leading = self.lead().await;
+        self.break_off(io, error).await;
+    }
+
     async fn break_off(&self, io: &Io, error: Error) {
         self.broken.store(true, SeqCst);
         tracing::error!(
-            "cannot log what is about to change: {error}. The guest goes on; the disk's persistent bitmaps are lost"
+            "cannot write down what changes: {error}. The guest goes on; the disk's persistent bitmaps are lost"
         );
         if let Err(error) = self.store.break_off(io).await {
             tracing::error!(
@@ -152,22 +158,40 @@ impl Keep {
         bitmaps: Vec<ToKeep>,
         closed: bool,
     ) -> Result<(), Error> {
+        let put = self.put(io, staged, bitmaps, closed).await?;
+        self.present(io, put).await
+    }
+
+    /// Write the whole beside the one before, which stays.
+    pub(crate) async fn put(
+        &self,
+        io: &Io,
+        staged: Staged,
+        bitmaps: Vec<ToKeep>,
+        closed: bool,
+    ) -> Result<Put, Error> {
         if self.is_broken() {
             return Err(Error::Os(libc::EIO));
         }
-        let put = match self.store.put(io, staged, bitmaps, closed).await {
-            Ok(put) => put,
-            Err(error) => {
-                self.forget().await;
-                return Err(error);
-            }
-        };
-        if let Err(error) = self.store.present(io, put).await {
-            let _leading = self.lead().await;
-            self.break_off(io, error).await;
-            return Err(error);
+        let put = self.store.put(io, staged, bitmaps, closed).await;
+        if put.is_err() {
+            self.forget().await;
         }
-        Ok(())
+        put
+    }
+
+    /// What was put takes the place of the one before. Where that fails, neither is believed any more.
+    pub(crate) async fn present(&self, io: &Io, put: Put) -> Result<(), Error> {
+        // A log that breaks off takes all back: nothing is to be presented after that.
+        let _leading = self.lead().await;
+        if self.is_broken() {
+            return Err(Error::Os(libc::EIO));
+        }
+        let end = self.store.present(io, put).await;
+        if let Err(error) = end {
+            self.break_off(io, error).await;
+        }
+        end
     }
 
     /// The next whole is not to be.

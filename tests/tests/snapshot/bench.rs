@@ -39,6 +39,10 @@ impl Bench {
 
     /// Serve images, each by NBD and vhost-user at sockets of its name's first letter.
     pub fn serve(&self, images: &[&str], more: &[&str]) -> Server {
+        Server::start(self.args(images, more))
+    }
+
+    pub fn args(&self, images: &[&str], more: &[&str]) -> Vec<String> {
         let mut args: Vec<String> = vec![];
         for image in images {
             let letter = &image[..1];
@@ -50,7 +54,7 @@ impl Bench {
             );
         }
         args.extend(["--control".to_owned(), format!("unix:{}", self.text("control"))]);
-        Server::start(args)
+        args
     }
 
     /// Serve one image by the name of another's disk.

@@ -20,14 +20,22 @@ pub fn action(of: &str, data: Value) -> Value {
 
 /// A bitmap as clients see it.
 fn bitmap(control: &mut Control, name: &str) -> Value {
+    bitmap_of(control, "a", name)
+}
+
+pub fn bitmap_of(control: &mut Control, node: &str, name: &str) -> Value {
     let nodes = control.ok("query-named-block-nodes", json!({}));
-    let of = nodes.as_array().and_then(|all| all.iter().find(|one| one["node-name"] == "a"));
+    let of = nodes.as_array().and_then(|all| all.iter().find(|one| one["node-name"] == node));
     let all = of.and_then(|node| node["dirty-bitmaps"].as_array()).cloned().unwrap_or_default();
     all.into_iter().find(|one| one["name"] == name).unwrap_or_default()
 }
 
 fn count(control: &mut Control) -> u64 {
-    let bitmap = bitmap(control, "since");
+    count_of(control, "a")
+}
+
+pub fn count_of(control: &mut Control, node: &str) -> u64 {
+    let bitmap = bitmap_of(control, node, "since");
     assert!(bitmap["inconsistent"].is_null(), "{bitmap}");
     assert_eq!((&bitmap["persistent"], &bitmap["recording"]), (&json!(true), &json!(true)));
     bitmap["count"].as_u64().expect("bytes")

@@ -14,3 +14,4 @@ mod room;
 mod stream;
 mod taken;
 mod verbs;
+mod whole;

@@ -63,7 +63,9 @@ impl Running {
         let refuse = |text: String| Err(Refusal::new(text));
         match id {
             _ if id.is_empty() || id.len() > 255 => refuse(format!("Invalid job ID '{id}'")),
-            _ if self.jobs.contains_key(id) => refuse(format!("Job ID '{id}' already in use")),
+            _ if self.jobs.contains_key(id) || self.pending.jobs.contains(id) => {
+                refuse(format!("Job ID '{id}' already in use"))
+            }
             _ => Ok(()),
         }
     }

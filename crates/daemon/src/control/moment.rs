@@ -172,17 +172,21 @@ impl Moments {
             asked.push(own);
             ids.push(id);
         }
-        let busy: Vec<DiskId> = asked.iter().flatten().flat_map(|one| one.disks()).collect();
-        running.pending.bitmaps_changing.extend(&ids);
-        running.pending.changing.extend(&busy);
-        let (own, of) = (ids.clone(), busy.clone());
+        let jobs = asked.iter().flatten();
+        let taken = Taken {
+            changing: jobs.clone().flat_map(|one| one.disks()).collect(),
+            jobs: jobs.map(|one| one.new.id.clone()).collect(),
+            bitmaps_changing: ids,
+        };
+        taken.take(running);
+        let until_then = taken.clone();
         let begun = running.in_time("moment", move || -> Then {
             let panicked = || {
                 Err(Error::Job("a panic has ended it, which is an error of Ringtap itself".into()))
             };
             let end = contained(|| at_one_moment(parts)).unwrap_or_else(panicked);
             Box::new(move |running| {
-                running.settle(&own, &of);
+                until_then.give_back(running);
                 let end = end.map_err(Refusal::from).and_then(|begun| {
                     let jobs = begun.into_iter().flatten().zip(asked.into_iter().flatten());
                     let mut end = Ok(());
@@ -198,18 +202,37 @@ impl Moments {
             })
         });
         if let Err(error) = begun {
-            running.settle(&ids, &busy);
+            taken.give_back(running);
             tracing::error!("cannot change bitmaps, or begin a backup: {error}");
         }
     }
 }
 
-impl Running {
-    fn settle(&mut self, bitmaps_changing: &[DiskId], changing: &[DiskId]) {
-        bitmaps_changing.iter().for_each(|id| _ = self.pending.bitmaps_changing.remove(id));
-        changing.iter().for_each(|id| _ = self.pending.changing.remove(id));
+/// What nobody else may have until the moment has come.
+#[derive(Clone)]
+struct Taken {
+    bitmaps_changing: Vec<DiskId>,
+    changing: Vec<DiskId>,
+    /// What is made stable must not fail for a name that is in use by then.
+    jobs: Vec<String>,
+}
+
+impl Taken {
+    fn take(&self, running: &mut Running) {
+        running.pending.bitmaps_changing.extend(&self.bitmaps_changing);
+        running.pending.changing.extend(&self.changing);
+        running.pending.jobs.extend(self.jobs.iter().cloned());
     }
 
+    fn give_back(&self, running: &mut Running) {
+        let pending = &mut running.pending;
+        self.bitmaps_changing.iter().for_each(|id| _ = pending.bitmaps_changing.remove(id));
+        self.changing.iter().for_each(|id| _ = pending.changing.remove(id));
+        self.jobs.iter().for_each(|id| _ = pending.jobs.remove(id));
+    }
+}
+
+impl Running {
     /// The job of a backup whose moment has come.
     fn begin_backup(&mut self, begun: Begun, own: super::backups::Own) -> Result<(), Refusal> {
         let target = own.new.other;

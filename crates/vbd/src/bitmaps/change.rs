@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ringtap_image::Error;
-use ringtap_image::bitmap_store::{Staged, new_number};
+use ringtap_image::bitmap_store::{Put, Staged, new_number};
 use ringtap_io::Io;
 
-use super::{BitmapsAlone, DirtyBitmap, lock, room_for, to_keep};
+use super::{BitmapsAlone, DirtyBitmap, lock, room_for, to_keep, write};
 use crate::keep::Keep;
 use crate::map::Map;
 use crate::track::Tracker;
@@ -65,6 +65,10 @@ pub struct StagedBitmaps {
     /// What is to be marked in what at the moment.
     fills: Vec<(Arc<Tracker>, Vec<Arc<Tracker>>)>,
     whole: Option<(Arc<Keep>, Staged)>,
+    /// What is written of them, and is not the present whole yet.
+    put: Option<(Arc<Keep>, Put)>,
+    /// Where what is written says that they are, and those before are in memory yet.
+    presented: Option<Arc<Keep>>,
     committed: bool,
     /// The last to go.
     _alone: BitmapsAlone,
@@ -74,7 +78,9 @@ impl Drop for StagedBitmaps {
     fn drop(&mut self) {
         if !self.committed {
             let bitmaps = &self.disk.shared.bitmaps;
-            self.whole.iter().for_each(|(keep, ..)| keep.store.forget());
+            let whole = self.whole.iter().map(|(keep, _)| keep);
+            let put = self.put.iter().map(|(keep, _)| keep);
+            whole.chain(put).for_each(|keep| keep.store.forget());
             lock(&bitmaps.staged).clear();
             bitmaps.mark_those_there_are();
             bitmaps.forget_memory(&self.after, &lock(&bitmaps.all));
@@ -135,8 +141,10 @@ impl Disk {
             self.stage_one(change, &mut after, &mut fills);
             kept |= after.last().is_some_and(|last| last.persistent);
         }
-        let (disk, whole, committed, _alone) = (self.clone(), None, false, alone);
-        let mut staged = StagedBitmaps { disk, after, fills, whole, committed, _alone };
+        let (disk, committed, _alone) = (self.clone(), false, alone);
+        let (whole, put, presented) = (None, None, None);
+        let mut staged =
+            StagedBitmaps { disk, after, fills, whole, put, presented, committed, _alone };
         if let Some(keep) = self.shared.bitmaps.keep().filter(|_| kept) {
             let size = self.size();
             let place = keep.stage(io, room_for(&staged.after, size), size).await?;
@@ -221,13 +229,53 @@ impl StagedBitmaps {
     /// # Errors
     /// Where that cannot be: everything is as before.
     pub async fn commit(mut self, io: &Io) -> Result<(), Error> {
+        self.put(io).await?;
+        self.present(io).await?;
+        self.finish();
+        Ok(())
+    }
+
+    /// Write them down, beside what was written before.
+    ///
+    /// # Errors
+    /// Where that cannot be: everything is as before.
+    pub async fn put(&mut self, io: &Io) -> Result<(), Error> {
         if self.whole.is_some() && self.disk.shared.bitmaps.flushes() {
             // What is not marked any more is stable first: a power cut would put it back to what it was before.
             self.disk.fork().flush(io).await?;
         }
         if let Some((keep, staged)) = self.whole.take() {
-            keep.commit(io, staged, to_keep(&self.after), false).await?;
+            let put = keep.put(io, staged, to_keep(&self.after), false).await?;
+            self.put = Some((keep, put));
         }
+        Ok(())
+    }
+
+    /// What was put is what a server after this one finds. Those before are still marked, so that they can be had again:
+    /// [`StagedBitmaps::take_back`].
+    ///
+    /// # Errors
+    /// Where that cannot be written: in memory everything is as before.
+    pub async fn present(&mut self, io: &Io) -> Result<(), Error> {
+        if let Some((keep, put)) = self.put.take() {
+            keep.present(io, put).await?;
+            self.presented = Some(keep);
+        }
+        Ok(())
+    }
+
+    /// They were presented, and are not to be: everything is as before, with what was marked meanwhile. Where that cannot be
+    /// written the persistent ones are lost.
+    pub async fn take_back(self, io: &Io) {
+        let Some(keep) = &self.presented else { return };
+        let before = lock(&self.disk.shared.bitmaps.all).clone();
+        if let Err(error) = write(keep, io, self.disk.size(), &before, false).await {
+            keep.give_up(io, error).await;
+        }
+    }
+
+    /// They were presented, and are the disk's.
+    pub fn finish(mut self) {
         let bitmaps = &self.disk.shared.bitmaps;
         let after = std::mem::take(&mut self.after);
         let before = std::mem::replace(&mut *lock(&bitmaps.all), after.clone());
@@ -235,6 +283,5 @@ impl StagedBitmaps {
         bitmaps.forget_memory(&before, &after);
         bitmaps.mark_those_there_are();
         self.committed = true;
-        Ok(())
     }
 }

@@ -170,3 +170,32 @@ fn a_change_begins_from_what_the_one_before_has_left() {
     assert_eq!(granules_of(&vbd, "new"), Some(vec![3]));
     assert_eq!(granules_of(&vbd, "b"), Some(vec![3]));
 }
+
+/// The changes of another disk of the same transaction could not be made stable.
+#[test]
+fn a_change_that_was_presented_is_taken_back() {
+    for end in [End::Kill, End::Close] {
+        let (mut world, vbd) = World::quiet(4);
+        world.write(&vbd, 3);
+        let own = vbd.fork();
+        world.alone(async move |io| {
+            let clear = vec![BitmapChange::Clear("b".into())];
+            let mut staged = own.stage_bitmaps(&io, clear).await.expect("staged");
+            let still = own.quiesce(&io, 1 << 40).await.expect("nothing is in flight");
+            staged.switch(&still).await;
+            drop(still);
+            staged.put(&io).await.expect("written");
+            staged.present(&io).await.expect("stable");
+            dirty(&io, &own, 5).await;
+            staged.take_back(&io).await;
+        });
+        assert_eq!(only(&vbd), Some(vec![3, 5]), "{end:?}");
+        if end == End::Close {
+            let own = vbd.fork();
+            world.alone(async move |io| own.disk().close(&io).await.expect("closed"));
+        }
+        world.end(end);
+        drop(vbd);
+        assert_eq!(only(&world.open()), Some(vec![3, 5]), "{end:?}");
+    }
+}
