@@ -110,7 +110,8 @@ impl Commit {
         let before = record::successor(&below.path);
         let next = before.clone().unwrap_or_else(|| self.disk.path.clone());
         self.record(record::set_successor(&below.path, &next))?;
-        let end = self.bring_recorded(job, below, &options);
+        let forgotten = checkpoints::forget_below(&self.vbd, &below.place);
+        let end = forgotten.and_then(|()| self.bring_recorded(job, below, &options));
         if before.is_none() && !matches!(end, Ok(Some(_))) {
             // As it was before: an image that others may lie upon, which nobody but the operator knows.
             self.record(record::forget_successor(&below.path))?;

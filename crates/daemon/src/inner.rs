@@ -16,7 +16,7 @@ use ringtap_vbd::{Ending, Job, Mirror, Phase, Quiesced, Scope, Vbd};
 use crate::chain::{Backing, Layer, Names, layers, lead, nth, position, rename, stand_still};
 use crate::commit::{close, larger, seal};
 use crate::reopen::{Anew, as_it_is, reopen};
-use crate::{Disk, Error};
+use crate::{Disk, Error, checkpoints};
 
 /// What is brought where.
 pub(crate) struct InnerCommit {
@@ -147,7 +147,11 @@ impl InnerCommit {
         let before = record::successor(&base.path);
         let next = before.clone().unwrap_or_else(|| self.disk.path.clone());
         self.record(record::set_successor(&base.path, &next))?;
-        let end = self.copy_recorded(io, job, image, read, found).await;
+        let place = read.place().ok_or_else(|| self.failed("an image below it has no file"));
+        let end = match place.and_then(|place| checkpoints::forget_below(&self.vbd, &place)) {
+            Ok(()) => self.copy_recorded(io, job, image, read, found).await,
+            Err(error) => Err(error),
+        };
         if before.is_none() {
             // As it was before: an image that others may lie upon, which nobody but the operator knows.
             self.record(record::forget_successor(&base.path))?;

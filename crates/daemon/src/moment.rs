@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringtap_image::CacheMode;
+use ringtap_image::bitmap_store::KeptIn;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
     Backup, BitmapChange, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
@@ -124,12 +125,25 @@ async fn commit(io: &Io, parts: &[Part], mut staged: Vec<StagedBitmaps>) -> Resu
 
 /// A disk's bitmaps are kept from now on.
 async fn keep(io: &Io, part: &Part) -> Result<(), Error> {
-    let kept = checkpoints::begin(&part.vbd)?;
+    loop {
+        let kept = checkpoints::begin(&part.vbd)?;
+        if keep_in(io, part, kept).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// They are kept there; false where a job has had the disk go on in another image meanwhile.
+async fn keep_in(io: &Io, part: &Part, kept: KeptIn) -> Result<bool, Error> {
     let own = part.vbd.fork();
     // Who changes bitmaps has the disk stand still: their turn comes before it does.
     let _alone = part.vbd.bitmaps_alone().await;
     let _still = stand_still(io, std::slice::from_ref(part), std::slice::from_ref(&own)).await?;
-    part.vbd.keep_bitmaps(io, kept).await.map_err(|error| failed(part, error))
+    if !checkpoints::is_there(&part.vbd, &kept) {
+        return Ok(false);
+    }
+    let end = part.vbd.keep_bitmaps(io, kept).await;
+    end.map(|()| true).map_err(|error| failed(part, error))
 }
 
 async fn stand_still<'a>(
@@ -227,5 +241,52 @@ pub(crate) async fn cleared(
         Part { disk: disk.clone(), vbd: vbd.clone(), changes, keeps: false, backups: vec![] };
     if let Err(error) = begin(io, vec![part]).await {
         tracing::warn!("the backup is whole, and its bitmap keeps what was marked before: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringtap_image::{Format, OpenOptions, open};
+
+    use super::*;
+
+    /// A job has the disk go on elsewhere just as its bitmaps are about to be kept.
+    #[test]
+    fn bitmaps_are_kept_of_the_image_that_a_disk_is_in_by_then() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
+        let options = OpenOptions {
+            format: Some(Format::Raw),
+            cache: CacheMode::Writeback,
+            ..OpenOptions::default()
+        };
+        let [before, after] = ["before", "after"].map(|name| {
+            let path = dir.path().join(name);
+            let file = std::fs::File::create(&path).expect("a file");
+            file.set_len(1 << 20).expect("its size");
+            (open(&path, &options).expect("an image"), path)
+        });
+        let vbd = Vbd::new(before.0, CacheMode::Writeback).disk().clone();
+        let disk = Disk::new(before.1, options);
+        let part = Part { disk, vbd, changes: vec![], keeps: true, backups: vec![] };
+        let mut tasks = Tasks::new(ringtap_io::reactor().expect("a reactor"));
+        let io = tasks.io().clone();
+        let end = tasks.block_on(async move {
+            let kept = checkpoints::begin(&part.vbd).expect("a place");
+            let own = part.vbd.fork();
+            let still = own.quiesce(&io, 1 << 40).await.expect("nothing is in flight");
+            still.replace(after.0).expect("it takes its place");
+            drop(still);
+            assert!(!keep_in(&io, &part, kept).await.expect("no error"));
+            assert!(!part.vbd.keeps_bitmaps());
+            keep(&io, &part).await.expect("kept");
+            let (sidecar, _) = part.vbd.bitmap_sidecar().expect("a sidecar");
+            let path = std::fs::read_link(sidecar.place().at()).expect("its path");
+            let container = part.vbd.image().expect("an image").container().cloned();
+            let container = container.expect("a file");
+            part.vbd.close(&io).await.expect("closed");
+            ringtap_image::bitmap_store::remove_sidecar(&container).expect("removed");
+            assert!(!path.exists(), "it was another image's");
+        });
+        end.expect("it is driven");
     }
 }

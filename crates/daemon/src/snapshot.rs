@@ -79,9 +79,13 @@ pub(crate) fn take(wanted: &[Wanted], limit: Duration) -> Result<Taken, Error> {
                     return Err(error);
                 }
             };
-            for (one, former) in prepared.iter().zip(formers) {
+            // All of them, before any is waited for that takes long.
+            for one in &prepared {
                 let _disk = one.vbd.span().enter();
                 checkpoints::moved(&io, one.vbd.disk()).await;
+            }
+            for (one, former) in prepared.iter().zip(formers) {
+                let _disk = one.vbd.span().enter();
                 settle(&io, one, &former).await;
             }
             Ok(taken)
@@ -145,6 +149,7 @@ fn prepare(wanted: &Wanted) -> Result<Prepared, Error> {
     };
     let opened = open(disk, overlay, current);
     let opened = opened.and_then(|image| {
+        checkpoints::moves(vbd, &*image);
         // From here on who begins anew finds the disk in the overlay, which holds nothing yet.
         record::set_successor(&base, overlay).map_err(|error| {
             failed(
@@ -157,6 +162,7 @@ fn prepare(wanted: &Wanted) -> Result<Prepared, Error> {
     match opened {
         Ok(image) => Ok(Prepared { vbd: vbd.fork(), base, overlay: overlay.clone(), image, made }),
         Err(error) => {
+            checkpoints::stays(vbd);
             if made {
                 let _ = fs::remove_file(overlay);
             }
@@ -329,7 +335,8 @@ async fn settle(io: &Io, one: &Prepared, former: &Former) {
 
 /// Nothing came of it.
 fn undo(one: Prepared) {
-    let Prepared { base, overlay, image, made, .. } = one;
+    let Prepared { vbd, base, overlay, image, made } = one;
+    checkpoints::stays(vbd.disk());
     drop(image);
     if let Err(error) = record::forget_successor(&base) {
         tracing::error!(

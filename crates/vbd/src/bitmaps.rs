@@ -230,10 +230,26 @@ impl Disk {
         let bitmaps = &self.shared.bitmaps;
         let Some(keep) = bitmaps.keep() else { return Ok(()) };
         let _alone = self.bitmaps_alone().await;
-        keep.store.rebind(binding)?;
+        let former = keep.store.rebind(binding)?;
         let all = lock(&bitmaps.all).clone();
         let end = write(&keep, io, self.size(), &all, false).await;
-        end.map_err(|error| std::io::Error::from_raw_os_error(error.errno()))
+        end.map_err(|error| std::io::Error::from_raw_os_error(error.errno()))?;
+        keep.store.memory().forget(former);
+        Ok(())
+    }
+
+    /// The disk is about to go on in another image, `binding` is of: [`Disk::rebind_bitmaps`] comes once it has. A server
+    /// after one that is killed meanwhile finds what is kept.
+    ///
+    /// # Errors
+    /// Where that cannot be noted.
+    pub fn announce_rebind(&self, binding: Binding) -> std::io::Result<()> {
+        self.shared.bitmaps.keep().map_or(Ok(()), |keep| keep.store.announce(binding))
+    }
+
+    /// It stays in its image, unlike [`Disk::announce_rebind`] has it.
+    pub fn forget_announced(&self) {
+        self.shared.bitmaps.keep().iter().for_each(|keep| keep.store.stays());
     }
 
     /// Where the bitmaps are kept, and their bits meanwhile: none where they are not.

@@ -3,10 +3,13 @@
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
+use std::process::Command;
 
-use ringtap_tests::{Control, Server};
+use ringtap_tests::{Control, Server, ringtap};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::{Empty, ok};
 
 /// A server of one disk of 1 MiB that holds nothing.
 fn server() -> (TempDir, PathBuf, Server) {

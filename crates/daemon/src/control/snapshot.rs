@@ -242,6 +242,8 @@ impl Running {
         let (ones, wanted): (Vec<One>, Vec<Wanted>) = ready.into_iter().unzip();
         let ids: Vec<DiskId> = ones.iter().map(|one| one.id).collect();
         self.pending.changing.extend(&ids);
+        // One that is added now would be of the image that is left.
+        self.pending.bitmaps_changing.extend(&ids);
         // Overlays that are open are opened again, each upon the image it takes the place of.
         let nodes = ones.iter().filter_map(|one| self.take_back(one.node?));
         let nodes: Vec<Served> = nodes.collect();
@@ -264,6 +266,7 @@ impl Running {
                 names.iter().for_each(|name| _ = running.pending.nodes.remove(name));
                 for one in &ones {
                     running.pending.changing.remove(&one.id);
+                    running.pending.bitmaps_changing.remove(&one.id);
                 }
                 let mut nodes = nodes.into_iter();
                 reply.give(end.map_err(Refusal::from).map(|taken| {
@@ -277,7 +280,10 @@ impl Running {
             })
         });
         if let Err(error) = begun {
-            ids.iter().for_each(|id| _ = self.pending.changing.remove(id));
+            ids.iter().for_each(|id| {
+                self.pending.changing.remove(id);
+                self.pending.bitmaps_changing.remove(id);
+            });
             tracing::error!("cannot take a snapshot: {error}");
         }
     }

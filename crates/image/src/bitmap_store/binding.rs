@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::{Wall, Witness, Words};
 use rustix::time::{ClockId, clock_gettime};
+use sha2::{Digest, Sha256};
 
 use super::layout::{KeptBitmap, Known, Meta};
 use super::memory::BitMemory;
@@ -25,12 +26,18 @@ const SHORT: u64 = 0x5254_4150_4249_5402;
 const BOOT: usize = 1;
 /// Bytes written to the device when it began.
 const WRITTEN: usize = 3;
+/// The number of the memory of the image that the disk is about to go on in.
+const NEXT: usize = 4;
+/// Which image it is of.
+const IDENTITY: usize = 5;
 const WITNESS: usize = 8;
 const WORDS: usize = WITNESS + Witness::WORDS;
 
 /// An image that is open, as a sidecar knows it.
 pub struct Binding {
     identity: String,
+    /// The image that the disk was in before, perhaps.
+    former: Option<String>,
     boot: u128,
     /// When the machine started.
     booted: Wall,
@@ -71,13 +78,51 @@ impl Binding {
 
     /// The same, of which a simulation says all that.
     pub fn simulated(container: &Container, identity: String, boot: u128, booted: Wall) -> Binding {
-        let (opened, session) = (of(container.facts_at_first()), Default::default());
-        Binding { identity, boot, booted, container: container.clone(), opened, session }
+        let (opened, session, former) = (of(container.facts_at_first()), Default::default(), None);
+        Binding { identity, former, boot, booted, container: container.clone(), opened, session }
     }
 
-    /// Whether a sidecar is of this image.
-    pub(super) fn is_of(&self, meta: &Meta) -> bool {
-        meta.identity == self.identity
+    /// The same, of an image in which the disk of another may have gone on.
+    pub fn after(self, former: &Container) -> Binding {
+        Binding { former: record::identity_of(&former.place().at()), ..self }
+    }
+
+    /// Whether it is that of an image.
+    pub fn is_of(&self, image: &Container) -> bool {
+        record::identity_of(&image.place().at()).as_ref() == Some(&self.identity)
+    }
+
+    /// Whether both are of one image.
+    pub(super) fn is_same(&self, other: &Binding) -> bool {
+        self.identity == other.identity
+    }
+
+    /// The number of the memory that says how this image stands, where a sidecar is of it; or of the image before, of
+    /// which a killed server has noted there that its disk goes on in this one.
+    pub(super) fn session_in(&self, meta: &Meta, memory: &dyn BitMemory) -> Option<u64> {
+        if meta.identity == self.identity {
+            return Some(meta.session);
+        }
+        if meta.closed || self.former.as_ref() != Some(&meta.identity) {
+            return None;
+        }
+        let word = |number: u64, at: usize| {
+            let words = memory.words(number, None).ok()?;
+            words.get(at).map(|word| word.load(SeqCst))
+        };
+        let next = word(meta.session, NEXT).filter(|next| *next != 0)?;
+        (word(next, IDENTITY)? == self.short_identity()).then_some(next)
+    }
+
+    fn short_identity(&self) -> u64 {
+        let hash = Sha256::digest(self.identity.as_bytes());
+        hash.iter().take(8).fold(0, |word, byte| word << 8 | u64::from(*byte))
+    }
+
+    /// The disk is about to go on in the image that memory is of.
+    pub(super) fn goes_on(&self, next: u64) {
+        let word = self.session.get().and_then(|words| words.get(NEXT));
+        word.inspect(|word| word.store(next, SeqCst));
     }
 
     /// Changes are noted from now on; gives the number of the memory in which they are.
@@ -89,6 +134,8 @@ impl Binding {
         set(BOOT + 1, self.boot as u64);
         let facts = Facts::of(&self.container);
         set(WRITTEN, facts.written.unwrap_or_default());
+        set(NEXT, 0);
+        set(IDENTITY, self.short_identity());
         Witness::reset(&words, WITNESS, facts.modified.unwrap_or_default());
         let witness = self.container.witness();
         // A restart log has one of its own, and tells how the image stands when it is opened.
@@ -106,12 +153,13 @@ impl Binding {
         word.inspect(|word| word.store(SHORT, SeqCst));
     }
 
-    /// What is to be believed.
-    pub(super) fn judge(&self, meta: &Meta, memory: &dyn BitMemory) -> Verdict {
+    /// What is to be believed; the memory of that number says how the image stands.
+    pub(super) fn judge(&self, meta: &Meta, session: u64, memory: &dyn BitMemory) -> Verdict {
         let same_boot = meta.boot == format!("{:032x}", self.boot);
         let end = match meta.closed {
             true => self.after_close(&meta.known, same_boot).map(|()| Verdict::Stored),
-            false if same_boot => self.after_kill(meta.session, memory),
+            false if same_boot => self.after_kill(session, memory),
+            false if session != meta.session => Err(gone()),
             false => self.after_power_cut(&meta.known).map(|()| Verdict::StoredAndLogged),
         };
         end.unwrap_or_else(Verdict::Lost)
@@ -129,7 +177,6 @@ impl Binding {
     }
 
     fn after_kill(&self, session: u64, memory: &dyn BitMemory) -> Result<Verdict, String> {
-        let gone = || "what a killed server noted of it is gone".to_owned();
         let words = memory.words(session, None).map_err(|_| gone())?;
         let word = |at: usize| words.get(at).map_or(0, |word| word.load(SeqCst));
         let begin = word(0);
@@ -196,6 +243,10 @@ impl Binding {
         }
         of(Facts::of(&self.container))
     }
+}
+
+fn gone() -> String {
+    "what a killed server noted of it is gone".to_owned()
 }
 
 fn of(facts: Facts) -> Known {

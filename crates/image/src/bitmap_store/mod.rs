@@ -31,7 +31,7 @@ use binding::Verdict;
 use layout::{FIRST, HEADERS, Header, Whole};
 pub use layout::{KeptBitmap, PAGE_WORDS};
 pub use memory::{BitMemory, FolderMemory};
-pub use sidecar::{Sidecar, move_sidecar, remove_sidecar};
+pub use sidecar::{Sidecar, move_sidecar, remove_sidecar, remove_sidecar_of, take_memory};
 
 /// Bytes of a region of the log.
 pub const LOGGED: u64 = 64 << 20;
@@ -95,6 +95,8 @@ struct State {
     binding: Arc<Binding>,
     /// The number of its memory.
     session: u64,
+    /// The image that the disk is about to go on in, and the number of its memory.
+    announced: Option<(Arc<Binding>, u64)>,
     sequence: u64,
     /// The present whole.
     present: Option<Slot>,
@@ -147,8 +149,8 @@ impl BitmapStore {
         if let Some((header, whole)) = found {
             state.sequence = header.sequence;
             state.present = Some(Slot { log: header.log.clone(), body: header.body.clone() });
-            if state.binding.is_of(&whole.meta) {
-                let verdict = state.binding.judge(&whole.meta, &*memory);
+            if let Some(session) = state.binding.session_in(&whole.meta, &*memory) {
+                let verdict = state.binding.judge(&whole.meta, session, &*memory);
                 let logged = match verdict {
                     Verdict::StoredAndLogged => {
                         logged(io, &sidecar, &header, whole.meta.region).await?
@@ -292,19 +294,57 @@ impl BitmapStore {
         self.sidecar.sync(io).await
     }
 
-    /// The disk goes on in another image, which it was moved to with nothing in flight: the next whole is of that.
-    pub fn rebind(&self, binding: Binding) -> io::Result<()> {
+    /// The disk is about to go on in another image: from now on its changes are noted, and after a kill what is kept is
+    /// found to be of that one, too, whether it was written that it is or not.
+    pub fn announce(&self, binding: Binding) -> io::Result<()> {
         let session = binding.begin(&*self.memory)?;
         let mut state = self.lock();
-        self.memory.forget(state.session);
-        (state.binding, state.session) = (Arc::new(binding), session);
+        state.binding.goes_on(session);
+        if let Some((_, former)) = state.announced.replace((Arc::new(binding), session)) {
+            self.memory.forget(former);
+        }
         Ok(())
     }
+
+    /// The disk stays in its image.
+    pub fn stays(&self) {
+        let announced = self.lock().announced.take();
+        announced.iter().for_each(|(_, session)| self.memory.forget(*session));
+    }
+
+    /// The disk goes on in another image, which it was moved to with nothing in flight: the next whole is of that. Gives the
+    /// number of the memory that is not needed once it is written.
+    pub fn rebind(&self, binding: Binding) -> io::Result<u64> {
+        let announced = self.lock().announced.take();
+        let (binding, session) = match announced {
+            Some((announced, session)) if announced.is_same(&binding) => (announced, session),
+            other => {
+                other.iter().for_each(|(_, session)| self.memory.forget(*session));
+                let session = binding.begin(&*self.memory)?;
+                (Arc::new(binding), session)
+            }
+        };
+        let mut state = self.lock();
+        state.binding = binding;
+        Ok(std::mem::replace(&mut state.session, session))
+    }
+}
+
+/// Whether a sidecar that is found by another image is of this one, as [`Binding::after`] has it.
+pub async fn is_of(
+    io: &Io,
+    sidecar: &Container,
+    memory: &dyn BitMemory,
+    binding: &Binding,
+) -> io::Result<bool> {
+    let found = find(io, sidecar).await?;
+    Ok(found.is_some_and(|(_, whole)| binding.session_in(&whole.meta, memory).is_some()))
 }
 
 impl State {
     fn new(binding: Arc<Binding>) -> State {
-        State { binding, session: 0, sequence: 0, present: None, next: None }
+        let (session, sequence, announced) = (0, 0, None);
+        State { binding, session, announced, sequence, present: None, next: None }
     }
 }
 

@@ -1,10 +1,12 @@
 //! The files of sidecars.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::memory::{BitMemory, FolderMemory};
-use crate::{CacheMode, Container, OpenError, OpenOptions, record};
+use crate::{CacheMode, Container, OpenError, OpenOptions, Place, record};
 
 /// The file of a sidecar, and where the bits are meanwhile.
 pub struct Sidecar {
@@ -30,10 +32,33 @@ impl Sidecar {
         };
         let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
         let container = Container::open(&path, &options)?;
-        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        let memory = Arc::new(FolderMemory::of(name));
+        let memory = Arc::new(FolderMemory::of(stem(&path)));
         Ok(Some(Sidecar { container, memory }))
     }
+}
+
+fn stem(sidecar: &Path) -> &str {
+    sidecar.file_stem().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+/// A server was killed, perhaps, when it had moved the sidecar of `former` to `image`, and not yet the memory.
+///
+/// # Errors
+/// Where nothing tells whether `former` has a sidecar.
+pub fn take_memory(former: &Container, image: &Container) -> Result<(), OpenError> {
+    let path = |of: &Container| {
+        let failed = |source| OpenError::Os {
+            what: "find the bitmaps of",
+            path: of.path().to_owned(),
+            source,
+        };
+        record::sidecar(&of.place().at(), false).map_err(failed)
+    };
+    let (None, Some(own)) = (path(former)?, path(image)?) else { return Ok(()) };
+    if let Some(theirs) = record::sidecar_name(&former.place().at()) {
+        FolderMemory::of(stem(&theirs)).moved(stem(&own));
+    }
+    Ok(())
 }
 
 /// Remove the sidecar of an image, stably: nobody takes its bits for what has changed since.
@@ -41,17 +66,31 @@ impl Sidecar {
 /// # Errors
 /// Where that cannot be.
 pub fn remove_sidecar(image: &Container) -> Result<(), OpenError> {
+    remove_sidecar_of(&image.place(), None).map(drop)
+}
+
+/// The same, unless it is `but`; whether there was one.
+///
+/// # Errors
+/// Where that cannot be.
+pub fn remove_sidecar_of(image: &Place, but: Option<&Container>) -> Result<bool, OpenError> {
     let failed = |source| OpenError::Os {
         what: "remove the bitmaps of",
         path: image.path().to_owned(),
         source,
     };
-    let Some(path) = record::sidecar(&image.place().at(), false).map_err(failed)? else {
-        return Ok(());
+    let Some(path) = record::sidecar(&image.at(), false).map_err(failed)? else {
+        return Ok(false);
     };
+    let file = |path: &Path| fs::metadata(path).map(|facts| (facts.dev(), facts.ino()));
+    let but = but.map(|but| file(&but.place().at())).transpose().map_err(failed)?;
+    if but.is_some() && but == file(&path).ok() {
+        return Ok(false);
+    }
     fs::remove_file(&path).map_err(failed)?;
     let folder = path.parent().map(fs::File::open);
-    folder.map_or(Ok(()), |folder| folder?.sync_all()).map_err(failed)
+    folder.map_or(Ok(()), |folder| folder?.sync_all()).map_err(failed)?;
+    Ok(true)
 }
 
 /// Have a sidecar be found as that of another image from now on.
@@ -67,8 +106,11 @@ pub fn move_sidecar(
     let from = fs::read_link(sidecar.place().at()).map_err(failed)?;
     let to = record::sidecar(&image.place().at(), true).map_err(failed)?;
     let to = to.ok_or_else(|| failed(std::io::ErrorKind::Unsupported.into()))?;
+    if from == to {
+        return Ok(());
+    }
     fs::rename(&from, &to).map_err(failed)?;
-    memory.moved(to.file_stem().and_then(|name| name.to_str()).unwrap_or_default());
+    memory.moved(stem(&to));
     let folder = to.parent().map(fs::File::open);
     folder.map_or(Ok(()), |folder| folder?.sync_all()).map_err(failed)
 }

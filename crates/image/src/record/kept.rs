@@ -137,6 +137,11 @@ fn file_of(folder: &Path, identity: &str) -> PathBuf {
     folder.join(format!("{name}.record"))
 }
 
+/// How the file is called of bitmaps that are kept of the image at `path`, whether there is one or not.
+pub(crate) fn sidecar_name(path: &Path) -> Option<PathBuf> {
+    Some(file_of(&folder()?, &identity(path)?).with_extension("bitmaps"))
+}
+
 /// The path of the bitmaps that are kept of the image at `path`; none where it has none. `create`: it is to have some.
 pub(crate) fn sidecar(path: &Path, create: bool) -> io::Result<Option<PathBuf>> {
     let none = || io::Error::new(io::ErrorKind::Unsupported, "nothing tells its file from others");
