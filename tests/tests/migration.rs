@@ -132,6 +132,38 @@ fn two_servers_have_one_image_and_only_one_of_them_has_it_open() {
     }
 }
 
+/// The bitmaps of a node that are kept.
+fn kept(control: &mut Control) -> Value {
+    let nodes = control.ok("query-named-block-nodes", json!({}));
+    nodes[0]["dirty-bitmaps"].clone()
+}
+
+/// What is kept of an image is let go of with it, and is had again when it comes back.
+#[test]
+fn a_disk_that_has_left_and_come_back_keeps_checkpoints() {
+    let bench = Bench::new();
+    let image = bench.raw("disk", 64 * MIB);
+    let at = format!("unix:{}", bench.text("c"));
+    let file = json!({ "driver": "file", "filename": image });
+    let add = json!({ "driver": "raw", "node-name": "d", "file": file });
+    let bitmap = json!({ "node": "d", "name": "since", "persistent": true });
+    let server = Server::daemon(["--control", &at]);
+    let mut control = bench.control("c");
+    control.ok("blockdev-add", add.clone());
+    control.ok("block-dirty-bitmap-add", bitmap.clone());
+    control.ok("block-dirty-bitmap-remove", json!({ "node": "d", "name": "since" }));
+    control.ok("blockdev-set-active", active("d", false));
+    control.ok("blockdev-set-active", active("d", true));
+    control.ok("block-dirty-bitmap-add", bitmap);
+    let said = server.stop();
+    assert!(!said.contains("lost"), "{said}");
+    let server = Server::daemon(["--control", &at]);
+    let mut control = bench.control("c");
+    control.ok("blockdev-add", add);
+    assert_eq!(kept(&mut control)[0]["name"], "since");
+    server.stop();
+}
+
 fn appliance() -> Appliance {
     Appliance::builder(Machine::Pc)
         .programs(["fio", "dd"])

@@ -163,6 +163,8 @@ impl Residence {
         match self.put_away(&disk, self.vbd.size()) {
             Ok(()) => {
                 tracing::info!("the disk has left: {} is closed", disk.path.display());
+                // What is kept of the image is found again with it.
+                self.vbd.forget_bitmaps();
                 *state = State::Away(disk);
                 self.tell(move |running| running.has_left(id));
                 Ok(())
