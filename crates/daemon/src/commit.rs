@@ -28,6 +28,8 @@ pub(crate) struct Commit {
 pub(crate) struct Moved {
     pub(crate) path: PathBuf,
     pub(crate) format: Option<Format>,
+    /// How that image was opened, and where its secret is, where both are its own.
+    pub(crate) opened: Option<(OpenOptions, Option<String>)>,
 }
 
 /// The image below, as those upon it have it.
@@ -175,7 +177,10 @@ impl Commit {
             })
             .map_err(driven)?;
         match end {
-            Ok(true) => Ok(Some(Moved { path: below.path.clone(), format: Some(below.format) })),
+            Ok(true) => {
+                let (path, format) = (below.path.clone(), Some(below.format));
+                Ok(Some(Moved { path, format, opened: None }))
+            }
             Ok(false) => Ok(None),
             Err(why) => Err(self.failed(why)),
         }

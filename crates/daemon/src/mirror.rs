@@ -47,6 +47,7 @@ impl Copy {
         });
         let moved = end.map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
         let format = target.options.format;
-        Ok(moved.map_err(failed)?.then_some(Moved { path: target.path, format }))
+        let opened = Some((target.options, target.keeping.secret));
+        Ok(moved.map_err(failed)?.then_some(Moved { path: target.path, format, opened }))
     }
 }

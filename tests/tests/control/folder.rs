@@ -344,3 +344,33 @@ fn where_disks_go_on_is_kept() {
     assert_eq!(nodes[0]["file"], b.display().to_string());
     server.stop();
 }
+
+/// The image that a disk has gone to is opened as it is, and by its own secret.
+#[test]
+fn a_disk_that_goes_on_in_an_encrypted_image_is_kept_with_its_secret() {
+    let place = Place::new();
+    let (key, a, b) = (place.text("key"), place.make("a", "raw"), place.path("b"));
+    fs::write(&key, "secret").expect("a file");
+    let secret = format!("file:{key}");
+    let make = ["create", "-q", "-f", "luks", "--secret", &secret, "-o", "iter-time=10"];
+    ok(Command::new(ringtap()).args(make).arg(&b).arg("1M"));
+    let (server, mut control) = place.begin(&["--persist"]);
+    control.ok("blockdev-add", node("a", "raw", &a));
+    control.ok("object-add", json!({"qom-type": "secret", "id": "s", "file": key}));
+    let mut luks = node("b", "luks", &b);
+    luks["key-secret"] = "s".into();
+    control.ok("blockdev-add", luks);
+    let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full"});
+    control.ok("blockdev-mirror", mirror);
+    event(&mut control, "BLOCK_JOB_READY");
+    control.ok("block-job-complete", json!({"device": "j"}));
+    event(&mut control, "BLOCK_JOB_COMPLETED");
+    server.kill();
+    let text = place.read("a.toml").expect("a file");
+    assert!(text.contains(&format!("secret = \"{secret}\"")), "{text}");
+    let (server, mut control) = place.begin(&["--persist"]);
+    assert_eq!(served(&mut control), ["a"]);
+    let nodes = control.ok("query-named-block-nodes", json!({}));
+    assert_eq!((&nodes[0]["drv"], &nodes[0]["file"]), (&json!("luks"), &json!(b)));
+    server.stop();
+}

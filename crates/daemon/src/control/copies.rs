@@ -1,5 +1,6 @@
 //! What jobs that copy disks have in common; and mirrors.
 
+use ringtap_image::OpenOptions;
 use serde_json::{Value, json};
 
 use super::jobs::{JobStatus, JobType, tell_of_phase};
@@ -149,6 +150,11 @@ impl Running {
 
     fn put(&mut self, disk: DiskId, moved: Option<Moved>) {
         let (Some(served), Some(moved)) = (self.disks.get_mut(&disk), moved) else { return };
+        if let Some((options, secret)) = moved.opened {
+            let layers = served.disk.options.layers;
+            served.disk.options = OpenOptions { layers, ..options };
+            served.disk.keeping.secret = secret;
+        }
         served.disk.path = moved.path;
         served.disk.options.format = moved.format;
         served.disk.options.force_format = false;
