@@ -93,6 +93,11 @@ fn two_servers_have_one_image_and_only_one_of_them_has_it_open() {
         let resize = json!({ "node-name": "d", "size": 128 * MIB });
         let inactive = second.call("block_resize", resize).expect_err("it is not here");
         assert!(inactive.contains("being changed"), "{inactive}");
+        for persistent in [false, true] {
+            let add = json!({ "node": "d", "name": "since", "persistent": persistent });
+            let inactive = second.call("block-dirty-bitmap-add", add).expect_err("not here");
+            assert!(inactive.contains("is inactive"), "{inactive}");
+        }
         // A guest that begins too early waits, and nothing is written.
         let socket = bench.path("s2");
         let early = thread::spawn(move || load(&socket, "0.3"));
@@ -153,6 +158,9 @@ fn a_disk_that_has_left_and_come_back_keeps_checkpoints() {
     control.ok("block-dirty-bitmap-add", bitmap.clone());
     control.ok("block-dirty-bitmap-remove", json!({ "node": "d", "name": "since" }));
     control.ok("blockdev-set-active", active("d", false));
+    // Its bitmaps would be of another image, or of none.
+    let refused = control.call("block-dirty-bitmap-add", bitmap.clone()).expect_err("away");
+    assert!(refused.contains("inactive"), "{refused}");
     control.ok("blockdev-set-active", active("d", true));
     control.ok("block-dirty-bitmap-add", bitmap);
     let said = server.stop();

@@ -87,6 +87,12 @@ struct OfDisk {
 impl Moments {
     fn of_disk(&mut self, running: &Running, id: DiskId) -> Result<&mut OfDisk, Refusal> {
         let served = running.disks.get(&id).ok_or_else(|| Refusal::new("the disk is gone"))?;
+        if running.pending.away.contains(&id) {
+            return Err(Refusal::new(format!(
+                "Node '{}' is inactive: its guest is elsewhere, whose writes its bitmaps would not have",
+                served.node()
+            )));
+        }
         if running.pending.bitmaps_changing.contains(&id) {
             return Err(Refusal::new(format!(
                 "the bitmaps of '{}' are being changed",
