@@ -126,6 +126,16 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert!(!bench.path("one.qcow2").exists());
     let twice = json!({ "actions": [one("a", "one.qcow2"), one("a", "two.qcow2")] });
     assert!(control.call("transaction", twice).expect_err("refused").contains("twice"));
+    // Two disks are not called the same.
+    let named = |node: &str| {
+        let mut one = one(node, &format!("{node}s.qcow2"));
+        one["data"]["snapshot-node-name"] = "s".into();
+        one
+    };
+    let same = json!({ "actions": [named("a"), named("b")] });
+    let why = control.call("transaction", same).expect_err("refused");
+    assert!(why.contains("Duplicate nodes with node-name='s'"), "{why}");
+    assert!(!bench.path("as.qcow2").exists());
     bench.io("a", &["write -P 1 0 4k"]);
     server.stop();
     bench.holds("a.img", "raw", &["read -P 1 0 4k"]);

@@ -162,7 +162,7 @@ impl SnapshotSync {
                 ));
             }
             if running.is_taken(&name) {
-                return Err(Refusal::new(format!("Duplicate nodes with node-name='{name}'")));
+                return Err(duplicate(&name));
             }
         }
         running.may_change(id)?;
@@ -180,6 +180,10 @@ impl SnapshotSync {
         };
         Ok((One { id, overlay, name, node: None }, wanted))
     }
+}
+
+fn duplicate(name: &str) -> Refusal {
+    Refusal::new(format!("Duplicate nodes with node-name='{name}'"))
 }
 
 /// An overlay that was a disk by itself.
@@ -229,9 +233,11 @@ impl Running {
             let next = one.prepare(self).and_then(|(one, wanted)| {
                 let again =
                     |(other, _): &(One, Wanted)| other.id == one.id || other.overlay == one.overlay;
-                match ready.iter().any(again) {
-                    true => Err(Refusal::new("a disk or a file is named twice")),
-                    false => Ok((one, wanted)),
+                let name = |(other, _): &(One, Wanted)| other.name == one.name;
+                match (ready.iter().any(again), ready.iter().any(name)) {
+                    (true, _) => Err(Refusal::new("a disk or a file is named twice")),
+                    (_, true) => Err(duplicate(&one.name)),
+                    (false, false) => Ok((one, wanted)),
                 }
             });
             match next {
@@ -247,7 +253,9 @@ impl Running {
         // Overlays that are open are opened again, each upon the image it takes the place of.
         let nodes = ones.iter().filter_map(|one| self.take_back(one.node?));
         let nodes: Vec<Served> = nodes.collect();
-        let names: Vec<String> = nodes.iter().map(|node| node.node().to_owned()).collect();
+        // What they are called is nobody else's meanwhile.
+        let is_new = |one: &&One| self.disks.get(&one.id).is_some_and(|of| of.node() != one.name);
+        let names: Vec<String> = ones.iter().filter(is_new).map(|one| one.name.clone()).collect();
         self.pending.nodes.extend(names.clone());
         let wrap = self.wrap.clone();
         let begun = self.in_time("snapshot", move || -> Then {
