@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ringtap_image::record;
@@ -59,6 +59,16 @@ pub(crate) struct Entered {
     book: Arc<Mutex<Option<Book>>>,
     /// The rate that was set last. Apart, for the other is held while a disk is waited for.
     speed: Arc<AtomicU64>,
+    before: Arc<Mutex<Before>>,
+}
+
+/// The line that a killed server wrote of the job, which stands until there is another.
+#[derive(Default)]
+enum Before {
+    #[default]
+    Unknown,
+    Stands(#[allow(dead_code, reason = "it is removed when it drops")] Written),
+    Needless,
 }
 
 /// What is to be written, and the file, once it is.
@@ -87,7 +97,20 @@ impl Entered {
     }
 
     fn of(book: Option<Book>) -> Entered {
-        Entered { book: Arc::new(Mutex::new(book)), speed: Arc::default() }
+        let (speed, before) = Default::default();
+        Entered { book: Arc::new(Mutex::new(book)), speed, before }
+    }
+
+    fn lock_before(&self) -> MutexGuard<'_, Before> {
+        self.before.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It goes on with a job of a server before this one, of which this was written.
+    pub(crate) fn follows(&self, written: Written) {
+        let mut before = self.lock_before();
+        if !matches!(*before, Before::Needless) {
+            *before = Before::Stands(written);
+        }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Option<Book>) -> T) -> T {
@@ -100,7 +123,9 @@ impl Entered {
             // It is there where its rate was set before.
             let unwritten = entered.as_mut().filter(|book| book.written.is_none());
             unwritten.map_or(Ok(()), Book::write)
-        })
+        })?;
+        *self.lock_before() = Before::Needless;
+        Ok(())
     }
 
     /// It is at most so fast from now on, in bytes a second; nothing is written yet.
@@ -121,6 +146,7 @@ impl Entered {
     /// The job has ended.
     pub(crate) fn end(&self) {
         self.with(|entered| *entered = None);
+        *self.lock_before() = Before::Needless;
     }
 }
 
@@ -250,7 +276,15 @@ mod tests {
         let entered = Entered::of(Some(Book { line, written }));
         [7, 5].into_iter().for_each(|speed| entered.has_speed(speed));
         entered.keep_speed().expect("it is written again");
+        // That of the server before stands until this one's does.
+        let before = self::line(&own, "before").write_in(&jobs).expect("it is written");
+        let path = before.0.clone();
+        entered.follows(before);
+        assert!(path.exists());
         entered.begin().expect("it stays as it is");
+        assert!(!path.exists());
+        let late = self::line(&own, "late").write_in(&jobs).expect("it is written");
+        entered.follows(late);
         let found = left_in(&jobs, std::slice::from_ref(&own));
         let speeds: Vec<_> = found.iter().map(|(line, _)| line.arguments.get("speed")).collect();
         assert_eq!(speeds, [None, None, Some(&Value::from(5))]);

@@ -132,6 +132,8 @@ impl Stream {
         brought.map_err(|error| self.failed(error.to_string()))?;
         job.finalized().await.map_err(|error| self.failed(error.to_string()))?;
         job.is_at(Phase::Ending);
+        // Before the chain is another: the disk is found by these whether it has those that go or not.
+        lead(&names, &self.disk.path);
         let vbd = self.vbd.fork();
         let still = stand_still(io, &vbd).await;
         let still = still.map_err(|busy| self.failed(busy.to_string()))?;
@@ -145,9 +147,6 @@ impl Stream {
             end.map_err(|why| self.failed(why))
         };
         let failed = |why: String| self.failed(why);
-        Box::pin(reopen(io, &vbd, &still, &failed, anew, change, put)).await?;
-        drop(still);
-        lead(&names, &self.disk.path);
-        Ok(())
+        Box::pin(reopen(io, &vbd, &still, &failed, anew, change, put)).await
     }
 }

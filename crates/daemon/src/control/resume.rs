@@ -1,5 +1,6 @@
 //! Jobs of a server that was killed, begun again by the next.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 
@@ -17,10 +18,15 @@ use crate::running::{DiskId, Running, Served};
 pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[DiskId]) {
     let of = |id: &DiskId| running.disks.get(id).map(|served| whole(&served.disk.path));
     let images: Vec<PathBuf> = ids.iter().filter_map(of).collect();
-    for (line, _written) in ledger::left(&images) {
+    let mut goes_on = HashSet::new();
+    for (line, written) in ledger::left(&images) {
         let same = line.is_of_these_files();
         let Some(image) = line.image().map(Path::to_owned) else { continue };
         let Line { id, command, mut arguments, target, .. } = line;
+        // Killed before the line of the server before that was removed.
+        if goes_on.contains(&(image.clone(), id.clone())) {
+            continue;
+        }
         // Its name may be another by now.
         let found = running.disks.values().find(|served| whole(&served.disk.path) == image);
         let Some(served) = found else { continue };
@@ -50,9 +56,15 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
         }
         arguments.insert("device".to_owned(), node.into());
         match carry_out(running, inbox, &command, arguments) {
-            Ok(()) => tracing::info!(
-                "the job {id} ({command}) goes on, which a server before this one began"
-            ),
+            Ok(()) => {
+                tracing::info!(
+                    "the job {id} ({command}) goes on, which a server before this one began"
+                );
+                // Where this one is killed before it has written a line of its own, the next goes by that.
+                let entered = running.jobs.get(&id).map(|entry| entry.entered.clone());
+                entered.inspect(|entered| entered.follows(written));
+                goes_on.insert((image, id));
+            }
             Err(why) => gone(&format!(": {why}")),
         }
     }
