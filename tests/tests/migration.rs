@@ -159,6 +159,7 @@ fn a_disk_that_has_left_and_come_back_keeps_checkpoints() {
     control.ok("block-dirty-bitmap-remove", json!({ "node": "d", "name": "since" }));
     control.ok("blockdev-set-active", active("d", false));
     // Its bitmaps would be of another image, or of none.
+    assert_eq!(control.ok("query-named-block-nodes", json!({}))[0]["active"], json!(false));
     let refused = control.call("block-dirty-bitmap-add", bitmap.clone()).expect_err("away");
     assert!(refused.contains("inactive"), "{refused}");
     control.ok("blockdev-set-active", active("d", true));

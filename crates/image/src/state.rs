@@ -15,6 +15,9 @@ pub struct LayerState {
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether its own content is enciphered.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
     /// Whether there may be completed writes whose metadata only a flush makes stable.
     pub dirty: bool,
     /// Whether a flush is running.

@@ -61,6 +61,8 @@ pub struct JobProgress {
     pub offset: u64,
     /// Bytes to deal with, as far as is known: it grows as the disk is written to.
     pub total: u64,
+    /// The most that it is to move in a second; 0 is no limit.
+    pub limit: u64,
     /// Bytes that it moves in a second.
     pub rate: u64,
     /// Bytes that guests change in a second.
@@ -213,6 +215,7 @@ impl Job {
             phase: PHASES[usize::from(inner.phase.load(Relaxed)) % PHASES.len()],
             offset: inner.offset.load(Relaxed),
             total: inner.total.load(Relaxed),
+            limit: inner.limit.load(Relaxed),
             rate: inner.rate.load(Relaxed),
             guest_rate: inner.guest_rate.load(Relaxed),
             paused: inner.paused.load(Relaxed),

@@ -203,3 +203,45 @@ fn who_does_not_read_is_waited_for_by_nobody() {
     closes(&mut friend);
     server.ends();
 }
+
+/// What is told of disks, jobs and wishes is so.
+#[test]
+fn what_is_told_is_true() {
+    let mut empty = Empty::new();
+    let key = empty.path("key");
+    std::fs::write(&key, "secret").expect("a file");
+    let (secret, image) = (format!("file:{}", key.display()), empty.path("safe"));
+    let sealed = ["-o", "encrypt.format=luks,encrypt.iter-time=10", "--target-secret", &secret];
+    let make = ["create", "-q", "-f", "qcow2"];
+    ok(Command::new(ringtap()).args(make).args(sealed).arg(&image).arg("1M"));
+    let (at, disks) = (format!("unix:{}", empty.text("other")), empty.text("disks"));
+    std::fs::create_dir(empty.path("disks")).expect("a folder");
+    let text = format!(
+        "image = '{}'\nformat = 'qcow2'\nsecret = '{secret}'\nnode-name = 'safe'\n",
+        image.display()
+    );
+    std::fs::write(empty.path("disks/safe.toml"), text).expect("a file");
+    let other = Server::daemon(["--control", &at, "--disks", &disks]);
+    let mut control = Control::open(&empty.path("other"));
+    let nodes = control.ok("query-named-block-nodes", json!({}));
+    assert_eq!((&nodes[0]["encrypted"], &nodes[0]["active"]), (&json!(true), &json!(true)));
+    other.stop();
+    empty.add("a", "raw", "1M");
+    empty.add("b", "raw", "1M");
+    let nodes = empty.control.ok("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0]["encrypted"], json!(false));
+    let mirror =
+        json!({"job-id": "j", "device": "a", "target": "b", "sync": "full", "speed": 7 << 20});
+    empty.control.ok("blockdev-mirror", mirror);
+    let ready = loop {
+        let (name, data) = empty.control.event();
+        if name == "BLOCK_JOB_READY" {
+            break data;
+        }
+    };
+    assert_eq!(ready["speed"], json!(7 << 20), "{ready}");
+    empty.control.ok("block-job-cancel", json!({"device": "j", "force": true}));
+    let wait = json!({"timeout": u64::MAX});
+    let why = empty.control.call("__ringtap_upgrade", wait).expect_err("never");
+    assert!(why.contains("at most 86400"), "{why}");
+}

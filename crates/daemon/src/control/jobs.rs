@@ -153,8 +153,8 @@ pub(crate) fn tell_of_phase(told: &Events, id: &str, status: JobStatus) {
 /// Tell that all is copied.
 pub(crate) fn tell_of_ready(told: &Events, id: &str, of: JobType, job: &Job) {
     let progress = job.progress();
-    let (len, offset) = (progress.total, progress.offset);
-    told.tell(BlockJobReady { of, device: id.to_owned(), len, offset, speed: 0 });
+    let (len, offset, speed) = (progress.total, progress.offset, progress.limit);
+    told.tell(BlockJobReady { of, device: id.to_owned(), len, offset, speed });
 }
 
 /// Tell of an error that a job has met.

@@ -112,7 +112,9 @@ fn depth(image: &ImageInfo) -> u64 {
 /// What is known of a disk without asking its file.
 pub(super) fn device(served: &Served) -> DeviceInfo {
     let info = served.vbd.info();
-    let mut image = image(served.vbd.inspect().layers, &served.disk.path.display().to_string());
+    let layers = served.vbd.inspect().layers;
+    let encrypted = layers.encrypted || layers.format == "luks";
+    let mut image = image(layers, &served.disk.path.display().to_string());
     image.virtual_size = served.vbd.size();
     let Limits { iops, bps, .. } = served.disk.limits;
     DeviceInfo {
@@ -122,8 +124,9 @@ pub(super) fn device(served: &Served) -> DeviceInfo {
         drv: image.format.clone(),
         backing_file: image.backing_filename.clone(),
         backing_file_depth: depth(&image),
-        active: true,
-        encrypted: image.format == "luks",
+        // Else another server has its image.
+        active: !served.disk.incoming,
+        encrypted,
         detect_zeroes: "off".to_owned(),
         bps: bps.total.average,
         bps_rd: bps.read.average,

@@ -9,6 +9,9 @@ use super::table::Command;
 use crate::handover::{Wish, hand_over};
 use crate::running::Running;
 
+/// Nobody waits for a program to prepare for longer.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
 arguments! {
     /// `__ringtap_upgrade`
     struct Upgrade {
@@ -30,6 +33,11 @@ impl Command for Upgrade {
 
     fn run(self, running: &mut Running, reply: Reply<Upgraded>) {
         let patience = self.timeout.map(Duration::from_secs);
+        if let Some(timeout) = patience.filter(|timeout| *timeout > LONGEST) {
+            let (asked, most) = (timeout.as_secs(), LONGEST.as_secs());
+            let why = format!("'timeout' is {asked} seconds, and at most {most}: a day");
+            return reply.give(Err(Refusal::new(why)));
+        }
         let wish = Wish { binary: self.binary.map(Into::into), patience };
         let end = hand_over(running, &wish);
         running.handed_over = end.as_ref().ok().copied();

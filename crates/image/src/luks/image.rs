@@ -109,7 +109,7 @@ impl Image for Luks {
     }
 
     fn state(&self) -> LayerState {
-        LayerState::of(&self.info, Some(&self.container))
+        LayerState { encrypted: true, ..LayerState::of(&self.info, Some(&self.container)) }
     }
 
     fn container(&self) -> Option<&Container> {

@@ -18,6 +18,7 @@ impl Shared {
             dirty_bytes: dirty * bytes,
         };
         LayerState {
+            encrypted: self.key.is_some(),
             dirty: self.dirty.load(SeqCst),
             flushing: state.flushing.is_running(),
             cache: Some(cache),
