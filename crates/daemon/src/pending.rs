@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::Error;
@@ -56,6 +57,26 @@ impl Running {
         self.pending.threads.retain(|thread| !thread.is_finished());
         self.pending.threads.push(thread);
         Ok(())
+    }
+
+    /// The same of something that is to stay as it is where there is no thread: then it is given back.
+    pub(crate) fn in_time_with<T: Send + 'static>(
+        &mut self,
+        role: &str,
+        what: T,
+        work: impl FnOnce(T) -> Then + Send + 'static,
+    ) -> Option<T> {
+        let take =
+            |held: &Mutex<Option<T>>| held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = Arc::new(Mutex::new(Some(what)));
+        let theirs = held.clone();
+        let begun = self.in_time(role, move || match take(&theirs) {
+            Some(what) => work(what),
+            None => Box::new(|_| {}),
+        });
+        let error = begun.err()?;
+        tracing::error!("{error}: nothing is done ({role})");
+        take(&held)
     }
 
     /// Wait for all that is about to come or to go.

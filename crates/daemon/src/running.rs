@@ -283,6 +283,11 @@ impl Running {
         self.disks.remove(&id)
     }
 
+    /// It stays after all.
+    pub(crate) fn put_back(&mut self, id: DiskId, served: Served) {
+        self.disks.insert(id, served);
+    }
+
     /// What the next server is known by.
     pub(crate) fn next_server(&mut self) -> ServerId {
         ServerId(self.next())

@@ -496,8 +496,8 @@ impl Command for Delete {
         }
         let Some(served) = running.take_back(id) else { return };
         running.pending.nodes.insert(name.clone());
-        let in_file = served.ties.in_file.clone();
-        let begun = running.in_time("close", move || -> Then {
+        let (taken, in_file) = (name.clone(), served.ties.in_file.clone());
+        let stays = running.in_time_with("close", served, move |served| -> Then {
             let closed = end::close(&served);
             if let Err(error) = &closed {
                 tracing::error!("the disk {name} is closed all the same: {error}");
@@ -511,8 +511,9 @@ impl Command for Delete {
                 reply.give(closed.map(|()| Done {}).map_err(Refusal::from));
             })
         });
-        if let Err(error) = begun {
-            tracing::error!("cannot close a disk in order: {error}");
+        if let Some(served) = stays {
+            running.pending.nodes.remove(&taken);
+            running.put_back(id, served);
         }
     }
 }

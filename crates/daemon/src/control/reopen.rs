@@ -95,8 +95,9 @@ impl Running {
         self.pending.nodes.insert(name.clone());
         let kept = served.disk.keeping.file.clone();
         self.pending.reopened.extend(kept.clone());
+        let files = kept.clone();
         let mut before = wish.like(served.disk.clone());
-        let begun = self.in_time("reopen", move || -> Then {
+        let stays = self.in_time_with("reopen", served, move |served| -> Then {
             let closed = end::close(&served).map_err(Refusal::from);
             drop(served);
             let opened = closed.and_then(|()| wish.open(&wrap, &images));
@@ -117,9 +118,10 @@ impl Running {
                 });
             })
         });
-        if let Err(error) = begun {
+        if let Some(served) = stays {
             self.pending.nodes.remove(&taken);
-            tracing::error!("cannot open {taken} again: {error}");
+            files.iter().for_each(|file| _ = self.pending.reopened.remove(file));
+            self.put_back(id, served);
         }
     }
 }

@@ -251,20 +251,21 @@ impl Running {
         // One that is added now would be of the image that is left.
         self.pending.bitmaps_changing.extend(&ids);
         // Overlays that are open are opened again, each upon the image it takes the place of.
-        let nodes = ones.iter().filter_map(|one| self.take_back(one.node?));
-        let nodes: Vec<Served> = nodes.collect();
+        let nodes = ones.iter().filter_map(|one| Some((one.node?, self.take_back(one.node?)?)));
+        let nodes: Vec<(DiskId, Served)> = nodes.collect();
         // What they are called is nobody else's meanwhile.
         let is_new = |one: &&One| self.disks.get(&one.id).is_some_and(|of| of.node() != one.name);
         let names: Vec<String> = ones.iter().filter(is_new).map(|one| one.name.clone()).collect();
         self.pending.nodes.extend(names.clone());
-        let wrap = self.wrap.clone();
-        let begun = self.in_time("snapshot", move || -> Then {
+        let (wrap, taken) = (self.wrap.clone(), names.clone());
+        let stays = self.in_time_with("snapshot", nodes, move |nodes| -> Then {
             let panicked = || {
                 Err(Error::Job(
                     "a panic has ended the snapshot, which is an error of Ringtap itself".into(),
                 ))
             };
-            let nodes: Vec<Overlay> = nodes.into_iter().map(Overlay::close).collect();
+            let nodes = nodes.into_iter().map(|(_, served)| Overlay::close(served));
+            let nodes: Vec<Overlay> = nodes.collect();
             let end = contained(|| take(&wanted, LIMIT)).unwrap_or_else(panicked);
             let nodes: Vec<Overlay> = match end.is_ok() {
                 true => nodes,
@@ -287,12 +288,13 @@ impl Running {
                 nodes.for_each(|node| node.come_back(running));
             })
         });
-        if let Err(error) = begun {
+        if let Some(nodes) = stays {
             ids.iter().for_each(|id| {
                 self.pending.changing.remove(id);
                 self.pending.bitmaps_changing.remove(id);
             });
-            tracing::error!("cannot take a snapshot: {error}");
+            taken.iter().for_each(|name| _ = self.pending.nodes.remove(name));
+            nodes.into_iter().for_each(|(id, served)| self.put_back(id, served));
         }
     }
 
