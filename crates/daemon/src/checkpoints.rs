@@ -66,7 +66,9 @@ fn find(vbd: &Disk, container: &Container) -> Result<Option<(Sidecar, Binding)>,
     let image = vbd.image().map_err(|error| failed(container, error))?;
     let former = image.below().and_then(Image::container);
     if let Some(former) = former {
-        take_memory(former, container)?;
+        if let Err(error) = take_memory(former, container) {
+            tracing::warn!("{error}");
+        }
     }
     if let Some(sidecar) = Sidecar::of(container, false).map_err(wrong)? {
         return Ok(Some((sidecar, binding(container)?)));
