@@ -140,10 +140,7 @@ pub(crate) fn lead(names: &Names, goes_on: &Path) {
         if !next.is_some_and(|next| gone.contains(&next)) {
             continue;
         }
-        let unsealed = record::is_unsealed(path);
-        let led = record::set_successor(path, goes_on);
-        let led = led.and_then(|()| if unsealed { Ok(()) } else { record::seal(path) });
-        if let Err(error) = led {
+        if let Err(error) = record::lead_on(path, goes_on) {
             let path = path.display();
             tracing::warn!("cannot write down where the disk of {path} goes on: {error}");
         }

@@ -208,10 +208,23 @@ fn handle(top: &dyn Image, depth: u32) -> Option<&dyn Image> {
     (0..depth).try_fold(top, |image, _| image.below())
 }
 
-/// While the disk stands still: from now on it is found in `path`, whichever of the two it is named by.
-pub(crate) fn moved(former: &Path, path: &Path) -> std::io::Result<()> {
-    record::forget_successor(path)?;
-    record::set_successor(former, path)
+/// While the disk stands still: from now on it is found in `path`, whichever of the two it is named by. Where that cannot be
+/// written down it is found where it was.
+pub(crate) fn moved(former: &Path, path: &Path) -> Result<(), String> {
+    let before = record::successor(path);
+    let end = record::forget_successor(path).and_then(|()| record::set_successor(former, path));
+    let Err(error) = end else { return Ok(()) };
+    // A part of it may be written.
+    let undone = record::forget_successor(former);
+    let led = before.map_or(Ok(()), |before| record::set_successor(path, &before));
+    if let Err(error) = undone.and(led) {
+        let (path, former) = (path.display(), former.display());
+        tracing::error!(
+            "the disk stays in {former}, and that cannot be written down, either: {error}; before another server begins \
+             run ringtap amend --forget-successor {former}, and serve it by that name, not as {path}"
+        );
+    }
+    Err(format!("cannot write down where it goes on: {error}"))
 }
 
 /// Close the image that the disk has left.

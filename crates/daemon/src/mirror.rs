@@ -1,10 +1,9 @@
 //! A disk that is copied to another image while it is served, and goes on there.
 
-use ringtap_image::record;
 use ringtap_io::Tasks;
 use ringtap_vbd::{Ending, Job, Mirror, Scope};
 
-use crate::commit::{Moved, left};
+use crate::commit::{Moved, left, moved};
 use crate::{Disk, Error, checkpoints};
 
 /// What is copied where.
@@ -30,10 +29,7 @@ impl Copy {
         let end = tasks.block_on(async move {
             let scope = above.map_or(Scope::All, Scope::Above);
             let mirror = Mirror { scope, zeroed, ..Mirror::new(from.clone(), to.clone()) };
-            let still = async || {
-                record::forget_successor(&new)?;
-                record::set_successor(&old, &new)
-            };
+            let still = async || moved(&old, &new);
             let end = mirror.run(&io, &job, Ending::Pivot, still).await;
             let end = end.map_err(|error| error.to_string())?;
             match end {
@@ -45,9 +41,9 @@ impl Copy {
                 None => Ok::<bool, String>(false),
             }
         });
-        let moved = end.map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
+        let end = end.map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
         let format = target.options.format;
         let opened = Some((target.options, target.keeping.secret));
-        Ok(moved.map_err(failed)?.then_some(Moved { path: target.path, format, opened }))
+        Ok(end.map_err(failed)?.then_some(Moved { path: target.path, format, opened }))
     }
 }

@@ -11,6 +11,7 @@ mod ledger;
 mod many;
 mod pulled;
 mod room;
+mod steps;
 mod stream;
 mod taken;
 mod verbs;

@@ -30,7 +30,7 @@ pub use named::{also_allow, may_own, set_allowed, set_owner};
 pub(crate) use noted::{forget_log, note_log, noted_log};
 pub(crate) use successor::may_go_on;
 pub use successor::{
-    find_successor, forget_successor, is_unsealed, seal, set_successor, successor,
+    find_successor, forget_successor, is_unsealed, lead_on, seal, set_successor, successor,
 };
 
 /// Holds the format's name.

@@ -50,9 +50,18 @@ fn set(image: &Path, successor: Option<Successor>) -> io::Result<()> {
 
 /// Whoever wants to write to the disk of `image` finds it in `successor` from now on: stable when this returns.
 pub fn set_successor(image: &Path, successor: &Path) -> io::Result<()> {
+    set(image, Some(Successor { file: known(successor)?, written: None }))
+}
+
+fn known(successor: &Path) -> io::Result<Known> {
     let none = || io::Error::new(io::ErrorKind::NotFound, "there is no such image");
-    let file = Known::of(successor).ok_or_else(none)?;
-    set(image, Some(Successor { file, written: None }))
+    Known::of(successor).ok_or_else(none)
+}
+
+/// The disk of an image goes on in another than is written down: stable when this returns. Whether it is sealed stays as it is.
+pub fn lead_on(image: &Path, successor: &Path) -> io::Result<()> {
+    let written = of(image).and_then(|before| before.written);
+    set(image, Some(Successor { file: known(successor)?, written }))
 }
 
 /// An image with a successor is closed and written to no more: one that is put in its place, or written to, is told
@@ -139,6 +148,13 @@ mod tests {
         assert!(find().is_err());
         fs::rename(dir.path().join("aside"), &top).expect("moved");
         assert!(found(find()));
+        // Led elsewhere it stays sealed.
+        let other = dir.path().join("other");
+        fs::write(&other, "other").expect("written");
+        lead_on(&base, &other).expect("led");
+        assert!(!is_unsealed(&base));
+        assert_eq!(successor(&base), fs::canonicalize(&other).ok());
+        lead_on(&base, &top).expect("led");
         // A file system stamps files by the kernel's tick.
         std::thread::sleep(std::time::Duration::from_millis(25));
         fs::write(&base, "put back").expect("written");
