@@ -7,7 +7,7 @@ use ringtap_image::CacheMode;
 use ringtap_image::bitmap_store::KeptIn;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
-    Backup, BitmapChange, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
+    Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
 };
 
 use crate::{Disk, Error, checkpoints};
@@ -29,6 +29,8 @@ pub(crate) struct Wanted {
     pub(crate) zeroed: bool,
     /// How long a guest's write may wait for the target; as long as it takes where there is none.
     pub(crate) limit: Option<Duration>,
+    /// What breaks then, or where the target fails.
+    pub(crate) breaks: Breaks,
 }
 
 /// One disk's part.
@@ -205,6 +207,7 @@ fn begin_backup(
         room: wanted.held.flatten(),
         zeroed: wanted.zeroed,
         limit: wanted.limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
+        breaks: wanted.breaks,
         ..Backup::new(part.vbd.clone(), wanted.to.clone())
     };
     let moment = backup.begin_still(still).map_err(|error| failed(part, error))?;

@@ -29,6 +29,16 @@ use crate::{Busy, Disk, Kind, Quiesced, Request, Vbd};
 /// The most bytes copied at once.
 const PIECE: u64 = 1 << 20;
 
+/// What breaks where old content cannot be saved, or not in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Breaks {
+    /// The moment is lost, and the guest goes on.
+    #[default]
+    Moment,
+    /// The guest's request fails and changes nothing, and the moment is kept.
+    Request,
+}
+
 /// What is to be kept as it is at one moment, and how.
 pub struct Backup {
     /// The disk.
@@ -40,7 +50,7 @@ pub struct Backup {
     pub changed: Option<Arc<Tracker>>,
     /// Its marks stay: what is changed by them is somebody else's to decide.
     pub keeps_marks: bool,
-    /// The most bytes that are saved before requests change them, where the rest is not saved at all; then the moment is lost.
+    /// The most bytes that are saved before requests change them, where the rest is not saved at all; more cannot be.
     pub room: Option<u64>,
     /// The target reads as zeros at first, so that zeros need not be made.
     pub zeroed: bool,
@@ -48,9 +58,10 @@ pub struct Backup {
     pub granularity: u64,
     /// How many regions are in flight at once when all of it is saved.
     pub requests: usize,
-    /// The longest that a guest's write may wait for old content to be saved, in nanoseconds; then the backup is broken. No
-    /// limit where there is none.
+    /// The longest that a guest's write may wait for old content to be saved, in nanoseconds; no limit where there is none.
     pub limit: Option<Time>,
+    /// What breaks then, or where saving it fails.
+    pub breaks: Breaks,
     #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub wrongs: crate::Wrongs,
@@ -65,6 +76,9 @@ pub(crate) struct Kept {
     size: u64,
     zeroed: bool,
     limit: Option<Time>,
+    breaks: Breaks,
+    /// Whether it has been said that requests fail.
+    told: AtomicBool,
     /// Bytes that may yet be saved before requests.
     room: AtomicU64,
     #[cfg(feature = "sabotage")]
@@ -116,6 +130,7 @@ impl Backup {
             granularity: Tracker::GRANULARITY,
             requests: 8,
             limit: Some(5_000_000_000),
+            breaks: Breaks::default(),
             #[cfg(feature = "sabotage")]
             wrongs: crate::Wrongs::default(),
         }
@@ -190,6 +205,8 @@ impl Backup {
             size,
             zeroed: self.zeroed,
             limit: self.limit,
+            breaks: self.breaks,
+            told: AtomicBool::new(false),
             room: AtomicU64::new(self.room.unwrap_or(u64::MAX)),
             #[cfg(feature = "sabotage")]
             wrongs: self.wrongs,
@@ -327,17 +344,29 @@ impl Moment {
     }
 }
 
+/// Room for a region, given back where that is not saved: it is tried again.
+struct Taken<'a> {
+    room: &'a AtomicU64,
+    bytes: u64,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.room.fetch_add(self.bytes, SeqCst);
+    }
+}
+
 impl BeforeWrite for Kept {
     fn before_write<'a>(
         &'a self,
         io: &'a Io,
         pass: Pass<'a>,
         range: Range<u64>,
-    ) -> Filtered<'a, ()> {
+    ) -> Filtered<'a, Result<(), Error>> {
         Box::pin(async move {
             #[cfg(feature = "sabotage")]
             if self.wrongs.misses > 0 && (range.start / 512) % self.wrongs.misses == 0 {
-                return;
+                return Ok(());
             }
             let save = self.save(io, pass, range);
             let end = match self.limit {
@@ -346,9 +375,7 @@ impl BeforeWrite for Kept {
                 }
                 None => save.await,
             };
-            if let Err(why) = end {
-                self.target.fail(why);
-            }
+            end.or_else(|why| self.unsaved(why))
         })
     }
 }
@@ -364,10 +391,29 @@ impl Kept {
         self.left.first_in(range)
     }
 
-    fn take_room(&self, bytes: u64) -> Result<(), MirrorError> {
+    /// What a request is about to change could not be saved: whether it changes it all the same.
+    fn unsaved(&self, why: MirrorError) -> Result<(), Error> {
+        if self.breaks == Breaks::Moment {
+            self.target.fail(why);
+            return Ok(());
+        }
+        if self.target.has_failed() {
+            return Ok(());
+        }
+        if !self.told.swap(true, SeqCst) {
+            tracing::warn!("requests fail, for what they would overwrite cannot be saved: {why}");
+        }
+        // Not that there is no space: the disk's own image has some, and nobody is to wait for that.
+        Err(Error::Os(libc::EIO))
+    }
+
+    fn take_room(&self, bytes: u64) -> Result<Taken<'_>, MirrorError> {
         let left = |room: u64| if room == u64::MAX { Some(room) } else { room.checked_sub(bytes) };
-        let end = self.room.fetch_update(SeqCst, SeqCst, left);
-        end.map(drop).map_err(|left| MirrorError::Room { left, bytes })
+        match self.room.fetch_update(SeqCst, SeqCst, left) {
+            Ok(u64::MAX) => Ok(Taken { room: &self.room, bytes: 0 }),
+            Ok(_) => Ok(Taken { room: &self.room, bytes }),
+            Err(left) => Err(MirrorError::Room { left, bytes }),
+        }
     }
 
     /// Have the target hold what the regions of a range held, where it does not yet.
@@ -383,12 +429,13 @@ impl Kept {
         let mut rest = range;
         while let Some(part) = self.is_left(&rest) {
             let mut at = part.start;
-            self.take_room(part.end - part.start)?;
+            let mut taken = self.take_room(part.end - part.start)?;
             while at < part.end {
                 let (len, content) = look(io, pass, at..part.end, PIECE, None).await?;
                 give(io, &self.target, at, len, content, self.zeroed, &held).await?;
                 at += len;
             }
+            taken.bytes = 0;
             self.left.forget(part.clone());
             rest.start = part.end;
         }

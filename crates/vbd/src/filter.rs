@@ -26,13 +26,13 @@ pub(crate) trait AlsoWrite: Send + Sync {
 
 /// Looks at what the disk holds before a request changes it.
 pub(crate) trait BeforeWrite: Send + Sync {
-    /// The range is about to be changed, once this has ended.
+    /// The range is about to be changed, once this has ended; where it gives an error it is not, and the request ends so.
     fn before_write<'a>(
         &'a self,
         io: &'a Io,
         pass: Pass<'a>,
         range: std::ops::Range<u64>,
-    ) -> Filtered<'a, ()>;
+    ) -> Filtered<'a, Result<(), Error>>;
 }
 
 /// The filters of a disk. The door tells requests that there are some: none costs nothing.
@@ -95,10 +95,16 @@ impl Filters {
     }
 
     /// Wait for those that are to be waited for before a range is changed.
-    pub(crate) async fn before_write(&self, io: &Io, pass: Pass<'_>, range: std::ops::Range<u64>) {
+    pub(crate) async fn before_write(
+        &self,
+        io: &Io,
+        pass: Pass<'_>,
+        range: std::ops::Range<u64>,
+    ) -> Result<(), Error> {
         let before = self.lock().before.clone();
         for filter in before {
-            filter.before_write(io, pass, range.clone()).await;
+            filter.before_write(io, pass, range.clone()).await?;
         }
+        Ok(())
     }
 }

@@ -56,7 +56,7 @@ mod vbd;
 mod walk;
 mod workers;
 
-pub use backup::{Backup, Moment, View};
+pub use backup::{Backup, Breaks, Moment, View};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use bitmaps::BitmapWrongs;

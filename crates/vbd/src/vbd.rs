@@ -294,7 +294,7 @@ impl Vbd {
         }
         let work = self.within(async |pass| {
             if self.shared.door.is_filtered() {
-                self.shared.filters.before_write(io, pass, offset..end).await;
+                self.shared.filters.before_write(io, pass, offset..end).await?;
             }
             pass.compress(io, offset, bytes).await
         });
@@ -318,7 +318,7 @@ async fn filtered(io: &Io, pass: Pass<'_>, request: &Request) -> Result<(), Erro
         return pass.carry_out(io, request).await;
     }
     let (filters, offset) = (&pass.shared.filters, request.offset);
-    filters.before_write(io, pass, offset..offset + request.len).await;
+    filters.before_write(io, pass, offset..offset + request.len).await?;
     match filters.also() {
         Some(filter) => filter.also_write(io, pass, request).await,
         None => pass.carry_out(io, request).await,

@@ -17,7 +17,7 @@ use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
     Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
 };
-use ringtap_vbd::{Backup, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs};
+use ringtap_vbd::{Backup, Breaks, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs};
 
 use common::Served;
 use container::container;
@@ -414,5 +414,49 @@ fn a_moment_that_is_only_kept_takes_no_more_room_than_it_may() {
         let end = ended.take().expect("it has ended");
         assert!(matches!(end, Err(MirrorError::Room { left: 0, bytes: 4096 })), "{end:?}");
         assert!(!moment.is_whole());
+    });
+}
+
+#[test]
+fn a_request_whose_old_content_cannot_be_saved_fails_where_the_moment_must_not() {
+    let new = |seed| World::new(seed, Wrongs::default(), &mut fastrand::Rng::with_seed(seed));
+    let world = (0..).map(new).find(|world| matches!(world.target, Spec::Raw(_)));
+    let world = world.expect("a seed");
+    let (from, onto) = (world.open(&world.source), world.open(&world.target));
+    world.disk.break_range(world.target.file(), 8192..12288, Refuses::Writes);
+    let own = from.fork();
+    world.alone(async move |io| {
+        let room = Some(2 * 4096);
+        let backup = Backup { room, granularity: 4096, ..Backup::new(own, onto) };
+        let backup = Backup { breaks: Breaks::Request, limit: None, ..backup };
+        let write = async |granule: u64, value: u8| {
+            let mut buffer = io.buffer(512).expect("memory");
+            buffer.bytes_mut().fill(value);
+            let (kind, offset) = (Kind::Write, granule * 4096);
+            let request = Request { kind, offset, len: 512, mem: buffer.mem(), fua: false };
+            from.serve(&io, request).await
+        };
+        for granule in 0..4 {
+            write(granule, 1).await.expect("nothing keeps it");
+        }
+        let before = read(&io, &from).await.expect("it reads");
+        let moment = backup.begin(&io, 1 << 40, async || Ok::<_, Error>(())).await;
+        let moment = moment.expect("nothing is in flight");
+        let shown = Vbd::new(moment.image(&[]), CacheMode::None);
+        // What the broken part of the target would have taken stays free.
+        for _ in 0..3 {
+            assert_eq!(write(2, 2).await, Err(Error::Os(libc::EIO)));
+        }
+        for granule in [0, 1, 0] {
+            write(granule, 3).await.expect("its old content is saved");
+        }
+        assert_eq!(write(3, 3).await, Err(Error::Os(libc::EIO)), "there is no more room");
+        assert!(moment.is_whole());
+        assert_eq!(read(&io, &shown).await.as_ref(), Ok(&before), "the moment is kept");
+        let now = read(&io, &from).await.expect("it reads");
+        let values: Vec<u8> = (0..4).map(|granule| now[granule * 4096]).collect();
+        assert_eq!(values, [3, 3, 1, 1]);
+        drop((moment, shown));
+        write(2, 4).await.expect("nobody waits for a moment that is gone");
     });
 }

@@ -1,23 +1,15 @@
 //! Moments that a node keeps and another shows: copy-before-write and snapshot-access.
 
-use ringtap_tests::{Control, Server, is_well, ok, program};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use ringtap_tests::{Server, file_system_of, is_well, ok, plain, program, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, said};
 use crate::checkpoints::add_copy;
 use crate::jobs::{load, make};
-
-fn served(bench: &Bench, format: &str) -> (Server, Control) {
-    make(bench, "a.img", format, &[]);
-    make(bench, "copy", "qcow2", &[]);
-    let server = bench.serve(&["a.img"], &["-f", format]);
-    let mut control = bench.control();
-    bench.io("a", &["write -P 1 0 16M", "write -P 2 1M 64k", "write -P 3 32M 128k"]);
-    add_copy(&mut control, bench, "qcow2");
-    let data = json!({ "path": bench.text("pull") });
-    control.ok("nbd-server-start", json!({ "addr": { "type": "unix", "data": data } }));
-    (server, control)
-}
+use crate::moment::{is_pulled, is_read, now, served, uri};
 
 fn keep(more: Value) -> Value {
     let mut all =
@@ -43,12 +35,7 @@ fn a_moment_is_pulled_from_a_node_while_the_guest_goes_on() {
     for format in ["raw", "qcow2"] {
         let bench = Bench::new();
         let (server, mut control) = served(&bench, format);
-        let then = bench.text("then.raw");
-        ok(
-            "qemu-img",
-            "qemu-utils",
-            &["convert", "-f", "raw", "-O", "raw", &bench.uri("a"), &then],
-        );
+        let then = now(&bench);
         control.ok(
             "blockdev-add",
             keep(json!({ "on-cbw-error": "break-snapshot", "cbw-timeout": 30 })),
@@ -57,7 +44,6 @@ fn a_moment_is_pulled_from_a_node_while_the_guest_goes_on() {
             control.ok("blockdev-add", show(name));
         }
         control.ok("block-export-add", export("pull", "moment", false));
-        let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", bench.text("pull"));
         bench.io("a", &["write -P 7 0 2M", "write -z 32M 64k", "write -P 8 60M 1M"]);
         // The node that keeps it is the disk, for an export.
         control.ok("block-export-add", export("disk", "cbw", true));
@@ -70,18 +56,12 @@ fn a_moment_is_pulled_from_a_node_while_the_guest_goes_on() {
             "write -P 9 8M 1M",
             "-c",
             "read -P 9 8M 1M",
-            &uri("disk"),
+            &uri(&bench, "disk"),
         ];
         let text = ok("qemu-io", "qemu-utils", &io);
         assert!(!text.contains("failed"), "{text}");
         let guest = load(&bench, "3");
-        let copies = ["by-nbdcopy.raw", "by-qemu.raw"].map(|name| bench.text(name));
-        ok("nbdcopy", "libnbd-bin", &[&uri("pull"), &copies[0]]);
-        let pull = uri("pull");
-        ok("qemu-img", "qemu-utils", &["convert", "-f", "raw", "-O", "raw", &pull, &copies[1]]);
-        for copy in &copies {
-            ok("qemu-img", "qemu-utils", &["compare", "-f", "raw", "-F", "raw", &then, copy]);
-        }
+        is_pulled(&bench, &uri(&bench, "pull"), &then);
         is_well(guest);
         let nodes = control.ok("query-named-block-nodes", json!({}));
         let drivers: Vec<String> = nodes
@@ -137,19 +117,15 @@ fn a_moment_is_pulled_from_a_node_while_the_guest_goes_on() {
 fn a_moment_that_cannot_be_kept_breaks_and_the_guest_does_not() {
     let bench = Bench::new();
     let (server, mut control) = served(&bench, "raw");
-    control.ok("blockdev-add", keep(json!({ "__ringtap_scratch-limit": MIB, "cbw-timeout": 30 })));
+    let more = json!({ "on-cbw-error": "break-snapshot", "__ringtap_scratch-limit": MIB, "cbw-timeout": 30 });
+    control.ok("blockdev-add", keep(more));
     control.ok("blockdev-add", show("moment"));
     control.ok("block-export-add", export("pull", "moment", false));
-    let uri = format!("nbd+unix:///pull?socket={}", bench.text("pull"));
-    let read = || {
-        let args = ["-r", "-f", "raw", "-c", "read -P 1 8M 64k", &uri];
-        let output = program("qemu-io", "qemu-utils", args);
-        output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("failed")
-    };
+    let uri = uri(&bench, "pull");
     bench.io("a", &["write -P 4 0 512k"]);
-    assert!(read());
+    assert!(is_read(&uri));
     bench.io("a", &["write -P 5 4M 4M", "read -P 5 4M 4M", "read -P 4 0 512k"]);
-    assert!(!read(), "it is not to be believed any more");
+    assert!(!is_read(&uri), "it is not to be believed any more");
     // A server that ends, or is killed, with all that: the disk holds what was written.
     server.kill();
     let server = bench.serve(&["a.img"], &["-f", "raw"]);
@@ -164,6 +140,129 @@ fn a_moment_that_cannot_be_kept_breaks_and_the_guest_does_not() {
     bench.holds("a.img", "raw", &["read -P 6 4M 64k"]);
 }
 
+/// Whether a write of the guest is carried out; one that is not is an error and no more.
+fn writes(bench: &Bench, command: &str) -> bool {
+    let uri = bench.uri("a");
+    let output = program("qemu-io", "qemu-utils", ["-f", "raw", "-c", command, &*uri]);
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let failed = said.contains("failed: Input/output error");
+    assert!(failed || output.status.success() && !said.contains("failed"), "{said}");
+    !failed
+}
+
+/// Where nothing is said of it a guest's write fails, as in QEMU.
+const CHOICES: [(Option<&str>, bool); 3] =
+    [(None, true), (Some("break-guest-write"), true), (Some("break-snapshot"), false)];
+
+#[test]
+fn a_target_that_is_full_breaks_what_was_said() {
+    for (on_error, keeps) in CHOICES {
+        let bench = Bench::new();
+        let set_up = file_system_of(16, "tmpfs", &[], "");
+        let folder = set_up.folder();
+        let (small, ballast) = (folder.join("small"), folder.join("ballast"));
+        let (server, mut control) = served(&bench, "raw");
+        let name = ringtap();
+        ok(plain(&name), "ringtap", &["create", "-q", "-f", "qcow2", plain(&small), "64M"]);
+        fs::write(&ballast, vec![1; 10 << 20]).expect("the ballast");
+        let file = json!({ "driver": "file", "filename": plain(&small), "cache": { "direct": false } });
+        let target = json!({ "driver": "qcow2", "node-name": "small", "file": file, "__ringtap_on-error": "report" });
+        control.ok("blockdev-add", target);
+        let then = now(&bench);
+        let mut more = json!({ "target": "small" });
+        if let Some(on_error) = on_error {
+            more["on-cbw-error"] = on_error.into();
+        }
+        control.ok("blockdev-add", keep(more));
+        control.ok("blockdev-add", show("moment"));
+        control.ok("block-export-add", export("pull", "moment", false));
+        let uri = uri(&bench, "pull");
+        assert!(writes(&bench, "write -P 4 0 1M"));
+        assert!(is_read(&uri));
+        // More than there is room for, piece by piece.
+        let all = (0..12).map(|at| writes(&bench, &format!("write -P 5 {}M 1M", at + 2)));
+        let carried_out: Vec<bool> = all.collect();
+        let some = carried_out.contains(&false);
+        assert_eq!((some, is_read(&uri)), (keeps, keeps), "{on_error:?}: {carried_out:?}");
+        for (at, written) in (2..).zip(&carried_out) {
+            let value = if *written { 5 } else { 1 };
+            bench.io("a", &[&format!("read -P {value} {at}M 1M")]);
+        }
+        if keeps {
+            fs::remove_file(&ballast).expect("removed");
+            assert!(writes(&bench, "write -P 6 2M 4M"), "there is room again");
+            is_pulled(&bench, &uri, &then);
+        }
+        control.ok("block-export-del", json!({ "id": "pull", "mode": "hard" }));
+        for name in ["moment", "cbw", "small"] {
+            control.ok("blockdev-del", del(name));
+        }
+        assert!(writes(&bench, "write -P 7 0 16M"));
+        server.stop();
+    }
+}
+
+#[test]
+fn a_target_that_is_late_breaks_what_was_said() {
+    for (on_error, keeps) in CHOICES {
+        let bench = Bench::new();
+        let (server, mut control) = served(&bench, "raw");
+        bench.raw("far.img", 64 * MIB);
+        let far = bench.serve_as("f", "far.img", &["-f", "raw"]);
+        let at = json!({ "type": "unix", "path": format!("{}.nbd", bench.text("f")) });
+        let file = json!({ "driver": "nbd", "server": at, "export": "f" });
+        control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "far", "file": file }));
+        let then = now(&bench);
+        let mut more = json!({ "target": "far", "cbw-timeout": 1 });
+        if let Some(on_error) = on_error {
+            more["on-cbw-error"] = on_error.into();
+        }
+        control.ok("blockdev-add", keep(more));
+        control.ok("blockdev-add", show("moment"));
+        control.ok("block-export-add", export("pull", "moment", false));
+        let uri = uri(&bench, "pull");
+        assert!(writes(&bench, "write -P 4 0 64k"));
+        far.signal(libc::SIGSTOP);
+        let began = Instant::now();
+        assert_eq!(writes(&bench, "write -P 5 2M 64k"), !keeps, "{on_error:?}");
+        assert!(began.elapsed() >= Duration::from_secs(1), "it is waited for: {:?}", began.elapsed());
+        far.signal(libc::SIGCONT);
+        let value = if keeps { 1 } else { 5 };
+        bench.io("a", &[&format!("read -P {value} 2M 64k")]);
+        assert!(writes(&bench, "write -P 6 2M 64k"));
+        assert_eq!(is_read(&uri), keeps, "{on_error:?}");
+        if keeps {
+            is_pulled(&bench, &uri, &then);
+        }
+        server.stop();
+        far.stop();
+    }
+}
+
+/// As long as that takes, where nothing is said.
+#[test]
+fn a_guests_write_waits_for_the_target() {
+    let bench = Bench::new();
+    let (server, mut control) = served(&bench, "raw");
+    bench.raw("far.img", 64 * MIB);
+    let far = bench.serve_as("f", "far.img", &["-f", "raw"]);
+    let at = json!({ "type": "unix", "path": format!("{}.nbd", bench.text("f")) });
+    let file = json!({ "driver": "nbd", "server": at, "export": "f" });
+    control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "far", "file": file }));
+    control.ok("blockdev-add", keep(json!({ "target": "far" })));
+    far.signal(libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| writes(&bench, "write -P 5 2M 64k"));
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(!write.is_finished(), "it waits");
+        far.signal(libc::SIGCONT);
+        assert!(write.join().expect("it ends"));
+    });
+    bench.io("a", &["read -P 5 2M 64k"]);
+    server.stop();
+    far.stop();
+}
+
 #[test]
 fn what_keeps_no_moment_is_refused() {
     let bench = Bench::new();
@@ -176,7 +275,7 @@ fn what_keeps_no_moment_is_refused() {
         (keep(json!({ "target": "nobody" })), "Cannot find device='nobody' nor node-name='nobody'"),
         (keep(json!({ "target": "a" })), "Source and target cannot be the same"),
         (keep(json!({ "target": "small" })), "the disk"),
-        (keep(json!({ "on-cbw-error": "break-guest-write" })), "does not accept value"),
+        (keep(json!({ "on-cbw-error": "break-all" })), "does not accept value"),
         (keep(json!({ "bitmap": { "node": "a", "name": "b" } })), "'bitmap' is unexpected"),
         (
             json!({ "driver": "copy-before-write", "node-name": "cbw", "file": "a" }),

@@ -9,6 +9,7 @@ mod jobs;
 mod larger;
 mod ledger;
 mod many;
+mod moment;
 mod pulled;
 mod room;
 mod steps;

@@ -7,9 +7,8 @@
 use std::time::Duration;
 
 use ringtap_image::{CacheMode, OpenOptions, on_a_ring};
-use ringtap_vbd::{Job, Vbd};
+use ringtap_vbd::{Breaks, Job, Vbd};
 
-use super::backups::GUEST_TIMEOUT;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
@@ -20,8 +19,8 @@ use crate::moment::{Begun, Part, Wanted, at_one_moment};
 use crate::running::{DiskId, Running, Then};
 
 words! {
-    /// What breaks where old content cannot be saved: the moment, and never a guest's write.
-    enum OnCbwError { "break-snapshot" BreakSnapshot }
+    /// What breaks where old content cannot be saved.
+    enum OnCbwError { "break-guest-write" BreakGuestWrite, "break-snapshot" BreakSnapshot }
 }
 
 arguments! {
@@ -31,8 +30,9 @@ arguments! {
         "file" file: String,
         /// What takes old content: a node that nobody shows, and as large.
         "target" target: String,
-        "on-cbw-error" _on_error: Option<OnCbwError>,
-        /// How many seconds a guest's write may wait for the target; 0: as long as it takes.
+        /// A guest's write where it is not said.
+        "on-cbw-error" on_error: Option<OnCbwError>,
+        /// How many seconds a guest's write may wait for the target; 0, and where it is not said: as long as it takes.
         "cbw-timeout" timeout: Option<u32>,
         /// The most bytes that the target takes.
         "__ringtap_scratch-limit" scratch_limit: Option<u64>,
@@ -91,10 +91,11 @@ impl Running {
         let (Some(from), Some(to)) = (self.disks.get(&disk), self.disks.get(&target)) else {
             return reply.give(Err(Refusal::new("the disk is gone")));
         };
-        let limit = match of.timeout {
-            None => Some(Duration::from_millis(GUEST_TIMEOUT)),
-            Some(0) => None,
-            Some(seconds) => Some(Duration::from_secs(seconds.into())),
+        let seconds = of.timeout.filter(|seconds| *seconds > 0);
+        let limit = seconds.map(|seconds| Duration::from_secs(seconds.into()));
+        let breaks = match of.on_error {
+            None | Some(OnCbwError::BreakGuestWrite) => Breaks::Request,
+            Some(OnCbwError::BreakSnapshot) => Breaks::Moment,
         };
         let wanted = Wanted {
             to: to.vbd.clone(),
@@ -103,6 +104,7 @@ impl Running {
             held: Some(of.scratch_limit),
             zeroed: false,
             limit,
+            breaks,
         };
         let (own, vbd) = (from.disk.clone(), from.vbd.clone());
         let part = Part { disk: own, vbd, changes: vec![], keeps: false, backups: vec![wanted] };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ringtap_vbd::Breaks;
 use serde_json::json;
 
 use super::bitmaps::{Known, usable};
@@ -17,7 +18,7 @@ use crate::moment::Wanted;
 use crate::running::{DiskId, Running};
 
 /// How long a guest's write may wait for the target, where nothing is said.
-pub(super) const GUEST_TIMEOUT: u64 = 1000;
+const GUEST_TIMEOUT: u64 = 1000;
 
 words! {
     /// What of a disk is copied.
@@ -168,6 +169,7 @@ impl BlockdevBackup {
             held,
             zeroed: self.target_is_zero.unwrap_or(false),
             limit: Some(Duration::from_millis(self.guest_timeout.unwrap_or(GUEST_TIMEOUT))),
+            breaks: Breaks::Moment,
         };
         Ok(Asked { new, wanted, clears_always: mode == Some(BitmapMode::Always) })
     }

@@ -53,6 +53,23 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// Something that is being written to it, until that has ended, or its thread has.
+struct InFlight(Arc<Target>);
+
+impl InFlight {
+    fn new(target: &Arc<Target>) -> InFlight {
+        target.lock().in_flight += 1;
+        InFlight(target.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.lock().in_flight -= 1;
+        self.0.told.notify();
+    }
+}
+
 /// Bytes for the target, or none: zeros.
 #[derive(Clone)]
 pub(crate) enum Bytes {
@@ -220,15 +237,14 @@ impl Target {
             return None;
         }
         let end = Rc::new(Cell::new(None));
-        let (target, told, own) = (self.clone(), end.clone(), io.clone());
-        self.lock().in_flight += 1;
+        let (in_flight, told, own) = (InFlight::new(self), end.clone(), io.clone());
         io.spawn(async move {
+            let target = &in_flight.0;
             let vbd = target.take();
             told.set(Some(work(&own, &vbd).await));
             target.give_back(vbd);
             drop(keep);
-            target.lock().in_flight -= 1;
-            target.told.notify();
+            drop(in_flight);
         });
         loop {
             let told = self.told.listen();
