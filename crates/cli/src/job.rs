@@ -128,6 +128,10 @@ pub(crate) struct StreamArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "base")]
     bottom: Option<PathBuf>,
 
+    /// The image that takes what lies below it [default: the topmost]
+    #[arg(long, value_name = "FILE")]
+    into: Option<PathBuf>,
+
     #[command(flatten)]
     how: How,
 }
@@ -378,7 +382,7 @@ pub(crate) fn commit(qmp: &mut Qmp, args: &CommitArgs) -> anyhow::Result<()> {
     args.how.carry_out(qmp, "block-commit", &id, arguments, "job-complete").map(drop)
 }
 
-/// Bring what lies below into the topmost image.
+/// Bring what lies below into the topmost image, or another.
 pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs) -> anyhow::Result<()> {
     let mut arguments = json!({ "device": args.node });
     if let Some(base) = &args.base {
@@ -389,6 +393,9 @@ pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs) -> anyhow::Result<()> {
             None => {}
             Some(base) => arguments["base"] = base.into(),
         }
+    }
+    if let Some(into) = &args.into {
+        arguments["__ringtap_into"] = absolute(into)?.into();
     }
     let id = format!("stream-{}", args.node);
     args.how.carry_out(qmp, "block-stream", &id, arguments, "job-complete").map(drop)

@@ -10,6 +10,7 @@ use ringtap_image::{Container, Format, Image, OpenOptions, Place, Role, qcow2, r
 use ringtap_io::Io;
 use ringtap_vbd::{Busy, Quiesced, Vbd};
 
+use crate::Disk;
 use crate::opened::identity;
 
 /// How long requests in flight may take before the disk is tried again, and how often it is.
@@ -37,6 +38,31 @@ pub(crate) struct Backing {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) format: Format,
+}
+
+/// What stays below those that go.
+pub(crate) struct Stays {
+    /// How many lie upon it.
+    pub(crate) above: u32,
+    pub(crate) backing: Backing,
+}
+
+/// How an image of a disk's chain is opened by itself; `left` are it and those below.
+pub(crate) fn options_of(disk: &Disk, format: Format, left: u32) -> OpenOptions {
+    OpenOptions {
+        format: Some(format),
+        force_format: false,
+        succeeded: true,
+        bitmaps: vec![],
+        // As many as there are, whatever the last of them names.
+        layers: Some(left),
+        ..disk.options.clone()
+    }
+}
+
+/// The same, to be read only.
+pub(crate) fn to_read(options: OpenOptions) -> OpenOptions {
+    OpenOptions { read_only: true, ..options }
 }
 
 /// The images below, the next one first; those without files have no names.

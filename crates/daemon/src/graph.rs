@@ -13,6 +13,7 @@ use ringtap_image::{CacheMode, Image, Place};
 use crate::moment::Begun;
 use crate::opened::{Identity, identity};
 use crate::running::{DiskId, Running, Served};
+use crate::switch::Beside;
 
 /// A file that has a name of its own.
 #[derive(Clone)]
@@ -85,6 +86,13 @@ fn chain(served: &Served) -> Vec<Identity> {
     std::iter::successors(Some(&*top), |image| image.below()).filter_map(of).collect()
 }
 
+/// What opens the images of a disk, from the topmost on: those that were opened one upon the other share it.
+fn handles(served: &Served) -> Vec<PathBuf> {
+    let Ok(top) = served.vbd.image() else { return vec![] };
+    let of = |image: &dyn Image| image.place().map(|place| place.at().into_owned());
+    std::iter::successors(Some(&*top), |image| image.below()).filter_map(of).collect()
+}
+
 impl Running {
     /// Whether that is a name of this room.
     pub(crate) fn is_named(&self, name: &str) -> bool {
@@ -130,11 +138,61 @@ impl Running {
         disk.map(|served| served.disk.path.clone()).or_else(lower)
     }
 
-    /// Another disk that has that image open, as its own or below it.
-    pub(crate) fn other_upon(&self, disk: DiskId, image: &Path) -> Option<&str> {
-        let file = identity(image)?;
-        let is_it = |(id, other): &(&DiskId, &Served)| **id != disk && chain(other).contains(&file);
-        self.disks.iter().find(is_it).map(|(_, other)| other.node())
+    /// The disks whose images this one has below it by their own handles: it was opened upon them.
+    fn upon_which(&self, disk: DiskId) -> Vec<DiskId> {
+        let own = self.disks.get(&disk).map(handles).unwrap_or_default();
+        let below = own.get(1..).unwrap_or_default();
+        let is_below = |served: &Served| handles(served).first().is_some_and(|it| below.contains(it));
+        let others = self.disks.iter().filter(|(id, other)| **id != disk && is_below(other));
+        others.map(|(id, _)| *id).collect()
+    }
+
+    /// What a job on a disk that was opened upon others has to know of those, and of all the rest.
+    pub(crate) fn beside(&self, disk: DiskId, upon: &[DiskId]) -> Beside {
+        let vbd = |id: &DiskId| self.disks.get(id).map(|served| served.vbd.clone());
+        let rest = self.disks.iter().filter(|(id, _)| **id != disk && !upon.contains(id));
+        let held = rest.flat_map(|(_, served)| handles(served)).collect();
+        Beside { upon: upon.iter().filter_map(vbd).collect(), held }
+    }
+
+    /// The disk that one lies below by its name, or itself where none lies upon it; none where there are several.
+    pub(crate) fn topmost(&self, disk: DiskId) -> Option<DiskId> {
+        let mut users = self.disks.iter().filter(|(_, other)| other.ties.upon == Some(disk));
+        match (users.next(), users.next()) {
+            (None, _) => Some(disk),
+            (Some((user, _)), None) => self.topmost(*user),
+            (Some(_), Some(_)) => None,
+        }
+    }
+
+    /// Whether an image of a disk's may be written to while those upon it hide that: the disks that this one was opened upon.
+    ///
+    /// # Errors
+    /// Another disk that reads it, as its own image or below it, and would see that.
+    pub(crate) fn may_change(&self, disk: DiskId, image: &Path) -> Result<Vec<DiskId>, String> {
+        let (upon, file) = (self.upon_which(disk), identity(image));
+        let reads = |served: &Served| file.is_some_and(|file| chain(served).contains(&file));
+        let others = self.disks.iter().filter(|(id, other)| **id != disk && reads(other));
+        for (id, other) in others {
+            let (node, image) = (other.node(), image.display());
+            if !upon.contains(id) {
+                return Err(format!(
+                    "Node '{node}' is busy: it has {image} open, too, and would read what it held before"
+                ));
+            }
+            if self.is_shown(*id) {
+                return Err(format!(
+                    "Node '{node}' is busy: what its exports show of {image} would change"
+                ));
+            }
+            if !other.vbd.info().read_only {
+                return Err(format!(
+                    "Node '{node}' is open for writing, and {image} is to be written to by another: blockdev-reopen it \
+                     read-only"
+                ));
+            }
+        }
+        Ok(upon)
     }
 
     /// The disk has been left by the image that it was called by: the image keeps its name.

@@ -2,26 +2,25 @@
 //! in the same image, and needs fewer below.
 //!
 //! As when a whole disk is committed (`commit.rs`), what is written to the image below lies below what those upon it hold, so
-//! that they never look there; nobody writes to any of them. Once it has all, stable and closed, the image upon those
-//! that go names it: one header write that switches, between two chains that read the same. Then the disk stands still and
-//! is opened upon the new chain, of which all but the topmost image is open by then.
+//! that they never look there; nobody writes to any of them. Once it has all, stable and closed, the disk goes without those
+//! that go (`switch.rs`).
 
 use std::path::{Path, PathBuf};
 
-use ringtap_image::qcow2;
-use ringtap_image::{Format, Image, OpenOptions, Place, open_on, record};
+use ringtap_image::{Format, Image, open_on, record};
 use ringtap_io::{Io, Tasks};
-use ringtap_vbd::{Ending, Job, Mirror, Phase, Quiesced, Scope, Vbd};
+use ringtap_vbd::{Ending, Job, Mirror, Scope, Vbd};
 
-use crate::chain::{Backing, Layer, Names, layers, lead, nth, position, rename, stand_still};
+use crate::chain::{Backing, Layer, Stays, layers, nth, options_of, position};
 use crate::commit::{close, larger, seal};
-use crate::reopen::{Anew, as_it_is, reopen};
+use crate::switch::{Beside, Switch};
 use crate::{Disk, Error, checkpoints};
 
 /// What is brought where.
 pub(crate) struct InnerCommit {
     pub(crate) disk: Disk,
     pub(crate) vbd: ringtap_vbd::Disk,
+    pub(crate) beside: Beside,
     /// The uppermost of those that go.
     pub(crate) top: PathBuf,
     /// The image that takes what they hold.
@@ -33,10 +32,11 @@ pub(crate) struct InnerCommit {
 /// The images that it is about: how many lie upon each.
 struct Found {
     below: Vec<Layer>,
-    /// The topmost of those that go, and the one that stays.
+    /// The topmost of those that go.
     top: u32,
+    /// The one that stays.
     base: u32,
-    backing: Backing,
+    stays: Stays,
 }
 
 impl Found {
@@ -96,7 +96,8 @@ impl InnerCommit {
         let overlay = if top == 1 { &self.disk.path } else { &below[top - 2].path };
         let backing = Backing::of(&below[base - 1], self.backing_file.as_deref(), overlay);
         let backing = backing.map_err(|why| self.failed(why))?;
-        Ok(Found { top: top as u32, base: base as u32, backing, below })
+        let (top, base) = (top as u32, base as u32);
+        Ok(Found { top, base, stays: Stays { above: base, backing }, below })
     }
 
     /// Do it, on this thread.
@@ -111,22 +112,17 @@ impl InnerCommit {
             let copied = Box::pin(self.copy(&io, &job, &*image, read, &found)).await;
             read.let_write(false);
             copied?;
-            Box::pin(self.switch(&io, &job, &*image, &found)).await
+            let switch = Switch {
+                disk: &self.disk,
+                vbd: &self.vbd,
+                beside: &self.beside,
+                top: found.top,
+                stays: Some(&found.stays),
+                failed: &|why| self.failed(why),
+            };
+            Box::pin(switch.run(&io, &job)).await
         };
         tasks.block_on(work).map_err(driven)?
-    }
-
-    /// How an image of the chain is opened; `left` are it and those below.
-    fn options(&self, format: Format, left: u32) -> OpenOptions {
-        OpenOptions {
-            format: Some(format),
-            force_format: false,
-            succeeded: true,
-            bitmaps: vec![],
-            // As many as there are, whatever the last of them names.
-            layers: Some(left),
-            ..self.disk.options.clone()
-        }
     }
 
     /// Have the image below hold what those that go do; it is closed, and stable, when this returns.
@@ -174,7 +170,7 @@ impl InnerCommit {
         from.share_device();
         let (base, size) = (found.layer(found.base), from.size());
         let place = read.place().ok_or_else(|| self.failed("an image below it has no file"))?;
-        let options = self.options(base.format, found.left(found.base));
+        let options = options_of(&self.disk, base.format, found.left(found.base));
         // Else tables are written that those upon it read.
         let hides = read.below().is_some_and(|below| below.info().size > base.size);
         if base.format == Format::Qcow2 && !hides && base.size < size {
@@ -208,79 +204,7 @@ impl InnerCommit {
         }
     }
 
-    /// Have the image upon those that go lie upon the one that stays, and the disk upon that.
-    async fn switch(
-        &self,
-        io: &Io,
-        job: &Job,
-        image: &dyn Image,
-        found: &Found,
-    ) -> Result<(), Error> {
-        job.finalized().await.map_err(|error| self.failed(error.to_string()))?;
-        job.is_at(Phase::Ending);
-        let base = nth(image, found.base).and_then(Image::place);
-        let base = base.ok_or_else(|| self.failed("an image below it has no file"))?;
-        let options = self.options(found.backing.format, found.left(found.base));
-        let mut below = open_on(io, base, &read_only(options)).await?;
-        let own = as_it_is(&self.disk, Format::Qcow2);
-        let inner = found.top > 1;
-        // Before the chain is another: the disk is found by these whether it has those that go or not.
-        let path = |layer: &Layer| layer.path.clone();
-        let gone = found.below[found.top as usize - 1..found.base as usize - 1].iter().map(path);
-        let names = Names { gone: gone.collect(), below: found.below.iter().map(path).collect() };
-        lead(&names, &self.disk.path);
-        if inner {
-            self.rename_inner(io, image, found).await?;
-            for above in (1..found.top).rev() {
-                let place = nth(image, above).and_then(Image::place);
-                let place = place.ok_or_else(|| self.failed("an image below it has no file"))?;
-                let options = read_only(self.options(Format::Qcow2, 1));
-                below = qcow2::open_upon(io, &place, &options, below).await?;
-            }
-        }
-        let vbd = self.vbd.fork();
-        let still = stand_still(io, &vbd).await;
-        let still = still.map_err(|busy| self.failed(busy.to_string()))?;
-        let anew = Anew { options: own.clone(), below: Some(below) };
-        let change = async |place: &Place| match inner {
-            true => Ok(()),
-            false => {
-                let end = rename(io, place, &own, Some(&found.backing), &self.disk.path).await;
-                end.map_err(|why| self.failed(why))
-            }
-        };
-        let failed = |why: String| self.failed(why);
-        let put = |still: &Quiesced<'_>, image| still.larger(image).map(drop);
-        Box::pin(reopen(io, &vbd, &still, &failed, anew, change, put)).await?;
-        Ok(())
-    }
-
-    /// Have an image name the one that stays, which lies below the disk itself: nobody else writes to it.
-    async fn rename_inner(&self, io: &Io, image: &dyn Image, found: &Found) -> Result<(), Error> {
-        let above = found.top - 1;
-        let handle = nth(image, above).ok_or_else(|| self.failed("it has gone"))?;
-        let place = handle.place().ok_or_else(|| self.failed("an image below it has no file"))?;
-        let path = &found.layer(above).path;
-        let next = record::successor(path);
-        if let Some(next) = &next {
-            // That it is written to is no sign that somebody put it back.
-            self.record(record::set_successor(path, next))?;
-        }
-        handle.let_write(true);
-        let options = self.options(Format::Qcow2, 1);
-        let end = rename(io, &place, &options, Some(&found.backing), path).await;
-        handle.let_write(false);
-        if next.is_some() {
-            self.record(record::seal(path))?;
-        }
-        end.map_err(|why| self.failed(why))
-    }
-
     fn record<T>(&self, end: std::io::Result<T>) -> Result<T, Error> {
         end.map_err(|error| self.failed(format!("cannot write down where it goes on: {error}")))
     }
-}
-
-fn read_only(options: OpenOptions) -> OpenOptions {
-    OpenOptions { read_only: true, ..options }
 }

@@ -88,6 +88,8 @@ pub(crate) struct New {
     pub(crate) disk: Option<DiskId>,
     /// Another disk that it has to do with.
     pub(crate) other: Option<DiskId>,
+    /// The disks that it was opened upon, some of whose images change.
+    pub(crate) upon: Vec<DiskId>,
     pub(crate) speed: u64,
     pub(crate) stays: bool,
     /// Whether its end waits for `job-finalize`.
@@ -98,6 +100,13 @@ pub(crate) struct New {
     pub(crate) line: Option<Line>,
 }
 
+impl New {
+    /// The disk that it is at work on, and those that it was opened upon.
+    pub(crate) fn with_upon(&self) -> Vec<DiskId> {
+        self.disk.into_iter().chain(self.upon.iter().copied()).collect()
+    }
+}
+
 impl Running {
     /// Begin a job: `work` does it, on a thread of its own, and gives what is to be done here then.
     pub(crate) fn begin_job(
@@ -105,8 +114,8 @@ impl Running {
         new: New,
         work: impl FnOnce(&Job) -> Result<Then, Error> + Send + 'static,
     ) -> Result<(), Error> {
-        let New { id, kind, disk, other, speed, stays, pends, waits, line } = new;
-        let disks: Vec<DiskId> = disk.into_iter().chain(other).collect();
+        let New { id, kind, disk, other, upon, speed, stays, pends, waits, line } = new;
+        let disks: Vec<DiskId> = disk.into_iter().chain(other).chain(upon).collect();
         let (job, state) = (Job::new(), State::default());
         if waits {
             job.hold();

@@ -11,7 +11,9 @@ use ringtap_image::{Format, Image, Place};
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Job, OnError, Phase, Quiesced, Stream as Bring};
 
-use crate::chain::{Backing, Layer, Names, layers, lead, nth, position, rename, stand_still};
+use crate::chain::{
+    Backing, Layer, Names, Stays, layers, lead, nth, position, rename, stand_still,
+};
 use crate::reopen::{Anew, as_it_is, reopen};
 use crate::snapshot::{header, is_encrypted};
 use crate::{Disk, Error};
@@ -26,13 +28,6 @@ pub(crate) struct Stream {
     pub(crate) backing_file: Option<String>,
     /// What becomes of the job where it meets an error.
     pub(crate) on_error: OnError,
-}
-
-/// What stays below.
-struct Stays {
-    /// How many lie upon it.
-    above: u32,
-    backing: Backing,
 }
 
 impl Stream {
@@ -63,7 +58,10 @@ impl Stream {
             let end = tasks.block_on(async move { job.finalized().await }).map_err(driven)?;
             return end.map_err(|error| self.failed(error.to_string()));
         }
-        self.check_top(&*top, go)?;
+        let format = top.info().format;
+        if let Some(why) = why_not(&self.disk, &self.disk.path, format, go)? {
+            return Err(self.failed(why));
+        }
         let gone: Vec<PathBuf> = go.iter().map(|layer| layer.path.clone()).collect();
         let below = below.into_iter().map(|layer| layer.path).collect();
         let upon = stays.as_ref().and_then(|stays| nth(&*top, stays.above)).map(Image::fork);
@@ -91,30 +89,6 @@ impl Stream {
         let backing = Backing::of(layer, self.backing_file.as_deref(), &self.disk.path);
         let backing = backing.map_err(|why| self.failed(why))?;
         Ok(Stays { above: u32::try_from(at + 1).unwrap_or(u32::MAX), backing })
-    }
-
-    /// Whether the topmost image may take what lies below it.
-    fn check_top(&self, top: &dyn Image, go: &[Layer]) -> Result<(), Error> {
-        if top.info().format != Format::Qcow2.name() {
-            let format = top.info().format;
-            return Err(self.failed(format!("it is a {format} image, and only qcow2 takes it")));
-        }
-        if !self.disk.options.bitmaps.is_empty() {
-            return Err(self.failed("it shows dirty bitmaps, whose clients would not follow"));
-        }
-        let own = header(&self.disk.path)?;
-        if own.snapshots > 0 {
-            return Err(self.failed(
-                "it holds snapshots of its own, which would lose what lies below: delete those first",
-            ));
-        }
-        for layer in go.iter().filter(|_| own.crypt == Crypt::None) {
-            if is_encrypted(&layer.path, layer.format)? {
-                let below = layer.path.display();
-                return Err(self.failed(format!("{below} is encrypted, and it is not")));
-            }
-        }
-        Ok(())
     }
 
     async fn bring(
@@ -149,4 +123,30 @@ impl Stream {
         let failed = |why: String| self.failed(why);
         Box::pin(reopen(io, &vbd, &still, &failed, anew, change, put)).await
     }
+}
+
+/// What is in the way of an image of a disk that is to take what those hold that lie directly below it.
+pub(crate) fn why_not(
+    disk: &Disk,
+    path: &Path,
+    format: &str,
+    go: &[Layer],
+) -> Result<Option<String>, Error> {
+    if format != Format::Qcow2.name() {
+        return Ok(Some(format!("it is a {format} image, and only qcow2 takes it")));
+    }
+    if !disk.options.bitmaps.is_empty() {
+        return Ok(Some("it shows dirty bitmaps, whose clients would not follow".into()));
+    }
+    let own = header(path)?;
+    if own.snapshots > 0 {
+        let why = "it holds snapshots of its own, which would lose what lies below: delete those first";
+        return Ok(Some(why.into()));
+    }
+    for layer in go.iter().filter(|_| own.crypt == Crypt::None) {
+        if is_encrypted(&layer.path, layer.format)? {
+            return Ok(Some(format!("{} is encrypted, and it is not", layer.path.display())));
+        }
+    }
+    Ok(None)
 }

@@ -55,7 +55,7 @@ impl Empty {
         names
     }
 
-    fn says_no(&mut self, command: &str, arguments: Value, said: &str) {
+    pub fn says_no(&mut self, command: &str, arguments: Value, said: &str) {
         let error = self.control.call(command, arguments).expect_err("it cannot be");
         assert!(error.contains(said), "{error}");
     }

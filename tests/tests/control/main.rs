@@ -5,6 +5,7 @@ mod folder;
 mod graph;
 mod judges;
 mod limits;
+mod line;
 mod load;
 mod metrics;
 mod protocol;

@@ -13,7 +13,7 @@ use crate::jobs::{goes_on, hear, load, make, none_left};
 use crate::stream::backing;
 
 /// A disk of five images: `a.img`, and four overlays, each with something of its own.
-fn tower(bench: &Bench, format: &str, more: &[&str]) -> (Server, Control) {
+pub fn tower(bench: &Bench, format: &str, more: &[&str]) -> (Server, Control) {
     make(bench, "a.img", format, more);
     let server = bench.serve(&["a.img"], &["-f", format]);
     let mut control = bench.control();
@@ -31,21 +31,21 @@ fn tower(bench: &Bench, format: &str, more: &[&str]) -> (Server, Control) {
     (server, control)
 }
 
-const NAMES: [&str; 4] = ["one.qcow2", "two.qcow2", "three.qcow2", "four.qcow2"];
+pub const NAMES: [&str; 4] = ["one.qcow2", "two.qcow2", "three.qcow2", "four.qcow2"];
 
 /// What the disk holds now, as a file.
-fn copy(bench: &Bench, name: &str) -> String {
+pub fn copy(bench: &Bench, name: &str) -> String {
     let (uri, copy) = (bench.uri("a"), bench.text(name));
     ok("qemu-img", "qemu-utils", &["convert", "-f", "raw", "-O", "raw", &uri, &copy]);
     copy
 }
 
-fn same(copy: &str, format: &str, image: &str) {
+pub fn same(copy: &str, format: &str, image: &str) {
     ok("qemu-img", "qemu-utils", &["compare", "-f", "raw", "-F", format, copy, image]);
 }
 
 /// The names of the images, the topmost first.
-fn chain(control: &mut Control) -> Vec<String> {
+pub fn chain(control: &mut Control) -> Vec<String> {
     let nodes = control.ok("query-named-block-nodes", json!({}));
     let (mut names, mut image) = (vec![], &nodes[0]["image"]);
     while let Some(path) = image["filename"].as_str() {
@@ -55,7 +55,7 @@ fn chain(control: &mut Control) -> Vec<String> {
     names
 }
 
-fn ends(control: &mut Control) {
+pub fn ends(control: &mut Control) {
     let told = hear(control, "BLOCK_JOB_COMPLETED");
     assert!(told.get("error").is_none(), "{told}");
 }

@@ -5,6 +5,7 @@ mod backups;
 mod bench;
 mod checkpoints;
 mod inner;
+mod inner_stream;
 mod jobs;
 mod larger;
 mod ledger;

@@ -162,6 +162,7 @@ fn begin_whole(
     of: DiskId,
     base: PathBuf,
 ) -> Result<Done, Refusal> {
+    new.upon = running.may_change(of, &base).map_err(Refusal::new)?;
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
     let commit = Commit { disk, vbd, base: Some(base) };
@@ -192,17 +193,11 @@ fn begin_inner(
 ) -> Result<Done, Refusal> {
     let InnerPaths { top, base } = paths;
     new.waits = false;
-    let other = running.other_upon(of, &base);
-    if let Some(other) = other {
-        let why = "and would read what it held before";
-        return Err(Refusal::new(format!(
-            "Node '{other}' is busy: it has {} open, too, {why}",
-            base.display()
-        )));
-    }
+    new.upon = running.may_change(of, &base).map_err(Refusal::new)?;
+    let beside = running.beside(of, &new.upon);
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
-    let commit = InnerCommit { disk, vbd, top, base, backing_file };
+    let commit = InnerCommit { disk, vbd, beside, top, base, backing_file };
     commit.check()?;
     let [top, base] = [&commit.top, &commit.base].map(|path| whole(path));
     if top.to_str().is_some() && base.to_str().is_some() {
@@ -210,9 +205,11 @@ fn begin_inner(
         new.line = running.line(&new, BlockCommit::NAME, more);
         new.line.iter_mut().for_each(|line| line.files.push((base.clone(), None)));
     }
+    let all = new.with_upon();
     let begun = running.begin_job(new, move |job| {
         commit.run(job)?;
-        Ok(Box::new(move |running: &mut Running| running.retie(of)) as Then)
+        Ok(Box::new(move |running: &mut Running| all.iter().for_each(|of| running.retie(*of)))
+            as Then)
     });
     begun.map(|()| Done {}).map_err(Refusal::from)
 }

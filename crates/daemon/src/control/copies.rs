@@ -101,7 +101,8 @@ impl Running {
         }
         let [stays, pends] = [of.auto_dismiss, of.auto_finalize].map(|own| own == Some(false));
         let (disk, speed) = (Some(disk), of.speed.unwrap_or(0));
-        Ok(New { id, kind, disk, other: None, speed, stays, pends, waits: true, line: None })
+        let (other, upon, waits, line) = (None, vec![], true, None);
+        Ok(New { id, kind, disk, other, upon, speed, stays, pends, waits, line })
     }
 
     /// What is written down of a job: the command that begins it, but for the disk and what all jobs are told.

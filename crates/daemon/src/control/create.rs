@@ -199,6 +199,7 @@ impl BlockdevCreate {
             kind: JobType::Create,
             disk: None,
             other: None,
+            upon: vec![],
             speed: 0,
             // As in QEMU it waits to be looked at.
             stays: true,

@@ -160,6 +160,12 @@ impl AddExport {
         if let Some(user) = if writable { user() } else { None } {
             return conflict(node, user.node());
         }
+        if let Some(user) = running.user_of_disk(disk).filter(|_| running.pending.changing.contains(&disk))
+        {
+            return refuse(format!(
+                "Node '{node}' is busy: a job of '{user}' changes images that it has, too"
+            ));
+        }
         if writable && served.vbd.info().read_only {
             return refuse(format!(
                 "Node '{node}' is read-only: it has no export that is writable"
