@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::checkpoint::{self, CheckpointArgs};
 use crate::daemon::CONTROL;
-use crate::job::{self, BackupArgs, CommitArgs, MigrateArgs, MirrorArgs, SnapshotArgs, StreamArgs};
+use crate::job::{self, BackupArgs, CommitArgs, MirrorArgs, SnapshotArgs, StreamArgs};
+use crate::migrate::{self, MigrateArgs};
 use crate::limits::{self, LimitArgs};
 use crate::names::{self, CacheName};
 use crate::qmp::Qmp;
@@ -183,7 +184,7 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
         Verb::Commit(args) => job::commit(&mut qmp()?, &args)?,
         Verb::Stream(args) => job::stream(&mut qmp()?, &args)?,
         Verb::Mirror(args) => job::mirror(&mut qmp()?, &args, output)?,
-        Verb::Migrate(args) => job::migrate(&mut qmp()?, args, output)?,
+        Verb::Migrate(args) => migrate::run(&mut qmp()?, args, output)?,
         Verb::Backup(args) => job::backup(&mut qmp()?, &args)?,
         Verb::Checkpoint(args) => checkpoint::run(&mut qmp()?, &args, output)?,
         Verb::Remove { node, force } => remove(&mut qmp()?, &node, force)?,

@@ -140,42 +140,25 @@ pub(crate) struct StreamArgs {
 #[derive(Debug, Args)]
 pub(crate) struct MirrorArgs {
     /// The disk's name
-    node: String,
+    pub(crate) node: String,
 
     /// The image in which it is to go on: one that is there, just as large
-    file: PathBuf,
+    pub(crate) file: PathBuf,
 
     /// Format of that image; it is never guessed
     #[arg(short, long, value_name = "FORMAT", value_parser = names::format())]
-    format: ringtap_image::Format,
+    pub(crate) format: ringtap_image::Format,
 
     /// The image reads as zeros, as one just made does: zeros need not be written
     #[arg(long)]
-    zeroed: bool,
+    pub(crate) zeroed: bool,
 
     /// Leave the disk where it is, and the image as a copy of the moment at which the job ends
     #[arg(long)]
-    copy: bool,
+    pub(crate) copy: bool,
 
     #[command(flatten)]
-    how: How,
-}
-
-/// A disk that goes on at another host's server.
-#[derive(Debug, Args)]
-pub(crate) struct MigrateArgs {
-    /// The disk's name
-    node: String,
-
-    /// The export in which it is to go on, just as large: nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH, or nbds:// with TLS
-    uri: PathBuf,
-
-    /// The export reads as zeros, as one just made does: zeros need not be sent
-    #[arg(long)]
-    zeroed: bool,
-
-    #[command(flatten)]
-    how: How,
+    pub(crate) how: How,
 }
 
 /// A backup of a disk that is served.
@@ -211,8 +194,9 @@ pub(crate) struct BackupArgs {
     how: How,
 }
 
+/// How a job is carried out.
 #[derive(Debug, Args)]
-struct How {
+pub(crate) struct How {
     /// Copy no more than so many bytes in a second
     #[arg(short, long, value_name = "SIZE", value_parser = names::size)]
     rate: Option<u64>,
@@ -237,7 +221,7 @@ pub(crate) fn run(args: &JobArgs) -> anyhow::Result<ExitCode> {
         Verb::Rate { job, rate } => {
             qmp.call("block-job-set-speed", json!({ "device": job, "speed": rate }))?;
         }
-        Verb::Wait { job, talk } => drop(finish(&mut qmp, job, *talk, "job-complete")?),
+        Verb::Wait { job, talk } => drop(finish(&mut qmp, job, *talk, "job-complete", &mut || {})?),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -263,9 +247,15 @@ fn list(qmp: &mut Qmp, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Wait for a job; once it is ready have it end, by that command.
+/// Wait for a job; once it is ready, which `ready` hears of, have it end by that command.
 /// For how long guests' requests waited for that end is given.
-fn finish(qmp: &mut Qmp, id: &str, talk: Talk, end: &str) -> anyhow::Result<Duration> {
+fn finish(
+    qmp: &mut Qmp,
+    id: &str,
+    talk: Talk,
+    end: &str,
+    ready: &mut dyn FnMut(),
+) -> anyhow::Result<Duration> {
     let progress = Arc::new(Progress::default());
     let (mut bar, mut told) = (None, false);
     loop {
@@ -279,6 +269,7 @@ fn finish(qmp: &mut Qmp, id: &str, talk: Talk, end: &str) -> anyhow::Result<Dura
         bar.get_or_insert_with(|| Bar::show(talk, &progress, 10_000));
         match job["status"].as_str().unwrap_or_default() {
             "ready" if !told => {
+                ready();
                 let key = if end == "block-job-cancel" { "device" } else { "id" };
                 qmp.call(end, json!({ key: id }))?;
                 told = true;
@@ -345,7 +336,7 @@ impl How {
         end: &str,
     ) -> anyhow::Result<Option<Duration>> {
         let begin = |qmp: &mut Qmp, arguments| qmp.call(command, arguments);
-        self.begin(qmp, begin, id, arguments, end)
+        self.begin(qmp, begin, id, arguments, end, &mut || {})
     }
 
     fn begin(
@@ -355,6 +346,7 @@ impl How {
         id: &str,
         mut arguments: Value,
         end: &str,
+        ready: &mut dyn FnMut(),
     ) -> anyhow::Result<Option<Duration>> {
         arguments["job-id"] = id.into();
         arguments["auto-dismiss"] = false.into();
@@ -365,7 +357,7 @@ impl How {
                 writeln!(std::io::stdout(), "{id}")?;
                 Ok(None)
             }
-            false => finish(qmp, id, self.talk, end).map(Some),
+            false => finish(qmp, id, self.talk, end, ready).map(Some),
         }
     }
 }
@@ -461,7 +453,7 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs) -> anyhow::Result<()> {
             qmp.call("transaction", json!({ "actions": both }))
         }
     };
-    let ended = args.how.begin(qmp, begin, &id, arguments, "job-complete").map(drop);
+    let ended = args.how.begin(qmp, begin, &id, arguments, "job-complete", &mut || {}).map(drop);
     if args.how.no_wait && ended.is_ok() {
         return ended;
     }
@@ -469,8 +461,13 @@ pub(crate) fn backup(qmp: &mut Qmp, args: &BackupArgs) -> anyhow::Result<()> {
     ended.and(closed.map(drop))
 }
 
-/// Copy a disk to another image, and have it go on there.
-pub(crate) fn mirror(qmp: &mut Qmp, args: &MirrorArgs, output: Output) -> anyhow::Result<()> {
+/// Copy a disk to another image, and have it go on there; `ready` hears of it when little is left.
+pub(crate) fn mirror(
+    qmp: &mut Qmp,
+    args: &MirrorArgs,
+    output: Output,
+    ready: &mut dyn FnMut(),
+) -> anyhow::Result<()> {
     let target = format!("{}-mirror", args.node);
     open_target(qmp, &target, &args.file, args.format)?;
     let arguments = json!({
@@ -481,7 +478,8 @@ pub(crate) fn mirror(qmp: &mut Qmp, args: &MirrorArgs, output: Output) -> anyhow
     });
     let id = format!("mirror-{}", args.node);
     let end = if args.copy { "block-job-cancel" } else { "job-complete" };
-    let ended = args.how.carry_out(qmp, "blockdev-mirror", &id, arguments, end);
+    let begin = |qmp: &mut Qmp, arguments| qmp.call("blockdev-mirror", arguments);
+    let ended = args.how.begin(qmp, begin, &id, arguments, end, ready);
     // It is gone where the disk goes on in it, and in use where nobody has waited.
     let stays = args.copy || ended.is_err();
     if stays && (ended.is_err() || !args.how.no_wait) {
@@ -506,34 +504,4 @@ pub(crate) fn mirror(qmp: &mut Qmp, args: &MirrorArgs, output: Output) -> anyhow
         }
     }
     Ok(())
-}
-
-/// Say which checkpoints of a disk do not go with it, before it goes.
-fn say_what_stays(qmp: &mut Qmp, node: &str) -> anyhow::Result<()> {
-    let disks = found(qmp, Some(node))?;
-    let bitmaps = disks.iter().filter_map(|disk| disk["dirty-bitmaps"].as_array()).flatten();
-    let names: Vec<&str> = bitmaps.filter_map(|one| one["name"].as_str()).collect();
-    if !names.is_empty() {
-        writeln!(
-            std::io::stderr(),
-            "ringtap: these checkpoints of {node} stay behind, for NBD carries none: {}; the first backup there is a full one",
-            names.join(", ")
-        )?;
-    }
-    Ok(())
-}
-
-/// Move a disk to a server of another host.
-pub(crate) fn migrate(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::Result<()> {
-    let MigrateArgs { node, uri, zeroed, how } = args;
-    if !ringtap_image::is_store(&uri) {
-        let why = format!(
-            "{} is no nbd://, nbd+unix:// or nbds:// URI: `ringtap disk mirror` moves a disk to an image of this host",
-            uri.display()
-        );
-        return Err(ringtap_daemon::Error::Usage(why).into());
-    }
-    say_what_stays(qmp, &node)?;
-    let format = ringtap_image::Format::Raw;
-    mirror(qmp, &MirrorArgs { node, file: uri, format, zeroed, copy: false, how }, output)
 }

@@ -12,6 +12,7 @@ mod limits;
 mod list;
 mod log;
 mod manual;
+mod migrate;
 mod names;
 mod nbd;
 mod objects;

@@ -114,3 +114,113 @@ fn a_disk_moves_to_another_server_over_a_slow_line_that_breaks() {
     there.stop();
     bench.holds("there.qcow2", "qcow2", &["read -P 7 41M 1M"]);
 }
+
+/// Servers here and there, each with its control socket; there lies `there.qcow2`.
+fn both(bench: &Bench, here: &str) -> (Server, Server, [String; 2]) {
+    said(&["create", "-q", "-f", "qcow2", &bench.text("there.qcow2"), "64M"]);
+    let [near, far] = ["control", "far"].map(|name| format!("unix:{}", bench.text(name)));
+    let there = serve_there(bench, &far);
+    let more = ["-f", here, "--node-name", "vm", "--control", &near];
+    let here = bench.serve(&bench.text("here.img"), &more);
+    (here, there, [near, far])
+}
+
+fn serve_there(bench: &Bench, control: &str) -> Server {
+    let (image, nbd) = (bench.text("there.qcow2"), format!("unix:{}", bench.text("source")));
+    let args = ["-f", "qcow2", "--name", "e", "--node-name", "there", &image, "--nbd", &nbd];
+    Server::start(args.iter().chain(&["--control", control]))
+}
+
+/// The checkpoints of a disk, by their names, with the bytes that have changed.
+fn checkpoints(control: &str, node: &str) -> Vec<(String, u64)> {
+    let list = ["disk", "checkpoint", "list", "--control", control, "--output", "json", node];
+    let all: Value = serde_json::from_str(&said(&list)).expect("JSON");
+    let one = |one: &Value| {
+        let name = one["name"].as_str().expect("a name").to_owned();
+        (name, one["count"].as_u64().expect("bytes"))
+    };
+    all.as_array().expect("a list").iter().map(one).collect()
+}
+
+#[test]
+fn checkpoints_go_with_a_disk_and_know_what_has_changed_on_the_way() {
+    let bench = Bench::new();
+    bench.raw("here.img", 64 * MIB);
+    let (here, there, [near, far]) = both(&bench, "raw");
+    bench.io_well(&["write -P 6 0 20M"]);
+    let uri = format!("nbd+unix:///e?socket={}", bench.text("source"));
+    let own = format!("nbd+unix:///d?socket={}", bench.text("nbd"));
+    let [old, new] = ["old.qcow2", "new.raw"].map(|name| bench.text(name));
+    // A copy of the moment at which the checkpoint begins.
+    said(&["create", "-q", "-f", "qcow2", &old, "64M"]);
+    let backup = ["disk", "backup", "--control", &near, "vm", &old, "-f", "qcow2", "--zeroed"];
+    said(&[&backup[..], &["--checkpoint", "nightly"]].concat());
+    said(&["disk", "checkpoint", "add", "--control", &near, "vm", "idle", "-g", "1M"]);
+    let guest = bench.load("4");
+    let migrate = ["disk", "migrate", "--control", &near, "--there", &far, "--node-there", "there"];
+    let stays = [&migrate[..], &["vm", &uri]].concat();
+    let told = ringtap_tests::ringtap_of(&stays);
+    let error = String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.success() && !error.contains("behind"), "{error}");
+    is_well(guest);
+    bench.io_well(&["write -P 7 50M 1M", "flush"]);
+    let names = |all: &[(String, u64)]| -> Vec<String> {
+        all.iter().map(|(name, _)| name.clone()).collect()
+    };
+    let all = checkpoints(&far, "there");
+    assert_eq!(names(&all), ["nightly", "idle"], "{all:?}");
+    assert!(checkpoints(&near, "vm").is_empty(), "they have gone");
+    said(&["convert", "-q", "-f", "raw", "-O", "raw", &own, &new]);
+    here.stop();
+    // They outlive the server there, and the guest is that one's own from now on.
+    there.kill();
+    let there = serve_there(&bench, &far);
+    assert_eq!(names(&checkpoints(&far, "there")), ["nightly", "idle"]);
+    let since = ["disk", "backup", "--control", &far, "there", &old, "-f", "qcow2"];
+    said(&[&since[..], &["--since", "nightly"]].concat());
+    let same = ["compare", "-f", "raw", "-F", "qcow2", &new, &old];
+    ringtap_tests::ok("qemu-img", "qemu-utils", &same);
+    there.stop();
+}
+
+#[test]
+fn checkpoints_that_have_gone_are_exact() {
+    let bench = Bench::new();
+    said(&["create", "-q", "-f", "qcow2", &bench.text("here.img"), "64M"]);
+    let (here, there, [near, far]) = both(&bench, "qcow2");
+    bench.io_well(&["write -P 6 0 40M"]);
+    said(&["disk", "checkpoint", "add", "--control", &near, "vm", "nightly"]);
+    bench.io_well(&["write -P 7 1M 64k", "write -P 8 63M 128k"]);
+    let uri = format!("nbd+unix:///e?socket={}", bench.text("source"));
+    let migrate = ["disk", "migrate", "--control", &near, "--there", &far, "--node-there", "there"];
+    // One of that name is there: nothing is begun.
+    said(&["disk", "checkpoint", "add", "--control", &far, "there", "nightly"]);
+    let clash = refusal(&[&migrate[..], &["vm", &uri]].concat());
+    assert!(clash.contains("nightly") && clash.contains("there"), "{clash}");
+    said(&["disk", "checkpoint", "remove", "--control", &far, "there", "nightly"]);
+    said(&[&migrate[..], &["vm", &uri]].concat());
+    bench.io_well(&["write -P 9 10M 64k"]);
+    assert_eq!(checkpoints(&far, "there"), [("nightly".to_owned(), 4 * 64 << 10)]);
+    let mut control = ringtap_tests::Control::open(&bench.path("far"));
+    let which = serde_json::json!({ "node": "there", "name": "nightly" });
+    let told = control.ok("__ringtap_bitmap-regions", which);
+    let wanted = [(1 << 20, 64 << 10), (10 << 20, 64 << 10), (63 << 20, 128 << 10)];
+    let wanted: Vec<Value> = wanted
+        .iter()
+        .map(|(offset, length): &(u64, u64)| serde_json::json!({ "offset": offset, "length": length }))
+        .collect();
+    assert_eq!(told["regions"], Value::from(wanted), "{told}");
+    let mark = |name: &str, offset: u64| {
+        let regions = [serde_json::json!({ "offset": offset, "length": 512 })];
+        serde_json::json!({ "node": "there", "name": name, "regions": regions })
+    };
+    let refused = control.call("__ringtap_bitmap-mark", mark("nightly", 0));
+    assert!(refused.expect_err("it records").contains("records"));
+    let add = serde_json::json!({ "node": "there", "name": "own", "disabled": true });
+    control.ok("block-dirty-bitmap-add", add);
+    let refused = control.call("__ringtap_bitmap-mark", mark("own", 64 << 20));
+    assert!(refused.expect_err("there is no such place").contains("past the disk's end"));
+    control.ok("__ringtap_bitmap-mark", mark("own", 32 << 20));
+    here.stop();
+    there.stop();
+}

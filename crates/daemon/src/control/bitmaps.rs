@@ -136,9 +136,9 @@ pub(super) enum Action {
 pub(super) struct Known {
     pub(super) name: String,
     lost: bool,
-    recording: bool,
+    pub(super) recording: bool,
     /// None: it is not there yet.
-    marks: Option<std::sync::Arc<Tracker>>,
+    pub(super) marks: Option<std::sync::Arc<Tracker>>,
 }
 
 impl From<DirtyBitmap> for Known {

@@ -26,6 +26,7 @@ mod outgoing;
 mod query;
 mod refs;
 mod refusal;
+mod regions;
 mod remote;
 mod reopen;
 mod replay;

@@ -11,7 +11,7 @@ use super::schema::Schema;
 use super::shape::{Done, Take, Write, arguments, whole, words};
 use super::{
     about, active, backups, bitmaps, commit, copies, create, exports, inspect, jobs, moment, nodes,
-    query, reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
+    query, regions, reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
 };
 use crate::events::Event;
 use crate::running::Running;
@@ -148,6 +148,8 @@ const COMMANDS: &[Entry] = &[
     Entry::of::<bitmaps::EnableBitmap>(),
     Entry::of::<bitmaps::DisableBitmap>(),
     Entry::of::<bitmaps::MergeBitmaps>(),
+    Entry::of::<regions::BitmapRegions>(),
+    Entry::of::<regions::MarkBitmap>(),
     Entry::of::<jobs::QueryJobs>(),
     Entry::of::<jobs::QueryBlockJobs>(),
     Entry::of::<jobs::JobCancel>(),
