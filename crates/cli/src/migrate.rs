@@ -91,7 +91,12 @@ fn name(bitmap: &Value) -> &str {
 
 fn bitmaps(qmp: &mut Qmp, node: &str) -> anyhow::Result<Vec<Value>> {
     let disks = found(qmp, Some(node))?;
-    Ok(disks.iter().filter_map(|disk| disk["dirty-bitmaps"].as_array()).flatten().cloned().collect())
+    Ok(disks
+        .iter()
+        .filter_map(|disk| disk["dirty-bitmaps"].as_array())
+        .flatten()
+        .cloned()
+        .collect())
 }
 
 /// Say which checkpoints of a disk do not go with it, before it goes.
@@ -127,7 +132,10 @@ impl Travel {
     fn to(mut far: Qmp, node: String, go: &[&Value]) -> anyhow::Result<Travel> {
         let there = bitmaps(&mut far, &node).context("at the server there")?;
         if let Some(clash) = go.iter().find(|one| there.iter().any(|it| name(it) == name(one))) {
-            bail!("{node} has a checkpoint {:?} there: remove it, or leave --there out", name(clash));
+            bail!(
+                "{node} has a checkpoint {:?} there: remove it, or leave --there out",
+                name(clash)
+            );
         }
         let granularity = |one: &Value| one["granularity"].as_u64().unwrap_or_default();
         let checkpoints = go.iter().map(|one| (name(one).to_owned(), granularity(one)));

@@ -142,7 +142,8 @@ impl Running {
     fn upon_which(&self, disk: DiskId) -> Vec<DiskId> {
         let own = self.disks.get(&disk).map(handles).unwrap_or_default();
         let below = own.get(1..).unwrap_or_default();
-        let is_below = |served: &Served| handles(served).first().is_some_and(|it| below.contains(it));
+        let is_below =
+            |served: &Served| handles(served).first().is_some_and(|it| below.contains(it));
         let others = self.disks.iter().filter(|(id, other)| **id != disk && is_below(other));
         others.map(|(id, _)| *id).collect()
     }

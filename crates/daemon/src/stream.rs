@@ -140,7 +140,8 @@ pub(crate) fn why_not(
     }
     let own = header(path)?;
     if own.snapshots > 0 {
-        let why = "it holds snapshots of its own, which would lose what lies below: delete those first";
+        let why =
+            "it holds snapshots of its own, which would lose what lies below: delete those first";
         return Ok(Some(why.into()));
     }
     for layer in go.iter().filter(|_| own.crypt == Crypt::None) {

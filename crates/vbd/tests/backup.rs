@@ -17,7 +17,9 @@ use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
     Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
 };
-use ringtap_vbd::{Backup, Breaks, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs};
+use ringtap_vbd::{
+    Backup, Breaks, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs,
+};
 
 use common::Served;
 use container::container;

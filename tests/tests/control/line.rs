@@ -128,7 +128,11 @@ fn an_image_that_has_a_name_takes_what_lies_below_it() {
     let none = json!({ "base-node": "top" });
     empty.says_no("block-stream", stream(none), "Node 'top' is not a backing image of 'mid'");
     let above = json!({ "bottom": "top" });
-    empty.says_no("block-stream", stream(above), "Node 'top' is not in a chain starting from 'mid'");
+    empty.says_no(
+        "block-stream",
+        stream(above),
+        "Node 'top' is not in a chain starting from 'mid'",
+    );
     let mut slowly = stream(json!({ "base-node": "base" }));
     slowly["speed"] = json!(64 << 10);
     empty.control.ok("block-stream", slowly);

@@ -165,7 +165,8 @@ fn a_target_that_is_full_breaks_what_was_said() {
         let name = ringtap();
         ok(plain(&name), "ringtap", &["create", "-q", "-f", "qcow2", plain(&small), "64M"]);
         fs::write(&ballast, vec![1; 10 << 20]).expect("the ballast");
-        let file = json!({ "driver": "file", "filename": plain(&small), "cache": { "direct": false } });
+        let file =
+            json!({ "driver": "file", "filename": plain(&small), "cache": { "direct": false } });
         let target = json!({ "driver": "qcow2", "node-name": "small", "file": file, "__ringtap_on-error": "report" });
         control.ok("blockdev-add", target);
         let then = now(&bench);
@@ -225,7 +226,11 @@ fn a_target_that_is_late_breaks_what_was_said() {
         far.signal(libc::SIGSTOP);
         let began = Instant::now();
         assert_eq!(writes(&bench, "write -P 5 2M 64k"), !keeps, "{on_error:?}");
-        assert!(began.elapsed() >= Duration::from_secs(1), "it is waited for: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() >= Duration::from_secs(1),
+            "it is waited for: {:?}",
+            began.elapsed()
+        );
         far.signal(libc::SIGCONT);
         let value = if keeps { 1 } else { 5 };
         bench.io("a", &[&format!("read -P {value} 2M 64k")]);

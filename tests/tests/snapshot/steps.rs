@@ -136,7 +136,8 @@ fn a_commit_of_images_between_that_is_killed_at_a_record_goes_on() {
         let (call, when) = step.split_once(':').expect("both");
         let what = format!("{call}:signal=KILL:when={when}");
         let tampered = Tampered::begin(&server, &names[1], &what);
-        let commit = json!({ "device": "a", "job-id": "j", "top": names[0], "base": bench.text("a.img") });
+        let commit =
+            json!({ "device": "a", "job-id": "j", "top": names[0], "base": bench.text("a.img") });
         is_killed_by(&mut control, "block-commit", commit);
         drop((tampered, server));
         let server = bench.serve(&["a.img"], &["-f", "raw"]);

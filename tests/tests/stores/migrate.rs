@@ -200,7 +200,7 @@ fn checkpoints_that_have_gone_are_exact() {
     said(&["disk", "checkpoint", "remove", "--control", &far, "there", "nightly"]);
     said(&[&migrate[..], &["vm", &uri]].concat());
     bench.io_well(&["write -P 9 10M 64k"]);
-    assert_eq!(checkpoints(&far, "there"), [("nightly".to_owned(), 4 * 64 << 10)]);
+    assert_eq!(checkpoints(&far, "there"), [("nightly".to_owned(), (4 * 64) << 10)]);
     let mut control = ringtap_tests::Control::open(&bench.path("far"));
     let which = serde_json::json!({ "node": "there", "name": "nightly" });
     let told = control.ok("__ringtap_bitmap-regions", which);

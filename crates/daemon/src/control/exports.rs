@@ -160,7 +160,8 @@ impl AddExport {
         if let Some(user) = if writable { user() } else { None } {
             return conflict(node, user.node());
         }
-        if let Some(user) = running.user_of_disk(disk).filter(|_| running.pending.changing.contains(&disk))
+        if let Some(user) =
+            running.user_of_disk(disk).filter(|_| running.pending.changing.contains(&disk))
         {
             return refuse(format!(
                 "Node '{node}' is busy: a job of '{user}' changes images that it has, too"
