@@ -183,7 +183,7 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
         Verb::Snapshot(args) => job::snapshot(&mut qmp()?, &args, output)?,
         Verb::Commit(args) => job::commit(&mut qmp()?, &args)?,
         Verb::Stream(args) => job::stream(&mut qmp()?, &args)?,
-        Verb::Mirror(args) => job::mirror(&mut qmp()?, &args, output)?,
+        Verb::Mirror(args) => job::mirror(&mut qmp()?, &args, output, &mut || {})?,
         Verb::Migrate(args) => migrate::run(&mut qmp()?, args, output)?,
         Verb::Backup(args) => job::backup(&mut qmp()?, &args)?,
         Verb::Checkpoint(args) => checkpoint::run(&mut qmp()?, &args, output)?,

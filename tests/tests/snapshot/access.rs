@@ -3,12 +3,12 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{Server, file_system_of, is_well, ok, plain, program, ringtap};
+use ringtap_tests::{file_system_of, is_well, ok, plain, program, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, said};
 use crate::checkpoints::add_copy;
-use crate::jobs::{load, make};
+use crate::jobs::load;
 use crate::moment::{is_pulled, is_read, now, served, uri};
 
 fn keep(more: Value) -> Value {
@@ -189,8 +189,8 @@ fn a_target_that_is_full_breaks_what_was_said() {
             let value = if *written { 5 } else { 1 };
             bench.io("a", &[&format!("read -P {value} {at}M 1M")]);
         }
+        fs::remove_file(&ballast).expect("removed");
         if keeps {
-            fs::remove_file(&ballast).expect("removed");
             assert!(writes(&bench, "write -P 6 2M 4M"), "there is room again");
             is_pulled(&bench, &uri, &then);
         }

@@ -28,7 +28,8 @@ struct Resting(Child);
 impl Resting {
     fn begin(bench: &Bench) -> Resting {
         let args = ["-r", "-f", "raw", "-c", "read 0 64k", "-c", "sleep 600000", &bench.uri("a")];
-        let mut child = Command::new("qemu-io")
+        let mut child = Command::new("stdbuf")
+            .args(["-oL", "qemu-io"])
             .args(args)
             .stdout(Stdio::piped())
             .spawn()
@@ -109,7 +110,7 @@ fn a_stream_into_an_image_between_goes_on_after_kills() {
         snapshot(&mut control, "a", &bench.text("five.qcow2"));
         bench.io("a", &["write -P 6 22M 1M"]);
         let mut slowly = stream(&bench, "four.qcow2", base);
-        slowly["speed"] = json!(256 << 10);
+        slowly["speed"] = json!(64 << 10);
         control.ok("block-stream", slowly);
         for at in 0..3u64 {
             runs(&mut bench.control());

@@ -162,7 +162,7 @@ fn begin_whole(
     of: DiskId,
     base: PathBuf,
 ) -> Result<Done, Refusal> {
-    new.upon = running.may_change(of, &base).map_err(Refusal::new)?;
+    new.upon = running.may_write_below(of, &base).map_err(Refusal::new)?;
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
     let commit = Commit { disk, vbd, base: Some(base) };
@@ -193,7 +193,7 @@ fn begin_inner(
 ) -> Result<Done, Refusal> {
     let InnerPaths { top, base } = paths;
     new.waits = false;
-    new.upon = running.may_change(of, &base).map_err(Refusal::new)?;
+    new.upon = running.may_write_below(of, &base).map_err(Refusal::new)?;
     let beside = running.beside(of, &new.upon);
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());

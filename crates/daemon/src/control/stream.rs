@@ -56,6 +56,9 @@ impl Command for BlockStream {
     }
 }
 
+/// What a job does.
+type Work = Box<dyn FnOnce(&Job) -> Result<(), Error> + Send>;
+
 /// A disk, and which of its images takes what lies below that.
 struct Taker {
     of: DiskId,
@@ -139,7 +142,7 @@ impl BlockStream {
         }
         let Taker { of, into } = running.taker(&self)?;
         let upon = match &into {
-            Some(into) => running.may_change(of, into).map_err(Refusal::new)?,
+            Some(into) => running.may_write_below(of, into).map_err(Refusal::new)?,
             None => vec![],
         };
         let node = running.disks.get(&of).map(|served| served.node().to_owned());
@@ -181,7 +184,7 @@ impl BlockStream {
             "on-error": self.on_error.map(StreamOnError::word),
         });
         let (base_given, backing_file) = (base.is_some(), self.backing_file.clone());
-        let work: Box<dyn FnOnce(&Job) -> Result<(), Error> + Send> = match into.clone() {
+        let work: Work = match into.clone() {
             None => {
                 let stream = Stream { disk, vbd, base, backing_file, on_error };
                 stream.check().map_err(|error| self.outside(error, base_given))?;
