@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use ringtap_image::qcow2::{self, BitmapEntry, Header, Snapshot};
+use ringtap_image::qcow2::{self, BitmapEntry, Header, HeaderError, Snapshot, ToolError};
 use ringtap_image::{
     CacheMode, Container, Format, LeftBehind, OpenError, OpenOptions, Place, Role, find_named,
     luks, on_a_ring, record, vhd,
@@ -41,6 +41,8 @@ pub struct Layer {
     pub len: u64,
     /// The snapshots inside it.
     pub snapshots: Vec<Snapshot>,
+    /// Why those cannot be read.
+    pub unreadable_snapshots: Option<String>,
     /// The bitmaps inside it.
     pub bitmaps: Vec<BitmapEntry>,
     /// What a killed server left, that is not in the image.
@@ -73,6 +75,17 @@ pub fn layer(place: impl Into<Place>, named: Option<Format>, share: bool) -> Res
     look_at(&place.into(), named, share, &Names::default(), false)
 }
 
+/// Whether it is the table of snapshots that is to blame.
+fn of_snapshots(error: &ToolError) -> bool {
+    match error {
+        ToolError::Corrupt { .. } => true,
+        ToolError::Open(OpenError::Qcow2 { source, .. }) => {
+            matches!(source, HeaderError::Field { at: 60 | 64, .. })
+        }
+        _ => false,
+    }
+}
+
 /// Look at one file, and if asked find what lies below it. `names` says what may be opened.
 fn look_at(
     place: &Place,
@@ -94,6 +107,7 @@ fn look_at(
         vhd: None,
         len: 0,
         snapshots: vec![],
+        unreadable_snapshots: None,
         bitmaps: vec![],
         left: None,
         in_use: None,
@@ -128,12 +142,14 @@ fn look_at(
             let header = Header::read(&io, &container).await?;
             let list = qcow2::list_snapshots(&io, &container).await;
             let bitmaps = qcow2::list_bitmaps(&io, &container).await;
-            Ok::<_, OpenError>((header, list.unwrap_or_default(), bitmaps.unwrap_or_default()))
+            Ok::<_, OpenError>((header, list, bitmaps.unwrap_or_default()))
         })??;
+        layer.unreadable_snapshots =
+            snapshots.as_ref().err().filter(|it| of_snapshots(it)).map(ToString::to_string);
         if at_rest {
             layer.left = told(qcow2::left(&own, &header, &options));
         }
-        layer.snapshots = snapshots;
+        layer.snapshots = snapshots.unwrap_or_default();
         layer.bitmaps = bitmaps;
         layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
         layer.header = Some(header);

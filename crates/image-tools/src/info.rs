@@ -130,6 +130,10 @@ pub fn chain(path: &Path, named: Option<Format>, reading: &Reading) -> Result<Ve
 
 fn look(layer: &Layer, reading: &Reading) -> Result<Info, Error> {
     let path = &layer.path;
+    // Of one that somebody changes that says nothing.
+    if let Some(why) = layer.unreadable_snapshots.as_ref().filter(|_| layer.in_use.is_none()) {
+        return Err(Error::Refused(why.clone()));
+    }
     let mut facts = Info {
         path: path.clone(),
         format: layer.format,

@@ -7,6 +7,8 @@ use super::extension;
 use super::header::{MAX_NAME, autoclear, compatible};
 use super::offline::Offline;
 use super::rebase::name_backing;
+use super::rewrite::Rewrite;
+use super::snapshot::replace_table;
 use super::snapshot_table;
 use super::tool::ToolError;
 use super::{Crypt, Header};
@@ -35,6 +37,7 @@ pub async fn amend(io: &Io, container: &Container, amendment: &Amendment) -> Res
         Tables::Stay => image.write_header().await,
         // It says of zeros what the new backing file makes of them.
         Tables::LoseZeros => downgrade(&mut image).await,
+        Tables::TellSizes => tell_sizes(&mut image).await,
     }
 }
 
@@ -54,6 +57,8 @@ enum Tables {
     Stay,
     /// Version 2 cannot say zeros.
     LoseZeros,
+    /// Version 3 has snapshots say how large the disk was.
+    TellSizes,
 }
 
 /// Look whether all of it can be, and change the header in memory, but for the step to version 2.
@@ -69,7 +74,7 @@ async fn prepare(image: &mut Offline<'_>, amendment: &Amendment) -> Result<Table
     }
     let mut tables = Tables::Stay;
     match (image.header.version, version) {
-        (2, 3) => upgrade(image).await?,
+        (2, 3) => tables = upgrade(image).await?,
         (3, 2) => {
             downgrade::refuse(image).await?;
             tables = Tables::LoseZeros;
@@ -123,22 +128,28 @@ fn name_data_file(image: &mut Offline<'_>, amendment: &Amendment) -> Result<(), 
 
 /// Everything of version 2 means the same in version 3, but that its snapshots must tell how large the
 /// disk was.
-async fn upgrade(image: &mut Offline<'_>) -> Result<(), ToolError> {
+async fn upgrade(image: &mut Offline<'_>) -> Result<Tables, ToolError> {
     let (snapshots, _) = snapshot_table::read(image).await?;
-    if let Some(snapshot) = snapshots.iter().find(|snapshot| snapshot.disk_size.is_none()) {
-        return Err(image.refused(format!(
-            "snapshot {:?} does not tell how large the disk was, as version 3 wants it: delete it, \
-             or convert the image",
-            snapshot.name
-        )));
-    }
     image.header.version = 3;
     image.header.extensions.push(extension::our_feature_names());
     if image.header.to_bytes().is_err() {
         // Small clusters: the table is only for other programs' messages.
         image.header.extensions.pop();
     }
-    Ok(())
+    match snapshots.iter().any(|snapshot| snapshot.disk_size.is_none()) {
+        true => Ok(Tables::TellSizes),
+        false => Ok(Tables::Stay),
+    }
+}
+
+/// A disk of version 2 is as large at its snapshots as it is now.
+async fn tell_sizes(image: &mut Offline<'_>) -> Result<(), ToolError> {
+    let (mut snapshots, old_len) = snapshot_table::read(image).await?;
+    let size = image.header.size;
+    snapshots.iter_mut().for_each(|snapshot| snapshot.complete(size));
+    let mut rewrite = Rewrite::of(image).await?;
+    replace_table(&mut rewrite, &snapshots, old_len).await?;
+    rewrite.commit().await
 }
 
 /// Change the keyslots of an encrypted image that nobody uses; see [`luks::change_keyslots`].

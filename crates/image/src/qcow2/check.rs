@@ -3,8 +3,9 @@
 //! References from all tables are counted and compared with the refcounts, in as many rounds as a
 //! bounded memory asks for. A repair writes new refcount blocks, a new refcount table and, where
 //! flags change, new L1 and L2 tables to clusters that nothing refers to, then switches the header
-//! (see [`super::rewrite`]). Pointers that lead nowhere are left: what they led to is not known, and looks like leaks. So
-//! leaks alone are not freed where there is such a pointer, and what is freed keeps its bytes.
+//! (see [`super::rewrite`]); so does a table of snapshots that has too much, or too little. Pointers that lead nowhere
+//! are left, unless they are said to lead to no data: what they led to is not known, and looks like leaks. So leaks alone
+//! are not freed where there is such a pointer, and what is freed keeps its bytes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -12,12 +13,14 @@ use ringtap_io::Io;
 
 use super::counts::{self, Counts, refcount};
 use super::header::{
-    COMPRESSED, COPIED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, autoclear, incompatible,
+    COMPRESSED, COPIED, MAX_SNAPSHOTS, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, autoclear,
+    incompatible,
 };
 use super::offline::Offline;
 use super::rewrite::{Free, Rewrite};
+use super::snapshot_scan;
 use super::tool::ToolError;
-use super::walk::{Problems, Tables};
+use super::walk::{Problems, Tables, mended};
 use super::{Header, HeaderError, extension};
 use crate::{Container, OpenError};
 
@@ -106,7 +109,13 @@ async fn check_as(
     let mut image = open(io, container).await?;
     let l1 = image.header.l1_size as usize * 8;
     let memory = memory.saturating_sub(l1).max(LEAST_MEMORY.min(memory));
-    let (mut before, dangling) = look(&mut image, Repair::Nothing, memory).await?;
+    let Looked { report: mut before, dangles, too_much } =
+        look(&mut image, Repair::Nothing, memory).await?;
+    if let Some(found) = too_much.filter(|_| repair != Repair::All) {
+        return Err(image.refused(format!(
+            "it cannot be used: {found}; check --repair all takes away what is too much"
+        )));
+    }
     let flagged = image.header.has(incompatible::DIRTY | incompatible::CORRUPT);
     let wanted = match repair {
         Repair::Nothing => false,
@@ -116,7 +125,7 @@ async fn check_as(
     if !wanted {
         return Ok(before);
     }
-    if dangling && (repair == Repair::Leaks || asked == Asked::No) {
+    if dangles && (repair == Repair::Leaks || asked == Asked::No) {
         let why = "no cluster is freed: what looks like a leak may be what a pointer led to that leads nowhere now";
         before.messages.insert(0, why.into());
         return Ok(before);
@@ -127,11 +136,11 @@ async fn check_as(
     let mut after = before.clone();
     // A table that moves away from what it overlapped changes what the flags there must be. Pointers
     // past the file's end would lead into it once it has grown, to nobody's data.
-    for _ in 0..if dangling { 1 } else { 4 } {
+    for _ in 0..if dangles { 1 } else { 4 } {
         look(&mut image, repair, memory).await?;
         image = open(io, container).await?;
         let wrong = (after.corruptions, after.leaks);
-        (after, _) = look(&mut image, Repair::Nothing, memory).await?;
+        after = look(&mut image, Repair::Nothing, memory).await?.report;
         if after.is_clean() || repair == Repair::Leaks || (after.corruptions, after.leaks) >= wrong
         {
             break;
@@ -146,17 +155,18 @@ async fn check_as(
     Ok(after)
 }
 
-/// The image, though its refcount table may be anywhere.
+/// The image, though its refcount table may be anywhere, and it may claim to have too many snapshots.
 async fn open<'a>(io: &'a Io, container: &'a Container) -> Result<Offline<'a>, ToolError> {
     let mut header = Header::read(io, container).await?;
     let end = container.len();
-    let found = match header.check_tables(end) {
+    let few = Header { snapshots: header.snapshots.min(MAX_SNAPSHOTS), ..header.clone() };
+    let found = match few.check_tables(end) {
         Err(HeaderError::Field { at: 48 | 56, .. }) => {
             header.refcount_table_clusters = 0;
             let sane = Header {
                 refcount_table_clusters: 1,
                 refcount_table_offset: header.l1_offset.max(header.cluster_size()),
-                ..header.clone()
+                ..few
             };
             sane.check_tables(end.max(sane.refcount_table_offset + 1))
         }
@@ -167,16 +177,20 @@ async fn open<'a>(io: &'a Io, container: &'a Container) -> Result<Offline<'a>, T
     Ok(Offline { io, container, header })
 }
 
-/// What there is, and whether something points past the file's end.
-async fn look(
-    image: &mut Offline<'_>,
-    repair: Repair,
-    memory: usize,
-) -> Result<(Report, bool), ToolError> {
+/// What there is.
+struct Looked {
+    report: Report,
+    /// Whether something points past the file's end.
+    dangles: bool,
+    /// What is more than there may be, so that nobody opens the image until it is gone.
+    too_much: Option<String>,
+}
+
+async fn look(image: &mut Offline<'_>, repair: Repair, memory: usize) -> Result<Looked, ToolError> {
     let mut report =
         Report { total_clusters: image.header.size.div_ceil(image.cluster()), ..Report::default() };
     let mut start = 0;
-    let mut dangles = false;
+    let (mut dangles, mut too_much) = (false, None);
     loop {
         let mut problems = Problems::default();
         let mut tables = Tables::read(image, &mut problems).await?;
@@ -185,7 +199,7 @@ async fn look(
             report.corruptions += problems.count;
             report.messages = problems.messages;
             return match repair {
-                Repair::Nothing => Ok((report, false)),
+                Repair::Nothing => Ok(Looked { report, dangles, too_much }),
                 _ => Err(image.corrupt("its tables claim what no file of its size can hold")),
             };
         }
@@ -201,9 +215,11 @@ async fn look(
                 )));
             }
             look_at_data(image, &tables, &mut report).await?;
+            too_much = tables.snapshots.loses().then(|| tables.snapshots.messages.join("; "));
         }
         let dangling = std::mem::take(&mut problems.dangling);
         dangles |= !dangling.is_empty();
+        let mendable = problems.mendable;
         let mut round =
             Round { image, tables: &mut tables, counts: &counts, leaks: 0, pieces: HashMap::new() };
         let mut found = if start == 0 { problems } else { Problems::default() };
@@ -212,12 +228,15 @@ async fn look(
         report.corruptions += found.count;
         let room = 200usize.saturating_sub(report.messages.len());
         report.messages.extend(found.messages.into_iter().take(room));
+        if repair == Repair::All && mendable {
+            round.mend_entries().await?;
+        }
         if repair != Repair::Nothing {
             round.repair(repair, &dangling).await?;
         }
         start = counts.range().end;
         if start == u64::MAX {
-            return Ok((report, dangles));
+            return Ok(Looked { report, dangles, too_much });
         }
     }
 }
@@ -411,6 +430,30 @@ impl Round<'_, '_> {
         Ok(refcount(piece, index % of_piece, order))
     }
 
+    /// Put right where they are the entries whose content is known. An entry lies within a sector, which a power cut leaves as
+    /// it was or as it is to be.
+    async fn mend_entries(&mut self) -> Result<(), ToolError> {
+        let words = (self.image.header.l2_entry_size() / 8) as usize;
+        for (offset, times) in &self.tables.l2 {
+            let cluster = self.image.cluster_of(*offset);
+            // What is something else, too, is not written to.
+            let own = self.counts.range().contains(&cluster) && self.counts.get(cluster) == *times;
+            if !own {
+                continue;
+            }
+            let table = self.image.read_used_l2(*offset).await?;
+            for (place, entry) in (*offset..).step_by(words * 8).zip(table.chunks_exact(words)) {
+                let (word, bitmap) = (entry.first().copied(), entry.get(1).copied());
+                let now = mended(self.image, word.unwrap_or(0), bitmap.unwrap_or(0));
+                let Some((word, bitmap)) = now else { continue };
+                let entry = [word, bitmap];
+                let bytes = crate::bytes::table(entry.get(..words).unwrap_or(&entry));
+                self.image.write(place, &bytes).await?;
+            }
+        }
+        self.image.sync().await
+    }
+
     async fn repair(&mut self, repair: Repair, dangling: &BTreeSet<u64>) -> Result<(), ToolError> {
         let mut changes = Vec::new();
         for number in self.block_numbers() {
@@ -450,6 +493,9 @@ impl Round<'_, '_> {
         if repair == Repair::All {
             for number in shared {
                 rewrite.touch(number).await?;
+            }
+            if self.tables.snapshots.faults() > 0 && self.counts.range().start == 0 {
+                snapshot_scan::mend(&mut rewrite, &self.tables.snapshots).await?;
             }
         }
         rewrite.set_flags(&mut l1).await?;

@@ -58,6 +58,7 @@ mod rewrite;
 mod sabotage;
 mod shown;
 mod snapshot;
+mod snapshot_scan;
 pub mod snapshot_table;
 mod space;
 mod status;

@@ -379,8 +379,8 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
         together(runs.into_iter().map(|run| self.image.punch(run))).await
     }
 
-    /// One reference less to a cluster of the refcount structure, which may not have been counted.
-    async fn add_or_leave(&mut self, cluster: u64) -> Result<(), ToolError> {
+    /// One reference less to a cluster that is to be free, which may not have been counted.
+    pub(super) async fn add_or_leave(&mut self, cluster: u64) -> Result<(), ToolError> {
         match self.get(cluster).await? {
             0 => Ok(()),
             count => self.set(cluster, count - 1).await,

@@ -7,16 +7,17 @@ use ringtap_io::Io;
 use super::header::{MAX_L1_BYTES, MAX_SNAPSHOTS, incompatible};
 use super::offline::Offline;
 use super::rewrite::Rewrite;
+use super::snapshot_scan;
 use super::snapshot_table::{self, Snapshot};
 use super::tool::ToolError;
 use super::{bitmap_directory, bitmap_directory::flag};
 use crate::Container;
 use crate::bytes::table;
 
-/// The image's snapshots, oldest first.
+/// The image's snapshots, oldest first, with names and IDs as they are shown: up to 255 and 127 bytes.
 pub async fn list_snapshots(io: &Io, container: &Container) -> Result<Vec<Snapshot>, ToolError> {
     let image = Offline::open(io, container).await?;
-    Ok(snapshot_table::read(&image).await?.0)
+    snapshot_scan::list(&image).await
 }
 
 /// Take a snapshot called `name`; `taken` is the present time, in seconds since 1970 and nanoseconds.
@@ -48,7 +49,8 @@ pub async fn create_snapshot(
         guest_clock: 0,
         vm_state_size: 0,
         disk_size: Some(image.header.size),
-        extra: Vec::new(),
+        // As qemu-img has it: no instructions counted.
+        extra: vec![0; 8],
     };
     let mut l1 = read_l1(&image, snapshot.l1_offset, snapshot.l1_size).await?;
     snapshots.push(snapshot.clone());

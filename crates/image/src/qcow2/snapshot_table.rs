@@ -1,14 +1,18 @@
-//! The table of internal snapshots (docs/interop/qcow2 of QEMU: "Snapshots").
+//! The table of internal snapshots (docs/interop/qcow2 of QEMU: "Snapshots"), kept in memory whole.
 
 use super::header::MAX_L1_BYTES;
 use super::offline::Offline;
 use super::tool::ToolError;
 use crate::bytes::{be16, be32, be64};
 
-/// The most bytes of a snapshot table: 256 for each of as many snapshots as there may be.
+/// The most bytes of a snapshot table that is kept in memory whole: 256 for each of as many snapshots as there may be.
 pub(super) const MAX_TABLE: u64 = 16 << 20;
 /// The most bytes of an entry's extra data.
-const MAX_EXTRA: usize = 1024;
+pub(super) const MAX_EXTRA: usize = 1024;
+/// What an entry has in front of its extra data.
+pub(super) const FIXED: usize = 40;
+/// Of a guest whose instructions were not counted.
+pub(super) const NO_ICOUNT: [u8; 8] = u64::MAX.to_be_bytes();
 
 /// An internal snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +33,7 @@ pub struct Snapshot {
     pub vm_state_size: u64,
     /// The disk's size then, where it is recorded.
     pub disk_size: Option<u64>,
-    /// Extra data past that, kept as it is.
+    /// Extra data past that, kept as it is: a count of instructions, and what is not known here.
     pub extra: Vec<u8>,
 }
 
@@ -43,26 +47,44 @@ impl Snapshot {
                 "{extra_len} bytes of extra data, at most 1024 are possible"
             )));
         }
-        let extra = bytes.get(40..40 + extra_len)?;
-        let text_at = 40 + extra_len;
+        let extra = bytes.get(FIXED..FIXED + extra_len)?;
+        let text_at = FIXED + extra_len;
         let id = bytes.get(text_at..text_at + id_len)?;
         let name = bytes.get(text_at + id_len..text_at + id_len + name_len)?;
-        let snapshot = Snapshot {
-            l1_offset: be64(bytes, 0)?,
-            l1_size: be32(bytes, 8)?,
-            id: String::from_utf8_lossy(id).into_owned(),
-            name: String::from_utf8_lossy(name).into_owned(),
-            taken: (be32(bytes, 16)?, be32(bytes, 20)?),
-            guest_clock: be64(bytes, 24)?,
-            vm_state_size: be64(extra, 0).unwrap_or(u64::from(be32(bytes, 32)?)),
-            disk_size: be64(extra, 8),
-            extra: extra.get(16..).unwrap_or_default().to_vec(),
-        };
         let len = (text_at + id_len + name_len).next_multiple_of(8);
-        Some(Ok((snapshot, len)))
+        Some(Ok((Snapshot::of_parts(bytes, extra, (id, name))?, len)))
     }
 
-    fn write(&self, bytes: &mut Vec<u8>) {
+    /// An entry of what it has at its front, its extra data, and its ID and name.
+    pub(super) fn of_parts(
+        fixed: &[u8],
+        extra: &[u8],
+        (id, name): (&[u8], &[u8]),
+    ) -> Option<Snapshot> {
+        Some(Snapshot {
+            l1_offset: be64(fixed, 0)?,
+            l1_size: be32(fixed, 8)?,
+            id: String::from_utf8_lossy(id).into_owned(),
+            name: String::from_utf8_lossy(name).into_owned(),
+            taken: (be32(fixed, 16)?, be32(fixed, 20)?),
+            guest_clock: be64(fixed, 24)?,
+            vm_state_size: be64(extra, 0).unwrap_or(u64::from(be32(fixed, 32)?)),
+            disk_size: be64(extra, 8),
+            extra: extra.get(16..).unwrap_or_default().to_vec(),
+        })
+    }
+
+    /// Say that the disk was as large as it is, where that is not said.
+    pub(super) fn complete(&mut self, size: u64) {
+        if self.disk_size.is_none() {
+            self.disk_size = Some(size);
+        }
+        if self.extra.is_empty() {
+            self.extra = NO_ICOUNT.to_vec();
+        }
+    }
+
+    pub(super) fn write(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&self.l1_offset.to_be_bytes());
         bytes.extend_from_slice(&self.l1_size.to_be_bytes());
         bytes.extend_from_slice(&(self.id.len() as u16).to_be_bytes());

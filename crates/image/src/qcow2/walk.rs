@@ -9,7 +9,7 @@ use super::header::{
     COMPRESSED, COPIED, L1_RESERVED, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, incompatible,
 };
 use super::offline::Offline;
-use super::snapshot_table::{self, Snapshot};
+use super::snapshot_scan::Scan;
 use super::tool::ToolError;
 
 /// The most entries of an L1 table that may point where another one does, for a repair to set in.
@@ -17,6 +17,8 @@ const MOST_TWICE: usize = 1024;
 /// The most L2 tables of which a file has nothing but a hole, for an image to be believed: those of 128 TiB
 /// in clusters of 64 KiB.
 const MOST_EMPTY: usize = 1 << 18;
+/// Of the bitmap of an extended L2 entry: the subclusters that have data.
+const ALLOCATED: u64 = 0xffff_ffff;
 /// The most pointers that lead nowhere that are remembered.
 const MOST_DANGLING: usize = 1 << 16;
 
@@ -31,6 +33,8 @@ pub(super) struct Problems {
     pub(super) dangling: BTreeSet<u64>,
     /// Some tables could not be read, so what they refer to is not known.
     pub(super) blind: bool,
+    /// Some entries can be made right where they are: see [`mended`].
+    pub(super) mendable: bool,
     /// The tables claim to be so much more than the file holds that nobody should follow them.
     pub(super) absurd: bool,
 }
@@ -55,13 +59,14 @@ impl Problems {
 pub(super) struct Tables {
     /// The active L1 table.
     pub(super) l1: Vec<u64>,
-    pub(super) snapshots: Vec<Snapshot>,
+    /// What the table of snapshots says, and what is wrong with it.
+    pub(super) snapshots: Scan,
     /// The refcount table; entries that cannot be are 0.
     pub(super) refcount_table: Vec<u64>,
     /// Some entries of it could not be.
     pub(super) refcount_table_is_wrong: bool,
     /// L2 tables by host offset, and how many L1 entries point to each.
-    l2: BTreeMap<u64, i64>,
+    pub(super) l2: BTreeMap<u64, i64>,
     /// How many of them are holes.
     empty: usize,
     /// Metadata by host offset and length in bytes, and how often it is pointed to.
@@ -77,7 +82,7 @@ impl Tables {
         let header = &image.header;
         let mut tables = Tables {
             l1: image.read_table(header.l1_offset, u64::from(header.l1_size)).await?,
-            snapshots: Vec::new(),
+            snapshots: Scan::default(),
             refcount_table: Vec::new(),
             refcount_table_is_wrong: false,
             l2: BTreeMap::new(),
@@ -90,10 +95,15 @@ impl Tables {
         }
         let place = (header.l1_offset, header.l1_size);
         tables.add_l1(image, place, 1, "the active L1 table", problems).await?;
-        match snapshot_table::read(image).await {
-            Ok((snapshots, len)) => {
-                tables.add_extent(image, (header.snapshots_offset, len), problems);
-                tables.add_snapshots(image, &snapshots, problems).await?;
+        match Scan::of(image).await {
+            Ok(snapshots) => {
+                problems.count += snapshots.faults();
+                snapshots.messages.iter().for_each(|said| problems.note(|| said.clone()));
+                for clusters in &snapshots.clusters {
+                    let len = (clusters.end - clusters.start) << header.cluster_bits;
+                    tables.refer(clusters.start << header.cluster_bits, len);
+                }
+                tables.add_snapshots(image, &snapshots.l1_tables, problems).await?;
                 tables.snapshots = snapshots;
             }
             Err(ToolError::Corrupt { found, .. }) => {
@@ -136,18 +146,17 @@ impl Tables {
     async fn add_snapshots(
         &mut self,
         image: &Offline<'_>,
-        snapshots: &[Snapshot],
+        l1_tables: &[(u64, u32, u32)],
         problems: &mut Problems,
     ) -> Result<(), ToolError> {
-        let mut places: BTreeMap<(u64, u32), (i64, &str)> = BTreeMap::new();
-        for snapshot in snapshots.iter().filter(|snapshot| snapshot.l1_size > 0) {
-            let place = (snapshot.l1_offset, snapshot.l1_size);
-            self.add_extent(image, (place.0, u64::from(place.1) * 8), problems);
-            places.entry(place).or_insert((0, &snapshot.name)).0 += 1;
+        let mut places: BTreeMap<(u64, u32), (i64, u32)> = BTreeMap::new();
+        for (offset, size, number) in l1_tables.iter().copied() {
+            self.add_extent(image, (offset, u64::from(size) * 8), problems);
+            places.entry((offset, size)).or_insert((0, number)).0 += 1;
         }
         let mut end = 0;
-        for ((offset, size), (times, name)) in places {
-            let what = format!("the L1 table of snapshot {name:?}");
+        for ((offset, size), (times, number)) in places {
+            let what = format!("the L1 table of snapshot {number}");
             if problems.absurd {
                 break;
             }
@@ -361,7 +370,9 @@ async fn count_l2(
                 problems.add(|| {
                     format!("L2 table at {at:#x}: entry {index} is {word:#x}, {bitmap:#x}: {fault}")
                 });
-                if !external {
+                let mendable = mended(image, word, bitmap).is_some();
+                problems.mendable |= mendable;
+                if !external && !mendable {
                     let offset = match word & COMPRESSED {
                         0 => word & OFFSET_MASK,
                         _ => image.header.compressed_extent(word).0,
@@ -406,6 +417,24 @@ impl Reference {
     }
 }
 
+/// What an entry that contradicts itself is to be, where that leaves every byte of the disk that it tells of: one that says
+/// zeros, wherever it points to, and subclusters that are said to be both data and zeros, or data without a place.
+pub(super) fn mended(image: &Offline<'_>, word: u64, bitmap: u64) -> Option<(u64, u64)> {
+    let header = &image.header;
+    if word & COMPRESSED != 0 || header.has(incompatible::DATA_FILE) {
+        return None;
+    }
+    let (allocated, zero) = (bitmap & ALLOCATED, bitmap >> 32);
+    match (Reference::of(image, word), header.extended_l2()) {
+        (Reference::Nowhere, false) if word & ZERO != 0 && header.version > 2 => Some((ZERO, 0)),
+        (Reference::Nowhere, true) if allocated == 0 => Some((0, bitmap)),
+        // QEMU, too, has such subclusters be zeros.
+        (Reference::Nothing, true) if allocated != 0 => Some((0, (zero | allocated) << 32)),
+        (Reference::Cluster(_), true) if allocated & zero != 0 => Some((word, bitmap & !zero)),
+        _ => None,
+    }
+}
+
 fn fault(
     image: &Offline<'_>,
     word: u64,
@@ -413,7 +442,7 @@ fn fault(
     reference: Reference,
 ) -> Option<&'static str> {
     let header = &image.header;
-    let allocated = bitmap & 0xffff_ffff;
+    let allocated = bitmap & ALLOCATED;
     match reference {
         Reference::Nowhere if word & COMPRESSED != 0 => {
             return Some("compressed data where none can be");
