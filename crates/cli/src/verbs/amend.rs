@@ -138,16 +138,19 @@ pub(crate) fn run(args: &AmendArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let wanted = wanted(&others)?;
-    // What can be wrong with it is, before anything is changed.
+    // What can be wrong with it is, before anything is changed: a secret that opens nothing, too.
     let keyslots = match of_keyslots {
-        true => Some((own.change()?, reading.secret.as_ref().map(LazySecret::read).transpose()?)),
+        true => {
+            let opener = reading.secret.as_ref().map(LazySecret::read).transpose()?;
+            Some(keyslots::plan(file, writing, own.change()?, opener, args.force)?)
+        }
         false => None,
     };
     if format == Format::Qcow2 && (!others.is_empty() || !of_keyslots) {
         amend::amend(file, writing, &wanted, &reading)?;
     }
-    if let Some((change, opener)) = keyslots {
-        keyslots::change(file, writing, change, opener, args.force)?;
+    if let Some(plan) = keyslots {
+        plan.carry_out(file, writing)?;
     }
     Ok(ExitCode::SUCCESS)
 }

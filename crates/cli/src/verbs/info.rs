@@ -205,7 +205,13 @@ fn restart_log(left: &LeftBehind) -> Value {
 fn of_luks(header: &luks::Header) -> Value {
     let bits = header.encryption.key_len() * 4;
     let mode = header.encryption.name().trim_start_matches("aes-").split('-').next();
-    let slots: Vec<_> = header.keyslots.iter().map(keyslot).collect();
+    let used = header.keyslots.iter().map(|slot| (slot.index, keyslot(slot)));
+    let unused = header.unused.iter().map(|(index, offset)| {
+        (*index, json!({ "slot": index, "active": false, "key-offset": offset }))
+    });
+    let mut slots: Vec<_> = used.chain(unused).collect();
+    slots.sort_by_key(|(index, _)| *index);
+    let slots: Vec<_> = slots.into_iter().map(|(_, facts)| facts).collect();
     let mut data = json!({
         "version": header.version,
         "uuid": header.uuid,
@@ -216,6 +222,11 @@ fn of_luks(header: &luks::Header) -> Value {
         "payload-offset": header.payload_offset,
         "slots": slots,
     });
+    if let (1, Some(first)) = (header.version, header.keyslots.first()) {
+        data["hash-alg"] = first.hash.name().into();
+        data["master-key-iters"] = first.digest.iterations.into();
+        data["detached-header"] = false.into();
+    }
     if !header.label.is_empty() {
         data["label"] = header.label.clone().into();
     }

@@ -217,6 +217,7 @@ impl New {
             sector_size: sector_size as usize,
             first_sector: 0,
             keyslots: vec![keyslot.clone()],
+            unused: vec![],
             allow_discards: false,
         };
         let material = keyslot.fill(secret, &volume_key)?;

@@ -118,6 +118,9 @@ pub enum Error {
         "no keyslot would be left, and nobody could open it any more: add --force if that is wanted"
     )]
     LastKeyslot,
+    /// It is another header than the one that was looked at.
+    #[error("its header has changed meanwhile: try again")]
+    Changed,
     /// The secret fits no keyslot.
     #[error("the secret opens none of the {tried} keyslots in use{hint}")]
     WrongSecret {

@@ -33,6 +33,8 @@ pub struct Header {
     pub first_sector: u64,
     /// The keyslots that can be tried, in the order in which to do so.
     pub keyslots: Vec<Keyslot>,
+    /// Keyslots of LUKS1 that are not in use: their numbers, and where their key material would lie.
+    pub unused: Vec<(u32, u64)>,
     /// Whether the header itself asks that discards are passed on (LUKS2's flag).
     pub allow_discards: bool,
 }

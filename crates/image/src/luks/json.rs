@@ -223,6 +223,7 @@ pub(crate) fn parse(text: &[u8], copy_len: u64) -> Result<Header, Error> {
         sector_size: segment.sector_size as usize,
         first_sector: segment.iv_tweak.0,
         keyslots: found.into_iter().map(|(_, keyslot)| keyslot).collect(),
+        unused: vec![],
         allow_discards: all.config.flags.iter().any(|flag| flag == "allow-discards"),
     })
 }

@@ -3,7 +3,7 @@
 //! Whenever the power is cut, every secret that is not being taken away opens the container; where one takes the place of
 //! another, one of the two does.
 
-use ringtap_io::Io;
+use ringtap_io::{Io, LockedBytes};
 
 use super::kdf::Effort;
 use super::unlock::{read, version, volume_key_at};
@@ -45,8 +45,27 @@ pub struct HeaderPlace {
     pub len: Option<u64>,
 }
 
-/// Change the keyslots of a container that nobody uses; gives the numbers of those changed. `secret` is
-/// one that opens it, needed to fill a keyslot. The last one in use is erased only by `force`.
+/// A change of keyslots that can be made: secrets were tried, keys derived, and nothing is written yet.
+pub struct KeyslotPlan {
+    place: HeaderPlace,
+    /// The header that it was made of.
+    header: Vec<u8>,
+    steps: Steps,
+}
+
+enum Steps {
+    Fill {
+        keyslot: Keyslot,
+        material: LockedBytes,
+        /// The keyslot that the secret opens meanwhile, with its material.
+        beside: Option<(Keyslot, LockedBytes)>,
+        /// What is in the keyslot goes.
+        overwrites: bool,
+    },
+    Erase(Vec<Keyslot>),
+}
+
+/// Change the keyslots of a container that nobody uses; gives the numbers of those changed. See [`plan_keyslots`].
 pub async fn change_keyslots(
     io: &Io,
     container: &Container,
@@ -55,6 +74,19 @@ pub async fn change_keyslots(
     secret: Option<&Secret>,
     force: bool,
 ) -> Result<Vec<u32>, Error> {
+    plan_keyslots(io, container, place, change, secret, force).await?.carry_out(io, container).await
+}
+
+/// Whether keyslots of a container can be changed so, with all that is needed for it. `secret` is
+/// one that opens it, needed to fill a keyslot. The last one in use is erased only by `force`.
+pub async fn plan_keyslots(
+    io: &Io,
+    container: &Container,
+    place: HeaderPlace,
+    change: KeyslotChange,
+    secret: Option<&Secret>,
+    force: bool,
+) -> Result<KeyslotPlan, Error> {
     let bytes = read(io, container, place.offset, v1::LEN).await?;
     if version(&bytes)? == 2 {
         return Err(Error::Unknown {
@@ -74,7 +106,14 @@ pub async fn change_keyslots(
             wanted: "more than the number of the keyslot, which counts from 0",
         })
     };
-    match change {
+    let erased = |found: Vec<Keyslot>| {
+        if !found.is_empty() && found.len() == header.keyslots.len() && !force {
+            return Err(Error::LastKeyslot);
+        }
+        found.iter().try_for_each(|keyslot| table.check(keyslot, end))?;
+        Ok(Steps::Erase(found))
+    };
+    let steps = match change {
         KeyslotChange::Fill { secret: new, slot, effort } => {
             let secret = secret.ok_or(Error::NoSecret)?;
             let index = match slot {
@@ -98,41 +137,34 @@ pub async fn change_keyslots(
                 let keyslot = Keyslot { index, kdf: kdf.clone(), offset, stripes, ..model.clone() };
                 table.check(&keyslot, end).map(|()| keyslot)
             };
-            let keyslot = at(index)?;
-            if !in_use(index) {
-                table.fill(&keyslot, &keyslot.fill(&new, &volume_key)?).await?;
-                return Ok(vec![index]);
-            }
-            // While that one opens nothing, the new secret opens by another.
-            let free = (0..).take(table.slots.len()).filter(|index| !in_use(*index));
-            let beside = free.filter_map(|index| at(index).ok()).next();
-            match &beside {
-                Some(beside) => table.fill(beside, &beside.fill(&new, &volume_key)?).await?,
-                None => {
+            let (keyslot, overwrites) = (at(index)?, in_use(index));
+            // While one in use opens nothing, the new secret opens by another.
+            let mut free = (0..).take(table.slots.len()).filter(|index| overwrites && !in_use(*index));
+            let beside = match free.find_map(|index| at(index).ok()) {
+                Some(beside) => {
+                    let material = beside.fill(&new, &volume_key)?;
+                    Some((beside, material))
+                }
+                None if overwrites => {
                     let mut others = header.clone();
                     others.keyslots.retain(|keyslot| keyslot.index != index);
                     match volume_key_at(io, container, place.offset, &others, secret).await {
-                        Ok(_) => {}
+                        Ok(_) => None,
                         Err(Error::WrongSecret { .. } | Error::NoKeyslot) => {
                             return Err(Error::NoSpareKeyslot { index });
                         }
                         Err(error) => return Err(error),
                     }
                 }
-            }
+                None => None,
+            };
             let material = keyslot.fill(&new, &volume_key)?;
-            table.disable(index).await?;
-            table.fill(&keyslot, &material).await?;
-            if let Some(beside) = &beside {
-                table.erase(&[beside], table.slots.len(), end, true).await?;
-            }
-            Ok(vec![index])
+            Steps::Fill { keyslot, material, beside, overwrites }
         }
         KeyslotChange::Erase { slot } => {
             named(slot)?;
-            let found: Vec<&Keyslot> =
-                header.keyslots.iter().filter(|keyslot| keyslot.index == slot).collect();
-            table.erase(&found, header.keyslots.len(), end, force).await
+            let found = header.keyslots.iter().filter(|keyslot| keyslot.index == slot);
+            erased(found.cloned().collect())?
         }
         KeyslotChange::EraseFor { secret } => {
             let mut found = vec![];
@@ -140,7 +172,7 @@ pub async fn change_keyslots(
                 let mut only = header.clone();
                 only.keyslots = vec![keyslot.clone()];
                 match volume_key_at(io, container, place.offset, &only, &secret).await {
-                    Ok(_) => found.push(keyslot),
+                    Ok(_) => found.push(keyslot.clone()),
                     Err(Error::WrongSecret { .. }) => {}
                     Err(error) => return Err(error),
                 }
@@ -148,7 +180,39 @@ pub async fn change_keyslots(
             if found.is_empty() {
                 return Err(header.refused(&secret));
             }
-            table.erase(&found, header.keyslots.len(), end, force).await
+            erased(found)?
+        }
+    };
+    Ok(KeyslotPlan { place, header: bytes, steps })
+}
+
+impl KeyslotPlan {
+    /// Make the change; gives the numbers of the keyslots.
+    ///
+    /// # Errors
+    ///
+    /// The header is another by now, or cannot be read or written.
+    pub async fn carry_out(self, io: &Io, container: &Container) -> Result<Vec<u32>, Error> {
+        let now = read(io, container, self.place.offset, v1::LEN).await?;
+        if now != self.header {
+            return Err(Error::Changed);
+        }
+        let table = Table { io, container, place: self.place, slots: v1::slots(&now) };
+        match self.steps {
+            Steps::Fill { keyslot, material, beside, overwrites } => {
+                if let Some((beside, material)) = &beside {
+                    table.fill(beside, material).await?;
+                }
+                if overwrites {
+                    table.disable(keyslot.index).await?;
+                }
+                table.fill(&keyslot, &material).await?;
+                if let Some((beside, _)) = beside {
+                    table.erase(&[beside]).await?;
+                }
+                Ok(vec![keyslot.index])
+            }
+            Steps::Erase(keyslots) => table.erase(&keyslots).await,
         }
     }
 }
@@ -209,18 +273,8 @@ impl Table<'_> {
         self.write(at + 4, &[0; 4 + SALT], "write a keyslot").await
     }
 
-    async fn erase(
-        &self,
-        keyslots: &[&Keyslot],
-        in_use: usize,
-        end: u64,
-        force: bool,
-    ) -> Result<Vec<u32>, Error> {
-        if !keyslots.is_empty() && keyslots.len() == in_use && !force {
-            return Err(Error::LastKeyslot);
-        }
+    async fn erase(&self, keyslots: &[Keyslot]) -> Result<Vec<u32>, Error> {
         for keyslot in keyslots {
-            self.check(keyslot, end)?;
             let mut noise = vec![0; keyslot.area_len()?];
             getrandom::fill(&mut noise).map_err(Error::Random)?;
             self.write(keyslot.offset, &noise, "erase key material").await?;

@@ -25,7 +25,7 @@ pub use hash::Hash;
 pub use header::{Header, KeyDigest, Keyslot};
 pub use image::Luks;
 pub use kdf::{Argon2Kind, Effort, Kdf};
-pub use keyslots::{HeaderPlace, KeyslotChange, change_keyslots};
+pub use keyslots::{HeaderPlace, KeyslotChange, KeyslotPlan, change_keyslots, plan_keyslots};
 pub use unlock::{parse, read_header, read_header_at, unlock_header};
 pub use xts::{Encryption, Xts};
 

@@ -43,11 +43,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Header, Error> {
         salt: bytes[132..132 + SALT_LEN].to_vec(),
         digest: bytes[112..112 + DIGEST_LEN].to_vec(),
     };
-    let mut keyslots = vec![];
+    let (mut keyslots, mut unused) = (vec![], vec![]);
     for (index, slot) in (0..).zip(bytes[SLOTS_AT..].chunks_exact(SLOT_LEN)) {
         match number(slot, 0) {
             ENABLED => {}
-            DISABLED => continue,
+            DISABLED => {
+                unused.push((index, u64::from(number(slot, 40)) * SECTOR));
+                continue;
+            }
             other => {
                 return Err(Error::Field {
                     what: "mark of a keyslot",
@@ -83,6 +86,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Header, Error> {
         sector_size: SECTOR as usize,
         first_sector: 0,
         keyslots,
+        unused,
         allow_discards: false,
     })
 }

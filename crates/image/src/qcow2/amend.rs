@@ -12,7 +12,7 @@ use super::snapshot::replace_table;
 use super::snapshot_table;
 use super::tool::ToolError;
 use super::{Crypt, Header};
-use crate::luks::{self, HeaderPlace, KeyslotChange};
+use crate::luks::{self, HeaderPlace, KeyslotChange, KeyslotPlan};
 use crate::{Container, OpenError, Secret};
 
 /// What to change; what is none stays.
@@ -152,14 +152,14 @@ async fn tell_sizes(image: &mut Offline<'_>) -> Result<(), ToolError> {
     rewrite.commit().await
 }
 
-/// Change the keyslots of an encrypted image that nobody uses; see [`luks::change_keyslots`].
-pub async fn change_keyslots(
+/// Whether the keyslots of an encrypted image that nobody uses can be changed so; see [`luks::plan_keyslots`].
+pub async fn plan_keyslots(
     io: &Io,
     container: &Container,
     change: KeyslotChange,
     secret: Option<&Secret>,
     force: bool,
-) -> Result<Vec<u32>, OpenError> {
+) -> Result<KeyslotPlan, OpenError> {
     let path = || container.path().to_owned();
     let header = Header::read(io, container).await?;
     let Some(place) = header.encryption().filter(|_| header.crypt == Crypt::Luks) else {
@@ -167,6 +167,6 @@ pub async fn change_keyslots(
         return Err(OpenError::Refused { path: path(), why });
     };
     let place = HeaderPlace { offset: place.offset, len: Some(place.len) };
-    let end = luks::change_keyslots(io, container, place, change, secret, force).await;
+    let end = luks::plan_keyslots(io, container, place, change, secret, force).await;
     end.map_err(|source| OpenError::Luks { path: path(), source })
 }

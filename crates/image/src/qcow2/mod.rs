@@ -69,7 +69,7 @@ mod together;
 mod tool;
 mod walk;
 
-pub use amend::{Amendment, amend, change_keyslots, may_amend};
+pub use amend::{Amendment, amend, may_amend, plan_keyslots};
 pub use at_snapshot::SnapshotName;
 pub use bitmap::{BitmapChange, change_bitmaps, list_bitmaps, load_bitmap};
 pub use bitmap_directory::BitmapEntry;
