@@ -32,7 +32,7 @@ const PIECE_ON_DISK: usize = 1 << 20;
 const CACHED: usize = 4;
 const DIRECT: usize = 16;
 /// While one piece is compressed, another is read or written.
-const PER_PROCESSOR: usize = 2;
+pub(crate) const PER_PROCESSOR: usize = 2;
 
 /// What is copied, into what, and how.
 #[derive(Clone, Debug)]
@@ -312,7 +312,7 @@ fn copy_bitmaps(job: &Convert, bitmaps: Vec<BitmapEntry>) -> Result<(), Error> {
 }
 
 /// Bytes of a cluster of a qcow2 image, which must be one that can hold compressed ones.
-fn cluster_size(target: &Path) -> Result<usize, Error> {
+pub(crate) fn cluster_size(target: &Path) -> Result<usize, Error> {
     let header = chain::layer(target, Some(Format::Qcow2), true)?.header;
     let header = header.filter(|it| it.crypt == Crypt::None && it.data_file().is_none());
     match header {

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringtap_image::{CacheMode, Format, Role, on_a_ring, open, qcow2};
-use ringtap_vbd::{Copy, Progress, Vbd, copy};
+use ringtap_vbd::{Copy, Progress, Vbd, Workers, copy};
 
+use crate::convert::{PER_PROCESSOR, cluster_size};
 use crate::files::same_file;
 use crate::opening::cannot;
 use crate::unfinished::finish;
@@ -26,6 +27,8 @@ pub struct Rebase {
     pub backing: Option<(String, Option<NamedFormat>)>,
     /// Only change the name: what the overlay reads as is up to the caller.
     pub blindly: bool,
+    /// What the overlay gets of what lay below is stored compressed, whole clusters of it.
+    pub compress: bool,
     /// How host caching is used for the overlay.
     pub cache: CacheMode,
     /// How the images are opened.
@@ -89,6 +92,7 @@ pub fn rebase(job: &Rebase, watch: &Watcher) -> Result<(), Error> {
 /// Write into the overlay what it gets from below and the new backing file has not.
 fn keep_content(job: &Rebase, new: Option<&BackingFile>, watch: &Watcher) -> Result<(), Error> {
     let file = &job.path;
+    let compress = if job.compress { Some(cluster_size(file)?) } else { None };
     let options = job.reading.options_to_write(Format::Qcow2, job.cache, job.force_format)?;
     let overlay = Vbd::new(open(file, &options)?, job.cache);
     let below = match new {
@@ -99,13 +103,17 @@ fn keep_content(job: &Rebase, new: Option<&BackingFile>, watch: &Watcher) -> Res
     };
     let progress = Arc::new(Progress::default());
     watch.begins(overlay.size(), &progress);
+    let usual = Copy::new(overlay.fork(), overlay.fork());
     let copied = Copy {
         // The overlay's own content stays where it is.
         layers: 1..u32::MAX,
+        piece: usual.piece.max(compress.unwrap_or(0)),
+        workers: if compress.is_some() { Workers::of_all(PER_PROCESSOR) } else { usual.workers },
+        compress,
         zeroed: below.is_none(),
         zeros_stay: true,
         unless_in: below.map(Into::into),
-        ..Copy::new(overlay.fork(), overlay.fork())
+        ..usual
     };
     let end = copy(copied, &progress).map_err(Error::from);
     let stable = finish(overlay, file);

@@ -1,11 +1,11 @@
 //! Images changed by the functions themselves: snapshots, bitmaps, sizes, chains; what they tell of it, and what they refuse.
 
+mod stops;
+
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use ringtap_image::qcow2::BitmapChange;
 use ringtap_image::{CacheMode, Format};
@@ -20,9 +20,10 @@ use ringtap_image_tools::info::{self, Lock};
 use ringtap_image_tools::rebase::{Rebase, rebase};
 use ringtap_image_tools::snapshot::{self, Change, Of};
 use ringtap_image_tools::{
-    BackingFile, Error, FormatOptions, NewImage, Progress, Reading, Watch, Watcher, Writing,
-    unwatched,
+    BackingFile, Error, FormatOptions, NewImage, Reading, Watcher, Writing, unwatched,
 };
+
+use crate::stops::Stops;
 
 const SIZE: u64 = 4 << 20;
 const QCOW2: Option<Format> = Some(Format::Qcow2);
@@ -91,21 +92,6 @@ fn commit_of(path: &Path) -> Commit {
     }
 }
 
-/// Stops the work once something has been done of it.
-struct Stops;
-
-impl Watch for Stops {
-    fn begins(&self, _: u64, progress: &Arc<Progress>) {
-        let progress = progress.clone();
-        thread::spawn(move || {
-            while progress.done() == 0 {
-                thread::sleep(Duration::from_millis(1));
-            }
-            progress.stop();
-        });
-    }
-}
-
 #[test]
 fn an_overlay_is_told_of_committed_and_emptied() {
     let (dir, base, top) = chain();
@@ -130,7 +116,7 @@ fn a_commit_that_is_stopped_leaves_the_overlay_as_it_was() {
     fill(&top, 7, 4);
     let before = fs::read(&top).expect("read");
     let slow = Commit { rate: Some(256 << 10), ..commit_of(&top) };
-    let watch: Watcher = Arc::new(Stops);
+    let watch: Watcher = Arc::new(Stops::default());
     let error = commit(&slow, &watch).expect_err("stopped");
     assert!(error.is_stopped(), "{error}");
     assert!(error.doing()[0].contains("commit again"), "{error}");
@@ -150,6 +136,7 @@ fn an_image_reads_as_before_over_another() {
         force_format: false,
         backing: Some((name.to_owned(), Some(Format::Raw.into()))),
         blindly: false,
+        compress: false,
         cache: CacheMode::Writeback,
         reading: Reading::default(),
     };
@@ -159,6 +146,35 @@ fn an_image_reads_as_before_over_another() {
     assert!(same((&was, Format::Qcow2), (&top, Format::Qcow2)));
     let error = rebase(&job("top.qcow2"), &unwatched()).expect_err("a circle");
     assert!(error.is_usage(), "{error}");
+}
+
+/// What is copied in from below is compressed, and what the overlay holds of its own stays as it is.
+#[test]
+fn an_image_reads_as_before_compressed_over_another() {
+    let (dir, _, top) = chain();
+    fill(&top, 7, 1);
+    let (other, was) = (dir.path().join("other.raw"), dir.path().join("was.qcow2"));
+    fs::write(&other, vec![9; SIZE as usize]).expect("a file");
+    fs::copy(&top, &was).expect("a copy");
+    let job = Rebase {
+        path: top.clone(),
+        format: None,
+        force_format: false,
+        backing: Some(("other.raw".into(), Some(Format::Raw.into()))),
+        blindly: false,
+        compress: true,
+        cache: CacheMode::Writeback,
+        reading: Reading::default(),
+    };
+    rebase(&job, &unwatched()).expect("rebased");
+    assert!(same((&was, Format::Qcow2), (&top, Format::Qcow2)));
+    let report = checked(&top);
+    let all = report.total_clusters;
+    assert!(report.is_clean() && report.allocated_clusters == all, "{report:?}");
+    assert_eq!(report.compressed_clusters, all - (all / 4), "{report:?}");
+    // What lies below now is another disk, of which nothing shows.
+    fs::write(&other, vec![3; SIZE as usize]).expect("a file");
+    assert!(same((&was, Format::Qcow2), (&top, Format::Qcow2)));
 }
 
 #[test]

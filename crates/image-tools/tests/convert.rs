@@ -1,20 +1,20 @@
 //! Images copied by the functions themselves: what is copied, what is told on the way, and what is left where it is
 //! stopped in the middle.
 
+mod stops;
+
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
 
 use ringtap_image::{CacheMode, Format};
 use ringtap_image_tools::compare::{Found, Pair};
 use ringtap_image_tools::convert::{Convert, Target, convert};
-use ringtap_image_tools::{
-    FormatOptions, NewImage, Note, Progress, Reading, Watch, Watcher, unwatched,
-};
+use ringtap_image_tools::{FormatOptions, NewImage, Note, Reading, Watch, Watcher, unwatched};
+
+use crate::stops::Stops;
 
 const SIZE: u64 = 16 << 20;
 
@@ -37,25 +37,6 @@ fn new(format: Format) -> Target {
 fn job(source: &Path, target: &Path, into: Target) -> Convert {
     let format = Some(Format::Raw);
     Convert { format, ..Convert::new(source.to_owned(), target.to_owned(), into) }
-}
-
-/// Stops the work once something has been done of it.
-#[derive(Default)]
-struct Stops {
-    total: AtomicU64,
-}
-
-impl Watch for Stops {
-    fn begins(&self, total: u64, progress: &Arc<Progress>) {
-        self.total.store(total, SeqCst);
-        let progress = progress.clone();
-        thread::spawn(move || {
-            while progress.done() == 0 {
-                thread::sleep(Duration::from_millis(1));
-            }
-            progress.stop();
-        });
-    }
 }
 
 #[test]

@@ -49,6 +49,10 @@ pub(crate) struct RebaseArgs {
     #[arg(short, long = "unsafe")]
     unsafely: bool,
 
+    /// Compress what is copied in
+    #[arg(short, long)]
+    compress: bool,
+
     /// How host caching is used for the overlay
     #[arg(short = 't', long, value_enum, value_name = "MODE", default_value = "writeback")]
     cache: CacheName,
@@ -71,6 +75,7 @@ pub(crate) fn run(args: &RebaseArgs) -> anyhow::Result<ExitCode> {
         force_format: args.force.force_format,
         backing: backing.map(|name| (name, args.backing_format)),
         blindly: args.unsafely,
+        compress: args.compress,
         cache: args.cache.into(),
         reading: args.sources.reading(),
     };
