@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use ringtap_image::{CacheMode, Format, Status, on_a_ring};
 use ringtap_io::{Holds, Op};
@@ -93,100 +94,115 @@ impl Map {
         self,
         start: u64,
         len: Option<u64>,
-        mut tell: impl FnMut(Stretch) -> ControlFlow<B>,
+        tell: impl FnMut(Stretch) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>, Error> {
         let Map { disk, path, files } = self;
         let deepest = files.len().saturating_sub(1) as u32;
         let end = len.map_or(disk.size(), |len| start.saturating_add(len)).min(disk.size());
-        // They come through a channel: whoever takes them may wait.
-        let (send, stretches) = std::sync::mpsc::sync_channel(1024);
-        let walk = std::thread::spawn(move || -> Result<(), Error> {
-            on_a_ring(&path.clone(), |io| async move {
-                let mut at = start;
-                while at < end {
-                    let status = disk.status(&io, at, end - at).await.doing(|| {
-                        format!("{}: what lies at {at} cannot be found out", path.display())
-                    })?;
-                    if send.send(Stretch::new(at, &status, deepest)).is_err() {
-                        return Ok(()); // the reader has gone
+        one_by_one(
+            move |send| {
+                on_a_ring(&path.clone(), |io| async move {
+                    let mut at = start;
+                    while at < end {
+                        let status = disk.status(&io, at, end - at).await.doing(|| {
+                            format!("{}: what lies at {at} cannot be found out", path.display())
+                        })?;
+                        if send.send(Stretch::new(at, &status, deepest)).is_err() {
+                            return Ok(()); // the reader has gone
+                        }
+                        at += status.len.max(1);
                     }
-                    at += status.len.max(1);
-                }
-                Ok(())
-            })?
-        });
-        let mut last: Option<Stretch> = None;
-        for stretch in stretches {
-            if last.as_mut().is_some_and(|one| one.take_in(&stretch)) {
-                continue;
-            }
-            if let Some(one) = last.replace(stretch) {
-                if let ControlFlow::Break(why) = tell(one) {
-                    return Ok(ControlFlow::Break(why));
-                }
-            }
-        }
-        match walk.join() {
-            Ok(end) => end?,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-        Ok(last.map_or(ControlFlow::Continue(()), tell))
+                    Ok(())
+                })?
+            },
+            tell,
+        )
     }
 }
 
+/// Give `tell` what `walk` sends, each stretch as long as it can be. They come through a channel: whoever takes them may wait.
+fn one_by_one<B>(
+    walk: impl FnOnce(SyncSender<Stretch>) -> Result<(), Error> + Send + 'static,
+    mut tell: impl FnMut(Stretch) -> ControlFlow<B>,
+) -> Result<ControlFlow<B>, Error> {
+    let (send, stretches) = sync_channel(1024);
+    let walk = std::thread::spawn(move || walk(send));
+    let mut last: Option<Stretch> = None;
+    for stretch in stretches {
+        if last.as_mut().is_some_and(|one| one.take_in(&stretch)) {
+            continue;
+        }
+        if let Some(one) = last.replace(stretch) {
+            if let ControlFlow::Break(why) = tell(one) {
+                return Ok(ControlFlow::Break(why));
+            }
+        }
+    }
+    match walk.join() {
+        Ok(end) => end?,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+    Ok(last.map_or(ControlFlow::Continue(()), tell))
+}
+
 /// What a metadata context of an NBD export says, such as `qemu:dirty-bitmap:NAME`, in the form of what is allocated: its
-/// first bit is that there is no data, its second that there are zeros. From an offset on, for so many bytes or to the end.
+/// first bit is that there is no data, its second that there are zeros. From an offset on, for so many bytes or to the end, to
+/// `tell` as [`Map::stretches`] has it.
 ///
 /// # Errors
 ///
 /// It is no NBD export, or has no such context, or cannot be asked.
-pub fn of_context(
+pub fn of_context<B>(
     path: &Path,
     named: Option<Format>,
     context: &str,
-    start: u64,
-    len: Option<u64>,
-) -> Result<Vec<Stretch>, Error> {
-    let name = path.to_string_lossy();
+    (start, len): (u64, Option<u64>),
+    tell: impl FnMut(Stretch) -> ControlFlow<B>,
+) -> Result<ControlFlow<B>, Error> {
+    let name = path.to_string_lossy().into_owned();
     let is_nbd = is_store(path) && !ceph::is_rbd(&name) && !is_object(&name);
     if !is_nbd || named.is_some_and(|format| format != Format::Raw) {
         return Err(Error::usage("--context takes an NBD export, as raw"));
     }
-    let failed = |why: String| Error::Refused(format!("{name}: {why}"));
     let uri = nbd::Uri::parse(&name).map_err(Error::Usage)?;
-    let store = nbd::open_context(&uri, context).map_err(|error| failed(error.to_string()))?;
+    let store = nbd::open_context(&uri, context)
+        .map_err(|error| Error::Refused(format!("{name}: {error}")))?;
     let end = len.map_or(u64::MAX, |len| start.saturating_add(len)).min(store.len());
-    let file = store.file();
-    let found = on_a_ring(path, move |io| async move {
-        let (mut found, mut at) = (Vec::<Stretch>::new(), start);
-        while at < end {
-            let (offset, len) = (at, end - at);
-            let result = io.run(Op::Status { file, offset, len }).await;
-            if result < 0 {
-                let error = ringtap_image::Error::from_errno(-result);
-                return Err(format!("what lies at {at} cannot be found out: {error}"));
+    let path = path.to_owned();
+    let walk = move |send: SyncSender<Stretch>| {
+        let file = store.file();
+        on_a_ring(&path, move |io| async move {
+            let mut at = start;
+            while at < end {
+                let (offset, len) = (at, end - at);
+                let result = io.run(Op::Status { file, offset, len }).await;
+                if result < 0 {
+                    let error = ringtap_image::Error::from_errno(-result);
+                    let why = format!("{name}: what lies at {at} cannot be found out: {error}");
+                    return Err(Error::Refused(why));
+                }
+                let holds = Holds::of_result(result);
+                let length = holds.len.clamp(1, len);
+                let present = !holds.hole || holds.zero;
+                let stretch = Stretch {
+                    start: at,
+                    length,
+                    depth: 0,
+                    present,
+                    zero: holds.zero,
+                    data: !holds.hole,
+                    compressed: false,
+                    offset: present.then_some(at),
+                };
+                if send.send(stretch).is_err() {
+                    return Ok(()); // the reader has gone
+                }
+                at += length;
             }
-            let holds = Holds::of_result(result);
-            let length = holds.len.clamp(1, len);
-            let present = !holds.hole || holds.zero;
-            let stretch = Stretch {
-                start: at,
-                length,
-                depth: 0,
-                present,
-                zero: holds.zero,
-                data: !holds.hole,
-                compressed: false,
-                offset: present.then_some(at),
-            };
-            if !found.last_mut().is_some_and(|one| one.take_in(&stretch)) {
-                found.push(stretch);
-            }
-            at += length;
-        }
-        Ok(found)
-    })?;
-    found.map_err(failed)
+            Ok(())
+        })?
+    };
+    one_by_one(walk, tell)
 }
 
 /// What has become another in a raw image of Ceph since a snapshot.

@@ -8,8 +8,12 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use ringtap_image::Format;
+use ringtap_image_tools::Error;
 use ringtap_image_tools::map::{Map, Stretch, changes_since, of_context};
-use serde::Serialize;
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer as _};
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 
 use super::source::{Sources, backing};
 use super::watch;
@@ -86,99 +90,100 @@ impl From<&Stretch> for Facts {
     }
 }
 
-/// Stretches of a disk that is one file.
-fn print(args: &MapArgs, stretches: &[Stretch]) -> anyhow::Result<ExitCode> {
-    let layers = [args.file.clone()];
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut printer = Printer { output: args.output, layers: &layers, first: true };
-    printer.begin(&mut out)?;
-    for stretch in stretches {
-        printer.print(&mut out, stretch)?;
-    }
-    printer.end(&mut out)?;
-    out.flush()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 pub(crate) fn run(args: &MapArgs) -> anyhow::Result<ExitCode> {
+    let own = [args.file.clone()];
     if let Some(snapshot) = &args.since {
-        return print(args, &changes_since(&args.file, args.format, snapshot)?);
+        let changes = changes_since(&args.file, args.format, snapshot)?;
+        return tell(args, &own, |tell| {
+            let broken = changes.into_iter().map(tell).find(ControlFlow::is_break);
+            Ok(broken.unwrap_or(ControlFlow::Continue(())))
+        });
     }
+    let range = (args.start_offset, args.max_length);
     if let Some(context) = &args.context {
-        let (start, len) = (args.start_offset, args.max_length);
-        return print(args, &of_context(&args.file, args.format, context, start, len)?);
+        return tell(args, &own, |tell| of_context(&args.file, args.format, context, range, tell));
     }
     let map = Map::open(&args.file, args.format, &args.sources.reading(), &watch::notes())?;
     let layers = map.files().to_owned();
+    tell(args, &layers, |tell| map.stretches(range.0, range.1, tell))
+}
+
+/// What is given each stretch.
+type Tell<'t> = &'t mut dyn FnMut(Stretch) -> ControlFlow<anyhow::Error>;
+
+/// Print the stretches that `walk` gives, one after the other.
+fn tell(
+    args: &MapArgs,
+    layers: &[PathBuf],
+    walk: impl FnOnce(Tell<'_>) -> Result<ControlFlow<anyhow::Error>, Error>,
+) -> anyhow::Result<ExitCode> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut printer = Printer { output: args.output, layers: &layers, first: true };
-    printer.begin(&mut out)?;
-    let end = map.stretches(args.start_offset, args.max_length, |stretch| {
-        match printer.print(&mut out, &stretch) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => ControlFlow::Break(error),
+    let print = |written: anyhow::Result<()>| match written {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) => ControlFlow::Break(error),
+    };
+    let end = match args.output {
+        Output::Json => {
+            let mut serializer = Serializer::with_formatter(&mut out, ByLine);
+            let mut all = serializer.serialize_seq(None)?;
+            let end = walk(&mut |stretch| {
+                print(all.serialize_element(&Facts::from(&stretch)).map_err(Into::into))
+            })?;
+            all.end()?;
+            end
         }
-    })?;
+        Output::Text => {
+            writeln!(out, "{:<16}{:<16}{:<16}File", "Offset", "Length", "Mapped to")?;
+            walk(&mut |stretch| print(line(&mut out, layers, &stretch)))?
+        }
+    };
     if let ControlFlow::Break(error) = end {
         return Err(error);
     }
-    printer.end(&mut out)?;
+    if args.output == Output::Json {
+        writeln!(out)?;
+    }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 
-struct Printer<'a> {
-    output: Output,
-    layers: &'a [PathBuf],
-    first: bool,
+/// One stretch a line, spaced as qemu-img does it, for those who read it by lines.
+struct ByLine;
+
+impl Formatter for ByLine {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b",\n") }
+    }
+
+    fn begin_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(b"{ ")
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(b": ")
+    }
 }
 
-impl Printer<'_> {
-    fn begin(&self, out: &mut impl Write) -> io::Result<()> {
-        match self.output {
-            Output::Json => write!(out, "["),
-            Output::Text => {
-                writeln!(out, "{:<16}{:<16}{:<16}File", "Offset", "Length", "Mapped to")
-            }
-        }
+/// A stretch for people, who are told of data alone.
+fn line(out: &mut impl Write, layers: &[PathBuf], stretch: &Stretch) -> anyhow::Result<()> {
+    if !stretch.data || stretch.zero {
+        return Ok(());
     }
-
-    fn print(&mut self, out: &mut impl Write, stretch: &Stretch) -> anyhow::Result<()> {
-        match self.output {
-            Output::Json => {
-                // One stretch a line, spaced as qemu-img does, for those who read it by lines.
-                let line = serde_json::to_string(&Facts::from(stretch))?;
-                let line = line.replace("\":", "\": ").replace(",\"", ", \"");
-                let line = line.trim_start_matches('{').trim_end_matches('}');
-                write!(out, "{}{{ {line}}}", if self.first { "" } else { ",\n" })?;
-                self.first = false;
-            }
-            Output::Text if stretch.data && !stretch.zero => {
-                let file = self.layers.get(stretch.depth as usize).map(PathBuf::as_path);
-                let file = file.unwrap_or(Path::new("?")).display();
-                let Some(at) = stretch.offset else {
-                    bail!(
-                        "what lies at {:#x} is compressed or encrypted, and has no place \
-                         that could be shown here: add --output json",
-                        stretch.start
-                    );
-                };
-                let hex =
-                    |number: u64| if number == 0 { "0".into() } else { format!("{number:#x}") };
-                let (start, length, at) = (hex(stretch.start), hex(stretch.length), hex(at));
-                writeln!(out, "{start:<16}{length:<16}{at:<16}{file}")?;
-            }
-            Output::Text => {}
-        }
-        Ok(())
-    }
-
-    fn end(&self, out: &mut impl Write) -> io::Result<()> {
-        match self.output {
-            Output::Json => writeln!(out, "]"),
-            Output::Text => Ok(()),
-        }
-    }
+    let file = layers.get(stretch.depth as usize).map(PathBuf::as_path);
+    let file = file.unwrap_or(Path::new("?")).display();
+    let Some(at) = stretch.offset else {
+        bail!(
+            "what lies at {:#x} is compressed or encrypted, and has no place that could be shown here: add --output json",
+            stretch.start
+        );
+    };
+    let hex = |number: u64| if number == 0 { "0".into() } else { format!("{number:#x}") };
+    let (start, length, at) = (hex(stretch.start), hex(stretch.length), hex(at));
+    Ok(writeln!(out, "{start:<16}{length:<16}{at:<16}{file}")?)
 }
 
 /// What its help and its manual page say beyond the options.

@@ -54,8 +54,7 @@ impl Uri {
         if url.username() != "" || url.password().is_some() {
             return Err("a user in it is for PSK, which is not supported: use certificates".into());
         }
-        let path = url.path();
-        let export = decoded(path.strip_prefix('/').unwrap_or(path))?;
+        let export = decoded(path_as_written(text))?;
         let socket = url.query_pairs().find(|(key, _)| key == "socket");
         let server = match (unix, socket) {
             (true, Some((_, path))) if !path.is_empty() => {
@@ -107,6 +106,15 @@ impl fmt::Display for Uri {
     }
 }
 
+/// The path behind the first slash, as it is written: `.` and `..` are names of exports as others are, and `url` takes
+/// them away.
+fn path_as_written(text: &str) -> &str {
+    let text = text.trim_matches(|c: char| c <= ' ');
+    let rest = text.split_once("://").map_or("", |(_, rest)| rest);
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    rest.split_once('/').map_or("", |(_, path)| path)
+}
+
 /// Without its `%XX`; `url` decodes query strings itself, and paths not.
 fn decoded(path: &str) -> Result<String, String> {
     let as_query = format!("x={}", path.replace('+', "%2B").replace('&', "%26"));
@@ -129,6 +137,9 @@ mod tests {
             ("nbd://host", tcp("host", 10809), "", false),
             ("nbd://host/a/b%20c+d&e", tcp("host", 10809), "a/b c+d&e", false),
             ("nbds://[::1]:1234/x", tcp("::1", 1234), "x", true),
+            ("nbd://host/a/../b/./c", tcp("host", 10809), "a/../b/./c", false),
+            ("nbd://host/..?reconnect=1", tcp("host", 10809), "..", false),
+            ("nbd+unix:///%2e%2e/x?socket=s", Server::Unix("s".into()), "../x", false),
             ("nbd+unix:///?socket=/run/a%20b", Server::Unix("/run/a b".into()), "", false),
             ("nbds+unix:///e?socket=s", Server::Unix("s".into()), "e", true),
         ] {
