@@ -110,11 +110,13 @@ pub(crate) fn run(args: &DdArgs) -> anyhow::Result<ExitCode> {
     let operands = Operands::parse(&args.operands).map_err(Fault::Usage)?;
     let (reading, cache) = (args.sources.reading(), CacheMode::Writeback);
     let size = reading.open(&operands.from, args.format, cache, &watch::notes())?.size();
-    let begin = operands.skip;
-    if begin >= size {
-        let why =
-            format!("{begin} bytes are to be skipped, and {} has {size}", operands.from.display());
-        return Err(Fault::Usage(why).into());
+    let begin = operands.skip.min(size);
+    if operands.skip > size {
+        // As dd(1) has it: told, and nothing is copied.
+        let (skip, from) = (operands.skip, operands.from.display());
+        eprintln!(
+            "ringtap: {skip} bytes are to be skipped, and {from} has {size}: nothing is copied"
+        );
     }
     let end = operands.count.map_or(size, |count| begin.saturating_add(count).min(size));
     let recipe = args.new.recipe(&operands.to, Some(output_format), None)?;

@@ -29,7 +29,6 @@ fn parts_are_those_that_qemu_and_dd_copy() {
     }
     for (line, code, said) in [
         ("if=a.raw of=a.raw", 2, "read and overwritten at once"),
-        ("if=a.raw of=c.raw skip=6144", 2, "are to be skipped"),
         ("if=a.raw of=c.raw conv=sync", 2, "conv=sync: write"),
         ("if=none.raw of=c.raw", 1, "none.raw"),
     ] {
