@@ -21,6 +21,7 @@ use crate::spelling;
 use crate::top::TopArgs;
 use crate::upgrade::{ReloadArgs, UpgradeArgs};
 use crate::verbs::amend::AmendArgs;
+use crate::verbs::bench::BenchArgs;
 use crate::verbs::bitmap::BitmapArgs;
 use crate::verbs::check::CheckArgs;
 use crate::verbs::commit::CommitArgs;
@@ -152,6 +153,10 @@ pub(crate) enum Command {
     Commit(CommitArgs),
     /// Put another image below an overlay, which goes on reading as before
     Rebase(RebaseArgs),
+    /// Say how long an image takes for many requests
+    ///
+    /// By this program's own engine, without a server. `ringtap compare` measures what guests see.
+    Bench(BenchArgs),
     /// Compare two images, or measure ways of serving a disk side by side
     ///
     /// With two images: whether a guest reads the same from both. Without: `ringtap-lab compare`, with the same arguments.

@@ -17,8 +17,8 @@ use crate::args;
 #[cfg(feature = "object")]
 use crate::verbs::publish;
 use crate::verbs::{
-    amend, bitmap, check, commit, compare, convert, create, dd, info, map, measure, rebase, resize,
-    snapshot,
+    amend, bench, bitmap, check, commit, compare, convert, create, dd, info, map, measure, rebase,
+    resize, snapshot,
 };
 
 /// A titled list of what is written and what it means.
@@ -94,6 +94,7 @@ fn sections(command: &str) -> &'static [Section] {
         "resize" => resize::SECTIONS,
         "amend" => amend::SECTIONS,
         "snapshot" => snapshot::SECTIONS,
+        "bench" => bench::SECTIONS,
         "bitmap" => bitmap::SECTIONS,
         "commit" => commit::SECTIONS,
         "rebase" => rebase::SECTIONS,

@@ -293,8 +293,15 @@ impl Line {
                 _ => false,
             })
         };
+        let writes = |flag: &OsStr| {
+            let letters = flag.to_str().unwrap_or_default();
+            letters == "--write" || (!letters.starts_with("--") && letters.contains('w'))
+        };
         match verb {
             "amend" | "bitmap" | "commit" | "rebase" | "resize" => true,
+            "bench" => {
+                self.words.iter().any(|word| matches!(word, Word::Other(flag) if writes(flag)))
+            }
             "check" => says(&["-r", "--repair"]),
             "snapshot" => says(&["-a", "--apply", "-c", "--create", "-d", "--delete"]),
             _ => false,

@@ -3,6 +3,7 @@
 //! Every program that a test runs has a time to end in and dies with the test; where one is missing
 //! the test fails with the name of the package that brings it.
 
+mod beside;
 mod bitmaps;
 mod compare;
 mod daily;

@@ -2,6 +2,7 @@
 
 pub(crate) mod amend;
 pub(crate) mod bar;
+pub(crate) mod bench;
 pub(crate) mod bitmap;
 pub(crate) mod check;
 pub(crate) mod commit;
