@@ -74,6 +74,11 @@ fn packages_of_debian_have_all_that_belongs_to_them() {
     for name in OF_LAB {
         assert!(there(name).iter().all(|path| !path.exists()), "{name} is in the wrong package");
     }
+    // What it has now lay in the other one once, which therefore goes before.
+    let fields = ok("dpkg-deb", "dpkg", &["-f", plain(&lab), "Breaks", "Replaces"]);
+    for field in ["Breaks", "Replaces"] {
+        assert!(fields.contains(&format!("{field}: ringtap (<< 0.1.0-1~)")), "{fields}");
+    }
     ok("dpkg-deb", "dpkg", &["-x", plain(&lab), plain(&root)]);
     for name in OF_LAB {
         assert!(there(name).iter().any(|path| path.is_file()), "{name} is not in {said}");
