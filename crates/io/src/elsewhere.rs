@@ -251,6 +251,36 @@ mod tests {
         tasks.run().expect("turns");
     }
 
+    #[test]
+    fn what_is_expendable_does_not_keep_its_thread() {
+        let (remote, _hear) = echo();
+        let file = remote.handle();
+        let mut tasks = Tasks::new(reactor().expect("a reactor"));
+        let (io, ends) = (tasks.io().clone(), Rc::new(RefCell::new(vec![])));
+        let seen = ends.clone();
+        tasks.spawn(async move {
+            let (reads, sleeps, waits) = (io.clone(), io.clone(), io.clone());
+            io.spawn_expendable(async move {
+                // One after the other: each is to be cancelled.
+                for offset in [NEVER, NEVER + 1] {
+                    let end = reads.run(read(file, offset)).await;
+                    seen.borrow_mut().push(end);
+                }
+            });
+            io.spawn_expendable(async move { sleeps.sleep(1 << 50).await });
+            // Nothing that is in flight: it goes with the thread.
+            io.spawn_expendable(async move {
+                let never = crate::Event::default();
+                never.listen().await;
+                waits.next_turn().await;
+            });
+            assert_eq!(io.run(read(file, 3)).await, 3);
+        });
+        tasks.run().expect("turns");
+        assert_eq!(*ends.borrow(), [-libc::ECANCELED; 2]);
+        assert_eq!(tasks.io().in_flight(), 0);
+    }
+
     /// Has every read carried out on a file.
     struct Lent(File);
 

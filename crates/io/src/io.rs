@@ -48,8 +48,18 @@ pub(crate) struct Shared {
 /// A task that was started by another.
 pub(crate) struct Spawned {
     pub(crate) task: Pin<Box<dyn Future<Output = ()>>>,
-    /// Nobody waits for its end.
-    pub(crate) beside: bool,
+    pub(crate) at_end: AtEnd,
+}
+
+/// What becomes of a task once no other is left that is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtEnd {
+    /// It is waited for.
+    Awaited,
+    /// Its operations are cancelled; then it goes with the thread.
+    Cancelled,
+    /// It goes with the thread.
+    Dropped,
 }
 
 /// The door of one queue thread to its reactor. Clones are the same door.
@@ -110,12 +120,22 @@ impl Io {
 
     /// Start another task on this thread.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.shared.spawned.borrow_mut().push(Spawned { task: Box::pin(task), beside: false });
+        self.spawn_until(AtEnd::Awaited, task);
     }
 
     /// As [`Io::spawn`], a task that serves others: nobody waits for its end, and it may go with the thread.
     pub fn spawn_beside(&self, task: impl Future<Output = ()> + 'static) {
-        self.shared.spawned.borrow_mut().push(Spawned { task: Box::pin(task), beside: true });
+        self.spawn_until(AtEnd::Dropped, task);
+    }
+
+    /// As [`Io::spawn`], a task that need not succeed: what it waits for does not keep the thread. When the thread ends
+    /// ([`crate::Tasks::run`]) its operations are cancelled, and it may see that, or go with the thread.
+    pub fn spawn_expendable(&self, task: impl Future<Output = ()> + 'static) {
+        self.spawn_until(AtEnd::Cancelled, task);
+    }
+
+    fn spawn_until(&self, at_end: AtEnd, task: impl Future<Output = ()> + 'static) {
+        self.shared.spawned.borrow_mut().push(Spawned { task: Box::pin(task), at_end });
     }
 
     /// Carry out one operation; the raw result.
@@ -260,6 +280,20 @@ impl Io {
             self.turn_without_new()?;
         }
         Ok(())
+    }
+
+    /// Have the operations of a task end, soon; whether it has any.
+    pub(crate) fn cancel_of(&self, task: TaskId) -> io::Result<bool> {
+        let its = |state: &State| match state {
+            State::UnderWay(of) | State::Elsewhere(of, _) => *of == task,
+            State::Free | State::Done(_) => false,
+        };
+        let states = self.shared.states.borrow();
+        let keys: Vec<Key> =
+            (0..).zip(&*states).filter(|(_, state)| its(state)).map(|(key, _)| key).collect();
+        drop(states);
+        keys.iter().try_for_each(|key| self.cancel(*key))?;
+        Ok(!keys.is_empty())
     }
 
     fn cancel(&self, key: Key) -> io::Result<()> {

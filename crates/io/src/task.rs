@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use crate::io::TaskId;
+use crate::io::{AtEnd, TaskId};
 use crate::wake::Wakes;
 use crate::{Io, Key, Op, Reactor, Time};
 
@@ -15,8 +15,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 /// A task's place; the next task in it has the same waker.
 struct Slot {
     task: Option<Task>,
-    /// Nobody waits for its end.
-    beside: bool,
+    at_end: AtEnd,
     waker: Waker,
 }
 
@@ -28,7 +27,7 @@ pub struct Tasks {
     io: Io,
     tasks: Vec<Slot>,
     /// Tasks whose end nobody waits for.
-    beside: usize,
+    unawaited: usize,
     wakes: Arc<Wakes>,
     free: Vec<TaskId>,
     submit: Vec<(Key, Op)>,
@@ -46,7 +45,7 @@ impl Tasks {
         Tasks {
             io,
             tasks: Vec::new(),
-            beside: 0,
+            unawaited: 0,
             wakes,
             free: Vec::new(),
             submit: Vec::new(),
@@ -63,26 +62,26 @@ impl Tasks {
 
     /// Add a task; it runs at the next [`Tasks::run_ready`].
     pub fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
-        self.add(Box::pin(task), false);
+        self.add(Box::pin(task), AtEnd::Awaited);
     }
 
-    fn add(&mut self, task: Task, beside: bool) {
+    fn add(&mut self, task: Task, at_end: AtEnd) {
         let id = self.free.pop().unwrap_or_else(|| {
             let id = self.tasks.len() as TaskId;
-            self.tasks.push(Slot { task: None, beside, waker: self.wakes.waker(id) });
+            self.tasks.push(Slot { task: None, at_end, waker: self.wakes.waker(id) });
             id
         });
-        self.beside += usize::from(beside);
-        self.tasks[id as usize].beside = beside;
+        self.unawaited += usize::from(at_end != AtEnd::Awaited);
+        self.tasks[id as usize].at_end = at_end;
         self.tasks[id as usize].task = Some(task);
         self.io.shared.ready.borrow_mut().push(id);
     }
 
-    /// Tasks that have not ended, without those that [`Io::spawn_beside`] started.
+    /// Tasks that have not ended, without those that [`Io::spawn_beside`] and [`Io::spawn_expendable`] started.
     pub fn count(&self) -> usize {
         let spawned = self.io.shared.spawned.borrow();
-        let spawned = spawned.iter().filter(|one| !one.beside).count();
-        self.tasks.len() - self.free.len() - self.beside + spawned
+        let spawned = spawned.iter().filter(|one| one.at_end == AtEnd::Awaited).count();
+        self.tasks.len() - self.free.len() - self.unawaited + spawned
     }
 
     /// Whether a task could run at once or after a turn, or an operation waits to be handed over.
@@ -114,13 +113,13 @@ impl Tasks {
             let id = self.ready[self.next - 1];
             let slot = &mut self.tasks[id as usize];
             slot.task = None;
-            self.beside -= usize::from(slot.beside);
+            self.unawaited -= usize::from(slot.at_end != AtEnd::Awaited);
             self.free.push(id);
         }
         loop {
             while let Some(id) = self.ready.get(self.next).copied() {
                 self.next += 1;
-                let Some(Slot { task: slot, waker, beside }) = self.tasks.get_mut(id as usize)
+                let Some(Slot { task: slot, waker, at_end }) = self.tasks.get_mut(id as usize)
                 else {
                     continue;
                 };
@@ -128,7 +127,7 @@ impl Tasks {
                 self.io.shared.current.set(id);
                 if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
                     *slot = None;
-                    self.beside -= usize::from(*beside);
+                    self.unawaited -= usize::from(*at_end != AtEnd::Awaited);
                     self.free.push(id);
                 }
             }
@@ -136,7 +135,7 @@ impl Tasks {
             self.next = 0;
             let spawned = std::mem::take(&mut *self.io.shared.spawned.borrow_mut());
             for one in spawned {
-                self.add(one.task, one.beside);
+                self.add(one.task, one.at_end);
             }
             if self.wakes.any() {
                 self.take_told();
@@ -224,15 +223,28 @@ impl Tasks {
         self.io.shared.turned.notify(&self.io);
     }
 
-    /// Run until every task has ended.
+    /// Run until every task has ended, and those that [`Io::spawn_expendable`] started have no operation in flight.
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             self.run_ready();
-            if self.count() == 0 {
+            if self.count() == 0 && !self.cancel_expendable()? {
                 return Ok(());
             }
-            self.turn(true)?;
+            if !self.has_ready() {
+                self.turn(true)?;
+            }
         }
+    }
+
+    /// Have operations end whose tasks are not waited for otherwise; whether there were any. Their tasks may ask for more.
+    fn cancel_expendable(&mut self) -> io::Result<bool> {
+        let mut any = false;
+        for (id, slot) in (0..).zip(&self.tasks) {
+            if slot.task.is_some() && slot.at_end == AtEnd::Cancelled {
+                any |= self.io.cancel_of(id)?;
+            }
+        }
+        Ok(any)
     }
 
     /// Run one task to its end, beside those already here, and give what it gives.

@@ -15,7 +15,8 @@ pub fn turn_all(disk: &Disk, all: &mut [Tasks]) {
         for tasks in &mut *all {
             goes_on |= tasks.has_work();
             tasks.run_ready();
-            if tasks.count() > 0 {
+            // What nobody of its own waits for, somebody of another queue may.
+            if tasks.count() > 0 || tasks.io().in_flight() > 0 {
                 let waits = tasks.io().in_flight() > 0;
                 goes_on |= waits || tasks.has_work();
                 if let Err(error) = tasks.turn(waits) {

@@ -48,10 +48,24 @@ impl Drop for Source {
 }
 
 impl Source {
+    /// From now on it is there, and answers nothing.
+    pub fn pause(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// It answers again.
+    pub fn resume(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).expect("a process");
+        rustix::process::kill_process(pid, signal).expect("it is there");
+    }
+
     /// As the operator ends it.
     pub fn stop(mut self) {
-        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).expect("a process");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+        self.signal(rustix::process::Signal::TERM);
         let _ = self.0.wait();
     }
 }

@@ -6,4 +6,5 @@ mod lost;
 mod migrate;
 mod netem;
 mod served;
+mod silent;
 mod verbs;

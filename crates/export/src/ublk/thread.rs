@@ -156,6 +156,8 @@ fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
             }
         }
     }
+    // What a job has left here.
+    tasks.run()?;
     vbd.account_cpu_time();
     Ok(())
 }

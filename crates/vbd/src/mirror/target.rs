@@ -41,6 +41,23 @@ struct State {
     in_flight: usize,
 }
 
+/// A write that is counted until it has ended, or has gone with its thread.
+struct InFlight(Arc<Target>);
+
+impl InFlight {
+    fn new(target: &Arc<Target>) -> InFlight {
+        target.lock().in_flight += 1;
+        InFlight(target.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.lock().in_flight -= 1;
+        self.0.told.notify();
+    }
+}
+
 /// Something for which a guest waits.
 pub(crate) struct Waiting<'a> {
     target: &'a Target,
@@ -195,7 +212,8 @@ impl Target {
     }
 
     /// Write, in a task of its own: who waits for that waits no longer than until the target has failed, and what
-    /// `keep` holds is held until the write has ended.
+    /// `keep` holds is held until the write has ended. One that is in flight when its thread ends is cancelled: by then the
+    /// target has failed.
     pub(crate) async fn write<K: 'static>(
         self: &Arc<Target>,
         io: &Io,
@@ -238,8 +256,9 @@ impl Target {
         }
         let end = Rc::new(Cell::new(None));
         let (in_flight, told, own) = (InFlight::new(self), end.clone(), io.clone());
-        io.spawn(async move {
-            let target = &in_flight.0;
+        // A target that answers nothing must not keep a guest's thread, which is joined when its front-end leaves.
+        io.spawn_expendable(async move {
+            let InFlight(target) = &in_flight;
             let vbd = target.take();
             told.set(Some(work(&own, &vbd).await));
             target.give_back(vbd);

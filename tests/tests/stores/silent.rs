@@ -1,0 +1,55 @@
+//! Servers that are there, and answer nothing.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringtap_tests::{Control, is_well, patience};
+use serde_json::json;
+
+use crate::bench::{Bench, Kind, MIB};
+
+/// Its thread is joined when its front-end leaves, and has writes to the target in flight then.
+#[test]
+fn a_guest_may_begin_anew_where_the_target_of_a_backup_fell_silent() {
+    // With a connection of each thread's own, and with one that all share.
+    for kind in [Kind::Nbdkit, Kind::NbdkitOne] {
+        let bench = Bench::new();
+        bench.raw("a.raw", 64 * MIB);
+        bench.raw("b.raw", 64 * MIB);
+        let source = bench.source(kind, "a.raw");
+        let listen = format!("unix:{}", bench.text("control"));
+        let own = ["-f", "raw", "--node-name", "vm", "--control", &listen];
+        let server = bench.serve(&bench.text("b.raw"), &own);
+        bench.io_well(&["write -P 6 0 64M"]);
+        let mut qmp = Control::open(&bench.path("control"));
+        let at = json!({ "type": "unix", "path": bench.text("source") });
+        let file = json!({ "driver": "nbd", "server": at, "export": "e" });
+        qmp.ok("blockdev-add", json!({ "driver": "raw", "node-name": "far", "file": file }));
+        let backup = json!({ "device": "vm", "target": "far", "sync": "full", "job-id": "j",
+                             "speed": MIB, "__ringtap_guest-timeout": 1000 });
+        qmp.ok("blockdev-backup", backup);
+        let guest = bench.load("4");
+        // What the guest changes is saved first, by its own thread: more than the job copies by itself.
+        let until = Instant::now() + patience();
+        let saved = || qmp.ok("query-jobs", json!({}))[0]["current-progress"].as_u64();
+        let mut saved = saved;
+        while saved().is_none_or(|bytes| bytes < MIB) {
+            assert!(Instant::now() < until, "nothing is copied");
+            thread::sleep(Duration::from_millis(20));
+        }
+        source.pause();
+        let told = loop {
+            let (name, data) = qmp.event();
+            if name == "BLOCK_JOB_COMPLETED" {
+                break data;
+            }
+        };
+        assert!(told["error"].as_str().is_some_and(|why| why.contains("1000 ms")), "{told}");
+        is_well(guest);
+        // Its front-end has left; the next is served.
+        is_well(bench.load("1"));
+        source.resume();
+        qmp.ok("blockdev-del", json!({ "node-name": "far" }));
+        server.stop();
+    }
+}
