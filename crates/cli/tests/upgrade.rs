@@ -136,6 +136,17 @@ impl Bench {
         command.spawn().expect("fio begins")
     }
 
+    /// Reads over NBD, for so long.
+    fn nbd_reads(&self, socket: &str, export: &str, seconds: u32) -> Child {
+        let uri = format!("nbd+unix:///{export}?socket={}", self.path(socket).display());
+        let mut command = Command::new("fio");
+        command.args(["--name=reads", "--ioengine=nbd", "--rw=randread", "--bs=4k", "--size=16M"]);
+        command.args(["--iodepth=4", "--time_based", "--readonly", "--output-format=json"]);
+        command.arg(format!("--uri={uri}")).arg(format!("--runtime={seconds}"));
+        command.current_dir(self.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("fio begins")
+    }
+
     /// A load that reads back what it wrote, for so long.
     fn load(&self, socket: &str, seconds: u32) -> Child {
         let seconds = seconds.to_string();
@@ -426,4 +437,90 @@ fn what_would_be_another_disk_is_not_passed_on() {
     let why = bench.ends_with(&format!("upgrade {}", other.id()), 1);
     assert!(why.contains("restart it") && lives(other.id()), "{why}");
     other.kill().and_then(|()| other.wait()).expect("its end");
+}
+
+/// An NBD server of a file; it ends with this.
+struct Source(Child);
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Source {
+    fn of(bench: &Bench, file: &str) -> Source {
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-U", "source", "file", file]).current_dir(bench.dir.path());
+        let source = Source(command.spawn().expect("nbdkit begins"));
+        let until = Instant::now() + Duration::from_secs(30);
+        while std::os::unix::net::UnixStream::connect(bench.path("source")).is_err() {
+            assert!(Instant::now() < until, "nbdkit does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        source
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(pid(self.0.id()), signal).expect("it is there");
+    }
+}
+
+#[test]
+fn storage_that_is_silent_holds_up_no_other_disk() {
+    let mut bench = Bench::new();
+    for name in ["a.raw", "far.raw"] {
+        bench.ends_with(&format!("create -q -f raw {name} 64M"), 0);
+    }
+    let source = Source::of(&bench, "far.raw");
+    let far = format!("nbd+unix:///?socket={}", bench.path("source").display());
+    let line = format!(
+        "serve --control unix:c.sock a.raw -f raw --vhost-user vu.sock {far} -f raw --name b --node-name b --nbd unix:nbd.sock"
+    );
+    let (_child, server) = bench.serve(&line);
+    // It says that it is ready, and takes nothing over.
+    let next = bench.script(
+        "stalls",
+        "exec 3>&\"${RINGTAP_HANDOVER#*:}\"; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; exec sleep 60",
+    );
+    let line = format!("upgrade unix:c.sock --binary {next} --timeout 1");
+    // There is something to make stable; there are only reads; and limits may be why these take long.
+    for (rw, said_of) in [("randrw", "is not stable"), ("randread", "in flight"), ("", "not ended")]
+    {
+        if rw.is_empty() {
+            bench.ends_with("disk limit b --iops 1000000 --control unix:c.sock", 0);
+        }
+        let load = match rw {
+            "randrw" => bench.nbd_load("nbd.sock", "b", 3),
+            _ => bench.nbd_reads("nbd.sock", "b", 3),
+        };
+        std::thread::sleep(Duration::from_secs(1));
+        source.signal(Signal::STOP);
+        let near = bench.load("vu.sock", 12);
+        let mut upgrade = bench.command(&line).stderr(Stdio::piped()).spawn().expect("it begins");
+        let until = Instant::now() + Duration::from_secs(45);
+        while upgrade.try_wait().expect("its status").is_none() {
+            if Instant::now() > until {
+                let _ = upgrade.kill();
+                panic!("the upgrade hangs: {}", bench.log());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let output = upgrade.wait_with_output().expect("it has ended");
+        let why = said(&output);
+        assert!(!output.status.success() && why.contains(said_of), "{rw}: {why}");
+        assert!(why.contains("see to"), "{why}");
+        assert!(lives(server), "{}", bench.log());
+        // The storage of the other is silent still.
+        bench.verified(near);
+        source.signal(Signal::CONT);
+        let output = load.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    }
+    // Once it answers there is nothing in the way.
+    let next = bench.upgrade("unix:c.sock");
+    ends(server);
+    bench.verified(bench.load("vu.sock", 1));
+    assert!(lives(next));
 }

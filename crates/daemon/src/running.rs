@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -74,6 +73,8 @@ pub(crate) struct Serving {
     pub(crate) thread: Option<JoinHandle<()>>,
     /// Whether it was told to end.
     pub(crate) closing: bool,
+    /// Whether it was to hand over, and waits for requests in flight before it goes on here.
+    pub(crate) held_up: bool,
     pub(crate) when_gone: Vec<Then>,
     /// Whether a client of the control socket had it started: its end is not the end of all.
     pub(crate) added: bool,
@@ -93,7 +94,8 @@ impl Serving {
         of: Option<ringtap_vbd::Disk>,
     ) -> Serving {
         let (thread, when_gone) = (Some(thread), vec![]);
-        Serving { transport, stop, thread, closing: false, when_gone, added, of, _files: files }
+        let (closing, held_up) = (false, false);
+        Serving { transport, stop, thread, closing, held_up, when_gone, added, of, _files: files }
     }
 
     /// Tell it to end.
@@ -165,8 +167,8 @@ pub(crate) struct Running {
     pub(crate) left_out: Vec<(Disk, String)>,
     /// Sockets that listen for the process itself: of its control, and its metrics.
     pub(crate) listening: Vec<(Address, OwnedFd)>,
-    /// Whether servers that stop do so to hand over.
-    pub(crate) handing_over: Arc<AtomicBool>,
+    /// While servers stop to hand over: those that have, of which nobody is told.
+    pub(crate) handing_over: Arc<Mutex<Option<Vec<ServerId>>>>,
     /// The process that has all from now on: this one ends, and touches nothing.
     pub(crate) handed_over: Option<u32>,
     /// How long the disks stood still when they were taken over, where they were.

@@ -315,6 +315,9 @@ fn handle(
             tracing::info!("{server} is closed");
             running.server_ended(of);
         }
+        Event::Ended { of: Some(of), result: Ok(()), .. } if running.is_held_up(of) => {
+            running.goes_on_late(of);
+        }
         Event::Ended { server, of: Some(of), result } if running.was_added(of) => {
             let why = result.err().map(|error| error.to_string()).unwrap_or_default();
             tracing::error!("the {server} server ended by itself: {why}");

@@ -1,8 +1,7 @@
 //! Servers, each with a thread: started for disks that are running.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use ringtap_export::{Stop, nbd, ublk, vhost_user};
@@ -100,9 +99,11 @@ impl Running {
             let _disk = lone.as_ref().map(|vbd| vbd.span().enter());
             let result =
                 Panic::catch(|| serves.serve(&theirs)).unwrap_or_else(|panic| Err(panic.into()));
-            // One that hands over goes on, here or elsewhere.
-            if result.is_err() || !handing_over.load(SeqCst) {
-                tell_end(&events, serves.title(), id, result);
+            let mut ended = handing_over.lock().unwrap_or_else(PoisonError::into_inner);
+            match &mut *ended {
+                // One that hands over goes on, here or elsewhere.
+                Some(ended) if result.is_ok() => ended.push(id),
+                _ => tell_end(&events, serves.title(), id, result),
             }
         })
     }
@@ -117,6 +118,23 @@ impl Running {
             (serving.stop, serving.thread) = (stop, Some(thread));
         }
         Ok(())
+    }
+
+    /// Whether that server was to hand over, and its end comes only now that nobody takes it over.
+    pub(crate) fn is_held_up(&self, id: ServerId) -> bool {
+        self.servers.get(&id).is_some_and(|serving| serving.held_up)
+    }
+
+    /// It has ended: it goes on with those that it left.
+    pub(crate) fn goes_on_late(&mut self, id: ServerId) {
+        let Some(serving) = self.servers.get_mut(&id) else { return };
+        serving.join();
+        serving.held_up = false;
+        serving.transport.take_back();
+        tracing::info!("{} goes on", serving.transport.title());
+        if let Err(error) = self.start_again(id) {
+            tracing::error!("an export has ended: {error}");
+        }
     }
 
     fn start_vhost_user(&mut self, socket: VhostUser) -> Result<(), Error> {

@@ -75,6 +75,20 @@ impl Transport {
         }
     }
 
+    /// Once it has ended: have it go on, when it serves again, with the clients that it left for another server.
+    pub(crate) fn take_back(&self) {
+        match self {
+            Transport::Nbd { server, .. } => {
+                server.left().into_iter().for_each(|session| server.adopt(session));
+            }
+            Transport::VhostUser { server, .. } => match server.left() {
+                Ok(left) => left.into_iter().for_each(|connection| server.adopt(connection)),
+                Err(error) => tracing::error!("a front-end is let go: {error}"),
+            },
+            Transport::Fuse(_) | Transport::Ublk(_) => {}
+        }
+    }
+
     /// As a file that is mounted.
     pub(crate) fn fuse(
         mount: fuse::Mount,

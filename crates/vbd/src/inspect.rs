@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::Duration;
 
 use ringtap_image::LayerState;
 use ringtap_io::Panic;
@@ -101,12 +102,22 @@ impl Vbd {
 }
 
 impl Disk {
+    /// For how long its oldest request has been in flight; none where limits may be why.
+    pub fn oldest_request(&self) -> Option<Duration> {
+        if self.shared.door.is_limited() {
+            return None;
+        }
+        let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let queues = all.iter().filter(|queue| is_there(queue));
+        let ages = queues.flat_map(|queue| queue.in_flight.look()).map(|pending| pending.age_us);
+        ages.max().map(Duration::from_micros)
+    }
+
     /// The device as it is now.
     pub fn inspect(&self) -> DeviceState {
         let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // A queue that has ended is held by the list alone, and by this copy of it.
         let queues: Vec<QueueState> =
-            all.iter().filter(|queue| Arc::strong_count(queue) > 2).filter_map(state_of).collect();
+            all.iter().filter(|queue| is_there(queue)).filter_map(state_of).collect();
         let mut connections: Vec<Connection> = vec![];
         for queue in &queues {
             let (transport, peer) = (queue.transport, &queue.peer);
@@ -132,6 +143,11 @@ impl Disk {
             share: self.shared.throttle.fairness(),
         }
     }
+}
+
+/// A queue that has ended is held by the list alone, and by a copy of that.
+fn is_there(queue: &Arc<QueueStats>) -> bool {
+    Arc::strong_count(queue) > 2
 }
 
 fn state_of(queue: &Arc<QueueStats>) -> Option<QueueState> {

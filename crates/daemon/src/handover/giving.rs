@@ -1,40 +1,33 @@
 //! The server that hands over, until it ends or goes on.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use ringtap_export::{fuse, nbd, vhost_user};
-use ringtap_io::Tasks;
+use ringtap_export::fuse;
 use ringtap_vbd::DirtyBitmap;
-use rustix::time::{ClockId, clock_gettime};
 use sd_notify::NotifyState;
 
 use super::channel::{Channel, Kind};
-use super::state::{
-    Client, Connections, DiskState, FrontEnd, GroupState, ListenerState, MessageState, MountState,
-    State, digits, encode,
-};
-use super::{CHANNEL, asked, leave_all, whole};
+use super::state::{DiskState, GroupState, ListenerState, MountState, State, encode};
+use super::still::Still;
+use super::{CHANNEL, asked, leave_all, storage, whole};
 use crate::control::JobStatus;
 use crate::events::notify;
 use crate::opened::identity;
 use crate::pid_file::PidFile;
-use crate::residence::Residence;
-use crate::running::{DiskId, Running, Served, ServerId, Serving, is_failed};
+use crate::running::{Running, is_failed};
 use crate::transports::Transport;
 use crate::{Address, Error, Sandbox, kept, plan};
 
 /// How long the next server may take to prepare, where nobody has said.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long it may take once the disks stand still.
+/// How long it may take once the disks stand still, and how long requests may that are in flight.
 const PAUSE: Duration = Duration::from_secs(10);
 /// How long it may take to say why it does not listen.
 const SAYS_WHY: Duration = Duration::from_secs(1);
@@ -42,11 +35,6 @@ const SAYS_WHY: Duration = Duration::from_secs(1);
 const HANDSHAKES: Duration = Duration::from_millis(500);
 /// What of a job's end is waited for, and of files that are being written.
 const SETTLED: Duration = Duration::from_secs(10);
-/// How long it is tried to open images again that somebody else has meanwhile, and how often.
-const COMES_BACK: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(100);
-/// How soon it is seen that threads have ended.
-const SOON: Duration = Duration::from_micros(200);
 
 /// How a server is to be followed by another.
 #[derive(Debug, Default)]
@@ -57,7 +45,7 @@ pub(crate) struct Wish {
     pub(crate) patience: Option<Duration>,
 }
 
-fn failed(why: impl Into<String>) -> Error {
+pub(super) fn failed(why: impl Into<String>) -> Error {
     Error::Upgrade(why.into())
 }
 
@@ -72,8 +60,13 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
     tracing::info!("handing over to process {}, which prepares", next.child.id());
     let files: Vec<&dyn AsFd> = files.iter().map(|file| file as &dyn AsFd).collect();
     next.tell(Kind::State, &encode(&state).map_err(failed)?, &files)?;
-    next.expect(Kind::Ready, wish.patience.unwrap_or(PATIENCE))?;
-    running.flush_all();
+    let patience = wish.patience.unwrap_or(PATIENCE);
+    next.expect(Kind::Ready, patience)?;
+    storage::settle(running, patience.max(PAUSE)).map_err(failed)?;
+    storage::answers(running, PAUSE).map_err(failed)?;
+    if let Some(keeper) = &running.keeper {
+        keeper.settle(SETTLED);
+    }
     for serving in running.servers.values() {
         if let Transport::Nbd { server, .. } = &*serving.transport {
             server.wait_for_handshakes(HANDSHAKES);
@@ -81,10 +74,10 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
     }
     // Guests and clients have gone on meanwhile; what else has changed nobody has carried out, for this thread does.
     running.may_be_handed_over().map_err(failed)?;
-    let still = Still::stand(running)?;
+    let still = Still::stand(running, PAUSE)?;
     tracing::debug!("images are closed after {:?}", still.since());
-    let end = still.pass(&mut next);
-    let pause = wish.patience.unwrap_or(PAUSE).min(PAUSE);
+    let end = still.pass(|body, files| next.tell(Kind::Connections, body, files));
+    let pause = patience.min(PAUSE);
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
         Ok(()) => {
             leave_all(true);
@@ -313,6 +306,12 @@ impl Running {
             if serving.closing {
                 return Err("an export is about to go: try again".into());
             }
+            if serving.held_up {
+                let title = serving.transport.title();
+                return Err(format!(
+                    "{title} still waits for requests in flight since an upgrade failed: see to the storage"
+                ));
+            }
             serving.transport.must_stay().map_or(Ok(()), Err)?;
         }
         Ok(())
@@ -373,207 +372,6 @@ impl Running {
         }
         Ok((state, files))
     }
-
-    /// Make stable what there is, so that there is little left to do while the disks stand still.
-    fn flush_all(&self) {
-        let Ok(reactor) = ringtap_io::reactor() else { return };
-        let mut tasks = Tasks::new(reactor);
-        for served in self.disks.values().filter(|served| goes(served)) {
-            let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
-            // What fails here fails again where it counts.
-            let _ = tasks.block_on(async move { vbd.fork().flush(&io).await });
-        }
-        if let Some(keeper) = &self.keeper {
-            keeper.settle(SETTLED);
-        }
-    }
-}
-
-/// Wait until a server's thread has ended. Requests that wait for space fail then, for nobody can say here that there is some.
-fn wait_for(serving: &mut Serving, disks: &BTreeMap<DiskId, Served>) {
-    while !serving.has_ended() {
-        for served in disks.values().filter(|served| served.vbd.waiting_for_room() > 0) {
-            served.vbd.give_up_waiting();
-        }
-        std::thread::sleep(SOON);
-    }
-    serving.join();
-}
-
-/// Whether a disk's image is here and closed by one before it is opened by the other.
-fn goes(served: &Served) -> bool {
-    !served.disk.incoming && !served.disk.options.read_only && !served.disk.is_null()
-}
-
-/// All disks stand still: no server takes requests, and images are closed.
-struct Still {
-    began: u64,
-    residences: Vec<Arc<Residence>>,
-    front_ends: Vec<(ServerId, String, vhost_user::Connection)>,
-    sessions: Vec<(ServerId, String, nbd::Session)>,
-    modified: Vec<(PathBuf, u64)>,
-}
-
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-impl Still {
-    /// Have all requests end, and no more begin.
-    fn stand(running: &mut Running) -> Result<Still, Error> {
-        let mut still = Still {
-            began: now(),
-            residences: vec![],
-            front_ends: vec![],
-            sessions: vec![],
-            modified: vec![],
-        };
-        running.handing_over.store(true, SeqCst);
-        for serving in running.servers.values_mut() {
-            serving.transport.hand_over(true);
-            serving.stop.raise();
-        }
-        for (id, serving) in &mut running.servers {
-            wait_for(serving, &running.disks);
-            match &*serving.transport {
-                Transport::VhostUser { path, server } => match server.left() {
-                    Ok(Some(left)) => still.front_ends.push((*id, path.clone(), left)),
-                    Ok(None) => {}
-                    Err(error) => tracing::error!("a front-end is let go: {error}"),
-                },
-                Transport::Nbd { places, server, .. } => {
-                    let first = places.first().map(|(place, _)| place.to_string());
-                    let first = first.unwrap_or_default();
-                    let left = server.left().into_iter();
-                    still.sessions.extend(left.map(|session| (*id, first.clone(), session)));
-                }
-                Transport::Fuse(server) => {
-                    let modified = server.modified().map(|since| since.as_nanos() as u64);
-                    let path = server.path().to_owned();
-                    still.modified.extend(modified.map(|modified| (path, modified)));
-                }
-                Transport::Ublk(_) => {}
-            }
-        }
-        let going: Vec<(DiskId, crate::Disk)> = running
-            .disks
-            .iter()
-            .filter(|(_, served)| goes(served))
-            .map(|(id, served)| (*id, served.disk.clone()))
-            .collect();
-        let residences: Vec<_> = going
-            .into_iter()
-            .filter_map(|(id, disk)| Some((running.residence_of(id)?, disk)))
-            .collect();
-        still.residences = residences.iter().map(|(residence, _)| residence.clone()).collect();
-        tracing::debug!("requests have ended after {:?}", still.since());
-        let closed = in_parallel(&residences, |(residence, disk)| residence.hand_over(disk));
-        match closed {
-            Ok(()) => Ok(still),
-            Err(error) => {
-                still.thaw(running);
-                Err(error)
-            }
-        }
-    }
-
-    fn since(&self) -> Duration {
-        Duration::from_nanos(now().saturating_sub(self.began))
-    }
-
-    /// Tell the next server what goes on there.
-    fn pass(&self, next: &mut Next) -> Result<(), Error> {
-        let mut files: Vec<&dyn AsFd> = vec![];
-        let mut add = |file| {
-            files.push(file);
-            files.len()
-        };
-        let mut connections = Connections { began: self.began, ..Connections::default() };
-        for (_, place, connection) in &self.front_ends {
-            let socket = add(&connection.socket);
-            let requests = connection.requests.as_ref().map(|file| add(file));
-            let messages = connection.messages.iter().map(|message| MessageState {
-                request: message.request,
-                payload: digits(&message.payload),
-                files: message.files.iter().map(|file| add(file)).collect(),
-            });
-            let messages = messages.collect();
-            let place = place.clone();
-            connections.vhost_user.push(FrontEnd { place, socket, requests, messages });
-        }
-        connections.modified.clone_from(&self.modified);
-        for (_, place, session) in &self.sessions {
-            connections.nbd.push(Client {
-                place: place.clone(),
-                socket: add(&session.socket),
-                export: session.export.clone(),
-                structured: session.structured,
-                extended: session.extended,
-                contexts: session.contexts,
-                input: digits(&session.input),
-            });
-        }
-        next.tell(Kind::Connections, &encode(&connections).map_err(failed)?, &files)
-    }
-
-    /// Go on as before.
-    fn thaw(self, running: &mut Running) {
-        running.handing_over.store(false, SeqCst);
-        let began = Instant::now();
-        while let Err(error) = in_parallel(&self.residences, |residence| residence.take_over()) {
-            tracing::error!("a disk is not there again yet: {error}");
-            if began.elapsed() > COMES_BACK {
-                break;
-            }
-            std::thread::sleep(LOOK);
-        }
-        for served in running.disks.values() {
-            served.vbd.wait_again();
-        }
-        for (id, _, connection) in self.front_ends {
-            let transport = running.servers.get(&id).map(|serving| serving.transport.clone());
-            if let Some(Transport::VhostUser { server, .. }) = transport.as_deref() {
-                server.adopt(connection);
-            }
-        }
-        for (id, _, session) in self.sessions {
-            let transport = running.servers.get(&id).map(|serving| serving.transport.clone());
-            if let Some(Transport::Nbd { server, .. }) = transport.as_deref() {
-                server.adopt(session);
-            }
-        }
-        let ids: Vec<ServerId> = running.servers.keys().copied().collect();
-        for id in ids {
-            if let Err(error) = running.start_again(id) {
-                tracing::error!("an export has ended: {error}");
-            }
-        }
-    }
-}
-
-/// Do the same to each, on a few threads. The first failure, after all were tried.
-pub(super) fn in_parallel<T: Sync>(
-    all: &[T],
-    work: impl Fn(&T) -> Result<(), Error> + Sync,
-) -> Result<(), Error> {
-    const MOST: usize = 8;
-    let threads = all.len().clamp(1, MOST);
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let run = || {
-        let mut end = Ok(());
-        while let Some(one) = all.get(next.fetch_add(1, SeqCst)) {
-            end = end.and(work(one));
-        }
-        end
-    };
-    std::thread::scope(|scope| {
-        let spawned: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
-        let own = run();
-        spawned.into_iter().fold(own, |end, thread| {
-            end.and(thread.join().unwrap_or_else(|_| Err(failed("a thread panicked"))))
-        })
-    })
 }
 
 /// Tell `ringtap upgrade PID`, if it waits, what has become of it: it has made an abstract socket of that name.

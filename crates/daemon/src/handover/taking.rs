@@ -14,8 +14,8 @@ use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::channel::{Channel, Files, Kind};
-use super::giving::in_parallel;
 use super::state::{Client, Connections, State, bytes, decode};
+use super::still::in_parallel;
 use super::{CHANNEL, COME, Listening, leave_all, lock};
 use crate::folder::{Looked, ReadFile};
 use crate::opened::LeftOut;

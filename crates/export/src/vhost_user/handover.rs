@@ -7,16 +7,20 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserLog};
 
 use super::Server;
 use super::backend::Backend;
-use super::locked as locked_backend;
 
 /// Files of one front-end that are kept to be passed on: guests have their memory in a few.
 const MOST_FILES: usize = 32;
+
+/// How long a message of a front-end is waited for that is being handled, and how often it is looked.
+const HANDLED: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A message as it may be handed in again.
 #[derive(Debug)]
@@ -119,9 +123,25 @@ impl Server {
 
     /// Why the front-end that is served now could not go on elsewhere.
     pub fn must_stay(&self) -> Option<String> {
-        let serves = self.handover.lock().serves.clone();
-        let stays = serves.map(|backend| locked_backend(&backend).messages().map(drop));
-        stays.and_then(Result::err).map(|why| why.to_string())
+        let backend = self.handover.lock().serves.clone()?;
+        let until = Instant::now() + HANDLED;
+        loop {
+            let backend = match backend.try_lock() {
+                Ok(backend) => backend,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // A queue that is stopped waits for its requests, and those for storage that may be silent.
+                Err(TryLockError::WouldBlock) if Instant::now() > until => {
+                    return Some(
+                        "its front-end waits for requests in flight to end: try again".into(),
+                    );
+                }
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(LOOK);
+                    continue;
+                }
+            };
+            return backend.messages().err().map(|why| why.to_string());
+        }
     }
 
     /// From now on the word to stop leaves the front-end connected, for another server or, once this is taken back, for

@@ -1,0 +1,243 @@
+//! Disks that stand still for another process, and go on here where it does not take them.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use ringtap_export::{nbd, vhost_user};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::giving::failed;
+use super::lock;
+use super::state::{Client, Connections, FrontEnd, MessageState, digits, encode};
+use crate::Error;
+use crate::residence::Residence;
+use crate::running::{DiskId, Running, Served, ServerId, Serving};
+use crate::transports::Transport;
+
+/// How long it is tried to open images again that somebody else has meanwhile, and how often.
+const COMES_BACK: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(100);
+/// How soon it is seen that threads have ended.
+const SOON: Duration = Duration::from_micros(200);
+
+/// Wait until a server's thread has ended, though no longer than so; whether it has. Requests that wait for space fail
+/// then, for nobody can say here that there is some.
+fn wait_for(serving: &mut Serving, disks: &BTreeMap<DiskId, Served>, until: Instant) -> bool {
+    while !serving.has_ended() {
+        if Instant::now() > until {
+            return false;
+        }
+        for served in disks.values().filter(|served| served.vbd.waiting_for_room() > 0) {
+            served.vbd.give_up_waiting();
+        }
+        std::thread::sleep(SOON);
+    }
+    serving.join();
+    true
+}
+
+/// Whether a disk's image is here and closed by one before it is opened by the other.
+pub(super) fn goes(served: &Served) -> bool {
+    !served.disk.incoming && !served.disk.options.read_only && !served.disk.is_null()
+}
+
+/// All disks stand still: no server takes requests, and images are closed.
+pub(super) struct Still {
+    began: u64,
+    residences: Vec<Arc<Residence>>,
+    front_ends: Vec<(ServerId, String, vhost_user::Connection)>,
+    sessions: Vec<(ServerId, String, nbd::Session)>,
+    modified: Vec<(PathBuf, u64)>,
+    /// Servers that still wait for requests in flight.
+    late: Vec<ServerId>,
+}
+
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Still {
+    /// Have all requests end, which may take so long, and no more begin.
+    pub(super) fn stand(running: &mut Running, limit: Duration) -> Result<Still, Error> {
+        let mut still = Still {
+            began: now(),
+            residences: vec![],
+            front_ends: vec![],
+            sessions: vec![],
+            modified: vec![],
+            late: vec![],
+        };
+        let until = Instant::now() + limit;
+        *lock(&running.handing_over) = Some(vec![]);
+        for serving in running.servers.values_mut() {
+            serving.transport.hand_over(true);
+            serving.stop.raise();
+        }
+        for (id, serving) in &mut running.servers {
+            if !wait_for(serving, &running.disks, until) {
+                still.late.push(*id);
+                continue;
+            }
+            match &*serving.transport {
+                Transport::VhostUser { path, server } => match server.left() {
+                    Ok(Some(left)) => still.front_ends.push((*id, path.clone(), left)),
+                    Ok(None) => {}
+                    Err(error) => tracing::error!("a front-end is let go: {error}"),
+                },
+                Transport::Nbd { places, server, .. } => {
+                    let first = places.first().map(|(place, _)| place.to_string());
+                    let first = first.unwrap_or_default();
+                    let left = server.left().into_iter();
+                    still.sessions.extend(left.map(|session| (*id, first.clone(), session)));
+                }
+                Transport::Fuse(server) => {
+                    let modified = server.modified().map(|since| since.as_nanos() as u64);
+                    let path = server.path().to_owned();
+                    still.modified.extend(modified.map(|modified| (path, modified)));
+                }
+                Transport::Ublk(_) => {}
+            }
+        }
+        if let Some(serving) = still.late.first().and_then(|late| running.servers.get(late)) {
+            let title = serving.transport.title();
+            let why = format!(
+                "requests of {title} have not ended after {} s, and it takes no others until they have: see to the storage of its disks",
+                limit.as_secs()
+            );
+            still.thaw(running);
+            return Err(failed(why));
+        }
+        let going: Vec<(DiskId, crate::Disk)> = running
+            .disks
+            .iter()
+            .filter(|(_, served)| goes(served))
+            .map(|(id, served)| (*id, served.disk.clone()))
+            .collect();
+        let residences: Vec<_> = going
+            .into_iter()
+            .filter_map(|(id, disk)| Some((running.residence_of(id)?, disk)))
+            .collect();
+        still.residences = residences.iter().map(|(residence, _)| residence.clone()).collect();
+        tracing::debug!("requests have ended after {:?}", still.since());
+        let closed = in_parallel(&residences, |(residence, disk)| residence.hand_over(disk));
+        match closed {
+            Ok(()) => Ok(still),
+            Err(error) => {
+                still.thaw(running);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn since(&self) -> Duration {
+        Duration::from_nanos(now().saturating_sub(self.began))
+    }
+
+    /// Tell the next server what goes on there, with the descriptors for that.
+    pub(super) fn pass(
+        &self,
+        tell: impl FnOnce(&[u8], &[&dyn AsFd]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut files: Vec<&dyn AsFd> = vec![];
+        let mut add = |file| {
+            files.push(file);
+            files.len()
+        };
+        let mut connections = Connections { began: self.began, ..Connections::default() };
+        for (_, place, connection) in &self.front_ends {
+            let socket = add(&connection.socket);
+            let requests = connection.requests.as_ref().map(|file| add(file));
+            let messages = connection.messages.iter().map(|message| MessageState {
+                request: message.request,
+                payload: digits(&message.payload),
+                files: message.files.iter().map(|file| add(file)).collect(),
+            });
+            let messages = messages.collect();
+            let place = place.clone();
+            connections.vhost_user.push(FrontEnd { place, socket, requests, messages });
+        }
+        connections.modified.clone_from(&self.modified);
+        for (_, place, session) in &self.sessions {
+            connections.nbd.push(Client {
+                place: place.clone(),
+                socket: add(&session.socket),
+                export: session.export.clone(),
+                structured: session.structured,
+                extended: session.extended,
+                contexts: session.contexts,
+                input: digits(&session.input),
+            });
+        }
+        tell(&encode(&connections).map_err(failed)?, &files)
+    }
+
+    /// Go on as before; a server that still waits for requests does so once they have ended.
+    pub(super) fn thaw(self, running: &mut Running) {
+        let ended = lock(&running.handing_over).take().unwrap_or_default();
+        let began = Instant::now();
+        while let Err(error) = in_parallel(&self.residences, |residence| residence.take_over()) {
+            tracing::error!("a disk is not there again yet: {error}");
+            if began.elapsed() > COMES_BACK {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        for served in running.disks.values() {
+            served.vbd.wait_again();
+        }
+        for (id, _, connection) in self.front_ends {
+            let transport = running.servers.get(&id).map(|serving| serving.transport.clone());
+            if let Some(Transport::VhostUser { server, .. }) = transport.as_deref() {
+                server.adopt(connection);
+            }
+        }
+        for (id, _, session) in self.sessions {
+            let transport = running.servers.get(&id).map(|serving| serving.transport.clone());
+            if let Some(Transport::Nbd { server, .. }) = transport.as_deref() {
+                server.adopt(session);
+            }
+        }
+        let ids: Vec<ServerId> = running.servers.keys().copied().collect();
+        for id in ids {
+            if !self.late.contains(&id) {
+                if let Err(error) = running.start_again(id) {
+                    tracing::error!("an export has ended: {error}");
+                }
+            } else if ended.contains(&id) {
+                running.goes_on_late(id);
+            } else if let Some(serving) = running.servers.get_mut(&id) {
+                // Its end is told.
+                serving.held_up = true;
+            }
+        }
+    }
+}
+
+/// Do the same to each, on a few threads. The first failure, after all were tried.
+pub(super) fn in_parallel<T: Sync>(
+    all: &[T],
+    work: impl Fn(&T) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    const MOST: usize = 8;
+    let threads = all.len().clamp(1, MOST);
+    let next = AtomicUsize::new(0);
+    let run = || {
+        let mut end = Ok(());
+        while let Some(one) = all.get(next.fetch_add(1, SeqCst)) {
+            end = end.and(work(one));
+        }
+        end
+    };
+    std::thread::scope(|scope| {
+        let spawned: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        spawned.into_iter().fold(own, |end, thread| {
+            end.and(thread.join().unwrap_or_else(|_| Err(failed("a thread panicked"))))
+        })
+    })
+}
