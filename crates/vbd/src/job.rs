@@ -28,7 +28,7 @@ pub enum Phase {
     Following,
     /// It copies what has changed, and requests change the disk and its copy both.
     Both,
-    /// The copy is as good as the disk; it ends when [`Job::complete`] is called.
+    /// The copy has been as good as the disk, and follows it; it ends when [`Job::complete`] is called.
     Ready,
     /// Nothing is left but the end, which comes when [`Job::finalize`] is called; the copy is kept as good as the disk.
     Pending,

@@ -2,8 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 use ringtap_image::{
     Allocation, Boxed, CacheMode, Container, Discard, Extent, Image, Info, Null, OpenOptions, Raw,
@@ -127,6 +127,44 @@ fn a_guest_that_scribbles_in_its_buffer_does_not_make_them_differ() {
         differ += usize::from(found.get());
     }
     assert_eq!(differ, 0, "of 40");
+}
+
+/// However much guests write; told to leave the disk where it is it ends as a copy.
+#[test]
+fn a_mirror_that_has_been_ready_stays_so() {
+    let mut pair = Pair::new(11);
+    let (from, to) = (vbd(raw(&pair.0)), vbd(raw(&pair.0)));
+    let ((mut mirror, job), guest) = (held(&from, &to), from.fork());
+    (mirror.still_bytes, mirror.patience) = (0, Some(1));
+    let seen: Arc<Mutex<Vec<Phase>>> = Arc::default();
+    let (steers, notes) = (job.clone(), seen.clone());
+    job.hear(move |phase| notes.lock().expect("the list").push(phase));
+    pair.spawn(0, async move |io| {
+        let end = mirror.run(&io, &job, Ending::Pivot, nothing).await.expect("a copy");
+        assert!(end.is_none(), "the disk stays where it is");
+    });
+    pair.spawn(1, async move |io| {
+        while steers.progress().phase != Phase::Ready {
+            io.next_turn().await;
+        }
+        for round in 0..400u64 {
+            write(&io, &guest, round % 16 * BLOCK as u64, round as u8).await.expect("written");
+            io.sleep(1_000_000).await;
+        }
+        assert_eq!(steers.progress().phase, Phase::Ready);
+        steers.leave();
+    });
+    pair.run();
+    let seen = seen.lock().expect("the list").clone();
+    let ready = seen.iter().position(|phase| *phase == Phase::Ready).expect("it was ready");
+    assert_eq!(seen[ready..], [Phase::Ready, Phase::Ending, Phase::Done], "{seen:?}");
+    let same: Rc<Cell<bool>> = Rc::default();
+    let tell = same.clone();
+    pair.spawn(0, async move |io| {
+        tell.set(read_all(&io, &from).await == read_all(&io, &to).await);
+    });
+    pair.run();
+    assert!(same.get(), "the target is no copy");
 }
 
 /// An image of zeros that finds no room for a write, now or ever.

@@ -255,3 +255,30 @@ fn a_mirror_may_end_as_a_copy() {
     server.stop();
     assert!(!bench.serve(&["a.img"], &["-f", "raw"]).stop().contains("goes on in"));
 }
+
+/// It has been ready, and its target is slower than who writes.
+#[test]
+fn a_mirror_that_catches_up_may_end_as_a_copy() {
+    let bench = Bench::new();
+    bench.raw("a.img", 64 * MIB);
+    bench.raw("copy.raw", 64 * MIB);
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    let mut control = bench.control();
+    let file = json!({ "driver": "file", "filename": bench.text("copy.raw") });
+    control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "copy", "file": file }));
+    let mirror = json!({ "device": "a", "job-id": "j", "target": "copy", "sync": "full" });
+    control.ok("blockdev-mirror", mirror);
+    hear(&mut control, "BLOCK_JOB_READY");
+    let slow = json!({ "node-name": "copy", "limits": { "bps-total": 8 << 20 } });
+    control.ok("__ringtap_throttle", slow);
+    bench.io("a", &["write -P 2 0 16M", "write -P 3 16M 16M", "write -P 4 8M 1M"]);
+    let jobs = control.ok("query-jobs", json!({}));
+    assert_eq!(jobs[0]["status"], "ready", "{jobs}");
+    control.ok("block-job-cancel", json!({ "device": "j" }));
+    let told = hear(&mut control, "BLOCK_JOB_COMPLETED");
+    assert!(told.get("error").is_none(), "{told}");
+    control.ok("blockdev-del", json!({ "node-name": "copy" }));
+    server.stop();
+    let (disk, copy) = (bench.text("a.img"), bench.text("copy.raw"));
+    ok("qemu-img", "qemu-utils", &["compare", "-f", "raw", "-F", "raw", &disk, &copy]);
+}

@@ -289,8 +289,11 @@ fn cancel(running: &mut Running, id: &str, force: bool) -> Result<Done, Refusal>
             return false;
         }
         match (entry.status(), entry.kind) {
-            // The copy is good: it ends as one.
-            (JobStatus::Ready, JobType::Mirror) if !force => entry.job.leave(),
+            // The copy is good, or will be: it ends as one.
+            (JobStatus::Ready | JobStatus::Standby, JobType::Mirror) if !force => {
+                entry.job.leave();
+                entry.job.resume();
+            }
             _ => {
                 entry.cancelled = true;
                 entry.job.cancel();

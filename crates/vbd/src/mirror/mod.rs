@@ -176,6 +176,8 @@ struct Work {
     image: u64,
     /// The disk's size when it was looked at last.
     size: Cell<u64>,
+    /// It has been ready: however much guests write, it stays so until the end.
+    was_ready: Cell<bool>,
 }
 
 impl Drop for Work {
@@ -201,6 +203,7 @@ impl Work {
             pace: Pace::new(job, io, &mirror.from),
             image: mirror.from.shared.door.image(),
             size: Cell::new(mirror.from.size()),
+            was_ready: Cell::new(false),
             mirror,
         }
     }
@@ -352,6 +355,7 @@ impl Work {
                 return Ok(());
             }
             if few {
+                self.was_ready.set(held || self.was_ready.get());
                 self.job.set_phase(if held { Phase::Ready } else { Phase::Pending });
                 self.pace.nap(io).await?;
             }
@@ -360,8 +364,8 @@ impl Work {
             if self.mirror.patience.is_some_and(|patience| slow >= patience) {
                 self.change_both();
             }
-            // What is pending stays so, though guests write.
-            if !few && (held || !waits) {
+            // What is ready or pending stays so, though guests write.
+            if !few && !self.was_ready.get() && (held || !waits) {
                 let both = self.both.borrow().is_some();
                 self.job.set_phase(if both { Phase::Both } else { Phase::Following });
             }
