@@ -16,6 +16,8 @@ use crate::opened::identity;
 /// How long requests in flight may take before the disk is tried again, and how often it is.
 const STILL: u64 = Duration::from_secs(1).as_nanos() as u64;
 const TRIES: u32 = 10;
+/// How long it goes on in between: requests that have waited end, and longer ones.
+const REST: u64 = Duration::from_millis(100).as_nanos() as u64;
 
 /// One of the images below.
 pub(crate) struct Layer {
@@ -124,7 +126,7 @@ pub(crate) async fn stand_still<'a>(io: &Io, vbd: &'a Vbd) -> Result<Quiesced<'a
     loop {
         left -= 1;
         match vbd.quiesce(io, STILL).await {
-            Err(Busy::Late) if left > 0 => {}
+            Err(Busy::Late) if left > 0 => io.sleep(REST).await,
             end => return end,
         }
     }

@@ -15,6 +15,8 @@ use crate::{Disk, Error, checkpoints};
 /// How long requests in flight may take before the disks are tried again, and how often they are.
 const STILL: Duration = Duration::from_secs(1);
 const TRIES: u32 = 10;
+/// How long they go on in between: requests that have waited end, and longer ones.
+const REST: Duration = Duration::from_millis(100);
 
 /// A backup that is to begin.
 pub(crate) struct Wanted {
@@ -153,7 +155,7 @@ async fn stand_still<'a>(
     parts: &[Part],
     own: &'a [Vbd],
 ) -> Result<Vec<Quiesced<'a>>, Error> {
-    let wait = u64::try_from(STILL.as_nanos()).unwrap_or(u64::MAX);
+    let [wait, rest] = [STILL, REST].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     for tries in 1.. {
         let mut still = vec![];
         for (part, vbd) in parts.iter().zip(own) {
@@ -166,6 +168,8 @@ async fn stand_still<'a>(
         if still.len() == own.len() {
             return Ok(still);
         }
+        drop(still);
+        io.sleep(rest).await;
     }
     Ok(vec![])
 }

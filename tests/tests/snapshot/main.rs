@@ -13,6 +13,7 @@ mod many;
 mod moment;
 mod pulled;
 mod room;
+mod slow;
 mod steps;
 mod stream;
 mod taken;

@@ -93,6 +93,9 @@ impl Moments {
                 served.node()
             )));
         }
+        if running.pending.snapshots.contains(&id) {
+            return Err(Refusal::new(format!("Node '{}' is being changed", served.node())));
+        }
         if running.pending.bitmaps_changing.contains(&id) {
             return Err(Refusal::new(format!(
                 "the bitmaps of '{}' are being changed",

@@ -245,11 +245,21 @@ impl Running {
                 Err(refusal) => return reply.give(Err(refusal)),
             }
         }
-        let (ones, wanted): (Vec<One>, Vec<Wanted>) = ready.into_iter().unzip();
+        let (ones, mut wanted): (Vec<One>, Vec<(DiskId, Wanted)>) = ready
+            .into_iter()
+            .map(|(one, wanted)| {
+                let id = one.id;
+                (one, (id, wanted))
+            })
+            .unzip();
+        // Disks stand still in one order, whoever wants them to: nobody waits with one for another, which waits for his.
+        wanted.sort_by_key(|(id, _)| *id);
+        let wanted: Vec<Wanted> = wanted.into_iter().map(|(_, wanted)| wanted).collect();
         let ids: Vec<DiskId> = ones.iter().map(|one| one.id).collect();
         self.pending.changing.extend(&ids);
         // One that is added now would be of the image that is left.
         self.pending.bitmaps_changing.extend(&ids);
+        self.pending.snapshots.extend(&ids);
         // Overlays that are open are opened again, each upon the image it takes the place of.
         let nodes = ones.iter().filter_map(|one| Some((one.node?, self.take_back(one.node?)?)));
         let nodes: Vec<(DiskId, Served)> = nodes.collect();
@@ -276,6 +286,7 @@ impl Running {
                 for one in &ones {
                     running.pending.changing.remove(&one.id);
                     running.pending.bitmaps_changing.remove(&one.id);
+                    running.pending.snapshots.remove(&one.id);
                 }
                 let mut nodes = nodes.into_iter();
                 reply.give(end.map_err(Refusal::from).map(|taken| {
@@ -292,6 +303,7 @@ impl Running {
             ids.iter().for_each(|id| {
                 self.pending.changing.remove(id);
                 self.pending.bitmaps_changing.remove(id);
+                self.pending.snapshots.remove(id);
             });
             taken.iter().for_each(|name| _ = self.pending.nodes.remove(name));
             nodes.into_iter().for_each(|(id, served)| self.put_back(id, served));
