@@ -219,12 +219,9 @@ impl ringtap_export::vhost_user::Residence for Residence {
         Residence::arrive(self).map_err(|error| error.to_string())
     }
 
-    fn leave(&self) {
-        // Then nobody else can have it: the guest goes on here, or waits there.
-        if let Err(error) = Residence::leave(self, true) {
-            let _disk = self.vbd.span().enter();
-            tracing::warn!("the image stays open here, and locked: {error}");
-        }
+    fn leave(&self) -> Result<(), String> {
+        // Where it stays nobody else can have it: the guest goes on here, or waits there.
+        Residence::leave(self, true).map_err(|error| error.to_string())
     }
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct Backend {
     residence: Option<Arc<dyn Residence>>,
     /// Queues are to start, and the image is not here.
     waiting: Option<Waiting>,
+    /// The guest has left, and the image has not.
+    leaving: Option<Waiting>,
 }
 
 #[derive(Default)]
@@ -120,6 +122,7 @@ impl Backend {
             looks: LOOKS,
             residence: None,
             waiting: None,
+            leaving: None,
         }
     }
 

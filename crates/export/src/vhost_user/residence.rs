@@ -8,15 +8,16 @@ pub trait Residence: Send + Sync {
     /// people.
     fn arrive(&self) -> Result<(), String>;
 
-    /// The guest has stopped at the end of a migration: let go of the image, which may go on elsewhere.
-    fn leave(&self);
+    /// The guest has stopped at the end of a migration: let go of the image, which may go on elsewhere. What stands in the
+    /// way is said for people; it is asked for again as long as the guest stands still.
+    fn leave(&self) -> Result<(), String>;
 }
 
-/// How long it takes until an image is asked for again that somebody else has.
+/// How long it takes until an image is asked for again that somebody else has, or that could not be let go of.
 const FIRST: Duration = Duration::from_millis(20);
 const MOST: Duration = Duration::from_secs(1);
 
-/// Queues wait for the image.
+/// The image is to come, or to go.
 pub(super) struct Waiting {
     why: String,
     pub(super) pause: Duration,
@@ -24,9 +25,9 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Since now, or still; people are told where that is news.
-    pub(super) fn after(before: Option<Waiting>, why: String) -> Waiting {
+    pub(super) fn after(before: Option<Waiting>, what: &str, why: String) -> Waiting {
         if before.as_ref().is_none_or(|before| before.why != why) {
-            tracing::warn!("the guest waits, its disk is not here yet and is tried again: {why}");
+            tracing::warn!("{what} and is tried again: {why}");
         }
         let pause = before.map_or(FIRST, |before| (before.pause * 2).min(MOST));
         Waiting { why, pause }

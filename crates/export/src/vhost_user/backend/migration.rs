@@ -11,6 +11,10 @@ use super::super::residence::{Residence, Waiting};
 use super::super::virtqueue::used_ring_size;
 use super::{Backend, Vring, failed};
 
+/// What is tried again.
+const COMES: &str = "the guest waits, its disk is not here yet";
+const LEAVES: &str = "the guest has stopped, its disk stays open here and locked";
+
 impl Backend {
     /// The same for a disk whose image may be elsewhere.
     pub(crate) fn with_residence(self, residence: Option<Arc<dyn Residence>>) -> Backend {
@@ -19,11 +23,14 @@ impl Backend {
 
     /// How long until [`Backend::try_again`].
     pub(crate) fn pause(&self) -> Option<Duration> {
-        self.waiting.as_ref().map(|waiting| waiting.pause)
+        self.waiting.iter().chain(&self.leaving).map(|waiting| waiting.pause).min()
     }
 
-    /// Start the queues that wait for the image, if it can be had now.
+    /// Start the queues that wait for the image, if it can be had now; or let go of it, if it can.
     pub(crate) fn try_again(&mut self) -> Result<()> {
+        if self.leaving.is_some() {
+            self.let_go_of_image();
+        }
         let before = self.waiting.take();
         if !self.vrings.iter().any(|vring| self.may_start(vring)) || !self.has_image(before) {
             return Ok(());
@@ -34,7 +41,7 @@ impl Backend {
     /// Whether the image is here; else queues wait for it from now on.
     pub(super) fn has_image(&mut self, before: Option<Waiting>) -> bool {
         let end = self.residence.as_ref().map_or(Ok(()), |residence| residence.arrive());
-        self.waiting = end.err().map(|why| Waiting::after(before, why));
+        self.waiting = end.err().map(|why| Waiting::after(before, COMES, why));
         self.waiting.is_none()
     }
 
@@ -79,10 +86,12 @@ impl Backend {
     }
 
     /// Where the guest has stopped at the end of a migration, its image may go on elsewhere.
-    pub(super) fn let_go_of_image(&self) {
+    pub(super) fn let_go_of_image(&mut self) {
+        let before = self.leaving.take();
         let stopped = self.vrings.iter().all(|vring| vring.thread.is_none());
         if let Some(residence) = self.residence.as_ref().filter(|_| stopped && self.logs_all()) {
-            residence.leave();
+            let end = residence.leave();
+            self.leaving = end.err().map(|why| Waiting::after(before, LEAVES, why));
         }
     }
 
