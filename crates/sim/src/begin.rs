@@ -87,10 +87,13 @@ impl Sim {
             Op::Cancel { file } => flight.result = self.cancel(file),
             Op::Recv { file, mem } => flight.what = What::Recv { file, mem },
             Op::Send { file, mem } => flight.what = What::Send { file, mem },
-            // Of drivers that only a real kernel has.
-            Op::PollIn { .. } | Op::PollOut { .. } | Op::Command { .. } => {
-                flight.result = -libc::EOPNOTSUPP;
+            Op::PollIn { file } => {
+                (flight.what, flight.result) = (What::PollIn { file }, libc::POLLIN.into());
             }
+            // A stream takes any number of bytes.
+            Op::PollOut { .. } => flight.result = libc::POLLOUT.into(),
+            // Of drivers that only a real kernel has.
+            Op::Command { .. } => flight.result = -libc::EOPNOTSUPP,
             // Their files are elsewhere.
             Op::Forget { .. } | Op::Status { .. } => flight.result = -libc::EOPNOTSUPP,
         }
@@ -103,7 +106,9 @@ impl Sim {
     /// End what waits on a file; transfers are past cancelling. Gives how many that were.
     fn cancel(&mut self, file: File) -> i32 {
         let waits = |flight: &&mut Flight| match flight.what {
-            What::ReadEvent { file: on } | What::Recv { file: on, .. } => on == file,
+            What::ReadEvent { file: on }
+            | What::Recv { file: on, .. }
+            | What::PollIn { file: on } => on == file,
             _ => false,
         };
         let mut count = 0;

@@ -1,5 +1,6 @@
 //! The simulated disk: files, devices, events and sockets that several reactors may share.
 
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -97,6 +98,13 @@ impl State {
         match self.thing(file)? {
             Thing::Medium(medium) => Some(Arc::make_mut(medium)),
             Thing::Event(_) | Thing::Socket(_) => None,
+        }
+    }
+
+    fn socket(&mut self, file: File) -> io::Result<&Socket> {
+        match self.thing(file) {
+            Some(Thing::Socket(socket)) => Ok(socket),
+            _ => Err(io::Error::from_raw_os_error(libc::EBADF)),
         }
     }
 
@@ -201,6 +209,52 @@ impl Disk {
         let (left, right) = Socket::pair();
         let mut state = self.lock();
         (state.add(Thing::Socket(left)), state.add(Thing::Socket(right)))
+    }
+
+    /// Two ends of a stream, here and on a disk of another host.
+    pub fn connect(&self, other: &Disk) -> (File, File) {
+        let (near, far) = Socket::pair();
+        let near = self.lock().add(Thing::Socket(near));
+        (near, other.lock().add(Thing::Socket(far)))
+    }
+
+    /// What an end of a stream has received, so many bytes at most, as recv gives it that does not wait: none at the stream's
+    /// end, [`ErrorKind::WouldBlock`] before anything has come.
+    pub fn receive_now(&self, end: File, most: usize) -> io::Result<Vec<u8>> {
+        let mut state = self.lock();
+        let socket = state.socket(end)?;
+        let mut incoming = socket.incoming();
+        if incoming.bytes.is_empty() && !incoming.closed && most > 0 {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let len = most.min(incoming.bytes.len());
+        Ok(incoming.bytes.drain(..len).collect())
+    }
+
+    /// Send by an end of a stream; all of it goes at once.
+    pub fn send_now(&self, end: File, bytes: &[u8]) -> io::Result<()> {
+        let mut state = self.lock();
+        let mut outgoing = state.socket(end)?.outgoing();
+        if outgoing.closed {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        outgoing.bytes.extend(bytes);
+        Ok(())
+    }
+
+    /// Nothing more is sent by this end of a stream: the other reads what there is, and then its end.
+    pub fn shut(&self, end: File) {
+        if let Ok(socket) = self.lock().socket(end) {
+            socket.shut();
+        }
+    }
+
+    /// Nothing more moves by this end of a stream either way.
+    pub fn hang_up(&self, end: File) {
+        let mut state = self.lock();
+        if let Some(Thing::Socket(socket)) = state.thing(end) {
+            socket.close();
+        }
     }
 
     /// Close a handle: operations on it give EBADF from then on, the other end of a socket is told.

@@ -3,7 +3,8 @@
 //!
 //! [`Sim`] is a [`ringtap_io::Reactor`] on a [`Disk`]. A disk keeps for each sector the stable bytes
 //! and every version written since; [`Disk::after_power_cut`] chooses among them. [`Model`] watches
-//! a virtual disk from the guest's side and says what each of its sectors may hold.
+//! a virtual disk from the guest's side and says what each of its sectors may hold. A [`RemoteDisk`] is
+//! on another host, and reached as a store is.
 //!
 //! To try a power cut at every turn of a run, either let it run and look at what a cut would leave
 //! with [`Sim::at_every_turn`], or let the power go with [`Disk::cut_power_at_turn`]:
@@ -39,6 +40,7 @@ mod model;
 mod pipe;
 mod queues;
 mod reactor;
+mod remote;
 mod seeds;
 mod stamp;
 #[cfg(feature = "shuttle")]
@@ -53,6 +55,7 @@ pub use medium::Lacks;
 pub use model::Model;
 pub use queues::turn_all;
 pub use reactor::{Chances, Lie, PowerCut, Sim, Stuck, is_power_cut, is_stuck};
+pub use remote::{Befell, Lapse, RemoteDisk, Weather};
 pub use seeds::seeds;
 pub use stamp::{Garbled, SECTOR, stamp, stamps};
 pub use watched::Saved;

@@ -42,4 +42,9 @@ impl Socket {
         self.outgoing().closed = true;
         self.incoming().closed = true;
     }
+
+    /// Nothing more is sent.
+    pub(crate) fn shut(&self) {
+        self.outgoing().closed = true;
+    }
 }

@@ -126,6 +126,9 @@ pub(crate) enum What {
         file: File,
         mem: Mem,
     },
+    PollIn {
+        file: File,
+    },
     /// Its result is all there is to it.
     Nothing,
 }
@@ -239,10 +242,11 @@ impl Sim {
                 Some(Thing::Event(event)) => event.count == 0,
                 _ => false,
             },
-            What::Recv { file, mem } => match state.thing(*file) {
+            What::Recv { mem, .. } if mem.is_empty() => false,
+            What::Recv { file, .. } | What::PollIn { file } => match state.thing(*file) {
                 Some(Thing::Socket(socket)) => {
                     let incoming = socket.incoming();
-                    !mem.is_empty() && incoming.bytes.is_empty() && !incoming.closed
+                    incoming.bytes.is_empty() && !incoming.closed
                 }
                 _ => false,
             },
@@ -290,7 +294,7 @@ impl Sim {
             },
             What::Recv { file, mem } => result = self.receive(state, file, mem),
             What::Send { file, mem } => result = self.send(state, file, mem),
-            What::Read { .. } | What::Timeout { .. } | What::Nothing => {}
+            What::Read { .. } | What::Timeout { .. } | What::PollIn { .. } | What::Nothing => {}
         }
         done.extend(flight.key.map(|key| (key, result)));
     }
@@ -409,7 +413,8 @@ impl Reactor for Sim {
     /// What waits ends; transfers are past cancelling.
     fn cancel(&mut self, key: Key, _: &mut Vec<(Key, i32)>) -> io::Result<()> {
         let waits = |what: &What| {
-            matches!(what, What::ReadEvent { .. } | What::Recv { .. } | What::Timeout { .. })
+            use What::{PollIn, ReadEvent, Recv, Timeout};
+            matches!(what, ReadEvent { .. } | Recv { .. } | PollIn { .. } | Timeout { .. })
         };
         let found = self.flights.iter_mut().find(|flight| flight.key == Some(key));
         if let Some(flight) = found.filter(|flight| waits(&flight.what)) {

@@ -18,20 +18,26 @@ impl Container {
         if !read_only {
             probe::may_write_store(path, &store, options)?;
         }
+        let container = Container::of_store(path, store);
+        let never_synced = !options.cache.flushes();
+        Ok(Container { never_synced, ..container })
+    }
+
+    /// A store that is open, by its name.
+    pub fn of_store(path: &Path, store: Store) -> Container {
         let facts = *store.facts();
         let logical = facts.block.max(512);
         let traits = Traits {
             regular: facts.resizable,
-            read_only,
+            read_only: facts.read_only,
             request_alignment: facts.block.into(),
             memory_alignment: 1,
             logical_block_size: logical,
             physical_block_size: facts.preferred.max(logical),
         };
         let container = Container::simulated(store.file(), facts.len, traits);
-        let (never_synced, rotational) = (!options.cache.flushes(), facts.rotational);
-        let (path, store) = (path.into(), Some(store));
-        Ok(Container { path, store, never_synced, rotational, ..container })
+        let (path, store, rotational) = (path.into(), Some(store), facts.rotational);
+        Container { path, store, rotational, ..container }
     }
 
     /// Leave its connection to the next who opens it for reading, where it lies on a server.

@@ -2,10 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use ringtap_io::{File, Mem, OpenFile, Part, receive_now, send_now};
+use rustix::net::{Shutdown, shutdown};
 use rustls::ClientConnection;
+
+#[cfg(test)]
+use super::sim_tests::Stream;
 
 /// Plaintext of a record.
 const RECORD: usize = 16 << 10;
@@ -14,7 +18,7 @@ const SEALED: usize = 512 << 10;
 
 /// A connection in its transmission phase.
 pub(super) struct Channel {
-    socket: OpenFile,
+    wire: Wire,
     tls: Option<RefCell<Tls>>,
     /// The last read of the socket filled all that it was given.
     more: Cell<bool>,
@@ -25,18 +29,59 @@ struct Tls {
     plain: Box<[u8; RECORD]>,
 }
 
-/// The socket as rustls reads and writes it.
-struct Now<'a>(BorrowedFd<'a>);
+/// What carries the bytes.
+enum Wire {
+    Socket(OpenFile),
+    #[cfg(test)]
+    Simulated(Stream),
+}
+
+impl Wire {
+    fn file(&self) -> File {
+        match self {
+            Wire::Socket(socket) => socket.handle(),
+            #[cfg(test)]
+            Wire::Simulated(stream) => stream.file(),
+        }
+    }
+
+    fn receive(&self, mem: Mem, more: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Wire::Socket(socket) => receive_now(socket.as_fd(), mem, more),
+            #[cfg(test)]
+            Wire::Simulated(stream) => stream.receive(mem, more),
+        }
+    }
+
+    fn send<'a>(&self, parts: impl IntoIterator<Item = Part<'a>>) -> io::Result<usize> {
+        match self {
+            Wire::Socket(socket) => send_now(socket.as_fd(), parts),
+            #[cfg(test)]
+            Wire::Simulated(stream) => stream.send(parts),
+        }
+    }
+
+    fn shut(&self, how: Shutdown) {
+        match self {
+            Wire::Socket(socket) => _ = shutdown(socket, how),
+            #[cfg(test)]
+            Wire::Simulated(stream) => stream.shut(how),
+        }
+    }
+}
+
+/// The wire as rustls reads and writes it.
+struct Now<'a>(&'a Wire);
 
 impl Read for Now<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        receive_now(self.0, Mem::EMPTY, bytes)
+        self.0.receive(Mem::EMPTY, bytes)
     }
 }
 
 impl Write for Now<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        send_now(self.0, [Part::Bytes(bytes)])
+        self.0.send([Part::Bytes(bytes)])
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -50,12 +95,17 @@ impl Channel {
             session.set_buffer_limit(Some(SEALED));
             RefCell::new(Tls { session: Box::new(session), plain: Box::new([0; RECORD]) })
         });
-        Channel { socket: OpenFile::new(socket), tls, more: Cell::new(true) }
+        Channel { wire: Wire::Socket(OpenFile::new(socket)), tls, more: Cell::new(true) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn simulated(stream: Stream) -> Channel {
+        Channel { wire: Wire::Simulated(stream), tls: None, more: Cell::new(true) }
     }
 
     /// For operations that wait for it.
     pub(super) fn file(&self) -> File {
-        self.socket.handle()
+        self.wire.file()
     }
 
     pub(super) fn is_encrypted(&self) -> bool {
@@ -69,35 +119,40 @@ impl Channel {
                 if !self.more.replace(true) {
                     return Err(ErrorKind::WouldBlock.into());
                 }
-                let moved = receive_now(self.socket.as_fd(), mem, more)?;
+                let moved = self.wire.receive(mem, more)?;
                 self.more.set(moved == mem.len() + more.len());
                 Ok(moved)
             }
-            Some(tls) => tls.borrow_mut().receive(self.socket.as_fd(), mem, more),
+            Some(tls) => tls.borrow_mut().receive(&self.wire, mem, more),
         }
     }
 
     /// Send the parts one after the other, as far as that goes at once.
     pub(super) fn send<'a>(&self, parts: impl IntoIterator<Item = Part<'a>>) -> io::Result<usize> {
         match &self.tls {
-            None => send_now(self.socket.as_fd(), parts),
-            Some(tls) => tls.borrow_mut().send(self.socket.as_fd(), parts),
+            None => self.wire.send(parts),
+            Some(tls) => tls.borrow_mut().send(&self.wire, parts),
         }
     }
 
     /// Whether nothing of what was sent waits here any more.
     pub(super) fn flush(&self) -> io::Result<bool> {
-        self.tls.as_ref().map_or(Ok(true), |tls| tls.borrow_mut().flush(self.socket.as_fd()))
+        self.tls.as_ref().map_or(Ok(true), |tls| tls.borrow_mut().flush(&self.wire))
     }
 
     /// End it: whoever waits for it sees that.
     pub(super) fn shut(&self) {
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        self.wire.shut(Shutdown::Both);
+    }
+
+    /// Nothing more is sent: who reads it sees its end.
+    pub(super) fn shut_sending(&self) {
+        self.wire.shut(Shutdown::Write);
     }
 }
 
 impl Tls {
-    fn receive(&mut self, socket: BorrowedFd<'_>, mem: Mem, more: &mut [u8]) -> io::Result<usize> {
+    fn receive(&mut self, wire: &Wire, mem: Mem, more: &mut [u8]) -> io::Result<usize> {
         loop {
             let into = if mem.is_empty() { RECORD.min(more.len()) } else { RECORD.min(mem.len()) };
             match self.session.reader().read(&mut self.plain[..into]) {
@@ -109,7 +164,7 @@ impl Tls {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            if self.session.read_tls(&mut Now(socket))? == 0 {
+            if self.session.read_tls(&mut Now(wire))? == 0 {
                 return Ok(0);
             }
             self.session.process_new_packets().map_err(io::Error::other)?;
@@ -118,7 +173,7 @@ impl Tls {
 
     fn send<'a>(
         &mut self,
-        socket: BorrowedFd<'_>,
+        wire: &Wire,
         parts: impl IntoIterator<Item = Part<'a>>,
     ) -> io::Result<usize> {
         let mut taken = 0;
@@ -142,16 +197,16 @@ impl Tls {
                 }
             }
         }
-        match self.flush(socket) {
+        match self.flush(wire) {
             Ok(false) if taken == 0 => Err(ErrorKind::WouldBlock.into()),
             Ok(_) => Ok(taken),
             Err(error) => Err(error),
         }
     }
 
-    fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+    fn flush(&mut self, wire: &Wire) -> io::Result<bool> {
         while self.session.wants_write() {
-            match self.session.write_tls(&mut Now(socket)) {
+            match self.session.write_tls(&mut Now(wire)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),

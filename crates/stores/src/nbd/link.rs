@@ -40,6 +40,12 @@ pub(super) struct Link {
     heard: Cell<bool>,
 }
 
+/// Who ended a connection, and why.
+enum End {
+    Ours(String),
+    Theirs(String),
+}
+
 /// Data of a read that is on its way.
 #[derive(Clone, Copy)]
 struct Data {
@@ -107,8 +113,8 @@ impl Link {
                 break;
             };
             let began = Instant::now();
-            let why = self.talk(io, connection).await;
-            let held = began.elapsed();
+            let (why, since) = self.talk(io, connection).await;
+            let held = since.saturating_duration_since(began);
             self.outgoing.borrow_mut().clear();
             if self.nbd.is_closed() {
                 break;
@@ -131,7 +137,7 @@ impl Link {
                     self.nbd.uri,
                     patience.as_secs()
                 );
-                (Instant::now(), 0)
+                (since, 0)
             });
             lost = lost.map(|(since, times)| (since, times + 1));
             let late = self.requests.borrow_mut().send_again(io, &self.agreed, patience);
@@ -187,8 +193,8 @@ impl Link {
         }
     }
 
-    /// Send and receive until the connection breaks; why it did.
-    async fn talk(self: &Rc<Link>, io: &Io, connection: Connection) -> String {
+    /// Send and receive until the connection breaks; why it did, and when.
+    async fn talk(self: &Rc<Link>, io: &Io, connection: Connection) -> (String, Instant) {
         let connection = Rc::new(connection);
         let _known = self.nbd.know(&connection);
         let broken = Rc::new(Cell::new(false));
@@ -198,10 +204,46 @@ impl Link {
             link.send(&io, &connection, &broken).await;
         });
         let end = self.receive(io, &connection).await;
+        let since = Instant::now();
         broken.set(true);
+        if let End::Ours(_) = end {
+            self.see_off(io, &connection).await;
+        }
         connection.channel.shut();
         self.more.notify(io);
-        end
+        let (End::Ours(why) | End::Theirs(why)) = end;
+        (why, since)
+    }
+
+    /// What the server has taken of a connection that we end may yet be carried out: it must not be after what is sent on the
+    /// next. So nothing more is sent, and the server is waited for to close it, for as long as requests wait.
+    async fn see_off(&self, io: &Io, connection: &Rc<Connection>) {
+        let Ok(mut rest) = io.buffer(LANDING) else { return };
+        connection.channel.shut_sending();
+        let over = Rc::new(Cell::new(false));
+        let patience = self.nbd.uri.reconnect.unwrap_or_default().as_nanos() as u64;
+        let (door, late, is_over) = (io.clone(), Rc::downgrade(connection), over.clone());
+        io.spawn_beside(async move {
+            door.sleep(patience).await;
+            if let Some(connection) = late.upgrade().filter(|_| !is_over.get()) {
+                connection.channel.shut();
+            }
+        });
+        loop {
+            match connection.channel.receive(Mem::EMPTY, rest.bytes_mut()) {
+                Ok(0) => break,
+                // Others have their turn, whatever the server sends.
+                Ok(_) => io.next_turn().await,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if io.run(Op::PollIn { file: connection.channel.file() }).await < 0 {
+                        break;
+                    }
+                }
+                Err(_) => break,
+            }
+        }
+        over.set(true);
     }
 
     async fn send(&self, io: &Io, connection: &Connection, broken: &Cell<bool>) {
@@ -245,14 +287,16 @@ impl Link {
         connection.channel.flush()
     }
 
-    async fn receive(&self, io: &Io, connection: &Connection) -> String {
+    async fn receive(&self, io: &Io, connection: &Connection) -> End {
         let channel = &connection.channel;
-        let Ok(bytes) = io.buffer(LANDING) else { return "there is no memory left".into() };
+        let Ok(bytes) = io.buffer(LANDING) else {
+            return End::Ours("there is no memory left".into());
+        };
         let mut landing = Landing { bytes, start: 0, end: 0, data: None };
         loop {
             let mem = match self.look(io, &mut landing) {
                 Ok(mem) => mem,
-                Err(why) => return why,
+                Err(why) => return End::Ours(why),
             };
             landing.make_room();
             let moved = if mem.len() < DIRECT && !channel.is_encrypted() {
@@ -267,16 +311,16 @@ impl Link {
                 moved.map(|moved| (moved, mem.len()))
             };
             match moved {
-                Ok((0, _)) => return "the server closed it".into(),
+                Ok((0, _)) => return End::Theirs("the server closed it".into()),
                 Ok((moved, direct)) => landing.received(moved, direct),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let end = io.run(Op::PollIn { file: channel.file() }).await;
                     if end < 0 {
-                        return io::Error::from_raw_os_error(-end).to_string();
+                        return End::Theirs(io::Error::from_raw_os_error(-end).to_string());
                     }
                 }
-                Err(error) => return error.to_string(),
+                Err(error) => return End::Theirs(error.to_string()),
             }
         }
     }

@@ -19,6 +19,8 @@ pub mod replies;
 mod requests;
 #[cfg(test)]
 mod requests_tests;
+#[cfg(test)]
+mod sim_tests;
 mod uri;
 pub mod wire;
 
@@ -55,6 +57,9 @@ pub(crate) struct Nbd {
     closing: (Mutex<()>, Condvar),
     /// Threads that have a connection of their own.
     near: AtomicUsize,
+    /// Who wants a connection, where a test makes them.
+    #[cfg(test)]
+    wishes: Option<sim_tests::Wishes>,
 }
 
 #[derive(Default)]
@@ -125,6 +130,8 @@ fn store(
         closed: AtomicBool::new(false),
         closing: Default::default(),
         near: AtomicUsize::new(0),
+        #[cfg(test)]
+        wishes: None,
     };
     Ok(Store::new(OpenRemote::new(Arc::new(nbd)), facts))
 }
