@@ -93,6 +93,7 @@ if [ "$purpose" = test ]; then
     need ceph-mon ceph-mon
     need ceph-osd ceph-osd
     need rbd ceph-common
+    need radosgw radosgw
     compgen -G '/usr/lib/*/librbd.so.1' >/dev/null || missing+=(librbd1)
     compgen -G '/usr/lib/*/qemu/block-rbd.so' >/dev/null || missing+=(qemu-block-extra)
     # Only a Rust of the distribution has these as packages; rustup's are its components.

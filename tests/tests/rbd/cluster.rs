@@ -28,7 +28,8 @@ impl Drop for Cluster {
     }
 }
 
-fn is_there(name: &str) -> bool {
+/// Whether a program is installed.
+pub fn is_there(name: &str) -> bool {
     Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 

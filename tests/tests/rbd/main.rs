@@ -1,7 +1,9 @@
 //! Disks on Ceph: a cluster of one monitor and one OSD that keeps all in memory, judged by Ceph's own tools and QEMU's driver.
 
 mod cluster;
+mod gateway;
 mod locks;
+mod memory;
 mod served;
 mod stands;
 mod verbs;
