@@ -65,7 +65,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "N")]
     pub rounds: Option<u32>,
 
-    /// Stages: host, guest, vm, two, two-guests, two-vms, xen [default: vm; with --list, --backends or
+    /// Stages: host, guest, vm, two, two-guests, two-vms, xen, remote [default: vm; with --list, --backends or
     /// --workloads host, guest].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub stages: Option<Vec<String>>,

@@ -25,11 +25,13 @@ pub enum Stage {
     TwoVms,
     /// Guests of a Xen that the lab boots in QEMU: one load, or one in each of two guests.
     Xen,
+    /// This machine, on disks that are elsewhere: behind NBD, in a Ceph, behind HTTP.
+    Remote,
 }
 
 impl Stage {
     /// All stages, in the order of the report.
-    pub const ALL: [Stage; 7] = [
+    pub const ALL: [Stage; 8] = [
         Stage::Host,
         Stage::Guest,
         Stage::Vm,
@@ -37,6 +39,7 @@ impl Stage {
         Stage::TwoGuests,
         Stage::TwoVms,
         Stage::Xen,
+        Stage::Remote,
     ];
 
     /// The stages of a run that names none.
@@ -49,7 +52,7 @@ impl Stage {
 
     /// Whether its load runs on this machine itself, and in no guest.
     pub fn is_of_host(self) -> bool {
-        matches!(self, Stage::Host | Stage::Two)
+        matches!(self, Stage::Host | Stage::Two | Stage::Remote)
     }
 
     /// Whether a round is a boot of its own, of a guest or of two.
@@ -67,6 +70,7 @@ impl Stage {
             Stage::TwoGuests => "two-guests",
             Stage::TwoVms => "two-vms",
             Stage::Xen => "xen",
+            Stage::Remote => "remote",
         }
     }
 }

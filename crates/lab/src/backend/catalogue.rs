@@ -1,6 +1,9 @@
 //! All backends by stage.
 
+use super::ceph::Rbd;
+use super::origin::{Http, Start};
 use super::qemu::WriteCache as DaemonCache;
+use super::remote::{Client, OverNbd};
 use super::vm::{Attach, How, InQemu, Inside, OnLoop};
 use super::xen::{Image as XenImage, Mode, Node, Vbd, Way};
 use super::{
@@ -251,6 +254,24 @@ pub const CATALOGUE: &[Entry] = &[
     xen("hvm-ide-cache-off", HVM_IDE_OFF, false, &Vbd(Way::Emulated(WriteCache::Off))),
     xen("hvm-pv", HVM_PV, false, &Vbd(Way::InHvm)),
     xen("tap-slow", XEN_SLOWER, true, &TAP_SLOW),
+    remote("qsd-on-qemu-nbd", "qemu-storage-daemon's NBD client on qemu-nbd", &QSD_ON_QEMU),
+    remote("ringtap-on-qemu-nbd", "ringtap serve nbd+unix: on qemu-nbd", &RINGTAP_ON_QEMU),
+    remote("qsd-on-nbdkit", "qemu-storage-daemon's NBD client on nbdkit file", &QSD_ON_NBDKIT),
+    remote("ringtap-on-nbdkit", "ringtap serve nbd+unix: on nbdkit file", &RINGTAP_ON_NBDKIT),
+    remote(
+        "qsd-on-ringtap",
+        "qemu-storage-daemon's NBD client on ringtap serve --nbd",
+        &QSD_ON_OWN,
+    ),
+    remote("ringtap-on-ringtap", "ringtap serve nbd+unix: on ringtap serve --nbd", &RINGTAP_ON_OWN),
+    remote("slow", REMOTE_SLOWER, &SLOW_ON_QEMU),
+    remote("qsd-rbd", "qemu-storage-daemon's rbd driver, cache off", &Rbd(Some(Client::Qemu))),
+    remote("ringtap-rbd", "ringtap serve rbd:", &Rbd(Some(Client::Ringtap))),
+    remote("fio-rbd", "fio's rbd engine, cache off, which has no guest to serve", &Rbd(None)),
+    remote("http-download", "the image downloaded whole, then served", &Http(Start::Download)),
+    remote("http-lazy", "ringtap serve http:, what is read is fetched then", &Http(Start::Lazy)),
+    remote("http-boot-list", "the same, with the list of an earlier start", &Http(Start::BootList)),
+    remote("http-fill", "the same, all of it fetched meanwhile", &Http(Start::Fill)),
 ];
 
 const BY_LOAD: native::ByLoad = native::ByLoad;
@@ -319,6 +340,14 @@ const TAP_OVERLAY: Vbd = Vbd(Way::Ringtap(XenImage::Overlay, Mode::Usual));
 const TAP_SLOW: Vbd = Vbd(Way::Ringtap(XenImage::Raw, Mode::Slow));
 const TAP_VHD: Vbd = Vbd(Way::Ringtap(XenImage::Vhd, Mode::Usual));
 
+const QSD_ON_QEMU: OverNbd = OverNbd { server: &QEMU_NBD, client: Client::Qemu };
+const RINGTAP_ON_QEMU: OverNbd = OverNbd { server: &QEMU_NBD, client: Client::Ringtap };
+const SLOW_ON_QEMU: OverNbd = OverNbd { server: &QEMU_NBD, client: Client::Slow };
+const QSD_ON_NBDKIT: OverNbd = OverNbd { server: &nbdkit::Nbdkit, client: Client::Qemu };
+const RINGTAP_ON_NBDKIT: OverNbd = OverNbd { server: &nbdkit::Nbdkit, client: Client::Ringtap };
+const QSD_ON_OWN: OverNbd = OverNbd { server: &RINGTAP_NBD, client: Client::Qemu };
+const RINGTAP_ON_OWN: OverNbd = OverNbd { server: &RINGTAP_NBD, client: Client::Ringtap };
+
 const RINGTAP_ON_OVERLAY: &str = "ringtap serve --vhost-user, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)";
 const TWO_OVERLAYS: &str = "ringtap serve --nbd, a qcow2 overlay made anew for each load that writes, by `ringtap create -b` (with subclusters)";
 const RINGTAP_KERNEL: &str = "ringtap serve --nbd, cache=none, under this kernel's own client";
@@ -331,6 +360,8 @@ const HVM_IDE_OFF: &str = "the same, the guest has turned the disk's write cache
 const HVM_PV: &str = "HVM with PV drivers: phy: on the LVM volume, by xen-blkback";
 const XEN_SLOWER: &str =
     "tap-raw with each answer held back by 20 % of its time: known to be slower";
+const REMOTE_SLOWER: &str =
+    "ringtap-on-qemu-nbd with each answer held back by 20 % of its time: known to be slower";
 const IDE_OFF: &str = "ide-writeback, the guest has turned the disk's write cache off";
 const VIRTIO_OFF: &str = "virtio-default, the guest has turned the disk's write cache off";
 const QSD_BACK: &str = "qsd-vhost, the guest has turned the write cache on, which is off at first";
@@ -391,6 +422,10 @@ const fn xen(n: &'static str, t: &'static str, usual: bool, b: &'static dyn Back
     entry(Stage::Xen, n, t, usual, b)
 }
 
+const fn remote(n: &'static str, t: &'static str, b: &'static dyn Backend) -> Entry {
+    entry(Stage::Remote, n, t, true, b)
+}
+
 /// Comparisons beside the one with the stage's reference: Ringtap with each peer over the same transport, and the questions
 /// that the published comparisons asked.
 pub const PEERS: &[(Stage, &str, &[&str])] = &[
@@ -438,4 +473,11 @@ pub const PEERS: &[(Stage, &str, &[&str])] = &[
     (Stage::Xen, "tap-qcow2", &["phy-loop"]),
     (Stage::Xen, "tap-overlay", &["phy-loop"]),
     (Stage::Xen, "tap-vhd", &["phy-loop"]),
+    (Stage::Remote, "ringtap-on-qemu-nbd", &["qsd-on-qemu-nbd"]),
+    (Stage::Remote, "ringtap-on-nbdkit", &["qsd-on-nbdkit"]),
+    (Stage::Remote, "ringtap-on-ringtap", &["qsd-on-ringtap"]),
+    (Stage::Remote, "ringtap-rbd", &["qsd-rbd"]),
+    (Stage::Remote, "http-boot-list", &["http-download", "http-lazy"]),
+    (Stage::Remote, "http-lazy", &["http-download"]),
+    (Stage::Remote, "http-fill", &["http-download"]),
 ];

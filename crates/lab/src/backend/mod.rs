@@ -2,13 +2,16 @@
 
 pub mod absent;
 mod catalogue;
+pub mod ceph;
 pub mod kernelnbd;
 pub mod loopdev;
 pub mod mapper;
 pub mod native;
 pub mod nbdkit;
+pub mod origin;
 pub mod own;
 pub mod qemu;
+pub mod remote;
 pub mod ringtap;
 pub mod ubd;
 pub mod ublk;
@@ -63,6 +66,20 @@ pub enum Access {
     },
     /// A disk that the user's own arguments of QEMU define, with `{id}` in the place of its name.
     QemuOwn(Vec<String>),
+    /// The image of the lab's own Ceph, by its configuration.
+    Rbd {
+        /// The cluster's configuration.
+        conf: PathBuf,
+    },
+    /// An image behind HTTP, of which nothing is on this machine yet.
+    Origin {
+        /// The image.
+        url: String,
+        /// How it comes.
+        start: origin::Start,
+        /// A folder for sockets.
+        sockets: PathBuf,
+    },
 }
 
 /// What a disk's file is.
@@ -181,6 +198,10 @@ pub enum Reach {
     VhostUser,
     /// A disk inside the guest's own process.
     Inside,
+    /// [`Access::Rbd`]
+    Rbd,
+    /// [`Access::Origin`]
+    Origin,
 }
 
 /// What a backend may use while it starts.
@@ -211,6 +232,10 @@ pub struct Served {
     pub client: Option<kernelnbd::NbdDevice>,
     /// The server, where there is one.
     pub server: Option<Server>,
+    /// The server below, where that one is another's client.
+    pub below: Option<Server>,
+    /// The server of an image behind HTTP, which is this program's own.
+    pub origin: Option<origin::Origin>,
     /// What the server mounted: it unmounts it itself, unless it was killed.
     pub mount: Option<Mount>,
     /// The ublk device that the server made: it deletes it itself, unless it was killed.
@@ -220,7 +245,8 @@ pub struct Served {
 impl Served {
     fn reached(access: Access) -> Served {
         let (volume, device, client) = (None, None, None);
-        Served { access, volume, device, client, server: None, mount: None, ublk: None }
+        let (server, below, origin, mount, ublk) = (None, None, None, None, None);
+        Served { access, volume, device, client, server, below, origin, mount, ublk }
     }
 
     fn by(server: Server, access: Access) -> Served {
@@ -232,7 +258,8 @@ impl Served {
         self.volume.take().map_or(Ok(()), volume::Mapped::remove)?;
         self.device.take().map_or(Ok(()), loopdev::LoopDevice::detach)?;
         self.client.take().map_or(Ok(()), kernelnbd::NbdDevice::detach)?;
-        self.server.take().map_or(Ok(()), Server::stop)
+        self.server.take().map_or(Ok(()), Server::stop)?;
+        self.below.take().map_or(Ok(()), Server::stop)
     }
 }
 
@@ -328,6 +355,10 @@ pub trait Backend: Sync {
     /// disk when it is answered.
     fn guest_sets_cache(&self) -> Option<WriteCache> {
         None
+    }
+    /// Whether its disk lies in a Ceph, which the stage starts for all that do.
+    fn in_ceph(&self) -> bool {
+        false
     }
     /// Why a workload must not run on it.
     fn refuses(&self, _: &Workload) -> Option<Missing> {

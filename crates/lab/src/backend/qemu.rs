@@ -1,5 +1,6 @@
 //! QEMU's servers: qemu-nbd and qemu-storage-daemon. Both get the raw file with the host's cache bypassed.
 
+use std::path::Path;
 use std::process::Command;
 
 use super::ringtap::{READY, nbd_access};
@@ -61,6 +62,31 @@ pub struct VhostUser {
     pub cache: WriteCache,
 }
 
+/// A value of an option: commas in it are doubled.
+pub(super) fn quoted(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// Whether one of QEMU's modules is installed, which may be in a package of its own.
+pub(super) fn has_module(name: &str) -> bool {
+    let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let here = Path::new("/usr/lib/qemu").join(name).exists();
+    here || folders.map(|folder| folder.path().join("qemu").join(name)).any(|path| path.exists())
+}
+
+/// qemu-storage-daemon with a node called `disk`, over vhost-user; `more` are options of the export, each with a comma.
+pub(super) fn export(node: &str, more: &str, context: &Context<'_>) -> Result<Served> {
+    let socket = context.sockets.join("qsd.vhost");
+    let mut command = Command::new("qemu-storage-daemon");
+    command.arg("--blockdev").arg(node).arg("--export").arg(format!(
+        "type=vhost-user-blk,id=export,node-name=disk,writable=on,{more}addr.type=unix,addr.path={}",
+        quoted(&socket)
+    ));
+    let mut server = Server::start(command, &context.log)?;
+    server.wait_for_socket_file(&socket, READY, context.stop)?;
+    Ok(Served::by(server, Access::VhostUser { socket }))
+}
+
 /// What qemu-storage-daemon does with the writes of a vhost-user guest. It says at first that it keeps none back, and keeps
 /// them back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,23 +116,10 @@ impl Backend for VhostUser {
     }
 
     fn start(&self, context: &Context<'_>) -> Result<Served> {
-        let socket = context.sockets.join("qsd.vhost");
-        // Commas in a value are doubled.
-        let quote = |path: &std::path::Path| path.display().to_string().replace(',', ",,");
-        let mut command = Command::new("qemu-storage-daemon");
-        command.arg("--blockdev").arg(format!(
-            "driver=file,node-name=disk,filename={},cache.direct=on,aio={},discard=unmap",
-            quote(context.disk),
-            self.aio
-        ));
-        command.arg("--export").arg(format!(
-            "type=vhost-user-blk,id=export,node-name=disk,writable=on,{}addr.type=unix,addr.path={}",
-            if self.cache == WriteCache::Through { "writethrough=on," } else { "" },
-            quote(&socket)
-        ));
-        let mut server = Server::start(command, &context.log)?;
-        server.wait_for_socket_file(&socket, READY, context.stop)?;
-        Ok(Served::by(server, Access::VhostUser { socket }))
+        let through = if self.cache == WriteCache::Through { "writethrough=on," } else { "" };
+        let (file, aio) = (quoted(context.disk), self.aio);
+        let node = format!("driver=file,filename={file},cache.direct=on,aio={aio},discard=unmap");
+        export(&format!("{node},node-name=disk"), through, context)
     }
 
     fn guest_sets_cache(&self) -> Option<super::WriteCache> {

@@ -71,7 +71,7 @@ impl Backend for VhostUser {
 }
 
 /// Percent of its service time for which the known-slow arm holds back each answer.
-const SLOWER: u32 = 20;
+pub(super) const SLOWER: u32 = 20;
 
 /// Over vhost-user on a raw disk, each answer held back: known to be slower.
 #[derive(Debug)]
@@ -95,6 +95,16 @@ impl Backend for Slow {
     fn slow_of(&self) -> Option<&'static str> {
         Some("ringtap-vhost")
     }
+}
+
+/// Serves a store by its name over vhost-user; with `hold` each answer is held back by so many percent of its time.
+pub(super) fn serve_store(context: &Context<'_>, name: &str, hold: Option<u32>) -> Result<Served> {
+    let mut command = Command::new(&context.env.ringtap);
+    command.args(["serve", name, "-f", "raw"]);
+    if let Some(percent) = hold {
+        command.arg("--hold").arg(percent.to_string());
+    }
+    by_vhost_user(command, context)
 }
 
 fn by_vhost_user(mut command: Command, context: &Context<'_>) -> Result<Served> {

@@ -30,7 +30,7 @@ pub fn page_cache(arm: &Arm) -> String {
         (false, _) => "none".into(),
         (true, _) if of_guest => "the guest's".into(),
         (true, Stage::Xen) => "the first domain's".into(),
-        (true, Stage::Host | Stage::Two) => "this machine's".into(),
+        (true, Stage::Host | Stage::Two | Stage::Remote) => "this machine's".into(),
         (true, _) => "the host's".into(),
     }
 }

@@ -80,14 +80,17 @@ pub enum Generator {
     Nbd,
     /// `ringtap-lab load`, over vhost-user without a guest.
     Load,
+    /// fio's engine for Ceph.
+    Rbd,
 }
 
 /// What makes the load on an arm. In a guest every disk is a device.
 pub fn generator(arm: &Arm) -> Generator {
     let reach = backend::find(arm.stage, &arm.backend).map(|entry| entry.backend.reach());
     match (arm.stage, reach) {
-        (Stage::Host | Stage::Two, Some(Reach::Nbd)) => Generator::Nbd,
-        (Stage::Host | Stage::Two, Some(Reach::VhostUser | Reach::Native)) => Generator::Load,
+        (_, Some(Reach::Rbd)) => Generator::Rbd,
+        (stage, Some(Reach::Nbd)) if stage.is_of_host() => Generator::Nbd,
+        (stage, Some(Reach::VhostUser | Reach::Native)) if stage.is_of_host() => Generator::Load,
         _ => Generator::Device,
     }
 }

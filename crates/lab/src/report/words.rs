@@ -28,6 +28,11 @@ pub fn stage(analysis: &Analysis, stage: Stage) -> String {
             "two virtual PCs in QEMU at once, each with a disk of its own, both on one device"
                 .into()
         }
+        Stage::Remote => {
+            "this machine, on disks that are elsewhere: on NBD servers and in a Ceph of one, both on this machine, and behind \
+             HTTP, where each request takes 20 ms and all together get 100 MB/s"
+                .into()
+        }
         Stage::Xen => "guests of a nested Xen, booted once for all rounds".into(),
         Stage::Guest | Stage::Vm => run.guest.clone().unwrap_or_else(|| "inside a guest".into()),
     })

@@ -36,6 +36,7 @@ pub fn seconds(plan: &Plan, stage: Stage, workload: &Workload) -> f64 {
         Kind::FileCopy { .. } => 3.0 * (plan.seconds + 2.0 * plan.seconds.min(2.0)),
         Kind::Archive => 2.0 + 20.0 * gib,
         Kind::Durability => 1.5,
+        Kind::Start => 1.0 + 1.3 * plan.size as f64 / 100e6,
         Kind::SnapshotLife => 1.0 + 10.0 * gib,
         // Each alone and both, longer where a percentile needs it; two guests wait for a common moment.
         // Each alone, and both in the time that both alone take.
@@ -120,7 +121,7 @@ pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
         let loads: f64 = arms.iter().flat_map(Running::rounds).map(of).sum();
         let renewing: f64 = arms.iter().map(|arm| renewing(*stage, arm)).sum();
         let booting = match stage {
-            Stage::Host | Stage::Two => 0.2 * arms.len() as f64,
+            Stage::Host | Stage::Two | Stage::Remote => 0.2 * arms.len() as f64,
             Stage::Guest => 4.0,
             Stage::Vm => 5.0 + 0.25 * arms.len() as f64,
             Stage::TwoGuests => 8.0,
@@ -128,7 +129,12 @@ pub fn expected(plan: &Plan, arms: &[(Stage, Vec<Running>)]) -> f64 {
             Stage::Xen => XEN_TURN * arms.len() as f64,
         };
         let disks = crate::stage::room(*stage, plan, arms) as f64 / WRITING;
-        let beforehand = if *stage == Stage::Xen { 90.0 } else { 0.0 };
+        let ceph = arms.iter().any(|arm| arm.entry.backend.in_ceph());
+        let beforehand = match stage {
+            Stage::Xen => 90.0,
+            _ if ceph => 4.0 + plan.size as f64 / WRITING,
+            _ => 0.0,
+        };
         let beforehand = beforehand + rating(*stage, arms);
         let checks = checks(arms).map(of).sum::<f64>() + if boots { booting } else { 0.0 };
         checks + disks + beforehand + rounds * (loads + renewing + booting)

@@ -298,7 +298,9 @@ impl Runner<'_> {
                 continue;
             }
             running.push(Some(match stage {
-                Stage::Host => Prepared::Host(host::Host::prepare(self, arms)?),
+                Stage::Host | Stage::Remote => {
+                    Prepared::Host(host::Host::prepare(self, *stage, arms)?)
+                }
                 Stage::Guest | Stage::Vm => {
                     Prepared::Guest(guest::Guest::prepare(self, *stage, arms)?)
                 }

@@ -102,7 +102,7 @@ pub fn pass(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<(
     runner.progress.say(&format!("{stage}  counting flushes"));
     let probe = Probe::make(runner, bytes)?;
     let result = match stage {
-        Stage::Host | Stage::Two => host(runner, stage, &probe, &arms, workload),
+        Stage::Host | Stage::Two | Stage::Remote => host(runner, stage, &probe, &arms, workload),
         _ => inside(runner, stage, &probe, &arms, workload),
     };
     let removed = probe.remove();
@@ -177,6 +177,9 @@ fn host(
                 }
                 Access::Ubd(_) | Access::Qemu { .. } | Access::QemuOwn(_) => {
                     return Err(Error::Plan("a disk of a guest's is not one of the host's".into()));
+                }
+                Access::Rbd { .. } | Access::Origin { .. } => {
+                    return Err(Error::Plan("flushes of what is elsewhere are not counted".into()));
                 }
             };
             counted(probe, before, syncs)

@@ -70,7 +70,9 @@ pub fn missing_workload(workload: &Workload, env: &Env) -> Option<Missing> {
             env.program("bonnie++", "bonnie++").or_else(|| env.program("mkfs.ext4", "e2fsprogs"))
         }
         Kind::FileCopy { .. } | Kind::Archive => env.program("mkfs.ext4", "e2fsprogs"),
-        Kind::Durability | Kind::SnapshotLife | Kind::Two(_) | Kind::TwoBonnie => None,
+        Kind::Durability | Kind::SnapshotLife | Kind::Two(_) | Kind::TwoBonnie | Kind::Start => {
+            None
+        }
     }
 }
 

@@ -1,11 +1,12 @@
-//! The host stage: this machine as it is. All arms use one file, one after the other: the same blocks of the same
-//! device. Each block starts its server fresh and stops it, so that no arm lives on what it learned in an earlier round,
+//! The stages `host` and `remote`: this machine as it is, on disks that are here or elsewhere. All arms use one file, or one image of
+//! one cluster, one after the other: the same blocks of the same device. Each block starts its server fresh and stops it, so that no arm lives on what it learned in an earlier round,
 //! and begins with the file synced and out of the page cache.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::backend::ceph::{Cluster, FOLDER, IMAGE};
 use crate::backend::{Access, Entry, Reach, kernelnbd, volume};
 use crate::env::{Env, Missing};
 use crate::error::{Error, Result};
@@ -13,6 +14,7 @@ use crate::process;
 use crate::run::scratch::settle;
 use crate::run::{Mark, Place, Runner, Running};
 use crate::sample::Stage;
+use crate::stage::start;
 use crate::stop::Stop;
 use crate::workload::fio::Target;
 use crate::workload::{
@@ -24,7 +26,17 @@ use crate::workload::{
 pub fn missing(entry: &Entry, workload: &Workload, env: &Env) -> Option<Missing> {
     let reach = entry.backend.reach();
     match (workload.kind, reach) {
+        (Kind::Start, Reach::Origin) => env.program("fio", "fio").or_else(|| fio_engine("nbd")),
+        (Kind::Start, _) => Some(Missing::new(
+            "it is no image behind HTTP",
+            "http-download, http-lazy, http-boot-list and http-fill are",
+        )),
+        (_, Reach::Origin) => Some(Missing::new(
+            "an image behind HTTP is only started from here",
+            "the workload start does that",
+        )),
         (Kind::Durability, _) => None,
+        (Kind::Fio(_), Reach::Rbd) => env.program("fio", "fio").or_else(|| fio_engine("rbd")),
         (Kind::Fio(_), Reach::VhostUser | Reach::Native) => env.lab_load(),
         (_, Reach::Native) => Some(Missing::new(
             "ringtap-lab load speaks no such workload",
@@ -88,13 +100,28 @@ fn fio_engine(engine: &str) -> Option<Missing> {
 /// The stage, prepared.
 #[derive(Debug)]
 pub struct Host {
+    stage: Stage,
     disk: PathBuf,
+    /// For the arms whose disk lies in one.
+    _cluster: Option<Cluster>,
 }
 
 impl Host {
-    /// Writes the disk.
-    pub fn prepare(runner: &mut Runner<'_>, arms: &[Running]) -> Result<Host> {
-        let host = Host { disk: runner.disk("host.raw")? };
+    /// Writes the disk, and starts a cluster where arms want one.
+    pub fn prepare(runner: &mut Runner<'_>, stage: Stage, arms: &[Running]) -> Result<Host> {
+        let disk = runner.disk(&format!("{stage}.raw"))?;
+        let mut cluster = None;
+        if let Some(arm) = arms.iter().find(|arm| arm.entry.backend.in_ceph()) {
+            runner.progress.say(&format!("{stage}  starting a cluster"));
+            let folder = runner.scratch.socket_folder(FOLDER)?;
+            match Cluster::start(folder, runner.plan.size, runner.stop) {
+                Ok(started) => cluster = Some(started),
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                // Its arms fail, and say so.
+                Err(error) => runner.trouble(stage, &arm.name, &error),
+            }
+        }
+        let host = Host { stage, disk, _cluster: cluster };
         host.find_capacity(runner, arms)?;
         Ok(host)
     }
@@ -103,8 +130,8 @@ impl Host {
     fn find_capacity(&self, runner: &mut Runner<'_>, arms: &[Running]) -> Result<()> {
         let (stop, settings) = (runner.stop, rated::capacity_settings(&runner.plan.settings(0)));
         for arm in arms.iter().filter(|arm| arm.is_rated() && arm.name == arm.entry.name) {
-            runner.progress.say(&format!("host  {}  what it carries", arm.name));
-            let served = match runner.start(Stage::Host, arm, &self.disk) {
+            runner.progress.say(&format!("{}  {}  what it carries", self.stage, arm.name));
+            let served = match runner.start(self.stage, arm, &self.disk) {
                 Err(Error::Interrupted) => return Err(Error::Interrupted),
                 Err(_) => continue,
                 Ok(served) => served,
@@ -118,11 +145,11 @@ impl Host {
             };
             let limit = Duration::from_secs(60);
             if let Ok(measured) = run_fio(rated::JOB, &target, &settings, limit, stop) {
-                runner.remember_capacity(Stage::Host, &measured);
+                runner.remember_capacity(self.stage, &measured);
             }
             stop.check()?;
             if let Err(error) = served.end() {
-                runner.trouble(Stage::Host, &arm.name, &error);
+                runner.trouble(self.stage, &arm.name, &error);
             }
             settle(&self.disk)?;
         }
@@ -132,9 +159,9 @@ impl Host {
     /// One round: a block for each arm.
     pub fn round(&self, runner: &mut Runner<'_>, round: u32, order: &[&Running]) -> Result<()> {
         for (position, arm) in (0..).zip(order) {
-            let place = |workload| Place { stage: Stage::Host, arm, workload, round, position };
+            let place = |workload| Place { stage: self.stage, arm, workload, round, position };
             runner.keep_written(&self.disk)?;
-            let mut served = match runner.start(Stage::Host, arm, &self.disk) {
+            let mut served = match runner.start(self.stage, arm, &self.disk) {
                 Ok(served) => served,
                 Err(Error::Interrupted) => return Err(Error::Interrupted),
                 Err(error) => {
@@ -146,9 +173,9 @@ impl Host {
             };
             if let Some(server) = &served.server {
                 let command = server.command_line.clone();
-                runner.remember_command(Stage::Host, &arm.name, &command)?;
+                runner.remember_command(self.stage, &arm.name, &command)?;
             }
-            let settings = runner.settings(Stage::Host, round);
+            let settings = runner.settings(self.stage, round);
             for workload in arm.rounds() {
                 let access = served.access.clone();
                 let (env, stop, scratch) =
@@ -163,7 +190,7 @@ impl Host {
                 })?;
             }
             if let Err(error) = served.end() {
-                runner.trouble(Stage::Host, &arm.name, &error);
+                runner.trouble(self.stage, &arm.name, &error);
             }
             settle(&self.disk)?;
         }
@@ -188,11 +215,18 @@ fn measure(
     };
     let target = match access {
         Access::Nbd { uri, .. } => Target::Nbd(uri.clone()),
+        Access::Rbd { conf } => Target::Rbd { conf: conf.clone(), image: IMAGE },
         _ => Target::Path(path.clone()),
     };
     match (workload.kind, access) {
         (_, Access::Ubd(_) | Access::Qemu { .. } | Access::QemuOwn(_)) => {
             Err(Error::Plan("a disk of a guest's is not one of the host's".into()))
+        }
+        (Kind::Start, Access::Origin { url, start, sockets }) => {
+            start::run(&start::Source { url, start: *start, sockets, scratch }, settings, env, stop)
+        }
+        (Kind::Start, _) | (_, Access::Origin { .. }) => {
+            Err(Error::Plan(format!("{} is no start from an image behind HTTP", workload.name)))
         }
         (Kind::Fio(job), Access::VhostUser { socket }) => {
             run_load(load::args(job, socket, settings), env, limit, stop)
@@ -322,6 +356,9 @@ fn run_fio(
 ) -> Result<Measured> {
     let mut command = Command::new("fio");
     command.args(fio::args(job, target, settings)).args(fio::clock());
+    if let Target::Rbd { conf, .. } = target {
+        command.env("CEPH_CONF", conf);
+    }
     fio::parse(&process::run(command, limit, stop)?.stdout, job, settings)
 }
 

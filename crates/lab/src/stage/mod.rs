@@ -5,6 +5,7 @@ pub mod durable;
 pub mod guest;
 pub mod host;
 mod inside;
+mod start;
 pub mod two;
 mod two_bonnie;
 pub mod two_guests;
@@ -40,6 +41,8 @@ pub fn room(stage: Stage, plan: &Plan, arms: &[Running]) -> u64 {
             2 * arms.iter().map(|arm| guest::room(plan.size, arm)).sum::<u64>()
         }
         Stage::Xen => xen::room(plan, arms),
+        // A start's download or cache beside the disk, and what a cluster's monitor keeps.
+        Stage::Remote => 2 * plan.size + (256 << 20),
     }
 }
 
@@ -51,7 +54,7 @@ pub fn room_of_check(stage: Stage, arms: &[Running]) -> u64 {
 /// Why a backend cannot run on a stage.
 pub fn missing(stage: Stage, entry: &Entry, env: &Env) -> Option<Missing> {
     match stage {
-        Stage::Host | Stage::Two => None,
+        Stage::Host | Stage::Two | Stage::Remote => None,
         Stage::Guest | Stage::TwoGuests => env.appliance().err(),
         Stage::Vm | Stage::TwoVms => {
             let nbd = entry.backend.reach() == Reach::Nbd;
@@ -92,7 +95,7 @@ pub fn missing_workload(
         _ => None,
     };
     of_kind.or_else(|| match stage {
-        Stage::Host => host::missing(entry, workload, env),
+        Stage::Host | Stage::Remote => host::missing(entry, workload, env),
         Stage::Guest | Stage::Vm => guest::missing_workload(workload, env),
         Stage::Two => {
             let by_load = matches!(entry.backend.reach(), Reach::VhostUser | Reach::Native);

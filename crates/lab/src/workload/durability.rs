@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::fio::{Target, escape};
+use super::fio::Target;
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::{Layer, Metric};
@@ -18,14 +18,7 @@ pub const BYTES: u64 = 32 << 20;
 /// fio's arguments: 4 KiB written and synced, one after the other.
 pub fn args(target: &Target) -> Vec<String> {
     let mut args = vec!["--name=sync".to_owned(), "--thread".into()];
-    match target {
-        Target::Path(path) => args.extend([
-            format!("--filename={}", escape(path)),
-            "--ioengine=psync".into(),
-            "--direct=1".into(),
-        ]),
-        Target::Nbd(uri) => args.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
-    }
+    args.extend(target.args("psync"));
     args.extend([
         "--rw=write".into(),
         "--bs=4096".into(),

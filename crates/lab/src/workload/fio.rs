@@ -1,5 +1,6 @@
 //! fio: how it is called, and how its JSON is read.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use serde_json::Value as Json;
@@ -43,6 +44,34 @@ pub enum Target {
     Path(String),
     /// An NBD export.
     Nbd(String),
+    /// An image of a Ceph's pool `rbd`, by librbd without its cache.
+    Rbd {
+        /// The cluster's configuration, for fio's environment.
+        conf: PathBuf,
+        /// The image.
+        image: &'static str,
+    },
+}
+
+impl Target {
+    /// fio's arguments for it, where `engine` is that for files and devices.
+    pub fn args(&self, engine: &str) -> Vec<String> {
+        match self {
+            Target::Path(path) => vec![
+                format!("--filename={}", escape(path)),
+                format!("--ioengine={engine}"),
+                "--direct=1".into(),
+            ],
+            Target::Nbd(uri) => vec!["--ioengine=nbd".into(), format!("--uri={uri}")],
+            Target::Rbd { image, .. } => vec![
+                "--ioengine=rbd".into(),
+                "--pool=rbd".into(),
+                "--clientname=admin".into(),
+                "--busy_poll=0".into(),
+                format!("--rbdname={image}"),
+            ],
+        }
+    }
 }
 
 /// fio's arguments. `--output-format=json` goes to stdout.
@@ -56,16 +85,7 @@ pub fn args(job: Job, target: &Target, settings: &Settings) -> Vec<String> {
         "--time_based".into(),
         "--group_reporting".into(),
     ];
-    match target {
-        Target::Path(path) => {
-            args.extend([
-                format!("--filename={}", escape(path)),
-                "--ioengine=io_uring".into(),
-                "--direct=1".into(),
-            ]);
-        }
-        Target::Nbd(uri) => args.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
-    }
+    args.extend(target.args("io_uring"));
     args.extend([
         format!("--rw={}", job.pattern()),
         format!("--bs={}", job.block),

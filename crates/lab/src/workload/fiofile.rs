@@ -50,13 +50,13 @@ pub fn check(path: &Path) -> Result<String> {
 
 /// The job file for one target: the user's lines, with the target and the disk's size in every section.
 pub fn rewrite(text: &str, target: &Target, settings: &Settings) -> String {
-    let nbd = matches!(target, Target::Nbd(_));
+    let own_engine = !matches!(target, Target::Path(_));
     let mut out = String::new();
     for line in text.lines() {
         let trimmed = line.trim();
         let key = trimmed.split('=').next().unwrap_or("").trim();
-        // Over NBD fio has one engine, and no flags of open().
-        let engine = nbd && ["ioengine", "direct", "buffered"].contains(&key);
+        // What is elsewhere has one engine of fio's, and no flags of open().
+        let engine = own_engine && ["ioengine", "direct", "buffered"].contains(&key);
         if OURS.contains(&key) || engine {
             continue;
         }
@@ -66,6 +66,9 @@ pub fn rewrite(text: &str, target: &Target, settings: &Settings) -> String {
             match target {
                 Target::Path(path) => out += &format!("filename={}\n", escape(path)),
                 Target::Nbd(uri) => out += &format!("ioengine=nbd\nuri={uri}\n"),
+                Target::Rbd { image, .. } => {
+                    out += &format!("ioengine=rbd\npool=rbd\nclientname=admin\nrbdname={image}\n");
+                }
             }
             out += &format!("size={}\nlat_percentiles=1\n", settings.size);
         }

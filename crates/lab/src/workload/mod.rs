@@ -10,6 +10,7 @@ pub mod fiofile;
 pub mod load;
 pub mod rated;
 pub mod snapshot;
+pub mod start;
 pub mod two;
 pub mod two_bonnie;
 
@@ -52,13 +53,19 @@ pub enum Kind {
     Two(two::Shape),
     /// bonnie++ in two guests at once.
     TwoBonnie,
+    /// What a guest's start reads, from an image of which nothing is here.
+    Start,
 }
 
 impl Kind {
     /// Whether it runs on a stage: where there are two, only two at once, and whether what they write is durable.
     pub fn runs_on(self, stage: Stage) -> bool {
+        if stage == Stage::Remote {
+            return matches!(self, Kind::Fio(_) | Kind::Start | Kind::Durability);
+        }
         let anywhere = stage == Stage::Xen || self == Kind::Durability;
-        let here = stage != Stage::Two || self != Kind::TwoBonnie;
+        let here = self != Kind::Start && (stage != Stage::Two || self != Kind::TwoBonnie);
+        let anywhere = anywhere && self != Kind::Start;
         anywhere || here && self.is_pair() == stage.is_contention()
     }
 
@@ -72,6 +79,7 @@ impl Kind {
         match self {
             Kind::Fio(job) => job.write,
             Kind::Two(shape) => shape.write,
+            Kind::Start => false,
             _ => true,
         }
     }
@@ -241,6 +249,13 @@ pub const CATALOGUE: &[Workload] = &[
         title: "writes from fresh snapshot to settled",
         kind: Kind::SnapshotLife,
         headline: &[Metric::FreshWrite, Metric::SettledWrite],
+        quick: false,
+    },
+    Workload {
+        name: "start",
+        title: "what a guest's start reads, from an image of which nothing is here",
+        kind: Kind::Start,
+        headline: &[Metric::Elapsed],
         quick: false,
     },
     Workload {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::fio::{BEYOND, Job, Target, escape};
+use super::fio::{BEYOND, Job, Target};
 use super::{Measured, Settings};
 use crate::error::{Error, Result};
 use crate::sample::Metric;
@@ -36,14 +36,7 @@ pub fn capacity_settings(settings: &Settings) -> Settings {
 pub fn args(target: &Target, log: &str, percent: u32, settings: &Settings) -> Vec<String> {
     let rate = rate(percent, settings);
     let mut args = vec!["--name=rated".to_owned(), "--thread".into(), "--time_based".into()];
-    match target {
-        Target::Path(path) => args.extend([
-            format!("--filename={}", escape(path)),
-            "--ioengine=io_uring".into(),
-            "--direct=1".into(),
-        ]),
-        Target::Nbd(uri) => args.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
-    }
+    args.extend(target.args("io_uring"));
     args.extend([
         "--rw=randwrite".into(),
         "--bs=4096".into(),

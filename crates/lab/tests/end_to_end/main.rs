@@ -2,6 +2,7 @@
 
 mod bad;
 mod own;
+mod remote;
 mod two;
 mod usual;
 
@@ -42,6 +43,15 @@ impl Bench {
             dir,
             env: Env::new("/nonexistent/ringtap".into(), "/nonexistent/ringtap-lab".into()),
         }
+    }
+
+    /// One whose `ringtap` is that of this build.
+    fn of_this_build() -> Bench {
+        let test = std::env::current_exe().unwrap();
+        let ringtap = test.ancestors().nth(2).unwrap().join("ringtap");
+        assert!(ringtap.is_file(), "{} is missing: cargo build", ringtap.display());
+        let lab = env!("CARGO_BIN_EXE_ringtap-lab").into();
+        Bench { env: Env::new(ringtap, lab), ..Bench::new() }
     }
 
     fn plan(&self, words: &str) -> Plan {

@@ -225,6 +225,7 @@ pub fn what(answer: &Answer) -> String {
         Stage::Xen => format!("{load} (Xen)"),
         Stage::Guest => format!("{load} (UML guest)"),
         Stage::Host | Stage::Two => format!("{load} (host)"),
+        Stage::Remote => format!("{load} (disk elsewhere)"),
     }
 }
 

@@ -61,6 +61,19 @@ const WAYS: &[(&str, &str)] = &[
     ("tap-qcow2", "Ringtap, qcow2"),
     ("tap-overlay", "Ringtap, fresh overlay"),
     ("tap-vhd", "Ringtap, VHD"),
+    ("qsd-on-qemu-nbd", "QEMU's client on qemu-nbd"),
+    ("ringtap-on-qemu-nbd", "Ringtap on qemu-nbd"),
+    ("qsd-on-nbdkit", "QEMU's client on nbdkit"),
+    ("ringtap-on-nbdkit", "Ringtap on nbdkit"),
+    ("qsd-on-ringtap", "QEMU's client on Ringtap's server"),
+    ("ringtap-on-ringtap", "Ringtap on Ringtap's server"),
+    ("qsd-rbd", "QEMU on Ceph"),
+    ("ringtap-rbd", "Ringtap on Ceph"),
+    ("fio-rbd", "fio's own engine on Ceph"),
+    ("http-download", "download, then local"),
+    ("http-lazy", "Ringtap, on demand"),
+    ("http-boot-list", "Ringtap, boot list"),
+    ("http-fill", "Ringtap, all fetched meanwhile"),
 ];
 
 /// A way of serving a disk, by its name in the run.
@@ -85,11 +98,13 @@ pub fn stage(stage: Stage) -> &'static str {
         Stage::TwoGuests => "Two User-Mode Linux guests at once",
         Stage::TwoVms => "Two virtual machines at once",
         Stage::Xen => "In Xen guests",
+        Stage::Remote => "On disks that are elsewhere",
     }
 }
 
 /// Short names of loads whose titles are long.
 const LOADS: &[(&str, &str)] = &[
+    ("start", "a guest's start, image behind HTTP"),
     ("randread-4k-qd1", "4 KiB random read, depth 1"),
     ("randread-4k-qd32", "4 KiB random read, depth 32"),
     ("randwrite-4k-qd1", "4 KiB random write, depth 1"),

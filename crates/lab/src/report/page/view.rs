@@ -271,7 +271,7 @@ pub fn parts(analysis: &Analysis, arm: &Arm, workload: &Workload, per: Per) -> O
 
 /// The stage that a reader wants first: a guest, then the host, then several loads at once.
 pub fn first<'a, 'b>(views: &'b [View<'a>]) -> Option<&'b View<'a>> {
-    const ORDER: [Stage; 7] = [
+    const ORDER: [Stage; 8] = [
         Stage::Vm,
         Stage::Xen,
         Stage::Guest,
@@ -279,6 +279,7 @@ pub fn first<'a, 'b>(views: &'b [View<'a>]) -> Option<&'b View<'a>> {
         Stage::TwoVms,
         Stage::TwoGuests,
         Stage::Two,
+        Stage::Remote,
     ];
     ORDER.iter().find_map(|stage| views.iter().find(|view| view.stage == *stage))
 }
