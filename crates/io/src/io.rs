@@ -285,7 +285,7 @@ impl Io {
     /// Have the operations of a task end, soon; whether it has any.
     pub(crate) fn cancel_of(&self, task: TaskId) -> io::Result<bool> {
         let its = |state: &State| match state {
-            State::UnderWay(of) | State::Elsewhere(of, _) => *of == task,
+            State::InFlight(of) | State::Elsewhere(of, _) => *of == task,
             State::Free | State::Done(_) => false,
         };
         let states = self.shared.states.borrow();

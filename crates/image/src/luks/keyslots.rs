@@ -54,15 +54,17 @@ pub struct KeyslotPlan {
 }
 
 enum Steps {
-    Fill {
-        keyslot: Keyslot,
-        material: LockedBytes,
-        /// The keyslot that the secret opens meanwhile, with its material.
-        beside: Option<(Keyslot, LockedBytes)>,
-        /// What is in the keyslot goes.
-        overwrites: bool,
-    },
+    Fill(Box<Fill>),
     Erase(Vec<Keyslot>),
+}
+
+struct Fill {
+    keyslot: Keyslot,
+    material: LockedBytes,
+    /// The keyslot that the secret opens meanwhile, with its material.
+    beside: Option<(Keyslot, LockedBytes)>,
+    /// What is in the keyslot goes.
+    overwrites: bool,
 }
 
 /// Change the keyslots of a container that nobody uses; gives the numbers of those changed. See [`plan_keyslots`].
@@ -159,7 +161,7 @@ pub async fn plan_keyslots(
                 None => None,
             };
             let material = keyslot.fill(&new, &volume_key)?;
-            Steps::Fill { keyslot, material, beside, overwrites }
+            Steps::Fill(Box::new(Fill { keyslot, material, beside, overwrites }))
         }
         KeyslotChange::Erase { slot } => {
             named(slot)?;
@@ -199,7 +201,8 @@ impl KeyslotPlan {
         }
         let table = Table { io, container, place: self.place, slots: v1::slots(&now) };
         match self.steps {
-            Steps::Fill { keyslot, material, beside, overwrites } => {
+            Steps::Fill(fill) => {
+                let Fill { keyslot, material, beside, overwrites } = *fill;
                 if let Some((beside, material)) = &beside {
                     table.fill(beside, material).await?;
                 }

@@ -70,23 +70,6 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Something that is being written to it, until that has ended, or its thread has.
-struct InFlight(Arc<Target>);
-
-impl InFlight {
-    fn new(target: &Arc<Target>) -> InFlight {
-        target.lock().in_flight += 1;
-        InFlight(target.clone())
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.lock().in_flight -= 1;
-        self.0.told.notify();
-    }
-}
-
 /// Bytes for the target, or none: zeros.
 #[derive(Clone)]
 pub(crate) enum Bytes {
