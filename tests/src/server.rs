@@ -155,6 +155,9 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("ringtap said: {}", self.said());
+        }
     }
 }
 

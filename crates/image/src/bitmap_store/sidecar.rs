@@ -104,7 +104,8 @@ pub fn move_sidecar(
 ) -> Result<(), OpenError> {
     let failed = |source| OpenError::Os { what: "move", path: sidecar.path().to_owned(), source };
     let from = fs::read_link(sidecar.place().at()).map_err(failed)?;
-    let to = record::sidecar(&image.place().at(), true).map_err(failed)?;
+    // Its folder is there; a file by the new name that is empty would be believed where the server is killed before the next step.
+    let to = record::sidecar_name(&image.place().at());
     let to = to.ok_or_else(|| failed(std::io::ErrorKind::Unsupported.into()))?;
     if from == to {
         return Ok(());
