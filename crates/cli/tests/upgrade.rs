@@ -450,12 +450,12 @@ impl Drop for Source {
 }
 
 impl Source {
-    fn of(bench: &Bench, file: &str) -> Source {
+    fn of(bench: &Bench, file: &str, socket: &str) -> Source {
         let mut command = Command::new("nbdkit");
-        command.args(["-f", "-U", "source", "file", file]).current_dir(bench.dir.path());
+        command.args(["-f", "-U", socket, "file", file]).current_dir(bench.dir.path());
         let source = Source(command.spawn().expect("nbdkit begins"));
         let until = Instant::now() + Duration::from_secs(30);
-        while std::os::unix::net::UnixStream::connect(bench.path("source")).is_err() {
+        while std::os::unix::net::UnixStream::connect(bench.path(socket)).is_err() {
             assert!(Instant::now() < until, "nbdkit does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -470,13 +470,13 @@ impl Source {
 #[test]
 fn storage_that_is_silent_holds_up_no_other_disk() {
     let mut bench = Bench::new();
-    for name in ["a.raw", "far.raw"] {
+    for name in ["a.raw", "b.raw", "d.raw"] {
         bench.ends_with(&format!("create -q -f raw {name} 64M"), 0);
     }
-    let source = Source::of(&bench, "far.raw");
-    let far = format!("nbd+unix:///?socket={}", bench.path("source").display());
+    let sources = ["b", "d"].map(|of| Source::of(&bench, &format!("{of}.raw"), of));
+    let [b, d] = ["b", "d"].map(|of| format!("nbd+unix:///?socket={}", bench.path(of).display()));
     let line = format!(
-        "serve --control unix:c.sock a.raw -f raw --vhost-user vu.sock {far} -f raw --name b --node-name b --nbd unix:nbd.sock"
+        "serve --control unix:c.sock a.raw -f raw --vhost-user vu.sock {b} -f raw --name b --nbd unix:b.sock {d} -f raw --read-only --name d --node-name d --nbd unix:d.sock"
     );
     let (_child, server) = bench.serve(&line);
     // It says that it is ready, and takes nothing over.
@@ -486,14 +486,16 @@ fn storage_that_is_silent_holds_up_no_other_disk() {
     );
     let line = format!("upgrade unix:c.sock --binary {next} --timeout 1");
     // There is something to make stable; there are only reads; and limits may be why these take long.
-    for (rw, said_of) in [("randrw", "is not stable"), ("randread", "in flight"), ("", "not ended")]
+    for (disk, limited, of_it) in
+        [(0, false, "is not stable"), (1, false, "in flight"), (1, true, "not ended")]
     {
-        if rw.is_empty() {
-            bench.ends_with("disk limit b --iops 1000000 --control unix:c.sock", 0);
+        if limited {
+            bench.ends_with("disk limit d --iops 1000000 --control unix:c.sock", 0);
         }
-        let load = match rw {
-            "randrw" => bench.nbd_load("nbd.sock", "b", 3),
-            _ => bench.nbd_reads("nbd.sock", "b", 3),
+        let source = &sources[disk];
+        let load = match disk {
+            0 => bench.nbd_load("b.sock", "b", 3),
+            _ => bench.nbd_reads("d.sock", "d", 3),
         };
         std::thread::sleep(Duration::from_secs(1));
         source.signal(Signal::STOP);
@@ -509,7 +511,7 @@ fn storage_that_is_silent_holds_up_no_other_disk() {
         }
         let output = upgrade.wait_with_output().expect("it has ended");
         let why = said(&output);
-        assert!(!output.status.success() && why.contains(said_of), "{rw}: {why}");
+        assert!(!output.status.success() && why.contains(of_it), "{of_it}: {why}");
         assert!(why.contains("see to"), "{why}");
         assert!(lives(server), "{}", bench.log());
         // The storage of the other is silent still.

@@ -195,8 +195,8 @@ impl Target {
     }
 
     /// Write, in a task of its own: who waits for that waits no longer than until the target has failed, and what
-    /// `keep` holds is held until the write has ended. One that is in flight when its thread ends is cancelled: by then the
-    /// target has failed.
+    /// `keep` holds is held until the write has ended. One that is in flight when its thread ends is cancelled: by then
+    /// nobody waits for it.
     pub(crate) async fn write<K: 'static>(
         self: &Arc<Target>,
         io: &Io,
