@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use ringtap_tests::{Server, is_well, load};
+use ringtap_tests::{Server, load};
 
 use crate::cluster::{Cluster, MIB, cluster};
 
@@ -36,7 +36,11 @@ fn most(cluster: &Cluster, disks: usize) -> u64 {
         most = most.max(memory(server.pid()));
         thread::sleep(Duration::from_millis(20));
     }
-    loads.into_iter().for_each(is_well);
+    for load in loads {
+        let told = load.join().expect("the load");
+        let wanted = (&0.into(), &0.into());
+        assert_eq!((&told["verify"]["mismatches"], &told["errors"]), wanted, "{told}");
+    }
     server.stop();
     most
 }
