@@ -25,6 +25,7 @@ fn every_command_has_a_page_with_its_sections() {
     names.sort();
     let commands = [
         "-amend",
+        "-bench",
         "-bitmap",
         "-check",
         "-commit",

@@ -170,7 +170,11 @@ impl Running {
     ///
     /// # Errors
     /// Another disk that reads it, as its own image or below it, and would see that.
-    pub(crate) fn may_write_below(&self, disk: DiskId, image: &Path) -> Result<Vec<DiskId>, String> {
+    pub(crate) fn may_write_below(
+        &self,
+        disk: DiskId,
+        image: &Path,
+    ) -> Result<Vec<DiskId>, String> {
         let (upon, file) = (self.upon_which(disk), identity(image));
         let reads = |served: &Served| file.is_some_and(|file| chain(served).contains(&file));
         let others = self.disks.iter().filter(|(id, other)| **id != disk && reads(other));

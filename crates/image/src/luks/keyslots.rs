@@ -141,7 +141,8 @@ pub async fn plan_keyslots(
             };
             let (keyslot, overwrites) = (at(index)?, in_use(index));
             // While one in use opens nothing, the new secret opens by another.
-            let mut free = (0..).take(table.slots.len()).filter(|index| overwrites && !in_use(*index));
+            let mut free =
+                (0..).take(table.slots.len()).filter(|index| overwrites && !in_use(*index));
             let beside = match free.find_map(|index| at(index).ok()) {
                 Some(beside) => {
                     let material = beside.fill(&new, &volume_key)?;
