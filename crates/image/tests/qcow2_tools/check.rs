@@ -235,6 +235,29 @@ fn overlaps_are_made_safe() {
     }
 }
 
+/// Nothing else is wrong than that data lies in the refcount block.
+#[test]
+fn data_in_the_refcount_block_is_made_safe() {
+    let folder = Folder::new();
+    folder.img(&["create", "-q", "-f", "qcow2", "image", "64M"]);
+    folder.io("image", &["write 0 64k"]);
+    let mut image = std::fs::read(folder.path("image")).expect("the image");
+    let unused = refcount_at(&image, host(&image, 0)) as usize;
+    image[unused..unused + 2].fill(0);
+    let block = be64(&image, header(&image).refcount_table_offset);
+    let at = l2_entry_at(&image, 0);
+    put64(&mut image, at, block | COPIED);
+    std::fs::write(folder.path("image"), &image).expect("written");
+    // QEMU counts the cluster and the block.
+    assert_eq!(run(&folder, "image", Repair::Nothing).corruptions, 2);
+    assert_eq!(folder.check("image")["corruptions"].as_u64(), Some(2));
+    let report = run(&folder, "image", Repair::All);
+    assert!(report.is_clean(), "{report:?}");
+    folder.assert_clean("image");
+    folder.io("image", &["write -P 8 0 64k", "write -P 7 6M 64k", "read -P 8 0 64k"]);
+    folder.assert_clean("image");
+}
+
 /// What a pointer led to cannot be known: it stays, and nothing is put where it leads.
 #[test]
 fn pointers_to_nowhere_are_told_and_left() {
