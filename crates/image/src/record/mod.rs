@@ -25,7 +25,7 @@ pub(crate) use kept::sidecar;
 pub use kept::state_folder;
 pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};
-pub use named::{also_allow, may_own, set_allowed, set_owner};
+pub use named::{also_allow, may_own, reach, set_allowed, set_owner};
 pub(crate) use successor::may_go_on;
 pub use successor::{
     find_successor, forget_successor, is_unsealed, seal, set_successor, successor,

@@ -1,183 +1,17 @@
 //! Servers that are followed by others while their guests go on.
 
+mod bench;
+mod confined;
+mod stopped;
+
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use tempfile::TempDir;
+use rustix::process::{Signal, kill_process};
 
-const RINGTAP: &str = env!("CARGO_BIN_EXE_ringtap");
-
-/// A folder, and the servers that began there: they end with it.
-struct Bench {
-    dir: TempDir,
-    pids: Vec<u32>,
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        for pid in &self.pids {
-            let _ = kill_process(self::pid(*pid), Signal::KILL);
-        }
-        // Of those that were killed.
-        let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-        let places = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        for place in places.filter(|place| place.starts_with(&*self.dir.path().to_string_lossy())) {
-            let _ = Command::new("umount").args(["-l", place]).status();
-        }
-    }
-}
-
-fn pid(of: u32) -> Pid {
-    Pid::from_raw(of as i32).expect("a process")
-}
-
-fn lives(of: u32) -> bool {
-    let state = fs::read_to_string(format!("/proc/{of}/stat")).unwrap_or_default();
-    test_kill_process(pid(of)).is_ok() && !state.contains(") Z")
-}
-
-fn ends(of: u32) {
-    let until = Instant::now() + Duration::from_secs(30);
-    while lives(of) {
-        assert!(Instant::now() < until, "process {of} does not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn said(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    text(&output.stdout) + &text(&output.stderr)
-}
-
-impl Bench {
-    fn new() -> Bench {
-        Bench { dir: tempfile::tempdir_in("/var/tmp").expect("a folder"), pids: vec![] }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(RINGTAP);
-        command.args(line.split_whitespace()).current_dir(self.dir.path());
-        command.env("RINGTAP_STATE_DIR", self.path("state"));
-        command
-    }
-
-    fn ends_with(&self, line: &str, code: i32) -> String {
-        let output = self.command(line).output().expect("it runs");
-        assert_eq!(output.status.code(), Some(code), "{line}: {}", said(&output));
-        said(&output)
-    }
-
-    /// Begin a server; its process.
-    fn serve(&mut self, line: &str) -> (Child, u32) {
-        fs::create_dir_all(self.path("state")).expect("a folder");
-        let log = fs::File::options().append(true).create(true).open(self.path("log"));
-        let mut command = self.command(line);
-        command.stdout(Stdio::piped()).stderr(log.expect("a log"));
-        command.env("NOTIFY_SOCKET", self.path("notify"));
-        let mut child = command.spawn().expect("it begins");
-        self.pids.push(child.id());
-        let mut ready = String::new();
-        let mut out = BufReader::new(child.stdout.take().expect("its output"));
-        out.read_line(&mut ready).expect("a line");
-        assert_eq!(ready.trim(), "ready", "{}", self.log());
-        // Who comes after it writes there, too.
-        std::thread::spawn(move || for _ in out.lines() {});
-        let pid = child.id();
-        (child, pid)
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.path("log")).unwrap_or_default()
-    }
-
-    /// Have the server followed by the next: which it is.
-    fn upgrade(&mut self, of: &str) -> u32 {
-        let output =
-            self.command(&format!("upgrade {of} --output json")).output().expect("it runs");
-        assert!(output.status.success(), "{}\n{}", said(&output), self.log());
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let digits: String = text.chars().filter(char::is_ascii_digit).collect();
-        let pid = digits.parse().expect("a process");
-        self.pids.push(pid);
-        pid
-    }
-
-    /// The same over NBD.
-    fn nbd_load(&self, socket: &str, export: &str, seconds: u32) -> Child {
-        let uri = format!("nbd+unix:///{export}?socket={}", self.path(socket).display());
-        let mut command = Command::new("fio");
-        command.args([
-            "--name=load",
-            "--ioengine=nbd",
-            "--rw=randrw",
-            "--bs=4k",
-            "--iodepth=16",
-            "--verify=crc32c",
-            "--size=16M",
-            "--numjobs=2",
-            "--offset_increment=16M",
-            "--time_based",
-            "--verify_fatal=1",
-            "--fsync=64",
-            "--output-format=json",
-        ]);
-        command.arg(format!("--uri={uri}")).arg(format!("--runtime={seconds}"));
-        command.current_dir(self.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().expect("fio begins")
-    }
-
-    /// A load that reads back what it wrote, for so long.
-    fn load(&self, socket: &str, seconds: u32) -> Child {
-        let seconds = seconds.to_string();
-        // Built beside the program under test.
-        let mut command = Command::new(Path::new(RINGTAP).with_file_name("ringtap-lab"));
-        command.current_dir(self.dir.path()).args(["load", "--socket", socket]);
-        command.args(["--rw", "randrw", "--bs", "4k", "--depth", "16", "--queues", "2"]);
-        command.args(["--seconds", &seconds, "--fsync-every", "64", "--verify"]);
-        command.args(["--output", "json"]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it begins")
-    }
-
-    fn verified(&self, load: Child) {
-        let output = load.wait_with_output().expect("it ends");
-        let text = said(&output);
-        assert!(output.status.success(), "{text}\n{}", self.log());
-        let verified = text.split("\"blocks\":").nth(1).map(|rest| {
-            rest.chars()
-                .skip_while(|c| *c == ' ')
-                .take_while(char::is_ascii_digit)
-                .collect::<String>()
-        });
-        let blocks: u64 = verified.and_then(|digits| digits.parse().ok()).unwrap_or(0);
-        assert!(blocks > 100, "{text}");
-    }
-
-    fn script(&self, name: &str, text: &str) -> String {
-        let path = self.path(name);
-        fs::write(&path, format!("#!/bin/bash\n{text}\n")).expect("a script");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
-        path.display().to_string()
-    }
-}
-
-fn image(bench: &Bench, name: &str) -> &'static str {
-    let (file, format) = match name {
-        "raw" => ("a.raw", "raw"),
-        _ => ("a.qcow2", "qcow2"),
-    };
-    bench.ends_with(&format!("create -q -f {format} {file} 64M"), 0);
-    file
-}
+use bench::{Bench, READY, ends, image, lives, mounts, pid, said};
 
 #[test]
 fn guests_go_on_over_many_upgrades() {
@@ -239,6 +73,7 @@ fn a_program_that_cannot_take_over_leaves_the_old_one_serving() {
     let (_child, server) = bench.serve(&line);
     let load = bench.load("vu.sock", 9);
     let channel = "exec 3>&\"${RINGTAP_HANDOVER#*:}\"";
+    // Each in the place of the program; another that is named is refused to a server that is confined.
     for (name, text, timeout, why) in [
         ("crashes", "exit 3".to_owned(), 30, "status 3"),
         ("hangs", "exec sleep 60".to_owned(), 1, "after 1 s"),
@@ -252,34 +87,20 @@ fn a_program_that_cannot_take_over_leaves_the_old_one_serving() {
             "another kind",
         ),
         // It says that it is ready, and ends when the disks stand still; or hangs then, past the deadline.
-        (
-            "ends",
-            format!(
-                "{channel}; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; sleep 0.3; exit 4"
-            ),
-            30,
-            "has ended",
-        ),
-        (
-            "stalls",
-            format!(
-                "{channel}; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; exec sleep 60"
-            ),
-            1,
-            "after 1 s",
-        ),
+        ("ends", format!("{READY}; sleep 0.3; exit 4"), 30, "has ended"),
+        ("stalls", format!("{READY}; exec sleep 60"), 1, "after 1 s"),
     ] {
-        let binary = match text.is_empty() {
-            true => "/nowhere/ringtap".to_owned(),
-            false => bench.script(&name.replace(' ', "-"), &text),
-        };
-        let line = format!("upgrade unix:c.sock --binary {binary} --timeout {timeout}");
-        let said = bench.ends_with(&line, 1);
+        match text.is_empty() {
+            true => fs::remove_file(bench.program()).expect("it is gone"),
+            false => bench.install(&text),
+        }
+        let said = bench.ends_with(&format!("upgrade unix:c.sock --timeout {timeout}"), 1);
         assert!(said.contains(why), "{name}: {said}");
         assert!(lives(server), "{name}: {}", bench.log());
         std::thread::sleep(Duration::from_millis(200));
     }
     bench.verified(load);
+    bench.install_again();
     // And then one that can.
     let load = bench.load("vu.sock", 3);
     std::thread::sleep(Duration::from_millis(500));
@@ -315,13 +136,11 @@ fn nbd_clients_go_on_over_many_upgrades() {
         server = next;
         std::thread::sleep(Duration::from_millis(300));
     }
-    let said = bench.ends_with("upgrade unix:c.sock --binary /bin/false", 1);
+    bench.install("exit 1");
+    let said = bench.ends_with("upgrade unix:c.sock", 1);
     assert!(said.contains("status 1"), "{said}");
-    let binary = bench.script(
-        "ends",
-        "exec 3>&\"${RINGTAP_HANDOVER#*:}\"; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; sleep 0.3",
-    );
-    let said = bench.ends_with(&format!("upgrade unix:c.sock --binary {binary}"), 1);
+    bench.install(&format!("{READY}; sleep 0.3"));
+    let said = bench.ends_with("upgrade unix:c.sock", 1);
     assert!(said.contains("has ended"), "{said}");
     for load in loads {
         let output = load.wait_with_output().expect("it ends");
@@ -355,11 +174,9 @@ fn what_has_come_at_run_time_goes_on() {
     let listed = |bench: &Bench| bench.ends_with(&own("list"), 0);
     let before = listed(&bench);
     // One that fails when all stand still has the same server go on with all of it.
-    let binary = bench.script(
-        "ends",
-        "exec 3>&\"${RINGTAP_HANDOVER#*:}\"; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; sleep 0.3",
-    );
-    bench.ends_with(&format!("upgrade unix:c.sock --binary {binary}"), 1);
+    bench.install(&format!("{READY}; sleep 0.3"));
+    bench.ends_with("upgrade unix:c.sock", 1);
+    bench.install_again();
     for round in 0..2 {
         let next = bench.upgrade("unix:c.sock");
         ends(server);
@@ -382,7 +199,7 @@ fn what_has_come_at_run_time_goes_on() {
         assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
     }
     // Another program would end by the signal.
-    let refused = Command::new(RINGTAP).args(["upgrade", "1"]).output().expect("it runs");
+    let refused = Command::new(bench::RINGTAP).args(["upgrade", "1"]).output().expect("it runs");
     assert!(
         !refused.status.success() && said(&refused).contains("no ringtap"),
         "{}",
@@ -397,11 +214,6 @@ fn what_has_come_at_run_time_goes_on() {
         bench.ends_with("check -f qcow2 c.qcow2", 0);
     }
     bench.ends_with("check -f qcow2 a.qcow2", 0);
-}
-
-/// Whether files can be mounted here.
-fn mounts() -> bool {
-    rustix::process::geteuid().is_root() && fs::File::open("/dev/fuse").is_ok()
 }
 
 #[test]
