@@ -4,28 +4,31 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ringtap_daemon::{Error, Sandbox, start_broker};
+use ringtap_image::is_store;
 
 /// Whether the server is confined, and to what.
 #[derive(Debug, Args)]
 pub(crate) struct SandboxArgs {
-    /// Confine the server: it opens no file, makes no socket and starts no program but what its disks need
+    /// Confine the server: it opens no file, makes no socket and starts no program but what its disks need; auto: but for
+    /// what this kernel lacks and --ublk forbids, which the log says; on: or serve nothing
     #[arg(
         long,
         value_enum,
-        value_name = "on|off",
+        value_name = "auto|on|off",
         default_value = "off",
         hide_possible_values = true
     )]
-    sandbox: OnOff,
+    sandbox: Mode,
 
-    /// File or folder of disks and sockets that come later, by --control or SIGHUP; repeatable [default: all but the
-    /// system's own folders]
-    #[arg(long, value_name = "FILE|DIR")]
+    /// File or folder of disks and sockets that come later, by --control or SIGHUP, or store that they lie in (rbd:, s3://,
+    /// https://); repeatable [default: all files but in the system's own folders]
+    #[arg(long, value_name = "FILE|DIR|STORE")]
     allow: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OnOff {
+enum Mode {
+    Auto,
     On,
     Off,
 }
@@ -33,21 +36,27 @@ enum OnOff {
 impl SandboxArgs {
     /// Make the broker, while this process has nothing that it should not have, too.
     pub(crate) fn start(&self) -> Result<(), Error> {
-        if self.sandbox == OnOff::Off {
+        if self.sandbox == Mode::Off {
             return Ok(());
         }
-        for path in &self.allow {
+        for path in self.allow.iter().filter(|path| !is_store(path)) {
             if let Err(error) = path.metadata() {
                 return Err(Error::Usage(format!("--allow {}: {error}", path.display())));
             }
         }
-        start_broker()
+        match (self.sandbox, start_broker()) {
+            // It says so once it logs.
+            (Mode::Auto, _) => Ok(()),
+            (_, end) => end,
+        }
     }
 
     pub(crate) fn sandbox(&self) -> Sandbox {
+        let on = |must| Sandbox::On { allow: self.allow.clone(), must };
         match self.sandbox {
-            OnOff::Off => Sandbox::Off,
-            OnOff::On => Sandbox::On { allow: self.allow.clone() },
+            Mode::Off => Sandbox::Off,
+            Mode::Auto => on(false),
+            Mode::On => on(true),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct UpgradeArgs {
     server: Server,
 
     /// The program that takes over, with the arguments that the server was started with [default: what is at the
-    /// path that it was started from]; only by a control socket
+    /// path that it was started from]; only by a control socket, and of a server with --sandbox off
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
 
@@ -122,13 +122,32 @@ fn by_control(path: &Path, args: &UpgradeArgs) -> anyhow::Result<u64> {
 
 /// Whether another program is now where the process found its own.
 fn is_changed(pid: Pid) -> anyhow::Result<bool> {
-    let link = PathBuf::from(format!("/proc/{}/exe", pid.as_raw_nonzero()));
+    let number = pid.as_raw_nonzero().get();
+    let own = link_of(number);
+    // Into a confined server nobody looks who may not trace it, as in a unit; its broker runs the same program.
+    let by_broker = || broker_of(number).map(link_of).filter(|link| fs::read_link(link).is_ok());
+    let link = if fs::read_link(&own).is_ok() { own } else { by_broker().unwrap_or(own) };
     let context = || format!("cannot see which program process {} runs", pid.as_raw_nonzero());
     let (path, runs) = (fs::read_link(&link).with_context(context)?, fs::metadata(&link));
     let runs = runs.with_context(context)?;
     let path = path.to_string_lossy();
     let there = fs::metadata(path.strip_suffix(" (deleted)").unwrap_or(&path));
     Ok(there.is_ok_and(|there| (there.dev(), there.ino()) != (runs.dev(), runs.ino())))
+}
+
+fn link_of(process: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{process}/exe"))
+}
+
+fn broker_of(server: i32) -> Option<i32> {
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut numbers = processes.filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
+    numbers.find(|number| {
+        let text = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        let found =
+            text.split_once(" (ringtap-broker) ").and_then(|(_, rest)| rest.split(' ').nth(1));
+        found == Some(server.to_string().as_str())
+    })
 }
 
 /// Whether a process has something to do when that signal comes, and does not just end.

@@ -160,6 +160,9 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+    /// The server cannot be confined.
+    #[error("--sandbox on: this host lacks {0}; --sandbox auto does without")]
+    Sandbox(String),
     /// Some disks were served, and some were not.
     #[error("{count} of {of} disks could not be served: {first}")]
     NotServed {

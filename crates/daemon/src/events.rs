@@ -15,6 +15,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
 use crate::Error;
+use crate::handover;
 use crate::running::{Running, ServerId};
 
 /// Our threads wait and log; they need no more.
@@ -77,6 +78,9 @@ impl Signalled {
         let Signalled(mut signals) = self;
         spawn_vital("signals", move || {
             for signal in signals.forever() {
+                if [SIGTERM, SIGINT].contains(&signal) {
+                    handover::told_to_end();
+                }
                 if events.send(Event::Signal(signal)).is_err() {
                     return;
                 }

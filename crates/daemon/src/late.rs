@@ -10,7 +10,7 @@ use crate::opened::{LeftOut, device, record_formats};
 use crate::plan::Plan;
 use crate::running::{Running, Served};
 use crate::successor;
-use crate::{Address, Disk, Error};
+use crate::{Address, Disk, Error, sandbox};
 
 /// Serve those of the disks left out that can be served now.
 pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
@@ -24,7 +24,7 @@ pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
             serve(running, &disk, vbd, &later).map(|()| record_formats(named.as_slice()))
         });
         if let Err(error) = served {
-            tracing::error!("still not served: {error}");
+            tracing::error!("still not served: {}", sandbox::hinted(error.to_string()));
             left_out.push(LeftOut { disk, label, error });
         }
     }

@@ -16,7 +16,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::checkpoints;
 use crate::labels::labels;
 use crate::successor;
-use crate::{Config, Disk, Error, Placed};
+use crate::{Config, Disk, Error, Placed, sandbox};
 
 /// What an image is given to before it is served, with its path.
 pub type Wrap = Arc<dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image> + Send + Sync>;
@@ -57,7 +57,12 @@ impl Opened {
             let name = disk.path.display().to_string();
             let span = disk_span(&name).entered();
             let found = successor::follow(&mut disk);
-            match found.and_then(|()| device(&disk, &label, wrap)) {
+            let found = found.and_then(|()| device(&disk, &label, wrap)).inspect_err(|error| {
+                if let Some(hint) = sandbox::hint(&error.to_string()) {
+                    tracing::warn!("{name}: {hint}");
+                }
+            });
+            match found {
                 Ok((vbd, named)) => {
                     opened.named.extend(named);
                     opened.vbds.push(vbd);

@@ -5,15 +5,16 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use ringtap_export::fuse;
-use ringtap_image::{RestartLog, is_store, record};
+use ringtap_image::{RestartLog, SecretSource, is_store, record};
 use ringtap_io::Engine;
 use ringtap_sandbox::{Files, Hooks, List, Needs, Walls, everywhere_but_the_systems};
 use ringtap_stores::rbd;
 
 use crate::opened::LeftOut;
-use crate::{Address, Config, Disk, Error};
+use crate::{Address, Config, Disk, Error, handover};
 
 /// Whether a server is confined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,57 +24,82 @@ pub enum Sandbox {
     Off,
     /// It is.
     On {
-        /// Files and folders of disks that come later; none: anywhere but in the system's own folders.
+        /// Files and folders of disks that come later, and stores that they lie in; no file: anywhere but in the system's own
+        /// folders.
         allow: Vec<PathBuf>,
+        /// Whether it serves nothing where this kernel lacks a wall. Else it does without, and without any where its
+        /// transport needs what they forbid.
+        must: bool,
     },
 }
 
 /// Make the broker of this process. Before there is a second thread, and before anything secret is in memory.
 pub fn start_broker() -> Result<(), Error> {
-    let hooks =
-        Hooks { mount: fuse::mount_by, unmount: fuse::unmount_by, ring: ringtap_io::restricted };
+    let hooks = Hooks {
+        mount: fuse::mount_by,
+        unmount: fuse::unmount_by,
+        ring: ringtap_io::restricted,
+        channel: handover::CHANNEL,
+    };
     ringtap_sandbox::start(hooks)
         .map_err(|source| Error::Process { tried: "start the broker", source })
 }
 
+/// Whether files that this process opens are those that it was told of.
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// What may help where something failed, if it may be because the server is confined.
+pub(crate) fn hint(error: &str) -> Option<&'static str> {
+    const REFUSED: [&str; 2] = ["(os error 13)", "(os error 1)"];
+    let refused = CONFINED.load(SeqCst) && REFUSED.iter().any(|it| error.contains(it));
+    refused.then_some(
+        "this server is confined (--sandbox): what it is to reach later is named by --allow when it starts",
+    )
+}
+
+/// An error with that hint, where it has one.
+pub(crate) fn hinted(error: String) -> String {
+    match hint(&error) {
+        Some(hint) => format!("{error}; {hint}"),
+        None => error,
+    }
+}
+
 /// A server behind the first wall.
+#[derive(Default)]
 pub(crate) struct Confined {
     /// What it opens by their names after its images, where no more are to come.
     narrow: Option<Files>,
 }
 
-/// Put the first wall up. Before there is a second thread.
-pub(crate) fn confine(config: &Config) -> Confined {
-    let Sandbox::On { allow } = &config.sandbox else {
-        return Confined { narrow: None };
-    };
+/// Put the first wall up around who serves what the operator's own words say. Before there is a second thread.
+pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
+    let Sandbox::On { allow, must } = &config.sandbox else { return Ok(Confined::default()) };
     let devices = config.disks.iter().any(|disk| disk.ublk.is_some());
-    let named = named(config);
-    let wide = if allow.is_empty() { everywhere_but_the_systems() } else { allow.clone() };
+    if devices && !must {
+        ringtap_sandbox::dismiss();
+        tracing::info!(
+            "not confined: {OF_DEVICES}; --sandbox on has the walls that this leaves, the unit has others"
+        );
+        return Ok(Confined::default());
+    }
+    let (stores, allow): (Vec<&PathBuf>, Vec<&PathBuf>) =
+        allow.iter().partition(|name| is_store(name));
+    let usual = everywhere_but_the_systems();
+    let wide: Vec<PathBuf> = match allow.is_empty() {
+        true => usual.clone(),
+        false => allow.into_iter().cloned().collect(),
+    };
+    let disks: Vec<Known> = config.disks.iter().map(|disk| Known::of(disk, &usual)).collect();
+    let stores: Vec<&PathBuf> = disks.iter().flat_map(|disk| &disk.stores).chain(stores).collect();
+    let (mut named, network) = (named(config), reaches_out(&stores));
+    named.extend(of_stores(&stores));
     let mut files = named.clone();
     files.folders.extend(wide.iter().cloned());
-    for disk in &config.disks {
-        files.extend(images(disk));
-    }
+    disks.iter().for_each(|disk| files.extend(disk.files.clone()));
     // Programs bring images along.
     files.read.push("/usr".into());
     let later = config.control.is_some();
-    let ceph: Vec<&str> = config.disks.iter().flat_map(names_of_rbd).collect();
-    if !ceph.is_empty() {
-        // No library is loaded behind the walls.
-        if let Err(why) = rbd::load() {
-            tracing::warn!("{why}");
-        }
-        files.read.extend(ceph.iter().flat_map(|name| rbd::files(name)));
-    }
-    let network = !ceph.is_empty() || config.disks.iter().any(is_object);
-    if network {
-        // Names of hosts, and the authorities that certificates are of.
-        files.read.extend(NETWORK.map(PathBuf::from));
-        tracing::warn!(
-            "images in object stores and of Ceph take connections of the server's own: it may make any"
-        );
-    }
     let rings = ringtap_io::engine().0 == Engine::IoUring;
     let given = if rings { ringtap_io::rings_to_be_given().ok() } else { None };
     let walls = Walls {
@@ -83,27 +109,35 @@ pub(crate) fn confine(config: &Config) -> Confined {
         needs: Needs { devices, rings: rings || devices, network },
     };
     let confined = ringtap_sandbox::confine(&walls);
+    CONFINED.store(true, SeqCst);
     if let Some(given) = given.filter(|_| confined.rings) {
         given();
     }
-    let lacking: Vec<_> = confined.lacking.iter().map(ToString::to_string).collect();
-    if !lacking.is_empty() {
-        tracing::warn!("confined, but for what cannot be had here: {}", lacking.join("; "));
+    let missing = confined.lacking.iter().filter(|lacking| lacking.is_whole());
+    let missing: Vec<_> = missing.map(ToString::to_string).collect();
+    if *must && !missing.is_empty() {
+        return Err(Error::Sandbox(missing.join("; ")));
     }
+    let mut open: Vec<String> = confined.lacking.iter().map(ToString::to_string).collect();
     if devices {
-        tracing::warn!(
-            "block devices of this host (--ublk) take CAP_SYS_ADMIN, a namespace of mounts and commands by rings: \
-             no landlock, no restricted rings"
-        );
+        open.push(format!("landlock and restricted rings: {OF_DEVICES}"));
+    }
+    if network {
+        open.push("connections to any host, which images in object stores and of Ceph take".into());
+    }
+    match open.is_empty() {
+        true => {}
+        false if *must => tracing::warn!("{BUT_FOR}: {}", open.join("; ")),
+        false => tracing::info!("{BUT_FOR}: {}", open.join("; ")),
     }
     // Images of guests that are still to come, or that lie elsewhere, are opened when they are there.
-    let mut named = named;
-    for disk in config.disks.iter().filter(|disk| disk.incoming) {
-        named.extend(images(disk));
-    }
-    let narrow = (!later && !devices).then_some(named);
-    Confined { narrow }
+    let comes = disks.into_iter().zip(&config.disks).filter(|(_, disk)| disk.incoming);
+    comes.for_each(|(known, _)| named.extend(known.files));
+    Ok(Confined { narrow: (!later && !devices).then_some(named) })
 }
+
+const OF_DEVICES: &str = "block devices of this host (--ublk) take CAP_SYS_ADMIN, a namespace of mounts, and commands by rings";
+const BUT_FOR: &str = "confined, but for what cannot be had here";
 
 impl Confined {
     /// Put the second wall up, once all images are open but those that are left out.
@@ -112,7 +146,8 @@ impl Confined {
             tracing::warn!("the broker does not answer: {error}");
         }
         let Some(mut files) = self.narrow else { return };
-        left_out.iter().for_each(|left| files.extend(images(&left.disk)));
+        let usual = everywhere_but_the_systems();
+        left_out.iter().for_each(|left| files.extend(Known::of(&left.disk, &usual).files));
         match ringtap_sandbox::narrow(&files) {
             Ok(true) => {}
             Ok(false) => tracing::info!(
@@ -123,7 +158,42 @@ impl Confined {
     }
 }
 
-/// What libraries read who connect by the names of hosts.
+fn of_ceph<'a>(stores: &'a [&PathBuf]) -> impl Iterator<Item = &'a str> {
+    stores.iter().filter_map(|name| name.to_str()).filter(|name| rbd::is_rbd(name))
+}
+
+fn is_object(store: &&PathBuf) -> bool {
+    ringtap_stores::is_path_of_object(store)
+}
+
+/// Whether what speaks with these stores makes connections of its own.
+fn reaches_out(stores: &[&PathBuf]) -> bool {
+    stores.iter().any(is_object) || of_ceph(stores).next().is_some()
+}
+
+/// What these stores take of this host's files.
+fn of_stores(stores: &[&PathBuf]) -> Files {
+    let mut files = Files::default();
+    files.read.extend(stores.iter().filter_map(|name| ringtap_image::certificates_of(name)));
+    if of_ceph(stores).next().is_some() {
+        // No library is loaded behind the walls.
+        if let Err(why) = rbd::load() {
+            tracing::warn!("{why}");
+        }
+        files.read.extend(of_ceph(stores).flat_map(rbd::files));
+    }
+    if stores.iter().any(is_object) {
+        let beside = ringtap_stores::beside_objects();
+        files.read.extend(beside.read);
+        files.folders.extend(beside.kept);
+    }
+    if reaches_out(stores) {
+        files.read.extend(NETWORK.map(PathBuf::from));
+    }
+    files
+}
+
+/// What libraries read who connect by the names of hosts, and the authorities that certificates are of.
 const NETWORK: [&str; 6] = [
     "/etc/resolv.conf",
     "/etc/hosts",
@@ -133,42 +203,58 @@ const NETWORK: [&str; 6] = [
     "/etc/ca-certificates",
 ];
 
-/// The names of what of it lies in clusters of Ceph.
-fn names_of_rbd(disk: &Disk) -> impl Iterator<Item = &str> {
-    let names = [&disk.path].into_iter().chain(&disk.options.allow_backing);
-    names.filter_map(|name| name.to_str()).filter(|name| rbd::is_rbd(name))
+/// What a disk lies in, as far as that is known before it is opened: what the operator names, and what Ringtap has recorded
+/// of that.
+#[derive(Default)]
+struct Known {
+    files: Files,
+    stores: Vec<PathBuf>,
 }
 
-/// Whether it lies, or what is below it, in a store that is reached by HTTP.
-fn is_object(disk: &Disk) -> bool {
-    let mut names = [&disk.path].into_iter().chain(&disk.options.allow_backing);
-    names.any(|name| {
-        let name = name.to_string_lossy();
-        ["s3://", "http://", "https://"].iter().any(|scheme| name.starts_with(scheme))
-    })
-}
-
-/// The file of an image, its folder, and what it may name.
-fn images(disk: &Disk) -> Files {
-    let mut files = Files::default();
-    let options = &disk.options;
-    files.images.extend(disk.placement.cgroup.iter().map(|group| group.join("cgroup.threads")));
-    for path in [&disk.path].into_iter().chain(&options.allow_backing).chain(&options.data_files) {
-        if is_store(path) {
-            continue;
+impl Known {
+    fn of(disk: &Disk, usual: &[PathBuf]) -> Known {
+        let mut known = Known::default();
+        let options = &disk.options;
+        let group = disk.placement.cgroup.iter().map(|group| group.join("cgroup.threads"));
+        known.files.images.extend(group);
+        if disk.is_null() {
+            return known;
         }
-        files.images.push(path.clone());
+        let beside = options.allow_backing.iter().chain(&options.data_files);
+        for path in [&disk.path].into_iter().chain(beside) {
+            if is_store(path) {
+                known.stores.push(path.clone());
+                continue;
+            }
+            known.named(path);
+            for path in record::reach(path) {
+                // A record is not the operator's word: nothing of the system's is had by it.
+                let found = path.canonicalize().unwrap_or_default();
+                if is_store(&path) {
+                    known.stores.push(path);
+                } else if usual.iter().any(|folder| found.starts_with(folder)) {
+                    known.files.images.push(found);
+                }
+            }
+        }
+        known
+    }
+
+    /// A file, and the folder that it is in.
+    fn named(&mut self, path: &Path) {
+        self.files.images.push(path.to_owned());
         // A link, and the file that it leads to.
         let found = path.canonicalize().ok();
         // Nothing is made beside a device, and all others of the host lie there.
         let is_device = path.metadata().is_ok_and(|facts| facts.file_type().is_block_device());
-        if is_device {
-            files.images.extend(found);
-            continue;
+        match is_device {
+            true => self.files.images.extend(found),
+            false => {
+                let both = [Some(path.to_owned()), found].into_iter().flatten();
+                self.files.folders.extend(both.map(folder_of));
+            }
         }
-        files.folders.extend([Some(path.clone()), found].into_iter().flatten().map(folder_of));
     }
-    files
 }
 
 /// All else that is opened by its name.
@@ -178,20 +264,27 @@ fn named(config: &Config) -> Files {
     files.folders.extend(record::made_folder());
     files.read.extend(config.nbd_tls.iter().map(|tls| tls.folder.clone()));
     files.read.extend(std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from));
+    // A server that follows this one reads secrets of disks again.
+    let secrets = config.disks.iter().filter_map(|disk| disk.keeping.secret.as_ref()?.parse().ok());
+    files.read.extend(secrets.filter_map(|source| match source {
+        SecretSource::File(path) => Some(path),
+        _ => None,
+    }));
     if let Some(folder) = &config.folder {
         files.folders.push(folder.path.clone());
         files.read.push("/etc/ringtap".into());
     }
     files.folders.extend(config.pid_file.iter().cloned().map(folder_of));
     files.places.extend(sockets(config).cloned().map(folder_of));
-    let shown = config.disks.iter().flat_map(|disk| &disk.fuse);
-    files.places.extend(shown.cloned().map(folder_of));
+    files.places.extend(shown(config).map(folder_of));
     files.images.push("/dev/fuse".into());
-    // Stores have certificates.
-    for store in config.disks.iter().map(|disk| &disk.path).filter(|path| is_store(path)) {
-        files.read.extend(ringtap_image::certificates_of(store));
-    }
     files
+}
+
+/// Files that disks are mounted over: where a link leads that the operator names.
+fn shown(config: &Config) -> impl Iterator<Item = PathBuf> {
+    let shown = config.disks.iter().flat_map(|disk| &disk.fuse);
+    shown.map(|path| fuse::resolve(path).unwrap_or_else(|_| path.clone()))
 }
 
 /// UNIX sockets that are listened at.
@@ -223,7 +316,7 @@ fn list(config: &Config, later: Vec<PathBuf>) -> List {
         listen: tcp.collect(),
         dial: vec![],
         any_tcp: config.control.is_some(),
-        mounts: config.disks.iter().flat_map(|disk| disk.fuse.iter().cloned()).collect(),
+        mounts: shown(config).collect(),
         folders: folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect(),
     }
 }

@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
 
 use crate::events::{Event, Signalled, contained, notify, notify_reloading, prepare_notify};
 use crate::facts::{AllStats, DiskFacts, NotServed, say_ready};
-use crate::folder::{self, ReadFile};
+use crate::folder::{self, Looked, ReadFile};
 use crate::handover::{self, Taking, Wish};
 use crate::keep::{self, Keeper};
 use crate::late;
@@ -61,20 +61,28 @@ fn run(
     read: Option<&ReadFile>,
     taking: &mut Option<Taking>,
 ) -> Result<(), Error> {
-    let (looked, not_served) = match (&*taking, read) {
-        (Some(taking), Some(read)) => taking.configure(&mut config, read)?,
-        _ => (folder::load(&mut config)?, vec![]),
+    let (mut looked, mut not_served) = (Looked::default(), vec![]);
+    let told = match &*taking {
+        None => {
+            looked = folder::load(&mut config)?;
+            config = config.checked()?;
+            None
+        }
+        Some(_) => Some(operators_words(&config)?),
     };
-    let mut config = config.checked()?;
-    taking.iter().for_each(|taking| taking.look_only(&mut config));
     process::raise_descriptor_limit();
-    let in_own_namespace = leave_mount_namespace(&config);
+    let in_own_namespace = leave_mount_namespace(told.as_ref().unwrap_or(&config));
     let (events, inbox) = channel();
     process::choose_engine()?;
     if matches!(config.sandbox, Sandbox::On { .. }) {
         prepare_notify();
     }
-    let confined = sandbox::confine(&config);
+    let mut confined = Some(sandbox::confine(told.as_ref().unwrap_or(&config))?);
+    if let (Some(taking), Some(read)) = (&*taking, read) {
+        (looked, not_served) = taking.configure(&mut config, read)?;
+        config = config.checked()?;
+        taking.look_only(&mut config);
+    }
     let signals = Signalled::listen()?;
 
     let credentials = config.nbd_tls.as_ref().map(NbdTls::load).transpose()?;
@@ -83,8 +91,10 @@ fn run(
         return Err(left_out.swap_remove(0).error);
     }
     left_out.extend(handover::left_out(not_served));
-    confined.images_are_open(&left_out);
-    signals.tell(events.clone())?;
+    // Images that come from another server are not.
+    if let Some(confined) = confined.take_if(|_| taking.is_none()) {
+        confined.images_are_open(&left_out);
+    }
     let tell = events.clone();
     ringtap_stores::rbd::tell_of_resizes(move || {
         _ = tell.send(Event::Do(Box::new(|running| look_at_sizes(running, false))));
@@ -106,6 +116,10 @@ fn run(
     }
     let taken = taking.is_some();
     taking.iter_mut().try_for_each(|taking| taking.take_over(&mut running))?;
+    if let Some(confined) = confined {
+        confined.images_are_open(&left_out);
+    }
+    signals.tell(running.events.clone())?;
     let _pid_file = running.config.pid_file.as_deref().map(PidFile::write).transpose()?;
     // A server of block devices may need any of it when memory is short.
     if !taken && running.disks.values().all(|served| served.disk.ublk.is_none()) {
@@ -182,6 +196,16 @@ fn run(
         .and(panicked(&running))
         .and_then(|()| opened::outcome(left_out, running.disks.len()))
         .and_then(|()| running.looked.outcome())
+}
+
+/// What the operator says, by the command line and in the folder, whatever another server hands over: that decides what this
+/// one reaches.
+fn operators_words(config: &Config) -> Result<Config, Error> {
+    let mut told = Config { strict: false, ..config.clone() };
+    if told.sandbox != Sandbox::Off {
+        folder::load(&mut told)?;
+    }
+    Ok(told)
 }
 
 /// Show the disks as is written down, and from then on write down what changes. Why exports are not there.

@@ -10,6 +10,28 @@ use async_trait::async_trait;
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Error, Result};
 
+/// Files that name who this is, and the authorities that servers' certificates are of, as the environment says. Of one that
+/// has a folder of its own the folder: who renews it may put another in its place.
+pub(crate) fn files() -> Vec<PathBuf> {
+    let named = [
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+    ];
+    let named = named.into_iter().filter_map(env::var_os).map(PathBuf::from);
+    let usual = env::var_os("HOME").map(|home| PathBuf::from(home).join(".aws"));
+    named.flat_map(|path| [of_its_own(&path), Some(path)]).flatten().chain(usual).collect()
+}
+
+/// The folder of a file, where that is none that holds much else: of the first below the root, or a home.
+fn of_its_own(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().filter(|folder| folder.components().count() > 2)?;
+    let is_home = env::var_os("HOME").is_some_and(|home| folder == Path::new(&home));
+    (!is_home).then(|| folder.to_owned())
+}
+
 /// One profile of such a file; read again when the file has changed, so that who renews them restarts nothing.
 #[derive(Debug)]
 pub(crate) struct Profile {
@@ -93,6 +115,13 @@ impl CredentialProvider for Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_holds_much_else_is_no_files_own() {
+        assert_eq!(of_its_own(Path::new("/etc/aws")), None);
+        assert_eq!(of_its_own(Path::new("/run/secrets/aws")), Some("/run/secrets".into()));
+        assert_eq!(of_its_own(Path::new("aws")), None);
+    }
 
     #[test]
     fn a_profile_is_found_among_others() {

@@ -49,7 +49,7 @@ use chunks::Flight;
 use http::Connector;
 use index::{CHUNK, Index, digest, hex};
 pub use publish::{Publication, Published, publish};
-use ringtap_stores::{Facts, Options, Store, WeakStore};
+use ringtap_stores::{Beside, Facts, Options, Store, WeakStore};
 use source::{Failure, Source};
 pub use uri::{Server, Uri};
 
@@ -104,6 +104,24 @@ pub(crate) struct Object {
 pub fn start(settings: Settings) {
     let _first = SETTINGS.set(settings);
     ringtap_stores::open_objects_by(|uri, options| open(&Uri::parse(uri)?, options));
+    ringtap_stores::objects_take(beside);
+}
+
+/// The files that objects of this process take. A folder of the cache that is not there yet is made: whoever confines the
+/// process by this cannot name what is not there.
+fn beside() -> Beside {
+    let settings = SETTINGS.get().cloned().unwrap_or_default();
+    let mut read = credentials::files();
+    read.extend(settings.boot_list);
+    let cache = settings.cache.map(|cache| cache.path);
+    if let Some(Err(error)) = cache.as_deref().map(cache::make_folder) {
+        tracing::debug!("the cache folder: {error}");
+    }
+    let recorded = settings.record.as_deref().map(|path| match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    });
+    Beside { read, kept: cache.into_iter().chain(recorded).collect() }
 }
 
 /// Open an object. Waits for its server.

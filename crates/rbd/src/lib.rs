@@ -35,6 +35,9 @@ pub fn start() {
         open: |name, options| tried(|| image::open(&Name::parse(name)?, options)),
         make: |name, len| tried(|| image::make(&Name::parse(name)?, len)),
         remove: |name| tried(|| image::remove(&Name::parse(name)?)),
-        files: |name| Name::parse(name).map_or(vec![], |name| name.files()),
+        files: |name| {
+            let own = Name::parse(name).map_or(vec![], |name| name.files());
+            [name::usual_files(), own].concat()
+        },
     });
 }

@@ -36,7 +36,10 @@ impl Owner {
     /// This process.
     fn own(address: String) -> Option<Owner> {
         let process = std::process::id();
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").ok()?.trim().to_owned();
+        // For people; a service with `ProcSubset=pid` does not see the first.
+        let named = ["/proc/sys/kernel/hostname", "/etc/hostname"].map(fs::read_to_string);
+        let named = named.into_iter().flatten().next().unwrap_or_default();
+        let host = named.split_whitespace().next().unwrap_or("localhost").to_owned();
         if !is_own_proc() {
             return None;
         }
@@ -48,6 +51,7 @@ impl Owner {
         let mut words = text.split(' ');
         let mut next = || words.next().map(str::to_owned);
         let (address, boot, space) = (next()?, next()?, next()?);
+        let boot = digits(&boot);
         let (process, began) = (next()?.parse().ok()?, next()?.parse().ok()?);
         Some(Owner { address, boot, space, process, began, host: next()? })
     }
@@ -76,9 +80,16 @@ impl Owner {
     }
 }
 
+/// A service with `ProcSubset=pid` does not see what the kernel says, and is told by who started it.
 fn boot() -> Option<String> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(text.trim().to_owned())
+    let kernels = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+    let found = kernels.or_else(|| std::env::var("RINGTAP_BOOT_ID").ok());
+    Some(digits(&found?)).filter(|digits| !digits.is_empty())
+}
+
+/// With hyphens or without, it is the same.
+fn digits(text: &str) -> String {
+    text.trim().replace('-', "")
 }
 
 fn space() -> Option<String> {
@@ -211,6 +222,8 @@ mod tests {
         assert!(none.is_gone());
         assert!(!Owner { boot: "another".into(), ..none.clone() }.is_gone());
         assert!(!Owner { space: "pid:[1]".into(), ..none }.is_gone());
+        let hyphens = own.to_text().replace(&own.boot, &format!("{}-", own.boot));
+        assert_eq!(Owner::parse(&hyphens), Some(own.clone()), "as one was noted before");
         assert_eq!(Owner::parse("1.2.3.4:0/5 x"), None);
         let mut child = std::process::Command::new("true").spawn().expect("a child");
         let began = (0..500).find_map(|_| {

@@ -34,6 +34,17 @@ pub struct ClusterName {
     pub options: Vec<(String, String)>,
 }
 
+/// The files that opening any image reads.
+pub(crate) fn usual_files() -> Vec<PathBuf> {
+    let mut files = vec![PathBuf::from("/etc/ceph"), "/usr/share/ceph".into()];
+    files.extend(std::env::var_os("CEPH_CONF").map(PathBuf::from));
+    files.extend(std::env::var_os("CEPH_KEYRING").map(PathBuf::from));
+    // Names of hosts.
+    let names = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf"];
+    files.extend(names.map(PathBuf::from));
+    files
+}
+
 /// A name's text up to the first of `ends` that no backslash stands before, without backslashes; and what follows, from
 /// that character on.
 fn part<'a>(text: &'a str, ends: &[char]) -> (String, &'a str) {
@@ -86,15 +97,9 @@ impl Name {
     /// The files that opening it reads, as far as its name and the environment say: the configuration, and the folder
     /// with it, where keyrings are.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let mut files = vec![PathBuf::from("/etc/ceph"), "/usr/share/ceph".into()];
-        files.extend(self.cluster.conf.iter().map(PathBuf::from));
-        files.extend(std::env::var_os("CEPH_CONF").map(PathBuf::from));
-        files.extend(std::env::var_os("CEPH_KEYRING").map(PathBuf::from));
+        let mut files: Vec<PathBuf> = self.cluster.conf.iter().map(PathBuf::from).collect();
         let keyring = self.cluster.options.iter().filter(|(key, _)| key == "keyring");
         files.extend(keyring.map(|(_, value)| PathBuf::from(value)));
-        // Names of hosts.
-        let names = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf"];
-        files.extend(names.map(PathBuf::from));
         files
     }
 

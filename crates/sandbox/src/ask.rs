@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use crate::broker::{
     ask, ask_with, bind_at, connect_at, dial as dial_here, is_there, listen as listen_here,
+    tell_asker as tell_asker_here,
 };
 use crate::call::{Answer, Call, What};
 use crate::holder::{self, Holder, Locked};
@@ -78,6 +79,13 @@ pub fn set_attribute(path: &Path, name: &str, value: Option<&[u8]>) -> Option<io
             Call { second: value.unwrap_or_default(), ..call }.number(value.is_some().into());
         ask_with(&call, &[file.as_fd()]).ok_or(Errno::IO)?.map(drop)
     })
+}
+
+/// Say what has become of an upgrade to who waits for that.
+pub fn tell_asker(text: &str) -> io::Result<()> {
+    let call = Call { second: text.as_bytes(), ..Call::new(What::Tell) };
+    ask(&call)
+        .map_or_else(|| tell_asker_here(std::process::id(), text.as_bytes()), |end| end.map(drop))
 }
 
 fn open(path: &Path, access: OFlags) -> io::Result<OwnedFd> {

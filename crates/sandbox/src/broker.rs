@@ -6,7 +6,10 @@
 use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,10 +17,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Signal;
 
 use crate::call::{Answer, Call, FILES, LONGEST, What, as_path, receive, send};
 use crate::holder::{self, Locked};
 use crate::list::{List, absolute};
+use crate::next;
 use crate::notifier::Notifier;
 
 /// What the broker does for whom it does not know: given by who starts it.
@@ -30,10 +35,14 @@ pub struct Hooks {
     pub unmount: fn(&Path, bool) -> io::Result<()>,
     /// A ring that is disabled, and restricted to what servers do.
     pub ring: fn() -> io::Result<OwnedFd>,
+    /// The variable of the environment by which the next server finds what it is told.
+    pub channel: &'static str,
 }
 
-/// The server's end.
-static SERVERS_END: OnceLock<OwnedFd> = OnceLock::new();
+/// The server's end, and the broker's process.
+static SERVERS_END: OnceLock<(OwnedFd, i32)> = OnceLock::new();
+/// Whether the server does without.
+static DISMISSED: AtomicBool = AtomicBool::new(false);
 /// The most calls that wait for something at a time.
 const WAITING: usize = 64;
 /// Who waits needs no more.
@@ -43,25 +52,42 @@ const STACK: usize = 256 << 10;
 pub fn start(hooks: Hooks) -> io::Result<()> {
     let (ours, theirs) = pair()?;
     let server = std::process::id();
+    // Before another is put in its place.
+    let program = std::env::current_exe().ok();
     // SAFETY: this process has one thread, so that the child finds no lock held by another.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(ours);
-            let broke = std::panic::catch_unwind(|| live(theirs, server, hooks)).is_err();
+            let lives = || live(theirs, server, program, hooks);
+            let broke = std::panic::catch_unwind(lives).is_err();
             // SAFETY: it ends the process, and runs nothing of the server's that was to run at its end.
             unsafe { libc::_exit(i32::from(broke)) }
         }
-        _ => {
-            let _first = SERVERS_END.set(ours);
+        broker => {
+            let _first = SERVERS_END.set((ours, broker));
             Ok(())
         }
     }
 }
 
+/// Do without the broker: it ends, and this process does all itself.
+pub fn dismiss() {
+    if let Some((socket, broker)) = SERVERS_END.get().filter(|_| !DISMISSED.swap(true, SeqCst)) {
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        // SAFETY: it waits for a process, and writes nothing.
+        unsafe { libc::waitpid(*broker, std::ptr::null_mut(), 0) };
+    }
+}
+
+fn servers_end() -> Option<&'static OwnedFd> {
+    let there = SERVERS_END.get().filter(|_| !DISMISSED.load(SeqCst));
+    there.map(|(socket, _)| socket)
+}
+
 /// Whether this process has a broker.
 pub(crate) fn is_there() -> bool {
-    SERVERS_END.get().is_some()
+    servers_end().is_some()
 }
 
 /// Ask the broker; nothing where there is none.
@@ -73,7 +99,7 @@ pub(crate) fn ask_with(
     call: &Call<'_>,
     files: &[std::os::fd::BorrowedFd<'_>],
 ) -> Option<io::Result<Answer>> {
-    let socket = SERVERS_END.get()?;
+    let socket = servers_end()?;
     let asked = || {
         let bytes = call.bytes().ok_or(Errno::NAMETOOLONG)?;
         // Each call has its answer to itself, so none waits for another's.
@@ -119,9 +145,12 @@ struct Broker {
     sealed: bool,
     notifier: Option<Notifier>,
     waiting: Arc<()>,
+    /// The server's program, where that was when it was started.
+    program: Option<PathBuf>,
+    next: Option<Child>,
 }
 
-fn live(socket: OwnedFd, server: u32, hooks: Hooks) {
+fn live(socket: OwnedFd, server: u32, program: Option<PathBuf>, hooks: Hooks) {
     let Ok(socket) = keep_only(socket) else { return };
     let mut broker = Broker {
         server,
@@ -130,6 +159,8 @@ fn live(socket: OwnedFd, server: u32, hooks: Hooks) {
         sealed: false,
         notifier: None,
         waiting: Arc::default(),
+        program,
+        next: None,
     };
     let mut bytes = vec![0; LONGEST];
     loop {
@@ -155,7 +186,7 @@ fn live(socket: OwnedFd, server: u32, hooks: Hooks) {
             let mut files = files.into_iter();
             // Who wants no answer gets none.
             let Some(answers) = files.next() else { continue };
-            match broker.carry_out(&bytes[..len], files.next()) {
+            match broker.carry_out(&bytes[..len], files) {
                 Ok(Done::Now(answer)) => answer.give(&answers),
                 Ok(Done::Later(work)) => broker.later(work, answers),
                 Err(error) => Answer::failed(&error).give(&answers),
@@ -166,10 +197,7 @@ fn live(socket: OwnedFd, server: u32, hooks: Hooks) {
 
 /// Nothing that the server has, will have or hears of is the broker's.
 fn keep_only(socket: OwnedFd) -> io::Result<OwnedFd> {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGQUIT] {
-        // SAFETY: to ignore a signal runs no code of ours.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
+    next::ignore_signals();
     let _ = rustix::thread::set_name(c"ringtap-broker");
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let kept = rustix::io::fcntl_dupfd_cloexec(&socket, 3)?;
@@ -204,7 +232,11 @@ impl Broker {
         let _ = std::thread::Builder::new().stack_size(STACK).spawn(run);
     }
 
-    fn carry_out(&mut self, bytes: &[u8], file: Option<OwnedFd>) -> io::Result<Done> {
+    fn carry_out(
+        &mut self,
+        bytes: &[u8],
+        mut files: impl Iterator<Item = OwnedFd>,
+    ) -> io::Result<Done> {
         let call = Call::parse(bytes).ok_or(Errno::INVAL)?;
         let [first, second, ..] = call.numbers;
         let path = as_path(call.first);
@@ -219,7 +251,7 @@ impl Broker {
                 done()
             }
             What::Rings if self.notifier.is_none() => {
-                self.notifier = file.map(Notifier::new);
+                self.notifier = files.next().map(Notifier::new);
                 done()
             }
             What::Rings => refused(),
@@ -264,7 +296,7 @@ impl Broker {
                 }
             }
             What::Attribute | What::SetAttribute => {
-                let file = file.ok_or(Errno::BADF)?;
+                let file = files.next().ok_or(Errno::BADF)?;
                 let answer = match call.what {
                     What::Attribute => attribute(&file, &call)?,
                     _ => set_attribute(&file, &call)?,
@@ -272,7 +304,38 @@ impl Broker {
                 Ok(Done::Now(answer))
             }
             What::Holder => Ok(Done::Now(self.holder(&call))),
+            What::Start => self.start(files.take(3).collect()).map(Done::Now),
+            What::Next => self.look_at_next(first, second).map(Done::Now),
+            What::Tell => {
+                tell_asker(self.server, call.second).map(|()| Done::Now(Answer::default()))
+            }
         }
+    }
+
+    /// Start the server's own program as the next one, which confines itself by the words that the operator said. One at a
+    /// time.
+    fn start(&mut self, usual: Vec<OwnedFd>) -> io::Result<Answer> {
+        if let Some(mut former) = self.next.take() {
+            next::end(&mut former);
+        }
+        let program = self.program.as_ref().ok_or(Errno::NOENT)?;
+        let (child, channel) = next::spawn(program, self.hooks.channel, usual)?;
+        let text = child.id().to_string().into_bytes();
+        self.next = Some(child);
+        Ok(Answer { text, ..Answer::of(channel.into()) })
+    }
+
+    fn look_at_next(&mut self, id: u64, signal: u64) -> io::Result<Answer> {
+        let found = self.next.as_mut().filter(|child| u64::from(child.id()) == id);
+        let child = found.ok_or(Errno::SRCH)?;
+        let lives = child.try_wait()?.is_none();
+        match signal as i32 {
+            libc::SIGKILL => next::end(child),
+            libc::SIGTERM if lives => next::signal(child, Signal::TERM),
+            _ => {}
+        }
+        let status = child.try_wait()?.map(|status| status.into_raw().to_string());
+        Ok(Answer { text: status.unwrap_or_default().into_bytes(), ..Answer::default() })
     }
 
     /// Where a path leads, if that is allowed. The folder's part of it has no links in it.
@@ -296,6 +359,16 @@ impl Broker {
         let text = found.map(|found| format!("{} {}", found.id, found.name)).unwrap_or_default();
         Answer { text: text.into_bytes(), ..Answer::default() }
     }
+}
+
+/// Say what has become of an upgrade to who has made the abstract socket of that server for it.
+pub(crate) fn tell_asker(server: u32, text: &[u8]) -> io::Result<()> {
+    let name = format!("ringtap-upgrade-{server}");
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let (kind, flags) = (SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    rustix::net::sendto(&socket, text, rustix::net::SendFlags::empty(), &address)?;
+    Ok(())
 }
 
 /// What Ringtap alone writes down, where only root can.

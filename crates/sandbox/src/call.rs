@@ -47,10 +47,16 @@ pub(crate) enum What {
     Attribute,
     /// Something else written down of it; nothing where the first number is 0.
     SetAttribute,
+    /// The program of the server started once more, as the next: what it has as its standard files comes with it.
+    Start,
+    /// How the next has ended: the first number is its process, the second says whether it is to end now.
+    Next,
+    /// A text to whoever waits to hear what became of an upgrade.
+    Tell,
 }
 
 impl What {
-    const ALL: [What; 12] = [
+    const ALL: [What; 15] = [
         What::Allow,
         What::Seal,
         What::Bind,
@@ -63,6 +69,9 @@ impl What {
         What::Rings,
         What::Attribute,
         What::SetAttribute,
+        What::Start,
+        What::Next,
+        What::Tell,
     ];
 }
 

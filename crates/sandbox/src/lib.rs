@@ -13,12 +13,14 @@ mod calls;
 mod files;
 mod holder;
 mod list;
+mod next;
 mod notifier;
 mod rights;
 mod walls;
 
-pub use broker::{Hooks, seal, start};
+pub use broker::{Hooks, dismiss, seal, start};
 pub use files::{Files, everywhere_but_the_systems};
 pub use holder::Holder;
 pub use list::List;
+pub use next::Next;
 pub use walls::{Confined, Lacking, Needs, Walls, confine, narrow};

@@ -33,6 +33,11 @@ pub(crate) fn keep_memory_private() -> io::Result<()> {
 pub(crate) fn give_up(devices: bool) -> io::Result<()> {
     let kept = if devices { DEVICES } else { IMAGES };
     let now = capabilities(None)?;
+    // A unit has taken all others away, and the call that gives up more.
+    let (permitted, inheritable) = (now.permitted - kept, now.inheritable);
+    if permitted.is_empty() && inheritable.is_empty() {
+        return Ok(());
+    }
     if now.permitted.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().difference(kept).iter() {
             // One that this kernel has not is not there to be given up.

@@ -36,13 +36,31 @@ pub struct Walls {
 
 /// A wall that is not there, or not all of it, and why.
 #[derive(Debug)]
-pub struct Lacking(String);
+pub struct Lacking {
+    text: String,
+    whole: bool,
+}
+
+impl Lacking {
+    fn new(what: &str, error: &io::Error) -> Lacking {
+        let whole = error.kind() != PARTLY;
+        Lacking { text: format!("{what} ({error})"), whole }
+    }
+
+    /// Whether there is nothing of it.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+}
 
 impl fmt::Display for Lacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
+
+/// The kind of an error where a part of a wall is there.
+const PARTLY: io::ErrorKind = io::ErrorKind::Other;
 
 /// Threads of this name come and go with an opened file, and open nothing; nor do the kernel's, for rings.
 const PASSING: [&str; 2] = ["drop cached", "iou-"];
@@ -60,11 +78,12 @@ pub struct Confined {
 pub fn confine(walls: &Walls) -> Confined {
     let mut lacking = vec![];
     let mut tried = |what: &str, result: io::Result<()>| {
-        let failed = result.map_err(|error| lacking.push(Lacking(format!("{what} ({error})"))));
-        failed.is_ok()
+        result.map_err(|error| lacking.push(Lacking::new(what, &error))).is_ok()
     };
     let Needs { devices, rings, network } = walls.needs;
-    let has_broker = broker::is_there() && tried("a broker", broker::tell(&walls.list));
+    let none = || Err(io::Error::new(io::ErrorKind::NotFound, "it could not be started"));
+    let told = if broker::is_there() { broker::tell(&walls.list) } else { none() };
+    let has_broker = tried("a broker", told);
     tried("no_new_privs", rights::gain_nothing());
     tried("memory that no other process reads", rights::keep_memory_private());
     // Nobody who is behind landlock mounts anything, or takes it off.
@@ -89,7 +108,7 @@ pub fn narrow(files: &Files) -> Result<bool, Lacking> {
     }
     held(files::restrict_to_open(files))
         .map(|()| true)
-        .map_err(|error| Lacking(format!("landlock ({error})")))
+        .map_err(|error| Lacking::new("landlock", &error))
 }
 
 /// How often, and how long apart, to look whether threads that pass have their name.
@@ -114,11 +133,12 @@ fn is_alone() -> bool {
 fn held(outcome: Result<Held, landlock::RulesetError>) -> io::Result<()> {
     match outcome {
         Ok(Held::Whole) => Ok(()),
-        Ok(Held::Partly) => Err(io::Error::other("this kernel has a part of it only")),
+        Ok(Held::Partly) => Err(io::Error::new(PARTLY, "this kernel has a part of it only")),
         Ok(Held::Not) => {
-            Err(io::Error::other("not in this kernel, or not switched on: lsm=landlock"))
+            let why = "not in this kernel, or not switched on: lsm=landlock";
+            Err(io::Error::new(io::ErrorKind::Unsupported, why))
         }
-        Err(error) => Err(io::Error::other(error.to_string())),
+        Err(error) => Err(io::Error::new(io::ErrorKind::Unsupported, error.to_string())),
     }
 }
 

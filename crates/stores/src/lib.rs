@@ -186,9 +186,35 @@ pub fn open_objects_by(opener: Opener) {
     let _first = OPENER.set(opener);
 }
 
+/// Files of this machine that opening and reading objects takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// Files and folders that are read.
+    pub read: Vec<PathBuf>,
+    /// Folders in which files are made, read and written.
+    pub kept: Vec<PathBuf>,
+}
+
+static BESIDE: OnceLock<fn() -> Beside> = OnceLock::new();
+
+/// What is read and written beside objects is told by that. The first who says so decides.
+pub fn objects_take(beside: fn() -> Beside) {
+    let _first = BESIDE.set(beside);
+}
+
+/// What opening and reading objects takes of this machine.
+pub fn beside_objects() -> Beside {
+    BESIDE.get().map_or_else(Beside::default, |beside| beside())
+}
+
 /// The folder of the certificates that a store's name says, if it does.
 pub fn certificates_of(name: &Path) -> Option<PathBuf> {
     Uri::parse(name.to_str()?).ok()?.certificates
+}
+
+/// Whether a name is that of an object of a server.
+pub fn is_path_of_object(name: &Path) -> bool {
+    name.to_str().is_some_and(is_object)
 }
 
 /// Whether a name is that of a store: one with such a beginning is a path with `./` before it.

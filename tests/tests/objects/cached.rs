@@ -32,6 +32,27 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     found.map(|entry| entry.expect("a file").path()).collect()
 }
 
+/// Nobody but these options names the folders.
+#[test]
+fn a_confined_server_reaches_its_cache_and_its_list_in_folders_of_the_system() {
+    let bench = Bench::new();
+    let object = pattern(2 * MIB);
+    let origin = Origin::new(object.clone());
+    let run = tempfile::tempdir_in("/run").expect("a folder");
+    let at = |name: &str| run.path().join(name).display().to_string();
+    let more = ["-f", "raw", "--read-only", "--sandbox", "on", "--cache-dir", &at("cache")];
+    let server = bench.serve(&origin.uri(), &[&more[..], &["--record", &at("list")]].concat());
+    assert!(bench.whole()[..object.len()] == object[..]);
+    server.stop();
+    assert_eq!(files(&run.path().join("cache")).len(), 1);
+    let list = fs::read_to_string(at("list")).expect("the list");
+    assert!(list.lines().count() > 8, "{list}");
+    let server = bench.serve(&origin.uri(), &[&more[..], &["--boot-list", &at("list")]].concat());
+    origin.with(|state| state.always = Some(Fault::Status(500)));
+    assert!(bench.whole()[..object.len()] == object[..]);
+    server.stop();
+}
+
 #[test]
 fn what_is_kept_is_not_asked_for_again_after_an_end_or_a_kill() {
     let bench = Bench::new();

@@ -64,6 +64,38 @@ fn the_lock_of_another_is_left_alone() {
     server.stop();
 }
 
+/// A service with `ProcSubset=pid`: what the kernel says of itself is not in its /proc.
+#[test]
+fn a_killed_service_that_sees_little_of_proc_is_followed_at_once() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "16M", "p"]);
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot");
+    let start = || {
+        let (nbd, _) = cluster.sockets("p");
+        let script = format!(
+            "mount -t proc -o subset=pid proc /proc && exec {} serve \"$@\"",
+            ringtap().display()
+        );
+        let mut server = std::process::Command::new("unshare");
+        server.args(["--mount", "sh", "-c", &script, "sh", &cluster.name("p"), "-f", "raw"]);
+        server.args(["--name", "d", "--nbd", &format!("unix:{nbd}")]);
+        server.env("RINGTAP_BOOT_ID", boot.trim().replace('-', "")).stdout(Stdio::null());
+        let mut server = server.spawn().map(Killed).expect("unshare");
+        let end = Instant::now() + patience();
+        while !listens(nbd.as_ref()) {
+            assert!(Instant::now() < end, "it does not listen");
+            assert!(server.0.try_wait().expect("its state").is_none(), "it ended");
+            thread::sleep(Duration::from_millis(20));
+        }
+        server
+    };
+    let first = start();
+    cluster.io("p", &["write -P 4 1M 1M", "flush"]);
+    drop(first);
+    let _second = start();
+    cluster.io("p", &["read -P 4 1M 1M"]);
+}
+
 #[test]
 fn a_killed_server_is_followed_at_once() {
     let Some(cluster) = cluster() else { return };

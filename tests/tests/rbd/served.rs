@@ -26,13 +26,32 @@ fn what_a_guest_writes_is_there() {
     }
 }
 
+/// What lies below is on no command line: Ringtap has recorded it.
+#[test]
+fn an_overlay_upon_an_image_is_served_by_a_confined_server() {
+    let Some(cluster) = cluster() else { return };
+    cluster.ok("rbd", &["create", "--size", "16M", "u"]);
+    let server = cluster.serve("u", "raw", &[]);
+    cluster.io("u", &["write -P 6 1M 1M", "flush"]);
+    server.stop();
+    let (top, nbd) = (cluster.text("u.qcow2"), cluster.text("u.top"));
+    cluster.said(&["create", "-q", "-f", "qcow2", "-b", &cluster.name("u"), "-F", "raw", &top]);
+    let address = format!("unix:{nbd}");
+    let server =
+        Server::start([&*top, "-f", "qcow2", "--sandbox", "on", "--name", "d", "--nbd", &address]);
+    let uri = format!("nbd+unix:///d?socket={nbd}");
+    cluster.io_on(&uri, "raw", &["read -P 6 1M 1M", "write -P 7 2M 64k", "read -P 7 2M 64k"]);
+    server.stop();
+}
+
 #[test]
 fn clients_of_the_control_socket_add_images_as_for_qemu() {
     let Some(cluster) = cluster() else { return };
     cluster.ok("rbd", &["create", "--size", "16M", "q"]);
     let at = cluster.path("q.control");
     let control = format!("unix:{}", at.display());
-    let server = Server::daemon(["--control", &*control, "--disks", &cluster.text("none")]);
+    let none = cluster.text("none");
+    let server = Server::daemon(["--control", &*control, "--disks", &none, "--allow", "rbd:"]);
     let mut control = Control::open(&at);
     let file = json!({
         "driver": "rbd", "pool": "rbd", "image": "q", "conf": cluster.text("ceph.conf"),

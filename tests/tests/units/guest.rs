@@ -77,6 +77,7 @@ begin() {
 # The main process of a unit, as this namespace calls it.
 pid() {
     for process in /proc/[0-9]*; do
+        [ "$(cat $process/comm 2>/dev/null)" != ringtap-broker ] || continue
         grep -qs "/$1\$" $process/cgroup && { echo ${process#/proc/}; return; }
     done
     echo "$1 has no process" >&2
@@ -198,6 +199,17 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
         "begin ringtap@guest.service
          sandboxed ringtap@guest.service
          systemctl reload ringtap@guest.service
+         RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end
+         # Another program in its place: the broker starts it.
+         old=$(pid ringtap@guest.service)
+         cp /usr/local/bin/ringtap /tmp/next && mv /tmp/next /usr/local/bin/ringtap
+         systemctl reload ringtap@guest.service
+         for i in $(seq 100); do
+             [ $(pid ringtap@guest.service) = $old ] || break
+             sleep 0.2
+         done
+         [ $(pid ringtap@guest.service) != $old ]
+         sandboxed ringtap@guest.service
          RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end
          crash ringtap@guest.service
          RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end

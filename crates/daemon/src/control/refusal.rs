@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::sandbox;
+
 /// The error of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -26,7 +28,7 @@ impl Refusal {
     }
 
     pub(crate) fn into_value(self) -> Value {
-        json!({ "class": self.class, "desc": self.text })
+        json!({ "class": self.class, "desc": sandbox::hinted(self.text) })
     }
 }
 

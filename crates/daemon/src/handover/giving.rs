@@ -2,10 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -16,14 +14,14 @@ use sd_notify::NotifyState;
 use super::channel::{Channel, Kind};
 use super::state::{DiskState, GroupState, ListenerState, MountState, State, encode};
 use super::still::Still;
-use super::{CHANNEL, asked, leave_all, storage, whole};
+use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
 use crate::control::JobStatus;
 use crate::events::notify;
 use crate::opened::identity;
 use crate::pid_file::PidFile;
 use crate::running::{Running, is_failed};
 use crate::transports::Transport;
-use crate::{Address, Error, Sandbox, kept, plan};
+use crate::{Address, Error, kept, plan};
 
 /// How long the next server may take to prepare, where nobody has said.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -57,7 +55,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
     running.may_be_handed_over().map_err(failed)?;
     let (state, files) = running.state()?;
     let mut next = Next::start(wish)?;
-    tracing::info!("handing over to process {}, which prepares", next.child.id());
+    tracing::info!("handing over to process {}, which prepares", next.process.id());
     let files: Vec<&dyn AsFd> = files.iter().map(|file| file as &dyn AsFd).collect();
     next.tell(Kind::State, &encode(&state).map_err(failed)?, &files)?;
     let patience = wish.patience.unwrap_or(PATIENCE);
@@ -81,7 +79,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
         Ok(()) => {
             leave_all(true);
-            let pid = next.child.id();
+            let pid = next.process.id();
             notify(&[NotifyState::MainPid(pid)]);
             // Who waits for this process to end finds the other in it.
             if let Some(path) = &running.config.pid_file {
@@ -113,7 +111,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
 
 /// The next server, which is killed when this drops, unless it was let go.
 struct Next {
-    child: Child,
+    process: ringtap_sandbox::Next,
     channel: Channel,
     goes_on: bool,
 }
@@ -128,30 +126,18 @@ impl Next {
         };
         let failed =
             |error: io::Error| failed(format!("cannot start {}: {error}", binary.display()));
-        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        ours.set_write_timeout(Some(PAUSE)).map_err(failed)?;
-        let theirs = OwnedFd::from(theirs);
-        let number = std::os::fd::AsRawFd::as_raw_fd(&theirs);
-        let mut command = Command::new(&binary);
-        let mut words = std::env::args_os();
-        command.arg0(words.next().unwrap_or_default()).args(words);
-        command.env(CHANNEL, format!("{}:{number}", std::process::id()));
-        for of_ours in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
-            command.env_remove(of_ours);
+        let chosen = wish.binary.is_some();
+        let started = ringtap_sandbox::Next::start(&binary, chosen, CHANNEL);
+        let (process, channel) = started.map_err(failed)?;
+        let next = Next { process, channel: Channel(channel), goes_on: false };
+        let channel = &next.channel.0;
+        channel.set_write_timeout(Some(PAUSE)).map_err(failed)?;
+        let mut under_way = lock(&UNDER_WAY);
+        under_way.0 = Some(channel.try_clone().map_err(failed)?);
+        match under_way.1 {
+            true => Err(self::failed(ENDS)),
+            false => Ok(next),
         }
-        let inherited = theirs.try_clone().map_err(failed)?;
-        // SAFETY: between fork and exec it changes a flag of a descriptor that is open, which may be done there.
-        unsafe {
-            command.pre_exec(move || {
-                let _open = &inherited;
-                let channel = std::os::fd::BorrowedFd::borrow_raw(number);
-                rustix::io::fcntl_setfd(channel, rustix::io::FdFlags::empty())?;
-                Ok(())
-            });
-        }
-        let child = command.spawn().map_err(failed)?;
-        drop((command, theirs));
-        Ok(Next { child, channel: Channel(ours), goes_on: false })
     }
 
     fn tell(&mut self, kind: Kind, body: &[u8], files: &[&dyn AsFd]) -> Result<(), Error> {
@@ -173,6 +159,7 @@ impl Next {
                 "the new process says {:?} where {kind:?} is due",
                 message.kind
             ))),
+            Ok(None) if is_told_to_end() => Err(failed(ENDS)),
             Ok(None) => Err(failed(format!("the new process has ended: {}", self.how_it_ended()))),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(failed(format!("the new process was not done after {} s", patience.as_secs())))
@@ -183,14 +170,14 @@ impl Next {
 
     fn how_it_ended(&mut self) -> String {
         for _ in 0..50 {
-            match self.child.try_wait() {
-                Ok(Some(status)) => {
+            match self.process.ended() {
+                Some(status) => {
                     return match (status.code(), status.signal()) {
                         (Some(code), _) => format!("status {code}; see what it printed"),
                         (_, signal) => format!("signal {}", signal.unwrap_or(0)),
                     };
                 }
-                _ => std::thread::sleep(Duration::from_millis(10)),
+                None => std::thread::sleep(Duration::from_millis(10)),
             }
         }
         "it closed the channel".to_owned()
@@ -198,8 +185,7 @@ impl Next {
 
     /// It is no more when this returns.
     fn end(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.end();
     }
 
     /// Whether it said after all that it has taken over.
@@ -210,11 +196,22 @@ impl Next {
 
     fn let_go(mut self) {
         self.goes_on = true;
+        if is_told_to_end() {
+            // It came too late for this process, and is meant for whoever serves.
+            self.process.stop();
+        }
     }
+}
+
+const ENDS: &str = "this server is told to end: no other takes over";
+
+fn is_told_to_end() -> bool {
+    lock(&UNDER_WAY).1
 }
 
 impl Drop for Next {
     fn drop(&mut self) {
+        lock(&UNDER_WAY).0 = None;
         if !self.goes_on {
             self.end();
         }
@@ -254,9 +251,6 @@ impl Running {
             return Err(format!(
                 "{name} was named at run time and is no disk: the next process would not know it; remove it first"
             ));
-        }
-        if matches!(self.config.sandbox, Sandbox::On { .. }) {
-            return Err("a server with --sandbox on starts no program: restart it".into());
         }
         let pending = &self.pending;
         if !pending.exports.is_empty() || pending.nbd {
@@ -374,20 +368,13 @@ impl Running {
     }
 }
 
-/// Tell `ringtap upgrade PID`, if it waits, what has become of it: it has made an abstract socket of that name.
+/// Tell `ringtap upgrade PID`, if it waits, what has become of it: it has made an abstract socket for that.
 pub(crate) fn tell_asker(end: &Result<u32, Error>) {
-    use std::os::linux::net::SocketAddrExt;
     let text = match end {
         Ok(pid) => format!("ok {pid}"),
         Err(error) => format!("error {error}"),
     };
-    let name = format!("ringtap-upgrade-{}", std::process::id());
-    let told = UnixDatagram::unbound().and_then(|socket| {
-        socket.set_nonblocking(true)?;
-        let address = SocketAddr::from_abstract_name(name)?;
-        socket.send_to_addr(text.as_bytes(), &address)
-    });
-    if let Err(error) = told {
+    if let Err(error) = ringtap_sandbox::ask::tell_asker(&text) {
         tracing::debug!("nobody waits to be told of the upgrade: {error}");
     }
 }

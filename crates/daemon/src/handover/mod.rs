@@ -15,7 +15,9 @@ mod storage;
 mod taking;
 
 use std::collections::HashMap;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +31,7 @@ pub(crate) use taking::{Taking, left_out};
 use crate::Address;
 
 /// By what the next server finds the channel: the process that it is from, and the number of a descriptor.
-const CHANNEL: &str = "RINGTAP_HANDOVER";
+pub(crate) const CHANNEL: &str = "RINGTAP_HANDOVER";
 
 /// Whether what is at the names of this process belongs to another one: it must not be removed.
 static NOT_OURS: AtomicBool = AtomicBool::new(false);
@@ -37,6 +39,19 @@ static NOT_OURS: AtomicBool = AtomicBool::new(false);
 /// Whether sockets, mounts and the file of the process id stay where they are when this process ends.
 pub(crate) fn leaves_all() -> bool {
     NOT_OURS.load(SeqCst)
+}
+
+/// The channel to the next server while there is one, and whether this process is told to end.
+static UNDER_WAY: Mutex<(Option<UnixStream>, bool)> = Mutex::new((None, false));
+
+/// This process is told to end: it is followed by no other, unless that has all already.
+pub(crate) fn told_to_end() {
+    let mut under_way = lock(&UNDER_WAY);
+    under_way.1 = true;
+    if let Some(channel) = &under_way.0 {
+        // What the next has said is heard, and nothing that it says from now on: it knows that.
+        let _ = channel.shutdown(Shutdown::Read);
+    }
 }
 
 /// What has come from the server before this one, and nobody has asked for yet.

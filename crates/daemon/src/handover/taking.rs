@@ -129,11 +129,23 @@ impl Taking {
         // Where nobody hears it the server before this one is gone, and this is all that there is; or it lives, has given up
         // waiting, and goes on.
         let told = self.channel.send(Kind::Taken, "", &[]);
-        if told.is_err() && getppid() == self.giver {
+        if told.is_err() && self.giver_lives() {
             return Err(failed("the server before this one does not wait any more"));
         }
         leave_all(false);
         Ok(())
+    }
+
+    /// Whether the server before this one, or its broker, which ends soon after it, is still there.
+    fn giver_lives(&self) -> bool {
+        const TRIES: u32 = 200;
+        (0..TRIES).all(|_| {
+            let lives = getppid() == self.giver;
+            if lives {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            lives
+        })
     }
 
     /// All is served: how long it was not. What nobody has asked for ends.

@@ -111,7 +111,7 @@ fn serving(dir: &Path) -> ! {
         control,
         announce: Announce::Text,
         sandbox: match confined {
-            true => Sandbox::On { allow: vec![] },
+            true => Sandbox::On { allow: vec![], must: true },
             false => Sandbox::Off,
         },
     };

@@ -44,7 +44,7 @@ use crate::Stop;
 
 /// Mount a disk over a file, and take it off again: what a broker does for a server that may not.
 pub fn mount_by(path: &Path, image: &Path, read_only: bool) -> io::Result<OwnedFd> {
-    mount::mount_here(path, image, read_only).map_err(|error| match error {
+    mount::mount_on_file(path, image, read_only).map_err(|error| match error {
         Error::Os { source, .. } => source,
         Error::Helper { why, .. } => io::Error::other(why),
         error => io::Error::other(error.to_string()),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ringtap_sandbox::ask;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mknodat, open, openat2};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
@@ -163,6 +163,20 @@ impl Drop for Mount {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// As [`mount_here`], over that regular file and nothing that a link there, or in a folder on the way, leads to.
+pub(crate) fn mount_on_file(path: &Path, image: &Path, read_only: bool) -> Result<OwnedFd, Error> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let found = found.map_err(|error| failed("find", path, error.into()))?;
+    let facts = fstat(&found).map_err(|error| failed("look at", path, error.into()))?;
+    if !FileType::from_raw_mode(facts.st_mode).is_file() {
+        return Err(failed("mount over", path, rustix::io::Errno::LOOP.into()));
+    }
+    // The helper looks for itself, with the rights of this user.
+    let held = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+    mount_here(if geteuid().is_root() { &held } else { path }, image, read_only)
 }
 
 /// Mount a disk over a file, as this user can.
@@ -333,4 +347,26 @@ fn greet(device: &OwnedFd, path: &Path) -> Result<(), Error> {
     rustix::io::write(device.as_fd(), &[&header[..], &answer].concat())
         .map_err(|error| failed(error.to_string()))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_link_is_mounted_over() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let root = dir.path().canonicalize().expect("it");
+        fs::create_dir(root.join("real")).expect("a folder");
+        fs::write(root.join("real/file"), "").expect("a file");
+        std::os::unix::fs::symlink("real", root.join("folder")).expect("a link");
+        std::os::unix::fs::symlink("real/file", root.join("link")).expect("a link");
+        for (name, errno) in
+            [("link", libc::ELOOP), ("folder/file", libc::ELOOP), ("real", libc::ELOOP)]
+        {
+            let end = mount_on_file(&root.join(name), Path::new("none"), true);
+            let Err(Error::Os { source, .. }) = end else { panic!("{name}: {end:?}") };
+            assert_eq!(source.raw_os_error(), Some(errno), "{name}");
+        }
+    }
 }

@@ -26,7 +26,7 @@ pub use kept::state_folder;
 pub(crate) use kept::{sidecar, sidecar_name};
 pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};
-pub use named::{also_allow, may_own, set_allowed, set_owner};
+pub use named::{also_allow, may_own, reach, set_allowed, set_owner};
 pub(crate) use noted::{forget_log, note_log, noted_log};
 pub(crate) use successor::may_go_on;
 pub use successor::{

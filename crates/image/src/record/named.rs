@@ -89,6 +89,28 @@ fn all_allowed(path: &Path) -> Vec<Allowed> {
     }
 }
 
+/// What opening the image at `path` may take beside it, as far as that is recorded: what it may name, what that may, and
+/// where its disk goes on.
+pub fn reach(path: &Path) -> Vec<PathBuf> {
+    const MOST: usize = 4096;
+    let mut all = vec![path.to_owned()];
+    let mut at = 0;
+    while at < all.len().min(MOST) {
+        let path = all[at].clone();
+        at += 1;
+        if is_store(&path) {
+            continue;
+        }
+        let names = all_allowed(&path).into_iter().map(|it| it.file.path);
+        for next in names.chain(super::successor(&path)) {
+            if !all.contains(&next) {
+                all.push(next);
+            }
+        }
+    }
+    all.split_off(1)
+}
+
 /// Let the image at `path` name that file in that role, or none, and no other.
 pub fn set_allowed(path: &Path, role: Role, file: Option<&Path>) -> io::Result<()> {
     let data = role == Role::DataFile;

@@ -122,7 +122,7 @@ pub(crate) fn api() -> Result<&'static Api, String> {
             unsafe { Library::new(name) }.map_err(|error| {
                 format!(
                     "Ceph's library cannot be loaded: {error}: install librbd1 (of Fedora and SUSE: librbd1, too), \
-                     and where a sandbox is around this server name the disk when it starts"
+                     and where this server is confined name the disk when it starts, or give it --allow rbd:"
                 )
             })
         };

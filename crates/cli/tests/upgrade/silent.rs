@@ -1,0 +1,96 @@
+//! Disks whose storage does not answer while a server is to be followed by another.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+
+use crate::bench::{Bench, ends, lives, pid, said};
+
+/// An NBD server of a file; it ends with this.
+struct Source(Child);
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Source {
+    fn of(bench: &Bench, file: &str, socket: &str) -> Source {
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-U", socket, "file", file]).current_dir(bench.dir.path());
+        let source = Source(command.spawn().expect("nbdkit begins"));
+        let until = Instant::now() + Duration::from_secs(30);
+        while std::os::unix::net::UnixStream::connect(bench.path(socket)).is_err() {
+            assert!(Instant::now() < until, "nbdkit does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        source
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(pid(self.0.id()), signal).expect("it is there");
+    }
+}
+
+#[test]
+fn storage_that_is_silent_holds_up_no_other_disk() {
+    let mut bench = Bench::new();
+    for name in ["a.raw", "b.raw", "d.raw"] {
+        bench.ends_with(&format!("create -q -f raw {name} 64M"), 0);
+    }
+    let sources = ["b", "d"].map(|of| Source::of(&bench, &format!("{of}.raw"), of));
+    let [b, d] = ["b", "d"].map(|of| format!("nbd+unix:///?socket={}", bench.path(of).display()));
+    let line = format!(
+        "serve --control unix:c.sock a.raw -f raw --vhost-user vu.sock {b} -f raw --name b --nbd unix:b.sock {d} -f raw --read-only --name d --node-name d --nbd unix:d.sock"
+    );
+    let (_child, server) = bench.serve(&line);
+    // It says that it is ready, and takes nothing over.
+    let next = bench.script(
+        "stalls",
+        "exec 3>&\"${RINGTAP_HANDOVER#*:}\"; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; exec sleep 60",
+    );
+    let line = format!("upgrade unix:c.sock --binary {next} --timeout 1");
+    // There is something to make stable; there are only reads; and limits may be why these take long.
+    for (disk, limited, of_it) in
+        [(0, false, "is not stable"), (1, false, "in flight"), (1, true, "not ended")]
+    {
+        if limited {
+            bench.ends_with("disk limit d --iops 1000000 --control unix:c.sock", 0);
+        }
+        let source = &sources[disk];
+        let load = match disk {
+            0 => bench.nbd_load("b.sock", "b", 3),
+            _ => bench.nbd_reads("d.sock", "d", 3),
+        };
+        std::thread::sleep(Duration::from_secs(1));
+        source.signal(Signal::STOP);
+        let near = bench.load("vu.sock", 12);
+        let mut upgrade = bench.command(&line).stderr(Stdio::piped()).spawn().expect("it begins");
+        let until = Instant::now() + Duration::from_secs(45);
+        while upgrade.try_wait().expect("its status").is_none() {
+            if Instant::now() > until {
+                let _ = upgrade.kill();
+                panic!("the upgrade hangs: {}", bench.log());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let output = upgrade.wait_with_output().expect("it has ended");
+        let why = said(&output);
+        assert!(!output.status.success() && why.contains(of_it), "{of_it}: {why}");
+        assert!(why.contains("see to"), "{why}");
+        assert!(lives(server), "{}", bench.log());
+        // The storage of the other is silent still.
+        bench.verified(near);
+        source.signal(Signal::CONT);
+        let output = load.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    }
+    // Once it answers there is nothing in the way.
+    let next = bench.upgrade("unix:c.sock");
+    ends(server);
+    bench.verified(bench.load("vu.sock", 1));
+    assert!(lives(next));
+}
