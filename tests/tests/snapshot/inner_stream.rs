@@ -157,7 +157,7 @@ fn jobs_at_the_same_image_follow_one_another_beside_a_queue_that_rests() {
     said(&["disk", "stream", "--control", &at, "a", "--into", &three, "--bottom", &two]);
     assert_eq!(chain(&mut control), ["four.qcow2", "three.qcow2", "one.qcow2", "a.img"]);
     control.ok("block-stream", stream(&bench, "three.qcow2", Some("a.img")));
-    ends(&mut control);
+    none_left(&mut control);
     assert_eq!(chain(&mut control), ["four.qcow2", "three.qcow2", "a.img"]);
     said(&["disk", "commit", "--control", &at, "a", "--top", &three, "--base", &a]);
     assert_eq!(chain(&mut control), ["four.qcow2", "a.img"]);
