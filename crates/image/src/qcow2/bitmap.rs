@@ -61,13 +61,25 @@ pub async fn list_bitmaps(io: &Io, container: &Container) -> Result<Vec<BitmapEn
     bitmap_directory::read(&Offline::open(io, container).await?).await
 }
 
-/// The bits of a bitmap.
+/// The bits of a bitmap that was saved.
 pub async fn load_bitmap(io: &Io, container: &Container, name: &str) -> Result<Bits, ToolError> {
     let image = Offline::open(io, container).await?;
     let entries = bitmap_directory::read(&image).await?;
     let index = find(&image, &entries, name)?;
     let Some(entry) = entries.get(index) else { return Err(image.refused("no bitmap")) };
+    must_be_saved(&image, entry)?;
     load(&image, entry, image.header.size).await
+}
+
+/// What was not saved lacks writes: a copy of it would hide them.
+fn must_be_saved(image: &Offline<'_>, entry: &BitmapEntry) -> Result<(), ToolError> {
+    if entry.is_usable() {
+        return Ok(());
+    }
+    Err(image.refused(format!(
+        "bitmap {:?} was not saved when the image was last used, and can only be removed",
+        entry.name
+    )))
 }
 
 /// Change the bitmaps of an image at rest: all of it or, where it fails or the power is cut, nothing.
@@ -128,11 +140,7 @@ async fn carry_out(
         return drop_bits(rewrite, &entry).await;
     }
     let Some(entry) = entries.get_mut(index) else { return Ok(()) };
-    if !entry.is_usable() {
-        return Err(rewrite.image.refused(format!(
-            "bitmap {name:?} was not saved when the image was last used, and can only be removed"
-        )));
-    }
+    must_be_saved(rewrite.image, entry)?;
     let size = rewrite.image.header.size;
     match change {
         BitmapChange::Enable(_) => entry.flags |= flag::AUTO,

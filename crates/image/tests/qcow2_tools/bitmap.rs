@@ -135,6 +135,31 @@ fn a_set_in_use_is_not_believed_before_it_is_stored() {
     folder.assert_clean("image");
 }
 
+/// What lacks writes is merged into nothing, as QEMU has it.
+#[test]
+fn a_bitmap_that_was_not_saved_is_no_source() {
+    let folder = Folder::new();
+    folder.img(&["create", "-q", "-f", "qcow2", "image", "1G"]);
+    change(&folder, vec![add("lost", None), add("into", None)]).expect("added");
+    let path = folder.path("image");
+    // Killed before it stored what it had noted.
+    drop(with(&path, |io, container| async move {
+        BitmapSet::open(&io, &container).await.expect("opened")
+    }));
+    change(&folder, vec![BitmapChange::Remove("into".into()), add("into", None)]).expect("anew");
+    let output = std::process::Command::new("qemu-img")
+        .args(["bitmap", "--merge", "lost", "-f", "qcow2"])
+        .args([path.as_os_str(), "into".as_ref()])
+        .output()
+        .expect("qemu-img runs");
+    let theirs = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && theirs.contains("inconsistent"), "{theirs}");
+    let ours = with(&path, |io, container| async move {
+        load_bitmap(&io, &container, "lost").await.expect_err("it was not saved")
+    });
+    assert!(ours.to_string().contains("\"lost\" was not saved"), "{ours}");
+}
+
 /// Memory is bounded, whatever the image says; what is disabled takes none.
 #[test]
 fn more_than_fits_in_memory_is_refused() {
