@@ -2,7 +2,8 @@
 //!
 //! What is there is looked at first: who comes second with another image is told so. The index goes before the image, and
 //! only where none is there. It names every byte of the image, so that a publication that was broken off goes on where
-//! the same image is published again.
+//! the same image is published again. Of which index an object is the image stands among its metadata: one that was to be
+//! replaced and was not may be just as long.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,11 +11,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path as FilePath, PathBuf};
 
 use bytes::Bytes;
-use object_store::{Error, ObjectStoreExt as _, PutMode, PutPayload, WriteMultipart};
+use object_store::{
+    Attributes, Error, ObjectStore as _, ObjectStoreExt as _, PutMode, PutPayload, WriteMultipart,
+};
 
 use crate::http::told;
 use crate::index::{self, CHUNK, Index, digest, hex};
-use crate::source::{Failure, Source, of_error};
+use crate::source::{Failure, OF_INDEX, Source, of_error};
 use crate::{Server, Uri, boot, connector, runtime};
 
 /// Bytes of a part, of an image of so many parts at most.
@@ -147,7 +150,8 @@ async fn upload(
         Err(error) => return Err(of_error(error).text()),
     }
     let part = PART.max(index.size().div_ceil(PARTS).next_multiple_of(1 << 20));
-    let begun = source.store.put_multipart(&source.path).await;
+    let of = Attributes::from_iter([(OF_INDEX, hex(&digest(&bytes)))]);
+    let begun = source.store.put_multipart_opts(&source.path, of.into()).await;
     let begun = begun.map_err(|error| of_error(error).text())?;
     let mut parts = WriteMultipart::new_with_chunk_size(begun, part as usize);
     if let Err(why) = send(&mut parts, what.file, index, progress).await {
@@ -175,18 +179,19 @@ async fn is_there(
         Err(Failure::Denied(_)) => None,
         there => there.map_err(|failure| failure.text())?,
     };
-    let size = match source.size().await {
+    let object = match source.there().await {
         Err(Failure::Denied(_)) => None,
-        size => size.map_err(|failure| failure.text())?,
+        object => object.map_err(|failure| failure.text())?,
     };
-    match (there, size) {
+    match (there, object) {
         (Some(there), _) if there != bytes => Err(ANOTHER.into()),
         (None, Some(_)) => Err(
             "an object is there that was not published with an index: choose another name, or add --replace"
                 .into(),
         ),
-        (Some(_), Some(size)) if size != index.size() => Err(format!(
-            "an object of {size} bytes is there, which is not that of its index: choose another name, or add --replace"
+        // That of an index that was replaced before the object was, or what another program put there.
+        (Some(_), Some((size, of))) if size != index.size() || of != Some(hex(&digest(bytes))) => Err(format!(
+            "an object of {size} bytes is there, which is not known to be that of its index: choose another name, or add --replace"
         )),
         // An upload that was broken off leaves no object.
         (_, None) => Ok(false),
@@ -249,7 +254,9 @@ fn copy(
     let there = fs::read(with(index::ENDING)).ok();
     let is_equal = there.as_deref() == Some(bytes);
     let len = fs::metadata(&to).map(|facts| facts.len()).ok();
-    let is_there = own || (is_equal && len == Some(index.size()));
+    // One that was to be replaced and was not may be just as long.
+    let is_whole = || index_of(&to, &|_| {}).is_ok_and(|found| found == *index);
+    let is_there = own || (is_equal && len == Some(index.size()) && is_whole());
     let other = (there.is_some() && !is_equal) || (len.is_some() && !is_there);
     if other && !what.replace {
         return Err(format!("{} is there: choose another name, or add --replace", to.display()));
@@ -367,6 +374,17 @@ mod tests {
         put(&source.path, vec![1; 10]);
         refused(publish(7, false));
         assert_eq!(there().0, 10);
+        // Killed between the new index and the new image: the former one is there, just as long.
+        publish(7, true).expect("published");
+        let former = there();
+        let path = image(&folder, 8);
+        let index = index_of(&path, &|_| {}).expect("an index");
+        let beside = source.path_beside(index::ENDING).expect("a name");
+        put(&beside, index.to_bytes());
+        refused(publish(8, false));
+        assert_eq!(there(), former);
+        publish(8, true).expect("published");
+        publish(8, false).expect("it is there");
     }
 
     #[test]
@@ -393,6 +411,14 @@ mod tests {
         fs::remove_file(&to).expect("removed");
         publish(false).expect("it goes on");
         assert!(fs::read(&to).expect("the copy") == fs::read(&path).expect("the image"));
+        // Killed between the new index and the new image: the former one is there, just as long.
+        image(&folder, 6);
+        let index = index_of(&path, &|_| {}).expect("an index");
+        let beside = www.path().join("disk.img.rtidx");
+        fs::write(&beside, index.to_bytes()).expect("written");
+        assert!(publish(false).is_err_and(|why| why.contains("--replace")));
+        image(&folder, 7);
+        publish(true).expect("published");
         // An image that changes under the copy takes no other's place.
         let index = index_of(&path, &|_| {}).expect("an index");
         image(&folder, 8);

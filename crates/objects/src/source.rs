@@ -1,5 +1,6 @@
 //! Where an object's bytes come from: one request at a time, each of a range of the object that was opened.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,9 @@ use object_store::aws::AmazonS3Builder;
 use object_store::client::HttpError;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, RetryConfig};
+use object_store::{
+    Attribute, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, RetryConfig,
+};
 
 use crate::credentials::Profile;
 use crate::http::{Connector, Encoded, Refused, at_most, cause, first_cause, told};
@@ -17,6 +20,9 @@ use crate::uri::{Server, Uri};
 
 /// For the longest transfer of one range.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// Of which index an object is the image, among what its store keeps of it: the SHA-256 of that.
+pub(crate) const OF_INDEX: Attribute = Attribute::Metadata(Cow::Borrowed("ringtap-index"));
 
 /// An object at its store.
 #[derive(Debug)]
@@ -176,10 +182,14 @@ impl Source {
         }
     }
 
-    /// The size of what is there, where something is.
-    pub(crate) async fn size(&self) -> Result<Option<u64>, Failure> {
-        match self.store.head(&self.path).await.map_err(of_error) {
-            Ok(facts) => Ok(Some(facts.size)),
+    /// The size of what is there, where something is, and [`OF_INDEX`].
+    pub(crate) async fn there(&self) -> Result<Option<(u64, Option<String>)>, Failure> {
+        let head = GetOptions::new().with_head(true);
+        match self.store.get_opts(&self.path, head).await.map_err(of_error) {
+            Ok(there) => {
+                let of = there.attributes.get(&OF_INDEX).map(|of| of.to_string());
+                Ok(Some((there.meta.size, of)))
+            }
             Err(Failure::Missing) => Ok(None),
             Err(failure) => Err(failure),
         }
