@@ -66,7 +66,8 @@ pub fn amend(
     // What cannot be is refused before anything is changed.
     let (tried, own) = (amendment.clone(), container.clone());
     on_a_ring(file, |io| async move { qcow2::may_amend(&io, &own, &tried).await })??;
-    let grows = wanted.size.is_some_and(|size| size.next_multiple_of(512) != header.size);
+    let grows =
+        wanted.size.is_some_and(|size| size.checked_next_multiple_of(512) != Some(header.size));
     if grows && amendment.version == Some(2) && header.snapshots > 0 {
         let why = "size and compat=0.10 of an image with snapshots: version 2 cannot say that their disks are of \
                    another size";

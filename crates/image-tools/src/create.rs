@@ -294,7 +294,9 @@ impl NewImage {
         }
         let none = || Error::usage("name a size, such as 10G");
         let size = self.size.ok_or_else(none)?;
-        Ok(*self.size.insert(size.next_multiple_of(512)))
+        let too_large = || Error::usage("the size is too large");
+        let size = size.checked_next_multiple_of(512).ok_or_else(too_large)?;
+        Ok(*self.size.insert(size))
     }
 
     /// Make the image; what was there is lost. Its size must be known. Gives the files that are new; they

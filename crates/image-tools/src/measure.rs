@@ -145,14 +145,15 @@ fn data(path: &Path, disk: Vbd, cluster: u64) -> Result<u64, Error> {
 
 /// Bytes of bitmaps, all of their clusters there, their tables and the directory.
 fn bitmaps(entries: &[BitmapEntry], size: u64, cluster: u64) -> u64 {
-    let (mut bytes, mut directory) = (0, 0);
-    for entry in entries.iter().filter(|entry| !entry.is_in_use()) {
+    let (mut bytes, mut directory) = (0u64, 0);
+    for entry in entries.iter().filter(|entry| entry.is_usable()) {
         let bits = size.div_ceil(1 << entry.granularity_bits);
         let clusters = bits.div_ceil(8).div_ceil(cluster);
-        bytes += clusters * cluster + (clusters * 8).next_multiple_of(cluster);
+        let own = clusters * cluster + (clusters * 8).next_multiple_of(cluster);
+        bytes = bytes.saturating_add(own);
         directory += (24 + entry.name.len() as u64).next_multiple_of(8);
     }
-    bytes + directory.next_multiple_of(cluster)
+    bytes.saturating_add(directory.next_multiple_of(cluster))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use ringtap_image::qcow2::{self, Header, ResizeOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenOptions, Place, Role, find_named, on_a_ring, open_place,
-    record, vhd,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, on_a_ring,
+    open_place, record, vhd,
 };
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
@@ -188,7 +188,12 @@ fn size_of(path: &Path, format: Format, container: &Container) -> Result<u64, Er
     match format {
         Format::Raw => Ok(container.len().next_multiple_of(512)),
         Format::Qcow2 => {
-            let header = on_a_ring(path, |io| async move { Header::read(&io, &container).await })??;
+            let header = on_a_ring(path, |io| async move {
+                let header = Header::read(&io, &container).await?;
+                let wrong = |source| OpenError::Qcow2 { path: container.path().into(), source };
+                header.check_tables(container.len()).map_err(wrong)?;
+                Ok::<_, OpenError>(header)
+            })??;
             Ok(header.size.next_multiple_of(512))
         }
         Format::Vhd => {

@@ -123,3 +123,36 @@ fn images_are_amended_as_by_qemu_img() {
         assert!(fs::read(bench.path("a.qcow2")).expect("it") == before, "{line}");
     }
 }
+
+#[test]
+fn numbers_that_no_image_has_are_no_panic() {
+    let bench = Bench::new();
+    bench.ok("qemu-img create -q -f qcow2 a.qcow2 1M");
+    bench.ok("qemu-img bitmap --add a.qcow2 one");
+    let good = fs::read(bench.path("a.qcow2")).expect("the image");
+    let header = ringtap_image::qcow2::Header::parse(&good).expect("a header");
+    let directory = header.bitmaps().expect("bitmaps").directory_offset as usize;
+    let damage = |at: usize, bytes: &[u8]| {
+        let mut image = good.clone();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+        fs::write(bench.path("a.qcow2"), image).expect("written");
+    };
+    // The granularity of a bitmap: it is none that is copied.
+    damage(directory + 17, &[200]);
+    let told = bench.ok("ringtap measure -f qcow2 -O qcow2 a.qcow2");
+    assert!(told.contains("bitmaps size: 0"), "{told}");
+    // The size of the disk.
+    damage(24, &[0xff; 8]);
+    for line in ["resize -f qcow2 a.qcow2 +1G", "amend -f qcow2 -o size=2M a.qcow2"] {
+        let told = bench.ends(&format!("ringtap {line}"), 1);
+        assert!(told.contains("at most 2^62 bytes"), "{told}");
+    }
+    fs::write(bench.path("a.qcow2"), &good).expect("written");
+    let most = u64::MAX;
+    for line in
+        [format!("amend -f qcow2 -o size={most} a.qcow2"), format!("create -q b.raw {most}")]
+    {
+        let told = bench.run(&format!("ringtap {line}"));
+        assert!(matches!(told.status.code(), Some(1 | 2)), "{line}: {told:?}");
+    }
+}
