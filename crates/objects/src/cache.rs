@@ -44,6 +44,10 @@ pub(crate) struct Cache {
     _used: File,
     bits: Vec<AtomicU64>,
     unstable: Mutex<Vec<u32>>,
+    /// Held by who syncs: of what was lost the kernel tells one of those who sync a file at a time.
+    settling: Mutex<()>,
+    /// Syncs that failed.
+    failures: AtomicU64,
     /// Bytes that were stored since it was last looked whether there is room.
     unchecked: AtomicU64,
     full: AtomicBool,
@@ -78,6 +82,8 @@ impl Cache {
             _used: used,
             bits: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             unstable: Mutex::default(),
+            settling: Mutex::default(),
+            failures: AtomicU64::new(0),
             // The first looks.
             unchecked: AtomicU64::new(u64::MAX / 2),
             full: AtomicBool::new(false),
@@ -138,6 +144,7 @@ impl Cache {
         if self.has(number) || !self.has_room(bytes.len() as u64) {
             return self.has(number);
         }
+        let failures = self.failures.load(SeqCst);
         let mut done = 0;
         while done < bytes.len() {
             let at = u64::from(number) * CHUNK + done as u64;
@@ -152,9 +159,13 @@ impl Cache {
                 }
             }
         }
-        self.set(number);
         let many = {
             let mut unstable = self.unstable();
+            // It may be among what the sync that failed meanwhile has lost.
+            if self.failures.load(SeqCst) != failures {
+                return false;
+            }
+            self.set(number);
             unstable.push(number);
             unstable.len() >= TOGETHER
         };
@@ -170,14 +181,21 @@ impl Cache {
 
     /// Make what was stored stable, and say so in the map. Waits for the disk.
     pub(crate) fn settle(&self) {
+        self.settle_by(|| Ok(rustix::fs::fdatasync(self.data.as_fd())?));
+    }
+
+    fn settle_by(&self, sync: impl FnOnce() -> io::Result<()>) {
+        let _alone = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = std::mem::take(&mut *self.unstable());
         if stored.is_empty() {
             return;
         }
-        if let Err(error) = rustix::fs::fdatasync(self.data.as_fd()) {
-            // What the page cache has lost is brought again.
+        if let Err(error) = sync() {
+            // What the page cache has lost is brought again: all since the last sync that went well, for nobody is told which.
             tracing::warn!("the cache in {}: {error}", self.dir.path.display());
-            for number in stored {
+            self.failures.fetch_add(1, SeqCst);
+            let since = std::mem::take(&mut *self.unstable());
+            for number in stored.into_iter().chain(since) {
                 let word = &self.bits[number as usize / 64];
                 word.fetch_and(!(1 << (number % 64)), SeqCst);
             }
@@ -323,6 +341,28 @@ mod tests {
         assert!(third.has(3) && third.has(10) && !third.has(4));
         assert!(!open("b").has(3), "another object");
         assert!(!Cache::open(&dir, "a", size + 1).expect("a cache").has(3), "another size");
+    }
+
+    /// The kernel tells of a loss once, and not of what.
+    #[test]
+    fn what_was_written_before_a_sync_that_failed_is_not_taken_for_stable() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = dir(&folder, None);
+        let cache = Cache::open(&dir, "a", 10 * CHUNK).expect("a cache");
+        let chunk = vec![7; CHUNK as usize];
+        assert!(cache.store(1, &chunk));
+        cache.settle_by(|| Ok(()));
+        assert!(cache.store(2, &chunk));
+        cache.settle_by(|| {
+            assert!(cache.settling.try_lock().is_err(), "nobody syncs meanwhile");
+            assert!(cache.store(3, &chunk));
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        assert!(cache.has(1) && !cache.has(2) && !cache.has(3));
+        assert!(cache.store(2, &chunk));
+        cache.settle_by(|| Ok(()));
+        let next = Cache::open(&dir, "a", 10 * CHUNK).expect("a cache");
+        assert_eq!([1, 2, 3].map(|number| next.has(number)), [true, true, false]);
     }
 
     #[test]
