@@ -9,8 +9,10 @@ use sha2::{Digest, Sha256};
 pub const CHUNK: u64 = 256 << 10;
 /// How an index's name ends, behind its image's.
 pub const ENDING: &str = ".rtidx";
-/// The most bytes of one: an image of 1 TiB.
-pub const MOST: usize = HEAD + (1 << 40) / CHUNK as usize * DIGEST;
+/// The most bytes of an image that has one.
+pub const MOST_IMAGE: u64 = 1 << 40;
+/// The most bytes of one.
+pub const MOST: usize = HEAD + (MOST_IMAGE / CHUNK) as usize * DIGEST;
 
 const MAGIC: &[u8; 8] = b"RTIDX\0\0\x01";
 const HEAD: usize = 24;

@@ -59,7 +59,14 @@ pub fn publish(
     let failed = |error: io::Error| format!("{}: {error}", what.file.display());
     // Of devices, too.
     let size = File::open(what.file).and_then(|mut file| file.seek(SeekFrom::End(0)));
-    let count = size.map_err(failed)?.div_ceil(CHUNK).try_into().unwrap_or(u32::MAX);
+    let size = size.map_err(failed)?;
+    if size > index::MOST_IMAGE {
+        return Err(format!(
+            "{} has {size} bytes, and nobody opens an index of more than 1 TiB: publish it as a qcow2 image that takes less",
+            what.file.display()
+        ));
+    }
+    let count = size.div_ceil(CHUNK).try_into().unwrap_or(u32::MAX);
     let list = what.boot_list.map(|path| {
         let text = fs::read(path).map_err(|error| error.to_string());
         text.and_then(|text| boot::parse(&text, count).map(|_| text))
@@ -385,6 +392,16 @@ mod tests {
         assert_eq!(there(), former);
         publish(8, true).expect("published");
         publish(8, false).expect("it is there");
+    }
+
+    #[test]
+    fn an_image_that_no_index_can_be_read_of_is_refused_unread() {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a folder");
+        let path = folder.path().join("large");
+        File::create(&path).and_then(|file| file.set_len((1 << 40) + 1)).expect("a file");
+        let target = folder.path().display().to_string();
+        let why = publish(publication(&path, false), &target, &|_| panic!("it is read"));
+        assert!(why.is_err_and(|why| why.contains("1 TiB")));
     }
 
     #[test]
