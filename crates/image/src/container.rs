@@ -305,6 +305,11 @@ impl Container {
         self.open.as_deref().map(|locked| &**locked)
     }
 
+    /// Whether it is the reactor's alone: no file of this host, and on no server.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.open.is_none() && self.store.is_none()
+    }
+
     /// The file, for as long as it is open.
     pub fn place(&self) -> Place {
         match self.open_file() {

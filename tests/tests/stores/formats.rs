@@ -44,6 +44,24 @@ fn a_qcow2_image_is_written_to_and_stays_whole() {
     }
 }
 
+/// Who waits for a cluster does not keep its queue from others' requests.
+#[test]
+fn compressed_clusters_are_decoded_beside_the_queue_threads() {
+    let bench = Bench::new();
+    fs::write(bench.path("from"), vec![7; 4 * MIB as usize]).expect("a file");
+    let (from, image) = (bench.text("from"), bench.text("a.img"));
+    said(&["convert", "-q", "-c", "-f", "raw", "-O", "qcow2", &from, &image]);
+    let _source = bench.source(Kind::Nbdkit, "a.img");
+    let server = bench.serve(&bench.uri(), &["-f", "qcow2"]);
+    bench.io_well(&["read -P 7 0 4M"]);
+    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("its threads");
+    let names =
+        tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    let names: Vec<String> = names.collect();
+    assert!(names.iter().any(|name| name.starts_with("decode")), "{names:?}");
+    server.stop();
+}
+
 #[test]
 fn a_killed_server_leaves_an_image_that_opens() {
     let bench = Bench::new();

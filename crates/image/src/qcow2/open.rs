@@ -180,7 +180,7 @@ impl Qcow2 {
         let info = info_of(&geometry, &container, &parts);
         let sabotage = parts.sabotage;
         // A simulation's time stands still while another thread works.
-        let inline = container.open_file().is_none();
+        let inline = container.is_simulated();
         let cluster = header.cluster_size() as usize;
         let decoder = Decoder::new(header.compression, cluster, DECODED_MEMORY, inline);
         let memory = parts.table_memory.unwrap_or(DEFAULT_TABLE_MEMORY);
