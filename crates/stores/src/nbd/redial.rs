@@ -79,8 +79,12 @@ fn seek(nbd: &Arc<Nbd>, wish: &Weak<Attempt>, begun: Instant, times: u32) {
     }
     let (mut pause, mut told) = (PAUSE, false);
     loop {
-        // Requests do not wait longer than they may because one attempt does.
-        let left = if told { LIMIT } else { patience.saturating_sub(begun.elapsed()).max(LEAST) };
+        // Requests of a connection that was lost do not wait longer than they may because one attempt does.
+        let left = if told || times == 0 {
+            LIMIT
+        } else {
+            patience.saturating_sub(begun.elapsed()).max(LEAST)
+        };
         let found = if nbd.is_closed() { None } else { Some(attempt(nbd, left.min(LIMIT))) };
         let Some(wish) = wish.upgrade() else { return };
         match found {
