@@ -4,7 +4,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`amend`] | what an image says of itself, and what is recorded of it |
-//! | [`bench`] | requests sent to an image as fast as it answers them |
+//! | [`mod@bench`] | requests sent to an image as fast as it answers them |
 //! | [`bitmap`] | the dirty bitmaps inside an image |
 //! | [`check`] | whether an image contradicts itself, and repair |
 //! | [`commit`] | what an overlay holds, written into an image below it |

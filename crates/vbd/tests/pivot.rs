@@ -209,12 +209,20 @@ impl Chain {
         }
         let base = vbd.disk().image().map_err(|error| error.to_string())?;
         let overlay = self.opener(next).open(io, Some(base)).await?;
+        let second = match waits.bool() && next < OVERLAYS {
+            true => Some(self.opener(next + 1).open(io, Some(overlay.fork())).await?),
+            false => None,
+        };
         let quiesced = self.quiesce(io, vbd).await?;
         let former = match self.wrong {
             Some(Wrong::FormerForgotten) => quiesced.replace(overlay).map(|_| None),
             _ => quiesced.overlay(overlay).map(Some),
         };
         let former = former.map_err(|error| error.to_string())?;
+        let unused = second.as_ref().map(|second| second.fork());
+        if let Some(second) = second {
+            self.there_and_back(&quiesced, second)?;
+        }
         if self.wrong == Some(Wrong::PivotToldLate) {
             drop(quiesced);
             for _ in 0..60 {
@@ -225,8 +233,8 @@ impl Chain {
             self.top.set(next);
             drop(quiesced);
         }
-        if waits.bool() && next < OVERLAYS {
-            self.there_and_back(io, vbd, next + 1).await?;
+        if let Some(unused) = unused {
+            unused.close(io).await.map_err(|error| error.to_string())?;
         }
         for _ in 0..waits.u64(0..200) {
             io.next_turn().await;
@@ -248,12 +256,8 @@ impl Chain {
         }
     }
 
-    /// A snapshot of which nothing comes, for another disk of the same moment refused its own.
-    async fn there_and_back(&self, io: &Io, vbd: &Vbd, next: usize) -> Result<(), String> {
-        let base = vbd.disk().image().map_err(|error| error.to_string())?;
-        let overlay = self.opener(next).open(io, Some(base)).await?;
-        let closes = overlay.fork();
-        let quiesced = self.quiesce(io, vbd).await?;
+    /// One more overlay, of which nothing comes: another disk of the same moment is refused its own.
+    fn there_and_back(&self, quiesced: &Quiesced<'_>, overlay: Box<dyn Image>) -> Result<(), String> {
         let former = quiesced.overlay(overlay).map_err(|error| error.to_string())?;
         let back = match self.wrong {
             Some(Wrong::FormersForgotten) => {
@@ -261,9 +265,7 @@ impl Chain {
             }
             _ => quiesced.put_back(&former),
         };
-        back.map_err(|error| error.to_string())?;
-        drop(quiesced);
-        closes.close(io).await.map_err(|error| error.to_string())
+        back.map_err(|error| error.to_string())
     }
 
     fn read_all(&self) -> Result<Vec<u8>, String> {

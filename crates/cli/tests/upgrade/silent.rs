@@ -44,7 +44,7 @@ fn storage_that_is_silent_holds_up_no_other_disk() {
     let sources = ["b", "d"].map(|of| Source::of(&bench, &format!("{of}.raw"), of));
     let [b, d] = ["b", "d"].map(|of| format!("nbd+unix:///?socket={}", bench.path(of).display()));
     let line = format!(
-        "serve --control unix:c.sock a.raw -f raw --vhost-user vu.sock {b} -f raw --name b --nbd unix:b.sock {d} -f raw --read-only --name d --node-name d --nbd unix:d.sock"
+        "serve --sandbox off --control unix:c.sock a.raw -f raw --vhost-user vu.sock {b} -f raw --name b --nbd unix:b.sock {d} -f raw --read-only --name d --node-name d --nbd unix:d.sock"
     );
     let (_child, server) = bench.serve(&line);
     // It says that it is ready, and takes nothing over.

@@ -256,14 +256,8 @@ impl Scan {
     }
 }
 
-/// Leave out what is too much, and where entries have to change write the table anew, with the header pointing to it. What it
-/// takes now is free then.
+/// Write the table anew, as far as it can be kept, and let the header point to it. What it takes now is free then.
 pub(super) async fn mend(rewrite: &mut Rewrite<'_, '_, '_>, scan: &Scan) -> Result<(), ToolError> {
-    if scan.incomplete + scan.too_long == 0 {
-        // What stays is right as it lies there.
-        rewrite.image.header.snapshots = scan.kept;
-        return Ok(());
-    }
     let bits = rewrite.image.header.cluster_bits;
     let clusters = scan.len.div_ceil(1 << bits);
     let offset = if clusters == 0 { 0 } else { rewrite.take(clusters).await? };
