@@ -257,7 +257,11 @@ impl Chain {
     }
 
     /// One more overlay, of which nothing comes: another disk of the same moment is refused its own.
-    fn there_and_back(&self, quiesced: &Quiesced<'_>, overlay: Box<dyn Image>) -> Result<(), String> {
+    fn there_and_back(
+        &self,
+        quiesced: &Quiesced<'_>,
+        overlay: Box<dyn Image>,
+    ) -> Result<(), String> {
         let former = quiesced.overlay(overlay).map_err(|error| error.to_string())?;
         let back = match self.wrong {
             Some(Wrong::FormersForgotten) => {

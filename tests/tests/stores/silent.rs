@@ -14,8 +14,8 @@ fn a_guest_may_begin_anew_where_the_target_of_a_backup_fell_silent() {
     // With a connection of each thread's own, and with one that all share.
     for kind in [Kind::Nbdkit, Kind::NbdkitOne] {
         let bench = Bench::new();
-        bench.raw("a.raw", 64 * MIB);
-        bench.raw("b.raw", 64 * MIB);
+        bench.raw("a.raw", 4096 * MIB);
+        bench.raw("b.raw", 4096 * MIB);
         let source = bench.source(kind, "a.raw");
         let listen = format!("unix:{}", bench.text("control"));
         let own = ["-f", "raw", "--node-name", "vm", "--control", &listen];
