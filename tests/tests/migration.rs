@@ -1,9 +1,9 @@
 //! A guest that moves from one QEMU to another while it runs, and its disks with it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringtap_guest::{Appliance, Guest, Job, Machine, Migrated, Output, Qemu};
 use ringtap_tests::{Control, Server, lab, ok, patience, program};
@@ -303,6 +303,23 @@ fn a_guest_goes_with_its_storage() {
     ok("qemu-img", "qemu-utils", &["check", "-q", &to]);
 }
 
+/// Until a front-end has connected to that socket.
+fn until_taken(socket: &Path) {
+    let name = socket.to_str().expect("a plain path");
+    let end = Instant::now() + patience();
+    let taken = || {
+        let sockets = fs::read_to_string("/proc/net/unix").expect("the sockets");
+        sockets.lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.get(5) == Some(&"03") && words.get(7) == Some(&name)
+        })
+    };
+    while !taken() {
+        assert!(Instant::now() < end, "nobody comes to {name}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Servers that are killed in the middle: the one that the guest leaves while its memory goes, and the one that it comes to
 /// just before it does; on the way back the one that it leaves once it has stopped, and the one that it came to. Each that has
 /// a guest, or is to have one, is started again at once, as a supervisor does. Two queues.
@@ -331,7 +348,11 @@ fn servers_that_are_killed_while_a_guest_goes_lose_nothing_of_its_disks() {
     let there = guest.migrate_between(
         of("2"),
         LONG,
-        || again(&mut one, "1", &[]),
+        || {
+            again(&mut one, "1", &[]);
+            // It lets go of its images when the guest stops here, so the guest is to be here by then.
+            sockets("1").iter().for_each(|socket| until_taken(&bench.path(socket)));
+        },
         || again(&mut other, "2", &["--incoming"]),
     );
     tell("with servers killed, there", there.unwrap_or_else(|error| panic!("{error}")));
