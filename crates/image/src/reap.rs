@@ -6,10 +6,13 @@
 //! and which file system that was; whoever opens another image there asks it. Where it cannot be asked
 //! (not being root, on a file system without such names or without an identity of its own), logs stay.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use ringtap_io::FileHandle;
 use rustix::fd::AsFd;
@@ -24,6 +27,10 @@ const KNOWN: [u64; 3] = [EXT, BTRFS, TMPFS];
 const EXT: u64 = 0xef53;
 const BTRFS: u64 = 0x9123_683e;
 const TMPFS: u64 = 0x0102_1994;
+/// How long logs of one folder and one device are not looked at again by this process.
+const SELDOM: Duration = Duration::from_secs(10);
+/// When that was last done, by folder and device.
+static LAST: Mutex<BTreeMap<(PathBuf, u64), Instant>> = Mutex::new(BTreeMap::new());
 
 /// What the file is called on any path, and by which file system; zeros where that is not known.
 pub(crate) fn name_of(file: impl AsFd) -> [u64; WORDS] {
@@ -49,6 +56,18 @@ pub(crate) fn file_system_of(file: impl AsFd) -> io::Result<u64> {
     let known = KNOWN.contains(&(fstatfs(&file)?.f_type as u64));
     let id = if known { fstatvfs(&file)?.f_fsid } else { 0 };
     if id == 0 { Err(io::ErrorKind::Unsupported.into()) } else { Ok(id) }
+}
+
+/// [`reap`], though not for each of many images that are opened one after another: it looks at all logs that there are.
+pub(crate) fn reap_at_times(folder: &Path, image: impl AsFd) -> io::Result<usize> {
+    let place = (folder.to_owned(), fstat(&image)?.st_dev);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last.get(&place).is_some_and(|last| last.elapsed() < SELDOM) {
+        return Ok(0);
+    }
+    last.insert(place, Instant::now());
+    drop(last);
+    reap(folder, image)
 }
 
 /// Drop what is in the folder of images that are gone and lay where `image` lies; gives how many.

@@ -147,7 +147,7 @@ impl RestartLog {
         let path = container.path();
         match RestartLog::open(folder, open, capacity) {
             Ok(log) => {
-                if let Ok(gone @ 1..) = reap::reap(folder, open) {
+                if let Ok(gone @ 1..) = reap::reap_at_times(folder, open) {
                     tracing::info!("dropped {gone} restart logs of images that were deleted");
                 }
                 Ok(Some(log.of(container)))

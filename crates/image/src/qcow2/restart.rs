@@ -188,7 +188,8 @@ impl Shared {
         log.start(generation);
         if self.header.version > 2 {
             let bits = self.header.known_autoclear() | stamp(log.own(), generation);
-            self.patch_header(io, 88, &bits.to_be_bytes()).await.map_err(failed)?;
+            // It need not be stable: a power cut ends the log, too.
+            self.write_header(io, 88, &bits.to_be_bytes()).await.map_err(failed)?;
         } else {
             log.note_beside();
         }
@@ -253,7 +254,8 @@ impl Shared {
             log.close_beside();
             return Ok(());
         }
-        self.patch_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
+        // As when it was named: not stable, since a power cut ends the log that it would still name.
+        self.write_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
         log.close(true);
         Ok(())
     }

@@ -156,6 +156,36 @@ fn a_flush_moves_the_generation_by_one_write() {
     assert_eq!(stamps, [0, 0], "the image says what the log does");
 }
 
+/// Operations on the file that it takes to open an image and to close it, with nothing written between.
+fn operations_to_open_and_close(with_log: bool) -> u64 {
+    let disk = Disk::new(512);
+    let file = disk.add_file(0, 1);
+    let container = Container::simulated(file, 0, Traits::FILE);
+    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5).chances(Chances::NEVER)));
+    let io = tasks.io().clone();
+    let counted = disk.clone();
+    let work = async move {
+        let options = CreateOptions { size: 1 << 30, ..Default::default() };
+        let header = create(&io, &container, None, &options).await.expect("made");
+        let words: Vec<_> =
+            (0..RestartLog::words_for(8)).map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
+        let identity = Identity { boot: 1, file: (2, 3) };
+        let log = with_log.then(|| RestartLog::with(std::sync::Arc::new(words), identity, 8));
+        let before = counted.operations();
+        let parts = Parts { restart: log, ..Parts::default() };
+        let image = Qcow2::open(&io, container.clone(), header, parts).await.expect("opened");
+        image.shared.close(&io).await.expect("closed");
+        counted.operations() - before
+    };
+    tasks.block_on(work).expect("the simulation runs")
+}
+
+/// It is named by one write and forgotten by one, and neither waits for a sync: many disks are handed over at once.
+#[test]
+fn a_log_costs_no_sync_where_nothing_is_written() {
+    assert_eq!(operations_to_open_and_close(true), operations_to_open_and_close(false) + 2);
+}
+
 /// Open an image whose server was killed once more, after a record of its log has said of a cluster that
 /// it lies at `host(length of the file)`. Gives what the opening said, and the lengths before and after.
 fn opened_with_host(
