@@ -337,7 +337,7 @@ fn complete_rounds(run: &Record, samples: &[Sample]) -> u32 {
         })
     };
     (0..run.plan.rounds)
-        .take_while(|round| {
+        .filter(|round| {
             run.arms.iter().all(|arm| {
                 run.plan.workloads.iter().all(|workload| {
                     skipped(arm, workload)

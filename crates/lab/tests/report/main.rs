@@ -320,6 +320,15 @@ fn runs_of_one_plan_merge_and_others_do_not() {
     assert!(all.iter().any(|sample| sample.round == 6) && all.iter().all(|s| s.round < 7));
     let analysis = Analysis::new(merged, &all);
     assert!(analysis.rows.iter().any(|row| row.interval.is_some()), "seven rounds together");
+    // Of two that were interrupted, the rounds that are whole in either.
+    let cut = |name: &str, began: &str| {
+        let record = Record { began: began.into(), ..record(4, State::Interrupted) };
+        write(dir.path(), name, &record, &samples(3))
+    };
+    let cut = [cut("f", "2026-11-20T22:00:00+00:00"), cut("g", "2026-11-20T23:00:00+00:00")];
+    let (merged, all) = across::merge(&[&cut[0], &cut[1]]).unwrap();
+    let analysis = Analysis::new(merged, &all);
+    assert_eq!((analysis.complete_rounds, analysis.run.plan.rounds), (6, 8));
     let mut other = record(3, State::Complete);
     other.plan.size *= 2;
     let other = write(dir.path(), "c", &other, &samples(3));

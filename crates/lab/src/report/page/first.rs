@@ -156,12 +156,15 @@ pub fn limits(analysis: &Analysis) -> String {
     let words: Vec<&str> = run.stages.iter().map(|(_, words)| words.as_str()).collect();
     let translated = words.iter().chain(run.guest.as_deref().iter()).any(|w| w.contains("TCG"));
     let virtual_ones = if run.host.virtual_machine { "virtual " } else { "" };
+    let rounds = match run.state {
+        State::Complete => run.plan.rounds,
+        _ => analysis.complete_rounds,
+    };
     let mut text = format!(
-        "Holds for this machine: {} {virtual_ones}CPUs, {}, disks of {} MiB, {} rounds",
+        "Holds for this machine: {} {virtual_ones}CPUs, {}, disks of {} MiB, {rounds} rounds",
         run.host.cpus,
         run.host.file_system,
         run.plan.size >> 20,
-        run.plan.rounds
     );
     if translated {
         text += "; no KVM here, so the guest's processor is translated: ratios count, rates do not";
