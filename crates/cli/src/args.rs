@@ -39,6 +39,9 @@ use crate::verbs::resize::ResizeArgs;
 use crate::verbs::snapshot::SnapshotArgs;
 use crate::xen::XenArgs;
 
+/// What stands above the options that every command has, behind its own.
+pub(crate) const OF_ALL: &str = "Options of every command";
+
 /// Virtual disks served to virtual machines as fast as the bare block device
 ///
 /// A disk image (a plain file, or a block device) is served over vhost-user-blk straight to a
@@ -49,12 +52,12 @@ use crate::xen::XenArgs;
 pub(crate) struct Cli {
     /// Folder for restart logs, on tmpfs; the same for all who use an image. In a container one that
     /// outlives it [default: RINGTAP_STATE_DIR, else /run/ringtap, of users in XDG_RUNTIME_DIR or /dev/shm]
-    #[arg(long, global = true, value_name = "DIR", hide_default_value = true)]
+    #[arg(long, global = true, value_name = "DIR", hide_default_value = true, help_heading = OF_ALL)]
     pub(crate) state_dir: Option<PathBuf>,
 
     /// What carries out reads and writes: io_uring, or threads that block, which cost more [default: RINGTAP_IO,
     /// else io_uring, and threads where it is forbidden]
-    #[arg(long, global = true, value_enum, value_name = "WAY", hide_default_value = true)]
+    #[arg(long, global = true, value_enum, value_name = "WAY", hide_default_value = true, help_heading = OF_ALL)]
     pub(crate) io: Option<EngineName>,
 
     #[command(flatten)]
@@ -222,6 +225,30 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn what_every_command_has_stands_behind_its_own_options() {
+        let mut program = command();
+        program.build();
+        for command in program.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+            let name = command.get_name().to_owned();
+            if ["compare", "report", "help"].contains(&name.as_str()) {
+                continue; // the lab's follow
+            }
+            let help = command.render_long_help().to_string();
+            let (own, rest) = help.split_once(OF_ALL).expect("all have options");
+            let rest = rest.split("\n\n\n").next().expect("a section");
+            for option in
+                ["--state-dir <DIR>", "--io <WAY>", "--cache-dir <DIR>", "--cache-size <SIZE>"]
+            {
+                assert!(
+                    !own.contains(&format!("      {option}")),
+                    "{name}: {option} among its own"
+                );
+                assert!(rest.contains(option), "{name}: {option}");
+            }
+        }
     }
 
     #[test]

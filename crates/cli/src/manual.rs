@@ -24,26 +24,47 @@ use crate::verbs::{
 /// A titled list of what is written and what it means.
 pub(crate) type Section = (&'static str, &'static [(&'static str, &'static str)]);
 
-pub(crate) const EXIT: Section = (
+pub(crate) const EXIT: Section =
+    ("Exit status", &[("0", "all was done"), ("1", FAILED), ("2", USAGE), ("101", PANIC)]);
+
+const FAILED: &str = "it failed; the reason is on stderr";
+const USAGE: &str = "the command line makes no sense; stderr says what to write";
+const PANIC: &str = "an error of ringtap itself (a panic); a line on stderr says where";
+
+/// Of all commands together.
+const EXIT_OF_ALL: Section = (
     "Exit status",
     &[
         ("0", "all was done"),
-        ("1", "it failed; the reason is on stderr"),
-        ("2", "the command line makes no sense; stderr says what to write"),
-        ("3", "a part was done (an interrupted comparison, a row that could not be measured)"),
+        ("1", FAILED),
+        ("2", USAGE),
         ("101", PANIC),
+        (
+            "others",
+            "those of check, compare, convert, report, serve and the like; their help has them",
+        ),
     ],
 );
 
-const PANIC: &str = "an error of ringtap itself (a panic); a line on stderr says where";
+/// Of those that serve.
+const EXIT_SERVING: Section = (
+    "Exit status",
+    &[
+        ("0", "SIGTERM or SIGINT ended it, or another process took over, and all was done"),
+        ("1", "it failed, or a disk of serve or daemon was not served; the reason is on stderr"),
+        ("2", USAGE),
+        ("101", PANIC),
+        ("130", "ended at once, by the second SIGTERM or SIGINT"),
+    ],
+);
 
 /// Of the verbs that write for long.
 pub(crate) const EXIT_WRITING: Section = (
     "Exit status",
     &[
         ("0", "all was done"),
-        ("1", "it failed; the reason is on stderr"),
-        ("2", "the command line makes no sense; stderr says what to write"),
+        ("1", FAILED),
+        ("2", USAGE),
         (
             "130, 143",
             "stopped by SIGINT or SIGTERM, which is what it ends by; stderr says what is left. The \
@@ -61,7 +82,12 @@ const SIGNALS: Section = (
             "take no more requests, end those in flight, flush, remove the sockets, exit 0; \
              the second time exit at once with 130",
         ),
-        ("SIGHUP", "look again how large the images are and tell the guests"),
+        (
+            "SIGHUP",
+            "look again how large the images are and tell the guests; serve disks that were left \
+             out and can be had now, and files of disks that have come; read certificates again; \
+             have requests that wait for space tried again",
+        ),
         ("SIGUSR2", "have the program that is installed now take over, as `ringtap upgrade` does"),
         ("SIGUSR1", "print the state and statistics of every disk as one line of JSON on stderr"),
     ],
@@ -80,7 +106,7 @@ fn sections(command: &str) -> &'static [Section] {
                     ("ringtap compare", "measure the ways of serving a disk on this machine"),
                 ],
             ),
-            EXIT,
+            EXIT_OF_ALL,
         ],
         "create" => create::SECTIONS,
         "info" => info::SECTIONS,
@@ -180,16 +206,28 @@ pub(crate) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     };
     write(&command, "ringtap")?;
-    for sub in command.get_subcommands() {
-        if !sub.is_hide_set() && sub.get_name() != "help" {
-            write(sub, &format!("ringtap-{}", sub.get_name()))?;
-        }
-    }
+    below(&command, "ringtap", &write)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Write the pages of a command's own commands, and of theirs: `ringtap-disk-add` is one.
+fn below(
+    command: &Command,
+    name: &str,
+    write: &impl Fn(&Command, &str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let shown = |sub: &&Command| !sub.is_hide_set() && sub.get_name() != "help";
+    for sub in command.get_subcommands().filter(shown) {
+        let name = format!("{name}-{}", sub.get_name());
+        write(sub, &name)?;
+        below(sub, &name, write)?;
+    }
+    Ok(())
+}
+
 fn page(command: &Command, name: &str, out: &mut impl Write) -> io::Result<()> {
-    let sections = sections(command.get_name());
+    // By its whole name: `ringtap disk commit` is another than `ringtap commit`.
+    let sections = sections(name.strip_prefix("ringtap-").unwrap_or(name));
     // The lab writes the end of its commands' help itself.
     let rest = command.get_after_help().filter(|_| sections.is_empty()).map(ToString::to_string);
     let man =
@@ -218,6 +256,10 @@ fn page(command: &Command, name: &str, out: &mut impl Write) -> io::Result<()> {
             roff.text([clap_mangen::roff::bold(*what)]);
             roff.text([roman(*meaning)]);
         }
+    }
+    if let Some((above, _)) = name.rsplit_once('-').filter(|(above, _)| *above != "ringtap") {
+        roff.control("SH", ["SEE ALSO"]);
+        roff.text([roman(format!("{above}(1), with examples and exit status"))]);
     }
     roff.to_writer(out)
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::args::OF_ALL;
 use crate::names;
 
 /// Options of all objects of a process.
@@ -11,11 +12,18 @@ use crate::names;
 pub(crate) struct ObjectArgs {
     /// Folder in which chunks of images at s3://, https:// and http:// are kept, for all who use it [default:
     /// RINGTAP_CACHE_DIR, else they are read again each time]
-    #[arg(long, global = true, value_name = "DIR", hide_default_value = true)]
+    #[arg(long, global = true, value_name = "DIR", hide_default_value = true, help_heading = OF_ALL)]
     cache_dir: Option<PathBuf>,
 
     /// The most that --cache-dir takes: images that nobody uses make room [default: RINGTAP_CACHE_SIZE, else no bound]
-    #[arg(long, global = true, value_name = "SIZE", value_parser = names::size, hide_default_value = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "SIZE",
+        value_parser = names::size,
+        hide_default_value = true,
+        help_heading = OF_ALL
+    )]
     cache_size: Option<u64>,
 }
 

@@ -36,8 +36,32 @@ fn every_command_has_a_page_with_its_sections() {
         "-daemon",
         "-dd",
         "-disk",
+        "-disk-add",
+        "-disk-backup",
+        "-disk-checkpoint",
+        "-disk-checkpoint-add",
+        "-disk-checkpoint-list",
+        "-disk-checkpoint-remove",
+        "-disk-commit",
+        "-disk-group",
+        "-disk-info",
+        "-disk-limit",
+        "-disk-list",
+        "-disk-migrate",
+        "-disk-mirror",
+        "-disk-remove",
+        "-disk-resize",
+        "-disk-resume",
+        "-disk-snapshot",
+        "-disk-stream",
         "-info",
         "-job",
+        "-job-cancel",
+        "-job-list",
+        "-job-pause",
+        "-job-rate",
+        "-job-resume",
+        "-job-wait",
         "-list",
         "-man",
         "-map",
@@ -54,7 +78,9 @@ fn every_command_has_a_page_with_its_sections() {
         "-xen",
         "",
     ];
-    let expected: Vec<_> = commands.iter().map(|command| format!("ringtap{command}.1")).collect();
+    let mut expected: Vec<_> =
+        commands.iter().map(|command| format!("ringtap{command}.1")).collect();
+    expected.sort();
     assert_eq!(names, expected, "and none of a hidden command");
     let page = |name: &str| fs::read_to_string(to.join(name)).expect("a page");
     let serve = page("ringtap-serve.1");
@@ -69,6 +95,11 @@ fn every_command_has_a_page_with_its_sections() {
     ] {
         assert!(serve.contains(wanted), "{wanted} in:\n{serve}");
     }
+    let commit = page("ringtap-disk-commit.1");
+    for wanted in [".TH RINGTAP-DISK-COMMIT 1", "\\-\\-no\\-wait", "ringtap\\-disk(1)"] {
+        assert!(commit.contains(wanted), "{wanted} in:\n{commit}");
+    }
+    assert!(!commit.contains("today.qcow2"), "the examples of another: {commit}");
     assert!(page("ringtap-compare.1").contains("ringtap\\-lab"));
     assert!(page("ringtap.1").contains("ringtap\\-serve(1)"));
     let alone = stdout(ringtap(&["man"]));

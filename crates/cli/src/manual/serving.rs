@@ -1,6 +1,6 @@
 //! The same of the verbs that serve, and of those that speak to a server.
 
-use super::{EXIT, SIGNALS, Section};
+use super::{EXIT, EXIT_SERVING, SIGNALS, Section};
 
 /// What is said of a verb.
 pub(super) fn sections(command: &str) -> &'static [Section] {
@@ -27,7 +27,7 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                         "an encrypted disk, opened with LoadCredential=vm:PATH of its systemd unit",
                     ),
                     (
-                        "ringtap serve vm.qcow2 --backing /srv/base --vhost-user /run/vm.sock",
+                        "ringtap serve vm.qcow2 -f qcow2 --backing /srv/base --vhost-user /run/vm.sock",
                         "an overlay that qemu-img made, in a folder that others write to",
                     ),
                     (
@@ -41,7 +41,7 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                 ],
             ),
             SIGNALS,
-            EXIT,
+            EXIT_SERVING,
         ],
         "daemon" => &[
             (
@@ -62,7 +62,7 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                 ],
             ),
             SIGNALS,
-            EXIT,
+            EXIT_SERVING,
         ],
         "top" => &[
             (
@@ -206,7 +206,7 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                     ),
                 ],
             ),
-            EXIT,
+            EXIT_SERVING,
         ],
         _ => &[],
     }

@@ -11,7 +11,7 @@ use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
 
 use super::bar::{Bar, Talk};
-use crate::manual::{EXIT_WRITING, Section};
+use crate::manual::{EXIT, Section};
 use crate::names;
 
 /// What `ringtap publish` is told.
@@ -78,5 +78,5 @@ pub(crate) const SECTIONS: &[Section] = &[
             ),
         ],
     ),
-    EXIT_WRITING,
+    EXIT,
 ];
