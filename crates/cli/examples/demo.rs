@@ -51,7 +51,7 @@ fn demo() -> Result<()> {
         .build(&Appliance::default_cache())?;
     println!("appliance from this machine's packages: {:.1?}", began.elapsed());
 
-    let guest = boot(&appliance, &socket)?;
+    let guest = boot(&appliance, &socket, &stop)?;
     say(&guest, &stop, "uname -a; cat /sys/block/vda/size | sed 's/$/ sectors on \\/dev\\/vda/'")?;
     say(
         &guest,
@@ -66,7 +66,7 @@ fn demo() -> Result<()> {
     let (taken, seen) = (fs::metadata(&disk)?.blocks() * 512, SIZE >> 20);
     println!("the guest is down; its disk of {seen} MiB takes {} MiB here", taken >> 20);
 
-    let guest = boot(&appliance, &socket)?;
+    let guest = boot(&appliance, &socket, &stop)?;
     say(&guest, &stop, "mkdir -p /d && mount /dev/vda /d && cd /d && sha256sum -c sum")?;
     say(
         &guest,
@@ -101,8 +101,11 @@ fn serve(disk: &Path, socket: &Path) -> Result<Server> {
     Ok(server)
 }
 
-fn boot(appliance: &Appliance, socket: &Path) -> Result<Guest> {
-    let guest = Uml::new(appliance).vhost_user(socket).boot()?;
+fn boot(appliance: &Appliance, socket: &Path, stop: &AtomicBool) -> Result<Guest> {
+    let guest = Uml::new(appliance).vhost_user(socket).boot();
+    // Ctrl-C ends the server as well: what the kernel says of that is not the reason.
+    ensure!(!stop.load(Relaxed), "interrupted");
+    let guest = guest?;
     println!("a guest ({}) booted in {:.1?}", guest.accelerator(), guest.boot_time());
     Ok(guest)
 }
