@@ -154,7 +154,7 @@ pub fn record_format(
     watch: &Watcher,
 ) -> Result<(), Error> {
     let (place, _container) = hold(file, false)?;
-    let looks_like = probe::mark(&place.at())
+    let looks_like = probe::signature(&place.at())
         .tried(|| format!("cannot read {}", file.display()))?
         .unwrap_or("raw");
     if looks_like != format.name() && format != Format::Raw && !force {

@@ -27,7 +27,7 @@ pub enum Error {
     /// The format of an image that is to be written is neither named nor recorded.
     #[error(
         "the format of {} is not known: name it with -f{} (it is not guessed where an image is written, for a guest may \
-         have put any mark there)",
+         have put any signature there)",
         path.display(),
         looks_like.map(|name| format!("; it looks like {name}")).unwrap_or_default()
     )]
@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// It bears the signature of a format that is not read here.
     #[error(
-        "{} bears the mark of {signature}, which is not read here; add -f raw to take it for a raw disk all the same",
+        "{} bears the signature of {signature}, which is not read here; add -f raw to take it for a raw disk all the same",
         path.display()
     )]
     FormatUnread {

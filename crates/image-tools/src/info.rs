@@ -193,8 +193,8 @@ fn look(layer: &Layer, reading: &Reading) -> Result<Info, Error> {
     }
     if let Ok(found) = fs::metadata(path) {
         facts.taken = found.is_file().then_some(found.blocks() * 512);
-        let mark = probe::mark(path).unwrap_or_default();
-        facts.looks_like = mark.filter(|name| *name != facts.format.name());
+        let signature = probe::signature(path).unwrap_or_default();
+        facts.looks_like = signature.filter(|name| *name != facts.format.name());
     }
     facts.direct_io = known_alignment(path).or(facts.direct_io);
     Ok(facts)

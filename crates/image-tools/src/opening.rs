@@ -105,9 +105,9 @@ pub fn format_of(place: impl Into<Place>, named: Option<Format>) -> Result<(Form
     if let Some(format) = record::format(&at) {
         return Ok((format, Known::Recorded));
     }
-    let mark =
-        probe::mark_before_opening(&at).tried(|| format!("cannot read {}", path.display()))?;
-    let Some(signature) = mark else { return Ok((Format::Raw, Known::Probed)) };
+    let found =
+        probe::signature_before_opening(&at).tried(|| format!("cannot read {}", path.display()))?;
+    let Some(signature) = found else { return Ok((Format::Raw, Known::Probed)) };
     match signature.parse() {
         Ok(format) => Ok((format, Known::Probed)),
         Err(_) => Err(Error::FormatUnread { path: path.to_owned(), signature }),
@@ -120,7 +120,7 @@ pub fn format_to_write(path: &Path, named: Option<Format>) -> Result<Format, Err
     if let Some(format) = named.or_else(|| record::format(path)) {
         return Ok(format);
     }
-    let looks_like = probe::mark(path).tried(|| format!("cannot read {}", path.display()))?;
+    let looks_like = probe::signature(path).tried(|| format!("cannot read {}", path.display()))?;
     Err(Error::FormatUnknown { path: path.to_owned(), looks_like })
 }
 

@@ -77,7 +77,7 @@ impl fmt::Display for Note {
                 let path = path.display();
                 write!(
                     f,
-                    "{path} bears the mark of {format} and is taken for it; -f says it for certain"
+                    "{path} bears the signature of {format} and is taken for it; -f says it for certain"
                 )
             }
             Note::Lost { offset, len, error } => write!(

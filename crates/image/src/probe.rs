@@ -55,38 +55,38 @@ fn note(path: &Path, name: &str) -> Option<String> {
     String::from_utf8(text.get(..len)?.to_vec()).ok()
 }
 
-/// As [`mark`], of an image that is opened next for reading, with the same connection where it lies on a server.
-pub fn mark_before_opening(path: &Path) -> io::Result<Option<&'static str>> {
+/// As [`signature`], of an image that is opened next for reading, with the same connection where it lies on a server.
+pub fn signature_before_opening(path: &Path) -> io::Result<Option<&'static str>> {
     if !ringtap_stores::is_store(path) {
-        return mark(path);
+        return signature(path);
     }
     let (name, options) = (path.to_string_lossy(), ringtap_stores::Options { read_only: true });
     let store = Store::open(&name, &options).map_err(io::Error::other)?;
-    let found = mark_of_store(path, &store);
+    let found = signature_of_store(path, &store);
     store.leave(&name);
     found
 }
 
-/// The format whose mark the image bears, by its name; none where it bears none, and is raw. May name
+/// The format whose signature the image bears, by its name; none where it bears none, and is raw. May name
 /// formats that are not read here (qed, vdi).
-pub fn mark(path: &Path) -> io::Result<Option<&'static str>> {
+pub fn signature(path: &Path) -> io::Result<Option<&'static str>> {
     if ringtap_stores::is_store(path) {
         let options = ringtap_stores::Options { read_only: true };
         let store = Store::open(&path.to_string_lossy(), &options).map_err(io::Error::other)?;
-        return mark_of_store(path, &store);
+        return signature_of_store(path, &store);
     }
     let mut file = File::open(path)?;
     let mut head = vec![];
     file.by_ref().take(HEAD).read_to_end(&mut head)?;
     let mut tail = [0; 8];
-    Ok(mark_of(&head, || {
+    Ok(signature_of(&head, || {
         let read = file.seek(SeekFrom::End(-512)).is_ok() && file.read_exact(&mut tail).is_ok();
         read && &tail == VHD
     }))
 }
 
 /// The same of a store.
-fn mark_of_store(path: &Path, store: &Store) -> io::Result<Option<&'static str>> {
+fn signature_of_store(path: &Path, store: &Store) -> io::Result<Option<&'static str>> {
     let (file, facts) = (store.file(), *store.facts());
     let block = u64::from(facts.block).max(512);
     let last = facts.len.saturating_sub(512) / block * block;
@@ -102,7 +102,7 @@ fn mark_of_store(path: &Path, store: &Store) -> io::Result<Option<&'static str>>
     .map_err(io::Error::other)?
     .map_err(io::Error::from_raw_os_error)?;
     let at = (facts.len.saturating_sub(512) - last) as usize;
-    Ok(mark_of(&head, || tail.get(at..).is_some_and(|tail| tail.starts_with(VHD))))
+    Ok(signature_of(&head, || tail.get(at..).is_some_and(|tail| tail.starts_with(VHD))))
 }
 
 /// Whether a store may be written to as the format of `options`: not where it bears the signature of another. What a
@@ -115,7 +115,7 @@ pub(crate) fn may_write_store(
     let Some(asked) = options.format.filter(|_| !options.force_format) else { return Ok(()) };
     let failed =
         |source| OpenError::Os { what: "read the start of", path: path.to_owned(), source };
-    match mark_of_store(path, store).map_err(failed)? {
+    match signature_of_store(path, store).map_err(failed)? {
         Some(found) if found.parse::<crate::Format>().ok() != Some(asked) => {
             Err(OpenError::OtherFormat { path: path.to_owned(), asked, found, recorded: false })
         }
@@ -123,9 +123,10 @@ pub(crate) fn may_write_store(
     }
 }
 
-fn mark_of(head: &[u8], ends_as_vhd: impl FnOnce() -> bool) -> Option<&'static str> {
-    let begins = |mark: &[u8], at: usize| head.get(at..).is_some_and(|rest| rest.starts_with(mark));
-    let marks: [(&[u8], usize, &str); 7] = [
+fn signature_of(head: &[u8], ends_as_vhd: impl FnOnce() -> bool) -> Option<&'static str> {
+    let begins =
+        |bytes: &[u8], at: usize| head.get(at..).is_some_and(|rest| rest.starts_with(bytes));
+    let signatures: [(&[u8], usize, &str); 7] = [
         (b"QFI\xfb", 0, "qcow2"),
         (b"QED\0", 0, "qed"),
         (b"KDMV", 0, "vmdk"),
@@ -134,8 +135,8 @@ fn mark_of(head: &[u8], ends_as_vhd: impl FnOnce() -> bool) -> Option<&'static s
         (b"LUKS\xba\xbe", 0, "luks"),
         (b"\x7f\x10\xda\xbe", 64, "vdi"),
     ];
-    if let Some((.., name)) = marks.iter().find(|(mark, at, _)| begins(mark, *at)) {
-        // QEMU's first format bears the same mark.
+    if let Some((.., name)) = signatures.iter().find(|(bytes, at, _)| begins(bytes, *at)) {
+        // QEMU's first format bears the same signature.
         return Some(if *name == "qcow2" && begins(&[0, 0, 0, 1], 4) { "qcow" } else { name });
     }
     if is_descriptor(head) {
@@ -160,12 +161,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_seen_wherever_a_format_has_them() {
+    fn signatures_are_seen_wherever_a_format_has_them() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("disk");
         let found = |bytes: &[u8]| {
             std::fs::write(&path, bytes).expect("a file");
-            mark(&path).expect("read")
+            signature(&path).expect("read")
         };
         assert_eq!(found(b""), None);
         assert_eq!(found(&[0; 4096]), None);

@@ -25,7 +25,7 @@ pub(crate) struct AmendArgs {
     #[arg(value_name = "FILE", required_unless_present = "options")]
     file: Option<PathBuf>,
 
-    /// Format of the image [default: as written down]
+    /// Format of the image [default: as recorded]
     #[arg(
         short,
         long,
@@ -44,7 +44,7 @@ pub(crate) struct AmendArgs {
     )]
     options: Vec<String>,
 
-    /// Write down that the image is of this format, and change nothing in it: where the record was lost
+    /// Record that the image is of this format, and change nothing in it: where the record was lost
     /// (by cp, say), is wrong, or was never made
     #[arg(
         long,

@@ -21,7 +21,7 @@ pub(crate) struct BenchArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Format of the image [default: as written down; without -w also by its mark]
+    /// Format of the image [default: as recorded; without -w also by its signature]
     #[arg(
         short,
         long,

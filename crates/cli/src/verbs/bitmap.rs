@@ -72,7 +72,7 @@ pub(crate) struct BitmapArgs {
     #[arg(value_name = "BITMAP")]
     bitmap: String,
 
-    /// Format of the image [default: as written down]
+    /// Format of the image [default: as recorded]
     #[arg(
         short,
         long,

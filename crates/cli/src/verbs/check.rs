@@ -21,7 +21,7 @@ pub(crate) struct CheckArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Format of the image [default: as written down; without --repair also by its mark]
+    /// Format of the image [default: as recorded; without --repair also by its signature]
     #[arg(
         short,
         long,

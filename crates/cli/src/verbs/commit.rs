@@ -22,7 +22,7 @@ pub(crate) struct CommitArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Format of the overlay [default: as written down]
+    /// Format of the overlay [default: as recorded]
     #[arg(
         short,
         long,

@@ -24,7 +24,7 @@ pub(crate) struct CompareVerb {
     #[arg(value_name = "IMAGE", num_args = 1..=2, required = true)]
     images: Vec<PathBuf>,
 
-    /// Format of the first image [default: as written down, else by its mark]
+    /// Format of the first image [default: as recorded, else by its signature]
     #[arg(
         short,
         long,

@@ -24,7 +24,7 @@ pub(crate) struct ConvertArgs {
     #[arg(value_name = "FILE", num_args = 1.., required_unless_present = "options")]
     files: Vec<PathBuf>,
 
-    /// Format of the sources [default: as written down, else by their marks]
+    /// Format of the sources [default: as recorded, else by their signatures]
     #[arg(
         short,
         long,

@@ -27,7 +27,7 @@ pub(crate) struct DdArgs {
     #[arg(value_name = "OPERAND", required_unless_present = "options")]
     operands: Vec<String>,
 
-    /// Format of what is read [default: as written down, else by its mark]
+    /// Format of what is read [default: as recorded, else by its signature]
     #[arg(
         short,
         long,

@@ -31,7 +31,7 @@ pub(crate) struct InfoArgs {
     #[arg(value_name = "DISK")]
     disk: PathBuf,
 
-    /// Format of the image [default: as written down, else by its mark]
+    /// Format of the image [default: as recorded, else by its signature]
     #[arg(
         short,
         long,
@@ -335,12 +335,12 @@ impl Facts {
         }
         if let Some(format) = self.looks_like {
             notes.push(format!(
-                "note: it bears the mark of {format}; as {}, a guest sees that file's bytes as its disk",
+                "note: it bears the signature of {format}; as {}, a guest sees that file's bytes as its disk",
                 self.format
             ));
         } else if self.format_known == "probed" && self.format != "raw" {
             notes.push(format!(
-                "note: taken for {} by its mark; to serve it writable, name the format with -f",
+                "note: taken for {} by its signature; to serve it writable, name the format with -f",
                 self.format
             ));
         }

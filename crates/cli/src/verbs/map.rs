@@ -29,7 +29,7 @@ pub(crate) struct MapArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Format of the image [default: as written down, else by its mark]
+    /// Format of the image [default: as recorded, else by its signature]
     #[arg(
         short,
         long,

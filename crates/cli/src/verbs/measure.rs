@@ -29,7 +29,7 @@ pub(crate) struct MeasureArgs {
     #[arg(long, value_name = "SIZE", value_parser = names::size, conflicts_with = "file")]
     size: Option<u64>,
 
-    /// Format of FILE [default: as written down, else by its mark]
+    /// Format of FILE [default: as recorded, else by its signature]
     #[arg(
         short,
         long,

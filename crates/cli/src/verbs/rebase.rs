@@ -21,7 +21,7 @@ pub(crate) struct RebaseArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Format of the overlay [default: as written down]
+    /// Format of the overlay [default: as recorded]
     #[arg(
         short,
         long,
@@ -35,7 +35,7 @@ pub(crate) struct RebaseArgs {
     #[arg(short, long, value_name = "FILE", required_unless_present = "unsafely")]
     backing: Option<String>,
 
-    /// Its format [default: as written down when Ringtap made it]
+    /// Its format [default: as recorded when Ringtap made it]
     #[arg(
         short = 'F',
         long,

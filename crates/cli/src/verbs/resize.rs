@@ -28,7 +28,7 @@ pub(crate) struct ResizeArgs {
     #[arg(value_name = "SIZE", allow_hyphen_values = true)]
     size: String,
 
-    /// Format of the image [default: as written down]
+    /// Format of the image [default: as recorded]
     #[arg(
         short,
         long,

@@ -40,7 +40,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Format of the image [default: as written down]
+    /// Format of the image [default: as recorded]
     #[arg(
         short,
         long,

@@ -18,7 +18,7 @@ pub(crate) struct NewImage {
     #[arg(short, long, value_name = "OPTIONS")]
     options: Vec<String>,
 
-    /// Format of the backing file [default: as written down when Ringtap made it]
+    /// Format of the backing file [default: as recorded when Ringtap made it]
     #[arg(
         short = 'F',
         long,

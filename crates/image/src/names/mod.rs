@@ -284,7 +284,7 @@ pub(crate) fn find_format(
     if let Some(format) = record::format(&at) {
         return Ok(format);
     }
-    match probe::mark(&at).map_err(|source| os("read", below.path(), source))? {
+    match probe::signature(&at).map_err(|source| os("read", below.path(), source))? {
         None => Ok(Format::Raw),
         Some(_) => Err(refused(
             "the image does not say of which format that is, and its own signature may be a \

@@ -107,7 +107,7 @@ pub(crate) fn may_write(at: &Path, name: &Path, options: &OpenOptions) -> Result
         return if known == asked { Ok(()) } else { refused(known.name(), true) };
     }
     let failed = |source| OpenError::Os { what: "read", path: name.to_owned(), source };
-    match probe::mark(at).map_err(failed)? {
+    match probe::signature(at).map_err(failed)? {
         Some(found) if found != asked.name() => refused(found, false),
         _ => Ok(()),
     }
