@@ -15,6 +15,7 @@
 //! The devices are spoken to directly: a dozen ioctls and one simple protocol need none of Xen's C
 //! libraries, which would tie the binary to Xen's version.
 
+mod buffer_cache;
 mod connect;
 mod copies;
 mod device;
@@ -27,7 +28,7 @@ mod queue;
 mod record;
 mod ring;
 mod server;
-mod spare;
+
 #[doc(hidden)]
 pub mod testing;
 mod thread;

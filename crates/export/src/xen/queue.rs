@@ -8,12 +8,12 @@ use std::rc::Rc;
 use ringtap_io::{Buffer, Io, Mem, Signal};
 use ringtap_vbd::{Error, Kind, Refusal, Request, Vbd};
 
+use super::buffer_cache::BufferCache;
 use super::copies::Copies;
 use super::gntdev::{Foreign, Way};
 use super::kept::Kept;
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
-use super::spare::Spare;
 use super::wire::{self, Action, Asked, INDIRECT_SEGMENTS, PAGE, SEGMENT, Segment, Status};
 use crate::queue::Queue;
 
@@ -52,7 +52,7 @@ struct State<F> {
     barrier: Option<u16>,
     /// Bytes that the slots' requests may need.
     bytes: usize,
-    spare: Spare,
+    buffers: BufferCache,
     copies: Copies,
     turn: Turn,
 }
@@ -130,7 +130,7 @@ impl<F: Foreign> XenQueue<F> {
             ended: vec![],
             barrier: None,
             bytes: 0,
-            spare: Spare::default(),
+            buffers: BufferCache::default(),
             copies: Copies::default(),
             turn: Turn::default(),
         };
@@ -374,7 +374,7 @@ impl<F: Foreign> State<F> {
             if len == 0 {
                 continue;
             }
-            let Ok(mut buffer) = self.spare.take(io, len) else {
+            let Ok(mut buffer) = self.buffers.take(io, len) else {
                 self.turn.failed.push(*tag);
                 continue;
             };
@@ -471,7 +471,7 @@ impl<F: Foreign> State<F> {
         let slot = &mut self.slots[usize::from(tag)];
         self.bytes -= std::mem::take(&mut slot.room);
         if let Some(buffer) = slot.memory.take() {
-            self.spare.keep(buffer);
+            self.buffers.keep(buffer);
         }
         if self.barrier == Some(tag) {
             self.barrier = None;

@@ -12,12 +12,12 @@ const MOST: usize = 4 << 20;
 
 /// The buffers that no request holds.
 #[derive(Default)]
-pub(crate) struct Spare {
+pub(crate) struct BufferCache {
     free: Vec<Buffer>,
     bytes: usize,
 }
 
-impl Spare {
+impl BufferCache {
     /// A buffer of `len` bytes or more.
     pub(crate) fn take(&mut self, io: &Io, len: usize) -> Result<Buffer, i32> {
         if len <= SMALL {
@@ -62,28 +62,28 @@ mod tests {
     #[test]
     fn a_full_ring_of_large_requests_uses_the_same_memory_again() {
         let tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
-        let (io, mut spare) = (tasks.io(), Spare::default());
-        let take = |spare: &mut Spare| -> Vec<Buffer> {
-            (0..32).map(|_| spare.take(io, 128 << 10).expect("memory")).collect()
+        let (io, mut cache) = (tasks.io(), BufferCache::default());
+        let take = |cache: &mut BufferCache| -> Vec<Buffer> {
+            (0..32).map(|_| cache.take(io, 128 << 10).expect("memory")).collect()
         };
-        let first = take(&mut spare);
+        let first = take(&mut cache);
         let before = addresses(&first);
-        first.into_iter().for_each(|buffer| spare.keep(buffer));
-        assert_eq!(addresses(&take(&mut spare)), before);
+        first.into_iter().for_each(|buffer| cache.keep(buffer));
+        assert_eq!(addresses(&take(&mut cache)), before);
     }
 
     #[test]
     fn no_more_is_kept_than_that() {
         let tasks = Tasks::new(Box::new(Ring::new().expect("io_uring")));
-        let (io, mut spare) = (tasks.io(), Spare::default());
+        let (io, mut cache) = (tasks.io(), BufferCache::default());
         for len in [100 << 10, 1 << 20, 70 << 10, 300 << 10, 1 << 20, 1 << 20, 8 << 20, 1 << 20] {
-            let buffer = spare.take(io, len).expect("memory");
+            let buffer = cache.take(io, len).expect("memory");
             assert!(buffer.bytes().len() >= len);
-            let other = spare.take(io, len).expect("memory");
-            spare.keep(buffer);
-            spare.keep(other);
-            let kept: usize = spare.free.iter().map(|buffer| buffer.bytes().len()).sum();
-            assert!(kept == spare.bytes && kept <= MOST, "{kept} of {}", spare.bytes);
+            let other = cache.take(io, len).expect("memory");
+            cache.keep(buffer);
+            cache.keep(other);
+            let kept: usize = cache.free.iter().map(|buffer| buffer.bytes().len()).sum();
+            assert!(kept == cache.bytes && kept <= MOST, "{kept} of {}", cache.bytes);
         }
     }
 }
