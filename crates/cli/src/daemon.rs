@@ -78,7 +78,7 @@ pub(crate) struct DaemonArgs {
 
 /// Serve until a signal, or a client, ends it.
 pub(crate) fn run(args: DaemonArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    args.sandbox.start()?;
+    let _broker = args.sandbox.start()?;
     args.poll.choose();
     log::start(&args.log)?;
     warn_of_lost_logs();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ringtap_daemon::{Error, Sandbox, start_broker};
+use ringtap_daemon::{Error, Sandbox, end_broker, start_broker};
 use ringtap_image::is_store;
 
 /// Whether the server is confined, and to what.
@@ -33,11 +33,20 @@ enum Mode {
     Off,
 }
 
+/// The broker, where there is one: it ends when this is dropped.
+pub(crate) struct Broker;
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        end_broker();
+    }
+}
+
 impl SandboxArgs {
     /// Make the broker, while this process has nothing that it should not have, too.
-    pub(crate) fn start(&self) -> Result<(), Error> {
+    pub(crate) fn start(&self) -> Result<Broker, Error> {
         if self.sandbox == Mode::Off {
-            return Ok(());
+            return Ok(Broker);
         }
         for path in self.allow.iter().filter(|path| !is_store(path)) {
             if let Err(error) = path.metadata() {
@@ -46,8 +55,8 @@ impl SandboxArgs {
         }
         match (self.sandbox, start_broker()) {
             // It says so once it logs.
-            (Mode::Auto, _) => Ok(()),
-            (_, end) => end,
+            (Mode::Auto, _) => Ok(Broker),
+            (_, end) => end.map(|()| Broker),
         }
     }
 

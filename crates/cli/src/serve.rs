@@ -316,7 +316,7 @@ pub(crate) fn control(text: &str) -> Result<PathBuf, String> {
 
 /// Serve until a signal ends it.
 pub(crate) fn run(args: ServeArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    args.sandbox.start()?;
+    let _broker = args.sandbox.start()?;
     args.poll.choose();
     log::start(&args.log)?;
     warn_of_lost_logs();

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::opened::{LeftOut, refuse_twice};
 use crate::running::Running;
-use crate::{Allotment, Config, Disk, Error, node};
+use crate::{Allotment, Config, Disk, Error, node, sandbox};
 
 /// What a file describes.
 #[derive(Debug, Default)]
@@ -156,7 +156,7 @@ pub(crate) fn look_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
     let Some(folder) = running.config.folder.clone() else { return };
     let found = match files(&folder.path) {
         Ok(found) => found,
-        Err(error) => return tracing::error!("{error}"),
+        Err(error) => return tracing::error!("{}", sandbox::hinted(error.to_string())),
     };
     let disks = running.disks.values().map(|served| &served.disk);
     let disks = disks.chain(left_out.iter().map(|left| &left.disk));

@@ -45,8 +45,23 @@ pub fn start_broker() -> Result<(), Error> {
         .map_err(|source| Error::Process { tried: "start the broker", source })
 }
 
+/// Make the broker end with the server, which waits for that.
+pub fn end_broker() {
+    ringtap_sandbox::dismiss();
+}
+
 /// Whether files that this process opens are those that it was told of.
 static CONFINED: AtomicBool = AtomicBool::new(false);
+/// Whether it has what block devices of this host take.
+static DEVICES: AtomicBool = AtomicBool::new(true);
+
+/// Why no block device of this host can be made, where that is so.
+pub(crate) fn makes_no_devices() -> Option<&'static str> {
+    (!DEVICES.load(SeqCst)).then_some(
+        "this server is confined and makes no block devices of this host: serve the disk by `ringtap serve --ublk`, or \
+         start this server with --sandbox off",
+    )
+}
 
 /// What may help where something failed, if it may be because the server is confined.
 pub(crate) fn hint(error: &str) -> Option<&'static str> {
@@ -65,11 +80,20 @@ pub(crate) fn hinted(error: String) -> String {
     }
 }
 
+fn broker_is_gone() {
+    tracing::error!(
+        "ringtap-broker, which this confined server needs for sockets and rings, is gone (killed?): what is served goes on, \
+         by threads that block where a queue begins; restart the server"
+    );
+}
+
 /// A server behind the first wall.
 #[derive(Default)]
 pub(crate) struct Confined {
     /// What it opens by their names after its images, where no more are to come.
     narrow: Option<Files>,
+    /// Where images may lie, which cannot be found out behind the wall.
+    usual: Vec<PathBuf>,
 }
 
 /// Put the first wall up around who serves what the operator's own words say. Before there is a second thread.
@@ -101,7 +125,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     files.read.push("/usr".into());
     let later = config.control.is_some();
     let rings = ringtap_io::engine().0 == Engine::IoUring;
-    let given = if rings { ringtap_io::rings_to_be_given().ok() } else { None };
+    let given = if rings { ringtap_io::rings_to_be_given(broker_is_gone).ok() } else { None };
     let walls = Walls {
         files,
         list: list(config, if later { wide } else { vec![] }),
@@ -110,6 +134,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     };
     let confined = ringtap_sandbox::confine(&walls);
     CONFINED.store(true, SeqCst);
+    DEVICES.store(devices, SeqCst);
     if let Some(given) = given.filter(|_| confined.rings) {
         given();
     }
@@ -133,7 +158,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     // Images of guests that are still to come, or that lie elsewhere, are opened when they are there.
     let comes = disks.into_iter().zip(&config.disks).filter(|(_, disk)| disk.incoming);
     comes.for_each(|(known, _)| named.extend(known.files));
-    Ok(Confined { narrow: (!later && !devices).then_some(named) })
+    Ok(Confined { narrow: (!later && confined.files).then_some(named), usual })
 }
 
 const OF_DEVICES: &str = "block devices of this host (--ublk) take CAP_SYS_ADMIN, a namespace of mounts, and commands by rings";
@@ -146,14 +171,18 @@ impl Confined {
             tracing::warn!("the broker does not answer: {error}");
         }
         let Some(mut files) = self.narrow else { return };
-        let usual = everywhere_but_the_systems();
-        left_out.iter().for_each(|left| files.extend(Known::of(&left.disk, &usual).files));
+        for left in left_out {
+            files.extend(Known::of(&left.disk, &self.usual).files);
+            files.folders.extend(to_be_mounted(&left.disk.path, &self.usual));
+        }
         match ringtap_sandbox::narrow(&files) {
             Ok(true) => {}
             Ok(false) => tracing::info!(
                 "confined to the folders where images may lie, for threads were there before they were open"
             ),
-            Err(lacking) => tracing::warn!("confined, but for what cannot be had here: {lacking}"),
+            // Said of the first already.
+            Err(lacking) if !lacking.is_whole() => {}
+            Err(lacking) => tracing::warn!("{BUT_FOR}: {lacking}"),
         }
     }
 }
@@ -257,6 +286,18 @@ impl Known {
     }
 }
 
+/// Where a file that is not there may come by a file system that is still to be mounted: what is allowed of a folder is not
+/// of what is mounted over it, but by the folder above.
+fn to_be_mounted(path: &Path, usual: &[PathBuf]) -> Option<PathBuf> {
+    let path = std::path::absolute(path).ok()?;
+    if path.try_exists().unwrap_or(true) {
+        return None;
+    }
+    let there = path.ancestors().skip(1).find_map(|folder| folder.canonicalize().ok())?;
+    let above = there.parent()?;
+    usual.iter().any(|folder| above.starts_with(folder)).then(|| above.to_owned())
+}
+
 /// All else that is opened by its name.
 fn named(config: &Config) -> Files {
     let mut files = Files::default();
@@ -271,6 +312,10 @@ fn named(config: &Config) -> Files {
         _ => None,
     }));
     if let Some(folder) = &config.folder {
+        if folder.keep {
+            // Who keeps it tells what is wrong.
+            let _ = std::fs::create_dir_all(&folder.path);
+        }
         files.folders.push(folder.path.clone());
         files.read.push("/etc/ringtap".into());
     }

@@ -158,6 +158,7 @@ fn run(
         drop(inbox);
         drop(metrics);
         drop(control);
+        sandbox::end_broker();
         std::process::exit(0);
     }
     notify(&[NotifyState::Stopping]);

@@ -54,7 +54,11 @@ fn choose() -> (Engine, Option<Forbidden>) {
 /// One for the calling thread.
 pub fn reactor() -> io::Result<Box<dyn Reactor>> {
     match engine().0 {
-        Engine::IoUring => Ok(Box::new(Ring::new()?)),
+        Engine::IoUring => match Ring::new() {
+            // What is served goes on, and is flushed at the end.
+            Err(error) if Ring::givers_are_gone(&error) => Ok(Box::new(Threads::new()?)),
+            ring => Ok(Box::new(ring?)),
+        },
         Engine::Threads => Ok(Box::new(Threads::new()?)),
     }
 }

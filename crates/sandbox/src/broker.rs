@@ -17,10 +17,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::call::{Answer, Call, FILES, LONGEST, What, as_path, receive, send};
-use crate::holder::{self, Locked};
+use crate::holder::{self, Holder, Locked};
 use crate::list::{List, absolute};
 use crate::next;
 use crate::notifier::Notifier;
@@ -47,6 +47,8 @@ static DISMISSED: AtomicBool = AtomicBool::new(false);
 const WAITING: usize = 64;
 /// Who waits needs no more.
 const STACK: usize = 256 << 10;
+/// How long a server that ends waits for its broker to end.
+const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// Make the broker of this process. Before there is a second thread, and before anything secret is in memory.
 pub fn start(hooks: Hooks) -> io::Result<()> {
@@ -71,12 +73,20 @@ pub fn start(hooks: Hooks) -> io::Result<()> {
     }
 }
 
-/// Do without the broker: it ends, and this process does all itself.
+/// Do without the broker: it ends, and this process does all itself. Who ends does that last, so that nothing of it is left
+/// in folders that go then. One that does not end (its call waits for storage that is gone) is not waited for without end.
 pub fn dismiss() {
-    if let Some((socket, broker)) = SERVERS_END.get().filter(|_| !DISMISSED.swap(true, SeqCst)) {
-        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
-        // SAFETY: it waits for a process, and writes nothing.
-        unsafe { libc::waitpid(*broker, std::ptr::null_mut(), 0) };
+    let Some((socket, broker)) = SERVERS_END.get().filter(|_| !DISMISSED.swap(true, SeqCst)) else {
+        return;
+    };
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    let until = Instant::now() + LAST_WAIT;
+    // SAFETY: it asks for the end of a process, and writes nothing.
+    while unsafe { libc::waitpid(*broker, std::ptr::null_mut(), libc::WNOHANG) } == 0 {
+        if Instant::now() > until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -142,6 +152,8 @@ struct Broker {
     server: u32,
     hooks: Hooks,
     list: List,
+    /// What images named before the list was closed: connected to again later, and never bound.
+    named: Vec<PathBuf>,
     sealed: bool,
     notifier: Option<Notifier>,
     waiting: Arc<()>,
@@ -152,31 +164,29 @@ struct Broker {
 
 fn live(socket: OwnedFd, server: u32, program: Option<PathBuf>, hooks: Hooks) {
     let Ok(socket) = keep_only(socket) else { return };
-    let mut broker = Broker {
-        server,
-        hooks,
-        list: List::default(),
-        sealed: false,
-        notifier: None,
-        waiting: Arc::default(),
-        program,
-        next: None,
-    };
+    let Ok(lives) = server_of(server) else { return };
+    let mut broker = Broker::new(server, program, hooks);
     let mut bytes = vec![0; LONGEST];
     loop {
         let mut waited = vec![PollFd::new(&socket, PollFlags::IN)];
+        waited.extend(lives.as_ref().map(|it| PollFd::new(it, PollFlags::IN)));
         waited.extend(broker.notifier.as_ref().map(|it| PollFd::new(it, PollFlags::IN)));
         match poll(&mut waited, None) {
             Err(Errno::INTR) => continue,
             Err(_) => return,
             Ok(_) => {}
         }
-        let wants_ring = waited.get(1).is_some_and(|it| !it.revents().is_empty());
-        let says = !waited[0].revents().is_empty();
+        let is_up = |at: usize| waited.get(at).is_some_and(|it| !it.revents().is_empty());
+        let (says, ended) = (is_up(0), lives.is_some() && is_up(1));
+        let wants_ring = is_up(1 + usize::from(lives.is_some()));
         drop(waited);
+        if ended {
+            return;
+        }
         if wants_ring {
             let ring = broker.hooks.ring;
-            broker.notifier = broker.notifier.take().filter(|it| it.answer(ring));
+            let make = || apart(ring);
+            broker.notifier = broker.notifier.take().filter(|it| it.answer(make));
         }
         if says {
             let Ok((len, files)) = receive(&socket, &mut bytes) else { return };
@@ -193,6 +203,24 @@ fn live(socket: OwnedFd, server: u32, program: Option<PathBuf>, hooks: Hooks) {
             }
         }
     }
+}
+
+/// The server's process, whose end is to be seen though others may have its end of the socket: nobody has its rights after it. A
+/// signal at its end would not do: the server's walls keep signals in. Nothing on a kernel without such files.
+fn server_of(id: u32) -> io::Result<Option<OwnedFd>> {
+    let process = i32::try_from(id).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    let found = rustix::process::pidfd_open(process, PidfdFlags::empty()).ok();
+    match std::os::unix::process::parent_id() == id {
+        true => Ok(found),
+        false => Err(Errno::SRCH.into()),
+    }
+}
+
+/// A ring that a thread makes which ends then. The kernel has who made a ring take part in its end, and holds files that it
+/// works on until then: a broker that has something else to do would keep them from whoever comes after the server.
+fn apart(ring: fn() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    let made = std::thread::Builder::new().stack_size(STACK).spawn(ring)?.join();
+    made.unwrap_or_else(|_| Err(Errno::IO.into()))
 }
 
 /// Nothing that the server has, will have or hears of is the broker's.
@@ -218,6 +246,20 @@ fn keep_only(socket: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 impl Broker {
+    fn new(server: u32, program: Option<PathBuf>, hooks: Hooks) -> Broker {
+        Broker {
+            server,
+            hooks,
+            list: List::default(),
+            named: vec![],
+            sealed: false,
+            notifier: None,
+            waiting: Arc::default(),
+            program,
+            next: None,
+        }
+    }
+
     /// Do it beside all else, and answer then.
     fn later(&self, work: Box<dyn FnOnce() -> io::Result<Answer> + Send>, answers: OwnedFd) {
         if Arc::strong_count(&self.waiting) > WAITING {
@@ -261,11 +303,13 @@ impl Broker {
                 bind_at(path).map(|socket| Done::Now(Answer::of(socket)))
             }
             What::Connect => {
-                // What images name, until all are open: the same servers are connected to again later.
-                if !self.sealed {
-                    self.list.sockets.push(absolute(path)?);
+                let place = absolute(path)?;
+                if !self.named.contains(&place) && !self.list.has_socket(&place) {
+                    if self.sealed {
+                        return refused();
+                    }
+                    self.named.push(place.clone());
                 }
-                let place = self.place(path, List::has_socket)?;
                 later(move || connect(&place, first != 0).map(Answer::of))
             }
             What::Mount => {
@@ -303,7 +347,11 @@ impl Broker {
                 };
                 Ok(Done::Now(answer))
             }
-            What::Holder => Ok(Done::Now(self.holder(&call))),
+            // As many files are looked at as all processes have open.
+            What::Holder => {
+                let locked = locked(&call, self.server);
+                later(move || Ok(said_of(holder::find(&locked))))
+            }
             What::Start => self.start(files.take(3).collect()).map(Done::Now),
             What::Next => self.look_at_next(first, second).map(Done::Now),
             What::Tell => {
@@ -346,19 +394,21 @@ impl Broker {
             false => Err(Errno::PERM.into()),
         }
     }
+}
 
-    fn holder(&self, call: &Call<'_>) -> Answer {
-        let [device, inode, byte, but] = call.numbers;
-        let locked = Locked {
-            device: ((device >> 32) as u32, device as u32),
-            inode,
-            byte: byte as i64,
-            but: (self.server, but as i32),
-        };
-        let found = holder::find(&locked);
-        let text = found.map(|found| format!("{} {}", found.id, found.name)).unwrap_or_default();
-        Answer { text: text.into_bytes(), ..Answer::default() }
+fn locked(call: &Call<'_>, server: u32) -> Locked {
+    let [device, inode, byte, but] = call.numbers;
+    Locked {
+        device: ((device >> 32) as u32, device as u32),
+        inode,
+        byte: byte as i64,
+        but: (server, but as i32),
     }
+}
+
+fn said_of(holder: Option<Holder>) -> Answer {
+    let text = holder.map(|found| format!("{} {}", found.id, found.name)).unwrap_or_default();
+    Answer { text: text.into_bytes(), ..Answer::default() }
 }
 
 /// Say what has become of an upgrade to who has made the abstract socket of that server for it.
@@ -480,3 +530,7 @@ pub(crate) fn dial(host: &str, port: u16, limit: Duration) -> io::Result<TcpStre
     }
     Err(last)
 }
+
+#[cfg(test)]
+#[path = "broker_tests.rs"]
+mod tests;

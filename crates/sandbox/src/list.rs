@@ -80,8 +80,7 @@ impl List {
 
     /// Whether a UNIX socket may be there: `place` is a path without links but for its last part.
     pub(crate) fn has_socket(&self, place: &Path) -> bool {
-        self.sockets.iter().any(|path| path == place)
-            || self.folders.iter().any(|folder| place.starts_with(folder))
+        has(&self.sockets, place) || self.folders.iter().any(|folder| place.starts_with(folder))
     }
 
     pub(crate) fn may_listen(&self, host: &str, port: u16) -> bool {
@@ -93,9 +92,13 @@ impl List {
     }
 
     pub(crate) fn has_mount(&self, place: &Path) -> bool {
-        self.mounts.iter().any(|path| path == place)
-            || self.folders.iter().any(|folder| place.starts_with(folder))
+        has(&self.mounts, place) || self.folders.iter().any(|folder| place.starts_with(folder))
     }
+}
+
+/// Whether it is one of these, all of which [`absolute`] has made: a thousand disks look at a thousand places each.
+fn has(places: &[PathBuf], place: &Path) -> bool {
+    places.iter().any(|one| one.as_os_str() == place.as_os_str())
 }
 
 /// A path with no link in it, but perhaps its last part, whose folder must exist.

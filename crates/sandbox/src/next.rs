@@ -15,7 +15,8 @@ use crate::broker::{ask, ask_with, is_there};
 use crate::call::{Call, What};
 
 /// What the broker ignores, and the next is not to.
-const IGNORED: [i32; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGQUIT];
+const IGNORED: [i32; 6] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGQUIT];
 
 /// From now on these signals are nothing to this process.
 pub(crate) fn ignore_signals() {

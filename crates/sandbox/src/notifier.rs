@@ -29,7 +29,7 @@ impl Notifier {
     }
 
     /// Answer one call. False where there will be no more.
-    pub(crate) fn answer(&self, make: fn() -> io::Result<OwnedFd>) -> bool {
+    pub(crate) fn answer(&self, make: impl FnOnce() -> io::Result<OwnedFd>) -> bool {
         // SAFETY: all zeros is a valid value, and the one that the kernel asks for.
         let mut asked: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the request takes a pointer to just that structure, which lives here.

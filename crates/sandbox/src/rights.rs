@@ -24,8 +24,12 @@ pub(crate) fn gain_nothing() -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
 }
 
-/// Nobody of this user looks into its memory, and there is no dump of it.
+/// Nobody of this user looks into its memory, and there is no dump of it. That is for root's, who has other users' images:
+/// another user's own programs would no longer see which of that user's servers has an image locked.
 pub(crate) fn keep_memory_private() -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 

@@ -70,6 +70,8 @@ const PASSING: [&str; 2] = ["drop cached", "iou-"];
 pub struct Confined {
     /// Which walls there are not.
     pub lacking: Vec<Lacking>,
+    /// Whether it opens those files alone, as far as this kernel can see to that.
+    pub files: bool,
     /// Whether io_uring_setup gives rings of the broker's making from now on.
     pub rings: bool,
 }
@@ -77,8 +79,11 @@ pub struct Confined {
 /// Put the walls up around this thread and all that it starts. Before there is a second one; what cannot be had is told.
 pub fn confine(walls: &Walls) -> Confined {
     let mut lacking = vec![];
+    // Whether there is anything of it.
     let mut tried = |what: &str, result: io::Result<()>| {
-        result.map_err(|error| lacking.push(Lacking::new(what, &error))).is_ok()
+        let Err(error) = result else { return true };
+        lacking.push(Lacking::new(what, &error));
+        lacking.last().is_some_and(|it| !it.is_whole())
     };
     let Needs { devices, rings, network } = walls.needs;
     let none = || Err(io::Error::new(io::ErrorKind::NotFound, "it could not be started"));
@@ -87,15 +92,13 @@ pub fn confine(walls: &Walls) -> Confined {
     tried("no_new_privs", rights::gain_nothing());
     tried("memory that no other process reads", rights::keep_memory_private());
     // Nobody who is behind landlock mounts anything, or takes it off.
-    if !devices {
-        tried("landlock", held(files::restrict(&walls.files, network)));
-    }
+    let files = !devices && tried("landlock", held(files::restrict(&walls.files, network)));
     tried("fewer capabilities", rights::give_up(devices));
     // Rings of block devices pass commands to their driver.
     let supervised = rings && has_broker && !devices && tried("restricted rings", restrict_rings());
     let wanted = Wanted { rings, sockets: network || !has_broker, devices };
     tried("seccomp", calls::restrict(wanted));
-    Confined { lacking, rings: supervised }
+    Confined { lacking, files, rings: supervised }
 }
 
 /// A second wall, inside the first: of all files of the images' folders only those that are open now, and these. False

@@ -17,7 +17,7 @@ use crate::running::{DiskId, Export, Running, Served, ServerId, Then};
 use crate::socket::{self, SocketFile};
 use crate::start::{Lone, NbdSocket};
 use crate::transports::Transport;
-use crate::{Address, Error, TlsMode, handover};
+use crate::{Address, Error, TlsMode, handover, sandbox};
 
 /// How long a client waits for the end of an export that it had taken away; it goes on after that, and is told by the
 /// event.
@@ -359,6 +359,9 @@ impl Running {
     }
 
     fn add_ublk(&mut self, common: Common, of: UblkOptions, reply: Reply<Done>) {
+        if let Some(why) = sandbox::makes_no_devices() {
+            return reply.give(Err(Refusal::new(why)));
+        }
         let options = ublk::Options { queues: of.num_queues.unwrap_or(QUEUES).max(1) };
         let image = self.disks.get(&common.disk).map(|served| served.disk.path.clone());
         let image = image.unwrap_or_default();

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, Parameters, opcode};
@@ -15,6 +15,8 @@ use super::{Ring, SUBMISSIONS};
 
 /// How rings are laid out, once they are another's to make, and whether completions wait in the kernel.
 static GIVEN: OnceLock<(Parameters, bool)> = OnceLock::new();
+/// Told once that nobody makes any more.
+static LOST: OnceLock<fn()> = OnceLock::new();
 
 /// Codes of io_uring_register. Source: linux/io_uring.h.
 const REGISTERED: [u8; 7] = [
@@ -62,12 +64,13 @@ pub fn restricted() -> io::Result<OwnedFd> {
     unsafe { std::os::fd::BorrowedFd::borrow_raw(ring.as_raw_fd()) }.try_clone_to_owned()
 }
 
-/// Find out how rings are laid out, while this process may still make one; what it gives is called once it may not.
-pub fn rings_to_be_given() -> io::Result<impl FnOnce()> {
+/// Find out how rings are laid out, while this process may still make one; what it gives is called once it may not. `lost`
+/// is called should the other process be gone then.
+pub fn rings_to_be_given(lost: fn()) -> io::Result<impl FnOnce()> {
     let (ring, deferred) = Ring::newest(false)?;
     let known = (ring.params().clone(), deferred);
     Ok(move || {
-        let _first = GIVEN.set(known);
+        let _first = (GIVEN.set(known), LOST.set(lost));
     })
 }
 
@@ -76,6 +79,16 @@ impl Ring {
     pub(super) fn given() -> Option<io::Result<(IoUring, bool)>> {
         let (params, deferred) = GIVEN.get()?;
         Some(take(params).map(|ring| (ring, *deferred)))
+    }
+
+    /// Whether rings are another process's to make, and that is gone: the kernel says then that it has none.
+    pub(crate) fn givers_are_gone(error: &io::Error) -> bool {
+        let gone = GIVEN.get().is_some() && error.raw_os_error() == Some(libc::ENOSYS);
+        if let Some(lost) = LOST.get().filter(|_| gone) {
+            static TOLD: Once = Once::new();
+            TOLD.call_once(lost);
+        }
+        gone
     }
 }
 

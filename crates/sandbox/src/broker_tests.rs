@@ -1,0 +1,315 @@
+//! What the broker refuses, whoever asks it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+fn nothing() -> io::Result<OwnedFd> {
+    Err(Errno::NOSYS.into())
+}
+
+/// What is mounted, and where, is what its hook is told.
+fn mount(path: &Path, source: &Path, read_only: bool) -> io::Result<OwnedFd> {
+    assert_eq!((source, read_only), (Path::new("shown"), true));
+    Ok(File::open(path)?.into())
+}
+
+fn unmount(path: &Path, _: bool) -> io::Result<()> {
+    fs::metadata(path).map(drop)
+}
+
+/// A broker, in a folder with `served/socket` and `served/shown` on its list.
+struct Bench {
+    dir: tempfile::TempDir,
+    broker: Broker,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let dir = tempfile::tempdir().expect("a folder");
+        let hooks = Hooks { mount, unmount, ring: nothing, channel: "NONE" };
+        let broker = Broker::new(std::process::id(), None, hooks);
+        let mut bench = Bench { dir, broker };
+        for folder in ["served", "outside"] {
+            fs::create_dir(bench.at(folder)).expect("a folder");
+        }
+        fs::write(bench.at("served/shown"), "").expect("a file");
+        let list = List {
+            sockets: vec![bench.at("served/socket")],
+            listen: vec![("127.0.0.1".into(), 0)],
+            mounts: vec![bench.at("served/shown")],
+            ..List::default()
+        };
+        list.lines(|line| bench.asked(line).map(drop)).expect("a list");
+        bench
+    }
+
+    fn sealed() -> Bench {
+        let mut bench = Bench::new();
+        bench.asked(Call::new(What::Seal)).expect("sealed");
+        bench
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().expect("it").join(name)
+    }
+
+    fn asked(&mut self, call: Call<'_>) -> io::Result<Answer> {
+        self.asked_with(call, vec![])
+    }
+
+    fn asked_with(&mut self, call: Call<'_>, files: Vec<OwnedFd>) -> io::Result<Answer> {
+        self.said(&call.bytes().expect("short"), files)
+    }
+
+    fn said(&mut self, bytes: &[u8], files: Vec<OwnedFd>) -> io::Result<Answer> {
+        match self.broker.carry_out(bytes, files.into_iter())? {
+            Done::Now(answer) => Ok(answer),
+            Done::Later(work) => work(),
+        }
+    }
+
+    #[track_caller]
+    fn refuses(&mut self, call: Call<'_>, errno: Errno) {
+        self.refuses_with(call, vec![], errno);
+    }
+
+    #[track_caller]
+    fn refuses_with(&mut self, call: Call<'_>, files: Vec<OwnedFd>, errno: Errno) {
+        let end = self.asked_with(call, files);
+        let error = end.map(|answer| answer.text).expect_err("refused");
+        assert_eq!(error.raw_os_error(), Some(errno.raw_os_error()), "{call:?}: {error}");
+    }
+}
+
+fn by<'a>(what: What, path: &'a Path) -> Call<'a> {
+    Call::path(what, path)
+}
+
+#[test]
+fn what_is_no_call_is_refused() {
+    let mut bench = Bench::new();
+    let good = by(What::Bind, Path::new("/a")).bytes().expect("short");
+    for bytes in [&b""[..], &good[..good.len() - 3], &[&[99], &good[1..]].concat()] {
+        let error = bench.said(bytes, vec![]).map(|answer| answer.text).expect_err("refused");
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{bytes:?}");
+    }
+}
+
+#[test]
+fn nobody_adds_to_a_list_that_is_closed() {
+    let mut bench = Bench::sealed();
+    let other = bench.at("outside/socket");
+    bench.refuses(by(What::Allow, &other).number(1), Errno::PERM);
+    bench.refuses(Call::new(What::Allow).number(5), Errno::PERM);
+    bench.refuses(Call::new(What::Seal), Errno::PERM);
+    bench.refuses(by(What::Bind, &other), Errno::PERM);
+    assert!(!other.exists());
+    let own = bench.at("served/socket");
+    bench.asked(by(What::Bind, &own)).expect("what is on it is had");
+    assert!(own.exists());
+}
+
+#[test]
+fn a_line_of_no_kind_is_refused_before_that_too() {
+    let mut bench = Bench::new();
+    bench.refuses(by(What::Allow, Path::new("/tmp")).number(77), Errno::INVAL);
+    bench.refuses(by(What::Allow, Path::new("/nowhere/at/all")).number(1), Errno::INVAL);
+    let host = Call { first: b"\xff", numbers: [3, 80, 0, 0], ..Call::new(What::Allow) };
+    bench.refuses(host, Errno::INVAL);
+    let port = Call { first: b"host", numbers: [3, 1 << 16, 0, 0], ..Call::new(What::Allow) };
+    bench.refuses(port, Errno::INVAL);
+}
+
+#[test]
+fn a_path_is_compared_where_it_leads() {
+    let mut bench = Bench::sealed();
+    // A folder on the way that is a link to what is not on the list, and one to what is.
+    symlink(bench.at("outside"), bench.at("served/out")).expect("a link");
+    symlink(bench.at("served"), bench.at("in")).expect("a link");
+    for path in ["served/out/socket", "served/../outside/socket", "served/socket/..", "served"] {
+        let path = bench.at(path);
+        let end = bench.asked(by(What::Bind, &path)).map(|answer| answer.text);
+        assert!(end.is_err(), "{path:?}");
+    }
+    assert_eq!(fs::read_dir(bench.at("outside")).expect("it").count(), 0);
+    let own = bench.at("in/socket");
+    bench.asked(by(What::Bind, &own)).expect("the same socket by another way");
+    assert!(bench.at("served/socket").exists());
+}
+
+#[test]
+fn a_link_in_the_place_of_a_socket_is_not_followed() {
+    let mut bench = Bench::sealed();
+    let other = bench.at("outside/socket");
+    let _listens = UnixListener::bind(&other).expect("a socket");
+    symlink(&other, bench.at("served/socket")).expect("a link");
+    let own = bench.at("served/socket");
+    bench.refuses(by(What::Connect, &own).number(1), Errno::LOOP);
+    bench.refuses(by(What::Connect, &other).number(1), Errno::PERM);
+    bench.refuses(by(What::Bind, &own), Errno::ADDRINUSE);
+}
+
+#[test]
+fn servers_that_images_name_are_known_until_the_list_is_closed() {
+    let mut bench = Bench::new();
+    let (named, other) = (bench.at("outside/named"), bench.at("outside/other"));
+    let _listens = [&named, &other].map(|path| UnixListener::bind(path).expect("a socket"));
+    bench.asked(by(What::Connect, &named).number(1)).expect("an image names it");
+    bench.asked(Call::new(What::Seal)).expect("closed");
+    bench.asked(by(What::Connect, &named).number(1)).expect("known");
+    bench.refuses(by(What::Connect, &other).number(1), Errno::PERM);
+    // To name one is not to be allowed to take its place.
+    fs::remove_file(&named).expect("gone");
+    let end = bench.asked(by(What::Bind, &named)).map(|answer| answer.text);
+    assert!(end.is_err() && !named.exists(), "{end:?}");
+}
+
+#[test]
+fn ports_are_those_of_the_list() {
+    let mut bench = Bench::sealed();
+    let call = |what, host: &'static [u8], port| {
+        let call = Call { first: host, ..Call::new(what) };
+        Call { numbers: [port, 100, 0, 0], ..call }
+    };
+    let answer = bench.asked(call(What::Listen, b"127.0.0.1", 0)).expect("on the list");
+    assert_eq!(answer.files.len(), 1);
+    let open = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port");
+    bench.refuses(call(What::Listen, b"127.0.0.1", 81), Errno::PERM);
+    bench.refuses(call(What::Listen, b"0.0.0.0", 0), Errno::PERM);
+    bench.refuses(call(What::Dial, b"127.0.0.1", open.port().into()), Errno::PERM);
+    bench.refuses(call(What::Dial, b"127.0.0.1", 1 << 16), Errno::INVAL);
+    bench.refuses(call(What::Listen, b"\xff\xfe", 0), Errno::INVAL);
+}
+
+#[test]
+fn mounts_are_those_of_the_list() {
+    let mut bench = Bench::sealed();
+    let (own, socket) = (bench.at("served/shown"), bench.at("served/socket"));
+    let other = bench.at("outside/shown");
+    fs::write(&other, "").expect("a file");
+    let mount = |path| Call { second: b"shown", ..by(What::Mount, path) }.number(1);
+    let answer = bench.asked(mount(&own)).expect("on the list");
+    assert_eq!(answer.files.len(), 1);
+    bench.asked(by(What::Unmount, &own)).expect("on the list");
+    for path in [&other, &socket] {
+        bench.refuses(mount(path), Errno::PERM);
+        bench.refuses(by(What::Unmount, path), Errno::PERM);
+    }
+}
+
+#[test]
+fn attributes_are_ringtaps_own_of_a_file_that_may_be_written() {
+    let mut bench = Bench::sealed();
+    let path = bench.at("served/image");
+    let open = |write: bool| -> OwnedFd {
+        let file =
+            File::options().read(true).write(write).create(write).truncate(false).open(&path);
+        file.expect("the file").into()
+    };
+    drop(open(true));
+    let set = |name: &'static [u8]| {
+        let call = Call { first: name, second: b"qcow2", ..Call::new(What::SetAttribute) };
+        call.number(1)
+    };
+    let get = |name: &'static [u8]| Call { first: name, ..Call::new(What::Attribute) };
+    for name in [&b"security.capability"[..], b"trusted.overlay.opaque", b"user.ringtap.x", b""] {
+        bench.refuses_with(set(name), vec![open(true)], Errno::PERM);
+        bench.refuses_with(get(name), vec![open(false)], Errno::PERM);
+    }
+    let ours = b"trusted.ringtap.test";
+    bench.refuses_with(set(ours), vec![open(false)], Errno::PERM);
+    bench.refuses(set(ours), Errno::BADF);
+    bench.refuses(get(ours), Errno::BADF);
+}
+
+#[test]
+fn there_is_one_notifier_and_it_is_given_once() {
+    let mut bench = Bench::sealed();
+    let file = || OwnedFd::from(File::open("/dev/null").expect("a descriptor"));
+    bench.asked_with(Call::new(What::Rings), vec![file()]).expect("the first");
+    bench.refuses_with(Call::new(What::Rings), vec![file()], Errno::PERM);
+}
+
+#[test]
+fn no_other_process_is_started_told_or_killed() {
+    let mut bench = Bench::sealed();
+    // Where its own program is it does not know.
+    bench.refuses(Call::new(What::Start), Errno::NOENT);
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
+    for signal in [0, libc::SIGTERM, libc::SIGKILL] {
+        let call =
+            Call { numbers: [child.id().into(), signal as u64, 0, 0], ..Call::new(What::Next) };
+        bench.refuses(call, Errno::SRCH);
+    }
+    assert!(child.try_wait().expect("asked").is_none(), "it lives");
+    next::end(&mut child);
+}
+
+#[test]
+fn an_asker_is_told_by_this_servers_name_alone() {
+    use std::os::linux::net::SocketAddrExt;
+    let mut bench = Bench::sealed();
+    let name = format!("ringtap-upgrade-{}", std::process::id());
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
+    let socket = UnixDatagram::bind_addr(&address).expect("a socket");
+    let call = Call { first: b"another", second: b"ok 7", ..Call::new(What::Tell) };
+    bench.asked(call).expect("told");
+    let mut text = [0; 16];
+    assert_eq!(socket.recv(&mut text).expect("heard"), 4);
+    drop(socket);
+    bench.refuses(call, Errno::CONNREFUSED);
+}
+
+#[test]
+fn no_more_calls_wait_than_there_may() {
+    let bench = Bench::sealed();
+    let (blocked, waits) = std::sync::mpsc::channel::<()>();
+    let waits = Arc::new(std::sync::Mutex::new(waits));
+    let answered: Vec<_> = (0..=WAITING)
+        .map(|_| {
+            let (ours, theirs) = pair().expect("sockets");
+            let waits = waits.clone();
+            let work = move || {
+                let _ = waits.lock().map(|waits| waits.recv());
+                Ok(Answer::default())
+            };
+            bench.broker.later(Box::new(work), theirs);
+            ours
+        })
+        .collect();
+    let last = answered.last().expect("the last");
+    let error = Answer::receive(last).and_then(Answer::result).expect_err("one too many");
+    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+    drop(blocked);
+    for one in &answered[..WAITING] {
+        Answer::receive(one).and_then(Answer::result).expect("carried out");
+    }
+}
+
+/// The kernel waits for who made a ring as that ends, so that is nobody who may be at something else.
+#[test]
+fn who_makes_a_ring_has_ended_when_it_is_there() {
+    static MAKER: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
+    fn ring() -> io::Result<OwnedFd> {
+        MAKER.store(rustix::thread::gettid().as_raw_nonzero().get(), SeqCst);
+        Ok(File::open("/dev/null")?.into())
+    }
+    apart(ring).expect("made");
+    let own = rustix::thread::gettid().as_raw_nonzero().get();
+    let maker = MAKER.load(SeqCst);
+    assert!(maker != 0 && maker != own);
+    let task = PathBuf::from(format!("/proc/self/task/{maker}"));
+    let until = Instant::now() + Duration::from_secs(60);
+    while task.exists() {
+        assert!(Instant::now() < until, "its thread lives on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    fn panics() -> io::Result<OwnedFd> {
+        panic!("no ring today");
+    }
+    assert_eq!(apart(panics).expect_err("an error").raw_os_error(), Some(libc::EIO));
+}
