@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use crate::broker::{
 };
 use crate::call::{Answer, Call, What};
 use crate::holder::{self, Holder, Locked};
+use crate::maps;
 
 fn one(answer: io::Result<Answer>) -> io::Result<OwnedFd> {
     answer?.files.pop().ok_or_else(|| Errno::IO.into())
@@ -86,6 +87,16 @@ pub fn tell_asker(text: &str) -> io::Result<()> {
     let call = Call { second: text.as_bytes(), ..Call::new(What::Tell) };
     ask(&call)
         .map_or_else(|| tell_asker_here(std::process::id(), text.as_bytes()), |end| end.map(drop))
+}
+
+/// Whether a process has mapped a file at an address so that it sees no change of others, nor they one of its own. A broker
+/// looks at files without a name alone, as the memory of guests is.
+pub fn keeps_private(process: u32, file: BorrowedFd<'_>, address: u64) -> bool {
+    let call = Call { numbers: [process.into(), address, 0, 0], ..Call::new(What::Private) };
+    match ask_with(&call, &[file]) {
+        None => maps::is_private(process, file, address),
+        Some(answer) => answer.is_ok_and(|answer| answer.text == [1]),
+    }
 }
 
 fn open(path: &Path, access: OFlags) -> io::Result<OwnedFd> {

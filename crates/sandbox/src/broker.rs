@@ -22,6 +22,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use crate::call::{Answer, Call, FILES, LONGEST, What, as_path, receive, send};
 use crate::holder::{self, Holder, Locked};
 use crate::list::{List, absolute};
+use crate::maps;
 use crate::next;
 use crate::notifier::Notifier;
 
@@ -354,6 +355,18 @@ impl Broker {
             }
             What::Start => self.start(files.take(3).collect()).map(Done::Now),
             What::Next => self.look_at_next(first, second).map(Done::Now),
+            // Of no library that others have: where those lie is nobody's business.
+            What::Private => {
+                let file = files.next().ok_or(Errno::BADF)?;
+                let process = u32::try_from(first).map_err(|_| Errno::INVAL)?;
+                match rustix::fs::fstat(&file)?.st_nlink {
+                    0 => {
+                        let text = vec![u8::from(maps::is_private(process, &file, second))];
+                        Ok(Done::Now(Answer { text, ..Answer::default() }))
+                    }
+                    _ => refused(),
+                }
+            }
             What::Tell => {
                 tell_asker(self.server, call.second).map(|()| Done::Now(Answer::default()))
             }

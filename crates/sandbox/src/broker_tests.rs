@@ -235,6 +235,28 @@ fn there_is_one_notifier_and_it_is_given_once() {
 }
 
 #[test]
+fn where_a_file_is_mapped_is_told_of_memory_without_a_name_alone() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let mut bench = Bench::sealed();
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    rustix::fs::ftruncate(&file, 4096).expect("its size");
+    let (rights, own) = (ProtFlags::READ, u64::from(std::process::id()));
+    // SAFETY: a new mapping, where the kernel finds room; nothing is read or written there.
+    let at = unsafe { mmap(std::ptr::null_mut(), 4096, rights, MapFlags::PRIVATE, &file, 0) };
+    let at = at.expect("a mapping");
+    let call = |address| Call { numbers: [own, address, 0, 0], ..Call::new(What::Private) };
+    let copy = || vec![file.try_clone().expect("a copy")];
+    let told = bench.asked_with(call(at as u64), copy()).expect("told").text;
+    assert_eq!(told, [1]);
+    assert_eq!(bench.asked_with(call(0), copy()).expect("told").text, [0]);
+    // SAFETY: the mapping made above, which nobody uses.
+    unsafe { munmap(at, 4096) }.expect("unmapped");
+    let named = File::open("/proc/self/exe").expect("this program");
+    bench.refuses_with(call(0), vec![named.into()], Errno::PERM);
+    bench.refuses(call(0), Errno::BADF);
+}
+
+#[test]
 fn no_other_process_is_started_told_or_killed() {
     let mut bench = Bench::sealed();
     // Where its own program is it does not know.

@@ -53,10 +53,12 @@ pub(crate) enum What {
     Next,
     /// A text to whoever waits to hear what became of an upgrade.
     Tell,
+    /// Whether a process has mapped a file without a name, which comes with it, for itself alone: its number, and where.
+    Private,
 }
 
 impl What {
-    const ALL: [What; 15] = [
+    const ALL: [What; 16] = [
         What::Allow,
         What::Seal,
         What::Bind,
@@ -72,6 +74,7 @@ impl What {
         What::Start,
         What::Next,
         What::Tell,
+        What::Private,
     ];
 }
 

@@ -13,6 +13,7 @@ mod calls;
 mod files;
 mod holder;
 mod list;
+mod maps;
 mod next;
 mod notifier;
 mod rights;

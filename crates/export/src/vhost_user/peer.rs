@@ -3,8 +3,8 @@
 use std::fmt;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 
+use ringtap_sandbox::ask;
 use rustix::net::sockopt;
 
 /// What to tell whose guest cannot be served.
@@ -26,22 +26,9 @@ impl Peer {
     /// Whether the front-end has mapped that file at its own address so that it sees no change of ours, nor
     /// we one of its guest's. Where that cannot be seen it is believed that it has not.
     pub(crate) fn keeps_private(self, file: &File, address: u64) -> bool {
-        let maps = self.0.and_then(|id| std::fs::read_to_string(format!("/proc/{id}/maps")).ok());
-        let (Some(maps), Ok(facts)) = (maps, file.metadata()) else { return false };
-        maps.lines().any(|line| is_private(line, facts.ino(), address))
+        let process = self.0.and_then(|id| u32::try_from(id).ok());
+        process.is_some_and(|id| ask::keeps_private(id, file.as_fd(), address))
     }
-}
-
-/// Whether a line such as `7f00-7f10 rw-p 00001000 00:01 1234 /memfd:x (deleted)` of /proc/PID/maps is a
-/// private mapping of that inode around that address.
-fn is_private(line: &str, inode: u64, address: u64) -> bool {
-    let mut words = line.split_ascii_whitespace();
-    let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let range = words.next().and_then(|range| range.split_once('-'));
-    let range = range.and_then(|(from, to)| Some(number(from)?..number(to)?));
-    let private = words.next().is_some_and(|rights| rights.ends_with('p'));
-    let is_this = words.nth(2).and_then(|text| text.parse().ok()) == Some(inode);
-    private && is_this && range.is_some_and(|range| range.contains(&address))
 }
 
 impl fmt::Display for Peer {
@@ -64,16 +51,6 @@ mod tests {
 
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-
-    #[test]
-    fn lines_of_maps_are_read() {
-        let line = "7f00aa000000-7f00ab000000 rw-p 00000000 00:01 1234   /memfd:mem (deleted)";
-        assert!(is_private(line, 1234, 0x7f00_aa00_1000));
-        assert!(!is_private(line, 1235, 0x7f00_aa00_1000), "another file");
-        assert!(!is_private(line, 1234, 0x7f00_ab00_0000), "behind it");
-        assert!(!is_private(&line.replace("rw-p", "rw-s"), 1234, 0x7f00_aa00_1000));
-        assert!(!is_private("", 0, 0));
-    }
 
     #[test]
     fn memory_that_is_mapped_privately_is_seen() {
