@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::asker;
 use crate::call::{Answer, Call, FILES, LONGEST, What, as_path, receive, send};
 use crate::holder::{self, Holder, Locked};
 use crate::list::{List, absolute};
@@ -353,7 +354,10 @@ impl Broker {
                 let locked = locked(&call, self.server);
                 later(move || Ok(said_of(holder::find(&locked))))
             }
-            What::Start => self.start(files.take(3).collect()).map(Done::Now),
+            What::Start => {
+                let chosen = (!call.first.is_empty()).then_some((path, first));
+                self.start(chosen, files.take(3).collect()).map(Done::Now)
+            }
             What::Next => self.look_at_next(first, second).map(Done::Now),
             // Of no library that others have: where those lie is nobody's business.
             What::Private => {
@@ -373,13 +377,18 @@ impl Broker {
         }
     }
 
-    /// Start the server's own program as the next one, which confines itself by the words that the operator said. One at a
-    /// time.
-    fn start(&mut self, usual: Vec<OwnedFd>) -> io::Result<Answer> {
+    /// Start the server's own program as the next one, which confines itself by the words that the operator said, or one that
+    /// an operator asks for. One at a time.
+    fn start(&mut self, chosen: Option<(&Path, u64)>, usual: Vec<OwnedFd>) -> io::Result<Answer> {
+        if let Some((binary, by)) = chosen {
+            let by = u32::try_from(by).map_err(|_| Errno::INVAL)?;
+            asker::asks_for(by, binary, self.server).map_err(io::Error::other)?;
+        }
         if let Some(mut former) = self.next.take() {
             next::end(&mut former);
         }
-        let program = self.program.as_ref().ok_or(Errno::NOENT)?;
+        let program = chosen.map(|(binary, _)| binary).or(self.program.as_deref());
+        let program = program.ok_or(Errno::NOENT)?;
         let (child, channel) = next::spawn(program, self.hooks.channel, usual)?;
         let text = child.id().to_string().into_bytes();
         self.next = Some(child);

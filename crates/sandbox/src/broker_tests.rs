@@ -256,11 +256,20 @@ fn where_a_file_is_mapped_is_told_of_memory_without_a_name_alone() {
     bench.refuses(call(0), Errno::BADF);
 }
 
+fn by_path_of(asker: u64) -> Call<'static> {
+    by(What::Start, Path::new("/bin/true")).number(asker)
+}
+
 #[test]
 fn no_other_process_is_started_told_or_killed() {
     let mut bench = Bench::sealed();
     // Where its own program is it does not know.
     bench.refuses(Call::new(What::Start), Errno::NOENT);
+    for by in [0, std::process::id().into(), 1 << 40] {
+        let other = by_path_of(by);
+        let end = bench.asked(other).map(|answer| answer.text);
+        assert!(end.is_err() && bench.broker.next.is_none(), "{by}: {end:?}");
+    }
     let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
     for signal in [0, libc::SIGTERM, libc::SIGKILL] {
         let call =

@@ -47,7 +47,8 @@ pub(crate) enum What {
     Attribute,
     /// Something else written down of it; nothing where the first number is 0.
     SetAttribute,
-    /// The program of the server started once more, as the next: what it has as its standard files comes with it.
+    /// The program of the server started once more, as the next: what it has as its standard files comes with it. Another
+    /// one where it is named, and the first number is the process that asks for it.
     Start,
     /// How the next has ended: the first number is its process, the second says whether it is to end now.
     Next,

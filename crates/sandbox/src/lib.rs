@@ -7,6 +7,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod ask;
+mod asker;
 mod broker;
 mod call;
 mod calls;

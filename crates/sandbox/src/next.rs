@@ -38,27 +38,26 @@ enum Process {
 
 impl Next {
     /// Start the program at that path, with the words and the environment of this process, and one end of a channel, which
-    /// it finds by a variable: the process that it is from, and a number. The other end.
+    /// it finds by a variable: the process that it is from, and a number. The other end. A broker starts its own program, or
+    /// one that a process asks for in its words (`chosen`: which).
     pub fn start(
         binary: &Path,
-        chosen: bool,
+        chosen: Option<u32>,
         variable: &'static str,
     ) -> io::Result<(Next, UnixStream)> {
         if !is_there() {
             let (child, channel) = spawn(binary, variable, vec![])?;
             return Ok((Next(Process::Ours(child)), channel));
         }
-        if chosen {
-            return Err(io::Error::other(
-                "this server is confined, and followed by nothing but the program that it was started from: put the \
-                 other in that one's place, or start the server with --sandbox off",
-            ));
-        }
         let usual = [0, 1, 2].map(|number| {
             // SAFETY: the standard files are open for as long as the process lives.
             unsafe { BorrowedFd::borrow_raw(number) }
         });
-        let answer = ask_with(&Call::new(What::Start), &usual).ok_or(Errno::IO)??;
+        let call = match chosen {
+            None => Call::new(What::Start),
+            Some(by) => Call::path(What::Start, binary).number(by.into()),
+        };
+        let answer = ask_with(&call, &usual).ok_or(Errno::IO)??;
         let text = String::from_utf8_lossy(&answer.text);
         let id = text.parse().map_err(|_| io::Error::from(Errno::IO))?;
         let channel = answer.files.into_iter().next().ok_or(Errno::IO)?;

@@ -19,6 +19,8 @@ arguments! {
         "binary" binary: Option<String>,
         /// Seconds that it may take to prepare.
         "timeout" timeout: Option<u64>,
+        /// The process that asks for that program and says so in its words, of a server that is confined.
+        "asked-by" asked_by: Option<u32>,
     }
 }
 
@@ -38,7 +40,7 @@ impl Command for Upgrade {
             let why = format!("'timeout' is {asked} seconds, and at most {most}: a day");
             return reply.give(Err(Refusal::new(why)));
         }
-        let wish = Wish { binary: self.binary.map(Into::into), patience };
+        let wish = Wish { binary: self.binary.map(Into::into), asker: self.asked_by, patience };
         let end = hand_over(running, &wish);
         running.handed_over = end.as_ref().ok().copied();
         reply.give(end.map(|pid| Upgraded { pid: pid.into() }).map_err(Refusal::from));

@@ -39,6 +39,8 @@ const SETTLED: Duration = Duration::from_secs(10);
 pub(crate) struct Wish {
     /// The program; else the one at the path that this one was started from.
     pub(crate) binary: Option<PathBuf>,
+    /// Which process asks for that program, where one says so.
+    pub(crate) asker: Option<u32>,
     /// How long it may take to prepare.
     pub(crate) patience: Option<Duration>,
 }
@@ -126,7 +128,7 @@ impl Next {
         };
         let failed =
             |error: io::Error| failed(format!("cannot start {}: {error}", binary.display()));
-        let chosen = wish.binary.is_some();
+        let chosen = wish.binary.as_ref().map(|_| wish.asker.unwrap_or(0));
         let started = ringtap_sandbox::Next::start(&binary, chosen, CHANNEL);
         let (process, channel) = started.map_err(failed)?;
         let next = Next { process, channel: Channel(channel), goes_on: false };
