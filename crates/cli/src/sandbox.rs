@@ -15,7 +15,7 @@ pub(crate) struct SandboxArgs {
         long,
         value_enum,
         value_name = "auto|on|off",
-        default_value = "off",
+        default_value = "auto",
         hide_possible_values = true
     )]
     sandbox: Mode,

@@ -96,7 +96,8 @@ crash() {
         new=$( (pid $1) 2>/dev/null) && [ "$new" != $old ] && systemctl is-active --quiet $1 && return
         sleep 0.2
     done
-    systemctl status -l $1 >&2
+    systemctl status -l $1 >&2 || true
+    tail -n 20 /srv/*.err >&2
     exit 1
 }
 said() { cat /srv/*.err; rm /srv/*.err; }
