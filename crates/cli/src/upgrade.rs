@@ -1,10 +1,12 @@
 //! `ringtap upgrade`: a running server is followed by a new process, which may be of another version. `ringtap reload`: it looks
 //! again at what it serves.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
@@ -141,8 +143,22 @@ fn is_changed(pid: Pid) -> anyhow::Result<bool> {
     let (path, runs) = (fs::read_link(&link).with_context(context)?, fs::metadata(&link));
     let runs = runs.with_context(context)?;
     let path = path.to_string_lossy();
-    let there = fs::metadata(path.strip_suffix(" (deleted)").unwrap_or(&path));
-    Ok(there.is_ok_and(|there| (there.dev(), there.ino()) != (runs.dev(), runs.ino())))
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    // Of a mount namespace of its own, as a unit has, that may be a path that leads nowhere here; what it was called by does.
+    let all = [Some(PathBuf::from(path)), called(number)];
+    let there = all.into_iter().flatten().find_map(|path| fs::metadata(path).ok());
+    let there = there.with_context(|| {
+        format!("the program that process {number} runs is not at {path} any more, and no other is")
+    })?;
+    Ok((there.dev(), there.ino()) != (runs.dev(), runs.ino()))
+}
+
+/// The path that a process was called by, where it is a whole one.
+fn called(process: i32) -> Option<PathBuf> {
+    let words = fs::read(format!("/proc/{process}/cmdline")).ok()?;
+    let first = words.split(|byte| *byte == 0).next()?;
+    let path = PathBuf::from(OsStr::from_bytes(first));
+    path.is_absolute().then_some(path)
 }
 
 fn link_of(process: i32) -> PathBuf {

@@ -201,6 +201,17 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          sandboxed ringtap@guest.service
          systemctl reload ringtap@guest.service
          RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end
+         # Another program in its place.
+         old=$(pid ringtap@guest.service)
+         cp /usr/local/bin/ringtap /tmp/next && mv /tmp/next /usr/local/bin/ringtap
+         systemctl reload ringtap@guest.service
+         for i in $(seq 100); do
+             [ $(pid ringtap@guest.service) = $old ] || break
+             sleep 0.2
+         done
+         [ $(pid ringtap@guest.service) != $old ]
+         sandboxed ringtap@guest.service
+         RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end
          crash ringtap@guest.service
          RINGTAP_TEST_SOCKET=/run/ringtap/guest.sock front_end --exact guest::front_end
          systemctl stop ringtap@guest.service
