@@ -59,6 +59,7 @@ pub struct Backup {
     /// How many regions are in flight at once when all of it is saved.
     pub requests: usize,
     /// The longest that a guest's write may wait for old content to be saved, in nanoseconds; no limit where there is none.
+    /// A target that ends no write for so long is silent: it loses a moment that may be lost, though no guest waits.
     pub limit: Option<Time>,
     /// What breaks then, or where saving it fails.
     pub breaks: Breaks,
@@ -276,10 +277,12 @@ impl Moment {
             target.fail(MirrorError::Cancelled);
         };
         let saved = async {
-            self.save_all(io, job).await?;
+            // Whoever waits for the job's rate, or its pause, need not go on for a target that has failed.
+            let end = within(self.save_all(io, job), target.broken()).await;
+            end.unwrap_or(Err(MirrorError::Lost))?;
             Ok(job.finalized().await?)
         };
-        let end = beside(saved, cancelled).await;
+        let end = beside(beside(saved, cancelled), self.kept.watch_for_silence(io)).await;
         let end = match end {
             Ok(()) => {
                 self.saved.store(true, SeqCst);
@@ -305,7 +308,7 @@ impl Moment {
             job.cancelled().await;
             target.fail(MirrorError::Cancelled);
         };
-        beside(target.broken(), cancelled).await;
+        beside(beside(target.broken(), cancelled), self.kept.watch_for_silence(io)).await;
         let why = target.failed_by(MirrorError::Cancelled);
         target.left_alone_for(io, self.kept.limit).await;
         self.forget();
@@ -385,6 +388,13 @@ impl Kept {
     fn regions(&self, range: Range<u64>) -> Range<u64> {
         let up = range.end.checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX);
         range.start - range.start % self.granularity..up.min(self.size)
+    }
+
+    /// Lose a moment that may be lost, where the target is silent.
+    async fn watch_for_silence(&self, io: &Io) {
+        if let (Some(limit), Breaks::Moment) = (self.limit, self.breaks) {
+            self.target.watch_for_silence(io, limit).await;
+        }
     }
 
     fn is_left(&self, range: &Range<u64>) -> Option<Range<u64>> {

@@ -66,10 +66,12 @@ fn operation(kind: Kind) -> &'static str {
 }
 
 /// Whether it is no failure but an answer that drivers go on from: a discard where the file system has
-/// none, zeros that would have to be written, pages of the kernel's that must be looked at.
+/// none, zeros that would have to be written, pages of the kernel's that must be looked at. Nor is it one where nobody waits
+/// for the request any more, which was cancelled for that.
 fn is_answer(request: &Request, error: Error) -> bool {
     let moves = matches!(request.kind, Kind::Read | Kind::Write);
-    error == Error::Unsupported && (!moves || request.mem.is_kernels())
+    error == Error::Os(libc::ECANCELED)
+        || error == Error::Unsupported && (!moves || request.mem.is_kernels())
 }
 
 impl Failures {

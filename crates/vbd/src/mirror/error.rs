@@ -77,7 +77,7 @@ pub enum MirrorError {
         /// Why.
         error: Error,
     },
-    /// A guest's write has waited for the target for too long.
+    /// A guest's write has waited for the target for too long, or the target has ended no write for as long.
     #[error("the target did not take a write within {} ms", limit / 1_000_000)]
     Late {
         /// How long it might, in nanoseconds.

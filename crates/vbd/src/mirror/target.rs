@@ -37,25 +37,50 @@ struct State {
     /// Numbers of those that wait.
     next: u64,
     waiting: BTreeSet<u64>,
-    /// Writes of guests' requests that have not ended.
+    /// Writes and flushes that have not ended.
     in_flight: usize,
+    /// Of those the writes, and how many writes have ended.
+    writes: usize,
+    written: u64,
 }
 
-/// A write that is counted until it has ended, or has gone with its thread.
-struct InFlight(Arc<Target>);
+/// A write or flush that is counted until it has ended, or has gone with its thread.
+struct InFlight {
+    target: Arc<Target>,
+    writes: usize,
+}
 
 impl InFlight {
-    fn new(target: &Arc<Target>) -> InFlight {
-        target.lock().in_flight += 1;
-        InFlight(target.clone())
+    fn new(target: &Arc<Target>, what: What) -> InFlight {
+        let writes = usize::from(what == What::Write);
+        let mut state = target.lock();
+        state.in_flight += 1;
+        state.writes += writes;
+        let first = writes == 1 && state.writes == 1;
+        drop(state);
+        if first {
+            target.told.notify();
+        }
+        InFlight { target: target.clone(), writes }
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.lock().in_flight -= 1;
-        self.0.told.notify();
+        let mut state = self.target.lock();
+        state.in_flight -= 1;
+        state.writes -= self.writes;
+        state.written += self.writes as u64;
+        drop(state);
+        self.target.told.notify();
     }
+}
+
+/// What the target is asked for. A flush may take long of a target that is well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Write,
+    Flush,
 }
 
 /// Something for which a guest waits.
@@ -194,6 +219,45 @@ impl Target {
         }
     }
 
+    /// Give the target up when it has had writes for so long and has ended none of them, whether a guest waits for that or
+    /// only the job does. It ends with the target alone.
+    pub(crate) async fn watch_for_silence(&self, io: &Io, limit: Time) {
+        loop {
+            self.written_to().await;
+            let (mut written, mut looks) = (self.lock().written, 0);
+            while looks < LOOKS {
+                io.sleep(limit / Time::from(LOOKS)).await;
+                let state = self.lock();
+                if state.failed || state.writes == 0 {
+                    break;
+                }
+                looks = if state.written == written { looks + 1 } else { 0 };
+                written = state.written;
+            }
+            if looks == LOOKS {
+                self.fail(MirrorError::Late { limit });
+            }
+            if self.has_failed() {
+                return;
+            }
+        }
+    }
+
+    fn is_written_to(&self) -> bool {
+        self.lock().writes > 0
+    }
+
+    /// Wait until it is being written to, or has failed.
+    async fn written_to(&self) {
+        loop {
+            let told = self.told.listen();
+            if self.is_written_to() || self.has_failed() {
+                return;
+            }
+            told.await;
+        }
+    }
+
     /// Write, in a task of its own: who waits for that waits no longer than until the target has failed, and what
     /// `keep` holds is held until the write has ended. One that is in flight when its thread ends is cancelled: by then
     /// nobody waits for it.
@@ -212,7 +276,7 @@ impl Target {
             };
             vbd.serve(io, Request { kind, offset, len, mem, fua: false }).await
         };
-        let end = self.aside(io, given, keep).await;
+        let end = self.aside(io, What::Write, given, keep).await;
         end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Write {
             offset,
             len,
@@ -223,7 +287,7 @@ impl Target {
     /// Make what was written stable.
     pub(crate) async fn flush(self: &Arc<Target>, io: &Io) -> Result<(), MirrorError> {
         let flush = async |io: &Io, vbd: &Vbd| vbd.flush(io).await;
-        let end = self.aside(io, flush, ()).await;
+        let end = self.aside(io, What::Flush, flush, ()).await;
         end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Flush { error })
     }
 
@@ -231,6 +295,7 @@ impl Target {
     async fn aside<K: 'static>(
         self: &Arc<Target>,
         io: &Io,
+        what: What,
         work: impl AsyncFnOnce(&Io, &Vbd) -> Result<(), Error> + 'static,
         keep: K,
     ) -> Option<Result<(), Error>> {
@@ -238,10 +303,10 @@ impl Target {
             return None;
         }
         let end = Rc::new(Cell::new(None));
-        let (in_flight, told, own) = (InFlight::new(self), end.clone(), io.clone());
+        let (in_flight, told, own) = (InFlight::new(self, what), end.clone(), io.clone());
         // A target that answers nothing must not keep a guest's thread, which is joined when its front-end leaves.
         io.spawn_expendable(async move {
-            let InFlight(target) = &in_flight;
+            let target = &in_flight.target;
             let vbd = target.take();
             told.set(Some(work(&own, &vbd).await));
             target.give_back(vbd);
