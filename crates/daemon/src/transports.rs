@@ -89,6 +89,15 @@ impl Transport {
         }
     }
 
+    /// Told to stop for another server, and waiting for some of its requests: have it serve on, with the clients that wait for
+    /// none of them at once. False where all its clients do, or it is about to end.
+    pub(crate) fn stays(&self, stop: &Stop) -> bool {
+        match self {
+            Transport::Nbd { server, .. } => server.take_back(stop),
+            Transport::VhostUser { .. } | Transport::Fuse(_) | Transport::Ublk(_) => false,
+        }
+    }
+
     /// As a file that is mounted.
     pub(crate) fn fuse(
         mount: fuse::Mount,

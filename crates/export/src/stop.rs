@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ringtap_vbd::{Disk, Listening};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// Raised once, seen by everyone who holds a clone; its descriptor stays readable from then on.
+/// Raised once, seen by everyone who holds a clone; its descriptor stays readable from then on, unless it is lowered.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<OwnedFd>);
 
@@ -29,6 +29,12 @@ impl Stop {
     pub fn raise(&self) {
         // It fails only where the count is full, and then it is raised already.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Take it back.
+    pub(crate) fn lower(&self) {
+        // It fails where it is not raised.
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 
     /// Whether it was raised.

@@ -1,11 +1,11 @@
 //! Disks whose storage does not answer while a server is to be followed by another.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 
-use crate::bench::{Bench, ends, lives, pid, said};
+use crate::bench::{Bench, READY, ends, lives, pid, said};
 
 /// An NBD server of a file; it ends with this.
 struct Source(Child);
@@ -35,8 +35,25 @@ impl Source {
     }
 }
 
+/// It says that it is ready, and takes nothing over.
+fn stalls(bench: &Bench) -> String {
+    bench.script("stalls", &format!("{READY}; exec sleep 60"))
+}
+
+/// How a program ends, which it must soon.
+fn end_of(mut program: Child, bench: &Bench) -> Output {
+    let until = Instant::now() + Duration::from_secs(45);
+    while program.try_wait().expect("its status").is_none() {
+        if Instant::now() > until {
+            let _ = program.kill();
+            panic!("it hangs: {}", bench.log());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    program.wait_with_output().expect("it has ended")
+}
+
 #[test]
-#[ignore = "a client of the silent disk is at times let go"]
 fn storage_that_is_silent_holds_up_no_other_disk() {
     let mut bench = Bench::new();
     for name in ["a.raw", "b.raw", "d.raw"] {
@@ -48,12 +65,7 @@ fn storage_that_is_silent_holds_up_no_other_disk() {
         "serve --sandbox off --control unix:c.sock a.raw -f raw --vhost-user vu.sock {b} -f raw --name b --nbd unix:b.sock {d} -f raw --read-only --name d --node-name d --nbd unix:d.sock"
     );
     let (_child, server) = bench.serve(&line);
-    // It says that it is ready, and takes nothing over.
-    let next = bench.script(
-        "stalls",
-        "exec 3>&\"${RINGTAP_HANDOVER#*:}\"; printf '\\2\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >&3; exec sleep 60",
-    );
-    let line = format!("upgrade unix:c.sock --binary {next} --timeout 1");
+    let line = format!("upgrade unix:c.sock --binary {} --timeout 1", stalls(&bench));
     // There is something to make stable; there are only reads; and limits may be why these take long.
     for (disk, limited, of_it) in
         [(0, false, "is not stable"), (1, false, "in flight"), (1, true, "not ended")]
@@ -69,16 +81,8 @@ fn storage_that_is_silent_holds_up_no_other_disk() {
         std::thread::sleep(Duration::from_secs(1));
         source.signal(Signal::STOP);
         let near = bench.load("vu.sock", 12);
-        let mut upgrade = bench.command(&line).stderr(Stdio::piped()).spawn().expect("it begins");
-        let until = Instant::now() + Duration::from_secs(45);
-        while upgrade.try_wait().expect("its status").is_none() {
-            if Instant::now() > until {
-                let _ = upgrade.kill();
-                panic!("the upgrade hangs: {}", bench.log());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let output = upgrade.wait_with_output().expect("it has ended");
+        let upgrade = bench.command(&line).stderr(Stdio::piped()).spawn().expect("it begins");
+        let output = end_of(upgrade, &bench);
         let why = said(&output);
         assert!(!output.status.success() && why.contains(of_it), "{of_it}: {why}");
         assert!(why.contains("see to"), "{why}");
@@ -93,5 +97,40 @@ fn storage_that_is_silent_holds_up_no_other_disk() {
     let next = bench.upgrade("unix:c.sock");
     ends(server);
     bench.verified(bench.load("vu.sock", 1));
+    assert!(lives(next));
+}
+
+/// Those that are connected when the upgrade is given up, and those that come.
+#[test]
+fn clients_of_one_address_go_on_though_the_storage_of_another_is_silent() {
+    let mut bench = Bench::new();
+    for name in ["a.raw", "d.raw"] {
+        bench.ends_with(&format!("create -q -f raw {name} 64M"), 0);
+    }
+    let source = Source::of(&bench, "d.raw", "d");
+    let far = format!("nbd+unix:///?socket={}", bench.path("d").display());
+    let line = format!(
+        "serve --sandbox off --control unix:c.sock a.raw -f raw --name a --nbd unix:n.sock {far} -f raw --read-only --name d --node-name d --nbd unix:n.sock"
+    );
+    let (_child, server) = bench.serve(&line);
+    let line = format!("upgrade unix:c.sock --binary {} --timeout 1", stalls(&bench));
+    // So that its requests are not looked at before.
+    bench.ends_with("disk limit d --iops 1000000 --control unix:c.sock", 0);
+    let reads = bench.nbd_reads("n.sock", "d", 3);
+    std::thread::sleep(Duration::from_secs(1));
+    source.signal(Signal::STOP);
+    let near = bench.nbd_load("n.sock", "a", 3);
+    std::thread::sleep(Duration::from_millis(500));
+    let why = bench.ends_with(&line, 1);
+    assert!(why.contains("not ended"), "{why}");
+    for client in [near, bench.nbd_load("n.sock", "a", 1)] {
+        let output = end_of(client, &bench);
+        assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    }
+    source.signal(Signal::CONT);
+    let output = end_of(reads, &bench);
+    assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    let next = bench.upgrade("unix:c.sock");
+    ends(server);
     assert!(lives(next));
 }

@@ -106,7 +106,7 @@ impl Still {
         if let Some(serving) = still.late.first().and_then(|late| running.servers.get(late)) {
             let title = serving.transport.title();
             let why = format!(
-                "requests of {title} have not ended after {} s, and it takes no others until they have: see to the storage of its disks",
+                "requests of {title} have not ended after {} s, and their clients send no others until they have: see to the storage of its disks",
                 limit.as_secs()
             );
             still.thaw(running);
@@ -176,7 +176,7 @@ impl Still {
         tell(&encode(&connections).map_err(failed)?, &files)
     }
 
-    /// Go on as before; a server that still waits for requests does so once they have ended.
+    /// Go on as before; a client that still waits for requests does so once they have ended.
     pub(super) fn thaw(self, running: &mut Running) {
         let ended = lock(&running.handing_over).take().unwrap_or_default();
         let began = Instant::now();
@@ -211,8 +211,11 @@ impl Still {
             } else if ended.contains(&id) {
                 running.goes_on_late(id);
             } else if let Some(serving) = running.servers.get_mut(&id) {
-                // Its end is told.
-                serving.held_up = true;
+                match serving.transport.stays(&serving.stop) {
+                    true => tracing::info!("{} goes on", serving.transport.title()),
+                    // Its end is told.
+                    false => serving.held_up = true,
+                }
             }
         }
     }

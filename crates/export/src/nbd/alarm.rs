@@ -16,14 +16,15 @@ use rustix::time::{
 pub(super) struct Alarm {
     timer: OpenFile,
     stop: AtomicBool,
+    leave: AtomicBool,
     called: AtomicBool,
 }
 
 impl Alarm {
     pub(super) fn new() -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
-        let (stop, called) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Alarm { timer: OpenFile::new(timer), stop, called })
+        let [stop, leave, called] = [false; 3].map(AtomicBool::new);
+        Ok(Alarm { timer: OpenFile::new(timer), stop, leave, called })
     }
 
     pub(super) fn file(&self) -> File {
@@ -49,7 +50,7 @@ impl Alarm {
     /// must not be lost.
     pub(super) fn set_unless_stopped(&self, after: Duration) {
         self.set_unless_called(after);
-        if self.is_stopped() {
+        if self.is_stopped() || self.is_leaving() {
             self.ring();
         }
     }
@@ -86,5 +87,15 @@ impl Alarm {
 
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.load(SeqCst)
+    }
+
+    /// Tell the connection to stand still, for another server is to have it; from any thread.
+    pub(super) fn leave(&self) {
+        self.leave.store(true, SeqCst);
+        self.ring();
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leave.load(SeqCst)
     }
 }

@@ -15,7 +15,6 @@ use super::batch::Batch;
 use super::budget::Share;
 use super::carry_out::Reply;
 use super::context::Contexts;
-use super::handover::Handover;
 use super::handshake::Choice;
 use super::input::{Gone, Input};
 use super::limits::Limits;
@@ -64,8 +63,9 @@ pub(super) struct Connection {
     paying: Rc<Cell<Option<Time>>>,
     /// When the word to stop came.
     stopping: Cell<Option<u64>>,
-    /// Whether the client goes on elsewhere once this stops, and whether it is between two requests.
-    handover: Arc<Handover>,
+    /// Whether another server may have the client and is to, and whether that is between two requests.
+    may_leave: bool,
+    leaving: Cell<bool>,
     between: Cell<bool>,
     broken: Cell<bool>,
     ended: Cell<bool>,
@@ -106,13 +106,12 @@ pub(super) struct Accepted {
     pub(super) limits: Limits,
     pub(super) share: Share,
     pub(super) sealer: Option<Sealer>,
-    pub(super) handover: Arc<Handover>,
 }
 
 impl Connection {
     /// The connection of a client that has chosen.
     pub(super) fn new(io: Io, of: Accepted, input: &Input) -> io::Result<Rc<Connection>> {
-        let Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer, handover } = of;
+        let Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer } = of;
         let share = Rc::new(share);
         let batch = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
         let sending = Batch::new(&io, limits.requests).map_err(io::Error::from_raw_os_error)?;
@@ -139,7 +138,9 @@ impl Connection {
             sending: Cell::new(None),
             paying: input.paying.clone(),
             stopping: Cell::new(None),
-            handover,
+            // What is deciphered here nobody can go on with.
+            may_leave: sealer.is_none(),
+            leaving: Cell::new(false),
             between: Cell::new(false),
             broken: Cell::new(false),
             ended: Cell::new(false),
@@ -159,7 +160,7 @@ impl Connection {
     /// Until it is over; where the client goes on elsewhere, what it has sent that was not looked at.
     pub(super) async fn serve(self: Rc<Self>, mut input: Input) -> Option<Vec<u8>> {
         let Err(end) = self.receive(&mut input).await;
-        let goes_on = matches!(end, End::HandedOver);
+        let handed_over = matches!(end, End::HandedOver);
         match end {
             End::Nonsense(magic) => {
                 tracing::warn!("an NBD client sent {magic:#010x} where a request begins: closed");
@@ -171,7 +172,8 @@ impl Connection {
         }
         let _hurry = self.vbd.hurry();
         self.slots.rest().await;
-        if self.stopping.get().is_some() && !goes_on && self.vbd.health().failure().is_none() {
+        let goes_on = handed_over && self.stopping.get().is_none();
+        if self.stopping.get().is_some() && self.vbd.health().failure().is_none() {
             if let Err(error) = self.vbd.flush(&self.io).await {
                 tracing::error!("the last flush of an NBD connection failed: {error}");
             }
@@ -192,7 +194,7 @@ impl Connection {
 
     /// Whether no request is begun any more, for another server is to have it.
     fn hands_over(&self) -> bool {
-        self.stopping.get().is_some() && self.handover.is_wanted()
+        self.leaving.get() && self.stopping.get().is_none()
     }
 
     /// Take requests until there are no more to take.
@@ -229,7 +231,7 @@ impl Connection {
             if command == Ok(Command::Disconnect) {
                 return Err(End::Disconnected);
             }
-            if self.stopping.get().is_some() && !self.hands_over() {
+            if self.stopping.get().is_some() {
                 command = Err(errno::ESHUTDOWN);
             }
             let needed = command.map_or(0, |command| self.memory_for(command, &header));
@@ -292,7 +294,7 @@ impl Connection {
 
     /// Whether nobody waits for replies any more, or the server does not wait for them.
     pub(super) fn is_over(&self) -> bool {
-        self.stopping.get().is_some() && !self.handover.is_wanted() || self.broken.get()
+        self.stopping.get().is_some() || self.broken.get()
     }
 
     /// Put a reply where the next send finds it.
@@ -389,7 +391,8 @@ impl Connection {
     /// Let the alarm ring when the client may have come to rest.
     fn arm(&self) {
         self.alarm.set_unless_called(REST);
-        if self.alarm.is_stopped() && self.stopping.get().is_none() {
+        let stops = self.alarm.is_stopped() && self.stopping.get().is_none();
+        if stops || self.alarm.is_leaving() && !self.leaving.get() {
             self.alarm.ring();
         }
     }
@@ -403,8 +406,12 @@ impl Connection {
             close(&self.socket, Shutdown::Both);
             return;
         }
-        if self.alarm.is_stopped() {
+        if self.alarm.is_stopped() || self.alarm.is_leaving() && !self.may_leave {
             self.stop();
+            return;
+        }
+        if self.alarm.is_leaving() {
+            self.leave();
             return;
         }
         self.vbd.account_cpu_time();
@@ -463,11 +470,7 @@ impl Connection {
 
     /// Take no more requests; those in flight end and are answered, within the time there is.
     fn stop(self: &Rc<Self>) {
-        let drain = match self.handover.is_wanted() {
-            // All disks of the server stand still meanwhile.
-            true => self.limits.drain.min(LEAVES),
-            false => self.limits.drain,
-        };
+        let drain = self.limits.drain;
         let Some(since) = self.stopping.get() else {
             self.stopping.set(Some(self.io.now()));
             self.alarm.set(drain);
@@ -476,14 +479,6 @@ impl Connection {
             self.io.spawn(async move {
                 let _hurry = connection.vbd.hurry();
                 connection.slots.rest().await;
-                if connection.handover.is_wanted() {
-                    // Nothing is being sent: what is waited for at most is a request that is yet to come.
-                    if connection.between.get() {
-                        let socket = connection.socket.handle();
-                        connection.io.run(Op::Cancel { file: socket }).await;
-                    }
-                    return;
-                }
                 // The receiver may be waiting for a request that is not wanted any more.
                 close(&connection.socket, Shutdown::Read);
             });
@@ -497,6 +492,37 @@ impl Connection {
                 close(&self.socket, Shutdown::Both);
             }
         }
+    }
+
+    /// Take no more requests; when those in flight have ended and are answered another server may have the client.
+    fn leave(self: &Rc<Self>) {
+        // All disks of the server stand still meanwhile.
+        let limit = self.limits.drain.min(LEAVES);
+        self.alarm.set_unless_called(limit);
+        if self.alarm.is_stopped() {
+            self.alarm.ring();
+        }
+        self.armed.set(true);
+        if self.leaving.replace(true) {
+            // What is waited for may as well be the disk, which is not the client's doing.
+            let waited = self.client_keeps_waiting(self.io.now());
+            if waited.is_some_and(|waited| waited >= limit) {
+                tracing::warn!(
+                    "an NBD client takes no replies, or sends no rest of a request, and another server is to have it: closed"
+                );
+                close(&self.socket, Shutdown::Both);
+            }
+            return;
+        }
+        let connection = self.clone();
+        self.io.spawn(async move {
+            let _hurry = connection.vbd.hurry();
+            connection.slots.rest().await;
+            // Nothing is being sent: what is waited for at most is a request that is yet to come.
+            if connection.hands_over() && connection.between.get() {
+                connection.io.run(Op::Cancel { file: connection.socket.handle() }).await;
+            }
+        });
     }
 }
 

@@ -3,14 +3,15 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Server;
 use super::context::Contexts;
 use super::handshake::Choice;
 use super::server::{Exports, Offered};
+use crate::Stop;
 
 /// How often it is looked for something that is about to come.
 const LOOK: Duration = Duration::from_millis(2);
@@ -61,31 +62,82 @@ impl Session {
 /// What a server has to do with others before and after it.
 #[derive(Default)]
 pub(super) struct Handover {
-    /// Whether clients go on elsewhere once this stops.
-    wanted: AtomicBool,
+    state: Mutex<State>,
+    told: Condvar,
     /// Clients that have not chosen yet.
     pub(super) shaking_hands: AtomicUsize,
     /// Clients that speak TLS.
     pub(super) sealed: AtomicUsize,
-    adopted: Mutex<Vec<Session>>,
-    left: Mutex<Vec<Session>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+#[derive(Default)]
+struct State {
+    /// Whether clients go on elsewhere once this stops.
+    wanted: bool,
+    adopted: Vec<Session>,
+    left: Vec<Session>,
+    /// Threads of clients.
+    threads: usize,
+    /// Clients were told to leave, and are waited for; and they stay after all.
+    leaving: bool,
+    stay: bool,
+    /// Rung for a client that was to leave, and goes on here.
+    bell: Option<Stop>,
 }
 
 impl Handover {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn is_wanted(&self) -> bool {
-        self.wanted.load(SeqCst)
+        self.state().wanted
+    }
+
+    /// From now on who serves is told by this of clients that go on here.
+    pub(super) fn tell_by(&self, bell: Stop) {
+        self.state().bell = Some(bell);
     }
 
     pub(super) fn leave(&self, session: Session) {
-        lock(&self.left).push(session);
+        let mut state = self.state();
+        if state.wanted {
+            state.left.push(session);
+            return;
+        }
+        state.adopted.push(session);
+        state.bell.iter().for_each(Stop::raise);
     }
 
     pub(super) fn adopted(&self) -> Vec<Session> {
-        std::mem::take(&mut lock(&self.adopted))
+        std::mem::take(&mut self.state().adopted)
+    }
+
+    /// Clients were told to leave: wait until all have, or are to stay after all. Whether they have left.
+    pub(super) fn have_left(&self) -> bool {
+        let mut state = self.state();
+        state.leaving = true;
+        let waits = |state: &mut State| state.threads > 0 && !state.stay;
+        state = self.told.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        state.leaving = false;
+        !std::mem::take(&mut state.stay)
+    }
+}
+
+/// The thread of a client, counted while this lives.
+pub(super) struct Running(Arc<Handover>);
+
+impl Running {
+    pub(super) fn new(handover: &Arc<Handover>) -> Running {
+        handover.state().threads += 1;
+        Running(handover.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.state().threads -= 1;
+        self.0.told.notify_all();
     }
 }
 
@@ -108,7 +160,7 @@ impl Drop for Counted<'_> {
 impl Server {
     /// Before it serves: go on with a client of another server.
     pub fn adopt(&self, session: Session) {
-        lock(&self.handover.adopted).push(session);
+        self.handover.state().adopted.push(session);
     }
 
     /// Why its clients could not go on elsewhere.
@@ -131,12 +183,27 @@ impl Server {
 
     /// From now on the word to stop leaves clients connected, for another server or, once this is taken back, for this one.
     pub fn hand_over(&self, wanted: bool) {
-        self.handover.wanted.store(wanted, SeqCst);
+        self.handover.state().wanted = wanted;
+    }
+
+    /// Where it waits for clients that were told to leave: have it go on, with those that have left and with new ones at
+    /// once, with the others when their requests have ended. The word to stop is taken back by that. False where it is
+    /// about to end.
+    pub fn take_back(&self, stop: &Stop) -> bool {
+        let state = &mut *self.handover.state();
+        if !state.leaving || state.stay || state.threads == 0 {
+            return false;
+        }
+        stop.lower();
+        (state.wanted, state.stay) = (false, true);
+        state.adopted.append(&mut state.left);
+        self.handover.told.notify_all();
+        true
     }
 
     /// Once it has ended: the clients that are to go on.
     pub fn left(&self) -> Vec<Session> {
-        std::mem::take(&mut lock(&self.handover.left))
+        std::mem::take(&mut self.handover.state().left)
     }
 }
 

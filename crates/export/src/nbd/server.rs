@@ -17,7 +17,7 @@ use super::alarm::Alarm;
 use super::budget::{Budget, Share};
 use super::context;
 use super::credentials::Tls;
-use super::handover::{Handover, Session, copy};
+use super::handover::{Handover, Running, Session, copy};
 use super::handshake::Facts;
 use super::limits::Limits;
 use super::peer::Peer;
@@ -224,7 +224,8 @@ impl Server {
         Server { budget, ..self }
     }
 
-    /// Serve until `stop` is raised; then take no more requests, end those in flight, flush, close.
+    /// Serve until `stop` is raised; then take no more requests, end those in flight, flush, close. Where clients go on
+    /// elsewhere ([`Server::hand_over`]) they are left as they are, between two requests.
     pub fn serve(&self, stop: &Stop) -> Result<(), Error> {
         for listener in &self.listeners {
             rustix::io::ioctl_fionbio(listener, true)
@@ -234,12 +235,32 @@ impl Server {
         let places = |one: &Listener| Places::new(name_of(one), &self.limits);
         let places = self.listeners.iter().map(places).zip(self.tls.iter().cloned());
         let places: Vec<_> = places.collect();
+        let bell = Stop::new().map_err(Error::Wait)?;
+        self.handover.tell_by(bell.clone());
+        let outcome = loop {
+            self.adopt_clients(&mut clients, &places);
+            let outcome = self.take_clients([stop, &bell], &mut clients, &places);
+            if outcome.is_err() || !self.handover.is_wanted() {
+                clients.iter().for_each(|client| client.alarm.stop());
+                break outcome;
+            }
+            clients.iter().for_each(|client| client.alarm.leave());
+            if self.handover.have_left() {
+                break outcome;
+            }
+        };
+        clients.into_iter().for_each(join);
+        outcome
+    }
+
+    /// Go on with clients of another server, or of this one, that were to leave it.
+    fn adopt_clients(&self, clients: &mut Vec<Client>, places: &[(Arc<Places>, Tls)]) {
         for session in self.handover.adopted() {
             // By whichever of them it came: the limits are alike.
             let is_unix = sockopt::socket_domain(&session.socket) == Ok(AddressFamily::UNIX);
             let fits = |(one, _): &(&Listener, _)| matches!(one, Listener::Unix(_)) == is_unix;
-            let found = self.listeners.iter().zip(&places).find(fits);
-            let found = found.or(self.listeners.iter().zip(&places).next());
+            let found = self.listeners.iter().zip(places).find(fits);
+            let found = found.or(self.listeners.iter().zip(places).next());
             let Some((listener, places)) = found else { continue };
             let taken = copy(&session.socket)
                 .and_then(|socket| self.welcome(socket, listener, places, Some(session)));
@@ -248,24 +269,16 @@ impl Server {
                 Err(error) => tracing::error!("an NBD client is let go: {error}"),
             }
         }
-        let outcome = self.take_clients(stop, &mut clients, &places);
-        for client in &clients {
-            client.alarm.stop();
-        }
-        for client in clients {
-            join(client);
-        }
-        outcome
     }
 
     fn take_clients(
         &self,
-        stop: &Stop,
+        [stop, bell]: [&Stop; 2],
         clients: &mut Vec<Client>,
         places: &[(Arc<Places>, Tls)],
     ) -> Result<(), Error> {
         loop {
-            let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
             fds.extend(self.listeners.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -273,6 +286,10 @@ impl Server {
             }
             if stop.is_raised() {
                 return Ok(());
+            }
+            if bell.is_raised() {
+                bell.lower();
+                self.adopt_clients(clients, places);
             }
             for (listener, places) in self.listeners.iter().zip(places) {
                 self.take_from(listener, clients, places)?;
@@ -358,6 +375,7 @@ impl Server {
         let alarm = Arc::new(Alarm::new()?);
         let (exports, theirs, budget) = (self.exports.clone(), alarm.clone(), self.budget.clone());
         let (tls, handover) = (tls.clone(), self.handover.clone());
+        let running = Running::new(&handover);
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
             let share = Share::new(budget, peer, theirs.clone());
             let refusal = place.refusal;
@@ -377,6 +395,7 @@ impl Server {
                 tracing::error!("an NBD connection failed: {error}");
             }
             drop(place);
+            drop(running);
         })?;
         Ok(Some(Client { thread, alarm }))
     }

@@ -100,13 +100,7 @@ pub(super) fn run(client: Client) -> io::Result<()> {
             let (socket, vbd) = (socket.clone(), export.vbd.fork());
             vbd.serves("nbd", peer.to_string(), 0);
             let kept = socket.clone();
-            // What is deciphered here nobody can go on with.
-            let of = match sealer {
-                Some(_) => Arc::default(),
-                None => handover.clone(),
-            };
-            let accepted =
-                Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer, handover: of };
+            let accepted = Accepted { vbd, choice, socket, peer, alarm, limits, share, sealer };
             let left = serve(io.clone(), accepted, input, &current).await?;
             let Some(input) = left else { return Ok(()) };
             let Choice { structured, extended, contexts, .. } = choice;
@@ -212,7 +206,8 @@ async fn watch(io: Io, alarm: Arc<Alarm>, socket: Arc<OpenFile>, current: Rc<Cur
             Some(connection) => connection.alarm_rang(),
             None if current.goes_on.get() => {}
             None => {
-                let why = if alarm.is_stopped() { "the server stops" } else { "it takes too long" };
+                let told = alarm.is_stopped() || alarm.is_leaving();
+                let why = if told { "the server stops" } else { "it takes too long" };
                 tracing::debug!("an NBD handshake ended: {why}");
                 close(&socket, Shutdown::Both);
             }
