@@ -13,6 +13,7 @@ use ringtap_vbd::Disk as Device;
 
 use crate::checkpoints;
 use crate::events::Event;
+use crate::handover::Closing;
 use crate::opened::{self, Wrap, identity, record_formats};
 use crate::running::{DiskId, Running, Served};
 use crate::successor;
@@ -88,14 +89,24 @@ impl Residence {
         self.come(false)
     }
 
-    /// Close the image, which the next process of this host opens; nobody else has to do with the disk.
-    pub(crate) fn hand_over(&self, disk: &Disk) -> Result<(), Error> {
+    /// Close the image, which the next process of this host opens; nobody else has to do with the disk. Where that is not
+    /// waited for any more by then, it is opened again here before requests go on.
+    pub(crate) fn hand_over(&self, disk: &Disk, closing: &Closing) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let _disk = self.vbd.span().enter();
-        self.put_away(disk, self.vbd.size())?;
-        self.vbd.forget_bitmaps();
-        *state = State::Away(disk.clone().into());
+        let closing = closing.clone();
+        let late = move || !closing.is_waited_for();
+        if self.put_away_unless(disk, self.vbd.size(), late)? {
+            self.vbd.forget_bitmaps();
+            *state = State::Away(disk.clone().into());
+        }
         Ok(())
+    }
+
+    /// A disk whose image was closed too late for another process is as it was.
+    pub(crate) fn goes_on(&self) {
+        let id = self.id;
+        self.tell(move |running| _ = running.pending.changing.remove(&id));
     }
 
     /// Open the image, and let it be the disk; how it was opened.
@@ -132,7 +143,24 @@ impl Residence {
 
     /// Close the image, and keep only what it looks like, and that it had `size` bytes.
     fn put_away(&self, disk: &Disk, size: u64) -> Result<(), Error> {
+        self.put_away_unless(disk, size, || false).map(drop)
+    }
+
+    /// The same; false where it is to stay after all once it is closed, and could be opened again before a request goes on.
+    fn put_away_unless(
+        &self,
+        disk: &Disk,
+        size: u64,
+        stays: impl FnOnce() -> bool + 'static,
+    ) -> Result<bool, Error> {
         let (vbd, failed) = (self.vbd.clone(), failure(disk));
+        let (own, wrap) = (disk.clone(), self.wrap.clone());
+        let again = move || {
+            let place = Place::hold(&own.path).unwrap_or_else(|_| (&own.path).into());
+            Panic::catch(|| opened::image(&own, &wrap, &place, None))
+                .unwrap_or_else(|panic| Err(Error::panicked([&*own.path], &panic)))
+        };
+        let away = move |info: &Info| Box::new(Away::new(Info { size, ..info.clone() }));
         on_a_ring(&disk.path, |io| async move {
             let wrong = |error: ringtap_image::Error| failed(error.to_string());
             let vbd = vbd.fork();
@@ -141,12 +169,23 @@ impl Residence {
             let image = still.image().map_err(wrong)?;
             // All that was acknowledged is stable before anybody else may have it.
             vbd.disk().close(&io).await.map_err(|error| failed(error.to_string()))?;
-            let info = Info { size, ..image.info().clone() };
-            let former = still.come_back(Box::new(Away::new(info))).map_err(wrong)?;
+            let former = still.come_back(away(image.info())).map_err(wrong)?;
             // This process has no other handle of it: its locks go now.
             former.stop_writing();
             former.let_write(true);
-            Ok(())
+            drop(former);
+            if !stays() {
+                return Ok(true);
+            }
+            let back = again().and_then(|image| {
+                still.come_back(image).map_err(wrong)?;
+                vbd.disk().forget_bitmaps();
+                checkpoints::restore(vbd.disk())
+            });
+            let Err(error) = back else { return Ok(false) };
+            tracing::error!("the image cannot be opened again: {error}");
+            still.come_back(away(image.info())).map_err(wrong)?;
+            Ok(true)
         })?
     }
 

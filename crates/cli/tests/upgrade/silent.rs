@@ -1,5 +1,6 @@
 //! Disks whose storage does not answer while a server is to be followed by another.
 
+use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,12 @@ impl Drop for Source {
 
 impl Source {
     fn of(bench: &Bench, file: &str, socket: &str) -> Source {
+        Source::serving(bench, socket, &["file", file])
+    }
+
+    fn serving(bench: &Bench, socket: &str, what: &[&str]) -> Source {
         let mut command = Command::new("nbdkit");
-        command.args(["-f", "-U", socket, "file", file]).current_dir(bench.dir.path());
+        command.args(["-f", "-U", socket]).args(what).current_dir(bench.dir.path());
         let source = Source(command.spawn().expect("nbdkit begins"));
         let until = Instant::now() + Duration::from_secs(30);
         while std::os::unix::net::UnixStream::connect(bench.path(socket)).is_err() {
@@ -132,5 +137,57 @@ fn clients_of_one_address_go_on_though_the_storage_of_another_is_silent() {
     assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
     let next = bench.upgrade("unix:c.sock");
     ends(server);
+    assert!(lives(next));
+}
+
+/// All that it was given is stable, and then it falls silent.
+#[test]
+fn an_image_that_cannot_be_closed_holds_up_no_other_disk() {
+    let mut bench = Bench::new();
+    for name in ["a.raw", "d.raw"] {
+        bench.ends_with(&format!("create -q -f raw {name} 64M"), 0);
+    }
+    let file = bench.path("d.raw").display().to_string();
+    let [armed, passed] = ["armed", "passed"].map(|name| bench.path(name).display().to_string());
+    let reads =
+        format!("pread=dd if={file} skip=$4 count=$3 iflag=count_bytes,skip_bytes status=none");
+    let writes = format!("pwrite=dd of={file} conv=notrunc seek=$4 oflag=seek_bytes status=none");
+    // While it is armed one flush comes to its end, and no other.
+    let flushes = format!(
+        "flush=[ ! -e {armed} ] || mkdir {passed} 2>/dev/null || while [ -e {armed} ]; do sleep 0.1; done"
+    );
+    let _source = Source::serving(
+        &bench,
+        "d",
+        &["eval", "get_size=echo 67108864", &reads, &writes, &flushes],
+    );
+    let far = format!("nbd+unix:///?socket={}", bench.path("d").display());
+    let line = format!(
+        "serve --sandbox off --control unix:c.sock a.raw -f raw --vhost-user vu.sock {far} -f raw --name d --node-name far --nbd unix:d.sock"
+    );
+    let (_child, server) = bench.serve(&line);
+    let (near, reads) = (bench.load("vu.sock", 16), bench.nbd_reads("d.sock", "d", 3));
+    std::thread::sleep(Duration::from_secs(1));
+    fs::write(&armed, "").expect("a file");
+    let line = format!("upgrade unix:c.sock --binary {} --timeout 1", stalls(&bench));
+    let upgrade = bench.command(&line).stderr(Stdio::piped()).spawn().expect("it begins");
+    let output = end_of(upgrade, &bench);
+    let why = said(&output);
+    assert!(
+        why.contains("the image of the disk far is not closed") && !output.status.success(),
+        "{why}"
+    );
+    let again = bench.ends_with(&line, 1);
+    assert!(again.contains("the disk far is being changed"), "{again}");
+    // Its image is not closed yet.
+    bench.verified(near);
+    fs::remove_file(&armed).expect("it is there");
+    let output = end_of(reads, &bench);
+    assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    let output = end_of(bench.nbd_load("d.sock", "d", 1), &bench);
+    assert!(output.status.success(), "{}\n{}", said(&output), bench.log());
+    let next = bench.upgrade("unix:c.sock");
+    ends(server);
+    bench.verified(bench.load("vu.sock", 1));
     assert!(lives(next));
 }

@@ -8,6 +8,7 @@
 //! nothing more.
 
 mod channel;
+mod closing;
 mod giving;
 mod state;
 mod still;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use ringtap_export::{fuse, nbd, vhost_user};
 
+pub(crate) use closing::Closing;
 pub(crate) use giving::{Wish, hand_over, note_program, tell_asker};
 pub(crate) use taking::{Taking, left_out};
 

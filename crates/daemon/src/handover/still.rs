@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ringtap_export::{nbd, vhost_user};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::closing::{self, Going};
 use super::giving::failed;
 use super::lock;
 use super::state::{Client, Connections, FrontEnd, MessageState, digits, encode};
@@ -19,8 +20,8 @@ use crate::running::{DiskId, Running, Served, ServerId, Serving};
 use crate::transports::Transport;
 
 /// How long it is tried to open images again that somebody else has meanwhile, and how often.
-const COMES_BACK: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const COMES_BACK: Duration = Duration::from_secs(30);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// How soon it is seen that threads have ended.
 const SOON: Duration = Duration::from_micros(200);
 
@@ -62,7 +63,7 @@ fn now() -> u64 {
 }
 
 impl Still {
-    /// Have all requests end, which may take so long, and no more begin.
+    /// Have all requests end, which may take so long, and no more begin; then close the images, which may take as long.
     pub(super) fn stand(running: &mut Running, limit: Duration) -> Result<Still, Error> {
         let mut still = Still {
             began: now(),
@@ -118,16 +119,19 @@ impl Still {
             .filter(|(_, served)| goes(served))
             .map(|(id, served)| (*id, served.disk.clone()))
             .collect();
-        let residences: Vec<_> = going
+        let going: Vec<Going> = going
             .into_iter()
-            .filter_map(|(id, disk)| Some((running.residence_of(id)?, disk)))
+            .filter_map(|(id, disk)| Some(Going { id, residence: running.residence_of(id)?, disk }))
             .collect();
-        still.residences = residences.iter().map(|(residence, _)| residence.clone()).collect();
         tracing::debug!("requests have ended after {:?}", still.since());
-        let closed = in_parallel(&residences, |(residence, disk)| residence.hand_over(disk));
+        let closed = closing::close(&going, limit);
+        let late = closed.as_ref().err().map_or(&[][..], |(_, late)| &late[..]);
+        running.pending.changing.extend(late);
+        let of = |going: &&Going| !late.contains(&going.id);
+        still.residences = going.iter().filter(of).map(|going| going.residence.clone()).collect();
         match closed {
             Ok(()) => Ok(still),
-            Err(error) => {
+            Err((error, _)) => {
                 still.thaw(running);
                 Err(error)
             }

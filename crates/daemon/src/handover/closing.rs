@@ -1,0 +1,119 @@
+//! Images that are closed for another process, several at once, for so long and no longer: one on storage that has fallen
+//! silent would have all disks stand still for good.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::giving::failed;
+use super::lock;
+use super::still::{COMES_BACK, LOOK};
+use crate::events::spawn;
+use crate::residence::Residence;
+use crate::running::DiskId;
+use crate::{Disk, Error};
+
+/// Images that are closed at once.
+const MOST: usize = 8;
+
+const CLOSES: u8 = 0;
+const CLOSED: u8 = 1;
+const GIVEN_UP: u8 = 2;
+
+/// Whether an image that is being closed is waited for: who closes it, and who waits, agree on that.
+#[derive(Clone, Default)]
+pub(crate) struct Closing(Arc<AtomicU8>);
+
+impl Closing {
+    /// It is closed; whether it was waited for until then.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.end(CLOSED)
+    }
+
+    /// It is waited for no more; false where it has been closed.
+    fn give_up(&self) -> bool {
+        self.end(GIVEN_UP)
+    }
+
+    fn end(&self, how: u8) -> bool {
+        self.0.compare_exchange(CLOSES, how, SeqCst, SeqCst).is_ok()
+    }
+}
+
+/// A disk that is to stand still with its image closed.
+#[derive(Clone)]
+pub(super) struct Going {
+    pub(super) id: DiskId,
+    pub(super) residence: Arc<Residence>,
+    pub(super) disk: Disk,
+}
+
+impl Going {
+    /// Close its image. One that nobody waits for any more is opened again before a request of the disk goes on.
+    fn close(&self, closing: &Closing) -> Result<(), Error> {
+        let end = self.residence.hand_over(&self.disk, closing);
+        if closing.is_waited_for() || closing.0.load(SeqCst) == CLOSED {
+            return end;
+        }
+        let began = Instant::now();
+        let mut back = end.and_then(|()| self.residence.take_over());
+        while let Err(error) = &back {
+            tracing::error!("a disk is not there again yet: {error}");
+            if began.elapsed() > COMES_BACK {
+                break;
+            }
+            sleep(LOOK);
+            back = self.residence.take_over();
+        }
+        tracing::info!("{} goes on", self.disk.path.display());
+        self.residence.goes_on();
+        Ok(())
+    }
+}
+
+/// Close the images of all, within so long. Where that fails, those that are being closed still come with the failure: they are
+/// let be, and go on by themselves.
+pub(super) fn close(all: &[Going], limit: Duration) -> Result<(), (Error, Vec<DiskId>)> {
+    let until = Instant::now() + limit;
+    let queue: VecDeque<(usize, Going, Closing)> =
+        all.iter().enumerate().map(|(at, going)| (at, going.clone(), Closing::default())).collect();
+    let mut begun: Vec<Option<Closing>> = queue.iter().map(|one| Some(one.2.clone())).collect();
+    let queue = Arc::new(Mutex::new(queue));
+    let (tell, told) = channel();
+    for _ in 0..all.len().min(MOST) {
+        let (queue, tell) = (queue.clone(), tell.clone());
+        let close_some = move || {
+            loop {
+                let next = lock(&queue).pop_front();
+                let Some((at, going, closing)) = next else { return };
+                // Nobody listens any more where another took too long.
+                let _ = tell.send((at, going.close(&closing)));
+            }
+        };
+        spawn("close", close_some).map_err(|error| (error, vec![]))?;
+    }
+    drop(tell);
+    let mut end = Ok(());
+    while begun.iter().any(Option::is_some) {
+        let left = until.saturating_duration_since(Instant::now());
+        let Ok((at, closed)) = told.recv_timeout(left) else { break };
+        end = end.and(closed);
+        begun[at] = None;
+    }
+    for (at, ..) in lock(&queue).drain(..) {
+        begun[at] = None;
+    }
+    let late =
+        begun.iter().zip(all).filter(|(closing, _)| closing.as_ref().is_some_and(Closing::give_up));
+    let late: Vec<&Going> = late.map(|(_, going)| going).collect();
+    let Some(first) = late.first() else { return end.map_err(|error| (error, vec![])) };
+    let name = first.disk.node_name.as_deref().unwrap_or_default();
+    let why = format!(
+        "the image of the disk {name} is not closed after {} s, and its requests wait until it is: see to its storage",
+        limit.as_secs()
+    );
+    Err((failed(why), late.into_iter().map(|going| going.id).collect()))
+}
