@@ -194,6 +194,18 @@ pub enum Error {
         /// The first panic.
         panic: String,
     },
+    /// Storage has fallen silent, and the server ended without what waits for it.
+    #[error(
+        "{} left: storage on a server has answered nothing for {seconds} s, and this one ended without it; what was \
+         acknowledged and not flushed may be lost",
+        .what.join(", ")
+    )]
+    Left {
+        /// Images, and what was done to them.
+        what: Vec<String>,
+        /// For how long.
+        seconds: u64,
+    },
     /// What was written could not be made stable at the end.
     #[error("cannot flush {}: {source}; writes that were not flushed before may be lost", path.display())]
     Flush {

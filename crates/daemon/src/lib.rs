@@ -49,6 +49,7 @@ mod serve;
 mod snapshot;
 mod socket;
 mod start;
+mod stopping;
 mod stream;
 mod successor;
 mod switch;

@@ -32,7 +32,8 @@ pub(crate) struct Pending {
     pub(crate) bitmaps: HashSet<(DiskId, String)>,
     /// Whether the NBD server of the control socket is about to come.
     pub(crate) nbd: bool,
-    threads: Vec<JoinHandle<()>>,
+    /// Each by what it does.
+    pub(crate) threads: Vec<(String, JoinHandle<()>)>,
 }
 
 impl Pending {
@@ -56,8 +57,8 @@ impl Running {
             // Somebody attends for as long as this thread is there.
             let _ = then.map(|then| events.send(Event::Do(then)));
         })?;
-        self.pending.threads.retain(|thread| !thread.is_finished());
-        self.pending.threads.push(thread);
+        self.pending.threads.retain(|(_, thread)| !thread.is_finished());
+        self.pending.threads.push((role.to_owned(), thread));
         Ok(())
     }
 
@@ -79,13 +80,5 @@ impl Running {
         let error = begun.err()?;
         tracing::error!("{error}: nothing is done ({role})");
         take(&held)
-    }
-
-    /// Wait for all that is about to come or to go.
-    pub(crate) fn wait_for_pending(&mut self) {
-        for thread in std::mem::take(&mut self.pending.threads) {
-            // One that panicked has told of it.
-            let _ = thread.join();
-        }
     }
 }

@@ -370,15 +370,6 @@ impl Running {
             }
         }
     }
-
-    /// Stop the servers, those of block devices only where these are not to wait for the next process; once this
-    /// returns each request taken has ended.
-    pub(crate) fn stop(&mut self, devices: bool) {
-        let ends =
-            |serving: &&mut Serving| devices || !matches!(&*serving.transport, Transport::Ublk(_));
-        self.servers.values_mut().filter(ends).for_each(|serving| serving.stop.raise());
-        self.servers.values_mut().filter(ends).for_each(Serving::join);
-    }
 }
 
 /// Have it said, and heard by who attends, when a panic stops the disk.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use ringtap_export::{give_back_startup, nbd, ublk};
-use ringtap_io::Tasks;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
 
@@ -21,6 +20,7 @@ use crate::opened::{self, LeftOut, Opened, Wrap, record_formats, tell_of_another
 use crate::pid_file::PidFile;
 use crate::plan::Plan;
 use crate::running::{DiskId, Running, Served, is_failed};
+use crate::stopping::{Left, close_all};
 use crate::{Address, Config, Disk, Error, NbdTls, Sandbox, control, process, sandbox};
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
@@ -130,7 +130,7 @@ fn run(
     record_formats(&named);
     let unshown = begin_to_keep(&mut running, &inbox, &ids)?;
     if let Some(why) = unshown.into_iter().next().filter(|_| running.config.strict && !taken) {
-        running.stop(true);
+        running.stop(true, &mut Left::default());
         return Err(Error::File(why));
     }
     control::resume(&mut running, &inbox, &ids);
@@ -169,9 +169,10 @@ fn run(
         served.vbd.give_up_waiting();
         served.vbd.lift_limits();
     });
-    running.stop(outcome.is_ok());
+    let mut left = Left::default();
+    running.stop(outcome.is_ok(), &mut left);
     running.tell_of_gone_exports(outcome.is_ok());
-    running.wait_for_pending();
+    running.wait_for_pending(&mut left);
     let mut late = None;
     for event in inbox.try_iter() {
         match event {
@@ -184,18 +185,20 @@ fn run(
         Ok(()) => vec![],
         Err(_) => ids_of_devices(&running),
     };
-    let flushed = flush(&running, &kept);
+    let flushed = close_all(&running, &kept, &mut left);
     // What was still being written is stable, and told, after this.
     running.keeper = None;
     // Clients whose commands came too late are told so.
     drop(inbox);
     drop(metrics);
     drop(control);
+    let (panicked, count) = (panicked(&running), running.disks.len());
     outcome
         .and(late.map_or(Ok(()), Err))
         .and(flushed)
-        .and(panicked(&running))
-        .and_then(|()| opened::outcome(left_out, running.disks.len()))
+        .and(left.outcome(&mut running))
+        .and(panicked)
+        .and_then(|()| opened::outcome(left_out, count))
         .and_then(|()| running.looked.outcome())
 }
 
@@ -427,34 +430,4 @@ fn look_at_sizes(running: &Running, asked: bool) {
         }
         tell_of_another_file(&served.disk.path, served.file);
     }
-}
-
-/// Make stable what every disk was given, and close it, unless it is `kept` for its block device, whose
-/// threads go on. The first failure is returned, after all were tried.
-fn flush(running: &Running, kept: &[DiskId]) -> Result<(), Error> {
-    let failed = |path: &Path, source| Err(Error::Flush { path: path.to_owned(), source });
-    let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
-    let mut outcome = Ok(());
-    for (id, served) in &running.disks {
-        let (path, kept) = (&served.disk.path, kept.contains(id));
-        if is_failed(served) {
-            continue;
-        }
-        let _disk = served.vbd.span().enter();
-        let (vbd, io) = (served.vbd.clone(), tasks.io().clone());
-        if let Some(server) = running.device_of(*id).filter(|_| kept) {
-            let device = server.path().display();
-            tracing::warn!("{device} stays: it waits for the next server of its image");
-        }
-        let flushed = tasks
-            .block_on(async move {
-                if kept { vbd.fork().flush(&io).await } else { vbd.close(&io).await }
-            })
-            .map_err(|source| Error::Process { tried: "drive the io_uring", source })?;
-        if let Err(error) = flushed {
-            tracing::error!("cannot flush {}: {error}", path.display());
-            outcome = outcome.and(failed(path, error));
-        }
-    }
-    outcome
 }

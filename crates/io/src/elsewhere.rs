@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::wake::Wakes;
@@ -79,6 +80,32 @@ impl fmt::Debug for OpenRemote {
     }
 }
 
+/// Operations of this process on files that are elsewhere, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Those that were begun.
+    pub begun: u64,
+    /// Those that have ended.
+    pub ended: u64,
+}
+
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
+impl Elsewhere {
+    /// As it is now.
+    pub fn now() -> Elsewhere {
+        let ended = ENDED.load(Relaxed);
+        Elsewhere { begun: BEGUN.load(Relaxed), ended }
+    }
+
+    /// One has ended.
+    #[cold]
+    pub(crate) fn end() {
+        ENDED.fetch_add(1, Relaxed);
+    }
+}
+
 fn find(file: File) -> Option<Arc<dyn Remote>> {
     let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     let slot = table.get(file.place_elsewhere() as usize)?;
@@ -113,6 +140,7 @@ impl Io {
     /// Hand an operation to what carries it out.
     #[cold]
     pub(crate) fn begin_elsewhere(&self, file: File, key: Key, op: Op) {
+        BEGUN.fetch_add(1, Relaxed);
         let known = self.shared.sessions.borrow().known(file);
         let session = known.or_else(|| {
             let session = find(file)?.session(self);

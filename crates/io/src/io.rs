@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::elsewhere::Sessions;
+use crate::elsewhere::{Elsewhere, Sessions};
 use crate::pool::{Buffer, Pool};
 use crate::signal::Wait;
 use crate::wake::Wakes;
@@ -234,6 +234,9 @@ impl Io {
         let mut states = shared.states.borrow_mut();
         let Some(state) = states.get_mut(key as usize) else { return };
         if let State::InFlight(task) | State::Elsewhere(task, _) = *state {
+            if matches!(state, State::Elsewhere(..)) {
+                Elsewhere::end();
+            }
             *state = State::Done(result);
             shared.in_flight.set(shared.in_flight.get() - 1);
             shared.ready.borrow_mut().push(task);
@@ -248,6 +251,7 @@ impl Io {
         let Some(state) = states.get_mut(key as usize) else { return false };
         let State::Elsewhere(task, _) = *state else { return false };
         *state = State::InFlight(task);
+        Elsewhere::end();
         true
     }
 

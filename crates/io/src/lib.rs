@@ -31,7 +31,7 @@ mod wake;
 mod watched;
 mod witness;
 
-pub use elsewhere::{Ender, Errand, OpenRemote, Remote, Session};
+pub use elsewhere::{Elsewhere, Ender, Errand, OpenRemote, Remote, Session};
 pub use engine::{Engine, Forbidden, engine, reactor, use_engine};
 pub use event::{Event, Listener};
 pub use file::{File, Nature, OpenFile};

@@ -1,9 +1,10 @@
 //! Servers that are there, and answer nothing.
 
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{Control, is_well, patience};
+use ringtap_tests::{Control, is_well, ok, patience};
 use serde_json::json;
 
 use crate::bench::{Bench, Kind, MIB};
@@ -53,4 +54,45 @@ fn a_guest_may_begin_anew_where_the_target_of_a_backup_fell_silent() {
         let said = server.stop();
         assert!(!said.contains("canceled"), "{said}");
     }
+}
+
+/// Its requests are in flight, or there are none and only its image is to be closed; the disk beside it ends as ever.
+#[test]
+fn a_server_ends_though_the_storage_of_a_disk_is_silent() {
+    let ends = |busy: bool| {
+        let bench = Bench::new();
+        bench.raw("a.raw", 64 * MIB);
+        let near = bench.text("near.qcow2");
+        ok("qemu-img", "qemu-utils", &["create", "-q", "-f", "qcow2", &near, "64M"]);
+        let source = bench.source(Kind::Nbdkit, "a.raw");
+        let nbd = format!("unix:{}", bench.text("nbd"));
+        let more = ["-f", "raw", &near, "-f", "qcow2", "--name", "n", "--nbd", &nbd];
+        let server = bench.serve(&bench.uri(), &more);
+        bench.io_well(&["write -P 1 0 1M"]);
+        let at = |name: &str| format!("nbd+unix:///{name}?socket={}", bench.text("nbd"));
+        ok("qemu-io", "qemu-utils", &["-f", "raw", "-c", "write -P 2 0 1M", &at("n")]);
+        source.pause();
+        let reads = busy.then(|| {
+            let mut reads = Command::new("qemu-io");
+            reads.args(["-f", "raw", "-r", "-c", "read 0 4k", &at("d")]);
+            reads.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it begins")
+        });
+        thread::sleep(Duration::from_secs(1));
+        let said = server.stop_badly();
+        if let Some(mut reads) = reads {
+            let _ = reads.kill();
+            let _ = reads.wait();
+        }
+        let what = if busy { "requests have not ended" } else { "it is not closed" };
+        assert!(said.contains(what) && said.contains(&bench.uri()), "{said}");
+        assert!(said.contains("has answered nothing for 30 s"), "{said}");
+        // Without what a server after this one would know.
+        ok("qemu-img", "qemu-utils", &["check", "-q", &near]);
+        bench.holds("near.qcow2", "qcow2", &["read -P 2 0 1M"]);
+    };
+    thread::scope(|scope| {
+        let busy = scope.spawn(|| ends(true));
+        ends(false);
+        busy.join().expect("it ends as well");
+    });
 }

@@ -1,0 +1,232 @@
+//! The end of all that is served: requests end, images are closed. What waits for storage on a server that has fallen silent
+//! is left, and told of: else nobody would see the end.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use ringtap_image::{LayerState, is_store};
+use ringtap_io::{Elsewhere, Tasks};
+
+use crate::Error;
+use crate::events::spawn;
+use crate::running::{DiskId, Running, Served, ServerId, Serving, is_failed};
+use crate::transports::Transport;
+
+/// Storage that is asked for something and has ended nothing for so long is silent.
+const SILENT: Duration = Duration::from_secs(30);
+/// What else is under way is waited for at least for so long.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often it is looked whether something has ended.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Sees when storage on servers is silent.
+struct Silence {
+    seen: u64,
+    since: Instant,
+}
+
+impl Silence {
+    fn is_there(&mut self) -> bool {
+        let now = Elsewhere::now();
+        if now.ended != self.seen || now.begun == now.ended {
+            (self.seen, self.since) = (now.ended, Instant::now());
+        }
+        self.since.elapsed() >= SILENT
+    }
+}
+
+impl Default for Silence {
+    fn default() -> Silence {
+        Silence { seen: Elsewhere::now().ended, since: Instant::now() }
+    }
+}
+
+/// What the end did not wait for.
+#[derive(Default)]
+pub(crate) struct Left {
+    silence: Silence,
+    disks: Vec<DiskId>,
+    what: Vec<String>,
+}
+
+impl Left {
+    fn disk(&mut self, id: DiskId, served: &Served, waits: &str) {
+        if self.disks.contains(&id) {
+            return;
+        }
+        self.disks.push(id);
+        self.add(served.disk.path.display().to_string(), waits);
+    }
+
+    fn add(&mut self, what: String, waits: &str) {
+        tracing::error!(
+            "{what}: {waits}, and its storage has answered nothing for {} s: left behind",
+            SILENT.as_secs()
+        );
+        self.what.push(what);
+    }
+
+    /// An error where there is something. Then nobody lets go of images any more, who might wait for that.
+    pub(crate) fn outcome(self, running: &mut Running) -> Result<(), Error> {
+        if self.what.is_empty() {
+            return Ok(());
+        }
+        std::mem::forget(std::mem::take(&mut running.disks));
+        Err(Error::Left { what: self.what, seconds: SILENT.as_secs() })
+    }
+}
+
+/// Requests that a disk has in flight.
+fn in_flight(served: &Served) -> usize {
+    served.vbd.inspect().queues.iter().map(|queue| queue.in_flight.len()).sum()
+}
+
+/// Whether an image of it lies on a server.
+fn is_elsewhere(served: &Served) -> bool {
+    let state = served.vbd.inspect().layers;
+    let mut layer: Option<&LayerState> = Some(&state);
+    while let Some(LayerState { path, below, .. }) = layer {
+        if path.as_deref().is_some_and(|path| is_store(Path::new(path))) {
+            return true;
+        }
+        layer = below.as_deref();
+    }
+    false
+}
+
+impl Running {
+    /// Stop the servers, those of block devices only where these are not to wait for the next process; once this
+    /// returns each request taken has ended, but for those of the disks that are left.
+    pub(crate) fn stop(&mut self, devices: bool, left: &mut Left) {
+        let ends =
+            |serving: &&mut Serving| devices || !matches!(&*serving.transport, Transport::Ublk(_));
+        self.servers.values_mut().filter(ends).for_each(|serving| serving.stop.raise());
+        loop {
+            let mut waits = vec![];
+            for (id, serving) in &mut self.servers {
+                match serving.has_ended() {
+                    true => serving.join(),
+                    false if devices || !matches!(&*serving.transport, Transport::Ublk(_)) => {
+                        waits.push(*id);
+                    }
+                    false => {}
+                }
+            }
+            if left.silence.is_there() {
+                waits.iter().for_each(|server| self.leave_disks_of(*server, left));
+            }
+            let is_left = |id: &DiskId| left.disks.contains(id);
+            let of_left = |server: &ServerId| {
+                self.exports.iter().any(|one| one.server == *server && is_left(&one.disk))
+            };
+            if waits.iter().all(of_left) {
+                return;
+            }
+            sleep(LOOK);
+        }
+    }
+
+    /// Storage is silent, and that server has not ended: leave those of its disks that wait, or may.
+    fn leave_disks_of(&self, server: ServerId, left: &mut Left) {
+        let of = self.exports.iter().filter(|one| one.server == server);
+        let of = of.filter_map(|one| Some((one.disk, self.disks.get(&one.disk)?)));
+        let far: Vec<(DiskId, &Served)> = of.filter(|(_, served)| is_elsewhere(served)).collect();
+        let asked = far.iter().any(|(_, served)| in_flight(served) > 0);
+        for (id, served) in far {
+            match in_flight(served) {
+                0 if asked => {}
+                0 => left.disk(id, served, "what serves it has not ended"),
+                count => left.disk(id, served, &format!("{count} requests have not ended")),
+            }
+        }
+    }
+
+    /// Wait for all that is about to come or to go, but for what waits for silent storage.
+    pub(crate) fn wait_for_pending(&mut self, left: &mut Left) {
+        let (began, mut threads) = (Instant::now(), std::mem::take(&mut self.pending.threads));
+        loop {
+            // One that panicked has told of it.
+            threads.retain(|(_, thread)| !thread.is_finished());
+            if threads.is_empty() {
+                return;
+            }
+            if left.silence.is_there() && began.elapsed() >= GRACE {
+                return threads.iter().for_each(|(role, _)| {
+                    left.add(format!("work on a disk ({role})"), "it has not ended");
+                });
+            }
+            sleep(LOOK);
+        }
+    }
+}
+
+/// Make stable what every disk was given, and close it, unless it is `kept` for its block device, whose
+/// threads go on, or `left`. The first failure is returned, after all were tried.
+pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> Result<(), Error> {
+    let mut outcome = Ok(());
+    let mut far = vec![];
+    for (id, served) in &running.disks {
+        if is_failed(served) || left.disks.contains(id) {
+            continue;
+        }
+        let _disk = served.vbd.span().enter();
+        let kept = kept.contains(id);
+        if let Some(server) = running.device_of(*id).filter(|_| kept) {
+            let device = server.path().display();
+            tracing::warn!("{device} stays: it waits for the next server of its image");
+        }
+        match is_elsewhere(served) {
+            false => outcome = outcome.and(flushed(served, close(&served.vbd, kept)?)),
+            true => far.push((*id, served, begin_to_close(served, kept)?)),
+        }
+    }
+    let mut silence = Silence::default();
+    for (id, served, end) in far {
+        let _disk = served.vbd.span().enter();
+        let end = loop {
+            match end.recv_timeout(LOOK) {
+                Ok(end) => break Some(end?),
+                Err(RecvTimeoutError::Timeout) if !silence.is_there() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    left.disk(id, served, "it is not closed");
+                    break None;
+                }
+                // Its thread has panicked, and told of it.
+                Err(RecvTimeoutError::Disconnected) => break None,
+            }
+        };
+        outcome = outcome.and(end.map_or(Ok(()), |end| flushed(served, end)));
+    }
+    outcome
+}
+
+type Closed = Result<Result<(), ringtap_image::Error>, Error>;
+
+/// The same on a thread of its own, which may never end.
+fn begin_to_close(served: &Served, kept: bool) -> Result<Receiver<Closed>, Error> {
+    let (tell, end) = channel();
+    let vbd = served.vbd.clone();
+    spawn("close", move || {
+        let _disk = vbd.span().clone().entered();
+        // Nobody listens any more where storage is silent.
+        let _ = tell.send(close(&vbd, kept));
+    })?;
+    Ok(end)
+}
+
+fn close(vbd: &ringtap_vbd::Disk, kept: bool) -> Closed {
+    let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
+    let (vbd, io) = (vbd.clone(), tasks.io().clone());
+    let work = async move { if kept { vbd.fork().flush(&io).await } else { vbd.close(&io).await } };
+    tasks.block_on(work).map_err(|source| Error::Process { tried: "drive the io_uring", source })
+}
+
+fn flushed(served: &Served, end: Result<(), ringtap_image::Error>) -> Result<(), Error> {
+    let path = &served.disk.path;
+    end.map_err(|source| {
+        tracing::error!("cannot flush {}: {source}", path.display());
+        Error::Flush { path: path.clone(), source }
+    })
+}
