@@ -16,6 +16,7 @@ use signal_hook::low_level;
 
 use crate::Error;
 use crate::handover;
+use crate::late::Tried;
 use crate::running::{Running, ServerId};
 
 /// Our threads wait and log; they need no more.
@@ -35,6 +36,8 @@ pub(crate) enum Event {
     },
     /// A panic has stopped a disk.
     Failed,
+    /// A disk that was left out has been tried again.
+    Tried(Box<Tried>),
     /// Something that another thread wants to be done to what is running.
     Do(Box<dyn FnOnce(&mut Running) + Send>),
 }

@@ -152,14 +152,14 @@ fn agree(config: &Config) -> Result<(), Error> {
 }
 
 /// Read the files that have come, and those that were wrong: their disks are to be tried next.
-pub(crate) fn look_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
+pub(crate) fn look_again(running: &mut Running) {
     let Some(folder) = running.config.folder.clone() else { return };
     let found = match files(&folder.path) {
         Ok(found) => found,
         Err(error) => return tracing::error!("{}", sandbox::hinted(error.to_string())),
     };
     let disks = running.disks.values().map(|served| &served.disk);
-    let disks = disks.chain(left_out.iter().map(|left| &left.disk));
+    let disks = disks.chain(running.left_out.iter().map(|left| &left.disk));
     let mut known: BTreeSet<PathBuf> = disks.filter_map(|disk| disk.keeping.file.clone()).collect();
     known.extend(running.looked.groups.values().cloned());
     let gone = known.iter().filter(|file| !found.contains(file));
@@ -168,7 +168,7 @@ pub(crate) fn look_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
     });
     running.looked.wrong.clear();
     for file in found.into_iter().filter(|file| !known.contains(file)) {
-        if let Err(what) = take(running, left_out, &folder, &file) {
+        if let Err(what) = take(running, &folder, &file) {
             tracing::error!("not served: {what}");
             running.looked.wrong.insert(file, what);
         }
@@ -176,12 +176,7 @@ pub(crate) fn look_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
 }
 
 /// Take what a file that has come describes.
-fn take(
-    running: &mut Running,
-    left_out: &mut Vec<LeftOut>,
-    folder: &Folder,
-    file: &Path,
-) -> Result<(), String> {
+fn take(running: &mut Running, folder: &Folder, file: &Path) -> Result<(), String> {
     let described = (folder.read)(file)?;
     let wrong = |why: String| format!("{}: {why}", file.display());
     if let Some((name, _)) =
@@ -189,7 +184,7 @@ fn take(
     {
         return Err(wrong(format!("there is a group {name} already")));
     }
-    let disk = described.disk.map(|disk| fit(running, left_out, file, disk, &described.groups));
+    let disk = described.disk.map(|disk| fit(running, file, disk, &described.groups));
     let disk = disk.transpose().map_err(wrong)?;
     for (name, allotment) in described.groups {
         running.looked.groups.insert(name.clone(), file.to_owned());
@@ -199,7 +194,7 @@ fn take(
         let label = disk.node_name.clone().unwrap_or_default();
         running.pending.nodes.insert(label.clone());
         let error = Error::File(format!("{}: it was not tried yet", file.display()));
-        left_out.push(LeftOut { disk, label, error });
+        running.left_out.push(LeftOut { disk, label, error, opening: None });
     }
     Ok(())
 }
@@ -207,7 +202,6 @@ fn take(
 /// A disk that has come, named, where it can be served beside the others.
 fn fit(
     running: &Running,
-    left_out: &[LeftOut],
     file: &Path,
     mut disk: Disk,
     groups: &[(String, Allotment)],
@@ -217,7 +211,7 @@ fn fit(
         (name.clone(), Allotment { limits: group.limits(), share: group.share() })
     });
     let others = running.disks.values().map(|served| served.disk.clone());
-    let others = others.chain(left_out.iter().map(|left| left.disk.clone()));
+    let others = others.chain(running.left_out.iter().map(|left| left.disk.clone()));
     let mut config = Config {
         disks: others.chain([disk.clone()]).collect(),
         groups: known.chain(groups.iter().cloned()).collect(),

@@ -1,42 +1,120 @@
-//! Disks that could not be opened at the start, tried again.
+//! Disks that could not be opened at the start, tried again: each by a thread of its own, for storage may be slow or silent, and
+//! those that are served do not wait for that.
 
 use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use ringtap_image::{Format, Place, is_store, on_a_ring};
 use ringtap_vbd::{Vbd, disk_span};
 
 use crate::end;
+use crate::events::{Event, spawn};
 use crate::handed::Handed;
 use crate::opened::{LeftOut, device, record_formats};
 use crate::plan::Plan;
-use crate::running::{Running, Served};
+use crate::running::{DiskId, Running, Served};
 use crate::successor;
 use crate::{Address, Disk, Error, sandbox};
 
-/// Serve those of the disks left out that can be served now.
-pub(crate) fn try_again(running: &mut Running, left_out: &mut Vec<LeftOut>) {
-    let wrap = running.wrap.clone();
-    let mut waiting: VecDeque<LeftOut> = std::mem::take(left_out).into();
-    while let Some(LeftOut { mut disk, label, error: _ }) = waiting.pop_front() {
-        let later: Vec<&Disk> = left_out.iter().chain(&waiting).map(|left| &left.disk).collect();
-        let _disk = disk_span(&disk.path.display().to_string()).entered();
-        let found = successor::follow(&mut disk).and_then(|()| device(&disk, &label, &wrap));
-        let served = found.and_then(|(vbd, named)| {
-            serve(running, &disk, vbd, &later).map(|()| record_formats(named.as_slice()))
-        });
-        if let Err(error) = served {
-            tracing::error!("still not served: {}", sandbox::hinted(error.to_string()));
-            left_out.push(LeftOut { disk, label, error });
+/// The most that are opened at once.
+const MOST: usize = 32;
+
+/// What came of one.
+pub(crate) struct Tried {
+    by: Arc<()>,
+    disk: Disk,
+    opened: Result<(Vbd, Option<(Place, Format)>), Error>,
+}
+
+impl Tried {
+    /// It is not wanted any more. Nothing was written to it; what lies on a server nobody waits for.
+    pub(crate) fn close(self) {
+        if let Some((vbd, _)) = self.opened.ok().filter(|_| !is_store(&self.disk.path)) {
+            close_unused(&self.disk.path, vbd);
         }
     }
 }
 
-fn serve(running: &mut Running, disk: &Disk, vbd: Vbd, later: &[&Disk]) -> Result<(), Error> {
+/// Begin to open those of the disks left out that nobody opens yet.
+pub(crate) fn try_again(running: &mut Running) {
+    let idle = running.left_out.iter_mut().filter(|left| left.opening.is_none());
+    let queue: VecDeque<(Arc<()>, Disk, String)> = idle
+        .map(|left| {
+            let by = left.opening.insert(Arc::new(())).clone();
+            (by, left.disk.clone(), left.label.clone())
+        })
+        .collect();
+    let (threads, queue) = (queue.len().min(MOST), Arc::new(Mutex::new(queue)));
+    for _ in 0..threads {
+        let (events, wrap, theirs) = (running.events.clone(), running.wrap.clone(), queue.clone());
+        let begun = spawn("open", move || {
+            while let Some((by, mut disk, label)) = next(&theirs) {
+                let _disk = disk_span(&disk.path.display().to_string()).entered();
+                let found = successor::follow(&mut disk);
+                let opened = found.and_then(|()| device(&disk, &label, &wrap));
+                // Where nobody attends any more the image is as a killed server leaves it.
+                let _ = events.send(Event::Tried(Box::new(Tried { by, disk, opened })));
+            }
+        });
+        match begun {
+            Ok(thread) => running.pending.threads.push(("open".into(), thread)),
+            Err(error) => tracing::error!("{error}: disks are opened later"),
+        }
+    }
+    // Nobody opens them, where there is no thread at all.
+    if Arc::strong_count(&queue) == 1 {
+        while let Some((by, ..)) = next(&queue) {
+            let left = running.left_out.iter_mut().find(|left| is_by(left, &by));
+            left.into_iter().for_each(|left| left.opening = None);
+        }
+    }
+}
+
+fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+}
+
+fn is_by(left: &LeftOut, by: &Arc<()>) -> bool {
+    left.opening.as_ref().is_some_and(|one| Arc::ptr_eq(one, by))
+}
+
+/// Serve a disk that has been opened now, where it can be; which it is.
+pub(crate) fn tried(running: &mut Running, tried: Tried) -> Option<DiskId> {
+    let Some(at) = running.left_out.iter().position(|left| is_by(left, &tried.by)) else {
+        tried.close();
+        return None;
+    };
+    let LeftOut { label, .. } = running.left_out.remove(at);
+    let Tried { disk, opened, .. } = tried;
+    let _disk = disk_span(&disk.path.display().to_string()).entered();
+    let others: Vec<Disk> = running.left_out.iter().map(|left| left.disk.clone()).collect();
+    let served = opened.and_then(|(vbd, named)| {
+        let id = serve(running, &disk, vbd, &others.iter().collect::<Vec<_>>())?;
+        record_formats(named.as_slice());
+        Ok(id)
+    });
+    served
+        .inspect_err(|error| {
+            tracing::error!("still not served: {}", sandbox::hinted(error.to_string()));
+        })
+        .map_err(|error| {
+            running.left_out.insert(at, LeftOut { disk, label, error, opening: None });
+        })
+        .ok()
+}
+
+fn serve(running: &mut Running, disk: &Disk, vbd: Vbd, later: &[&Disk]) -> Result<DiskId, Error> {
     let id = running.add(disk.clone(), vbd);
     let (bound, wanted) = (running.bound(), [(id, disk)]);
     let plan = not_handed(disk, &bound)
         .and_then(|()| Plan::of(&running.config, &wanted, &bound, later, &mut Handed::default()))
         .and_then(|plan| running.start_devices(&[id]).map(|()| plan));
-    let plan = plan.inspect_err(|_| running.take_back(id).iter().for_each(close))?;
+    let plan = plan.inspect_err(|_| {
+        if let Some(served) = running.take_back(id) {
+            close(running, served);
+        }
+    })?;
     // What has been started by then stays: it is of no other disk.
     if let Err(error) = running.start(plan, &[id]) {
         tracing::error!("not served everywhere: {error}");
@@ -45,7 +123,7 @@ fn serve(running: &mut Running, disk: &Disk, vbd: Vbd, later: &[&Disk]) -> Resul
     if let Some(served) = running.disks.get(&id) {
         tracing::info!("served from now on: {}", served.facts.line());
     }
-    Ok(())
+    Ok(id)
 }
 
 /// What systemd handed over for a disk that was left out is closed.
@@ -59,9 +137,24 @@ fn not_handed(disk: &Disk, bound: &[Address]) -> Result<(), Error> {
     }
 }
 
-/// Nobody has used it.
-fn close(served: &Served) {
-    if let Err(error) = end::close(served) {
-        tracing::warn!("cannot close it again: {error}");
+/// Nobody has used it, and nobody waits for its storage.
+fn close(running: &mut Running, served: Served) {
+    let closes = spawn("close", move || {
+        if let Err(error) = end::close(&served) {
+            tracing::warn!("cannot close it again: {error}");
+        }
+    });
+    match closes {
+        Ok(thread) => running.pending.threads.push(("close".into(), thread)),
+        Err(error) => tracing::warn!("cannot close it again: {error}"),
+    }
+}
+
+fn close_unused(path: &Path, vbd: Vbd) {
+    let closed = on_a_ring(path, |io| async move { vbd.close(&io).await });
+    match closed {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!("cannot close it again: {error}"),
+        Err(error) => tracing::warn!("cannot close it again: {error}"),
     }
 }

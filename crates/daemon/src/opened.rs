@@ -28,6 +28,8 @@ pub(crate) struct LeftOut {
     pub(crate) label: String,
     /// Why, when it was tried last.
     pub(crate) error: Error,
+    /// Who tries it now.
+    pub(crate) opening: Option<Arc<()>>,
 }
 
 /// The disks that are served, in the order of the configuration, and those that are not.
@@ -76,7 +78,7 @@ impl Opened {
                 }
                 Err(error) => {
                     tracing::error!("not served: {error}");
-                    opened.left_out.push(LeftOut { disk, label, error });
+                    opened.left_out.push(LeftOut { disk, label, error, opening: None });
                 }
             }
             drop(span);

@@ -30,6 +30,8 @@ pub(crate) struct Pending {
     pub(crate) jobs: HashSet<String>,
     /// Bitmaps that jobs use.
     pub(crate) bitmaps: HashSet<(DiskId, String)>,
+    /// Whether another process is to take over (SIGUSR2) once no image is being opened.
+    pub(crate) upgrade: bool,
     /// Whether the NBD server of the control socket is about to come.
     pub(crate) nbd: bool,
     /// Each by what it does.

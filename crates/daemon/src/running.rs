@@ -163,8 +163,8 @@ pub(crate) struct Running {
     pub(crate) graph: Graph,
     /// Whether another process can take its place.
     pub(crate) upgradable: bool,
-    /// Disks that could not be opened, and why.
-    pub(crate) left_out: Vec<(Disk, String)>,
+    /// Disks that could not be opened.
+    pub(crate) left_out: Vec<LeftOut>,
     /// Sockets that listen for the process itself: of its control, and its metrics.
     pub(crate) listening: Vec<(Address, OwnedFd)>,
     /// While servers stop to hand over: those that have, of which nobody is told.
@@ -274,10 +274,10 @@ impl Running {
         id
     }
 
-    /// Those are the disks that are not served.
-    pub(crate) fn note_left_out(&mut self, left_out: &[LeftOut]) {
-        let of = |left: &LeftOut| (left.disk.clone(), left.error.to_string());
-        self.left_out = left_out.iter().map(of).collect();
+    /// A disk that was left out and is being opened.
+    pub(crate) fn opening(&self) -> Option<&Disk> {
+        let opening = self.left_out.iter().find(|left| left.opening.is_some());
+        opening.map(|left| &left.disk)
     }
 
     /// Take away a disk that no server has.

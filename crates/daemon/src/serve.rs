@@ -16,7 +16,7 @@ use crate::handover::{self, Taking, Wish};
 use crate::keep::{self, Keeper};
 use crate::late;
 use crate::metrics::Metrics;
-use crate::opened::{self, LeftOut, Opened, Wrap, record_formats, tell_of_another_file};
+use crate::opened::{self, Opened, Wrap, record_formats, tell_of_another_file};
 use crate::pid_file::PidFile;
 use crate::plan::Plan;
 use crate::running::{DiskId, Running, Served, is_failed};
@@ -101,11 +101,12 @@ fn run(
     });
     let mut running = Running::new(config, vbds, credentials, events.clone(), wrap);
     (running.looked, running.upgradable) = (looked, read.is_some());
-    running.note_left_out(&left_out);
     running.pending.nodes.extend(left_out.iter().filter_map(|left| left.disk.node_name.clone()));
+    running.left_out = left_out;
     let ids: Vec<DiskId> = running.disks.keys().copied().collect();
     let wanted: Vec<_> = running.disks.iter().map(|(id, served)| (*id, &served.disk)).collect();
-    let plan = Plan::bind(&running.config, &wanted, left_out.iter().map(|left| &left.disk))?;
+    let not_served = running.left_out.iter().map(|left| &left.disk);
+    let plan = Plan::bind(&running.config, &wanted, not_served)?;
     let control = running.config.control.as_deref().map(control::Listening::bind).transpose()?;
     if let (Some(listening), Some(path)) = (&control, &running.config.control) {
         let socket = listening.socket();
@@ -117,7 +118,7 @@ fn run(
     let taken = taking.is_some();
     taking.iter_mut().try_for_each(|taking| taking.take_over(&mut running))?;
     if let Some(confined) = confined {
-        confined.images_are_open(&left_out);
+        confined.images_are_open(&running.left_out);
     }
     signals.tell(running.events.clone())?;
     let _pid_file = running.config.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -145,12 +146,12 @@ fn run(
     running.handover_pause = taking.take().map(Taking::done);
     if taken {
         running.disks.values().for_each(tell_where);
-        say_status(&running, &left_out);
+        say_status(&running);
     } else {
-        announce(&running, &left_out);
+        announce(&running);
     }
 
-    let outcome = attend(&mut running, &mut left_out, &inbox);
+    let outcome = attend(&mut running, &inbox);
     if running.handed_over.is_some() {
         // Who asked for it is answered, and nothing else is done: all there was is another's. What is left ends with the
         // process, and removes nothing.
@@ -177,6 +178,7 @@ fn run(
     for event in inbox.try_iter() {
         match event {
             Event::Do(what) => keep::carry_out(&mut running, what),
+            Event::Tried(tried) => tried.close(),
             event if !is_expected(&running, &event) => late = late.or(event.failure()),
             _ => {}
         }
@@ -198,7 +200,7 @@ fn run(
         .and(flushed)
         .and(left.outcome(&mut running))
         .and(panicked)
-        .and_then(|()| opened::outcome(left_out, count))
+        .and_then(|()| opened::outcome(std::mem::take(&mut running.left_out), count))
         .and_then(|()| running.looked.outcome())
 }
 
@@ -284,12 +286,12 @@ fn let_go_of_disks(running: &Running) {
 }
 
 /// Everything listens: say so to whoever waits for it.
-fn announce(running: &Running, left_out: &[LeftOut]) {
+fn announce(running: &Running) {
     let facts: Vec<DiskFacts> = running.disks.values().map(|disk| disk.facts.clone()).collect();
     running.disks.values().for_each(tell_where);
-    let not_served: Vec<NotServed> = left_out.iter().map(NotServed::new).collect();
+    let not_served: Vec<NotServed> = running.left_out.iter().map(NotServed::new).collect();
     say_ready(running.config.announce, &facts, &not_served);
-    say_status(running, left_out);
+    say_status(running);
 }
 
 fn tell_where(disk: &Served) {
@@ -297,9 +299,9 @@ fn tell_where(disk: &Served) {
 }
 
 /// Tell the service manager that all that can be is served.
-fn say_status(running: &Running, left_out: &[LeftOut]) {
+fn say_status(running: &Running) {
     let served = running.disks.len();
-    let status = match left_out {
+    let status = match &running.left_out[..] {
         [] => format!("serving {served} disk(s)"),
         out => {
             let paths: Vec<_> = out.iter().map(|left| left.disk.path.to_string_lossy()).collect();
@@ -310,13 +312,9 @@ fn say_status(running: &Running, left_out: &[LeftOut]) {
 }
 
 /// Do what signals ask, until one asks to stop or a server ends by itself.
-fn attend(
-    running: &mut Running,
-    left_out: &mut Vec<LeftOut>,
-    inbox: &Receiver<Event>,
-) -> Result<(), Error> {
+fn attend(running: &mut Running, inbox: &Receiver<Event>) -> Result<(), Error> {
     for event in inbox {
-        let end = keep::keeping(running, |running| handle(running, left_out, inbox, event));
+        let end = keep::keeping(running, |running| handle(running, inbox, event));
         if let ControlFlow::Break(end) = end {
             return end;
         }
@@ -326,7 +324,6 @@ fn attend(
 
 fn handle(
     running: &mut Running,
-    left_out: &mut Vec<LeftOut>,
     inbox: &Receiver<Event>,
     event: Event,
 ) -> ControlFlow<Result<(), Error>> {
@@ -355,22 +352,21 @@ fn handle(
             notify_reloading();
             reload(running);
             running.disks.values().for_each(|served| served.vbd.try_again());
-            folder::look_again(running, left_out);
-            let before: Vec<DiskId> = running.disks.keys().copied().collect();
-            late::try_again(running, left_out);
-            let come = running.disks.keys().filter(|id| !before.contains(id));
-            for id in come.copied().collect::<Vec<_>>() {
+            folder::look_again(running);
+            late::try_again(running);
+            know(running);
+            say_tried(running);
+        }
+        Event::Tried(tried) => {
+            if let Some(id) = late::tried(running, *tried) {
                 let wrong = control::replay(running, inbox, id);
                 wrong.iter().for_each(|why| tracing::error!("not shown: {why}"));
                 control::resume(running, inbox, &[id]);
+                know(running);
             }
-            if let Some(mut keeper) = running.keeper.take() {
-                keeper.know(running);
-                running.keeper = Some(keeper);
-            }
-            running.note_left_out(left_out);
-            say_status(running, left_out);
+            say_tried(running);
         }
+        Event::Signal(SIGUSR2) if running.opening().is_some() => running.pending.upgrade = true,
         Event::Signal(SIGUSR2) => {
             let end = handover::hand_over(running, &Wish::default());
             if let Err(error) = &end {
@@ -402,6 +398,26 @@ fn handle(
         }
     }
     ControlFlow::Continue(())
+}
+
+/// What there is now is what the folder says.
+fn know(running: &mut Running) {
+    if let Some(mut keeper) = running.keeper.take() {
+        keeper.know(running);
+        running.keeper = Some(keeper);
+    }
+}
+
+/// Once all disks that were left out have been tried again: say so, and go on with what has waited for that.
+fn say_tried(running: &mut Running) {
+    if running.opening().is_some() {
+        return;
+    }
+    say_status(running);
+    if std::mem::take(&mut running.pending.upgrade) {
+        // Whoever has sent it attends.
+        let _ = running.events.send(Event::Signal(SIGUSR2));
+    }
 }
 
 /// Look again how large the images are, and tell the guests; read the certificates again.

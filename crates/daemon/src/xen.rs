@@ -86,7 +86,7 @@ fn attend(server: &Server, open: &Open, inbox: &Receiver<Event>) -> Result<(), E
             }
             Event::Signal(SIGUSR1) => open.print_stats(),
             Event::Signal(_) => return Ok(()),
-            Event::Failed | Event::Do(_) => {}
+            Event::Failed | Event::Tried(_) | Event::Do(_) => {}
             Event::Ended { server, result, .. } => {
                 let source = result.err().unwrap_or_else(|| "without a word".into());
                 return Err(Error::Server { server, source });

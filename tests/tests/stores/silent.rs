@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{Control, is_well, ok, patience};
+use ringtap_tests::{Control, Server, is_well, ok, patience};
 use serde_json::json;
 
 use crate::bench::{Bench, Kind, MIB};
@@ -95,4 +95,34 @@ fn a_server_ends_though_the_storage_of_a_disk_is_silent() {
         ends(false);
         busy.join().expect("it ends as well");
     });
+}
+
+/// One that could not be opened is tried again while nobody answers there.
+#[test]
+fn who_is_served_does_not_wait_for_a_disk_that_is_opened_late() {
+    let bench = Bench::new();
+    bench.raw("a.raw", 64 * MIB);
+    bench.raw("b.raw", 64 * MIB);
+    let (control, vhost) = (format!("unix:{}", bench.text("control")), bench.text("vhost"));
+    let (near, far) = (bench.text("b.raw"), bench.uri());
+    let near = [&near, "-f", "raw", "--node-name", "near", "--vhost-user", &vhost];
+    let far = [&far, "-f", "raw", "--node-name", "far"];
+    let server = Server::start(["--control", &control].iter().chain(&near).chain(&far));
+    let mut qmp = Control::open(&bench.path("control"));
+    let source = bench.source(Kind::Nbdkit, "a.raw");
+    source.pause();
+    server.signal(libc::SIGHUP);
+    thread::sleep(Duration::from_secs(1));
+    let nodes = |qmp: &mut Control| qmp.ok("query-named-block-nodes", json!({})).to_string();
+    // Nobody waits for it for longer than the store does, and then this would come after its failure.
+    assert!(!nodes(&mut qmp).contains("\"far\""));
+    is_well(bench.load("1"));
+    source.resume();
+    let until = Instant::now() + patience();
+    while !nodes(&mut qmp).contains("\"far\"") {
+        assert!(Instant::now() < until, "it is not served");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let said = server.stop();
+    assert!(said.contains("served from now on") && !said.contains("still not served"), "{said}");
 }

@@ -17,7 +17,7 @@ use super::still::Still;
 use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
 use crate::control::JobStatus;
 use crate::events::notify;
-use crate::opened::identity;
+use crate::opened::{LeftOut, identity};
 use crate::pid_file::PidFile;
 use crate::running::{Running, is_failed};
 use crate::transports::Transport;
@@ -254,6 +254,9 @@ impl Running {
                 "{name} was named at run time and is no disk: the next process would not know it; remove it first"
             ));
         }
+        if let Some(disk) = self.opening() {
+            return Err(format!("{} is being opened: try again", disk.path.display()));
+        }
         let pending = &self.pending;
         if !pending.exports.is_empty() || pending.nbd {
             return Err("an export is about to come or to go: try again".into());
@@ -323,10 +326,10 @@ impl Running {
             let file = served.disk.keeping.file.clone();
             state.disks.push(DiskState { described, file, left_out: None });
         }
-        for (disk, why) in &self.left_out {
+        for LeftOut { disk, error, .. } in &self.left_out {
             let node = disk.node_name.as_deref().unwrap_or_default();
             let described = kept::of_disk(disk).map_err(|why| unkept(node, why))?;
-            let (file, left_out) = (disk.keeping.file.clone(), Some(why.clone()));
+            let (file, left_out) = (disk.keeping.file.clone(), Some(error.to_string()));
             state.disks.push(DiskState { described, file, left_out });
         }
         for (name, group) in &self.groups {

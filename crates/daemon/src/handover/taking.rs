@@ -238,7 +238,7 @@ fn described(read: &ReadFile, text: &str) -> Result<crate::Described, Error> {
 pub(crate) fn left_out(disks: Vec<(Disk, String)>) -> Vec<LeftOut> {
     let left = |(disk, why): (Disk, String)| {
         let label = disk.node_name.clone().unwrap_or_default();
-        LeftOut { disk, label, error: Error::File(why) }
+        LeftOut { disk, label, error: Error::File(why), opening: None }
     };
     disks.into_iter().map(left).collect()
 }
