@@ -14,7 +14,7 @@ use ringtap_vbd::Disk as Device;
 use crate::checkpoints;
 use crate::events::Event;
 use crate::handover::Closing;
-use crate::opened::{self, Wrap, identity, record_formats};
+use crate::opened::{self, Identity, Wrap, identity, record_formats};
 use crate::running::{DiskId, Running, Served};
 use crate::successor;
 use crate::{Disk, Error};
@@ -79,8 +79,10 @@ impl Residence {
         let disk = self.open(disk, from_afar)?;
         *state = State::Here;
         tracing::info!("the disk is here: {} is open for writing", disk.path.display());
+        // At once: another file may be at its path when that is heard.
+        let file = identity(&disk.path);
         let (id, resized) = (self.id, before != self.vbd.size());
-        self.tell(move |running| running.has_arrived(id, disk, resized));
+        self.tell(move |running| running.has_arrived(id, disk, file, resized));
         Ok(())
     }
 
@@ -305,10 +307,10 @@ impl Running {
     }
 
     /// The image of a disk is here, opened so.
-    fn has_arrived(&mut self, id: DiskId, disk: Disk, resized: bool) {
+    fn has_arrived(&mut self, id: DiskId, disk: Disk, file: Option<Identity>, resized: bool) {
         self.pending.away.remove(&id);
         let Some(served) = self.disks.get_mut(&id) else { return };
-        served.file = identity(&disk.path);
+        served.file = file;
         (served.disk.path, served.disk.options) = (disk.path, disk.options);
         served.disk.incoming = false;
         if resized {
