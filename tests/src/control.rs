@@ -1,9 +1,11 @@
 //! A client of the control socket, as plain as the protocol is.
 
 use std::collections::VecDeque;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Deserializer, Value, json};
 
@@ -21,17 +23,42 @@ pub struct Control {
 impl Control {
     /// Connect; the greeting is the first that is said.
     pub fn connect(path: &Path) -> Control {
-        let stream = UnixStream::connect(path).expect("the control socket");
+        Control::of(UnixStream::connect(path).expect("the control socket"))
+    }
+
+    fn of(stream: UnixStream) -> Control {
         stream.set_read_timeout(Some(patience())).expect("a time limit");
         Control { stream, bytes: vec![], said: VecDeque::new(), events: VecDeque::new() }
     }
 
     /// Connect and negotiate.
     pub fn open(path: &Path) -> Control {
-        let mut control = Control::connect(path);
+        Control::connect(path).negotiate()
+    }
+
+    /// Be connected to by a server, and negotiate.
+    pub fn accept(listener: &UnixListener) -> Control {
+        let end = Instant::now() + patience();
+        listener.set_nonblocking(true).expect("a socket");
+        let stream = loop {
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    assert!(Instant::now() < end, "no server connects");
+                    thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => panic!("nobody can connect: {error}"),
+            }
+        };
+        stream.set_nonblocking(false).expect("a socket");
+        Control::of(stream).negotiate()
+    }
+
+    fn negotiate(mut self) -> Control {
+        let control = &mut self;
         assert!(control.hear().expect("a greeting")["QMP"]["version"].is_object());
         assert_eq!(control.call("qmp_capabilities", json!({})), Ok(json!({})));
-        control
+        self
     }
 
     /// Send bytes, whatever they are.

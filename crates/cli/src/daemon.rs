@@ -8,14 +8,14 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
-use ringtap_daemon::{Address, Announce, Config, Polling};
+use ringtap_daemon::{Address, Announce, Config, ControlAt, Polling};
 
 use crate::args::Output;
 use crate::folder::{folder, reader};
 use crate::log::{self, LogArgs};
 use crate::nbd::NbdArgs;
 use crate::sandbox::SandboxArgs;
-use crate::serve::{control, metrics, octal, warn_of_lost_logs};
+use crate::serve::{control_at, metrics, octal, warn_of_lost_logs};
 
 /// Where the control socket is where nothing is said.
 pub(crate) const CONTROL: &str = "unix:/run/ringtap/control.sock";
@@ -26,9 +26,10 @@ const DISKS: &str = "/etc/ringtap/disks.d";
 /// What `ringtap daemon` is told.
 #[derive(Debug, Args)]
 pub(crate) struct DaemonArgs {
-    /// Where clients control it by QMP: a UNIX socket, which only its owner may use
-    #[arg(long, value_name = "unix:PATH", value_parser = control, default_value = CONTROL)]
-    control: PathBuf,
+    /// Where clients control it by QMP: a UNIX socket, which only its owner may use; or connect:PATH, where a client
+    /// listens that is connected to, again where it has gone; repeatable
+    #[arg(long, value_name = "unix:PATH|connect:PATH", value_parser = control_at, default_value = CONTROL)]
+    control: Vec<ControlAt>,
 
     /// Whether queues with nothing to do wait awake: off; adaptive, for as long as it has lately paid, on no more than
     /// half the processors and on none that others want; or adaptive for so long at most, like 50us
@@ -82,7 +83,7 @@ pub(crate) fn run(args: DaemonArgs, matches: &ArgMatches) -> anyhow::Result<Exit
     args.poll.choose();
     log::start(&args.log)?;
     warn_of_lost_logs();
-    make_folder(&args.control)?;
+    args.control.iter().try_for_each(make_folder)?;
     let config = Config {
         disks: vec![],
         groups: vec![],
@@ -93,7 +94,7 @@ pub(crate) fn run(args: DaemonArgs, matches: &ArgMatches) -> anyhow::Result<Exit
         socket_mode: args.socket_mode,
         pid_file: args.pid_file,
         metrics: args.metrics,
-        control: Some(args.control),
+        control: args.control,
         announce: match args.output {
             Output::Text => Announce::Text,
             Output::Json => Announce::Json,
@@ -105,7 +106,8 @@ pub(crate) fn run(args: DaemonArgs, matches: &ArgMatches) -> anyhow::Result<Exit
 }
 
 /// Make the folder of the usual socket, as restart logs have it: /run begins empty.
-fn make_folder(socket: &Path) -> anyhow::Result<()> {
+fn make_folder(control: &ControlAt) -> anyhow::Result<()> {
+    let ControlAt::Listen(socket) = control else { return Ok(()) };
     if CONTROL.strip_prefix("unix:").map(Path::new) != Some(socket) {
         return Ok(());
     }

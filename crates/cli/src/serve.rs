@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use ringtap_daemon::{
-    Address, Announce, Config, Disk, Error, Keeping, OnError, Placed, Polling, Processors, QUEUES,
+    Address, Announce, Config, ControlAt, Disk, Error, Keeping, OnError, Placed, Polling,
+    Processors, QUEUES,
 };
 use ringtap_image::{CacheMode, Format, OpenOptions, RestartLog, Secret, SecretSource};
 
@@ -52,10 +53,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
 
-    /// Have the server controlled by QMP, as QEMU's storage daemon is, at this UNIX socket, which only its owner may
-    /// use; disks that are served nowhere are allowed then
-    #[arg(long, value_name = "unix:PATH", value_parser = control)]
-    control: Option<PathBuf>,
+    /// Have the server controlled by QMP, as QEMU's storage daemon is, at the UNIX socket unix:PATH, which only its owner
+    /// may use, or by the client that listens at connect:PATH, which is connected to, again where it has gone;
+    /// repeatable; disks that are served nowhere are allowed then
+    #[arg(long, value_name = "unix:PATH|connect:PATH", value_parser = control_at)]
+    control: Vec<ControlAt>,
 
     /// A group whose limits hold for all its disks together, which name it by --group; repeatable
     #[arg(long, value_name = "NAME,iops=N,bps=SIZE...")]
@@ -304,6 +306,16 @@ pub(crate) fn metrics(text: &str) -> Result<Address, String> {
         || text.rsplit(':').next().is_some_and(|it| it.parse::<u16>().is_ok());
     let address = Address::nbd(&named).ok().filter(|_| port && text.contains(':'));
     address.ok_or_else(|| "write HOST:PORT or unix:PATH".to_owned())
+}
+
+/// Where clients are found.
+pub(crate) fn control_at(text: &str) -> Result<ControlAt, String> {
+    match text.strip_prefix("connect:").filter(|path| !path.is_empty()) {
+        Some(path) => Ok(ControlAt::Dial(path.into())),
+        None => control(text)
+            .map(ControlAt::Listen)
+            .map_err(|_| "write unix:PATH, or connect:PATH of a client that listens".to_owned()),
+    }
 }
 
 /// The UNIX socket of an address.

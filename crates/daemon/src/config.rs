@@ -1,7 +1,7 @@
 //! What to serve, and where.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ringtap_export::nbd::{Limits, MAX_BITMAPS};
 use ringtap_image::OpenOptions;
@@ -151,6 +151,24 @@ impl Allotment {
     }
 }
 
+/// Where clients control a server by QMP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlAt {
+    /// They connect to this UNIX socket.
+    Listen(PathBuf),
+    /// The client listens at this UNIX socket, and the server connects to it.
+    Dial(PathBuf),
+}
+
+impl ControlAt {
+    /// The socket.
+    pub fn path(&self) -> &Path {
+        match self {
+            ControlAt::Listen(path) | ControlAt::Dial(path) => path,
+        }
+    }
+}
+
 /// What one process serves.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -173,7 +191,7 @@ pub struct Config {
     /// Where what the disks do is told to Prometheus.
     pub metrics: Option<Address>,
     /// Where clients control the server by QMP.
-    pub control: Option<PathBuf>,
+    pub control: Vec<ControlAt>,
     /// How to tell that everything listens.
     pub announce: Announce,
     /// Whether the server is confined. The process that serves is, until it ends.
@@ -200,7 +218,7 @@ impl Config {
         node::name_all(&mut self.disks)?;
         if let Some(tls) = &self.nbd_tls {
             tls.check()?;
-            if self.control.is_none() && self.disks.iter().all(|disk| disk.nbd.is_empty()) {
+            if self.control.is_empty() && self.disks.iter().all(|disk| disk.nbd.is_empty()) {
                 return Err(Error::Usage("--tls-dir is for NBD: add --nbd tcp:HOST:PORT".into()));
             }
         }
@@ -237,7 +255,7 @@ impl Config {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Usage(text));
-        if self.disks.is_empty() && self.control.is_none() && self.folder.is_none() {
+        if self.disks.is_empty() && self.control.is_empty() && self.folder.is_none() {
             return refuse("no disk to serve: name an image, or null:SIZE".into());
         }
         let mut groups = HashSet::new();
@@ -257,7 +275,7 @@ impl Config {
         let mut devices = HashSet::new();
         for disk in &self.disks {
             let shown = disk.path.display();
-            if disk.is_served_nowhere() && self.control.is_none() {
+            if disk.is_served_nowhere() && self.control.is_empty() {
                 return refuse(format!(
                     "{shown} is served nowhere: add --nbd unix:PATH, --vhost-user PATH, \
                      --fuse PATH or --ublk after it"
@@ -389,7 +407,7 @@ mod tests {
             nbd_tls: None,
             socket_mode: 0o600,
             pid_file: None,
-            control: None,
+            control: vec![],
             announce: Announce::Text,
             sandbox: Default::default(),
         }

@@ -59,7 +59,7 @@ mod transports;
 mod xen;
 
 pub use address::Address;
-pub use config::{Allotment, Announce, Config, Disk, OnError, Placed, QUEUES};
+pub use config::{Allotment, Announce, Config, ControlAt, Disk, OnError, Placed, QUEUES};
 pub use error::Error;
 pub use folder::{Described, Folder, Keeping, ReadFile};
 #[doc(hidden)]

@@ -240,7 +240,7 @@ mod tests {
             nbd_tls: None,
             socket_mode: 0o600,
             pid_file: None,
-            control: None,
+            control: vec![],
             announce: Announce::Text,
             sandbox: Default::default(),
         };

@@ -245,7 +245,7 @@ impl Running {
     /// The same where it is known which file the image is.
     pub(crate) fn add_known(&mut self, disk: Disk, vbd: Vbd, file: Option<Identity>) -> DiskId {
         let id = DiskId(self.next());
-        let usual = if self.config.control.is_some() { OnError::Hold } else { OnError::Report };
+        let usual = if self.config.control.is_empty() { OnError::Report } else { OnError::Hold };
         if disk.on_error.unwrap_or(usual) == OnError::Hold {
             tell_of_no_room(id, &vbd, &self.events);
         }

@@ -14,7 +14,7 @@ use ringtap_sandbox::{Files, Hooks, List, Needs, Walls, everywhere_but_the_syste
 use ringtap_stores::rbd;
 
 use crate::opened::LeftOut;
-use crate::{Address, Config, Disk, Error, handover};
+use crate::{Address, Config, ControlAt, Disk, Error, handover};
 
 /// Whether a server is confined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     disks.iter().for_each(|disk| files.extend(disk.files.clone()));
     // Programs bring images along.
     files.read.push("/usr".into());
-    let later = config.control.is_some();
+    let later = !config.control.is_empty();
     let rings = ringtap_io::engine().0 == Engine::IoUring;
     let given = if rings { ringtap_io::rings_to_be_given(broker_is_gone).ok() } else { None };
     let walls = Walls {
@@ -320,7 +320,7 @@ fn named(config: &Config) -> Files {
         files.read.push("/etc/ringtap".into());
     }
     files.folders.extend(config.pid_file.iter().cloned().map(folder_of));
-    files.places.extend(sockets(config).cloned().map(folder_of));
+    files.places.extend(sockets(config).map(Path::to_owned).map(folder_of));
     files.places.extend(shown(config).map(folder_of));
     files.images.push("/dev/fuse".into());
     files
@@ -332,13 +332,13 @@ fn shown(config: &Config) -> impl Iterator<Item = PathBuf> {
     shown.map(|path| fuse::resolve(path).unwrap_or_else(|_| path.clone()))
 }
 
-/// UNIX sockets that are listened at.
-fn sockets(config: &Config) -> impl Iterator<Item = &PathBuf> {
+/// UNIX sockets that are listened at, or connected to.
+fn sockets(config: &Config) -> impl Iterator<Item = &Path> {
     let unix = addresses(config).filter_map(|address| match address {
-        Address::Unix(path) => Some(path),
+        Address::Unix(path) => Some(&**path),
         _ => None,
     });
-    unix.chain(&config.control)
+    unix.chain(config.control.iter().map(ControlAt::path))
 }
 
 fn addresses(config: &Config) -> impl Iterator<Item = &Address> {
@@ -352,15 +352,15 @@ fn list(config: &Config, later: Vec<PathBuf>) -> List {
         _ => None,
     });
     let mut folders = later;
-    if config.control.is_some() {
-        folders.extend(sockets(config).cloned().map(folder_of));
+    if !config.control.is_empty() {
+        folders.extend(sockets(config).map(Path::to_owned).map(folder_of));
         folders.push("/run/ringtap".into());
     }
     List {
-        sockets: sockets(config).cloned().collect(),
+        sockets: sockets(config).map(Path::to_owned).collect(),
         listen: tcp.collect(),
         dial: vec![],
-        any_tcp: config.control.is_some(),
+        any_tcp: !config.control.is_empty(),
         mounts: shown(config).collect(),
         folders: folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect(),
     }

@@ -21,7 +21,7 @@ use crate::pid_file::PidFile;
 use crate::plan::Plan;
 use crate::running::{DiskId, Running, Served, is_failed};
 use crate::stopping::{Left, close_all};
-use crate::{Address, Config, Disk, Error, NbdTls, Sandbox, control, process, sandbox};
+use crate::{Address, Config, ControlAt, Disk, Error, NbdTls, Sandbox, control, process, sandbox};
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
 /// are flushed and the sockets removed. Where a server ended by itself the others do, too, but for
@@ -107,11 +107,9 @@ fn run(
     let wanted: Vec<_> = running.disks.iter().map(|(id, served)| (*id, &served.disk)).collect();
     let not_served = running.left_out.iter().map(|left| &left.disk);
     let plan = Plan::bind(&running.config, &wanted, not_served)?;
-    let control = running.config.control.as_deref().map(control::Listening::bind).transpose()?;
-    if let (Some(listening), Some(path)) = (&control, &running.config.control) {
-        let socket = listening.socket();
-        running.listening.extend(socket.map(|socket| (Address::Unix(path.clone()), socket)).ok());
-    }
+    let ways = running.config.control.iter().map(control::Way::prepare);
+    let ways = ways.collect::<Result<Vec<_>, _>>()?;
+    running.listening.extend(ways.iter().filter_map(control::Way::socket));
     if in_own_namespace {
         let_go_of_disks(&running);
     }
@@ -135,9 +133,7 @@ fn run(
         return Err(Error::File(why));
     }
     control::resume(&mut running, &inbox, &ids);
-    let control = control
-        .map(|listening| control::Server::start(listening, events, running.told.clone()))
-        .transpose()?;
+    let control = control::Server::start(ways, &events, &running.told)?;
     let metrics = running.config.metrics.as_ref();
     let metrics = metrics
         .map(|address| Metrics::start(address, running.config.socket_mode, running.events.clone()));
@@ -278,7 +274,8 @@ fn let_go_of_disks(running: &Running) {
         _ => None,
     });
     let config = &running.config;
-    let others = config.pid_file.iter().chain(&config.control).map(|path| &**path);
+    let others = config.pid_file.iter().map(|path| &**path);
+    let others = others.chain(config.control.iter().map(ControlAt::path));
     let others = others.chain([Path::new(".")]);
     if let Err(error) = ublk::let_go_of_disks(images.chain(sockets).chain(others)) {
         tracing::warn!("cannot look for file systems on ublk devices: {error}");
@@ -332,7 +329,7 @@ fn handle(
             // Those that offer others as well go on.
             running.close_failed();
             let served = || running.disks.values();
-            if running.config.control.is_none() && served().all(is_failed) {
+            if running.config.control.is_empty() && served().all(is_failed) {
                 return ControlFlow::Break(panicked(running));
             }
         }

@@ -304,7 +304,7 @@ fn what_cannot_be_done_to_chains_is_said_as_qemu_says_it() {
 }
 
 /// QEMU's own library for clients, as PyPI has it; none where that cannot be had.
-fn library() -> Option<PathBuf> {
+pub(crate) fn library() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qemu.qmp");
     if !folder.join("qemu/qmp").is_dir() {
         let mut pip = Command::new("python3");

@@ -50,7 +50,7 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
             continue;
         }
         // Nobody could have it end where there is no control socket.
-        if target.is_some() || running.config.control.is_none() || !same {
+        if target.is_some() || running.config.control.is_empty() || !same {
             gone(if same { "" } else { ": an image that it was at work on is another now" });
             continue;
         }

@@ -1,11 +1,11 @@
-//! The control socket: a thread takes connections, and each has a thread of its own, which waits for the client, and
-//! for nothing else. Commands are carried out by the thread that serves (`serve.rs`), one at a time.
+//! Control sockets: a thread takes connections, or makes one (`dial.rs`), and each has a thread of its own, which waits
+//! for the client, and for nothing else. Commands are carried out by the thread that serves (`serve.rs`), one at a time.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
@@ -18,15 +18,16 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 use serde_json::{Value, json};
 
 use super::about::version;
+use super::dial;
 use super::outgoing::{Events, Outgoing};
 use super::refusal::Refusal;
 use super::request::Request;
 use super::shape::Write;
 use super::table;
 use super::wire::{self, Malformed, Scanner};
-use crate::Error;
 use crate::events::{Event, contained, spawn};
 use crate::socket::{self, SocketFile};
+use crate::{Address, ControlAt, Error};
 
 /// Whoever may connect at all may use the server as its owner may.
 const MODE: u32 = 0o600;
@@ -37,53 +38,72 @@ const SHORT_OF: Duration = Duration::from_millis(100);
 /// Bytes taken from a client at a time.
 const PIECE: usize = 64 << 10;
 
-/// A control socket that listens.
-pub(crate) struct Listening {
-    listener: UnixListener,
-    file: SocketFile,
+/// A way to clients, ready for them.
+pub(crate) enum Way {
+    /// A socket that listens.
+    Listening { listener: UnixListener, file: SocketFile, path: PathBuf },
+    /// One to connect to.
+    Dialled(PathBuf),
 }
 
-impl Listening {
-    /// Listen there; the socket of a dead server is replaced.
-    pub(crate) fn bind(path: &Path) -> Result<Listening, Error> {
-        let (listener, file) = socket::unix(path, MODE)?;
-        Ok(Listening { listener, file })
+impl Way {
+    /// Listen there, where that is meant; the socket of a dead server is replaced.
+    pub(crate) fn prepare(at: &ControlAt) -> Result<Way, Error> {
+        Ok(match at {
+            ControlAt::Listen(path) => {
+                let (listener, file) = socket::unix(path, MODE)?;
+                Way::Listening { listener, file, path: path.clone() }
+            }
+            ControlAt::Dial(path) => Way::Dialled(path.clone()),
+        })
     }
 
-    /// The socket, for the process that comes after this one.
-    pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
-        self.listener.as_fd().try_clone_to_owned()
+    /// The socket that listens, for the process that comes after this one.
+    pub(crate) fn socket(&self) -> Option<(Address, OwnedFd)> {
+        let Way::Listening { listener, path, .. } = self else { return None };
+        Some((Address::Unix(path.clone()), listener.as_fd().try_clone_to_owned().ok()?))
     }
 }
 
-/// The control socket and its clients, until this drops.
+/// The control sockets and their clients, until this drops.
 pub(crate) struct Server {
     stop: Stop,
-    thread: Option<JoinHandle<()>>,
-    _file: SocketFile,
+    threads: Vec<JoinHandle<()>>,
+    _files: Vec<SocketFile>,
 }
 
 impl Server {
     /// Take clients: their commands come to `inbox`, and `events` are told to them.
     pub(crate) fn start(
-        listening: Listening,
-        inbox: Sender<Event>,
-        events: Events,
+        ways: Vec<Way>,
+        inbox: &Sender<Event>,
+        events: &Events,
     ) -> Result<Server, Error> {
         let failed = |source| Error::Process { tried: "set up the control socket", source };
-        let Listening { listener, file } = listening;
-        listener.set_nonblocking(true).map_err(failed)?;
         let stop = Stop::new().map_err(failed)?;
-        let theirs = stop.clone();
-        let thread = spawn("control", move || take_clients(&listener, &theirs, &inbox, &events))?;
-        Ok(Server { stop, thread: Some(thread), _file: file })
+        let mut server = Server { stop, threads: vec![], _files: vec![] };
+        for way in ways {
+            let (stop, inbox, events) = (server.stop.clone(), inbox.clone(), events.clone());
+            let thread = match way {
+                Way::Listening { listener, file, .. } => {
+                    server._files.push(file);
+                    listener.set_nonblocking(true).map_err(failed)?;
+                    spawn("control", move || take_clients(&listener, &stop, &inbox, &events))?
+                }
+                Way::Dialled(path) => {
+                    spawn("control dial", move || dial::dial(&path, &stop, &inbox, &events))?
+                }
+            };
+            server.threads.push(thread);
+        }
+        Ok(server)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.raise();
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             // One that panicked has told of it.
             let _ = thread.join();
         }
@@ -124,15 +144,12 @@ fn start(
     inbox: &Sender<Event>,
     events: &Events,
 ) -> io::Result<JoinHandle<()>> {
-    let out = Outgoing::new()?;
-    events.add(&out);
-    let (stop, inbox) = (stop.clone(), inbox.clone());
-    let client = Client { socket, out, inbox, waiting: VecDeque::new() };
+    let (client, stop) = (Client::new(socket, inbox, events)?, stop.clone());
     spawn("control client", move || _ = contained(|| client.serve(&stop))).map_err(io::Error::other)
 }
 
 /// Whether something has happened, rather than that waiting failed.
-fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> bool {
+pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> bool {
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match poll(fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => true,
@@ -144,7 +161,7 @@ fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> bool {
 }
 
 /// One connection.
-struct Client {
+pub(super) struct Client {
     socket: OwnedFd,
     out: Arc<Outgoing>,
     inbox: Sender<Event>,
@@ -153,7 +170,24 @@ struct Client {
 }
 
 impl Client {
-    fn serve(mut self, stop: &Stop) {
+    /// Of a socket that blocks nowhere.
+    pub(super) fn new(
+        socket: OwnedFd,
+        inbox: &Sender<Event>,
+        events: &Events,
+    ) -> io::Result<Client> {
+        let out = Outgoing::new()?;
+        events.add(&out);
+        Ok(Client { socket, out, inbox: inbox.clone(), waiting: VecDeque::new() })
+    }
+
+    /// What goes out to it.
+    pub(super) fn out(&self) -> Arc<Outgoing> {
+        self.out.clone()
+    }
+
+    /// Greet it, and do as it says until it goes, or the server ends.
+    pub(super) fn serve(mut self, stop: &Stop) {
         self.say(&json!({ "QMP": { "version": version().write(), "capabilities": [] } }));
         let (mut scanner, mut ended) = (Scanner::default(), false);
         loop {

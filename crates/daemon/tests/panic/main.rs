@@ -12,7 +12,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
-use ringtap_daemon::{Address, Announce, Config, Disk, NbdLimits, report_panics, serve_wrapped};
+use ringtap_daemon::{
+    Address, Announce, Config, ControlAt, Disk, NbdLimits, report_panics, serve_wrapped,
+};
 use ringtap_image::{CacheMode, Format, OpenOptions, open};
 use ringtap_io::{Panic, Ring, Tasks};
 use ringtap_vbd::sabotage::Trapped;
@@ -78,7 +80,10 @@ fn serving() {
         nbd_tls: None,
         socket_mode: 0o600,
         pid_file: None,
-        control: std::env::var_os(CONTROL).map(PathBuf::from),
+        control: std::env::var_os(CONTROL)
+            .map(|path| ControlAt::Listen(path.into()))
+            .into_iter()
+            .collect(),
         announce: Announce::Text,
         sandbox: Default::default(),
     };

@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use clap::FromArgMatches;
 use clap::{Args, Command as Clap};
 use ringtap_daemon::{
-    Address, Announce, Config, Disk, NbdLimits, Sandbox, report_panics, serve_wrapped, start_broker,
+    Address, Announce, Config, ControlAt, Disk, NbdLimits, Sandbox, report_panics, serve_wrapped,
+    start_broker,
 };
 use ringtap_image::{CacheMode, Format, OpenOptions};
 use ringtap_vbd::sabotage::Trapped;
@@ -90,7 +91,7 @@ fn serving(dir: &Path) -> ! {
     }
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     report_panics();
-    let control = std::env::var_os(CONTROL).map(|_| dir.join("served/control"));
+    let control = std::env::var_os(CONTROL).map(|_| ControlAt::Listen(dir.join("served/control")));
     let aims = Aims {
         other: dir.join("served/other.qcow2"),
         outside: dir.join("outside"),
@@ -108,7 +109,7 @@ fn serving(dir: &Path) -> ! {
         nbd_tls: None,
         socket_mode: 0o600,
         pid_file: None,
-        control,
+        control: control.into_iter().collect(),
         announce: Announce::Text,
         sandbox: match confined {
             true => Sandbox::On { allow: vec![], must: true },
