@@ -218,7 +218,8 @@ pub(crate) fn nbd_uri(address: &Address, name: &str, tls: bool) -> String {
     }
 }
 
-fn percent(text: &str) -> String {
+/// As a URI has it.
+pub(crate) fn percent(text: &str) -> String {
     utf8_percent_encode(text, IN_URIS).to_string()
 }
 

@@ -23,6 +23,7 @@ use crate::opened::{Identity, LeftOut, Wrap, identity};
 use crate::pending::Pending;
 use crate::residence::Residence;
 use crate::socket::SocketFile;
+use crate::tls::NamedCredentials;
 use crate::transports::Transport;
 use crate::{Address, Config, Disk, Error, OnError};
 
@@ -157,6 +158,10 @@ pub(crate) struct Running {
     pub(crate) wrap: Wrap,
     /// Secrets that clients of the control socket have named.
     pub(crate) secrets: BTreeMap<String, Secret>,
+    /// Certificates that they have named.
+    pub(crate) tls_creds: BTreeMap<String, NamedCredentials>,
+    /// Those of the NBD server that they have started, and what they called them.
+    pub(crate) nbd_creds: Option<(String, NamedCredentials)>,
     /// Groups of disks that share limits, by name.
     pub(crate) groups: BTreeMap<String, ThrottleGroup>,
     /// Names of files, and of images that are no disks.
@@ -209,6 +214,8 @@ impl Running {
             wrap,
             secrets: BTreeMap::new(),
             secret_sources: BTreeMap::new(),
+            tls_creds: BTreeMap::new(),
+            nbd_creds: None,
             looked: Looked::default(),
             keeper: None,
             upgradable: false,

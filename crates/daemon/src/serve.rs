@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use ringtap_export::{give_back_startup, nbd, ublk};
+use ringtap_export::{give_back_startup, ublk};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
 
@@ -419,10 +419,13 @@ fn say_tried(running: &mut Running) {
 
 /// Look again how large the images are, and tell the guests; read the certificates again.
 fn reload(running: &Running) {
-    match running.credentials.as_ref().map(nbd::Credentials::reload) {
-        Some(Ok(())) => tracing::info!("new NBD clients meet the certificates that are there now"),
-        Some(Err(error)) => tracing::error!("those read before stay in use: {error}"),
-        None => {}
+    let named = running.tls_creds.values().chain(running.nbd_creds.iter().map(|(_, named)| named));
+    let named = named.filter_map(|named| named.server.as_ref());
+    for credentials in running.credentials.iter().chain(named) {
+        match credentials.reload() {
+            Ok(()) => tracing::info!("new NBD clients meet the certificates that are there now"),
+            Err(error) => tracing::error!("those read before stay in use: {error}"),
+        }
     }
     look_at_sizes(running, true);
 }

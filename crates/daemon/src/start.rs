@@ -190,7 +190,10 @@ impl Running {
         lone: Option<ringtap_vbd::Disk>,
     ) -> Result<ServerId, Error> {
         let NbdSocket { addresses, places, listeners, tls, files, keeps_open } = socket;
-        let tls = tls.iter().map(|mode| mode.with(self.credentials.as_ref())).collect();
+        let own = self.nbd_creds.as_ref().filter(|_| keeps_open);
+        let own = own.and_then(|(_, named)| named.server.as_ref());
+        let credentials = own.or(self.credentials.as_ref());
+        let tls = tls.iter().map(|mode| mode.with(credentials)).collect();
         let server = nbd::Server::new(listeners, exports)
             .with_limits(self.config.nbd_limits)
             .with_budget(self.nbd_budget.clone())

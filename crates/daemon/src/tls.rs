@@ -1,6 +1,6 @@
 //! Which NBD sockets speak TLS, and with which certificates.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ringtap_export::nbd::{Credentials, Tls};
 
@@ -57,6 +57,29 @@ impl NbdTls {
     /// The credentials.
     pub(crate) fn load(&self) -> Result<Credentials, Error> {
         Ok(Credentials::load(&self.folder, self.verify_peer)?)
+    }
+}
+
+/// Certificates that a client of the control socket has named.
+#[derive(Clone, Debug)]
+pub(crate) struct NamedCredentials {
+    pub(crate) folder: PathBuf,
+    pub(crate) verify_peer: bool,
+    /// What a server shows by them; none: they are for connections to other servers.
+    pub(crate) server: Option<Credentials>,
+}
+
+impl NamedCredentials {
+    /// Read what a server shows.
+    pub(crate) fn of_server(folder: &Path, verify_peer: bool) -> Result<Self, Error> {
+        let server = Some(Credentials::load(folder, verify_peer)?);
+        Ok(NamedCredentials { folder: folder.to_owned(), verify_peer, server })
+    }
+
+    /// See that what a client shows and believes is there: who connects reads it.
+    pub(crate) fn of_client(folder: &Path) -> Result<Self, String> {
+        ringtap_stores::check_certificates(folder)?;
+        Ok(NamedCredentials { folder: folder.to_owned(), verify_peer: true, server: None })
     }
 }
 

@@ -212,6 +212,11 @@ pub fn certificates_of(name: &Path) -> Option<PathBuf> {
     Uri::parse(name.to_str()?).ok()?.certificates
 }
 
+/// Whether a folder holds certificates that exports of servers can be reached with; why not.
+pub fn check_certificates(folder: &Path) -> Result<(), String> {
+    nbd::check_certificates(folder).map_err(|error| error.to_string())
+}
+
 /// Whether a name is that of an object of a server.
 pub fn is_path_of_object(name: &Path) -> bool {
     name.to_str().is_some_and(is_object)

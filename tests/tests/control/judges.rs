@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use crate::Empty;
 
 /// A `qemu-storage-daemon`; killed when dropped.
-struct Daemon {
-    dir: TempDir,
+pub(crate) struct Daemon {
+    pub(crate) dir: TempDir,
     child: Child,
 }
 
@@ -25,7 +25,7 @@ impl Drop for Daemon {
 }
 
 impl Daemon {
-    fn start() -> (Daemon, Control) {
+    pub(crate) fn start() -> (Daemon, Control) {
         let dir = tempfile::tempdir_in("/var/tmp").expect("a folder");
         let path = dir.path().join("control");
         let chardev = format!("socket,id=c,path={},server=on,wait=off", path.display());

@@ -10,6 +10,7 @@ mod line;
 mod load;
 mod metrics;
 mod protocol;
+mod tls;
 mod top;
 mod verbs;
 

@@ -461,7 +461,11 @@ choice! {
 
 arguments! {
     /// `nbd-server-start`
-    struct StartNbd { "addr" addr: NbdAddress }
+    struct StartNbd {
+        "addr" addr: NbdAddress,
+        /// Certificates, by their id: with them no client is served that does not speak TLS.
+        "tls-creds" tls_creds: Option<String>,
+    }
 }
 
 impl Command for StartNbd {
@@ -482,8 +486,16 @@ impl Command for StartNbd {
                 Address::Tcp { host: data.host, port }
             }
         };
+        let named = self.tls_creds.map(|id| running.tls_of_server(&id).map(|named| (id, named)));
+        let creds = match named.transpose() {
+            Ok(creds) => creds,
+            Err(refusal) => return reply.give(Err(refusal)),
+        };
         let (mode, tls) = (running.config.socket_mode, running.config.nbd_tls.as_ref());
-        let tls = tls.map_or(TlsMode::Off, |tls| tls.mode_of(&address));
+        let tls = match creds {
+            Some(_) => TlsMode::Require,
+            None => tls.map_or(TlsMode::Off, |tls| tls.mode_of(&address)),
+        };
         running.pending.nbd = true;
         // A host's name may take long to be found.
         let begun = running.in_time("nbd", move || -> Then {
@@ -491,6 +503,7 @@ impl Command for StartNbd {
             Box::new(move |running| {
                 running.pending.nbd = false;
                 let started = bound.and_then(|(listeners, file)| {
+                    running.nbd_creds = creds;
                     let require = tls == TlsMode::Require;
                     let places = listeners.iter().map(|one| (plan::place(one), require)).collect();
                     let (tls, files) = (vec![tls; listeners.len()], file.into_iter().collect());

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::exports::{AddExport, ExportType};
+use super::tls;
 use crate::Address;
 use crate::running::{DiskId, Running, ServerId};
 use crate::transports::Transport;
@@ -51,9 +52,13 @@ impl Running {
         let id = wanted["id"].as_str().unwrap_or_default();
         let server = self.exports.iter().find(|export| export.id == id).map(|export| export.server);
         let transport = server.and_then(|server| Some(&*self.servers.get(&server)?.transport));
-        if let Some(Transport::Nbd { places, .. }) = transport {
+        if let Some(Transport::Nbd { places, keeps_open, .. }) = transport {
             let first = places.first().map(|(place, _)| place.to_string());
             wanted["server"] = first.unwrap_or_default().into();
+            let creds = self.nbd_creds.as_ref().filter(|_| *keeps_open);
+            if let Some((id, named)) = creds {
+                wanted["tls-creds"] = tls::noted(id, named);
+            }
         }
         if let Some(served) = self.disks.get_mut(&disk) {
             served.disk.keeping.exports.push(wanted);

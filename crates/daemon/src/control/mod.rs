@@ -45,6 +45,7 @@ mod table;
 #[doc(hidden)]
 pub mod testing;
 mod throttle;
+mod tls;
 mod upgrade;
 pub mod wire;
 

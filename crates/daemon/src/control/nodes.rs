@@ -267,7 +267,7 @@ impl Add {
             }
             Driver::File(of) => return file(node_name, "file", of.filename.into()),
             Driver::Device(of) => return file(node_name, "host_device", of.filename.into()),
-            Driver::Nbd(of) => return file(node_name, "nbd", of.path()?),
+            Driver::Nbd(of) => return file(node_name, "nbd", of.path(running)?),
             Driver::Rbd(of) => return file(node_name, "rbd", of.path()),
             Driver::Raw(of) => plain(Format::Raw, of),
             Driver::Vpc(of) => plain(Format::Vhd, of),
@@ -389,7 +389,7 @@ pub(super) fn found(
             let (path, node_name, driver) = match file.of {
                 FileDriver::File(of) => (of.filename.into(), of.node_name, "file"),
                 FileDriver::Device(of) => (of.filename.into(), of.node_name, "host_device"),
-                FileDriver::Nbd(of) => (of.path()?, of.node_name, "nbd"),
+                FileDriver::Nbd(of) => (of.path(running)?, of.node_name, "nbd"),
                 FileDriver::Rbd(of) => (of.path(), of.node_name, "rbd"),
             };
             if let Some(name) = &node_name {

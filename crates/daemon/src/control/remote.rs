@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use super::refusal::Refusal;
 use super::shape::{arguments, choice};
 use crate::address::Address;
-use crate::facts::nbd_uri;
+use crate::facts::{nbd_uri, percent as in_uri};
+use crate::running::Running;
 
 arguments! {
     /// A UNIX socket.
@@ -30,6 +31,10 @@ arguments! {
         "export" export: Option<String>,
         /// For how many seconds requests wait for a connection that is lost.
         "reconnect-delay" reconnect: Option<u32>,
+        /// Certificates, by their id.
+        "tls-creds" tls_creds: Option<String>,
+        /// The name that the server's certificate must have, where it is not its host's.
+        "tls-hostname" tls_hostname: Option<String>,
         "node-name" node_name: Option<String>,
     }
 }
@@ -85,7 +90,11 @@ fn plain(part: &str) -> String {
 
 impl RemoteNbd {
     /// As an image's path.
-    pub(super) fn path(&self) -> Result<PathBuf, Refusal> {
+    pub(super) fn path(&self, running: &Running) -> Result<PathBuf, Refusal> {
+        let folder = self.tls_creds.as_ref().map(|id| running.tls_of_client(id)).transpose()?;
+        if folder.is_none() && self.tls_hostname.is_some() {
+            return Err(Refusal::new("'tls-hostname' goes with 'tls-creds'"));
+        }
         let address = match &self.server.of {
             ServerAddressType::Unix(UnixServer { path }) => Address::Unix(path.into()),
             ServerAddressType::Inet(InetServer { host, port }) => {
@@ -93,11 +102,18 @@ impl RemoteNbd {
                 Address::Tcp { host: host.clone(), port: port.parse().map_err(refused)? }
             }
         };
-        let uri = nbd_uri(&address, self.export.as_deref().unwrap_or_default(), false);
+        let uri = nbd_uri(&address, self.export.as_deref().unwrap_or_default(), folder.is_some());
         // As in QEMU nothing waits where nothing is said.
         let seconds = self.reconnect.unwrap_or(0);
         let sign = if uri.contains('?') { '&' } else { '?' };
-        Ok(format!("{uri}{sign}reconnect={seconds}").into())
+        let mut uri = format!("{uri}{sign}reconnect={seconds}");
+        let folder = folder.map(|folder| folder.to_string_lossy().into_owned());
+        for (key, value) in [("tls-certificates", &folder), ("tls-hostname", &self.tls_hostname)] {
+            if let Some(value) = value {
+                uri += &format!("&{key}={}", in_uri(value));
+            }
+        }
+        Ok(uri.into())
     }
 }
 

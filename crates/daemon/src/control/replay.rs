@@ -35,6 +35,7 @@ fn show(
     export: &Value,
 ) -> Result<(), String> {
     let mut arguments = export.as_object().cloned().ok_or("it is no table")?;
+    let creds = arguments.remove("tls-creds");
     if let Some(server) = arguments.remove("server") {
         let address = server.as_str().ok_or("server: write an address")?;
         let addr = match Address::nbd(address)? {
@@ -47,12 +48,34 @@ fn show(
             Address::Systemd(_) => return Err("server: write unix:PATH or tcp:HOST:PORT".into()),
         };
         if !running.has_nbd_server() {
-            let start = Map::from_iter([("addr".to_owned(), addr)]);
+            let mut start = Map::from_iter([("addr".to_owned(), addr)]);
+            if let Some(creds) = creds {
+                // Never without them: who connects would be served in the clear.
+                start.insert("tls-creds".to_owned(), add_creds(running, inbox, creds)?);
+            }
             carry_out(running, inbox, "nbd-server-start", start)?;
         }
     }
     arguments.insert("node-name".to_owned(), node.into());
     carry_out(running, inbox, "block-export-add", arguments)
+}
+
+/// Have the certificates of an NBD server that are written down of its exports; their id.
+fn add_creds(
+    running: &mut Running,
+    inbox: &Receiver<Event>,
+    creds: Value,
+) -> Result<Value, String> {
+    let Value::Object(mut arguments) = creds else {
+        return Err("tls-creds: it is no table".into());
+    };
+    let id = arguments.get("id").cloned().ok_or("tls-creds: there is no id")?;
+    if !running.tls_creds.contains_key(id.as_str().unwrap_or_default()) {
+        arguments.insert("qom-type".to_owned(), "tls-creds-x509".into());
+        arguments.insert("endpoint".to_owned(), "server".into());
+        carry_out(running, inbox, "object-add", arguments)?;
+    }
+    Ok(id)
 }
 
 /// Have a command carried out, and wait for its reply; what else happens meanwhile is seen to later.

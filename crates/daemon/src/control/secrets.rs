@@ -1,4 +1,5 @@
-//! Objects: secrets of encrypted images, which are named by files and never said on the socket, and throttle groups.
+//! Objects: secrets of encrypted images, which are named by files and never said on the socket, throttle groups, and
+//! certificates.
 
 use std::collections::btree_map::Entry;
 
@@ -9,6 +10,7 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments, choice};
 use super::table::Command;
 use super::throttle::{GroupOptions, duplicate};
+use super::tls::TlsOptions;
 use crate::running::{Running, Then};
 
 arguments! {
@@ -19,7 +21,11 @@ arguments! {
 choice! {
     /// `object-add`
     struct AddObject { "id" id: String }
-    "qom-type" enum ObjectType { "secret" Secret(SecretOptions), "throttle-group" Group(GroupOptions) }
+    "qom-type" enum ObjectType {
+        "secret" Secret(SecretOptions),
+        "throttle-group" Group(GroupOptions),
+        "tls-creds-x509" Tls(TlsOptions),
+    }
 }
 
 /// Read a secret, and log what its owner should know of it.
@@ -37,15 +43,16 @@ impl Command for AddObject {
     fn run(self, running: &mut Running, reply: Reply<Done>) {
         let (id, file) = match self.of {
             ObjectType::Group(of) => return reply.give(running.add_group(self.id, &of)),
+            ObjectType::Tls(of) => return running.add_tls(self.id, of, reply),
             ObjectType::Secret(SecretOptions { file }) => (self.id, file),
         };
         let begun = running.in_time("secret", move || -> Then {
             let source = SecretSource::File(std::path::absolute(&file).unwrap_or(file.into()));
             let found = read(&id, &source);
             Box::new(move |running| {
-                let grouped = running.groups.contains_key(&id);
+                let taken_else = running.has_object(&id) && !running.secrets.contains_key(&id);
                 reply.give(found.and_then(|secret| match running.secrets.entry(id) {
-                    taken if grouped => Err(duplicate(taken.key())),
+                    taken if taken_else => Err(duplicate(taken.key())),
                     Entry::Vacant(place) => {
                         running.secret_sources.insert(place.key().clone(), source.to_string());
                         place.insert(secret);
@@ -74,7 +81,10 @@ impl Command for DeleteObject {
         if let Some(removed) = running.remove_group(&self.id) {
             return reply.give(removed);
         }
-        // Images that were opened with it have what they need.
+        // Servers and images that were opened with it have what they need.
+        if running.tls_creds.remove(&self.id).is_some() {
+            return reply.give(Ok(Done {}));
+        }
         running.secret_sources.remove(&self.id);
         reply.give(match running.secrets.remove(&self.id) {
             Some(_) => Ok(Done {}),

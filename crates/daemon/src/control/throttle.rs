@@ -123,7 +123,7 @@ impl Running {
         let limits = of.limits.as_ref().map_or(Ok(none), |limits| limits.over(none))?;
         let share = Share::default();
         let share = of.limits.as_ref().map_or(Ok(share), |limits| limits.over_share(share))?;
-        if self.secrets.contains_key(&id) {
+        if self.has_object(&id) {
             return Err(duplicate(&id));
         }
         if !is_name(&id) {

@@ -249,7 +249,9 @@ impl Running {
         if of_systemd && std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Err("systemd would not learn of the new process, and kill it: the unit needs Type=notify".into());
         }
-        if let Some(name) = self.secrets.keys().chain(self.graph.names()).next() {
+        if let Some(name) =
+            self.secrets.keys().chain(self.tls_creds.keys()).chain(self.graph.names()).next()
+        {
             return Err(format!(
                 "{name} was named at run time and is no disk: the next process would not know it; remove it first"
             ));

@@ -173,6 +173,11 @@ pub(super) fn credentials(uri: &Uri) -> Result<Option<Arc<ClientConfig>>, Error>
         let why = "nbds:// takes certificates: add ?tls-certificates=DIR, with ca-cert.pem in it";
         return Err(Error::Refused(why.into()));
     };
+    config_of(folder).map(|config| Some(Arc::new(config)))
+}
+
+/// The same of a folder.
+pub(super) fn config_of(folder: &Path) -> Result<ClientConfig, Error> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::Refused(format!("TLS: {error}")))?;
@@ -181,14 +186,17 @@ pub(super) fn credentials(uri: &Uri) -> Result<Option<Arc<ClientConfig>>, Error>
     for authority in certificates(&path)? {
         roots.add(authority).map_err(|error| unfit(&path, error))?;
     }
+    if roots.is_empty() {
+        return Err(unfit(&path, "there is no certificate in it, in PEM"));
+    }
     let builder = builder.with_root_certificates(roots);
     let (chain, key) = (folder.join("client-cert.pem"), folder.join("client-key.pem"));
     if !chain.exists() {
-        return Ok(Some(Arc::new(builder.with_no_client_auth())));
+        return Ok(builder.with_no_client_auth());
     }
     let secret = PrivateKeyDer::from_pem_file(&key).map_err(|error| unfit(&key, error))?;
     let config = builder.with_client_auth_cert(certificates(&chain)?, secret);
-    config.map(|config| Some(Arc::new(config))).map_err(|error| unfit(&chain, error))
+    config.map_err(|error| unfit(&chain, error))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {

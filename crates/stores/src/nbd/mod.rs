@@ -25,6 +25,7 @@ mod uri;
 pub mod wire;
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -82,6 +83,11 @@ pub fn open_context(uri: &Uri, context: &str) -> Result<Store, Error> {
         return Err(Error::Refused(format!("the server has no context {context} of it")));
     }
     store(uri, tls, connection, context, &Options { read_only: true })
+}
+
+/// See that a folder has what a connection by TLS takes.
+pub(crate) fn check_certificates(folder: &Path) -> Result<(), Error> {
+    dial::config_of(folder).map(drop)
 }
 
 /// Connect to an export.
