@@ -153,6 +153,10 @@ pub(crate) struct MirrorArgs {
     #[arg(long)]
     pub(crate) zeroed: bool,
 
+    /// Copy only what has changed since this checkpoint, when the image held what the disk did
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "zeroed")]
+    pub(crate) since: Option<String>,
+
     /// Leave the disk where it is, and the image as a copy of the moment at which the job ends
     #[arg(long)]
     pub(crate) copy: bool,
@@ -470,12 +474,15 @@ pub(crate) fn mirror(
 ) -> anyhow::Result<()> {
     let target = format!("{}-mirror", args.node);
     open_target(qmp, &target, &args.file, args.format)?;
-    let arguments = json!({
+    let mut arguments = json!({
         "device": args.node,
         "target": target,
-        "sync": "full",
+        "sync": if args.since.is_some() { "incremental" } else { "full" },
         "target-is-zero": args.zeroed,
     });
+    if let Some(since) = &args.since {
+        arguments["bitmap"] = since.clone().into();
+    }
     let id = format!("mirror-{}", args.node);
     let end = if args.copy { "block-job-cancel" } else { "job-complete" };
     let begin = |qmp: &mut Qmp, arguments| qmp.call("blockdev-mirror", arguments);

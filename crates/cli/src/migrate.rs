@@ -69,7 +69,9 @@ pub(crate) fn run(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::R
         _ => None,
     };
     let format = ringtap_image::Format::Raw;
-    let args = MirrorArgs { node: node.clone(), file: uri, format, zeroed, copy: false, how };
+    let (file, since, copy) = (uri, None, false);
+    let node_name = node.clone();
+    let args = MirrorArgs { node: node_name, file, format, zeroed, since, copy, how };
     let mut begun = Ok(());
     let mut ready = || begun = travel.as_mut().map_or(Ok(()), Travel::begin);
     let ended = mirror(qmp, &args, output, &mut ready);

@@ -12,8 +12,8 @@ pub(crate) struct Copy {
     pub(crate) from: ringtap_vbd::Disk,
     pub(crate) target: Disk,
     pub(crate) to: ringtap_vbd::Disk,
-    /// Of how many images, from the topmost on, what they hold is copied; none where it is all.
-    pub(crate) above: Option<u32>,
+    /// What of the disk.
+    pub(crate) scope: Scope,
     /// Whether the target reads as zeros.
     pub(crate) zeroed: bool,
 }
@@ -21,13 +21,12 @@ pub(crate) struct Copy {
 impl Copy {
     /// Do it, on this thread; none where the job was told to leave the disk where it is.
     pub(crate) fn run(self, job: &Job) -> Result<Option<Moved>, Error> {
-        let Copy { disk, from, target, to, above, zeroed } = self;
+        let Copy { disk, from, target, to, scope, zeroed } = self;
         let failed = |why: String| Error::Mirror { path: disk.path.clone(), why };
         let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
         let (io, job) = (tasks.io().clone(), job.clone());
         let (old, new) = (disk.path.clone(), target.path.clone());
         let end = tasks.block_on(async move {
-            let scope = above.map_or(Scope::All, Scope::Above);
             let mirror = Mirror { scope, zeroed, ..Mirror::new(from.clone(), to.clone()) };
             let still = async || moved(&old, &new);
             let end = mirror.run(&io, &job, Ending::Pivot, still).await;

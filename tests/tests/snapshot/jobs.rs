@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{Control, is_well, ok, ringtap};
+use ringtap_tests::{Control, SetUp, is_well, ok, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, snapshot};
@@ -281,4 +281,95 @@ fn a_mirror_that_catches_up_may_end_as_a_copy() {
     server.stop();
     let (disk, copy) = (bench.text("a.img"), bench.text("copy.raw"));
     ok("qemu-img", "qemu-utils", &["compare", "-f", "raw", "-F", "raw", &disk, &copy]);
+}
+
+/// What a bitmap does not mark is left as the target has it: so it is seen that nothing else is copied.
+#[test]
+fn a_mirror_may_copy_what_has_changed_since_a_bitmap_and_nothing_else() {
+    let bench = Bench::new();
+    bench.raw("a.img", 64 * MIB);
+    std::fs::write(bench.text("copy.raw"), vec![9; 64 << 20]).expect("a file");
+    let server = bench.serve(&["a.img"], &["-f", "raw"]);
+    let mut control = bench.control();
+    bench.io("a", &["write -P 1 0 4M"]);
+    let bitmap = |name: &str| json!({ "node": "a", "name": name, "granularity": 4096 });
+    control.ok("block-dirty-bitmap-add", bitmap("since"));
+    bench.io("a", &["write -P 2 1M 64k", "write -P 2 32M 4k"]);
+    let file = json!({ "driver": "file", "filename": bench.text("copy.raw") });
+    control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "copy", "file": file }));
+    let mirror = |sync: &str, more: Value| {
+        let mut all = json!({ "device": "a", "job-id": "j", "target": "copy", "sync": sync });
+        more.as_object().into_iter().flatten().for_each(|(key, of)| all[key] = of.clone());
+        all
+    };
+    control.ok("block-dirty-bitmap-add", json!({ "node": "a", "name": "off", "disabled": true }));
+    for (sync, more, said) in [
+        ("bitmap", json!({ "bitmap": "since" }), "Sync mode 'bitmap' not supported"),
+        ("incremental", json!({}), "must provide a valid bitmap name"),
+        ("incremental", json!({ "bitmap": "nope" }), "Dirty bitmap 'nope' not found"),
+        ("incremental", json!({ "bitmap": "off" }), "does not record"),
+        ("full", json!({ "bitmap": "since" }), "'bitmap' is for"),
+        ("nope", json!({}), "does not accept value 'nope'"),
+    ] {
+        let refused = control.call("blockdev-mirror", mirror(sync, more)).expect_err(said);
+        assert!(refused.contains(said), "{refused}");
+    }
+    control.ok("blockdev-mirror", mirror("incremental", json!({ "bitmap": "since" })));
+    // What becomes of the bitmap now is nothing to the job.
+    control.ok("block-dirty-bitmap-clear", json!({ "node": "a", "name": "since" }));
+    hear(&mut control, "BLOCK_JOB_READY");
+    bench.io("a", &["write -P 3 48M 4k"]);
+    control.ok("block-job-cancel", json!({ "device": "j" }));
+    hear(&mut control, "BLOCK_JOB_COMPLETED");
+    // And nothing but what changes from then on.
+    control.ok("blockdev-mirror", mirror("none", json!({})));
+    hear(&mut control, "BLOCK_JOB_READY");
+    bench.io("a", &["write -P 4 56M 4k"]);
+    control.ok("block-job-cancel", json!({ "device": "j" }));
+    hear(&mut control, "BLOCK_JOB_COMPLETED");
+    control.ok("blockdev-del", json!({ "node-name": "copy" }));
+    let found = [
+        "read -P 9 0 1M",
+        "read -P 2 1M 64k",
+        "read -P 9 2M 30M",
+        "read -P 2 32M 4k",
+        "read -P 3 48M 4k",
+        "read -P 4 56M 4k",
+        "read -P 9 57M 7M",
+    ];
+    bench.holds("copy.raw", "raw", &found);
+    server.stop();
+}
+
+/// The disk goes on there, and what was written before and since is on the device.
+#[test]
+fn a_disk_moves_to_a_block_device() {
+    let bench = Bench::new();
+    make(&bench, "a.qcow2", "qcow2", &[]);
+    bench.raw("device", 64 * MIB);
+    let device = ok("losetup", "mount", &["-f", "--show", &bench.text("device")]);
+    let device = device.trim().to_owned();
+    let _set_up = SetUp::attached(tempfile::tempdir().expect("a folder"), device.clone());
+    let server = bench.serve(&["a.qcow2"], &["-f", "qcow2"]);
+    let mut control = bench.control();
+    bench.io("a", &["write -P 1 0 1M"]);
+    control.ok("block-dirty-bitmap-add", json!({ "node": "a", "name": "since" }));
+    bench.io("a", &["write -P 2 8M 1M"]);
+    let file = json!({ "driver": "host_device", "filename": device, "cache": { "direct": true } });
+    control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "new", "file": file }));
+    let guest = load(&bench, "2");
+    let mirror = json!({ "device": "a", "job-id": "j", "target": "new", "sync": "full" });
+    control.ok("blockdev-mirror", mirror);
+    complete(&mut control, "j");
+    is_well(guest);
+    let nodes = control.ok("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0]["file"], *device, "{nodes}");
+    bench.io("a", &["write -P 7 32M 4k"]);
+    server.kill();
+    // By its former name it is found there.
+    let server = bench.serve(&["a.qcow2"], &["-f", "qcow2"]);
+    bench.io("a", &["read -P 7 32M 4k"]);
+    assert!(server.stop().contains(&device));
+    let there = ok("qemu-io", "qemu-utils", &["-f", "raw", "-c", "read -P 7 32M 4k", &device]);
+    assert!(!there.contains("failed"), "{there}");
 }

@@ -1,8 +1,12 @@
 //! What jobs that copy disks have in common; and mirrors.
 
+use std::sync::Arc;
+
 use ringtap_image::OpenOptions;
+use ringtap_vbd::{Scope, Tracker};
 use serde_json::{Value, json};
 
+use super::bitmaps::{Known, usable};
 use super::jobs::{JobStatus, JobType, tell_of_phase};
 use super::outgoing::Reply;
 use super::refusal::Refusal;
@@ -22,8 +26,9 @@ words! {
 }
 
 words! {
-    /// What of a disk is copied.
-    enum Sync { "full" Full, "top" Top }
+    /// What of a disk is copied: all, its topmost image, what changes from then on, or what a bitmap marks, too. QEMU has the
+    /// last word, and refuses it.
+    enum MirrorSync { "top" Top, "full" Full, "none" Nothing, "incremental" Incremental, "bitmap" Bitmap }
 }
 
 words! {
@@ -38,7 +43,9 @@ arguments! {
         "device" device: String,
         /// The node that takes the disk's place; nobody may show it.
         "target" target: String,
-        "sync" sync: Sync,
+        "sync" sync: MirrorSync,
+        /// With `incremental`: what has changed since the target held the same as the disk.
+        "bitmap" bitmap: Option<String>,
         "speed" speed: Option<u64>,
         "on-source-error" _on_source_error: Option<OnError>,
         "on-target-error" _on_target_error: Option<OnError>,
@@ -177,9 +184,47 @@ impl Command for BlockdevMirror {
 }
 
 impl BlockdevMirror {
+    /// What is copied.
+    fn scope(&self, running: &Running, id: DiskId) -> Result<Scope, Refusal> {
+        let refuse = |text: String| Err(Refusal::new(text));
+        let Some(served) = running.disks.get(&id) else { return refuse("the disk is gone".into()) };
+        let name = match (self.sync, &self.bitmap) {
+            (MirrorSync::Bitmap, _) => return refuse("Sync mode 'bitmap' not supported".into()),
+            (MirrorSync::Incremental, None) => {
+                return refuse(
+                    "must provide a valid bitmap name for 'incremental' sync mode".into(),
+                );
+            }
+            (MirrorSync::Incremental, Some(name)) => Some(name),
+            (_, Some(_)) => return refuse("'bitmap' is for sync=incremental".into()),
+            (MirrorSync::Full, None) => return Ok(Scope::All),
+            (MirrorSync::Top, None) => return Ok(Scope::Above(1)),
+            (MirrorSync::Nothing, None) => None,
+        };
+        // From before the bitmap is read: what changes between the two is in either. What becomes of the bitmap later is
+        // nothing to the job.
+        let changed = served.vbd.track(Tracker::GRANULARITY);
+        if let Some(name) = name {
+            let known: Vec<Known> =
+                served.vbd.dirty_bitmaps().into_iter().map(Known::from).collect();
+            let found = usable(running, id, &known, name)?;
+            let Some(marks) = found.marks.as_ref().filter(|_| found.recording) else {
+                return refuse(format!(
+                    "Bitmap '{name}' does not record: what has changed since it was disabled would be left out"
+                ));
+            };
+            let mut at = 0;
+            while let Some(range) = marks.next(at, u64::MAX) {
+                at = range.end;
+                changed.mark(range);
+            }
+        }
+        Ok(Scope::Changed(Arc::new(changed)))
+    }
+
     fn begin(self, running: &mut Running) -> Result<Done, Refusal> {
         let common = Common {
-            job_id: self.job_id,
+            job_id: self.job_id.clone(),
             speed: self.speed,
             auto_finalize: self.auto_finalize,
             auto_dismiss: self.auto_dismiss,
@@ -201,7 +246,7 @@ impl BlockdevMirror {
             from: from.vbd.clone(),
             target: to.disk.clone(),
             to: to.vbd.clone(),
-            above: matches!(self.sync, Sync::Top).then_some(1),
+            scope: self.scope(running, of)?,
             zeroed: self.target_is_zero.unwrap_or(false),
         };
         new.other = Some(target);
