@@ -110,6 +110,10 @@ pub(crate) struct CommitArgs {
     #[arg(short, long, value_name = "FILE")]
     top: Option<PathBuf>,
 
+    /// By how many percent the guest may be slowed where it changes more than can be copied [default: 20]
+    #[arg(long, value_name = "PERCENT")]
+    max_slowdown: Option<u32>,
+
     #[command(flatten)]
     how: How,
 }
@@ -160,6 +164,10 @@ pub(crate) struct MirrorArgs {
     /// Leave the disk where it is, and the image as a copy of the moment at which the job ends
     #[arg(long)]
     pub(crate) copy: bool,
+
+    /// By how many percent the guest may be slowed where it changes more than the image takes [default: 20]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) max_slowdown: Option<u32>,
 
     #[command(flatten)]
     pub(crate) how: How,
@@ -374,6 +382,9 @@ pub(crate) fn commit(qmp: &mut Qmp, args: &CommitArgs) -> anyhow::Result<()> {
             arguments[key] = absolute(file)?.into();
         }
     }
+    if let Some(percent) = args.max_slowdown {
+        arguments["__ringtap_max-slowdown"] = percent.into();
+    }
     let id = format!("commit-{}", args.node);
     args.how.carry_out(qmp, "block-commit", &id, arguments, "job-complete").map(drop)
 }
@@ -482,6 +493,9 @@ pub(crate) fn mirror(
     });
     if let Some(since) = &args.since {
         arguments["bitmap"] = since.clone().into();
+    }
+    if let Some(percent) = args.max_slowdown {
+        arguments["__ringtap_max-slowdown"] = percent.into();
     }
     let id = format!("mirror-{}", args.node);
     let end = if args.copy { "block-job-cancel" } else { "job-complete" };

@@ -40,13 +40,17 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "NODE", requires = "there")]
     node_there: Option<String>,
 
+    /// By how many percent the guest may be slowed where it changes more than the other server takes [default: 20]
+    #[arg(long, value_name = "PERCENT")]
+    max_slowdown: Option<u32>,
+
     #[command(flatten)]
     how: How,
 }
 
 /// Move it.
 pub(crate) fn run(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::Result<()> {
-    let MigrateArgs { node, uri, zeroed, there, node_there, how } = args;
+    let MigrateArgs { node, uri, zeroed, there, node_there, max_slowdown, how } = args;
     if !ringtap_image::is_store(&uri) {
         let why = format!(
             "{} is no nbd://, nbd+unix:// or nbds:// URI: `ringtap disk mirror` moves a disk to an image of this host",
@@ -71,7 +75,7 @@ pub(crate) fn run(qmp: &mut Qmp, args: MigrateArgs, output: Output) -> anyhow::R
     let format = ringtap_image::Format::Raw;
     let (file, since, copy) = (uri, None, false);
     let node_name = node.clone();
-    let args = MirrorArgs { node: node_name, file, format, zeroed, since, copy, how };
+    let args = MirrorArgs { node: node_name, file, format, zeroed, since, copy, max_slowdown, how };
     let mut begun = Ok(());
     let mut ready = || begun = travel.as_mut().map_or(Ok(()), Travel::begin);
     let ended = mirror(qmp, &args, output, &mut ready);

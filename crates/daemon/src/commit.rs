@@ -22,6 +22,8 @@ pub(crate) struct Commit {
     pub(crate) vbd: ringtap_vbd::Disk,
     /// The image below; the deepest where none is named.
     pub(crate) base: Option<PathBuf>,
+    /// By how many percent guests may be slowed.
+    pub(crate) max_slowdown: u32,
 }
 
 /// Where the disk goes on.
@@ -151,10 +153,12 @@ impl Commit {
         }
         let (to, from, job) = (to.disk().clone(), self.vbd.clone(), job.clone());
         let (path, former, above) = (below.path.clone(), self.disk.path.clone(), below.above);
+        let max_slowdown = Some(self.max_slowdown);
         let end = tasks
             .block_on(async move {
+                let scope = Scope::Above(above);
                 let mirror =
-                    Mirror { scope: Scope::Above(above), ..Mirror::new(from.clone(), to.clone()) };
+                    Mirror { scope, max_slowdown, ..Mirror::new(from.clone(), to.clone()) };
                 let still = async || moved(&former, &path);
                 let end = mirror.run(&io, &job, Ending::Pivot, still).await;
                 let end = end.map_err(|error| error.to_string());

@@ -6,8 +6,8 @@ use ringtap_vbd::{Action, Job, Phase};
 
 use crate::Error;
 use crate::control::{
-    Events, JobStatus, JobType, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready,
-    tell_of_trouble,
+    Events, JobStatus, JobType, tell_of_behind, tell_of_end, tell_of_pending, tell_of_phase,
+    tell_of_ready, tell_of_trouble,
 };
 use crate::events::contained;
 use crate::ledger::{Entered, Line};
@@ -150,6 +150,16 @@ impl Running {
                 );
                 tell_of_phase(&told, &own, JobStatus::Paused);
             }
+        });
+        let (own, told) = (id.clone(), self.told.clone());
+        job.hear_behind(move |behind| {
+            tracing::warn!(
+                "the job {own} does not come to an end as long as guests write {} MiB/s and its target takes {} MiB/s: let them be \
+                 slowed more, or wait",
+                behind.guest_rate >> 20,
+                behind.target_rate >> 20
+            );
+            tell_of_behind(&told, &own, behind);
         });
         job.hear(move |phase| hears.phase(phase));
         let (own, of) = (id.clone(), disks.clone());

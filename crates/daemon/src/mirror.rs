@@ -16,18 +16,22 @@ pub(crate) struct Copy {
     pub(crate) scope: Scope,
     /// Whether the target reads as zeros.
     pub(crate) zeroed: bool,
+    /// By how many percent guests may be slowed.
+    pub(crate) max_slowdown: u32,
 }
 
 impl Copy {
     /// Do it, on this thread; none where the job was told to leave the disk where it is.
     pub(crate) fn run(self, job: &Job) -> Result<Option<Moved>, Error> {
-        let Copy { disk, from, target, to, scope, zeroed } = self;
+        let Copy { disk, from, target, to, scope, zeroed, max_slowdown } = self;
         let failed = |why: String| Error::Mirror { path: disk.path.clone(), why };
         let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
         let (io, job) = (tasks.io().clone(), job.clone());
         let (old, new) = (disk.path.clone(), target.path.clone());
         let end = tasks.block_on(async move {
-            let mirror = Mirror { scope, zeroed, ..Mirror::new(from.clone(), to.clone()) };
+            let max_slowdown = Some(max_slowdown);
+            let mirror =
+                Mirror { scope, zeroed, max_slowdown, ..Mirror::new(from.clone(), to.clone()) };
             let still = async || moved(&old, &new);
             let end = mirror.run(&io, &job, Ending::Pivot, still).await;
             let end = end.map_err(|error| error.to_string())?;

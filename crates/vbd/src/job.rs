@@ -97,9 +97,20 @@ struct Inner {
     io_status: Mutex<IoStatus>,
     /// Told of errors.
     hears_trouble: OnceLock<Box<dyn Fn(Trouble) + Send + Sync>>,
+    /// Told when guests write more than the target takes.
+    hears_behind: OnceLock<Box<dyn Fn(Behind) + Send + Sync>>,
     /// Told of each phase that begins.
     hears: OnceLock<Box<dyn Fn(Phase) + Send + Sync>>,
     told: Event,
+}
+
+/// Guests write more than the target takes, however much they are slowed: the job does not come to an end as long as they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Behind {
+    /// Bytes that the target takes in a second.
+    pub target_rate: u64,
+    /// Bytes that guests change in a second.
+    pub guest_rate: u64,
 }
 
 /// A job's handle: any thread may look at the job and steer it. Clones are the same job's.
@@ -191,6 +202,19 @@ impl Job {
     /// Have somebody told of errors that do not end the job, or do, by the thread that does it. Only the first one is.
     pub fn hear_trouble(&self, hears: impl Fn(Trouble) + Send + Sync + 'static) {
         let _ = self.0.hears_trouble.set(Box::new(hears));
+    }
+
+    /// Have somebody told each time that the job begins to fall behind what guests write, by the thread that does it. Only the
+    /// first one is.
+    pub fn hear_behind(&self, hears: impl Fn(Behind) + Send + Sync + 'static) {
+        let _ = self.0.hears_behind.set(Box::new(hears));
+    }
+
+    /// It falls behind: the target takes so many bytes in a second.
+    pub(crate) fn falls_behind(&self, target_rate: u64) {
+        if let Some(hears) = self.0.hears_behind.get() {
+            hears(Behind { target_rate, guest_rate: self.0.guest_rate.load(Relaxed) });
+        }
     }
 
     fn io_status(&self) -> MutexGuard<'_, IoStatus> {
@@ -355,19 +379,21 @@ impl Pace {
         self.job.unpaused().await
     }
 
-    /// Measure, where the last time is long enough ago. Guests have changed so many bytes by now.
-    pub(crate) fn measure(&self, io: &Io, changed: u64) {
+    /// Measure, where the last time is long enough ago: how long that is. Guests have changed so many bytes by now.
+    pub(crate) fn measure(&self, io: &Io, changed: u64) -> Option<Time> {
         let (then, moved, changed_then) = self.measured.get();
         let took = io.now().saturating_sub(then);
-        if took >= WINDOW {
-            let rate = |now: u64, then: u64| {
-                let bytes = u128::from(now.saturating_sub(then));
-                (bytes * 1_000_000_000 / u128::from(took)).try_into().unwrap_or(u64::MAX)
-            };
-            self.job.0.rate.store(rate(self.all.get(), moved), Relaxed);
-            self.job.0.guest_rate.store(rate(changed, changed_then), Relaxed);
-            self.measured.set((io.now(), self.all.get(), changed));
+        if took < WINDOW {
+            return None;
         }
+        let rate = |now: u64, then: u64| {
+            let bytes = u128::from(now.saturating_sub(then));
+            (bytes * 1_000_000_000 / u128::from(took)).try_into().unwrap_or(u64::MAX)
+        };
+        self.job.0.rate.store(rate(self.all.get(), moved), Relaxed);
+        self.job.0.guest_rate.store(rate(changed, changed_then), Relaxed);
+        self.measured.set((io.now(), self.all.get(), changed));
+        Some(took)
     }
 }
 

@@ -70,7 +70,7 @@ pub use former::Former;
 pub use health::{Health, Listening};
 pub use in_flight::Pending;
 pub use inspect::{Connection, DeviceState, Poll, QueueState};
-pub use job::{Cancelled, Job, JobProgress, Phase};
+pub use job::{Behind, Cancelled, Job, JobProgress, Phase};
 pub use limits::{Fairness, Limits, Rate, Rates, ThrottleGroup, Waited};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]

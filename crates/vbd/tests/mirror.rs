@@ -303,6 +303,8 @@ impl Jobs {
             // Clocks of the simulation jump where nothing else is in flight.
             mirror.limit = None;
             mirror.patience = (rng.u8(0..4) > 0).then(|| rng.u32(0..3));
+            mirror.max_slowdown = rng.bool().then(|| rng.u32(0..100));
+            mirror.behind = [rng.u64(0..4), rng.u64(0..8)].map(|few| few * SECTOR as u64);
             mirror.wrongs = self.wrongs;
         }
         let job = Job::new();

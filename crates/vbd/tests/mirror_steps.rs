@@ -11,7 +11,9 @@ use ringtap_image::{
 };
 use ringtap_io::{Io, Mem, Tasks};
 use ringtap_sim::{Disk, Sim, turn_all};
-use ringtap_vbd::{Backup, Ending, Error, Job, Kind, Mirror, MirrorError, Phase, Request, Vbd};
+use ringtap_vbd::{
+    Backup, Ending, Error, Job, Kind, Limits, Mirror, MirrorError, Phase, Request, Vbd, Wrongs,
+};
 
 const SIZE: u64 = 64 << 10;
 const BLOCK: usize = 4096;
@@ -263,6 +265,81 @@ fn a_dead_target_holds_a_guest_up_no_longer_than_it_may() {
         }
     }
     panic!("{} of 4 came to an end", over.get());
+}
+
+/// Whether a copy is as the disk is whose last writes were answered, and are on their way to a slow target, when it ends.
+fn ends_as_the_disk_is(wrongs: Wrongs) -> bool {
+    let mut pair = Pair::new(12);
+    let (from, to) = (vbd(raw(&pair.0)), vbd(raw(&pair.0)));
+    let ((mut mirror, job), guest) = (held(&from, &to), from.fork());
+    (mirror.max_slowdown, mirror.wrongs) = (Some(20), wrongs);
+    // Four blocks in a second; reads and flushes are not held.
+    let mut limits = Limits::default();
+    limits.bps.write.average = 4 * BLOCK as u64;
+    to.set_limits(limits);
+    let same = Rc::new(Cell::new(false));
+    let (tell, steers, target) = (same.clone(), job.clone(), to.fork());
+    pair.spawn(0, async move |io| {
+        mirror.run(&io, &job, Ending::Copy, nothing).await.expect("a copy");
+        tell.set(read_all(&io, &from).await == read_all(&io, &target).await);
+    });
+    pair.spawn(1, async move |io| {
+        changes_both(&io, &guest).await;
+        while steers.progress().phase != Phase::Ready {
+            io.sleep(1_000_000).await;
+        }
+        for at in 0..8 {
+            write(&io, &guest, at * BLOCK as u64, 7).await.expect("written");
+        }
+        steers.complete();
+    });
+    pair.run();
+    same.get()
+}
+
+#[test]
+fn what_is_on_its_way_at_the_end_is_in_the_copy() {
+    assert!(ends_as_the_disk_is(Wrongs::default()));
+    assert!(!ends_as_the_disk_is(Wrongs { hasty: true, ..Wrongs::default() }), "nothing is proved");
+}
+
+/// What guests write goes on to it while nobody waits, until it is given up.
+#[test]
+fn a_dead_target_holds_no_guest_up_that_is_not_to_wait_for_it() {
+    let mut pair = Pair::new(9);
+    let (from, to) = (vbd(raw(&pair.0)), vbd(Box::new(Stuck(Null::new(SIZE, false)))));
+    let ((mut mirror, job), guest) = (held(&from, &to), from.fork());
+    (mirror.limit, mirror.max_slowdown) = (Some(1_000_000_000), Some(20));
+    let over = Rc::new(Cell::new(0));
+    let (failed, answered) = (over.clone(), over.clone());
+    pair.spawn(0, async move |io| {
+        let end = mirror.run(&io, &job, Ending::Pivot, nothing).await;
+        assert!(matches!(end, Err(MirrorError::Late { limit: 1_000_000_000 })), "{:?}", end.err());
+        failed.set(failed.get() + 1);
+    });
+    pair.spawn(1, async move |io| {
+        changes_both(&io, &guest).await;
+        for round in 0..4 {
+            // Twice where the one before is on its way for ever.
+            write(&io, &guest, round % 2 * 8192, 1).await.expect("the guest sees nothing of it");
+        }
+        assert!(!guest.moves_untouched(Kind::Write, 0, 512), "they were answered before that");
+        answered.set(answered.get() + 1);
+    });
+    // What is stuck never ends, so neither do these queues.
+    for _ in 0..4000 {
+        for tasks in &mut pair.1 {
+            tasks.run_ready();
+            if tasks.count() > 0 {
+                let waits = tasks.io().in_flight() > 0;
+                tasks.turn(waits).expect("the simulation runs");
+            }
+        }
+        if over.get() == 2 {
+            return;
+        }
+    }
+    panic!("{} of 2 came to an end", over.get());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::copies::{Common, OnError};
+use super::copies::{Common, OnError, slowdown};
 use super::jobs::JobType;
 use super::outgoing::Reply;
 use super::refusal::Refusal;
@@ -35,6 +35,8 @@ arguments! {
         "backing-file" backing_file: Option<String>,
         "speed" speed: Option<u64>,
         "on-error" _on_error: Option<OnError>,
+        /// By how many percent guests may be slowed, where the topmost image goes.
+        "__ringtap_max-slowdown" max_slowdown: Option<u32>,
         "auto-finalize" auto_finalize: Option<bool>,
         "auto-dismiss" auto_dismiss: Option<bool>,
     }
@@ -146,7 +148,10 @@ impl BlockCommit {
             |at: usize| below.get(at - 1).map(|layer| layer.path.clone()).unwrap_or_default();
         let base = path(which.base);
         match which.top {
-            0 => begin_whole(running, new, of, base),
+            0 => begin_whole(running, new, of, base, self.max_slowdown),
+            _ if self.max_slowdown.is_some() => Err(Refusal::new(
+                "'__ringtap_max-slowdown' is for commits of the topmost image: others slow no guest",
+            )),
             top => {
                 let top = path(top);
                 begin_inner(running, new, of, InnerPaths { top, base }, self.backing_file)
@@ -161,13 +166,18 @@ fn begin_whole(
     mut new: New,
     of: DiskId,
     base: PathBuf,
+    said: Option<u32>,
 ) -> Result<Done, Refusal> {
     new.upon = running.may_write_below(of, &base).map_err(Refusal::new)?;
     let Some(served) = running.disks.get(&of) else { return Err(Refusal::new("it is gone")) };
     let (disk, vbd) = (served.disk.clone(), served.vbd.clone());
-    let commit = Commit { disk, vbd, base: Some(base) };
+    let commit = Commit { disk, vbd, base: Some(base), max_slowdown: slowdown(said)? };
     if let Some(base) = commit.base().filter(|base| base.to_str().is_some()) {
-        new.line = running.line(&new, BlockCommit::NAME, json!({ "base": base }));
+        new.line = running.line(
+            &new,
+            BlockCommit::NAME,
+            json!({ "base": base, "__ringtap_max-slowdown": said }),
+        );
         new.line.iter_mut().for_each(|line| line.files.push((base.clone(), None)));
     }
     let begun = running.begin_job(new, move |job| {

@@ -52,8 +52,24 @@ arguments! {
         "copy-mode" _copy_mode: Option<CopyMode>,
         /// Whether the target reads as zeros.
         "target-is-zero" target_is_zero: Option<bool>,
+        /// By how many percent guests may be slowed for the target's sake.
+        "__ringtap_max-slowdown" max_slowdown: Option<u32>,
         "auto-finalize" auto_finalize: Option<bool>,
         "auto-dismiss" auto_dismiss: Option<bool>,
+    }
+}
+
+/// By how many percent guests may be slowed where nothing is said, and the most that may be said.
+const MAX_SLOWDOWN: u32 = 20;
+const MOST_SLOWDOWN: u32 = 95;
+
+/// By how many percent guests may be slowed.
+pub(super) fn slowdown(said: Option<u32>) -> Result<u32, Refusal> {
+    match said.unwrap_or(MAX_SLOWDOWN) {
+        percent if percent <= MOST_SLOWDOWN => Ok(percent),
+        percent => Err(Refusal::new(format!(
+            "'__ringtap_max-slowdown' takes 0 to {MOST_SLOWDOWN} percent, not {percent}"
+        ))),
     }
 }
 
@@ -248,9 +264,11 @@ impl BlockdevMirror {
             to: to.vbd.clone(),
             scope: self.scope(running, of)?,
             zeroed: self.target_is_zero.unwrap_or(false),
+            max_slowdown: slowdown(self.max_slowdown)?,
         };
         new.other = Some(target);
-        new.line = running.line(&new, Self::NAME, json!({}));
+        let more = json!({ "__ringtap_max-slowdown": self.max_slowdown });
+        new.line = running.line(&new, Self::NAME, more);
         let begun = running.begin_job(new, move |job| {
             let moved = copy.run(job)?;
             Ok(Box::new(move |running: &mut Running| {

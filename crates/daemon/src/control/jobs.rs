@@ -1,6 +1,6 @@
 //! Jobs: what there are, how far they are, and what is to become of them.
 
-use ringtap_vbd::{Action, IoStatus, Job, Trouble};
+use ringtap_vbd::{Action, Behind, IoStatus, Job, Trouble};
 
 use super::outgoing::{Events, Reply, Told};
 use super::refusal::Refusal;
@@ -143,6 +143,26 @@ answer! {
 
 impl Told for BlockJobCancelled {
     const NAME: &'static str = "BLOCK_JOB_CANCELLED";
+}
+
+answer! {
+    /// `__ringtap_JOB_BEHIND`
+    struct JobBehind {
+        "device" device: String,
+        /// Bytes that the target takes in a second, and that guests change.
+        "rate" rate: u64,
+        "guest-rate" guest_rate: u64,
+    }
+}
+
+impl Told for JobBehind {
+    const NAME: &'static str = "__ringtap_JOB_BEHIND";
+}
+
+/// Tell that guests write more than a job's target takes.
+pub(crate) fn tell_of_behind(told: &Events, id: &str, behind: Behind) {
+    let Behind { target_rate, guest_rate } = behind;
+    told.tell(JobBehind { device: id.to_owned(), rate: target_rate, guest_rate });
 }
 
 /// Tell of a job's status.

@@ -50,7 +50,8 @@ mod upgrade;
 pub mod wire;
 
 pub(crate) use jobs::{
-    JobStatus, JobType, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready, tell_of_trouble,
+    JobStatus, JobType, tell_of_behind, tell_of_end, tell_of_pending, tell_of_phase, tell_of_ready,
+    tell_of_trouble,
 };
 pub(crate) use outgoing::{Events, Held, hold_back, let_go};
 pub(crate) use query::ExportDeleted;

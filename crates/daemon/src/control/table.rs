@@ -192,6 +192,7 @@ const EVENTS: &[EventEntry] = &[
     EventEntry::of::<jobs::StatusChange>(),
     EventEntry::of::<jobs::BlockJobReady>(),
     EventEntry::of::<jobs::BlockJobError>(),
+    EventEntry::of::<jobs::JobBehind>(),
     EventEntry::of::<jobs::BlockJobPending>(),
     EventEntry::of::<jobs::BlockJobCompleted>(),
     EventEntry::of::<jobs::BlockJobCancelled>(),

@@ -4,17 +4,24 @@
 //! two of them wrote in another order. A write is carried out from a copy of the guest's bytes, which the guest
 //! may change in flight. What fails on the disk, and what a request did that began before this was there, is marked
 //! and copied later; what fails on the target ends the job, and the guest does not see it.
+//!
+//! With a brake a guest's write is answered when the disk has it, and goes on to the target while nobody waits. Where too much is
+//! on its way, or somebody else has the range, guests wait as long as the brake lets them; after that a write is
+//! marked, and left for the job.
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ringtap_image::Error;
-use ringtap_io::Io;
+use ringtap_io::{Io, Time};
 
+use super::brake::Brake;
 use super::content::{give, look};
 use super::error::MirrorError;
 use super::target::{Bytes, Target};
+use super::together::within;
 use crate::filter::{AlsoWrite, Filtered};
 use crate::level::Pass;
 use crate::map::Map;
@@ -32,6 +39,10 @@ pub(crate) struct Both {
     pub(crate) marks: Arc<Map>,
     /// Bytes copied at once.
     pub(crate) piece: u64,
+    /// By how much guests may be slowed; none: they wait for the target.
+    pub(crate) brake: Option<Brake>,
+    /// Bytes of writes that were left for the job, for the target is too slow.
+    pub(crate) passed: AtomicU64,
 }
 
 /// What a request may have changed, marked where this is dropped.
@@ -66,6 +77,9 @@ impl Both {
             return Err(Error::Unsupported);
         }
         let range = request.offset..request.offset + request.len;
+        if let Some(brake) = &self.brake {
+            return self.write_behind(io, pass, request, range, brake).await;
+        }
         let held = Rc::new(self.target.ranges.ask(range.clone()));
         let waiting = self.target.wait();
         let ours = self.target.alone(&held).await;
@@ -95,6 +109,51 @@ impl Both {
             changed.but = self.is_there(written);
         }
         Ok(())
+    }
+
+    /// Carry it out, and have the target follow.
+    async fn write_behind(
+        &self,
+        io: &Io,
+        pass: Pass<'_>,
+        request: &Request,
+        range: Range<u64>,
+        brake: &Brake,
+    ) -> Result<(), Error> {
+        let mut changed =
+            Changed { trackers: &pass.shared.trackers, range: range.clone(), but: None };
+        let held = match request.kind {
+            Kind::Write => self.goes_on(io, range.clone(), brake).await,
+            _ => None,
+        };
+        let copied = held.and_then(|held| Some((held, io.buffer(request.mem.len()).ok()?)));
+        let Some((held, copy)) = copied else { return pass.change(io, request).await };
+        request.mem.copy_into(&copy.mem());
+        pass.change(io, &Request { mem: copy.mem(), ..*request }).await?;
+        changed.but = Some(&self.marks);
+        self.target.write_behind(io, &self.marks, range, Rc::new(copy), held);
+        Ok(())
+    }
+
+    /// Whether the write of a range may go on to the target: then nobody else writes there.
+    async fn goes_on(&self, io: &Io, range: Range<u64>, brake: &Brake) -> Option<Rc<Held>> {
+        let (target, len) = (&self.target, range.end - range.start);
+        if range.end > target.disk.size() || target.has_failed() {
+            return None;
+        }
+        let held = Rc::new(target.ranges.ask(range));
+        let began = io.now();
+        let patience = brake.patience(began, len);
+        let ours = in_time(io, patience, target.alone(&held)).await == Some(true);
+        let left = patience.saturating_sub(io.now().saturating_sub(began));
+        if ours {
+            in_time(io, left, target.keeps_up()).await;
+        }
+        let room = target.has_room(len);
+        if !room {
+            self.passed.fetch_add(len, Relaxed);
+        }
+        (ours && room).then_some(held)
     }
 
     /// The marks that need not be set.
@@ -138,5 +197,13 @@ impl Both {
             at += len;
         }
         Ok(())
+    }
+}
+
+/// What `main` gives in that time; where there is none, at once.
+async fn in_time<T>(io: &Io, limit: Time, main: impl Future<Output = T>) -> Option<T> {
+    match limit {
+        0 => within(main, std::future::ready(())).await,
+        limit => within(main, io.sleep(limit)).await,
     }
 }

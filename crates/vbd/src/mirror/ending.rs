@@ -84,7 +84,11 @@ impl Work {
         ending: Ending,
     ) -> Result<Option<Ready<'a>>, MirrorError> {
         let (limit, since) = (self.mirror.still_for, io.now());
-        let quiesced = match self.from.quiesce(io, limit).await {
+        // Who is held up is in flight.
+        self.target.hurry(true);
+        let quiesced = self.from.quiesce(io, limit).await;
+        self.target.hurry(false);
+        let quiesced = match quiesced {
             Ok(quiesced) => quiesced,
             Err(Busy::Late) => return Ok(None),
             Err(Busy::Stopped) => return Err(MirrorError::Stopped),
@@ -107,6 +111,14 @@ impl Work {
 
     /// Copy what is marked while the disk stands still.
     async fn rest(&self, io: &Io, rest: &Rest) -> Result<(), MirrorError> {
+        // What guests wrote before that is still on its way must not come after what is copied here, nor after the flush.
+        #[cfg(feature = "sabotage")]
+        let hasty = self.mirror.wrongs.hasty;
+        #[cfg(not(feature = "sabotage"))]
+        let hasty = false;
+        if !hasty {
+            self.target.left_alone().await;
+        }
         let cursor = Cell::new(0);
         let piece = self.mirror.piece;
         let copy = async |range: std::ops::Range<u64>| {

@@ -5,10 +5,13 @@
 //! disk's place or is left as it is. Where what is left does not become less, requests change both from then on.
 
 mod both;
+mod brake;
 pub(crate) mod content;
 mod ending;
 mod error;
 pub(crate) mod target;
+#[cfg(test)]
+mod tests;
 pub(crate) mod together;
 
 pub use error::MirrorError;
@@ -17,6 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ringtap_image::{Image, Status};
 use ringtap_io::{Io, Time};
@@ -26,10 +30,15 @@ use crate::track::Tracker;
 use crate::walk::Walk;
 use crate::{Disk, Vbd};
 use both::Both;
+use brake::Brake;
 use content::{Content, give, look};
-use target::Target;
-use together::{beside, together};
+use target::{BEHIND, Target};
+use together::{beside, together, within};
 
+/// How often the job looks while guests go first.
+const LOOK: Time = 100_000_000;
+/// After so many seconds in which guests' writes were left for the job, one after the other, somebody is told.
+const LATE: u32 = 3;
 /// The most zeros made at once.
 const ZEROS: u64 = 256 << 20;
 
@@ -66,6 +75,8 @@ pub struct Wrongs {
     pub unflushed: bool,
     /// Ranges are written to by several at once.
     pub unlocked: bool,
+    /// What guests have written, and is on its way to the target, is not waited for at the end.
+    pub hasty: bool,
 }
 
 /// What is copied while it is served, and how.
@@ -95,6 +106,13 @@ pub struct Mirror {
     /// After so many passes, one after the other, that leave nearly as much as the one before, requests change the disk
     /// and the target both. Never where there is none.
     pub patience: Option<u32>,
+    /// From then on guests are slowed by so many percent at most for the target's sake, and what it cannot take as fast is left for
+    /// the job, which may never come to an end then (see [`Job::hear_behind`]). Where there is none guests wait for the target.
+    pub max_slowdown: Option<u32>,
+    /// For tests: how many bytes of guests' writes may be on their way to the target, before guests wait and before they are
+    /// left for the job.
+    #[doc(hidden)]
+    pub behind: [u64; 2],
     #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub wrongs: Wrongs,
@@ -115,6 +133,8 @@ impl Mirror {
             still_for: 100_000_000,
             limit: Some(5_000_000_000),
             patience: Some(2),
+            max_slowdown: None,
+            behind: BEHIND,
             #[cfg(feature = "sabotage")]
             wrongs: Wrongs::default(),
         }
@@ -178,6 +198,9 @@ struct Work {
     size: Cell<u64>,
     /// It has been ready: however much guests write, it stays so until the end.
     was_ready: Cell<bool>,
+    /// In how many windows of measuring, one after the other, writes of guests were left for the job; and when the last one ended, how
+    /// many bytes had been written to the target, and been left.
+    late: Cell<(u32, u64, u64)>,
 }
 
 impl Drop for Work {
@@ -191,7 +214,7 @@ impl Work {
         let tracker = mirror.from.track(mirror.granularity);
         #[cfg(feature = "sabotage")]
         tracker.sabotage(mirror.wrongs.misses, mirror.wrongs.clears_late);
-        let target = Target::new(mirror.to.clone());
+        let target = Target::new(mirror.to.clone()).with_behind(mirror.behind);
         #[cfg(feature = "sabotage")]
         let target = target.with_ranges_unlocked(mirror.wrongs.unlocked);
         Work {
@@ -204,6 +227,7 @@ impl Work {
             image: mirror.from.shared.door.image(),
             size: Cell::new(mirror.from.size()),
             was_ready: Cell::new(false),
+            late: Cell::default(),
             mirror,
         }
     }
@@ -391,6 +415,9 @@ impl Work {
             self.pace.wait(io, (end - at).min(most)).await?;
             self.measure(io);
             let both = self.both.borrow().clone();
+            if both.as_ref().is_some_and(|both| both.brake.is_some()) {
+                self.lets_guests_go_first(io).await?;
+            }
             let range = at..end.min(at + most - at % most);
             let work = self.from.within(async |pass| {
                 Ok(match &both {
@@ -418,8 +445,27 @@ impl Work {
         Ok(())
     }
 
+    /// What guests write goes to the target before what the job copies, or more would be marked than is copied: guests are held
+    /// up, as far as they may be, before the job is.
+    async fn lets_guests_go_first(&self, io: &Io) -> Result<(), MirrorError> {
+        while within(self.target.can_take_more(), io.sleep(LOOK)).await.is_none() {
+            self.measure(io);
+        }
+        if self.target.has_failed() { Err(MirrorError::Cancelled) } else { Ok(()) }
+    }
+
     fn measure(&self, io: &Io) {
-        self.pace.measure(io, self.tracker.changed());
+        let Some(took) = self.pace.measure(io, self.tracker.changed()) else { return };
+        let both = self.both.borrow();
+        let passed = both.as_ref().map_or(0, |both| both.passed.load(Relaxed));
+        let (written, (late, written_then, passed_then)) = (self.target.written(), self.late.get());
+        let late = if passed > passed_then { late + 1 } else { 0 };
+        self.late.set((late, written, passed));
+        if late == LATE {
+            let bytes = u128::from(written - written_then) * 1_000_000_000;
+            let rate = (bytes / u128::from(took.max(1))).try_into().unwrap_or(u64::MAX);
+            self.job.falls_behind(rate);
+        }
     }
 
     /// Have requests change the target, too; not where another job has them do so.
@@ -432,6 +478,8 @@ impl Work {
             target: self.target.clone(),
             marks: self.tracker.map().clone(),
             piece: self.mirror.piece,
+            brake: self.mirror.max_slowdown.map(Brake::new),
+            passed: AtomicU64::new(0),
         });
         let shared = &self.mirror.from.shared;
         if shared.filters.install_also(&shared.door, filter.clone()) {

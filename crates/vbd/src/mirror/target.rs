@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringtap_image::Error;
@@ -10,8 +12,15 @@ use ringtap_io::{Buffer, Event, Io, Mem, Time};
 
 use super::error::MirrorError;
 use super::together::within;
+use crate::map::Map;
 use crate::ranges::{Held, Ranges};
 use crate::{Disk, Kind, Request, Vbd};
+
+/// Of guests' writes that are on their way to the target while nobody waits for them: beyond so many bytes guests wait, as long as
+/// they may, and beyond the second number their writes are left for the job.
+pub(crate) const BEHIND: [u64; 2] = [1 << 20, 32 << 20];
+/// So many times as much as what has guests wait has the job wait.
+const JOB_WAITS: u64 = 4;
 
 /// How often it is looked, in the time that a guest may wait, whether it has been that long.
 const LOOKS: u32 = 4;
@@ -25,6 +34,10 @@ pub(crate) struct Target {
     idle: Mutex<Vec<Vbd>>,
     state: Mutex<State>,
     told: Event,
+    /// Bytes written to it.
+    written: AtomicU64,
+    /// [`BEHIND`].
+    behind: [u64; 2],
     /// For tests: nobody waits for ranges.
     #[cfg(feature = "sabotage")]
     unlocked: bool,
@@ -39,9 +52,14 @@ struct State {
     waiting: BTreeSet<u64>,
     /// Writes and flushes that have not ended.
     in_flight: usize,
-    /// Of those the writes, and how many writes have ended.
+    /// Of those the writes, and how many of them have ended.
     writes: usize,
-    written: u64,
+    writes_ended: u64,
+    /// Bytes of those for which nobody waits, and how many of these have ended.
+    behind: u64,
+    behind_ended: u64,
+    /// The disk is about to stand still: guests are not held up.
+    hurries: bool,
 }
 
 /// A write or flush that is counted until it has ended, or has gone with its thread.
@@ -70,7 +88,7 @@ impl Drop for InFlight {
         let mut state = self.target.lock();
         state.in_flight -= 1;
         state.writes -= self.writes;
-        state.written += self.writes as u64;
+        state.writes_ended += self.writes as u64;
         drop(state);
         self.target.told.notify();
     }
@@ -81,6 +99,35 @@ impl Drop for InFlight {
 enum What {
     Write,
     Flush,
+}
+
+/// Bytes on their way for which nobody waits. Where they do not come to the target the range is marked.
+struct Behind {
+    target: Arc<Target>,
+    marks: Arc<Map>,
+    range: Range<u64>,
+    written: bool,
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        if !self.written {
+            self.marks.mark(self.range.clone());
+        }
+        let mut state = self.target.lock();
+        state.behind -= self.range.end - self.range.start;
+        state.behind_ended += 1;
+        drop(state);
+        self.target.told.notify();
+    }
+}
+
+/// All that a write holds for which nobody waits. Its range is marked, if it is to be, before others may have it, and before
+/// nothing is in flight.
+struct OnItsWay {
+    behind: Behind,
+    _held: Rc<Held>,
+    in_flight: InFlight,
 }
 
 /// Something for which a guest waits.
@@ -121,6 +168,8 @@ impl Target {
             idle,
             state,
             told,
+            written: AtomicU64::new(0),
+            behind: BEHIND,
             #[cfg(feature = "sabotage")]
             unlocked: false,
         }
@@ -129,6 +178,11 @@ impl Target {
     #[cfg(feature = "sabotage")]
     pub(crate) fn with_ranges_unlocked(self, unlocked: bool) -> Target {
         Target { unlocked, ..self }
+    }
+
+    /// The same with other bounds than [`BEHIND`].
+    pub(crate) fn with_behind(self, behind: [u64; 2]) -> Target {
+        Target { behind, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -201,16 +255,24 @@ impl Target {
         Waiting { target: self, number }
     }
 
-    /// Give the target up when a guest has waited for so long. It never ends.
+    /// Give the target up when a guest has waited for so long, or when of what guests have written nothing has come to it for as
+    /// long. It never ends.
     pub(crate) async fn watch(&self, io: &Io, limit: Time) {
         // Clocks of threads differ: a guest has waited for as long as it is seen here.
         let mut seen = [u64::MAX; LOOKS as usize];
+        let (mut ended, mut silent) = (None, 0);
         loop {
             io.sleep(limit / Time::from(LOOKS)).await;
-            let (oldest, next) = {
+            let (oldest, next, behind) = {
                 let state = self.lock();
-                (state.waiting.first().copied(), state.next)
+                let behind = (state.behind > 0).then_some(state.behind_ended);
+                (state.waiting.first().copied(), state.next, behind)
             };
+            silent = if behind.is_some() && behind == ended { silent + 1 } else { 0 };
+            ended = behind;
+            if silent > LOOKS {
+                self.fail(MirrorError::Late { limit });
+            }
             if oldest.is_some_and(|oldest| seen[0] != u64::MAX && oldest < seen[0]) {
                 self.fail(MirrorError::Late { limit });
             }
@@ -224,15 +286,15 @@ impl Target {
     pub(crate) async fn watch_for_silence(&self, io: &Io, limit: Time) {
         loop {
             self.written_to().await;
-            let (mut written, mut looks) = (self.lock().written, 0);
+            let (mut written, mut looks) = (self.lock().writes_ended, 0);
             while looks < LOOKS {
                 io.sleep(limit / Time::from(LOOKS)).await;
                 let state = self.lock();
                 if state.failed || state.writes == 0 {
                     break;
                 }
-                looks = if state.written == written { looks + 1 } else { 0 };
-                written = state.written;
+                looks = if state.writes_ended == written { looks + 1 } else { 0 };
+                written = state.writes_ended;
             }
             if looks == LOOKS {
                 self.fail(MirrorError::Late { limit });
@@ -277,11 +339,83 @@ impl Target {
             vbd.serve(io, Request { kind, offset, len, mem, fua: false }).await
         };
         let end = self.aside(io, What::Write, given, keep).await;
+        if end == Some(Ok(())) {
+            self.written.fetch_add(len, Relaxed);
+        }
         end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Write {
             offset,
             len,
             error,
         })
+    }
+
+    /// Write what guests have written to the disk, and have nobody wait for that; `held` is the range, which nobody else writes to
+    /// meanwhile. Where it fails, or is cancelled with its thread, the range is marked: the job meets the error itself then.
+    pub(crate) fn write_behind(
+        self: &Arc<Target>,
+        io: &Io,
+        marks: &Arc<Map>,
+        range: Range<u64>,
+        bytes: Rc<Buffer>,
+        held: Rc<Held>,
+    ) {
+        let (offset, len) = (range.start, range.end - range.start);
+        self.lock().behind += len;
+        let behind = Behind { target: self.clone(), marks: marks.clone(), range, written: false };
+        let way = OnItsWay { behind, _held: held, in_flight: InFlight::new(self, What::Write) };
+        let own = io.clone();
+        io.spawn_expendable(async move {
+            // All of it, not only what is named below.
+            let mut way = way;
+            let InFlight(target) = &way.in_flight;
+            let (vbd, mem) = (target.take(), bytes.mem().window(0, len as usize));
+            let request = Request { kind: Kind::Write, offset, len, mem, fua: false };
+            let end = vbd.serve(&own, request).await;
+            target.give_back(vbd);
+            if end.is_ok() {
+                target.written.fetch_add(len, Relaxed);
+            }
+            way.behind.written = end.is_ok();
+        });
+    }
+
+    /// Whether so many bytes more may be on their way.
+    pub(crate) fn has_room(&self, len: u64) -> bool {
+        self.lock().behind.saturating_add(len) <= self.behind[1]
+    }
+
+    /// Wait until few bytes are on their way, or it has failed: so do guests.
+    pub(crate) async fn keeps_up(&self) {
+        self.has_no_more_than(self.behind[0]).await;
+    }
+
+    /// The same of the job, which would never have its turn if guests waited for no less than it does.
+    pub(crate) async fn can_take_more(&self) {
+        self.has_no_more_than(self.behind[0].saturating_mul(JOB_WAITS)).await;
+    }
+
+    async fn has_no_more_than(&self, bytes: u64) {
+        loop {
+            let told = self.told.listen();
+            {
+                let state = self.lock();
+                if state.behind <= bytes || state.failed || state.hurries {
+                    return;
+                }
+            }
+            told.await;
+        }
+    }
+
+    /// Have nobody held up who waits for it to keep up, or have them wait again.
+    pub(crate) fn hurry(&self, hurries: bool) {
+        self.lock().hurries = hurries;
+        self.told.notify();
+    }
+
+    /// Bytes that have been written to it.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Relaxed)
     }
 
     /// Make what was written stable.
@@ -333,7 +467,8 @@ impl Target {
         }
     }
 
-    async fn left_alone(&self) {
+    /// Wait until nothing is being written to it that guests have written.
+    pub(crate) async fn left_alone(&self) {
         loop {
             let told = self.told.listen();
             if self.lock().in_flight == 0 {
