@@ -55,7 +55,12 @@ enum Verb {
         #[arg(long)]
         force: bool,
     },
-    /// Have requests tried again that wait for space where the disk's image lies
+    /// Have a disk's requests wait, from its guest or whoever uses it, until it is resumed
+    Pause {
+        /// The disk's name
+        node: String,
+    },
+    /// Have a disk that is paused go on, and requests tried again that wait for space where its image lies
     Resume {
         /// The disk's name
         node: String,
@@ -177,6 +182,9 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
             })?;
             list(&mut qmp, output, Some(&node))?;
         }
+        Verb::Pause { node } => {
+            qmp()?.call("__ringtap_pause", json!({ "node-name": node }))?;
+        }
         Verb::Resume { node } => {
             qmp()?.call("__ringtap_resume", json!({ "node-name": node }))?;
         }
@@ -241,7 +249,8 @@ fn list(qmp: &mut Qmp, output: Output, node: Option<&str>) -> anyhow::Result<()>
         let [name, format, file] = ["node-name", "drv", "file"].map(|key| text(&disk[key]));
         let size = &disk["image"]["virtual-size"];
         let mode = if disk["ro"] == true { "read-only" } else { "writable" };
-        writeln!(out, "{name}: {format}, {size} bytes, {mode}, {file}")?;
+        let paused = if disk["__ringtap_paused"] == true { ", paused" } else { "" };
+        writeln!(out, "{name}: {format}, {size} bytes, {mode}{paused}, {file}")?;
         let mut image = &disk["image"]["backing-image"];
         while image.is_object() {
             writeln!(out, "  on {}: {}", text(&image["filename"]), text(&image["format"]))?;

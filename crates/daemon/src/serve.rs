@@ -165,6 +165,7 @@ fn run(
     running.disks.values().for_each(|served| {
         served.vbd.give_up_waiting();
         served.vbd.lift_limits();
+        served.vbd.go_on();
     });
     let mut left = Left::default();
     running.stop(outcome.is_ok(), &mut left);

@@ -331,6 +331,27 @@ impl Disk {
         self.shared.full.try_again();
     }
 
+    /// Have requests wait before they begin, from now on and until [`Disk::go_on`]; gives whether they did before. Those in
+    /// flight go on to their end: [`Vbd::quiesce`] waits for that. Jobs and snapshots find the disk as ever.
+    pub fn pause(&self) -> bool {
+        self.shared.door.pause(true)
+    }
+
+    /// Have them go on; gives whether they waited.
+    pub fn go_on(&self) -> bool {
+        self.shared.door.pause(false)
+    }
+
+    /// Whether requests wait until [`Disk::go_on`].
+    pub fn is_paused(&self) -> bool {
+        self.shared.door.is_paused()
+    }
+
+    /// How many requests a pause holds.
+    pub fn held_by_pause(&self) -> u32 {
+        self.shared.door.held()
+    }
+
     /// What it may have served by itself, whatever its group may.
     pub fn limits(&self) -> Limits {
         self.shared.throttle.limits()

@@ -14,20 +14,34 @@ const SHUT: u64 = 1;
 const FILTERED: u64 = 2;
 /// Requests wait for limits.
 const LIMITED: u64 = 4;
+/// Requests wait until somebody has them go on.
+const PAUSED: u64 = 8;
 /// What requests have to look at that may pass.
-const LED: u64 = FILTERED | LIMITED;
+const LED: u64 = FILTERED | LIMITED | PAUSED;
 /// One image more.
-const NEXT: u64 = 8;
+const NEXT: u64 = 16;
 
 /// Who may pass to which image.
 #[derive(Debug, Default)]
 pub(crate) struct Door {
-    /// The image's number, whether the door is shut, and whether there are filters and limits.
+    /// The image's number, whether the door is shut, and whether there are filters, limits and a pause.
     state: AtomicU64,
     opened: Event,
     /// Requests that have left the epoch and hold on to the image.
     waiting: AtomicU32,
     resumed: Event,
+    /// Requests that a pause holds, and what tells them of its end.
+    held: AtomicU32,
+    unpaused: Event,
+}
+
+/// While it lives, a pause holds its request.
+struct Held<'a>(&'a Door);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, SeqCst);
+    }
 }
 
 /// While it lives, its request waits outside the epoch for others to leave it.
@@ -76,6 +90,42 @@ impl Door {
             true => self.state.fetch_or(LIMITED, SeqCst),
             false => self.state.fetch_and(!LIMITED, SeqCst),
         };
+    }
+
+    /// Whether requests wait until somebody has them go on.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.state.load(SeqCst) & PAUSED != 0
+    }
+
+    /// Whether they are to; gives whether they were. Those that have passed go on to their end.
+    pub(crate) fn pause(&self, paused: bool) -> bool {
+        let before = match paused {
+            true => self.state.fetch_or(PAUSED, SeqCst),
+            false => self.state.fetch_and(!PAUSED, SeqCst),
+        };
+        self.unpaused.notify();
+        before & PAUSED != 0
+    }
+
+    /// Wait until there is no pause.
+    pub(crate) async fn unpaused(&self) {
+        if !self.is_paused() {
+            return;
+        }
+        self.held.fetch_add(1, SeqCst);
+        let _held = Held(self);
+        loop {
+            let unpaused = self.unpaused.listen();
+            if !self.is_paused() {
+                return;
+            }
+            unpaused.await;
+        }
+    }
+
+    /// How many requests a pause holds.
+    pub(crate) fn held(&self) -> u32 {
+        self.held.load(SeqCst)
     }
 
     /// Whether requests that change the disk pass a filter.
@@ -157,5 +207,7 @@ impl Door {
     pub(crate) fn abandon(&self) {
         self.opened.close();
         self.resumed.close();
+        self.pause(false);
+        self.unpaused.close();
     }
 }

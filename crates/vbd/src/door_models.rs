@@ -25,7 +25,7 @@ async fn request(world: &World, rests: bool) {
     let mut rests = rests;
     loop {
         let number = world.door.image();
-        let level = world.images[number as usize / 8].add_thread();
+        let level = world.images[number as usize / 16].add_thread();
         let ticket = level.enter();
         if !world.door.lets_in(number) {
             drop(ticket);

@@ -27,6 +27,10 @@ pub struct DeviceState {
     pub stopped: bool,
     /// Requests that wait for room where the image lies.
     pub waiting_for_room: usize,
+    /// Whether requests wait until somebody has them go on.
+    pub paused: bool,
+    /// How many of them wait.
+    pub held_by_pause: u32,
     /// What limits have cost its requests.
     pub limits: Waited,
     /// What it has of its device, where anybody's share of that is set.
@@ -102,9 +106,9 @@ impl Vbd {
 }
 
 impl Disk {
-    /// For how long its oldest request has been in flight; none where limits may be why.
+    /// For how long its oldest request has been in flight; none where limits or a pause may be why.
     pub fn oldest_request(&self) -> Option<Duration> {
-        if self.shared.door.is_limited() {
+        if self.shared.door.is_limited() || self.is_paused() {
             return None;
         }
         let all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -139,6 +143,8 @@ impl Disk {
             queues,
             stopped,
             waiting_for_room: self.waiting_for_room(),
+            paused: self.is_paused(),
+            held_by_pause: self.held_by_pause(),
             limits: self.shared.throttle.waited(),
             share: self.shared.throttle.fairness(),
         }

@@ -161,7 +161,7 @@ impl Vbd {
         }
     }
 
-    /// As [`Vbd::attempt`], past the limits, the share and the filters that there are.
+    /// As [`Vbd::attempt`], past the limits, the share, the pause and the filters that there are.
     #[cold]
     async fn attempt_led(&self, io: &Io, request: &Request) -> Result<(), Error> {
         let limited = self.disk.shared.door.is_limited();
@@ -169,7 +169,7 @@ impl Vbd {
             self.lines.pass(io, &self.disk.shared.throttle, request).await;
         }
         let began = io.now();
-        let end = self.within(async |pass| filtered(io, pass, request).await).await;
+        let end = self.unpaused(io, request).await;
         // What was refused has asked nothing of the device.
         if limited && end.is_ok() {
             self.lines.served(request, io.now().saturating_sub(began));
@@ -185,7 +185,7 @@ impl Vbd {
         let mut end = self.attempt_rested(io, request).await;
         while end == Err(Error::Full) && full.wait(tries).await {
             tries = full.tries();
-            end = self.within(async |pass| filtered(io, pass, request).await).await;
+            end = self.unpaused(io, request).await;
             if end == Err(Error::Full) {
                 end = self.attempt_rested(io, request).await;
             }
@@ -195,7 +195,22 @@ impl Vbd {
 
     async fn attempt_rested(&self, io: &Io, request: &Request) -> Result<(), Error> {
         self.rest(io).await?;
-        self.within(async |pass| filtered(io, pass, request).await).await
+        self.unpaused(io, request).await
+    }
+
+    /// Carry out a request as soon as there is no pause, past the filters that there are.
+    async fn unpaused(&self, io: &Io, request: &Request) -> Result<(), Error> {
+        let door = &self.disk.shared.door;
+        loop {
+            door.unpaused().await;
+            let end = self.within(async |pass| {
+                // Who pauses the disk waits for those that were here before.
+                if door.is_paused() { None } else { Some(filtered(io, pass, request).await) }
+            });
+            if let Some(end) = end.await {
+                return end;
+            }
+        }
     }
 
     /// Wait until what was freed lately may be used again.
@@ -270,9 +285,9 @@ impl Vbd {
         stays && !self.is_limited() && self.moves_untouched(Kind::Read, offset, len)
     }
 
-    /// Whether limits count requests.
+    /// Whether limits count requests, or a pause holds them.
     pub fn is_limited(&self) -> bool {
-        self.disk.shared.door.is_limited()
+        self.disk.shared.door.is_limited() || self.disk.shared.door.is_paused()
     }
 
     /// While what this gives lives, limits do not hold the requests of this queue, though they count: the queue is about to end,

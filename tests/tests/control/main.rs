@@ -9,6 +9,7 @@ mod limits;
 mod line;
 mod load;
 mod metrics;
+mod pause;
 mod protocol;
 mod tls;
 mod top;

@@ -24,6 +24,7 @@ mod moment;
 mod nodes;
 mod opening;
 mod outgoing;
+mod pause;
 mod query;
 mod refs;
 mod refusal;

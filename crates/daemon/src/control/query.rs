@@ -62,6 +62,8 @@ answer! {
         "group" group: Option<String>,
         /// All of its own, by the names that throttle groups have for them.
         "__ringtap_limits" limits: Value,
+        /// True: its requests wait until somebody has them go on.
+        "__ringtap_paused" paused: Option<bool>,
     }
 }
 
@@ -140,6 +142,7 @@ pub(super) fn device(served: &Served) -> DeviceInfo {
         bitmaps: None,
         group: served.disk.group.clone(),
         limits: throttle::told(&served.disk.limits, &served.disk.share),
+        paused: served.vbd.is_paused().then_some(true),
     }
 }
 
@@ -188,6 +191,7 @@ fn other(name: &str, of: Other) -> DeviceInfo {
         iops_wr: 0,
         write_threshold: 0,
         limits: throttle::told(&Limits::default(), &Share::default()),
+        paused: None,
         group: None,
         cache: cache(mode),
         image,

@@ -1,4 +1,4 @@
-//! Disks whose requests wait for room where their images lie.
+//! Disks whose requests wait for room where their images lie, and the word that has requests go on.
 
 use super::outgoing::{Reply, Told};
 use super::refusal::Refusal;
@@ -63,6 +63,7 @@ impl Command for Resume {
                 return Err(Refusal::new("the disk is gone"));
             };
             served.vbd.try_again();
+            running.unpause(&self.node_name, &served.vbd);
             Ok(Done {})
         }));
     }

@@ -11,7 +11,7 @@ use super::schema::Schema;
 use super::shape::{Done, Take, Write, arguments, whole, words};
 use super::{
     about, active, backups, bitmaps, commit, copies, create, exports, inspect, jobs, moment, nodes,
-    query, regions, reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
+    pause, query, regions, reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
 };
 use crate::events::Event;
 use crate::running::Running;
@@ -165,6 +165,7 @@ const COMMANDS: &[Entry] = &[
     Entry::of::<jobs::BlockJobFinalize>(),
     Entry::of::<jobs::BlockJobDismiss>(),
     Entry::of::<jobs::SetSpeed>(),
+    Entry::of::<pause::Pause>(),
     Entry::of::<room::Resume>(),
     Entry::of::<exports::AddExport>(),
     Entry::of::<exports::DeleteExport>(),
@@ -197,6 +198,8 @@ const EVENTS: &[EventEntry] = &[
     EventEntry::of::<jobs::BlockJobCompleted>(),
     EventEntry::of::<jobs::BlockJobCancelled>(),
     EventEntry::of::<room::BlockIoError>(),
+    EventEntry::of::<pause::Paused>(),
+    EventEntry::of::<pause::Resumed>(),
 ];
 
 pub(super) fn find(name: &str) -> Option<&'static Entry> {

@@ -281,6 +281,11 @@ impl Running {
                     "the disk {node} is part of a snapshot or backup that is not done"
                 ));
             }
+            if served.vbd.is_paused() {
+                return Err(format!(
+                    "the disk {node} is paused, and the next process would not know it: resume it first"
+                ));
+            }
             if served.vbd.waiting_for_room() > 0 {
                 return Err(format!("requests of the disk {node} wait for space: make room first"));
             }

@@ -367,7 +367,7 @@ impl Target {
         io.spawn_expendable(async move {
             // All of it, not only what is named below.
             let mut way = way;
-            let InFlight(target) = &way.in_flight;
+            let target = &way.in_flight.target;
             let (vbd, mem) = (target.take(), bytes.mem().window(0, len as usize));
             let request = Request { kind: Kind::Write, offset, len, mem, fua: false };
             let end = vbd.serve(&own, request).await;

@@ -1,0 +1,99 @@
+//! A disk whose requests wait until somebody has them go on.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ringtap_tests::{Control, patience, ringtap};
+use serde_json::{Value, json};
+
+use crate::{Empty, ok, options, qemu_io};
+
+/// A client that does something, and need not come to an end.
+fn begins(uri: &str, command: &str) -> Child {
+    let options = format!("driver=nbd,{}", options(uri));
+    let mut program = Command::new("qemu-io");
+    program.args(["--image-opts", &options, "-c", command]).stdin(Stdio::null());
+    program.stdout(Stdio::null()).spawn().expect("apt-get install qemu-utils")
+}
+
+fn held(control: &mut Control) -> u64 {
+    let stats = control.ok("query-blockstats", json!({}));
+    stats[0]["__ringtap_state"]["held_by_pause"].as_u64().expect("a number")
+}
+
+/// Wait until so many requests wait.
+fn until_held(control: &mut Control, wanted: u64) {
+    let end = Instant::now() + patience();
+    while held(control) != wanted {
+        assert!(Instant::now() < end, "{} requests wait, not {wanted}", held(control));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn disk(empty: &Empty, verb: &str) -> Command {
+    let mut program = Command::new(ringtap());
+    program.args(["disk", verb, "--control", &format!("unix:{}", empty.text("control"))]);
+    program
+}
+
+#[test]
+fn nothing_goes_on_until_it_is_resumed() {
+    let mut empty = Empty::new();
+    empty.add("a", "raw", "1M");
+    let uri = empty.nbd()("a");
+    empty.export("x", "a", "nbd", json!({}));
+    qemu_io(&uri, &["write -P 1 0 64k"]).expect("it is served");
+    ok(disk(&empty, "pause").arg("a"));
+    let name = json!({"node-name": "a"});
+    assert_eq!(empty.control.event(), ("__ringtap_PAUSED".into(), name.clone()));
+    let refused = empty.control.call("__ringtap_pause", name.clone()).expect_err("it is");
+    assert!(refused.contains("paused already"), "{refused}");
+    let listed = disk(&empty, "list").output().expect("ringtap");
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains("writable, paused"), "{listed}");
+    // One that writes, one that reads, one that flushes, one that discards.
+    let commands = ["write -P 2 0 64k", "read 128k 64k", "flush", "discard 192k 64k"];
+    let mut clients = commands.map(|command| begins(&uri, command));
+    until_held(&mut empty.control, 4);
+    assert!(clients.iter_mut().all(|one| one.try_wait().expect("its status").is_none()));
+    let found = fs::read(empty.path("a")).expect("the image");
+    assert!(found[..64 << 10].iter().all(|byte| *byte == 1), "it was written to");
+    let refused = empty.control.call("__ringtap_upgrade", json!({})).expect_err("it is paused");
+    assert!(refused.contains("is paused"), "{refused}");
+    // Others find the disk as ever.
+    let over = empty.text("over");
+    let snapshot = json!({"node-name": "a", "snapshot-file": over, "format": "qcow2"});
+    empty.control.ok("blockdev-snapshot-sync", snapshot);
+    assert_eq!(held(&mut empty.control), 4);
+    ok(disk(&empty, "resume").arg("a"));
+    while empty.control.event() != ("__ringtap_RESUMED".into(), name.clone()) {}
+    for client in &mut clients {
+        assert!(client.wait().expect("it ends").success());
+    }
+    qemu_io(&uri, &["read -P 2 0 64k"]).expect("what was held is there");
+    let nodes = empty.control.ok("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0].get("__ringtap_paused"), None::<&Value>, "{nodes}");
+    let unknown = empty.control.call("__ringtap_pause", json!({"node-name": "b"}));
+    assert!(unknown.expect_err("none").contains("Cannot find"));
+}
+
+/// A server that is told to end waits for no word.
+#[test]
+fn a_server_that_ends_lets_them_go_on() {
+    let mut empty = Empty::new();
+    empty.add("a", "raw", "1M");
+    let uri = empty.nbd()("a");
+    empty.export("x", "a", "nbd", json!({}));
+    empty.control.ok("__ringtap_pause", json!({"node-name": "a"}));
+    let mut client = begins(&uri, "write -P 2 0 64k");
+    until_held(&mut empty.control, 1);
+    let image = empty.path("a");
+    let Empty { dir, server, control } = empty;
+    drop(control);
+    server.stop();
+    let _ = client.wait();
+    let found = fs::read(image).expect("the image");
+    assert!(found[..64 << 10].iter().all(|byte| *byte == 2), "what was held is lost");
+    drop(dir);
+}
