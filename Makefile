@@ -97,6 +97,7 @@ bench:
 	$(TARGET)/release/convert
 	$(TARGET)/release/ublk
 	$(TARGET)/release/idle
+	$(TARGET)/release/many
 	$(TARGET)/release/remote
 
 # Built where it is missing only, so that `sudo make install` needs no Rust.

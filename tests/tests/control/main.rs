@@ -8,6 +8,7 @@ mod judges;
 mod limits;
 mod line;
 mod load;
+mod many;
 mod metrics;
 mod pause;
 mod protocol;
