@@ -1,5 +1,7 @@
 //! A ring served in plain memory: what goes in, what comes out, and what is refused.
 
+mod replaced;
+
 use super::*;
 use crate::heard;
 use crate::xen::queue::MOST_BYTES;
