@@ -180,6 +180,20 @@ fn fio(
     read_fio(&text, line.writes())
 }
 
+/// The same load by fio on a block device of a guest, for its shell: the report goes to `/tmp/fio` there.
+pub(crate) fn fio_in_guest(device: &str, line: &Line, seconds: f64) -> String {
+    format!(
+        "fio --name=line --filename={device} --rw={} --bs={} --iodepth={} --runtime={}ms --time_based \
+             --direct=1 --ioengine=io_uring --norandommap --randrepeat=0 \
+             --random_generator=tausworthe64 --clat_percentiles=0 --lat_percentiles=1 \
+             --percentile_list=50:90:99:99.9 --output-format=json --output=/tmp/fio >&2",
+        line.rw,
+        line.bs,
+        line.depth,
+        (seconds * 1000.0) as u64,
+    )
+}
+
 /// Reads fio's JSON, which other text may precede.
 pub(crate) fn read_fio(text: &str, writes: bool) -> Result<Measured> {
     let json = text.find('{').map(|at| &text[at..]).unwrap_or_default();

@@ -151,6 +151,8 @@ impl<'a> Sources<'a> {
 pub enum Way {
     /// `ringtap convert`.
     Ringtap(PathBuf),
+    /// The same of a build with a name.
+    Build(String, PathBuf),
     /// `qemu-img convert` with these options.
     Qemu(&'static [&'static str]),
     /// nbdcopy, with nbdkit below raw images and qemu-nbd below qcow2.
@@ -166,6 +168,7 @@ impl Way {
     fn name(&self) -> String {
         match self {
             Way::Ringtap(_) => "ringtap".into(),
+            Way::Build(name, _) => name.clone(),
             Way::Qemu(options) => format!("qemu-img {}", options.join(" ")).trim().into(),
             Way::Nbdcopy => "nbdcopy".into(),
         }
@@ -208,7 +211,7 @@ impl Way {
             return Ok(launches);
         }
         let (program, own) = match self {
-            Way::Ringtap(path) => (path.clone(), &[][..]),
+            Way::Ringtap(path) | Way::Build(_, path) => (path.clone(), &[][..]),
             Way::Qemu(options) => ("qemu-img".into(), *options),
             Way::Nbdcopy => return Err("is no converter"),
         };
@@ -256,10 +259,10 @@ impl Way {
 /// One copy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
-    round: usize,
-    way: String,
-    seconds: f64,
-    cpu_seconds: f64,
+    pub(crate) round: usize,
+    pub(crate) way: String,
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: f64,
 }
 
 /// One case's copies, and what follows from them.
@@ -270,6 +273,13 @@ pub struct Section {
     /// In the order of measurement.
     pub samples: Vec<Sample>,
     rows: Vec<Row>,
+}
+
+impl Section {
+    /// The ways that could not be measured, and why.
+    pub fn missing(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.rows.iter().filter_map(|row| Some((&*row.way, &**row.missing.as_ref()?)))
+    }
 }
 
 #[derive(Debug, Serialize)]

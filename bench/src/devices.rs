@@ -4,7 +4,7 @@
 //! Nobody caches (O_DIRECT throughout), so the devices are there together and only loads take turns.
 
 use crate::arms::{Arm, Kind};
-use crate::client::{Measured, read_fio};
+use crate::client::{Measured, fio_in_guest, read_fio};
 use crate::experiment::{Failure, Results, Sample, order};
 use crate::interrupt;
 use crate::lines::Line;
@@ -46,13 +46,7 @@ set -e
 pub struct Plan<'a> {
     /// Version of the guest's kernel, at least.
     pub kernel: &'a [u64],
-    /// Ringtap's binary.
-    pub ringtap: &'a Path,
-    /// Another build of it, to set beside.
-    pub other: Option<&'a Path>,
-    /// rublk's binary.
-    pub rublk: Option<&'a Path>,
-    /// Bytes of the file.
+    /// Bytes of each file.
     pub size: u64,
     /// Folder for the guest's disk.
     pub dir: &'a Path,
@@ -64,17 +58,27 @@ pub struct Plan<'a> {
     pub seconds: f64,
 }
 
+/// The programs that are compared.
+pub struct Peers<'a> {
+    /// Ringtap's binary.
+    pub ringtap: &'a Path,
+    /// Another build of it, to set beside.
+    pub other: Option<&'a Path>,
+    /// rublk's binary.
+    pub rublk: Option<&'a Path>,
+}
+
 /// One way to reach the file's bytes.
 struct Way {
     arm: Arm,
     /// What fio is pointed at.
-    device: &'static str,
+    device: String,
     /// The server, as `start` was told its name.
-    server: Option<&'static str>,
+    server: Option<String>,
 }
 
 impl Way {
-    fn new(name: &str, kind: Kind, device: &'static str, server: Option<&'static str>) -> Way {
+    fn new(name: &str, kind: Kind, device: &str, server: Option<&str>) -> Way {
         let arm = Arm {
             name: name.into(),
             kind,
@@ -87,7 +91,7 @@ impl Way {
             prepare: Vec::new(),
             missing: None,
         };
-        Way { arm, device, server }
+        Way { arm, device: device.into(), server: server.map(str::to_owned) }
     }
 }
 
@@ -100,7 +104,45 @@ pub struct Host {
 impl Host {
     /// Boots the guest and makes the devices. What cannot be made is an arm with its reason; only
     /// Ringtap must.
-    pub fn boot(plan: &Plan) -> Result<Host> {
+    pub fn boot(plan: &Plan, peers: &Peers) -> Result<Host> {
+        let programs =
+            [("ringtap", Some(peers.ringtap)), ("other", peers.other), ("rublk", peers.rublk)];
+        let programs = programs.into_iter().filter_map(|(name, path)| Some((name, path?)));
+        // One file for all but those that would be kept off it by its lock.
+        let mut host = Host::with(plan, programs, &["shared", "user", "other"])?;
+        host.make_devices(peers)?;
+        Ok(host)
+    }
+
+    /// Boots the guest with these builds of Ringtap alone, each of which serves a file of its own.
+    pub fn of_builds<'a>(
+        plan: &Plan,
+        builds: impl IntoIterator<Item = (String, &'a Path)>,
+    ) -> Result<Host> {
+        let builds: Vec<(String, &Path)> = builds.into_iter().collect();
+        let files: Vec<String> = builds.iter().map(|(name, _)| name.replace(' ', "-")).collect();
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let programs = files.iter().copied().zip(builds.iter().map(|(_, path)| *path));
+        let mut host = Host::with(plan, programs, &files)?;
+        for (number, ((name, _), file)) in builds.iter().zip(&files).enumerate() {
+            let way = Way::new(name, Kind::Ringtap, &format!("/dev/ublkb{number}"), Some(file));
+            host.add(
+                way,
+                &format!(
+                    "start {file} /tmp/{file} serve /mnt/files/{file} -f raw --ublk={number}
+                     until_there {file} grep -q ready /tmp/{file}.log"
+                ),
+            );
+        }
+        Ok(host)
+    }
+
+    /// A guest with these programs, and files of the plan's size.
+    fn with<'a>(
+        plan: &Plan,
+        programs: impl IntoIterator<Item = (&'a str, &'a Path)>,
+        files: &[&str],
+    ) -> Result<Host> {
         let cache = Appliance::default_cache();
         let appliance = Appliance::builder(Machine::Pc)
             .kernel(Kernel::pc_since(&cache, plan.kernel)?)
@@ -108,14 +150,9 @@ impl Host {
             .modules(["ublk_drv", "nbd"])
             .build(&cache)?;
         let (disk, share) = (plan.dir.join("disk"), plan.dir.join("share"));
-        // One file for all but those that would be kept off it by its lock.
-        let files = ["shared", "user", "other"];
         File::create(&disk)?.set_len(files.len() as u64 * plan.size + (128 << 20))?;
         fs::create_dir(&share)?;
-        let programs =
-            [("ringtap", Some(plan.ringtap)), ("other", plan.other), ("rublk", plan.rublk)];
         for (name, path) in programs {
-            let Some(path) = path else { continue };
             // Without what only a debugger wants: it comes slowly into a guest.
             let strip = Command::new("strip").arg("-o").arg(share.join(name)).arg(path).status();
             ensure!(strip?.success(), "cannot copy {}", path.display());
@@ -125,7 +162,7 @@ impl Host {
             .virtio_blk(Drive::raw(&disk).cache(Cache::Unsafe))
             .share(&share, "/mnt/share")
             .boot()?;
-        let mut host = Host { guest, ways: Vec::new() };
+        let host = Host { guest, ways: Vec::new() };
         let size = plan.size >> 20;
         host.told(&format!(
             "cp /mnt/share/* /tmp
@@ -138,11 +175,10 @@ impl Host {
              sync",
             files.join(" ")
         ))?;
-        host.make_devices(plan)?;
         Ok(host)
     }
 
-    fn make_devices(&mut self, plan: &Plan) -> Result<()> {
+    fn make_devices(&mut self, peers: &Peers) -> Result<()> {
         let ringtap = Way::new(RINGTAP, Kind::Ringtap, "/dev/ublkb0", Some("ringtap"));
         self.told(
             "start ringtap /tmp/ringtap serve /mnt/files/shared -f raw --name disk --ublk=0 \
@@ -160,7 +196,7 @@ impl Host {
             rublk("rublk", "/dev/ublkb1", "rublk"),
             rublk("rublk zero copy", "/dev/ublkb2", "rublk2"),
         );
-        match plan.rublk {
+        match peers.rublk {
             Some(_) => {
                 self.add(
                     copying,
@@ -195,7 +231,7 @@ impl Host {
                  /tmp/ringtap serve /mnt/files/user -f raw --ublk=3
              until_there user grep -q ready /tmp/user.log",
         );
-        if plan.other.is_some() {
+        if peers.other.is_some() {
             self.add(
                 Way::new("other build", Kind::Other, "/dev/ublkb4", Some("other")),
                 "start other /tmp/other serve /mnt/files/other -f raw --ublk=4
@@ -272,6 +308,7 @@ impl Host {
                             arm,
                             measured,
                             server_cpu_per_request: cpu,
+                            server_memory: None,
                         }),
                         Err(_) if interrupt::check().is_err() => {
                             results.interrupted = true;
@@ -291,18 +328,8 @@ impl Host {
 
     /// One load; what fio saw, and CPU seconds of the server per request.
     fn load(&self, way: &Way, line: &Line, seconds: f64) -> Result<(Measured, Option<f64>)> {
-        let fio = format!(
-            "fio --name=line --filename={} --rw={} --bs={} --iodepth={} --runtime={}ms --time_based \
-                 --direct=1 --ioengine=io_uring --norandommap --randrepeat=0 \
-                 --random_generator=tausworthe64 --clat_percentiles=0 --lat_percentiles=1 \
-                 --percentile_list=50:90:99:99.9 --output-format=json --output=/tmp/fio >&2",
-            way.device,
-            line.rw,
-            line.bs,
-            line.depth,
-            (seconds * 1000.0) as u64,
-        );
-        let used = way.server.map_or("echo".into(), |server| format!("used {server}"));
+        let fio = fio_in_guest(&way.device, line, seconds);
+        let used = way.server.as_ref().map_or("echo".into(), |server| format!("used {server}"));
         let said = self.told(&format!("{used}\n{fio}\n{used}\ncat /tmp/fio"))?;
         let measured = read_fio(&said, line.writes())?;
         let mut counts = said.lines().map_while(|line| line.parse::<f64>().ok());

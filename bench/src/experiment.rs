@@ -5,7 +5,7 @@ use crate::client::{Client, Measured, Run};
 use crate::image::{settle, wait_unlocked};
 use crate::lines::Line;
 use crate::process::Process;
-use crate::{cpu, interrupt};
+use crate::{cpu, interrupt, memory};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -29,6 +29,8 @@ pub struct Sample {
     pub measured: Measured,
     /// CPU seconds of the server's processes per request; none without a server.
     pub server_cpu_per_request: Option<f64>,
+    /// The most bytes of resident memory that the server has had; none without a server.
+    pub server_memory: Option<u64>,
 }
 
 /// An arm that could not be measured on a line.
@@ -51,6 +53,13 @@ pub struct Results {
     pub failures: Vec<Failure>,
     /// True if the user stopped the run before its end.
     pub interrupted: bool,
+}
+
+/// What a server took.
+#[derive(Clone, Copy, Debug)]
+struct Used {
+    cpu_per_request: f64,
+    memory: u64,
 }
 
 /// What is measured, how often and how long.
@@ -96,15 +105,14 @@ impl Experiment<'_> {
                     ));
                     if !results.failed(arm, line) {
                         match self.measure(arm, line) {
-                            Ok((measured, server_cpu_per_request)) => {
-                                results.samples.push(Sample {
-                                    round,
-                                    line: line.name.clone(),
-                                    arm: arm.name.clone(),
-                                    measured,
-                                    server_cpu_per_request,
-                                })
-                            }
+                            Ok((measured, used)) => results.samples.push(Sample {
+                                round,
+                                line: line.name.clone(),
+                                arm: arm.name.clone(),
+                                measured,
+                                server_cpu_per_request: used.map(|used| used.cpu_per_request),
+                                server_memory: used.map(|used| used.memory),
+                            }),
                             Err(_) if interrupt::check().is_err() => {
                                 bar.finish_and_clear();
                                 results.interrupted = true;
@@ -125,7 +133,7 @@ impl Experiment<'_> {
     }
 
     /// Starts the arm's server, loads it, and stops it again.
-    fn measure(&self, arm: &Arm, line: &Line) -> Result<(Measured, Option<f64>)> {
+    fn measure(&self, arm: &Arm, line: &Line) -> Result<(Measured, Option<Used>)> {
         interrupt::check()?;
         for step in &arm.prepare {
             let log = self.run.join("prepare.log");
@@ -152,7 +160,13 @@ impl Experiment<'_> {
         let measured = self.client.measure(arm, line, run)?;
         let after = used(&server).context("the server is gone after the load")?;
         let requests = measured.requests.max(1) as f64;
-        let per_request = server.is_some().then_some((after - before) / requests);
+        let used = match &server {
+            Some(server) => Some(Used {
+                cpu_per_request: (after - before) / requests,
+                memory: memory::most_resident(server.id())?,
+            }),
+            None => None,
+        };
         drop(server.take());
         if let Some(image) = &arm.image {
             wait_unlocked(image)?;
@@ -162,7 +176,7 @@ impl Experiment<'_> {
         {
             settle(image)?;
         }
-        Ok((measured, per_request))
+        Ok((measured, used))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::arms::ringtap_program;
 use crate::nbd::EXPORT;
 use crate::process::{Launch, Process};
-use crate::{cpu, interrupt};
+use crate::{cpu, interrupt, memory};
 use anyhow::{Context, Result, bail};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
 use serde::Serialize;
@@ -101,7 +101,7 @@ pub fn watch(
     interrupt::sleep(Duration::from_secs_f64(seconds))?;
     let cpu = cpu::of_tree(server.id())?.saturating_sub(cpu).as_secs_f64();
     let wakeups = sleeps(server.id())?.saturating_sub(wakeups) as f64;
-    let (rss, pss) = memory(server.id())?;
+    let (rss, pss) = memory::resident(server.id())?;
     let threads = fs::read_dir(format!("/proc/{}/task", server.id()))?.count();
     drop((guest, client));
 
@@ -166,18 +166,6 @@ fn nbd_client(socket: &Path, run: &Path) -> Result<Process> {
         bail!("nbdsh cannot read from {uri}: {}", client.last_words());
     }
     Ok(client)
-}
-
-/// Resident and proportional set size in bytes.
-fn memory(pid: u32) -> Result<(u64, u64)> {
-    let path = format!("/proc/{pid}/smaps_rollup");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-        kib.map(|kib| kib << 10).with_context(|| format!("{path} lacks {name}"))
-    };
-    Ok((field("Rss:")?, field("Pss:")?))
 }
 
 /// How often the threads of `pid` have gone to sleep.

@@ -25,6 +25,7 @@ pub mod idle;
 pub mod image;
 pub mod interrupt;
 pub mod lines;
+pub mod memory;
 pub mod nbd;
 pub mod options;
 pub mod process;

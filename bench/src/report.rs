@@ -305,6 +305,7 @@ mod tests {
                 client_cpu_per_request: 1e-6,
             },
             server_cpu_per_request: Some(cpu),
+            server_memory: None,
         }
     }
 

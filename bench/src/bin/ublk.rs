@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use ringtap_bench::arms::ringtap_program;
-use ringtap_bench::devices::{Host, Plan};
+use ringtap_bench::devices::{Host, Peers, Plan};
 use ringtap_bench::experiment::progress;
 use ringtap_bench::lines::{Line, usual};
 use ringtap_bench::options::{Options, Output};
@@ -110,16 +110,14 @@ fn measure(cli: &Cli, lines: &[Line], kernel: &[u64]) -> Result<Report> {
     let rublk = cli.rublk.clone().or_else(|| find("rublk"));
     let plan = Plan {
         kernel,
-        ringtap: &ringtap,
-        other: cli.other.as_deref(),
-        rublk: rublk.as_deref(),
         size: cli.size << 20,
         dir: dir.path(),
         lines,
         rounds: cli.rounds,
         seconds: cli.seconds,
     };
-    let host = Host::boot(&plan)?;
+    let peers = Peers { ringtap: &ringtap, other: cli.other.as_deref(), rublk: rublk.as_deref() };
+    let host = Host::boot(&plan, &peers)?;
     let arms = host.arms();
     let mut conditions = vec![machine()];
     conditions.extend(host.conditions()?);
