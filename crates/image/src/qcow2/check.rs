@@ -4,8 +4,8 @@
 //! bounded memory asks for. A repair writes new refcount blocks, a new refcount table and, where
 //! flags change, new L1 and L2 tables to clusters that nothing refers to, then switches the header
 //! (see [`super::rewrite`]); so does a table of snapshots that has too much, or too little. Pointers that lead nowhere
-//! are left, unless they are said to lead to no data: what they led to is not known, and looks like leaks. So leaks alone
-//! are not freed where there is such a pointer, and what is freed keeps its bytes.
+//! are left, unless they are said to lead to no data: what they led to is not known, and looks like leaks. So where there
+//! is such a pointer nothing is freed, and new tables lie behind the file.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -73,6 +73,9 @@ impl Report {
     }
 }
 
+/// What is said where a pointer leads nowhere.
+const KEPT: &str = "no cluster is freed: what looks like a leak may be what a pointer led to that leads nowhere now";
+
 /// Look at every table of the image, and repair as asked. Nobody else may use the image.
 pub async fn check(io: &Io, container: &Container, repair: Repair) -> Result<Report, ToolError> {
     check_within(io, container, repair, MEMORY).await
@@ -126,8 +129,7 @@ async fn check_as(
         return Ok(before);
     }
     if dangles && (repair == Repair::Leaks || asked == Asked::No) {
-        let why = "no cluster is freed: what looks like a leak may be what a pointer led to that leads nowhere now";
-        before.messages.insert(0, why.into());
+        before.messages.insert(0, KEPT.into());
         return Ok(before);
     }
     if container.traits().read_only {
@@ -146,6 +148,9 @@ async fn check_as(
         if after.is_clean() || repair == Repair::Leaks || stays {
             break;
         }
+    }
+    if dangles {
+        after.messages.insert(0, KEPT.into());
     }
     after.corruptions_fixed = before.corruptions.saturating_sub(after.corruptions);
     after.leaks_fixed = before.leaks.saturating_sub(after.leaks);
@@ -212,6 +217,15 @@ async fn look(image: &mut Offline<'_>, repair: Repair, memory: usize) -> Result<
             if repair != Repair::Nothing && problems.blind {
                 return Err(image.corrupt(format!(
                     "it cannot be repaired, since some tables cannot be read ({})",
+                    problems.messages.join("; ")
+                )));
+            }
+            let no_refcounts =
+                tables.refcount_table_is_wrong || image.header.refcount_table_clusters == 0;
+            if repair != Repair::Nothing && no_refcounts && !problems.dangling.is_empty() {
+                return Err(image.corrupt(format!(
+                    "it cannot be repaired, since some refcounts cannot be read, and a pointer leads nowhere: what that led to \
+                     would look free ({}). Convert it to a new image",
                     problems.messages.join("; ")
                 )));
             }
@@ -467,9 +481,11 @@ impl Round<'_, '_> {
         for number in self.block_numbers() {
             let block = self.block(number).await?;
             let differences = self.differences(number, block.as_deref());
-            let wanted = differences
-                .into_iter()
-                .filter(|(_, there, counted)| repair == Repair::All || there > counted);
+            let wanted =
+                differences.into_iter().filter(|(_, there, counted)| match there > counted {
+                    true => dangling.is_empty(),
+                    false => repair == Repair::All,
+                });
             changes.extend(wanted.map(|(cluster, _, counted)| (cluster, counted)));
         }
         // Blocks that share their cluster with something else must not stay where they are; and a

@@ -25,7 +25,8 @@ const COUNTS: usize = 32 << 20;
 pub(super) enum Free<'c> {
     /// Where refcounts say so.
     Refcounts,
-    /// Where nothing refers to, whatever refcounts say; and not where pointers go that lead nowhere.
+    /// Where nothing refers to, whatever refcounts say. Where there are pointers that lead nowhere (to these clusters), only
+    /// behind the file, and not there: anything else may be what they led to.
     Unreferenced(&'c Counts, &'c BTreeSet<u64>),
 }
 
@@ -43,6 +44,8 @@ pub(super) struct Rewrite<'i, 'a, 'c> {
     taken: BTreeSet<u64>,
     /// No cluster before this is free.
     cursor: u64,
+    /// The clusters that the file had before.
+    end: u64,
 }
 
 impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
@@ -53,7 +56,8 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
         free: Free<'c>,
     ) -> Rewrite<'i, 'a, 'c> {
         let (blocks, unchanged) = Default::default();
-        Rewrite { image, free, table, blocks, unchanged, taken: BTreeSet::new(), cursor: 1 }
+        let end = image.container.len().div_ceil(image.cluster());
+        Rewrite { image, free, table, blocks, unchanged, taken: BTreeSet::new(), cursor: 1, end }
     }
 
     /// A change of an image whose refcounts are right.
@@ -179,9 +183,8 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
         }
         match self.free {
             Free::Unreferenced(counts, dangling) => {
-                let unreferenced = counts.is_unreferenced(cluster) && !dangling.contains(&cluster);
-                // What a pointer that leads nowhere led to is marked used, and not to be written over.
-                Ok(unreferenced && (dangling.is_empty() || self.was_free(cluster).await?))
+                let behind = cluster >= self.end && !dangling.contains(&cluster);
+                Ok(counts.is_unreferenced(cluster) && (behind || dangling.is_empty()))
             }
             // What is being freed by this very change is in use until the header is switched.
             Free::Refcounts => Ok(self.was_free(cluster).await? && self.get(cluster).await? == 0),
@@ -211,7 +214,13 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
             let at = first + found;
             let beyond = (at + 1) << bits > self.image.container.len();
             if beyond && !self.image.container.traits().regular {
-                let why = "no room is left on the device for the new tables";
+                let why = match self.free {
+                    Free::Unreferenced(_, dangling) if !dangling.is_empty() => {
+                        "new tables have no place: any cluster of the device may be what a pointer led to that \
+                         leads nowhere now; convert it to a new image"
+                    }
+                    _ => "no room is left on the device for the new tables",
+                };
                 return Err(self.image.refused(why));
             }
             // Past the file's end hardly a cluster can be used already.
