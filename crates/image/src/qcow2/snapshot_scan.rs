@@ -235,9 +235,11 @@ impl Scan {
     fn keep(&mut self, image: &Offline<'_>, entry: &Entry) {
         let table = image.header.snapshots_offset;
         let front = (entry.at, entry.at + (FIXED + entry.extra.len()) as u64);
-        for (from, to) in [front, (entry.text_at(), entry.end())] {
+        let parts = [front, (entry.text_at(), entry.end())];
+        // Without ID and name the second has no byte, and may begin where no cluster is the table's.
+        for (from, to) in parts.into_iter().filter(|(from, to)| from < to) {
             let first = image.cluster_of(table + from);
-            let past = image.cluster_of(table + to.max(from + 1) - 1) + 1;
+            let past = image.cluster_of(table + to - 1) + 1;
             match self.clusters.last_mut() {
                 Some(last) if first <= last.end => last.end = last.end.max(past),
                 _ => self.clusters.push(first..past),
@@ -256,8 +258,14 @@ impl Scan {
     }
 }
 
-/// Write the table anew, as far as it can be kept, and let the header point to it. What it takes now is free then.
+/// Leave out what is too much, and where entries have to change write the table anew, with the header pointing to it. What it
+/// takes now is free then.
 pub(super) async fn mend(rewrite: &mut Rewrite<'_, '_, '_>, scan: &Scan) -> Result<(), ToolError> {
+    if scan.incomplete + scan.too_long == 0 {
+        // What stays is right as it lies there.
+        rewrite.image.header.snapshots = scan.kept;
+        return Ok(());
+    }
     let bits = rewrite.image.header.cluster_bits;
     let clusters = scan.len.div_ceil(1 << bits);
     let offset = if clusters == 0 { 0 } else { rewrite.take(clusters).await? };

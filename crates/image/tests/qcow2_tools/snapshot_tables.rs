@@ -170,6 +170,8 @@ fn snapshots_that_are_too_many_go() {
     assert!(report.is_clean() && report.corruptions_fixed >= 10, "{report:?}");
     folder.assert_clean("image");
     assert_eq!(names(&folder).len(), 65536);
+    let after = header(&std::fs::read(folder.path("image")).expect("read"));
+    assert_eq!((after.snapshots, after.snapshots_offset), (65536, at as u64), "where it was");
     folder.io("image", &["read -P 5 0 64k"]);
 }
 
