@@ -203,7 +203,7 @@ pub(crate) async fn larger(
     size: u64,
 ) -> Result<(), String> {
     let container = Container::open(place, options).map_err(|error| error.to_string())?;
-    let wanted = ResizeOptions { size, shrink: false, backing_size: None };
+    let wanted = ResizeOptions { size, ..ResizeOptions::default() };
     qcow2::resize(io, &container, None, &wanted).await.map_err(|error| error.to_string())
 }
 

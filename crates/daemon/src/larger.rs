@@ -66,7 +66,7 @@ async fn at_rest(
     match options.format {
         Some(Format::Vhd) => Ok(vhd::resize(io, &container, size).await?),
         _ => {
-            let wanted = ResizeOptions { size, shrink: false, backing_size };
+            let wanted = ResizeOptions { size, backing_size, ..ResizeOptions::default() };
             let end = qcow2::resize(io, &container, None, &wanted).await;
             end.map_err(|error| failed(disk, error.to_string()))
         }

@@ -6,14 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ringtap_image::qcow2::{self, Header, ResizeOptions};
+use ringtap_image::qcow2::{self, Header, Preallocation, ResizeOptions};
 use ringtap_image::{
     CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, on_a_ring,
     open_place, record, vhd,
 };
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
-use crate::create::{Space, or_limit};
+use crate::create::or_limit;
 use crate::opening::{cannot, format_to_write};
 use crate::unfinished::finish;
 use crate::{Doing, Error, Reading, Watcher, Writing, chain};
@@ -54,8 +54,8 @@ pub struct Resize {
     pub size: NewSize,
     /// It may become smaller, and lose what lies past its end.
     pub shrink: bool,
-    /// What becomes of the room that is new.
-    pub space: Space,
+    /// What exists of what is new.
+    pub preallocation: Preallocation,
     /// How what lies below it is opened.
     pub reading: Reading,
 }
@@ -78,26 +78,62 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
     if new < old && !job.shrink {
         return Err(Error::Shrinks { path: file.clone(), old, new });
     }
-    let preallocated = job.space != Space::Off && new != old;
-    if preallocated && new < old {
+    let preallocation = if new == old { Preallocation::Off } else { job.preallocation };
+    if preallocation != Preallocation::Off && new < old {
         return Err(Error::usage("--preallocation is for disks that become larger"));
     }
-    if preallocated && (format, job.space) != (Format::Raw, Space::Falloc) {
-        let known = matches!(format, Format::Raw | Format::Qcow2);
-        if !known || job.space == Space::Falloc {
-            let what = "take --preallocation full only, if any: raw and qcow2 do";
+    match (format, preallocation) {
+        (_, Preallocation::Off) | (Format::Qcow2, _) => {}
+        (Format::Raw, Preallocation::Falloc | Preallocation::Full) => {}
+        (Format::Raw, Preallocation::Metadata) => {
+            let what = "have no metadata to preallocate: --preallocation falloc or full";
+            return Err(cannot(file, format, what));
+        }
+        _ => {
+            let what = "take no --preallocation: raw and qcow2 do";
             return Err(cannot(file, format, what));
         }
     }
-    change(&place, writing, container, new, None, &job.reading)?;
+    let (container, changed) =
+        match format == Format::Qcow2 && new > old && shows_past(job, &place, old)? {
+            true => {
+                drop((container, changed));
+                own_end(job, writing, old)?;
+                let container = to_change(&place, writing)?;
+                (container.clone(), container)
+            }
+            false => (container, changed),
+        };
+    // Tables and space come with the size; zeros are written when that is there.
+    let (at_once, later) = match (format, preallocation) {
+        (Format::Qcow2, Preallocation::Metadata | Preallocation::Falloc) => {
+            (preallocation, Preallocation::Off)
+        }
+        _ => (Preallocation::Off, preallocation),
+    };
+    let wanted = Wanted { size: new, below: None, preallocation: at_once };
+    change(&place, writing, container, wanted, &job.reading)?;
     changed.confirm_format(format);
     drop(changed);
-    if preallocated {
+    if later != Preallocation::Off {
         preallocate(job, writing, old..new, watch).doing(|| {
             format!("{} has its new size, and not all of it is allocated", file.display())
         })?;
     }
     Ok(new)
+}
+
+/// Whether a disk ends within a cluster, and what lies below goes on behind that.
+fn shows_past(job: &Resize, place: &Place, end: u64) -> Result<bool, Error> {
+    let own = chain::layer(place, Some(Format::Qcow2), true)?;
+    let within = own.header.is_some_and(|header| end % header.cluster_size() != 0);
+    Ok(within && own.backing.is_some() && backing_size(&job.path, &job.reading)? > end)
+}
+
+/// Have the last sector of a disk in its own image, and so the cluster that it ends in.
+fn own_end(job: &Resize, writing: Writing<'_>, end: u64) -> Result<(), Error> {
+    let progress = Arc::new(Progress::default());
+    copy_onto_itself(job, writing, end.saturating_sub(512)..end, &progress)
 }
 
 /// Have the new part of a disk in the image.
@@ -108,7 +144,7 @@ fn preallocate(
     watch: &Watcher,
 ) -> Result<(), Error> {
     let file = &job.path;
-    if job.space == Space::Falloc {
+    if job.preallocation == Preallocation::Falloc {
         let container = writing.open(file)?;
         let end = on_a_ring(file, |io| async move {
             container.allocate(&io, part.start, part.end - part.start).await?;
@@ -116,19 +152,29 @@ fn preallocate(
         })?;
         return Ok(end?);
     }
+    let progress = Arc::new(Progress::default());
+    watch.begins(part.end - part.start, &progress);
+    copy_onto_itself(job, writing, part, &progress)
+}
+
+/// Have a part of a disk in its image, every byte of it as data, zeros as they are.
+fn copy_onto_itself(
+    job: &Resize,
+    writing: Writing<'_>,
+    part: Range<u64>,
+    progress: &Arc<Progress>,
+) -> Result<(), Error> {
+    let file = &job.path;
     let cache = CacheMode::Writeback;
     let options = job.reading.options_to_write(writing.format, cache, job.force_format)?;
     let disk = Vbd::new(open_place(&Place::from(file), &options)?, cache);
-    let progress = Arc::new(Progress::default());
-    watch.begins(part.end - part.start, &progress);
-    // Every byte of it as data, zeros as they are.
     let job = Copy {
         range: part.clone(),
         to_offset: part.start,
         sparse: 0,
         ..Copy::new(disk.fork(), disk.fork())
     };
-    let end = copy(job, &progress);
+    let end = copy(job, progress);
     let stable = finish(disk, file);
     end?;
     stable
@@ -143,13 +189,28 @@ pub(crate) fn grow(
 ) -> Result<(), Error> {
     let container = to_change(place, writing)?;
     if size_of(place.path(), writing.format, &container)? < size {
-        change(place, writing, container, size, None, reading)?;
+        change(place, writing, container, Wanted::size(size), reading)?;
     }
     Ok(())
 }
 
 /// What is to lie below an image: nothing, or a disk of so many bytes.
 pub(crate) type Below = Option<u64>;
+
+/// What a disk is to be.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    size: u64,
+    /// What lies below it where that is to be another than it is now.
+    below: Option<Below>,
+    preallocation: Preallocation,
+}
+
+impl Wanted {
+    fn size(size: u64) -> Wanted {
+        Wanted { size, below: None, preallocation: Preallocation::Off }
+    }
+}
 
 /// Make a disk larger, or nothing but what it is; one that would become smaller is refused. `below` is what lies below it where that
 /// is to be another than it is now.
@@ -171,7 +232,7 @@ pub(crate) fn set(
         );
         return Err(Error::Usage(why));
     }
-    change(place, writing, container, size, below, reading)
+    change(place, writing, container, Wanted { below, ..Wanted::size(size) }, reading)
 }
 
 /// Open the file of an image to change it, with what a killed server left for it in it.
@@ -208,8 +269,7 @@ fn change(
     place: &Place,
     writing: Writing<'_>,
     container: Container,
-    size: u64,
-    below: Option<Below>,
+    Wanted { size, below, preallocation }: Wanted,
     reading: &Reading,
 ) -> Result<(), Error> {
     let (format, path) = (writing.format, place.path());
@@ -244,7 +304,7 @@ fn change(
                 (None, Some(_)) => Some(backing_size(path, reading)?),
                 (None, None) => None,
             };
-            let options = ResizeOptions { size, shrink: true, backing_size };
+            let options = ResizeOptions { size, shrink: true, backing_size, preallocation };
             Ok(on_a_ring(path, |io| async move {
                 qcow2::resize(&io, &container, data.as_ref(), &options).await
             })??)
@@ -292,23 +352,23 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("a.raw");
         std::fs::write(&path, [1; 8192]).expect("a file");
-        let job = |size, shrink, space| Resize {
+        let job = |size, shrink, preallocation| Resize {
             path: path.clone(),
             format: Some(Format::Raw),
             force_format: false,
             size,
             shrink,
-            space,
+            preallocation,
             reading: Reading::default(),
         };
         let len = || path.metadata().expect("a file").len();
-        let less = job(NewSize::Less(4096), false, Space::Off);
+        let less = job(NewSize::Less(4096), false, Preallocation::Off);
         let error = resize(&less, &unwatched()).expect_err("not so");
         assert!(matches!(error, Error::Shrinks { old: 8192, new: 4096, .. }) && error.is_usage());
         assert_eq!(len(), 8192);
         let end = resize(&Resize { shrink: true, ..less }, &unwatched());
         assert_eq!((end.expect("smaller"), len()), (4096, 4096));
-        let end = resize(&job(NewSize::More(4096), false, Space::Full), &unwatched());
+        let end = resize(&job(NewSize::More(4096), false, Preallocation::Full), &unwatched());
         assert_eq!((end.expect("larger"), len()), (8192, 8192));
     }
 }

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use ringtap_daemon::Error as Fault;
+use ringtap_image::qcow2::Preallocation;
 use ringtap_image::{Format, parse_size};
 use ringtap_image_tools::Error;
-use ringtap_image_tools::create::Space;
 use ringtap_image_tools::resize::{NewSize, Resize, resize};
 
 use super::info::human;
@@ -42,9 +42,9 @@ pub(crate) struct ResizeArgs {
     #[arg(long)]
     shrink: bool,
 
-    /// What becomes of the room that is new: a hole, space reserved, or zeros written
+    /// What becomes of the room that is new: a hole, tables (qcow2), space reserved too, or zeros written
     #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
-    preallocation: Preallocation,
+    preallocation: How,
 
     /// Say nothing but warnings and errors
     #[arg(short, long)]
@@ -59,21 +59,24 @@ pub(crate) struct ResizeArgs {
 
 /// What becomes of the room that is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Preallocation {
+enum How {
     /// A hole.
     Off,
-    /// Space reserved, of raw images.
+    /// Tables that lead to a hole, of qcow2.
+    Metadata,
+    /// Space reserved.
     Falloc,
     /// Zeros, written.
     Full,
 }
 
-impl From<Preallocation> for Space {
-    fn from(name: Preallocation) -> Space {
+impl From<How> for Preallocation {
+    fn from(name: How) -> Preallocation {
         match name {
-            Preallocation::Off => Space::Off,
-            Preallocation::Falloc => Space::Falloc,
-            Preallocation::Full => Space::Full,
+            How::Off => Preallocation::Off,
+            How::Metadata => Preallocation::Metadata,
+            How::Falloc => Preallocation::Falloc,
+            How::Full => Preallocation::Full,
         }
     }
 }
@@ -87,7 +90,7 @@ pub(crate) fn run(args: &ResizeArgs) -> anyhow::Result<ExitCode> {
         force_format: args.force.force_format,
         size: wanted(&args.size).ok_or_else(wrong)?,
         shrink: args.shrink,
-        space: args.preallocation.into(),
+        preallocation: args.preallocation.into(),
         reading: args.sources.reading(),
     };
     let size = match resize(&job, &watch::notes()) {

@@ -266,7 +266,9 @@ fn new_room_is_reserved_where_that_is_asked_for() {
     let taken = |name: &str| {
         bench.json(&format!("ringtap info --output json {name}"))["actual-size"].as_u64()
     };
-    for (format, how) in [("raw", "falloc"), ("raw", "full"), ("qcow2", "full")] {
+    for (format, how) in
+        [("raw", "falloc"), ("raw", "full"), ("qcow2", "falloc"), ("qcow2", "full")]
+    {
         bench.ok(&format!("ringtap create -q -f {format} a 1M"));
         bench.ok(&format!("ringtap resize -q --preallocation={how} a 5M"));
         assert!(taken("a") >= Some(4 << 20), "{format} {how}: {:?}", taken("a"));
@@ -277,6 +279,55 @@ fn new_room_is_reserved_where_that_is_asked_for() {
     }
     bench.ok("ringtap create -q -f vpc a.vpc 10M");
     bench.ends("ringtap resize --preallocation=full a.vpc 20M", 2);
+    bench.ends("ringtap resize --preallocation=metadata a 20M", 0);
+    bench.ok("ringtap create -q -f raw a.raw 1M");
+    bench.ends("ringtap resize --preallocation=metadata a.raw 2M", 2);
+}
+
+/// Also where a disk ends in the middle of a cluster that shows a longer backing file.
+#[test]
+fn a_disk_is_as_large_and_as_full_as_qemu_img_makes_it() {
+    let bench = Bench::new();
+    bench.ok("qemu-img create -q -f raw base.raw 2M");
+    bench.qemu_io("-f raw base.raw", &["write -q -P 7 0 2M".to_owned()]);
+    fs::write(bench.path("key"), "123").expect("a file");
+    let over = "-b base.raw -F raw";
+    for (made, from) in [
+        ("", "1000k"),
+        ("-o cluster_size=4k,extended_l2=off", "1M"),
+        ("-o extended_l2=on", "1000k"),
+        (over, "1M"),
+        (over, "31k"),
+        ("-b base.raw -F raw -o extended_l2=on", "503k"),
+    ] {
+        for how in ["off", "metadata", "falloc", "full"] {
+            for name in ["ours", "theirs"] {
+                bench.ok(&format!("qemu-img create -q -f qcow2 {made} {name}.qcow2 {from}"));
+                bench.qemu_io(
+                    &format!("-f qcow2 {name}.qcow2"),
+                    &["write -q -P 1 1k 5k".to_owned()],
+                );
+            }
+            let words = format!("resize -q -f qcow2 --preallocation={how}");
+            bench.ok(&format!("ringtap {words} ours.qcow2 3M"));
+            bench.ok(&format!("qemu-img {words} theirs.qcow2 3M"));
+            bench.same("-f qcow2 -F qcow2 theirs.qcow2", "ours.qcow2");
+            let placed = |name: &str| {
+                let told =
+                    bench.json(&format!("qemu-img check --output=json -f qcow2 {name}.qcow2"));
+                told["allocated-clusters"].as_u64()
+            };
+            assert_eq!(placed("ours"), placed("theirs"), "{made} {from} {how}");
+        }
+    }
+    let with_key = "--object secret,id=s,file=key --image-opts driver=qcow2,encrypt.key-secret=s,file.filename=a.qcow2";
+    for how in ["metadata", "falloc", "full"] {
+        bench.ok("ringtap create -q -f qcow2 -o encrypt.format=luks,encrypt.iter-time=10 a.qcow2 1M --target-secret file:key");
+        bench.qemu_io(with_key, &["write -q -P 1 0 1M".to_owned()]);
+        bench.ok(&format!("ringtap resize -q --preallocation={how} --secret file:key a.qcow2 3M"));
+        bench.qemu_io(with_key, &["read -P 1 0 1M".to_owned(), "read -P 0 1M 2M".to_owned()]);
+        bench.ok("ringtap check -q a.qcow2");
+    }
 }
 
 #[test]

@@ -465,7 +465,7 @@ async fn grow_data_file(
 }
 
 /// Make room for data, which reads as zeros afterwards, but for what is there and to be kept.
-async fn fill(
+pub(super) async fn fill(
     io: &Io,
     container: &Container,
     (offset, len): (u64, u64),

@@ -49,6 +49,7 @@ mod open;
 #[cfg(test)]
 mod panic_tests;
 mod pattern;
+mod preallocate;
 mod rebase;
 mod recent;
 mod refcount;

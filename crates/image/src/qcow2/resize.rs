@@ -7,10 +7,12 @@ use ringtap_io::Io;
 
 use super::bitmap::resize_bitmaps;
 use super::compressed;
+use super::create::Preallocation;
 use super::header::{
     COMPRESSED, COPIED, MAX_EXTERNAL, MAX_L1_BYTES, OFFSET_MASK, ZERO, autoclear, incompatible,
 };
 use super::offline::Offline;
+use super::preallocate::{lengthen, preallocate};
 use super::rewrite::Rewrite;
 use super::tool::{ToolError, failed};
 use super::{Crypt, snapshot_table};
@@ -26,6 +28,8 @@ pub struct ResizeOptions {
     pub shrink: bool,
     /// Bytes of the backing file's disk, where there is one.
     pub backing_size: Option<u64>,
+    /// What exists of what is new. A raw external data file has all tables in any case.
+    pub preallocation: Preallocation,
 }
 
 /// Change the disk's size. `data` is the external data file, where the image has one.
@@ -62,9 +66,6 @@ pub async fn resize(
     let before = l1.clone();
     let raw = image.header.autoclear & autoclear::DATA_FILE_RAW != 0;
     let data_file = data.filter(|data| data.traits().regular && (raw || new < old));
-    if let Some(data) = data_file.filter(|data| data.len() < new && raw) {
-        data.set_len(io, new).await.map_err(failed(data, "extend", new))?;
-    }
     let mut rewrite = Rewrite::of(&mut image).await?;
     resize_bitmaps(&mut rewrite, new).await?;
     if new < old {
@@ -83,6 +84,17 @@ pub async fn resize(
         let to = options.backing_size.unwrap_or(0).clamp(old, new);
         clear_tail(&mut rewrite, &mut l1, old, to, data).await?;
         clear_clusters(&mut rewrite, &mut l1, old, to).await?;
+        let how = match options.preallocation {
+            _ if new == old => Preallocation::Off,
+            Preallocation::Off if raw => Preallocation::Metadata,
+            how => how,
+        };
+        let first = first_to_place(&rewrite, &l1, old, options.backing_size.is_some()).await?;
+        let clusters = first..new.div_ceil(rewrite.image.cluster());
+        preallocate(&mut rewrite, &mut l1, clusters, how, data.is_some()).await?;
+        if let Some(data) = data {
+            lengthen(&rewrite, data, old..new, how, raw).await?;
+        }
     }
     rewrite.set_flags(&mut l1).await?;
     if l1 != before {
@@ -98,8 +110,30 @@ pub async fn resize(
     Ok(())
 }
 
+/// The first cluster that the disk gains, or its last one where that has nothing and shows nothing.
+async fn first_to_place(
+    rewrite: &Rewrite<'_, '_, '_>,
+    l1: &[u64],
+    old: u64,
+    over: bool,
+) -> Result<u64, ToolError> {
+    let header = &rewrite.image.header;
+    let (last, next) = (old / header.cluster_size(), old.div_ceil(header.cluster_size()));
+    let words = (header.l2_entry_size() / 8) as usize;
+    let (index, within) = (last / header.l2_entries(), last % header.l2_entries());
+    let Some(entry) = l1.get(index as usize).filter(|_| last < next && !over) else {
+        return Ok(next);
+    };
+    let table = read_l2(rewrite, *entry).await?;
+    let mut words = table.iter().skip(within as usize * words).take(words);
+    Ok(if words.all(|word| *word == 0) { last } else { next })
+}
+
 /// The L2 table of an L1 entry, or zeros.
-async fn read_l2(rewrite: &Rewrite<'_, '_, '_>, entry: u64) -> Result<Vec<u64>, ToolError> {
+pub(super) async fn read_l2(
+    rewrite: &Rewrite<'_, '_, '_>,
+    entry: u64,
+) -> Result<Vec<u64>, ToolError> {
     let image = &rewrite.image;
     match entry & OFFSET_MASK {
         0 => Ok(vec![0; (image.cluster() / 8) as usize]),
@@ -109,7 +143,7 @@ async fn read_l2(rewrite: &Rewrite<'_, '_, '_>, entry: u64) -> Result<Vec<u64>, 
 }
 
 /// Put a changed L2 table in the place of the one that an L1 entry points to.
-async fn replace_l2(
+pub(super) async fn replace_l2(
     rewrite: &mut Rewrite<'_, '_, '_>,
     entry: &mut u64,
     new: &[u64],
@@ -122,7 +156,7 @@ async fn replace_l2(
 }
 
 /// One reference less to what an L2 entry points to.
-async fn release(rewrite: &mut Rewrite<'_, '_, '_>, word: u64) -> Result<(), ToolError> {
+pub(super) async fn release(rewrite: &mut Rewrite<'_, '_, '_>, word: u64) -> Result<(), ToolError> {
     if rewrite.image.header.has(incompatible::DATA_FILE) {
         return Ok(());
     }

@@ -244,6 +244,30 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
         Ok(first << bits)
     }
 
+    /// Take `clusters` > 0 free ones in a row behind the file, which hold nothing yet, or on a device wherever they are.
+    /// They are not given back. Gives their host offset; their refcount becomes 1.
+    pub(super) async fn take_behind(&mut self, clusters: u64) -> Result<u64, ToolError> {
+        if !self.image.container.traits().regular {
+            return self.take(clusters).await;
+        }
+        let bits = self.image.header.cluster_bits;
+        let mut first = self.image.container.len().div_ceil(1 << bits);
+        let mut at = first;
+        while at < first + clusters {
+            at += 1;
+            if first + clusters >= (1 << 55) >> bits {
+                return Err(self.image.refused("the image has no room for so much"));
+            }
+            if !self.is_free(at - 1).await? {
+                first = at;
+            }
+        }
+        for cluster in first..first + clusters {
+            self.set(cluster, 1).await?;
+        }
+        Ok(first << bits)
+    }
+
     /// Write bytes to new clusters; gives their host offset.
     pub(super) async fn put(&mut self, bytes: Vec<u8>) -> Result<u64, ToolError> {
         let clusters = (bytes.len() as u64).div_ceil(self.image.cluster()).max(1);

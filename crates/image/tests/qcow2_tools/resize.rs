@@ -1,5 +1,6 @@
 use ringtap_image::qcow2::{
-    BitmapChange, ResizeOptions, change_bitmaps, create_snapshot, load_bitmap, resize,
+    BitmapChange, Preallocation, ResizeOptions, change_bitmaps, create_snapshot, load_bitmap,
+    resize,
 };
 
 use crate::oracle::{Folder, open, with};
@@ -146,12 +147,70 @@ fn an_external_data_file_follows() {
     }
 }
 
+/// What a disk gains has its place: no write there makes the file longer, or takes room where that was reserved.
+#[test]
+fn what_is_new_is_preallocated() {
+    use Preallocation::{Falloc, Full, Metadata};
+    use std::os::unix::fs::MetadataExt;
+    let folder = Folder::new();
+    let (old, new) = (1_024_512u64, (3u64 << 20) + 1024);
+    for options in
+        ["cluster_size=512", "cluster_size=64k", "cluster_size=16k,extended_l2=on", "compat=0.10"]
+    {
+        for how in [Metadata, Falloc, Full] {
+            folder.img(&["create", "-q", "-f", "qcow2", "-o", options, "image", &old.to_string()]);
+            folder.io("image", &["write -P 1 0 500k"]);
+            size(&folder, "image", ResizeOptions { preallocation: how, ..grow(new) })
+                .expect(options);
+            folder.assert_clean("image");
+            let facts = || std::fs::metadata(folder.path("image")).expect("there");
+            let (len, room) = (facts().len(), facts().blocks());
+            let part = format!("{old} {}", new - old);
+            folder.io("image", &["read -P 1 0 500k", &format!("read -P 0 {part}")]);
+            folder.io(
+                "image",
+                &[&format!("write -P 5 {part}"), &format!("read -P 5 {part}"), "read -P 1 0 500k"],
+            );
+            assert_eq!(facts().len(), len, "{options} {how:?}");
+            assert!(how == Metadata || facts().blocks() <= room, "{options} {how:?}: {room}");
+            folder.assert_clean("image");
+        }
+    }
+}
+
+#[test]
+fn what_is_new_is_preallocated_in_an_external_data_file() {
+    let folder = Folder::new();
+    for raw in ["on", "off"] {
+        for how in [Preallocation::Off, Preallocation::Metadata, Preallocation::Falloc] {
+            let options = format!("data_file=data,data_file_raw={raw}");
+            folder.img(&["create", "-q", "-f", "qcow2", "-o", &options, "image", "1000448"]);
+            folder.io("image", &["write -P 1 0 1000448"]);
+            let data = open(&folder.path("data"));
+            with(&folder.path("image"), move |io, container| async move {
+                let options = ResizeOptions { preallocation: how, ..grow(3 << 20) };
+                resize(&io, &container, Some(&data), &options).await.expect("resized");
+            });
+            folder.assert_clean("image");
+            folder.io("image", &["read -P 1 0 1000448", "read -P 0 1000448 2M"]);
+            let placed = folder.check("image")["allocated-clusters"].as_u64();
+            let all = raw == "on" || how != Preallocation::Off;
+            assert_eq!(placed, Some(if all { 48 } else { 16 }), "{raw} {how:?}");
+            assert_eq!(
+                std::fs::metadata(folder.path("data")).expect("there").len() == 3 << 20,
+                all
+            );
+        }
+    }
+}
+
 #[test]
 fn power_cuts_leave_one_size_or_the_other() {
     let folder = Folder::new();
     for options in ["cluster_size=512", "cluster_size=16k,extended_l2=on"] {
         let image = small(&folder, options);
-        for step in [shrink(10_240), grow(3 << 20)] {
+        let placed = ResizeOptions { preallocation: Preallocation::Metadata, ..grow(400 << 10) };
+        for step in [shrink(10_240), grow(3 << 20), placed] {
             try_cuts(&image, false, move |io, container| async move {
                 resize(&io, &container, None, &step).await.expect("resized");
             });
