@@ -203,8 +203,9 @@ fn restart_log(left: &LeftBehind) -> Value {
 }
 
 fn of_luks(header: &luks::Header) -> Value {
-    let bits = header.encryption.key_len() * 4;
-    let mode = header.encryption.name().trim_start_matches("aes-").split('-').next();
+    let mut name = header.encryption.name().splitn(3, '-');
+    let (cipher, mode) = (name.next().unwrap_or_default(), name.next());
+    let mut numbers = name.next().unwrap_or_default().split(':');
     let used = header.keyslots.iter().map(|slot| (slot.index, keyslot(slot)));
     let unused = header.unused.iter().map(|(index, offset)| {
         (*index, json!({ "slot": index, "active": false, "key-offset": offset }))
@@ -215,9 +216,9 @@ fn of_luks(header: &luks::Header) -> Value {
     let mut data = json!({
         "version": header.version,
         "uuid": header.uuid,
-        "cipher-alg": format!("aes-{bits}"),
+        "cipher-alg": format!("{cipher}-{}", header.encryption.bits()),
         "cipher-mode": mode,
-        "ivgen-alg": header.encryption.name().rsplit('-').next(),
+        "ivgen-alg": numbers.next(),
         "sector-size": header.sector_size,
         "payload-offset": header.payload_offset,
         "slots": slots,
@@ -226,6 +227,9 @@ fn of_luks(header: &luks::Header) -> Value {
         data["hash-alg"] = first.hash.name().into();
         data["master-key-iters"] = first.digest.iterations.into();
         data["detached-header"] = false.into();
+    }
+    if let Some(hash) = numbers.next() {
+        data["ivgen-hash-alg"] = hash.into();
     }
     if !header.label.is_empty() {
         data["label"] = header.label.clone().into();

@@ -12,6 +12,7 @@ mod convert;
 mod dd;
 mod habits;
 mod keyslots;
+mod luks;
 mod measure;
 mod stop;
 mod vhd;

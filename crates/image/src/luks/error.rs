@@ -56,7 +56,10 @@ pub enum Error {
     #[error("the LUKS2 metadata is not valid: {0}")]
     Json(String),
     /// A cipher that is not supported.
-    #[error("the cipher {found} is not supported: known are aes-xts-plain64 and aes-xts-plain")]
+    #[error(
+        "the cipher {found} is not supported: known are aes, serpent and twofish in -xts or -cbc with -plain64 or -plain, and \
+         aes-cbc-essiv:sha256"
+    )]
     Cipher {
         /// Its name.
         found: String,

@@ -4,7 +4,7 @@ use ringtap_io::LockedBytes;
 use subtle::ConstantTimeEq;
 
 use super::kdf::Spent;
-use super::{Encryption, Error, Hash, Kdf, Xts, af};
+use super::{Encryption, Error, Hash, Kdf, Keyed, af};
 use crate::{Secret, SectorCipher};
 
 /// The most that the stripes of one key take: 4000 of the longest key are a quarter of it.
@@ -129,7 +129,7 @@ impl Keyslot {
 
 impl Header {
     /// The payload's cipher.
-    pub(crate) fn cipher(&self, volume_key: &[u8]) -> Result<Xts, Error> {
+    pub(crate) fn cipher(&self, volume_key: &[u8]) -> Result<Keyed, Error> {
         self.encryption.with_key(volume_key, self.sector_size, self.first_sector)
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ringtap_io::Io;
 
-use super::{Error as LuksError, Xts, read_header, unlock};
+use super::{Error as LuksError, Keyed, read_header, unlock};
 use crate::{
     Boxed, CacheMode, Cipher, Container, Discard, Error, Extent, Image, Info, LayerState,
     OpenError, OpenOptions, Place, Secret, SectorCipher, Status, Traits,
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Luks {
     container: Container,
-    cipher: Arc<Xts>,
+    cipher: Arc<Keyed>,
     offset: u64,
     /// Where the header says the payload ends; else it ends with the file.
     len: Option<u64>,

@@ -1,9 +1,11 @@
 //! LUKS1 and LUKS2: encrypted disks as cryptsetup makes them, on files, on block devices and inside
-//! qcow2. Ciphers: AES-XTS. Headers lie in front of the payload; detached ones are not supported.
+//! qcow2. Ciphers: AES, Serpent and Twofish, in XTS and CBC. Headers lie in front of the payload; detached ones are not supported.
 //!
 //! Sources: LUKS1 On-Disk Format Specification 1.2.3, LUKS2 On-Disk Format Specification 1.1.1.
 
 mod af;
+mod cbc;
+mod cipher;
 mod create;
 mod error;
 mod hash;
@@ -19,6 +21,7 @@ mod v1;
 mod v2;
 mod xts;
 
+pub use cipher::{Encryption, Keyed};
 pub use create::{CreateOptions, Derivation, Version, create, create_header, front_len};
 pub use error::Error;
 pub use hash::Hash;
@@ -27,7 +30,6 @@ pub use image::Luks;
 pub use kdf::{Argon2Kind, Effort, Kdf};
 pub use keyslots::{HeaderPlace, KeyslotChange, KeyslotPlan, change_keyslots, plan_keyslots};
 pub use unlock::{parse, read_header, read_header_at, unlock_header};
-pub use xts::{Encryption, Xts};
 
 const MAGIC: &[u8; 6] = b"LUKS\xba\xbe";
 

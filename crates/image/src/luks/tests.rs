@@ -59,8 +59,8 @@ fn luks1_fields_out_of_bounds_are_named() {
     for (at, bytes, said) in [
         (0, &b"LUXS"[..], "no LUKS header"),
         (6, &[0, 3], "version 3"),
-        (8, b"serpent\0", "serpent-xts-plain64"),
-        (40, b"cbc-essiv:sha256\0", "aes-cbc-essiv:sha256"),
+        (8, b"cast5\0", "cast5-xts-plain64"),
+        (40, b"ctr-essiv:sha256\0", "aes-ctr-essiv:sha256"),
         (72, b"whirlpool\0", "whirlpool"),
         (72, b"\x1b[2J\0", "\u{fffd}[2J"),
         (104, &[0; 4], "detached"),

@@ -1,183 +1,48 @@
-//! AES-XTS: the cipher of sectors (IEEE 1619), its tweak the sector's number as dm-crypt counts.
+//! XTS: the mode of sectors (IEEE 1619), its tweak the sector's number as dm-crypt counts.
 
-use std::ops::Range;
-
+use aes::Block;
 use aes::cipher::consts::U16;
-use aes::cipher::generic_array::GenericArray;
 use aes::cipher::generic_array::typenum::Unsigned;
-use aes::cipher::{
-    BlockBackend, BlockClosure, BlockDecrypt, BlockEncrypt, BlockSizeUser, KeyInit, ParBlocks,
-};
-use aes::{Aes128, Aes128Enc, Aes256, Aes256Enc, Block};
-use ringtap_io::Locked;
+use aes::cipher::{BlockBackend, BlockClosure, BlockEncrypt, BlockSizeUser, ParBlocks};
 
-use super::Error;
-use crate::SectorCipher;
+use super::cipher::{BLOCK, Sectors};
 
-/// The unit that dm-crypt numbers sectors in, whatever their size.
-const NUMBERED: u64 = 512;
-const BLOCK: usize = 16;
 /// Sectors whose tweaks are made at once.
 const TOGETHER: usize = 32;
 
-/// How a sector's number becomes its tweak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tweak {
-    /// The number, 64 bits.
-    Plain64,
-    /// The number's low 32 bits.
-    Plain,
-}
-
-/// An encryption by its name, such as `aes-xts-plain64`, with a key's length that it can take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Encryption {
-    tweak: Tweak,
-    key_len: usize,
-}
-
-impl Encryption {
-    /// `name` as headers have it; `key_len` in bytes: 32 is AES-128, 64 is AES-256.
-    pub fn parse(name: &str, key_len: usize) -> Result<Encryption, Error> {
-        let tweak = match name {
-            "aes-xts-plain64" => Tweak::Plain64,
-            "aes-xts-plain" => Tweak::Plain,
-            _ => return Err(Error::Cipher { found: super::shown(name) }),
-        };
-        if key_len != 32 && key_len != 64 {
-            return Err(Error::Field {
-                what: "key size in bytes",
-                found: key_len as u64,
-                wanted: "32 or 64",
-            });
+/// Hand sectors to the cipher of the data, each with its enciphered tweak.
+#[inline]
+pub(super) fn each_run<C: BlockEncrypt + BlockSizeUser<BlockSize = U16>>(
+    tweak_key: &C,
+    sectors: Sectors<'_>,
+    run: impl Fn(Run<'_>),
+) {
+    let mut tweaks = [Block::default(); TOGETHER];
+    let (size, all) = (sectors.size, sectors.bytes.len() / sectors.size);
+    for first in (0..all).step_by(TOGETHER) {
+        let count = (all - first).min(TOGETHER);
+        let tweaks = &mut tweaks[..count];
+        for (tweak, sector) in tweaks.iter_mut().zip(first..) {
+            *tweak = sectors.number(sector).into();
         }
-        Ok(Encryption { tweak, key_len })
-    }
-
-    /// Its name in a header.
-    pub fn name(&self) -> &'static str {
-        match self.tweak {
-            Tweak::Plain64 => "aes-xts-plain64",
-            Tweak::Plain => "aes-xts-plain",
-        }
-    }
-
-    /// Bytes of a key.
-    pub fn key_len(&self) -> usize {
-        self.key_len
-    }
-
-    /// The cipher with its key: `sector_size` in bytes, `first` the number of the sector at offset 0,
-    /// counted in 512 bytes.
-    pub fn with_key(&self, key: &[u8], sector_size: usize, first: u64) -> Result<Xts, Error> {
-        let wrong =
-            Error::Field { what: "key's length", found: key.len() as u64, wanted: "32 or 64" };
-        let (data, tweak) = key.split_at(key.len() / 2);
-        let keys = match key.len() {
-            32 => Keys::Aes128(
-                Aes128::new_from_slice(data).map_err(|_| wrong)?,
-                Aes128Enc::new(GenericArray::from_slice(tweak)),
-            ),
-            64 => Keys::Aes256(
-                Aes256::new_from_slice(data).map_err(|_| wrong)?,
-                Aes256Enc::new(GenericArray::from_slice(tweak)),
-            ),
-            _ => return Err(wrong),
-        };
-        let keys = Locked::new(keys).map_err(Error::Memory)?;
-        Ok(Xts { keys, tweak: self.tweak, sector_size, first })
+        tweak_key.encrypt_blocks(tweaks);
+        let bytes = &mut sectors.bytes[first * size..(first + count) * size];
+        run(Run { tweaks, size, bytes });
     }
 }
 
-/// The expanded keys, of the data and of the tweak.
-#[allow(clippy::large_enum_variant)] // it has its own page
-enum Keys {
-    Aes128(Aes128, Aes128Enc),
-    Aes256(Aes256, Aes256Enc),
-}
-
-/// AES-XTS with its key in locked memory.
-pub struct Xts {
-    keys: Locked<Keys>,
-    tweak: Tweak,
-    sector_size: usize,
-    first: u64,
-}
-
-impl Xts {
-    fn tweaks(&self, sectors: Range<usize>, offset: u64, tweaks: &mut [Block; TOGETHER]) -> usize {
-        let count = sectors.len().min(TOGETHER);
-        for (tweak, sector) in tweaks.iter_mut().zip(sectors) {
-            let at = offset + (sector * self.sector_size) as u64;
-            let number = match (self.tweak, self.first.wrapping_add(at / NUMBERED)) {
-                (Tweak::Plain64, number) => number,
-                (Tweak::Plain, number) => number & u64::from(u32::MAX),
-            };
-            *tweak = u128::from(number).to_le_bytes().into();
-        }
-        count
-    }
-
-    fn each_run<C: BlockEncrypt + BlockSizeUser<BlockSize = U16>>(
-        &self,
-        tweak_key: &C,
-        offset: u64,
-        bytes: &mut [u8],
-        run: impl Fn(Sectors<'_>),
-    ) {
-        let mut tweaks = [Block::default(); TOGETHER];
-        let all = bytes.len() / self.sector_size;
-        let mut first = 0;
-        for part in bytes.chunks_mut(self.sector_size * TOGETHER) {
-            let count = self.tweaks(first..all, offset, &mut tweaks);
-            let tweaks = &mut tweaks[..count];
-            tweak_key.encrypt_blocks(tweaks);
-            run(Sectors { tweaks, size: self.sector_size, bytes: part });
-            first += count;
-        }
-    }
-}
-
-impl SectorCipher for Xts {
-    fn sector_size(&self) -> u64 {
-        self.sector_size as u64
-    }
-
-    fn encrypt(&self, offset: u64, bytes: &mut [u8]) {
-        match &*self.keys {
-            Keys::Aes128(data, tweak) => {
-                self.each_run(tweak, offset, bytes, |run| data.encrypt_with_backend(run));
-            }
-            Keys::Aes256(data, tweak) => {
-                self.each_run(tweak, offset, bytes, |run| data.encrypt_with_backend(run));
-            }
-        }
-    }
-
-    fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
-        match &*self.keys {
-            Keys::Aes128(data, tweak) => {
-                self.each_run(tweak, offset, bytes, |run| data.decrypt_with_backend(run));
-            }
-            Keys::Aes256(data, tweak) => {
-                self.each_run(tweak, offset, bytes, |run| data.decrypt_with_backend(run));
-            }
-        }
-    }
-}
-
-/// A run of sectors, each with its enciphered tweak, for the AES of this processor.
-struct Sectors<'a> {
+/// A run of sectors, each with its enciphered tweak, for the cipher of this processor.
+pub(super) struct Run<'a> {
     tweaks: &'a [Block],
     size: usize,
     bytes: &'a mut [u8],
 }
 
-impl BlockSizeUser for Sectors<'_> {
+impl BlockSizeUser for Run<'_> {
     type BlockSize = U16;
 }
 
-impl BlockClosure for Sectors<'_> {
+impl BlockClosure for Run<'_> {
     /// As many blocks at once as the backend takes: AES-NI is a pipeline, and one block after the
     /// other would leave most of it empty.
     #[inline(always)]
@@ -230,14 +95,19 @@ fn double(mask: u128) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use aes::cipher::KeyInit;
+    use aes::{Aes128, Aes256};
+
     use super::*;
+    use crate::SectorCipher;
+    use crate::luks::{Encryption, Keyed};
 
     fn hex(text: &str) -> Vec<u8> {
         let digit = |c: u8| (c as char).to_digit(16).expect("hex") as u8;
         text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
     }
 
-    fn xts(key: &[u8], sector_size: usize, first: u64) -> Xts {
+    fn xts(key: &[u8], sector_size: usize, first: u64) -> Keyed {
         let encryption = Encryption::parse("aes-xts-plain64", key.len()).expect("known");
         encryption.with_key(key, sector_size, first).expect("a cipher")
     }
@@ -257,7 +127,7 @@ mod tests {
         assert_eq!(bytes, [0x44; 32]);
     }
 
-    /// As [`Xts`], block after block, in no hurry.
+    /// As [`Run`], block after block, in no hurry.
     fn plainly(key: &[u8], number: u64, sector: &mut [u8]) {
         let (data, tweak) = key.split_at(key.len() / 2);
         let mut mask: Block = u128::from(number).to_le_bytes().into();
@@ -297,14 +167,5 @@ mod tests {
                 assert!(bytes == clear, "key of {key_len}, sectors of {size}");
             }
         }
-    }
-
-    #[test]
-    fn other_ciphers_are_refused_by_name() {
-        for name in ["aes-cbc-essiv:sha256", "serpent-xts-plain64", "cipher_null-ecb", ""] {
-            let error = Encryption::parse(name, 64).expect_err(name);
-            assert!(error.to_string().contains(name), "{error}");
-        }
-        assert!(Encryption::parse("aes-xts-plain64", 48).is_err());
     }
 }

@@ -1,0 +1,69 @@
+//! Ciphers of LUKS, as qemu-img makes them, alone and inside qcow2.
+
+use std::fs;
+
+use super::bench::{Bench, operations};
+
+const SIZE: u64 = 3 << 20;
+
+/// What qemu-img calls them.
+const CIPHERS: [&str; 8] = [
+    "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256",
+    "cipher-alg=aes-128,cipher-mode=cbc,ivgen-alg=plain64",
+    "cipher-alg=aes-128,cipher-mode=xts,ivgen-alg=plain",
+    "cipher-alg=serpent-256,cipher-mode=xts,ivgen-alg=plain64",
+    "cipher-alg=serpent-128,cipher-mode=cbc,ivgen-alg=plain64",
+    "cipher-alg=twofish-256,cipher-mode=xts,ivgen-alg=plain64",
+    "cipher-alg=twofish-128,cipher-mode=xts,ivgen-alg=plain64",
+    "cipher-alg=twofish-256,cipher-mode=cbc,ivgen-alg=plain64",
+];
+
+#[test]
+fn every_cipher_is_read_and_written_as_by_qemu_img() {
+    let bench = Bench::new();
+    let mut random = fastrand::Rng::with_seed(5);
+    fs::write(bench.path("key"), "123").expect("a file");
+    bench.ok(&format!("qemu-img create -q -f raw a.raw {SIZE}"));
+    bench.qemu_io("-f raw a.raw", &operations(&mut random, SIZE, 20));
+    bench.ok(&format!("qemu-img create -q -f raw b.raw {SIZE}"));
+    bench.qemu_io("-f raw b.raw", &operations(&mut random, SIZE, 20));
+    let secret = "--object secret,id=s,file=key";
+    for cipher in CIPHERS {
+        let inside =
+            cipher.split(',').map(|it| format!("encrypt.{it}")).collect::<Vec<_>>().join(",");
+        for (format, prefix, options) in [
+            ("luks", "", format!("iter-time=10,key-secret=s,{cipher}")),
+            (
+                "qcow2",
+                "encrypt.",
+                format!("encrypt.format=luks,encrypt.iter-time=10,encrypt.key-secret=s,{inside}"),
+            ),
+        ] {
+            let name = format!("a.{format}");
+            bench
+                .ok(&format!("qemu-img create -q {secret} -f {format} -o {options} {name} {SIZE}"));
+            let theirs = format!("driver={format},{prefix}key-secret=s,file.filename={name}");
+            bench.ok(&format!(
+                "qemu-img convert -n {secret} -f raw a.raw --target-image-opts {theirs}"
+            ));
+            bench.ok(&format!(
+                "ringtap compare -q --secret file:key -F raw -f {format} {name} a.raw"
+            ));
+            bench.ok(&format!(
+                "ringtap convert -n -f raw b.raw -O {format} --target-secret file:key {name}"
+            ));
+            bench.ok(&format!(
+                "qemu-img compare {secret} --image-opts {theirs} driver=raw,file.filename=b.raw"
+            ));
+            // Of LUKS inside qcow2 `info` says nothing more.
+            let told = |program: &str, fact: &str| {
+                let facts = bench.json(&format!("{program} info --output json -f {format} {name}"));
+                facts["format-specific"]["data"].get(fact).cloned()
+            };
+            for fact in ["cipher-alg", "cipher-mode", "ivgen-alg", "ivgen-hash-alg"] {
+                let same = told("ringtap", fact) == told("qemu-img", fact);
+                assert!(format == "qcow2" || same, "{cipher} {fact}");
+            }
+        }
+    }
+}
