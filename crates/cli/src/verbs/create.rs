@@ -78,6 +78,10 @@ pub(crate) fn run(args: &CreateArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut recipe = args.new.recipe(file, args.format, args.backing.as_deref())?;
+    if args.size.is_some() && recipe.size.is_some() {
+        let why = "the size is said twice, on the command line and with -o: say it once";
+        return Err(ringtap_daemon::Error::Usage(why.into()).into());
+    }
     recipe.size = args.size.or(recipe.size);
     let new = recipe.read(args.new.secret().or(reading.secret.clone()))?;
     let size = tools::create::create(file, &new, args.unsafely, &reading, &watch)?;

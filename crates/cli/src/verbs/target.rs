@@ -63,6 +63,7 @@ pub(crate) fn help(format: Format) -> Option<&'static str> {
                refcount_bits=N                 1 to 64 [16]\n  \
                size=SIZE                       virtual size\n  \
                encrypt.format=luks             encrypt guest data; needs --target-secret\n  \
+               encryption=on|off               the same by its old name [off]\n  \
                encrypt.cipher-alg, encrypt.hash-alg, encrypt.iter-time  as those of luks\n"
         }
         Format::Vhd => {
@@ -123,7 +124,11 @@ impl NewImage {
             }
         }
         let format = format.unwrap_or(if name.is_some() { Format::Qcow2 } else { Format::Raw });
-        let backing = match name.filter(|name| !name.is_empty()) {
+        let backing = match name {
+            Some(name) if name.is_empty() => {
+                let why = "the name of the backing file is empty: name one, or leave it out";
+                return Err(Fault::Usage(why.into()).into());
+            }
             Some(name) => Some(BackingFile::find(path, name, backing_format)?),
             None => None,
         };
@@ -155,6 +160,10 @@ impl Recipe {
                             return Err(Fault::Usage(why).into());
                         }
                     };
+                }
+                (FormatOptions::Qcow2 { encrypt, .. }, None) if key == "encryption" => {
+                    let on = names::switch(key, value).map_err(Fault::Usage)?;
+                    *encrypt = on.then(|| inside.clone());
                 }
                 (FormatOptions::Qcow2 { .. }, Some(key)) => {
                     set_qemu_luks(&mut inside, key, value).map_err(Fault::Usage)?;

@@ -67,3 +67,27 @@ fn every_cipher_is_read_and_written_as_by_qemu_img() {
         }
     }
 }
+
+#[test]
+fn the_old_name_of_encryption_is_known() {
+    let bench = Bench::new();
+    let words = "create -q -f qcow2 --object secret,id=s,data=123 -o encryption=on,encrypt.key-secret=s,encrypt.iter-time=10";
+    bench.ok(&format!("ringtap {words} a.qcow2 1M"));
+    let facts = bench.json("qemu-img info --output json a.qcow2");
+    assert_eq!(facts["format-specific"]["data"]["encrypt"]["format"], "luks", "{facts}");
+    bench.ok("ringtap create -q -f qcow2 -o encryption=off b.qcow2 1M");
+    assert!(bench.json("qemu-img info --output json b.qcow2").get("encrypted").is_none());
+    bench.ends("ringtap create -q -f qcow2 -o encryption=aes c.qcow2 1M", 2);
+}
+
+/// What qemu-img refuses, too.
+#[test]
+fn a_size_is_said_once_and_a_backing_file_has_a_name() {
+    let bench = Bench::new();
+    for line in ["-o size=10M a.qcow2 20M", "-o backing_file= a.qcow2 1M"] {
+        bench.ends(&format!("ringtap create -q -f qcow2 {line}"), 2);
+        bench.ends(&format!("qemu-img create -q -f qcow2 {line}"), 1);
+        assert!(!bench.path("a.qcow2").exists(), "{line}");
+    }
+    bench.ends("ringtap create -q -f qcow2 --backing= a.qcow2 1M", 2);
+}
