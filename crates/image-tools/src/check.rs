@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 pub use ringtap_image::qcow2::{Repair, Report};
 
 use ringtap_image::{
-    Container, Format, LeftBehind, OpenError, OpenOptions, RestartChoice, Standing, on_a_ring,
-    qcow2, vhd,
+    Container, Format, LeftBehind, OpenError, OpenOptions, Place, RestartChoice, Standing,
+    on_a_ring, open_place, qcow2, vhd, vhdx,
 };
 
 use crate::opening::{self, Writing};
@@ -44,7 +44,8 @@ impl Check<'_> {
 }
 
 /// Look at an image, and repair what is asked for. Gives its format, and what was found, as far as images of that format have
-/// anything to check: in clusters of qcow2, or in blocks of a VHD.
+/// anything to check: in clusters of qcow2, or in blocks of a VHD or VHDX; of a VMDK, which is not repaired, only that all of it
+/// can be found.
 ///
 /// # Errors
 ///
@@ -54,6 +55,8 @@ pub fn check(job: &Check<'_>) -> Result<(Format, Option<Report>), Error> {
     let report = match format {
         Format::Qcow2 => Some(check_qcow2(job)?),
         Format::Vhd => Some(check_vhd(job)?),
+        Format::Vhdx => Some(check_vhdx(job)?),
+        Format::Vmdk if job.repair == Repair::Nothing => Some(look_at_all(job, format)?),
         _ => None,
     };
     Ok((format, report))
@@ -130,6 +133,41 @@ fn may_be_taken_up_later(error: &Error, image: &Path) -> bool {
         ) => true,
         _ => false,
     }
+}
+
+/// Find every part of an image, of which what is wrong is an error.
+fn look_at_all(job: &Check<'_>, format: Format) -> Result<Report, Error> {
+    let options = OpenOptions {
+        read_only: true,
+        force_share: job.force_share,
+        ..job.writing(format).options()
+    };
+    let image = open_place(&Place::from(job.path), &options)?;
+    let path = job.path.to_owned();
+    on_a_ring(job.path, |io| async move {
+        let (mut at, end) = (0, image.info().size);
+        while at < end {
+            let status = image.status(&io, at, end - at).await;
+            at += status.doing(|| format!("{}: what lies at {at}", path.display()))?.len.max(1);
+        }
+        Ok::<_, Error>(())
+    })??;
+    Ok(Report::default())
+}
+
+/// What a VHDX's check finds, in the words of qcow2's.
+fn check_vhdx(job: &Check<'_>) -> Result<Report, Error> {
+    let container = opening::container(job.path, job.force_share)?;
+    let image_end = container.len();
+    let found = on_a_ring(job.path, |io| async move { vhdx::check(&io, &container).await })??;
+    Ok(Report {
+        corruptions: found.corruptions,
+        messages: found.messages,
+        image_end,
+        total_clusters: found.blocks,
+        allocated_clusters: found.present,
+        ..Report::default()
+    })
 }
 
 /// What a VHD's check finds, in the words of qcow2's.

@@ -19,6 +19,7 @@ use crate::restart::Facts;
 use crate::{Error, Format, OpenError, OpenOptions, Place, Standing, lock, record};
 
 mod facts;
+mod status;
 mod store;
 
 use facts::{

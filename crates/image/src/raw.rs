@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ringtap_io::Io;
-use rustix::fs::SeekFrom;
 
 use crate::{
     Boxed, Container, Discard, Error, Extent, Image, Info, LayerState, OpenError, OpenOptions,
@@ -79,25 +78,6 @@ impl Raw {
             },
         }
     }
-
-    fn find_status(&self, offset: u64, len: u64) -> Status {
-        let all_data = Status { at: Some(offset), ..Status::data(len) };
-        let Some(open) = self.container.open_file() else { return all_data };
-        let seek = |from| rustix::fs::seek(open, from);
-        let end = offset + len;
-        // The size is rounded up to 512; the file ends where it ends, and zeros follow.
-        let hole_to = |to: u64| Status { at: Some(offset), ..Status::hole(to.min(end) - offset) };
-        match seek(SeekFrom::Data(offset)) {
-            Ok(data) if data > offset => hole_to(data),
-            Ok(_) => match seek(SeekFrom::Hole(offset)) {
-                Ok(hole) if hole > offset => Status { len: hole.min(end) - offset, ..all_data },
-                _ => all_data,
-            },
-            Err(rustix::io::Errno::NXIO) => hole_to(end),
-            // A block device, or a file system that cannot tell: all of it may be data.
-            Err(_) => all_data,
-        }
-    }
 }
 
 impl Image for Raw {
@@ -149,13 +129,7 @@ impl Image for Raw {
     }
 
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
-        Box::pin(async move {
-            let Some(holds) = self.container.holds(io, offset, len).await? else {
-                return Ok(self.find_status(offset, len));
-            };
-            let all = Status { at: Some(offset), ..Status::data(holds.len.min(len)) };
-            Ok(Status { allocated: !holds.hole, zero: holds.zero, ..all })
-        })
+        Box::pin(self.container.status(io, offset, len))
     }
 
     fn grow(&self, size: u64) -> Result<(), Error> {

@@ -176,7 +176,9 @@ fn print(args: &CheckArgs, format: Format, report: &Report) {
             percent(report.compressed_clusters, used)
         );
     }
-    println!("Image end offset: {}", report.image_end);
+    if report.image_end > 0 {
+        println!("Image end offset: {}", report.image_end);
+    }
 }
 
 /// What its help and its manual page say beyond the options.

@@ -10,6 +10,7 @@ use serde_json::Value;
 mod bench;
 mod convert;
 mod dd;
+mod foreign;
 mod habits;
 mod keyslots;
 mod luks;

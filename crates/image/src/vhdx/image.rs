@@ -9,11 +9,11 @@ use crate::bytes::get;
 use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, Status};
 
 /// Entries of the table that are read together.
-const PAGE: u64 = 512;
-const STATE: u64 = 7;
+pub(super) const PAGE: u64 = 512;
+pub(super) const STATE: u64 = 7;
 /// The bits of an entry that name a place, in whole MiB.
-const PLACE: u64 = !((1 << 20) - 1);
-const FULLY_PRESENT: u64 = 6;
+pub(super) const PLACE: u64 = !((1 << 20) - 1);
+pub(super) const FULLY_PRESENT: u64 = 6;
 
 /// A VHDX. Clones are the same one.
 #[derive(Clone)]

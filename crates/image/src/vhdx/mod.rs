@@ -2,6 +2,7 @@
 //!
 //! A log that was not yet carried out is carried out in memory (`log.rs`); the file is not changed.
 
+mod check;
 mod image;
 mod layout;
 mod log;
@@ -13,6 +14,7 @@ use ringtap_io::Io;
 use crate::container::{malformed, os};
 use crate::{Boxed, Container, Image, OpenError, OpenOptions, Place};
 
+pub use check::{Findings, check};
 use image::Vhdx;
 
 /// Open a VHDX, which must be asked for read-only.

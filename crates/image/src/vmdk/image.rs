@@ -88,6 +88,24 @@ impl Shared {
         }
     }
 
+    /// Of bytes that lie at a place in a file: a flat extent may have holes.
+    async fn data(&self, io: &Io, offset: u64, at: u64, len: u64) -> Result<Status, Error> {
+        match self.piece(offset) {
+            Some((Piece { kind: Kind::Flat { container, .. }, .. }, ..)) => {
+                container.status(io, at, len).await
+            }
+            _ => Ok(Status { at: Some(at), ..Status::data(len) }),
+        }
+    }
+
+    /// Of zeros, whether the image says so or nobody has written there.
+    fn hole(&self, offset: u64, len: u64) -> Status {
+        match self.piece(offset) {
+            Some((Piece { kind: Kind::Sparse(sparse), .. }, inside, _)) => sparse.hole(inside, len),
+            _ => Status::hole(len),
+        }
+    }
+
     async fn load_table(&self, io: &Io, offset: u64) -> Result<(), Error> {
         match self.piece(offset) {
             Some((Piece { kind: Kind::Sparse(sparse), .. }, inside, _)) => {
@@ -154,11 +172,9 @@ impl Image for Vmdk {
                 self.shared.load_table(io, offset).await?;
             }
             match self.shared.find(offset, len) {
-                Extent::Data { offset, len, .. } => {
-                    Ok(Status { at: Some(offset), ..Status::data(len) })
-                }
+                Extent::Data { offset: at, len, .. } => self.shared.data(io, offset, at, len).await,
                 Extent::Compressed { len } => Ok(Status { compressed: true, ..Status::data(len) }),
-                Extent::Zero { len, .. } => Ok(Status::hole(len)),
+                Extent::Zero { len, .. } => Ok(self.shared.hole(offset, len)),
                 Extent::NotLoaded => Err(Error::Corrupt),
             }
         })

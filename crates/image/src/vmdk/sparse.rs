@@ -9,7 +9,7 @@ use ringtap_io::{Io, Mem};
 
 use super::{MOST, MOST_TABLES, SECTOR, bad, os};
 use crate::bytes::get;
-use crate::{Container, Error, Extent, OpenError};
+use crate::{Container, Error, Extent, OpenError, Status};
 
 const HEADER: usize = 512;
 const ZEROED_GRAINS: u32 = 1 << 2;
@@ -139,15 +139,38 @@ impl Sparse {
         ((grain / self.per_table) as usize, (grain % self.per_table) as usize)
     }
 
-    /// The grain's sector, if its table is known; 0: nowhere.
-    fn sector_of(&self, offset: u64) -> Option<u32> {
+    /// What the table says of a grain, if it is known; 0: nothing.
+    fn entry_of(&self, offset: u64) -> Option<u32> {
         let (table, index) = self.place_of(offset);
         if self.directory.get(table) == Some(&0) {
             return Some(0);
         }
-        let sector = self.tables.get(table)?.get()?.get(index).copied().unwrap_or(0);
+        Some(self.tables.get(table)?.get()?.get(index).copied().unwrap_or(0))
+    }
+
+    /// The grain's sector, if its table is known; 0: nowhere.
+    fn sector_of(&self, offset: u64) -> Option<u32> {
+        let sector = self.entry_of(offset)?;
         let zeroed = sector == 1 && self.zeroed_grains;
         Some(if zeroed { 0 } else { sector })
+    }
+
+    /// Of zeros, `len` bytes at most from an offset on, whether their grains say so or say nothing.
+    pub(super) fn hole(&self, offset: u64, len: u64) -> Status {
+        let entry = self.entry_of(offset);
+        let step = |at: u64| match self.is_empty(at) {
+            true => self.rest_of_table(at),
+            false => self.grain - at % self.grain,
+        };
+        let mut run = step(offset);
+        while run < len && self.entry_of(offset + run) == entry {
+            run += step(offset + run);
+        }
+        let of = Status::hole(len.min(run));
+        match entry {
+            Some(1..) => of,
+            _ => Status { depth: 1, present: false, ..of },
+        }
     }
 
     /// Whether all of the table for a byte says nothing.
