@@ -86,8 +86,11 @@ async fn without_zeros(
     let mut new = l1.to_vec();
     for entry in &mut new {
         let offset = *entry & OFFSET_MASK;
-        if !rewrite.image.is_cluster(offset) {
+        if offset == 0 {
             continue;
+        }
+        if !rewrite.image.is_cluster(offset) {
+            return Err(rewrite.image.corrupt(format!("an L1 entry points to {offset:#x}")));
         }
         if let Some(place) = moved.get(&offset) {
             *entry = *entry & COPIED | place;
@@ -120,6 +123,9 @@ async fn in_place_of_zero(
     let kept = word & OFFSET_MASK;
     if rewrite.image.is_cluster(kept) {
         rewrite.add(kept, 1, -(times as i64)).await?;
+    } else if kept != 0 {
+        let found = format!("an entry of zeros points to {kept:#x}, where no cluster can be");
+        return Err(rewrite.image.corrupt(found));
     }
     if rewrite.image.header.backing_file.is_none() {
         return Ok(0);
