@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread;
@@ -47,14 +48,16 @@ fn agree(client: &mut UnixStream) -> io::Result<()> {
     }
 }
 
+/// What says that a request was carried out.
+fn reply_to(head: &[u8; 28]) -> Vec<u8> {
+    [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &head[8..16]].concat()
+}
+
 /// The next request, answered at once and well; the bytes behind it, if it is a write.
 fn answer_next(client: &mut UnixStream, wait: impl FnOnce()) -> io::Result<Vec<u8>> {
     let mut head = [0; 28];
     client.read_exact(&mut head)?;
-    let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
-    reply.extend([0; 4]);
-    reply.extend(&head[8..16]);
-    client.write_all(&reply)?;
+    client.write_all(&reply_to(&head))?;
     wait();
     let writes = head[7] == 1;
     let len = u32::from_be_bytes(head[24..].try_into().unwrap_or_default());
@@ -63,11 +66,54 @@ fn answer_next(client: &mut UnixStream, wait: impl FnOnce()) -> io::Result<Vec<u
     Ok(payload)
 }
 
-#[test]
-fn the_memory_of_a_write_is_its_owners_again_when_it_was_answered() {
+/// A place for a server's socket, in a folder that goes away, and what listens there.
+fn place() -> (tempfile::TempDir, PathBuf, UnixListener) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("s");
     let listener = UnixListener::bind(&path).expect("a socket");
+    (folder, path, listener)
+}
+
+/// The store at a socket, with what carries its operations out.
+fn opened(path: &Path, more: &str) -> (Store, Tasks) {
+    let uri = format!("nbd+unix:///?socket={}{more}", path.display());
+    let store = Store::open(&uri, &Options::default()).expect("opened");
+    (store, Tasks::new(reactor().expect("a reactor")))
+}
+
+/// A server that takes one connection after the other and breaks each after `serve`.
+struct Breaking {
+    over: mpsc::Sender<()>,
+    server: thread::JoinHandle<i32>,
+}
+
+impl Breaking {
+    fn begin(listener: UnixListener, serve: impl Fn(&mut UnixStream) + Send + 'static) -> Breaking {
+        let (over, ended) = mpsc::channel::<()>();
+        let server = thread::spawn(move || {
+            let mut times = 0;
+            while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                let mut client = listener.accept().expect("a client").0;
+                times += i32::from(agree(&mut client).is_ok());
+                serve(&mut client);
+            }
+            times
+        });
+        Breaking { over, server }
+    }
+
+    /// How often it was asked, once it has ended.
+    fn asked(self, path: &Path) -> i32 {
+        self.over.send(()).expect("the server");
+        // One more, so that it sees that.
+        drop(UnixStream::connect(path));
+        self.server.join().expect("the server")
+    }
+}
+
+#[test]
+fn the_memory_of_a_write_is_its_owners_again_when_it_was_answered() {
+    let (_folder, path, listener) = place();
     let (changed, hear) = mpsc::channel();
     let server = thread::spawn(move || {
         let mut client = listener.accept().expect("a client").0;
@@ -77,9 +123,7 @@ fn the_memory_of_a_write_is_its_owners_again_when_it_was_answered() {
         answer_next(&mut client, || {}).expect("a flush");
         written
     });
-    let uri = format!("nbd+unix:///?socket={}", path.display());
-    let store = Store::open(&uri, &Options::default()).expect("opened");
-    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let (store, mut tasks) = opened(&path, "");
     let io = tasks.io().clone();
     let keep = store.clone();
     let ends = tasks.block_on(async move {
@@ -99,30 +143,15 @@ fn the_memory_of_a_write_is_its_owners_again_when_it_was_answered() {
 
 #[test]
 fn a_server_that_takes_connections_and_breaks_them_is_not_back() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("s");
-    let listener = UnixListener::bind(&path).expect("a socket");
-    let uri = format!("nbd+unix:///?socket={}&reconnect=1", path.display());
-    let (over, ended) = mpsc::channel::<()>();
-    let server = thread::spawn(move || {
-        let mut times = 0;
-        while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
-            let mut client = listener.accept().expect("a client").0;
-            times += i32::from(agree(&mut client).is_ok());
-        }
-        times
-    });
-    let store = Store::open(&uri, &Options::default()).expect("opened");
-    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let (_folder, path, listener) = place();
+    let server = Breaking::begin(listener, |_| ());
+    let (store, mut tasks) = opened(&path, "&reconnect=1");
     let (io, file) = (tasks.io().clone(), store.file());
     let sync = async move { io.run(Op::Sync { file }).await };
     assert_eq!(tasks.block_on(sync).expect("turns"), -libc::EIO);
     drop(tasks);
     drop(store);
-    over.send(()).expect("the server");
-    // One more, so that it sees that.
-    drop(UnixStream::connect(&path));
-    let times = server.join().expect("the server");
+    let times = server.asked(&path);
     assert!((3..40).contains(&times), "it was asked {times} times in a second");
 }
 
@@ -131,35 +160,19 @@ fn a_server_that_takes_connections_and_breaks_them_is_not_back() {
 #[test]
 fn a_request_that_breaks_each_connection_fails_alone() {
     const POISON: u64 = 1 << 20;
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("s");
-    let listener = UnixListener::bind(&path).expect("a socket");
-    let uri = format!("nbd+unix:///?socket={}&reconnect=1", path.display());
-    let (over, ended) = mpsc::channel::<()>();
-    let server = thread::spawn(move || {
-        let mut times = 0;
-        while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
-            let mut client = listener.accept().expect("a client").0;
-            times += i32::from(agree(&mut client).is_ok());
-            let mut head = [0; 28];
-            while client.read_exact(&mut head).is_ok() {
-                if head[16..24] == POISON.to_be_bytes() {
-                    break;
-                }
-                let len = u32::from_be_bytes(head[24..].try_into().unwrap_or_default());
-                let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
-                reply.extend([0; 4]);
-                reply.extend(&head[8..16]);
-                reply.resize(reply.len() + len as usize, 7);
-                if client.write_all(&reply).is_err() {
-                    break;
-                }
+    let (_folder, path, listener) = place();
+    let server = Breaking::begin(listener, |client| {
+        let mut head = [0; 28];
+        while client.read_exact(&mut head).is_ok() && head[16..24] != POISON.to_be_bytes() {
+            let len = u32::from_be_bytes(head[24..].try_into().unwrap_or_default());
+            let mut reply = reply_to(&head);
+            reply.resize(reply.len() + len as usize, 7);
+            if client.write_all(&reply).is_err() {
+                break;
             }
         }
-        times
     });
-    let store = Store::open(&uri, &Options::default()).expect("opened");
-    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let (store, mut tasks) = opened(&path, "&reconnect=1");
     let (io, file) = (tasks.io().clone(), store.file());
     let failed = Rc::new(Cell::new(0));
     let (told, door) = (failed.clone(), io.clone());
@@ -178,19 +191,14 @@ fn a_request_that_breaks_each_connection_fails_alone() {
     assert_eq!(tasks.block_on(other).expect("turns"), -libc::EIO);
     drop(tasks);
     drop(store);
-    over.send(()).expect("the server");
-    drop(UnixStream::connect(&path));
-    let times = server.join().expect("the server");
+    let times = server.asked(&path);
     assert!((3..60).contains(&times), "it was asked {times} times");
 }
 
 /// A connection that nobody used is lost after longer than requests wait, and again: patience begins anew each time.
 #[test]
 fn a_server_that_goes_twice_while_nothing_is_asked_is_waited_for() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("s");
-    let uri = format!("nbd+unix:///?socket={}&reconnect=2", path.display());
-    let listener = UnixListener::bind(&path).expect("a socket");
+    let (_folder, path, listener) = place();
     let (go, going) = mpsc::channel::<()>();
     let (went, gone) = mpsc::channel::<()>();
     let (copy, answered) = (path.clone(), Duration::from_millis(500));
@@ -213,8 +221,7 @@ fn a_server_that_goes_twice_while_nothing_is_asked_is_waited_for() {
         agree(&mut client).expect("agreed");
         answer_next(&mut client, || {}).expect("a flush");
     });
-    let store = Store::open(&uri, &Options::default()).expect("opened");
-    let mut tasks = Tasks::new(reactor().expect("a reactor"));
+    let (store, mut tasks) = opened(&path, "&reconnect=2");
     let (io, file) = (tasks.io().clone(), store.file());
     let door = io.clone();
     // So that the thread has its connection.
