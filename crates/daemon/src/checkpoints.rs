@@ -2,8 +2,8 @@
 //! when a disk goes on in another image.
 
 use ringtap_image::bitmap_store::{
-    Binding, KeptIn, LOGGED, Sidecar, is_of, move_sidecar, remove_sidecar, remove_sidecar_of,
-    take_memory,
+    Binding, KeptIn, LOGGED, Sidecar, is_of, move_sidecar, point_no_more, point_to, remove_sidecar,
+    remove_sidecar_of,
 };
 use ringtap_image::{Container, Image, Place, on_a_ring};
 use ringtap_io::Io;
@@ -29,7 +29,7 @@ pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
         return Ok(());
     }
     let Some(container) = container_of(vbd) else { return Ok(()) };
-    let found = match find(vbd, &container) {
+    let found = match find(&container) {
         Ok(None) => return Ok(()),
         Ok(Some((sidecar, binding))) => Ok(kept_in(sidecar, binding)),
         Err(error) => Err(error),
@@ -58,33 +58,26 @@ pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
     Ok(())
 }
 
-/// The sidecar of a disk's image, or of the one below it, where the server before this one was killed as the disk had gone on
-/// from there.
-fn find(vbd: &Disk, container: &Container) -> Result<Option<(Sidecar, Binding)>, Error> {
+/// The sidecar of a disk's image, or of the one that the disk was in before, where its server was killed, or the power was cut,
+/// as the disk went on from there.
+fn find(container: &Container) -> Result<Option<(Sidecar, Binding)>, Error> {
     let wrong = |error| failed(container, error);
-    let binding = |of: &Container| Binding::of(of).map_err(|error| failed(of, error));
-    let image = vbd.image().map_err(|error| failed(container, error))?;
-    let former = image.below().and_then(Image::container);
-    if let Some(former) = former {
-        if let Err(error) = take_memory(former, container) {
-            tracing::warn!("{error}");
+    let binding = || Binding::of(container).map_err(|error| failed(container, error));
+    if let Some(sidecar) = Sidecar::coming(container) {
+        let (path, kept, binding) =
+            (container.path().to_owned(), sidecar.container.clone(), binding()?);
+        let (binding, is_it) = on_a_ring(&path, |io| async move {
+            let is_it = is_of(&io, &kept, &binding).await;
+            (binding, is_it)
+        })?;
+        if is_it.map_err(|error| failed(container, error))? {
+            return Ok(Some((sidecar, binding)));
         }
     }
-    if let Some(sidecar) = Sidecar::of(container, false).map_err(wrong)? {
-        return Ok(Some((sidecar, binding(container)?)));
+    match Sidecar::of(container, false).map_err(wrong)? {
+        Some(sidecar) => Ok(Some((sidecar, binding()?))),
+        None => Ok(None),
     }
-    // One that another server has is that one's disk's.
-    let Some(former) = former else { return Ok(None) };
-    let Ok(Some(sidecar)) = Sidecar::of(former, false) else { return Ok(None) };
-    let binding = binding(container)?.after(former);
-    let (path, kept, memory) =
-        (container.path().to_owned(), sidecar.container.clone(), sidecar.memory.clone());
-    let (binding, is_it) = on_a_ring(&path, |io| async move {
-        let is_it = is_of(&io, &kept, &*memory, &binding).await;
-        (binding, is_it)
-    })?;
-    let is_it = is_it.map_err(|error| failed(container, error))?;
-    Ok(is_it.then_some((sidecar, binding)))
 }
 
 fn kept_in(sidecar: Sidecar, binding: Binding) -> KeptIn {
@@ -113,21 +106,54 @@ pub(crate) fn is_there(vbd: &Disk, kept: &KeptIn) -> bool {
 }
 
 /// A disk is about to go on in that image: [`moved`] comes once it has, [`stays`] where it has not. Where the server is
-/// killed meanwhile the next one finds the disk's bitmaps all the same.
-pub(crate) fn moves(vbd: &Disk, image: &dyn Image) {
+/// killed meanwhile, or the power is cut, the next one finds the disk's bitmaps in whichever of the two it is.
+pub(crate) async fn moves(io: &Io, vbd: &Disk, image: &dyn Image) {
     let Some(container) = image.container() else { return };
-    let end = Binding::of(container).and_then(|binding| vbd.announce_rebind(binding));
-    if let Err(error) = end {
+    let binding = match Binding::of(container) {
+        // Nothing is kept of such an image; nor is there anything now.
+        Err(_) if vbd.bitmap_sidecar().is_none() => return,
+        binding => binding,
+    };
+    let end = async {
+        point(vbd, container)?;
+        let binding = binding.map_err(|error| failed(container, error))?;
+        let announced = vbd.announce_rebind(io, binding).await;
+        announced.map_err(|error| failed(container, error))
+    };
+    if let Err(error) = end.await {
         tracing::warn!(
-            "cannot note that the disk is about to go on in {}: {error}. Its persistent bitmaps would be lost where the              server is killed now",
+            "cannot note that the disk is about to go on in {}: {error}. Its persistent bitmaps would be lost where the \
+             server is killed now",
             container.path().display()
+        );
+    }
+}
+
+/// The bitmaps of a disk are found by the image, too, that it is about to go on in.
+fn point(vbd: &Disk, to: &Container) -> Result<(), Error> {
+    let (Some((sidecar, _)), Some(own)) = (vbd.bitmap_sidecar(), container_of(vbd)) else {
+        return Ok(());
+    };
+    Ok(point_to(&sidecar, &own.place(), to)?)
+}
+
+/// Bitmaps are kept of a disk from now on that may be about to go on in another image.
+pub(crate) fn begun(vbd: &Disk) {
+    let Some(to) = vbd.announced_image() else { return };
+    if let Err(error) = point(vbd, &to) {
+        tracing::warn!(
+            "{error}: the disk's persistent bitmaps would be lost where the server is killed now"
         );
     }
 }
 
 /// Nothing came of it.
 pub(crate) fn stays(vbd: &Disk) {
+    let announced = vbd.announced_image();
     vbd.forget_announced();
+    if let Some(Err(error)) = announced.map(|image| point_no_more(&image.place())) {
+        tracing::warn!("{error}");
+    }
 }
 
 /// A disk goes on in the image that it is now. Where that cannot be written down its bitmaps are lost once the server ends.

@@ -156,6 +156,9 @@ impl Commit {
         let max_slowdown = Some(self.max_slowdown);
         let end = tasks
             .block_on(async move {
+                if let Ok(image) = to.image() {
+                    checkpoints::moves(&io, &from, &*image).await;
+                }
                 let scope = Scope::Above(above);
                 let mirror =
                     Mirror { scope, max_slowdown, ..Mirror::new(from.clone(), to.clone()) };
@@ -171,8 +174,12 @@ impl Commit {
                         }
                         Ok(true)
                     }
-                    Ok(None) => close(&io, &to, &path).await.map(|()| false),
+                    Ok(None) => {
+                        checkpoints::stays(&from);
+                        close(&io, &to, &path).await.map(|()| false)
+                    }
                     Err(why) => {
+                        checkpoints::stays(&from);
                         let closed = close(&io, &to, &path).await;
                         Err(closed
                             .map_or_else(|error| format!("{why}; and {error}"), |()| why.clone()))
@@ -216,7 +223,8 @@ fn handle(top: &dyn Image, depth: u32) -> Option<&dyn Image> {
 /// written down it is found where it was.
 pub(crate) fn moved(former: &Path, path: &Path) -> Result<(), String> {
     let before = record::successor(path);
-    let end = record::forget_successor(path).and_then(|()| record::set_successor(former, path));
+    // Killed between the two, they lead to one another, and what was written last holds.
+    let end = record::set_successor(former, path).and_then(|()| record::forget_successor(path));
     let Err(error) = end else { return Ok(()) };
     // A part of it may be written.
     let undone = record::forget_successor(former);

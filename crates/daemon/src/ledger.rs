@@ -47,7 +47,8 @@ pub(crate) struct Written(PathBuf);
 
 impl Drop for Written {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
+        // Else the next server would begin it again after a power cut.
+        if let Err(error) = record::remove_stably(&self.0) {
             tracing::warn!("cannot remove {}: {error}", self.0.display());
         }
     }

@@ -29,11 +29,17 @@ impl Copy {
         let (io, job) = (tasks.io().clone(), job.clone());
         let (old, new) = (disk.path.clone(), target.path.clone());
         let end = tasks.block_on(async move {
+            if let Ok(image) = to.image() {
+                checkpoints::moves(&io, &from, &*image).await;
+            }
             let max_slowdown = Some(max_slowdown);
             let mirror =
                 Mirror { scope, zeroed, max_slowdown, ..Mirror::new(from.clone(), to.clone()) };
             let still = async || moved(&old, &new);
             let end = mirror.run(&io, &job, Ending::Pivot, still).await;
+            if !matches!(end, Ok(Some(_))) {
+                checkpoints::stays(&from);
+            }
             let end = end.map_err(|error| error.to_string())?;
             match end {
                 Some(former) => {

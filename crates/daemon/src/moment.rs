@@ -1,10 +1,13 @@
 //! What happens to disks at one moment, at which all of them stand still: changes of their bitmaps, and backups that begin.
 
+use std::fmt::Display;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ringtap_image::CacheMode;
 use ringtap_image::bitmap_store::KeptIn;
+use ringtap_image::record::Transaction;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
     Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
@@ -101,30 +104,54 @@ async fn begin(io: &Io, mut parts: Vec<Part>) -> Result<Vec<Vec<Begun>>, Error> 
     end.map(|()| begun)
 }
 
-/// Make the changes stable: those of all disks, or none.
+/// Make the changes stable: those of all disks, or none, wherever the server is killed or the power is cut.
 async fn commit(io: &Io, parts: &[Part], mut staged: Vec<StagedBitmaps>) -> Result<(), Error> {
-    let unstable = |part: &Part, error| {
+    let unstable = |part: &Part, error: &dyn Display| {
         Err(failed(part, format!("the bitmaps cannot be made stable: {error}")))
     };
+    let kept = parts.iter().zip(&staged).filter(|(_, one)| one.is_kept());
+    let images: Vec<&Path> = kept.map(|(part, _)| &*part.disk.path).collect();
+    let together = match (images.len() > 1).then(|| Transaction::begin(&images)).transpose() {
+        Ok(together) => together,
+        Err(error) => return unstable(&parts[0], &error),
+    };
+    let (mut end, mut number) = (Ok(()), 0);
     for (part, one) in parts.iter().zip(&mut staged) {
-        if let Err(error) = one.put(io).await {
-            return unstable(part, error);
+        let of = together.as_ref().filter(|_| one.is_kept()).map(|together| together.part(number));
+        number += usize::from(one.is_kept());
+        if let Err(error) = one.put(io, of).await {
+            end = unstable(part, &error);
+            break;
         }
     }
     // What may find no room is written. From here on one header for each disk says that it is so.
     let mut presented: Vec<StagedBitmaps> = vec![];
     for (part, mut one) in parts.iter().zip(staged) {
-        if let Err(error) = one.present(io).await {
-            for (before, one) in parts.iter().zip(presented) {
-                let _disk = before.vbd.span().enter();
-                one.take_back(io).await;
-            }
-            return unstable(part, error);
+        match end {
+            Ok(()) => match one.present(io).await {
+                Ok(()) => presented.push(one),
+                Err(error) => end = unstable(part, &error),
+            },
+            Err(_) => break,
         }
-        presented.push(one);
     }
-    presented.into_iter().for_each(StagedBitmaps::finish);
-    Ok(())
+    if let (Ok(()), Some(together)) = (&end, &together) {
+        if let Err(error) = together.decide() {
+            end = unstable(&parts[0], &error);
+            let recalled = together.recall();
+            recalled.inspect_err(|error| tracing::warn!("{error}")).unwrap_or_default();
+        }
+    }
+    if end.is_ok() {
+        presented.into_iter().for_each(StagedBitmaps::finish);
+        return end;
+    }
+    for (before, one) in parts.iter().zip(presented) {
+        let _disk = before.vbd.span().enter();
+        one.take_back(io).await;
+    }
+    together.into_iter().for_each(Transaction::call_off);
+    end
 }
 
 /// A disk's bitmaps are kept from now on.
@@ -147,7 +174,9 @@ async fn keep_in(io: &Io, part: &Part, kept: KeptIn) -> Result<bool, Error> {
         return Ok(false);
     }
     let end = part.vbd.keep_bitmaps(io, kept).await;
-    end.map(|()| true).map_err(|error| failed(part, error))
+    end.map_err(|error| failed(part, error))?;
+    checkpoints::begun(&part.vbd);
+    Ok(true)
 }
 
 async fn stand_still<'a>(

@@ -232,6 +232,9 @@ fn open(disk: &Disk, wrap: &Wrap, at: At) -> Result<(Vbd, Option<(Place, Format)
     let placement = Placement::new(processors, cgroup.as_deref())
         .map_err(|why| Error::Usage(format!("{}: {why}", disk.path.display())))?;
     let vbd = vbd.held_back(disk.hold).placed(placement);
+    if !disk.incoming && !vbd.info().read_only {
+        successor::take_back(&disk.path);
+    }
     checkpoints::restore(vbd.disk())?;
     Ok((vbd, named))
 }

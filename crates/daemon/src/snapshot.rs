@@ -3,7 +3,8 @@
 //! The order is what makes it safe. The overlay is made and opened; the image's record says that its disk goes on there,
 //! stable before the guest can have written to it; the disks stand still, all of them; the overlays take their images'
 //! places; all go on; the images below are made stable and closed. Stopped anywhere, the disk is found by the image's old
-//! name: before the overlay was written to it holds nothing, and the disk reads the same with it as without.
+//! name: before the overlay was written to it holds nothing, and the disk reads the same with it as without. Of several
+//! disks the records are the parts of a transaction: either all of them go on in their overlays, or none does.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringtap_image::qcow2::{self, CreateOptions, Crypt, Header};
+use ringtap_image::record::{self, Part, Transaction};
 use ringtap_image::{
-    CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, Role, on_a_ring, record,
+    CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, Role, on_a_ring,
 };
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{Former, Quiesced, Vbd};
@@ -57,15 +59,22 @@ struct Prepared {
 pub(crate) fn take(wanted: &[Wanted], limit: Duration) -> Result<Taken, Error> {
     // What can fail of itself comes before anything is changed.
     let mut tasks = Tasks::new(ringtap_io::reactor().map_err(Error::Ring)?);
+    let images: Vec<PathBuf> = wanted.iter().map(|one| one.disk.path.clone()).collect();
+    let together = begin(wanted)?;
     let mut prepared = vec![];
-    for one in wanted {
-        match prepare(one) {
+    for (number, one) in wanted.iter().enumerate() {
+        match prepare(one, together.as_ref().map(|together| together.part(number))) {
             Ok(ready) => prepared.push(ready),
             Err(error) => {
-                prepared.into_iter().for_each(undo);
+                undo(&images, prepared, together);
                 return Err(error);
             }
         }
+    }
+    // Before the first of them can be written to.
+    if let Some(Err(error)) = together.as_ref().map(Transaction::decide) {
+        undo(&images, prepared, together);
+        return Err(unwritten(wanted, &error));
     }
     let io = tasks.io().clone();
     let driven = |source| Error::Process { tried: "drive the io_uring", source };
@@ -75,7 +84,7 @@ pub(crate) fn take(wanted: &[Wanted], limit: Duration) -> Result<Taken, Error> {
             let (taken, formers) = match pivot(&io, &prepared, limit).await {
                 Ok(done) => done,
                 Err(error) => {
-                    prepared.into_iter().for_each(undo);
+                    undo(&images, prepared, together);
                     return Err(error);
                 }
             };
@@ -93,11 +102,26 @@ pub(crate) fn take(wanted: &[Wanted], limit: Duration) -> Result<Taken, Error> {
         .map_err(driven)?
 }
 
+/// Where there are several, all are to go on in their overlays, or none.
+fn begin(wanted: &[Wanted]) -> Result<Option<Transaction>, Error> {
+    if wanted.len() < 2 {
+        return Ok(None);
+    }
+    let images: Vec<&Path> = wanted.iter().map(|one| &*one.disk.path).collect();
+    Transaction::begin(&images).map(Some).map_err(|error| unwritten(wanted, &error))
+}
+
+fn unwritten(wanted: &[Wanted], error: &io::Error) -> Error {
+    let overlay = wanted.first().map(|one| one.overlay.clone()).unwrap_or_default();
+    let why = format!("cannot write down that {} disks go on at one moment: {error}", wanted.len());
+    Error::Snapshot { overlay, why }
+}
+
 fn failed(overlay: &Path, why: impl Into<String>) -> Error {
     Error::Snapshot { overlay: overlay.to_owned(), why: why.into() }
 }
 
-fn prepare(wanted: &Wanted) -> Result<Prepared, Error> {
+fn prepare(wanted: &Wanted, part: Option<Part>) -> Result<Prepared, Error> {
     let Wanted { disk, vbd, overlay, .. } = wanted;
     let refused = |why: String| Err(failed(overlay, why));
     if ringtap_stores::is_store(&disk.path) {
@@ -149,13 +173,23 @@ fn prepare(wanted: &Wanted) -> Result<Prepared, Error> {
     };
     let opened = open(disk, overlay, current);
     let opened = opened.and_then(|image| {
-        checkpoints::moves(vbd, &*image);
+        let (own, handle) = (vbd.clone(), image.fork());
+        on_a_ring(overlay, |io| async move { checkpoints::moves(&io, &own, &*handle).await })?;
         // From here on who begins anew finds the disk in the overlay, which holds nothing yet.
-        record::set_successor(&base, overlay).map_err(|error| {
-            failed(
-                overlay,
-                format!("cannot write down that it goes on with {}: {error}", base.display()),
-            )
+        let set = match part {
+            None => record::set_successor(&base, overlay),
+            Some(part) => record::set_successor_in(&base, overlay, part, made),
+        };
+        set.map_err(|error| {
+            // A part of it may be written.
+            let undone = record::forget_successor(&base);
+            let base = base.display();
+            let also = undone.err().map_or(String::new(), |error| {
+                format!(
+                    "; nor that it does not: {error}; run ringtap amend --forget-successor {base}"
+                )
+            });
+            failed(overlay, format!("cannot write down that it goes on with {base}: {error}{also}"))
         })?;
         Ok(image)
     });
@@ -163,7 +197,8 @@ fn prepare(wanted: &Wanted) -> Result<Prepared, Error> {
         Ok(image) => Ok(Prepared { vbd: vbd.fork(), base, overlay: overlay.clone(), image, made }),
         Err(error) => {
             checkpoints::stays(vbd);
-            if made {
+            // One that the image still leads to is looked for.
+            if made && record::successor(&base).is_none() {
                 let _ = fs::remove_file(overlay);
             }
             Err(error)
@@ -334,7 +369,21 @@ async fn settle(io: &Io, one: &Prepared, former: &Former) {
 }
 
 /// Nothing came of it.
-fn undo(one: Prepared) {
+fn undo(images: &[PathBuf], all: Vec<Prepared>, together: Option<Transaction>) {
+    if let Some(Err(error)) = together.as_ref().map(Transaction::recall) {
+        tracing::warn!(
+            "where this server is killed now some disks go on in their overlays, and others do not: {error}"
+        );
+    }
+    all.into_iter().for_each(undo_one);
+    let Some(together) = together else { return };
+    if !images.iter().any(|image| record::is_part_of(image, &together)) {
+        together.call_off();
+    }
+}
+
+/// It is to be as it was.
+fn undo_one(one: Prepared) {
     let Prepared { vbd, base, overlay, image, made } = one;
     checkpoints::stays(vbd.disk());
     drop(image);

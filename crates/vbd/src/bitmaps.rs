@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use ringtap_image::bitmap_store::{
-    Binding, BitMemory, BitmapStore, KeptBitmap, KeptIn, PAGE_WORDS, Restored, RestoredBits,
+    Binding, BitMemory, BitmapStore, How, KeptBitmap, KeptIn, PAGE_WORDS, Restored, RestoredBits,
     ToKeep, new_number,
 };
 use ringtap_image::{Container, Error};
@@ -63,6 +63,8 @@ pub(crate) struct Bitmaps {
     /// Marks that are to take the place of a bitmap's.
     successors: Mutex<Vec<Arc<Map>>>,
     keep: Mutex<Option<Arc<Keep>>>,
+    /// The image that the disk is about to go on in, where nothing is kept yet.
+    next: Mutex<Option<Binding>>,
 }
 
 /// What requests look at.
@@ -210,9 +212,12 @@ impl Disk {
         let (memory, size) = (store.memory().clone(), self.size());
         let found: Vec<DirtyBitmap> =
             restored.into_iter().map(|one| restore(one, &memory, size)).collect();
+        if let Some(next) = lock(&self.shared.bitmaps.next).take() {
+            store.announce(next)?;
+        }
         let keep = Arc::new(Keep::new(store));
         // Before the first write: from now on a power cut finds this state and what is logged in it.
-        let end = write(&keep, io, size, &found, false).await;
+        let end = write(&keep, io, size, &found, How::Open).await;
         end.map_err(|error| std::io::Error::from_raw_os_error(error.errno()))?;
         keep.store.forget_but(&numbers(&found));
         let bitmaps = &self.shared.bitmaps;
@@ -228,28 +233,48 @@ impl Disk {
     /// Where that cannot be written: after a stop the bitmaps are lost.
     pub async fn rebind_bitmaps(&self, io: &Io, binding: Binding) -> std::io::Result<()> {
         let bitmaps = &self.shared.bitmaps;
-        let Some(keep) = bitmaps.keep() else { return Ok(()) };
         let _alone = self.bitmaps_alone().await;
+        *lock(&bitmaps.next) = None;
+        let Some(keep) = bitmaps.keep() else { return Ok(()) };
         let former = keep.store.rebind(binding)?;
         let all = lock(&bitmaps.all).clone();
-        let end = write(&keep, io, self.size(), &all, false).await;
+        let end = write(&keep, io, self.size(), &all, How::Open).await;
         end.map_err(|error| std::io::Error::from_raw_os_error(error.errno()))?;
         keep.store.memory().forget(former);
         Ok(())
     }
 
-    /// The disk is about to go on in another image, `binding` is of: [`Disk::rebind_bitmaps`] comes once it has. A server
-    /// after one that is killed meanwhile finds what is kept.
+    /// The disk is about to go on in another image, `binding` is of: [`Disk::rebind_bitmaps`] comes once it has. It is stable
+    /// when this returns: a server after one that is killed meanwhile, or after a power cut, finds what is kept in either.
     ///
     /// # Errors
     /// Where that cannot be noted.
-    pub fn announce_rebind(&self, binding: Binding) -> std::io::Result<()> {
-        self.shared.bitmaps.keep().map_or(Ok(()), |keep| keep.store.announce(binding))
+    pub async fn announce_rebind(&self, io: &Io, binding: Binding) -> std::io::Result<()> {
+        let bitmaps = &self.shared.bitmaps;
+        let _alone = self.bitmaps_alone().await;
+        let Some(keep) = bitmaps.keep() else {
+            *lock(&bitmaps.next) = Some(binding);
+            return Ok(());
+        };
+        keep.store.announce(binding)?;
+        let all = lock(&bitmaps.all).clone();
+        let end = write(&keep, io, self.size(), &all, How::Open).await;
+        end.map_err(|error| {
+            keep.store.stays();
+            std::io::Error::from_raw_os_error(error.errno())
+        })
+    }
+
+    /// The image that it is about to go on in, where bitmaps are kept.
+    pub fn announced_image(&self) -> Option<Container> {
+        self.shared.bitmaps.keep()?.store.announced()
     }
 
     /// It stays in its image, unlike [`Disk::announce_rebind`] has it.
     pub fn forget_announced(&self) {
-        self.shared.bitmaps.keep().iter().for_each(|keep| keep.store.stays());
+        let bitmaps = &self.shared.bitmaps;
+        *lock(&bitmaps.next) = None;
+        bitmaps.keep().iter().for_each(|keep| keep.store.stays());
     }
 
     /// Where the bitmaps are kept, and their bits meanwhile: none where they are not.
@@ -275,7 +300,7 @@ impl Disk {
         if keep.is_broken() {
             return Ok(());
         }
-        write(&keep, io, self.size(), &all, true).await?;
+        write(&keep, io, self.size(), &all, How::Closed).await?;
         keep.store.memory().forget_but(&[]);
         Ok(())
     }
@@ -325,11 +350,11 @@ async fn write(
     io: &Io,
     size: u64,
     all: &[DirtyBitmap],
-    closed: bool,
+    how: How,
 ) -> Result<(), Error> {
     let staged = keep.stage(io, room_for(all, size), size).await?;
     keep.switch(&staged, || ()).await;
-    keep.commit(io, staged, to_keep(all), closed).await
+    keep.commit(io, staged, to_keep(all), how).await
 }
 
 /// The last page of marks of a disk of that size.

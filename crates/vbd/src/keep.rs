@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use ringtap_image::Error;
-use ringtap_image::bitmap_store::{BitmapStore, Put, Staged, ToKeep};
+use ringtap_image::bitmap_store::{BitmapStore, How, Put, Staged, ToKeep};
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use ringtap_io::sync::{Mutex, MutexGuard};
 use ringtap_io::{Event, Io};
@@ -156,9 +156,9 @@ impl Keep {
         io: &Io,
         staged: Staged,
         bitmaps: Vec<ToKeep>,
-        closed: bool,
+        how: How,
     ) -> Result<(), Error> {
-        let put = self.put(io, staged, bitmaps, closed).await?;
+        let put = self.put(io, staged, bitmaps, how).await?;
         self.present(io, put).await
     }
 
@@ -168,12 +168,12 @@ impl Keep {
         io: &Io,
         staged: Staged,
         bitmaps: Vec<ToKeep>,
-        closed: bool,
+        how: How,
     ) -> Result<Put, Error> {
         if self.is_broken() {
             return Err(Error::Os(libc::EIO));
         }
-        let put = self.store.put(io, staged, bitmaps, closed).await;
+        let put = self.store.put(io, staged, bitmaps, how).await;
         if put.is_err() {
             self.forget().await;
         }

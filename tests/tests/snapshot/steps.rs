@@ -1,54 +1,14 @@
 //! The server killed at a step of writing down where disks go on, or such a step failing: whichever name the disk is served
 //! by next, it is the same disk.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-
-use ringtap_tests::{Control, Server, ok};
-use serde_json::{Value, json};
+use ringtap_tests::{Control, ok};
+use serde_json::json;
 
 use crate::bench::{Bench, snapshot};
+use crate::checkpoints::count_of;
 use crate::jobs::{hear, make, none_left};
 use crate::stream::backing;
-
-/// A server whose system calls on a file are tampered with.
-struct Tampered(Child);
-
-impl Tampered {
-    /// Begin; `what` is of strace's `--inject`.
-    fn begin(server: &Server, file: &str, what: &str) -> Tampered {
-        let pid = server.pid().to_string();
-        let inject = format!("inject={what}");
-        let args = ["-f", "-e", "trace=fsync,setxattr", "-e", &inject, "-P", file, "-p", &pid];
-        let mut child = Command::new("strace")
-            .args(args)
-            .args(["-o", "/dev/null"])
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("strace is missing: apt-get install strace");
-        let mut said = BufReader::new(child.stderr.take().expect("its words")).lines();
-        let attached = said.find(|line| line.as_ref().is_ok_and(|line| line.contains("attached")));
-        assert!(attached.is_some(), "strace does not attach");
-        thread::spawn(move || said.for_each(drop));
-        Tampered(child)
-    }
-
-    /// As before, from now on.
-    fn end(mut self) {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it is there");
-        self.0.wait().expect("it ends");
-    }
-}
-
-impl Drop for Tampered {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::tampered::{Tampered, is_killed_by, successor};
 
 fn copy(bench: &Bench, name: &str) -> String {
     let (uri, copy) = (bench.uri("a"), bench.text(name));
@@ -58,19 +18,6 @@ fn copy(bench: &Bench, name: &str) -> String {
 
 fn same(one: &str, other: &str) {
     ok("qemu-img", "qemu-utils", &["compare", "-f", "raw", "-F", "raw", one, other]);
-}
-
-/// What is written down with an image of where its disk goes on; nothing where nothing is.
-fn successor(image: &str) -> String {
-    let mut text = [0; 4096];
-    let len = rustix::fs::getxattr(image, "trusted.ringtap.successor", &mut text);
-    String::from_utf8_lossy(&text[..len.unwrap_or(0)]).into_owned()
-}
-
-/// Say it to a server that does not outlive it.
-fn is_killed_by(control: &mut Control, command: &str, arguments: Value) {
-    control.send(json!({ "execute": command, "arguments": arguments }).to_string());
-    while control.hear().is_some() {}
 }
 
 #[test]
@@ -185,6 +132,100 @@ fn a_stream_that_is_killed_at_a_record_leads_past_what_goes() {
         std::fs::remove_file(&names[0]).expect("removed");
         let server = bench.serve_as("a", "a.img", &[]);
         same(&held, &copy(&bench, "found"));
+        server.stop();
+    }
+}
+
+/// A chain of three on `a.img`, of which a job has brought all into `to`, and waits to be told to have the disk go on there.
+fn ready(bench: &Bench, control: &mut Control, to: &str) {
+    bench.io("a", &["write -P 1 0 1M"]);
+    for name in ["one.qcow2", "two.qcow2"] {
+        snapshot(control, "a", &bench.text(name));
+    }
+    bench.io("a", &["write -P 2 0 512k"]);
+    if to == "a.img" {
+        control.ok("block-commit", json!({ "device": "a", "job-id": "j" }));
+    } else {
+        let file = json!({ "driver": "file", "filename": bench.text(to) });
+        control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "copy", "file": file }));
+        let job = json!({ "device": "a", "job-id": "j", "target": "copy", "sync": "full" });
+        control.ok("blockdev-mirror", job);
+    }
+    hear(control, "BLOCK_JOB_READY");
+}
+
+#[test]
+fn a_commit_of_a_whole_disk_that_is_killed_at_a_record_leaves_one_disk() {
+    for (file, step) in [
+        ("two.qcow2", "setxattr:1"),
+        ("two.qcow2", "fsync:1"),
+        ("a.img", "removexattr:1"),
+        ("a.img", "fsync:1"),
+        ("a.img", "fsync:2"),
+    ] {
+        let bench = Bench::new();
+        make(&bench, "a.img", "raw", &[]);
+        let server = bench.serve(&["a.img"], &["-f", "raw", "--sandbox", "off"]);
+        let mut control = bench.control();
+        ready(&bench, &mut control, "a.img");
+        let (call, when) = step.split_once(':').expect("both");
+        let what = format!("{call}:signal=KILL:when={when}");
+        let tampered = Tampered::begin(&server, &bench.text(file), &what);
+        is_killed_by(&mut control, "block-job-complete", json!({ "device": "j" }));
+        drop((tampered, server));
+        // Each name leads to the same disk, whoever is served first.
+        let write = ["read -P 2 0 512k", "read -P 1 512k 512k", "write -P 3 256k 512k"];
+        for (name, commands) in [
+            ("a.img", &write[..]),
+            ("two.qcow2", &["read -P 2 0 256k", "read -P 3 256k 512k", "write -P 4 0 4k"]),
+            ("one.qcow2", &["read -P 4 0 4k", "read -P 3 256k 512k", "read -P 1 768k 256k"]),
+            ("a.img", &["read -P 4 0 4k", "read -P 3 256k 512k"]),
+        ] {
+            println!("{file} {step}: {name}");
+            let server = bench.serve_as("a", name, &[]);
+            bench.io("a", commands);
+            server.stop();
+        }
+    }
+}
+
+/// The record leads to the other image, and the server is killed before it has noted that with the bitmaps.
+#[test]
+fn checkpoints_go_along_with_a_disk_whose_server_is_killed_just_after_the_pivot() {
+    for (to, late) in [("a.img", false), ("copy", false), ("a.img", true), ("copy", true)] {
+        let bench = Bench::new();
+        make(&bench, "a.img", "raw", &[]);
+        make(&bench, "copy", "raw", &[]);
+        let server = bench.serve(&["a.img"], &["-f", "raw", "--sandbox", "off"]);
+        let mut control = bench.control();
+        let add = json!({ "node": "a", "name": "since", "persistent": true });
+        if !late {
+            control.ok("block-dirty-bitmap-add", add.clone());
+        }
+        ready(&bench, &mut control, to);
+        // One that the job does not know of when it begins.
+        if late {
+            control.ok("block-dirty-bitmap-add", add);
+        }
+        let before = if late { 0 } else { 1 << 20 };
+        assert_eq!(count_of(&mut control, "a"), before, "{to}");
+        bench.io("a", &["write -P 3 8M 64k", "flush"]);
+        let tampered =
+            Tampered::begin(&server, &bench.text("two.qcow2"), "fsync:signal=KILL:when=1");
+        is_killed_by(&mut control, "block-job-complete", json!({ "device": "j" }));
+        drop((tampered, server));
+        let server = bench.serve(&["a.img"], &["-f", "raw"]);
+        let mut control = bench.control();
+        let found = control.ok("query-named-block-nodes", json!({}));
+        assert!(found.to_string().contains(&bench.text(to)), "{to}: {found}");
+        assert_eq!(count_of(&mut control, "a"), before + (64 << 10), "{to}, late: {late}");
+        bench.io("a", &["write -P 4 20M 64k", "read -P 3 8M 64k"]);
+        server.kill();
+        let server = bench.serve(&["a.img"], &["-f", "raw"]);
+        let mut control = bench.control();
+        let wanted = before + (128 << 10);
+        assert_eq!(count_of(&mut control, "a"), wanted, "{to}, late: {late}: killed again");
+        control.ok("block-dirty-bitmap-remove", json!({ "node": "a", "name": "since" }));
         server.stop();
     }
 }

@@ -11,9 +11,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::{Wall, Witness, Words};
 use rustix::time::{ClockId, clock_gettime};
-use sha2::{Digest, Sha256};
 
-use super::layout::{KeptBitmap, Known, Meta};
+use super::layout::{Known, Meta, Next};
 use super::memory::BitMemory;
 use super::new_number;
 use crate::restart::Facts;
@@ -26,24 +25,25 @@ const SHORT: u64 = 0x5254_4150_4249_5402;
 const BOOT: usize = 1;
 /// Bytes written to the device when it began.
 const WRITTEN: usize = 3;
-/// The number of the memory of the image that the disk is about to go on in.
-const NEXT: usize = 4;
-/// Which image it is of.
-const IDENTITY: usize = 5;
 const WITNESS: usize = 8;
 const WORDS: usize = WITNESS + Witness::WORDS;
 
 /// An image that is open, as a sidecar knows it.
 pub struct Binding {
     identity: String,
-    /// The image that the disk was in before, perhaps.
-    former: Option<String>,
     boot: u128,
     /// When the machine started.
     booted: Wall,
     container: Container,
     opened: Known,
     session: std::sync::OnceLock<Words>,
+}
+
+/// What a sidecar says of an image.
+#[derive(Debug)]
+pub(super) struct Found {
+    session: u64,
+    known: Known,
 }
 
 /// What a sidecar's bits are worth.
@@ -78,13 +78,13 @@ impl Binding {
 
     /// The same, of which a simulation says all that.
     pub fn simulated(container: &Container, identity: String, boot: u128, booted: Wall) -> Binding {
-        let (opened, session, former) = (of(container.facts_at_first()), Default::default(), None);
-        Binding { identity, former, boot, booted, container: container.clone(), opened, session }
+        let (opened, session) = (of(container.facts_at_first()), Default::default());
+        Binding { identity, boot, booted, container: container.clone(), opened, session }
     }
 
-    /// The same, of an image in which the disk of another may have gone on.
-    pub fn after(self, former: &Container) -> Binding {
-        Binding { former: record::identity_of(&former.place().at()), ..self }
+    /// The image.
+    pub(super) fn container(&self) -> &Container {
+        &self.container
     }
 
     /// Whether it is that of an image.
@@ -97,32 +97,15 @@ impl Binding {
         self.identity == other.identity
     }
 
-    /// The number of the memory that says how this image stands, where a sidecar is of it; or of the image before, of
-    /// which a killed server has noted there that its disk goes on in this one.
-    pub(super) fn session_in(&self, meta: &Meta, memory: &dyn BitMemory) -> Option<u64> {
+    /// How this image stood, and the number of the memory that says how it stands, where a sidecar is of it; or of the image
+    /// before, whose disk was about to go on in this one when its server was killed or the power was cut.
+    pub(super) fn found_in(&self, meta: &Meta) -> Option<Found> {
         if meta.identity == self.identity {
-            return Some(meta.session);
+            return Some(Found { session: meta.session, known: meta.known });
         }
-        if meta.closed || self.former.as_ref() != Some(&meta.identity) {
-            return None;
-        }
-        let word = |number: u64, at: usize| {
-            let words = memory.words(number, None).ok()?;
-            words.get(at).map(|word| word.load(SeqCst))
-        };
-        let next = word(meta.session, NEXT).filter(|next| *next != 0)?;
-        (word(next, IDENTITY)? == self.short_identity()).then_some(next)
-    }
-
-    fn short_identity(&self) -> u64 {
-        let hash = Sha256::digest(self.identity.as_bytes());
-        hash.iter().take(8).fold(0, |word, byte| word << 8 | u64::from(*byte))
-    }
-
-    /// The disk is about to go on in the image that memory is of.
-    pub(super) fn goes_on(&self, next: u64) {
-        let word = self.session.get().and_then(|words| words.get(NEXT));
-        word.inspect(|word| word.store(next, SeqCst));
+        let next = meta.next.as_ref().filter(|_| !meta.closed);
+        let next = next.filter(|next| next.identity == self.identity)?;
+        Some(Found { session: next.session, known: next.known })
     }
 
     /// Changes are noted from now on; gives the number of the memory in which they are.
@@ -134,8 +117,6 @@ impl Binding {
         set(BOOT + 1, self.boot as u64);
         let facts = Facts::of(&self.container);
         set(WRITTEN, facts.written.unwrap_or_default());
-        set(NEXT, 0);
-        set(IDENTITY, self.short_identity());
         Witness::reset(&words, WITNESS, facts.modified.unwrap_or_default());
         let witness = self.container.witness();
         // A restart log has one of its own, and tells how the image stands when it is opened.
@@ -153,14 +134,13 @@ impl Binding {
         word.inspect(|word| word.store(SHORT, SeqCst));
     }
 
-    /// What is to be believed; the memory of that number says how the image stands.
-    pub(super) fn judge(&self, meta: &Meta, session: u64, memory: &dyn BitMemory) -> Verdict {
+    /// What is to be believed.
+    pub(super) fn judge(&self, meta: &Meta, found: &Found, memory: &dyn BitMemory) -> Verdict {
         let same_boot = meta.boot == format!("{:032x}", self.boot);
         let end = match meta.closed {
-            true => self.after_close(&meta.known, same_boot).map(|()| Verdict::Stored),
-            false if same_boot => self.after_kill(session, memory),
-            false if session != meta.session => Err(gone()),
-            false => self.after_power_cut(&meta.known).map(|()| Verdict::StoredAndLogged),
+            true => self.after_close(&found.known, same_boot).map(|()| Verdict::Stored),
+            false if same_boot => self.after_kill(found.session, memory),
+            false => self.after_power_cut(&found.known).map(|()| Verdict::StoredAndLogged),
         };
         end.unwrap_or_else(Verdict::Lost)
     }
@@ -215,12 +195,13 @@ impl Binding {
         Ok(())
     }
 
-    /// What is to be written of it. `closed`: nobody writes to it any more.
+    /// What is to be written of it, with no bitmaps. `closed`: nobody writes to it any more. `next`: the disk is about to go
+    /// on in that one.
     pub(super) fn describe(
         &self,
         session: u64,
         closed: bool,
-        bitmaps: Vec<KeptBitmap>,
+        next: Option<&Next>,
         region: u64,
     ) -> Meta {
         Meta {
@@ -230,8 +211,15 @@ impl Binding {
             region,
             known: self.known(),
             closed,
-            bitmaps,
+            next: next.filter(|_| !closed).cloned(),
+            part: None,
+            bitmaps: vec![],
         }
+    }
+
+    /// What is to be written of the image that a disk is about to go on in, which it is.
+    pub(super) fn as_next(&self, session: u64) -> Next {
+        Next { identity: self.identity.clone(), session, known: self.known() }
     }
 }
 

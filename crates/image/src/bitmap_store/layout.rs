@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::BitPage;
+use crate::record::Part;
 
 const MAGIC: [u8; 8] = *b"RTAPBITS";
 /// Where the headers are.
@@ -50,6 +51,15 @@ pub(super) struct Known {
     pub(super) written: Option<u64>,
 }
 
+/// An image that a disk is about to go on in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Next {
+    pub(super) identity: String,
+    /// The number of the memory that says how its file stands.
+    pub(super) session: u64,
+    pub(super) known: Known,
+}
+
 /// The description.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Meta {
@@ -65,6 +75,12 @@ pub(super) struct Meta {
     pub(super) known: Known,
     /// Whether nobody has written to it since.
     pub(super) closed: bool,
+    /// The image that the disk is about to go on in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) next: Option<Next>,
+    /// It holds once all parts of the transaction are written; until then the whole before it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) part: Option<Part>,
     pub(super) bitmaps: Vec<KeptBitmap>,
 }
 

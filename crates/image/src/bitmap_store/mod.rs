@@ -9,6 +9,9 @@
 //!
 //! A sidecar is believed only of the image in the state in which its writer left it (`binding`).
 //!
+//! Where a disk is about to go on in another image the sidecar says so, stable before it does, and is found by the name of that
+//! one, too: whichever of the two the disk is in then, its bitmaps are there.
+//!
 //! Two headers take turns: what is written as a whole goes where the present whole does not lie, is made stable, and is the
 //! present one once the other header says so. From the moment that the new whole is of until then, regions are logged
 //! for both.
@@ -24,14 +27,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringtap_io::Io;
 
+use crate::record::Part;
 use crate::{Container, Error};
 
 pub use binding::Binding;
 use binding::Verdict;
-use layout::{FIRST, HEADERS, Header, Whole};
+use layout::{FIRST, HEADERS, Header, Meta, Next, Whole};
 pub use layout::{KeptBitmap, PAGE_WORDS};
 pub use memory::{BitMemory, FolderMemory};
-pub use sidecar::{Sidecar, move_sidecar, remove_sidecar, remove_sidecar_of, take_memory};
+pub use sidecar::{
+    Sidecar, move_sidecar, point_no_more, point_to, remove_sidecar, remove_sidecar_of,
+};
 
 /// Bytes of a region of the log.
 pub const LOGGED: u64 = 64 << 20;
@@ -95,13 +101,17 @@ struct State {
     binding: Arc<Binding>,
     /// The number of its memory.
     session: u64,
-    /// The image that the disk is about to go on in, and the number of its memory.
-    announced: Option<(Arc<Binding>, u64)>,
+    /// The image that the disk is about to go on in, and what is written of it.
+    announced: Option<(Arc<Binding>, Next)>,
     sequence: u64,
     /// The present whole.
     present: Option<Slot>,
     /// The one that is being written, from its moment on.
     next: Option<Slot>,
+    /// The one before the present one, which does not hold yet.
+    former: Option<Slot>,
+    /// A part of a transaction that does not hold, which the next whole takes the place of.
+    unfinished: Option<Part>,
 }
 
 /// Where a whole lies.
@@ -111,11 +121,24 @@ struct Slot {
     body: Range<u64>,
 }
 
+/// What a whole is written for.
+#[derive(Clone, Debug)]
+pub enum How {
+    /// The disk goes on.
+    Open,
+    /// The image is closed and stable, and nobody writes to it any more.
+    Closed,
+    /// The disk goes on; the whole holds once all of a transaction is written.
+    InPart(Part),
+}
+
 /// A whole that is written.
 #[derive(Debug)]
 pub struct Put {
     header: Header,
     slot: Slot,
+    /// Whether it is a part of a transaction.
+    in_part: bool,
 }
 
 /// Where bitmaps of an image are kept.
@@ -146,11 +169,12 @@ impl BitmapStore {
         let KeptIn { sidecar, memory, binding, region } = kept;
         let found = find(io, &sidecar).await?;
         let (mut restored, mut state) = (vec![], State::new(Arc::new(binding)));
-        if let Some((header, whole)) = found {
+        if let Some(Present { header, whole, unfinished }) = found {
             state.sequence = header.sequence;
             state.present = Some(Slot { log: header.log.clone(), body: header.body.clone() });
-            if let Some(session) = state.binding.session_in(&whole.meta, &*memory) {
-                let verdict = state.binding.judge(&whole.meta, session, &*memory);
+            state.unfinished = unfinished;
+            if let Some(found) = state.binding.found_in(&whole.meta) {
+                let verdict = state.binding.judge(&whole.meta, &found, &*memory);
                 let logged = match verdict {
                     Verdict::StoredAndLogged => {
                         logged(io, &sidecar, &header, whole.meta.region).await?
@@ -194,8 +218,11 @@ impl BitmapStore {
     /// meanwhile.
     pub async fn stage(&self, io: &Io, bytes: u64, size: u64) -> Result<Staged, Error> {
         let regions = (size.div_ceil(self.region) + SPARE).next_multiple_of(layout::ALIGN);
-        let present = self.lock().present.clone();
-        let place = place(present.as_ref(), regions + bytes);
+        let kept: Vec<Slot> = {
+            let state = self.lock();
+            state.present.iter().chain(&state.former).cloned().collect()
+        };
+        let place = place(&kept, regions + bytes);
         let log = place..place + regions;
         let zeros = vec![0; PIECE.min(regions as usize)];
         let mut at = log.start;
@@ -218,8 +245,7 @@ impl BitmapStore {
         self.lock().next = None;
     }
 
-    /// Write the whole, which holds at least what was marked at its moment. `closed`: the image is closed and stable, and
-    /// nobody writes to it any more. It is not the present one yet.
+    /// Write the whole, which holds at least what was marked at its moment. It is not the present one yet.
     ///
     /// # Errors
     /// Where it cannot be written: the present one is as it was.
@@ -228,13 +254,20 @@ impl BitmapStore {
         io: &Io,
         staged: Staged,
         bitmaps: Vec<ToKeep>,
-        closed: bool,
+        how: How,
     ) -> Result<Put, Error> {
+        let (closed, part) = match how {
+            How::Open => (false, None),
+            How::Closed => (true, None),
+            How::InPart(part) => (false, Some(part)),
+        };
+        let in_part = part.is_some();
         let (sequence, meta) = {
             let state = self.lock();
-            let all = bitmaps.iter().map(|one| one.bitmap.clone()).collect();
-            let meta = state.binding.describe(state.session, closed, all, self.region);
-            (state.sequence + 1, meta)
+            let next = state.announced.as_ref().map(|(_, next)| next);
+            let meta = state.binding.describe(state.session, closed, next, self.region);
+            let bitmaps = bitmaps.iter().map(|one| one.bitmap.clone()).collect();
+            (state.sequence + 1, Meta { bitmaps, part, ..meta })
         };
         let body = Whole { meta, pages: bitmaps.into_iter().map(|one| one.pages).collect() };
         let body = body.encode();
@@ -246,7 +279,8 @@ impl BitmapStore {
         let slot = Slot { log, body: place.start..place.start + body.len() as u64 };
         self.sidecar.write(io, slot.body.start, &body).await?;
         self.sidecar.sync(io).await?;
-        Ok(Put { header: Header::new(sequence, &slot.log, &slot.body, &body), slot })
+        let header = Header::new(sequence, &slot.log, &slot.body, &body);
+        Ok(Put { header, slot, in_part })
     }
 
     /// What was put is the present whole from now on.
@@ -259,14 +293,25 @@ impl BitmapStore {
         self.sidecar.write(io, at, &put.header.encode()).await?;
         self.sidecar.sync(io).await?;
         let mut state = self.lock();
-        (state.sequence, state.present, state.next) = (sequence, Some(put.slot), None);
+        let before = state.present.replace(put.slot);
+        state.former = before.filter(|_| put.in_part);
+        (state.sequence, state.next) = (sequence, None);
+        state.unfinished.take().iter().for_each(Part::is_gone);
         Ok(())
+    }
+
+    /// The transaction that the present whole is a part of is decided: the one before is not needed any more.
+    pub fn is_decided(&self) {
+        self.lock().former = None;
     }
 
     /// Of the memory only that of these numbers is needed, and what says how the image stands.
     pub fn forget_but(&self, numbers: &[u64]) {
-        let session = self.lock().session;
-        let all: Vec<u64> = numbers.iter().copied().chain([session]).collect();
+        let all: Vec<u64> = {
+            let state = self.lock();
+            let announced = state.announced.iter().map(|(_, next)| next.session);
+            numbers.iter().copied().chain([state.session]).chain(announced).collect()
+        };
         self.memory.forget_but(&all);
     }
 
@@ -274,7 +319,7 @@ impl BitmapStore {
     pub async fn log(&self, io: &Io, regions: &[u64]) -> Result<(), Error> {
         let slots: Vec<Slot> = {
             let state = self.lock();
-            state.present.iter().chain(&state.next).cloned().collect()
+            state.present.iter().chain(&state.next).chain(&state.former).cloned().collect()
         };
         for slot in slots {
             for region in regions {
@@ -294,22 +339,27 @@ impl BitmapStore {
         self.sidecar.sync(io).await
     }
 
-    /// The disk is about to go on in another image: from now on its changes are noted, and after a kill what is kept is
-    /// found to be of that one, too, whether it was written that it is or not.
+    /// The disk is about to go on in another image: from now on its changes are noted, and each whole that is written says so.
+    /// What is kept is found to be of that one, too, once the next whole is the present one.
     pub fn announce(&self, binding: Binding) -> io::Result<()> {
         let session = binding.begin(&*self.memory)?;
+        let next = binding.as_next(session);
         let mut state = self.lock();
-        state.binding.goes_on(session);
-        if let Some((_, former)) = state.announced.replace((Arc::new(binding), session)) {
-            self.memory.forget(former);
+        if let Some((_, former)) = state.announced.replace((Arc::new(binding), next)) {
+            self.memory.forget(former.session);
         }
         Ok(())
+    }
+
+    /// The image that the disk is about to go on in.
+    pub fn announced(&self) -> Option<Container> {
+        self.lock().announced.as_ref().map(|(binding, _)| binding.container().clone())
     }
 
     /// The disk stays in its image.
     pub fn stays(&self) {
         let announced = self.lock().announced.take();
-        announced.iter().for_each(|(_, session)| self.memory.forget(*session));
+        announced.iter().for_each(|(_, next)| self.memory.forget(next.session));
     }
 
     /// The disk goes on in another image, which it was moved to with nothing in flight: the next whole is of that. Gives the
@@ -317,9 +367,9 @@ impl BitmapStore {
     pub fn rebind(&self, binding: Binding) -> io::Result<u64> {
         let announced = self.lock().announced.take();
         let (binding, session) = match announced {
-            Some((announced, session)) if announced.is_same(&binding) => (announced, session),
+            Some((announced, next)) if announced.is_same(&binding) => (announced, next.session),
             other => {
-                other.iter().for_each(|(_, session)| self.memory.forget(*session));
+                other.iter().for_each(|(_, next)| self.memory.forget(next.session));
                 let session = binding.begin(&*self.memory)?;
                 (Arc::new(binding), session)
             }
@@ -330,36 +380,41 @@ impl BitmapStore {
     }
 }
 
-/// Whether a sidecar that is found by another image is of this one, as [`Binding::after`] has it.
-pub async fn is_of(
-    io: &Io,
-    sidecar: &Container,
-    memory: &dyn BitMemory,
-    binding: &Binding,
-) -> io::Result<bool> {
+/// Whether a sidecar that another image has is of this one: that one's disk was about to go on here.
+pub async fn is_of(io: &Io, sidecar: &Container, binding: &Binding) -> io::Result<bool> {
     let found = find(io, sidecar).await?;
-    Ok(found.is_some_and(|(_, whole)| binding.session_in(&whole.meta, memory).is_some()))
+    Ok(found.is_some_and(|found| binding.found_in(&found.whole.meta).is_some()))
 }
 
 impl State {
     fn new(binding: Arc<Binding>) -> State {
-        let (session, sequence, announced) = (0, 0, None);
-        State { binding, session, announced, sequence, present: None, next: None }
+        let (session, sequence, announced, unfinished) = (0, 0, None, None);
+        let (present, next, former) = (None, None, None);
+        State { binding, session, announced, sequence, present, next, former, unfinished }
     }
 }
 
-/// A place of so many bytes that does not meet the present whole.
-fn place(present: Option<&Slot>, bytes: u64) -> u64 {
-    let Some(present) = present else { return FIRST };
-    let first = present.log.start.min(present.body.start);
+/// A place of so many bytes that meets none of these.
+fn place(kept: &[Slot], bytes: u64) -> u64 {
+    let first = kept.iter().map(|one| one.log.start.min(one.body.start)).min();
+    let end = kept.iter().map(|one| one.log.end.max(one.body.end)).max();
+    let (Some(first), Some(end)) = (first, end) else { return FIRST };
     match FIRST.checked_add(bytes).is_some_and(|end| end <= first) {
         true => FIRST,
-        false => present.log.end.max(present.body.end).next_multiple_of(layout::ALIGN).max(FIRST),
+        false => end.next_multiple_of(layout::ALIGN).max(FIRST),
     }
+}
+
+/// What is found in a sidecar.
+struct Present {
+    header: Header,
+    whole: Whole,
+    /// A later one that does not hold.
+    unfinished: Option<Part>,
 }
 
 /// The present whole.
-async fn find(io: &Io, sidecar: &Container) -> io::Result<Option<(Header, Whole)>> {
+async fn find(io: &Io, sidecar: &Container) -> io::Result<Option<Present>> {
     let failed = |error: Error| io::Error::from_raw_os_error(error.errno());
     let mut headers = vec![];
     for at in HEADERS {
@@ -368,6 +423,7 @@ async fn find(io: &Io, sidecar: &Container) -> io::Result<Option<(Header, Whole)
         headers.extend(Header::decode(&bytes));
     }
     headers.sort_by_key(|header| std::cmp::Reverse(header.sequence));
+    let mut later = None;
     for header in headers {
         let (start, len) = (header.body.start, header.body.end - header.body.start);
         if header.body.end > sidecar.len().next_multiple_of(layout::ALIGN) {
@@ -375,11 +431,18 @@ async fn find(io: &Io, sidecar: &Container) -> io::Result<Option<(Header, Whole)
         }
         let mut body = vec![0; usize::try_from(len).unwrap_or(0)];
         sidecar.read(io, start, &mut body).await.map_err(failed)?;
-        if let Some(whole) = header.is_of(&body).then(|| Whole::decode(&body)).flatten() {
-            return Ok(Some((header, whole)));
+        let decoded = header.is_of(&body).then(|| Whole::decode(&body)).flatten();
+        let Some(whole) = decoded else { continue };
+        match whole.meta.part.clone().filter(|part| !part.holds()) {
+            Some(part) if later.is_none() => later = Some((header, whole, part)),
+            _ => {
+                let unfinished = later.map(|(_, _, part)| part);
+                return Ok(Some(Present { header, whole, unfinished }));
+            }
         }
     }
-    Ok(None)
+    // Nothing is left of what was before it.
+    Ok(later.map(|(header, whole, part)| Present { header, whole, unfinished: Some(part) }))
 }
 
 /// The ranges of the disk that were logged.

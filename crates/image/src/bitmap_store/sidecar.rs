@@ -1,8 +1,11 @@
 //! The files of sidecars.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::memory::{BitMemory, FolderMemory};
@@ -30,10 +33,38 @@ impl Sidecar {
         let Some(path) = record::sidecar(&image.place().at(), create).map_err(failed)? else {
             return Ok(None);
         };
+        Sidecar::at(&path).map(Some)
+    }
+
+    fn at(path: &Path) -> Result<Sidecar, OpenError> {
         let options = OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() };
-        let container = Container::open(&path, &options)?;
-        let memory = Arc::new(FolderMemory::of(stem(&path)));
-        Ok(Some(Sidecar { container, memory }))
+        let container = Container::open(path, &options)?;
+        let memory = Arc::new(FolderMemory::of(stem(path)));
+        Ok(Sidecar { container, memory })
+    }
+
+    /// That of another image, whose disk was about to go on in this one, and does according to its record: whether it says so
+    /// itself is to be looked at. None where another server has it: it is that one's disk's.
+    pub fn coming(image: &Container) -> Option<Sidecar> {
+        let place = image.place();
+        let at = place.at();
+        let pointer = Pointer::of(&at)?;
+        let sidecar = pointer.sidecar();
+        if !sidecar.exists() {
+            // Killed when it had moved the sidecar, and not yet the memory.
+            let own = record::sidecar_name(&at)?;
+            FolderMemory::of(&pointer.name).moved(stem(&own));
+            return None;
+        }
+        let leads_here = match Place::hold(&pointer.image) {
+            Ok(former) if Some(sidecar.clone()) == record::sidecar_name(&former.at()) => {
+                let next = record::find_successor(&former).ok().flatten();
+                next.is_some_and(|next| record::identity(&next.at()) == record::identity(&at))
+            }
+            // It is gone: whoever removed it has seen that the disk needs it no more.
+            _ => true,
+        };
+        if leads_here { Sidecar::at(&sidecar).ok() } else { None }
     }
 }
 
@@ -41,24 +72,80 @@ fn stem(sidecar: &Path) -> &str {
     sidecar.file_stem().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// A server was killed, perhaps, when it had moved the sidecar of `former` to `image`, and not yet the memory.
+/// The longest such file.
+const LONGEST: u64 = 1 << 16;
+/// Digits of the name of a sidecar.
+const DIGITS: usize = 32;
+
+/// Where an image's disk may come from, with its sidecar.
+struct Pointer {
+    /// The file that says so.
+    path: PathBuf,
+    /// The name of the other's sidecar.
+    name: String,
+    /// The other image.
+    image: PathBuf,
+}
+
+impl Pointer {
+    fn path(to: &Path) -> Option<PathBuf> {
+        Some(record::sidecar_name(to)?.with_extension(record::COMING))
+    }
+
+    /// That of the image at a path.
+    fn of(image: &Path) -> Option<Pointer> {
+        let path = Pointer::path(image)?;
+        let facts = fs::symlink_metadata(&path).ok()?;
+        if !facts.is_file() || facts.len() > LONGEST {
+            return None;
+        }
+        let text = fs::read(&path).ok()?;
+        let (name, image) = text.split_at_checked(DIGITS)?;
+        let name = name.iter().all(u8::is_ascii_hexdigit).then(|| std::str::from_utf8(name).ok());
+        let image = PathBuf::from(OsStr::from_bytes(image.strip_prefix(b"\n")?));
+        Some(Pointer { path, name: name??.to_owned(), image })
+    }
+
+    fn sidecar(&self) -> PathBuf {
+        self.path.with_file_name(format!("{}.bitmaps", self.name))
+    }
+}
+
+/// A disk that has that sidecar is about to go on from one image in another: by the name of that one it is found, too, by
+/// [`Sidecar::coming`]. Stable when this returns.
 ///
 /// # Errors
-/// Where nothing tells whether `former` has a sidecar.
-pub fn take_memory(former: &Container, image: &Container) -> Result<(), OpenError> {
-    let path = |of: &Container| {
-        let failed = |source| OpenError::Os {
-            what: "find the bitmaps of",
-            path: of.path().to_owned(),
-            source,
-        };
-        record::sidecar(&of.place().at(), false).map_err(failed)
-    };
-    let (None, Some(own)) = (path(former)?, path(image)?) else { return Ok(()) };
-    if let Some(theirs) = record::sidecar_name(&former.place().at()) {
-        FolderMemory::of(stem(&theirs)).moved(stem(&own));
+/// Where that cannot be.
+pub fn point_to(sidecar: &Container, from: &Place, to: &Container) -> Result<(), OpenError> {
+    let failed = |source| OpenError::Os { what: "keep bitmaps of", path: to.path().into(), source };
+    let own = fs::read_link(sidecar.place().at()).map_err(failed)?;
+    let unknown = || failed(io::ErrorKind::Unsupported.into());
+    let path = Pointer::path(&to.place().at()).ok_or_else(unknown)?;
+    if path == own.with_extension(record::COMING) {
+        return Ok(());
     }
-    Ok(())
+    let image = fs::canonicalize(from.at()).unwrap_or_else(|_| from.path().to_owned());
+    let text = [stem(&own).as_bytes(), b"\n", image.as_os_str().as_bytes()].concat();
+    let made = path.with_extension(format!("{}.new", std::process::id()));
+    let written = fs::File::create(&made).and_then(|mut file| {
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&made, &path)?;
+        record::sync_folder_of(&path)
+    });
+    written.map_err(failed)
+}
+
+/// The disk of the image at `to` comes from nowhere, or has come.
+///
+/// # Errors
+/// Where that cannot be written down.
+pub fn point_no_more(to: &Place) -> Result<(), OpenError> {
+    let failed = |source| OpenError::Os { what: "keep bitmaps of", path: to.path().into(), source };
+    match Pointer::path(&to.at()).map(|path| record::remove_stably(&path)) {
+        Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Remove the sidecar of an image, stably: nobody takes its bits for what has changed since.
@@ -87,9 +174,7 @@ pub fn remove_sidecar_of(image: &Place, but: Option<&Container>) -> Result<bool,
     if but.is_some() && but == file(&path).ok() {
         return Ok(false);
     }
-    fs::remove_file(&path).map_err(failed)?;
-    let folder = path.parent().map(fs::File::open);
-    folder.map_or(Ok(()), |folder| folder?.sync_all()).map_err(failed)?;
+    record::remove_stably(&path).map_err(failed)?;
     Ok(true)
 }
 
@@ -106,12 +191,11 @@ pub fn move_sidecar(
     let from = fs::read_link(sidecar.place().at()).map_err(failed)?;
     // Its folder is there; a file by the new name that is empty would be believed where the server is killed before the next step.
     let to = record::sidecar_name(&image.place().at());
-    let to = to.ok_or_else(|| failed(std::io::ErrorKind::Unsupported.into()))?;
-    if from == to {
-        return Ok(());
+    let to = to.ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
+    if from != to {
+        fs::rename(&from, &to).map_err(failed)?;
+        memory.moved(stem(&to));
+        record::sync_folder_of(&to).map_err(failed)?;
     }
-    fs::rename(&from, &to).map_err(failed)?;
-    memory.moved(stem(&to));
-    let folder = to.parent().map(fs::File::open);
-    folder.map_or(Ok(()), |folder| folder?.sync_all()).map_err(failed)
+    point_no_more(&image.place())
 }

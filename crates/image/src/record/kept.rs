@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -16,6 +18,11 @@ use crate::reap::file_system_of;
 
 /// The longest record that is read.
 const LONGEST: u64 = 1 << 20;
+/// The end of the name of a record that is being written, and how old one is that never will be.
+const UNFINISHED: &str = "new";
+const GIVEN_UP: Duration = Duration::from_secs(3600);
+/// Held while a record is read, changed and written.
+static CHANGING: Mutex<()> = Mutex::new(());
 
 /// What is kept of an image. An identity is hashed for the file's name, and stands in it as well.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +77,7 @@ impl Kept {
                 false => none("nothing but its path tells this file from others"),
             };
         };
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         let known = read(&folder, &identity);
         let mut kept = known.clone().unwrap_or_default();
         change(&mut kept);
@@ -82,7 +90,8 @@ impl Kept {
             file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |facts| facts.dev());
         match (kept.is_empty(), known) {
             (true, None) => Ok(()),
-            (true, Some(_)) => fs::remove_file(file_of(&folder, &kept.identity)),
+            // Else a power cut would bring back what does not hold any more.
+            (true, Some(_)) => remove_stably(&file_of(&folder, &kept.identity)),
             (false, Some(_)) => write(&folder, &kept),
             (false, None) => {
                 write(&folder, &kept)?;
@@ -119,16 +128,35 @@ pub fn state_folder(name: &str) -> io::Result<PathBuf> {
         )
     };
     let folder = folder().ok_or_else(none)?.join(name);
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    make(&folder)?;
     is_ours(&folder)?;
     Ok(folder)
+}
+
+/// Make a folder where it is missing, and those that it lies in; stable when this returns.
+fn make(folder: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = folder.ancestors().take_while(|one| !one.exists()).collect();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // The lowest last: each is named by the one above it.
+    missing.into_iter().rev().try_for_each(sync_folder_of)
+}
+
+/// Make it stable what is called how in the folder of a file.
+pub(crate) fn sync_folder_of(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Remove a file; it does not come back with a power cut.
+pub fn remove_stably(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    sync_folder_of(path)
 }
 
 /// The same, made where it was not there yet; none where there can be none.
 pub fn made_folder() -> Option<PathBuf> {
     let folder = folder()?;
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-    made.ok().map(|()| folder)
+    make(&folder).ok().map(|()| folder)
 }
 
 fn file_of(folder: &Path, identity: &str) -> PathBuf {
@@ -142,6 +170,14 @@ pub(crate) fn sidecar_name(path: &Path) -> Option<PathBuf> {
     Some(file_of(&folder()?, &identity(path)?).with_extension("bitmaps"))
 }
 
+/// The end of the name of the file beside records that says whose bitmaps an image's disk may have.
+pub(crate) const COMING: &str = "moves";
+
+/// Nobody's bitmaps come to the image at `path`.
+pub(super) fn forget_coming(path: &Path) {
+    let _ = sidecar_name(path).map(|name| fs::remove_file(name.with_extension(COMING)));
+}
+
 /// The path of the bitmaps that are kept of the image at `path`; none where it has none. `create`: it is to have some.
 pub(crate) fn sidecar(path: &Path, create: bool) -> io::Result<Option<PathBuf>> {
     let none = || io::Error::new(io::ErrorKind::Unsupported, "nothing tells its file from others");
@@ -150,7 +186,7 @@ pub(crate) fn sidecar(path: &Path, create: bool) -> io::Result<Option<PathBuf>> 
     };
     let file = file_of(&folder, &identity).with_extension("bitmaps");
     if create {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        make(&folder)?;
         is_ours(&folder)?;
         let mut options = fs::File::options();
         options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&file)?;
@@ -172,6 +208,10 @@ pub(crate) fn sidecar(path: &Path, create: bool) -> io::Result<Option<PathBuf>> 
 fn forget_gone(folder: &Path, image: &fs::File, new: &Kept) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
+        if is_given_up(&entry) {
+            let _ = fs::remove_file(&path);
+            continue;
+        }
         let short = entry.metadata().is_ok_and(|facts| facts.is_file() && facts.len() <= LONGEST);
         if !short || path.extension().is_none_or(|ending| ending != "record") {
             continue;
@@ -182,10 +222,19 @@ fn forget_gone(folder: &Path, image: &fs::File, new: &Kept) {
         let handle = kept.as_ref().filter(there);
         let handle = handle.and_then(|kept| handle_in(&kept.identity));
         if handle.is_some_and(|handle| handle.is_gone(image).unwrap_or(false)) {
-            let _ = fs::remove_file(path.with_extension("bitmaps"));
+            for beside in ["bitmaps", COMING] {
+                let _ = fs::remove_file(path.with_extension(beside));
+            }
             let _ = fs::remove_file(&path);
         }
     }
+}
+
+/// Whether it is a record that a server was killed as it wrote.
+fn is_given_up(entry: &fs::DirEntry) -> bool {
+    let written = entry.metadata().and_then(|facts| facts.modified()).ok();
+    let age = written.and_then(|at| at.elapsed().ok()).unwrap_or_default();
+    entry.path().extension().is_some_and(|ending| ending == UNFINISHED) && age > GIVEN_UP
 }
 
 /// Others must not be able to write there.
@@ -211,10 +260,10 @@ fn read(folder: &Path, identity: &str) -> Option<Kept> {
 
 /// A power cut leaves the record before or this one.
 fn write(folder: &Path, kept: &Kept) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    make(folder)?;
     is_ours(folder)?;
     let path = file_of(folder, &kept.identity);
-    let made = path.with_extension(format!("{}.new", std::process::id()));
+    let made = path.with_extension(format!("{}.{UNFINISHED}", std::process::id()));
     let mut options = fs::File::options();
     options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let mut file = options.open(&made)?;
@@ -222,7 +271,7 @@ fn write(folder: &Path, kept: &Kept) -> io::Result<()> {
     end.and_then(|()| fs::rename(&made, &path)).inspect_err(|_| {
         let _ = fs::remove_file(&made);
     })?;
-    fs::File::open(folder)?.sync_all()
+    sync_folder_of(&path)
 }
 
 #[cfg(test)]
@@ -250,6 +299,45 @@ mod tests {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("changed");
         assert_eq!(read(&folder, "file 1"), None);
         assert!(write(&folder, &kept).is_err());
+    }
+
+    #[test]
+    fn changes_of_one_record_are_all_there() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let image = dir.path().join("image");
+        fs::write(&image, "image").expect("a file");
+        let set = |data: Option<String>| Kept::change(&image, true, |kept| kept.restart_log = data);
+        if identity(&image).is_none() || set(Some("0".into())).is_err() {
+            eprintln!("skipped: there is nowhere to record an image");
+            return;
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..60).for_each(|at| set(Some(at.to_string())).expect("written")));
+            for at in 0..60 {
+                let format = Some(format!("format {at}"));
+                let wanted = format.clone();
+                Kept::change(&image, true, |kept| kept.format = format).expect("written");
+                assert_eq!(Kept::of(&image).and_then(|kept| kept.format), wanted);
+            }
+        });
+        let kept = Kept::of(&image).expect("a record");
+        assert_eq!(kept.restart_log.as_deref(), Some("59"));
+        Kept::change(&image, true, |kept| *kept = Kept::default()).expect("removed");
+        assert_eq!(Kept::of(&image), None);
+    }
+
+    #[test]
+    fn records_that_were_being_written_are_not_kept_for_ever() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let [old, new] = ["a.7.new", "b.7.new"].map(|name| dir.path().join(name));
+        for path in [&old, &new] {
+            fs::write(path, "{").expect("written");
+        }
+        let then = std::time::SystemTime::now() - 2 * GIVEN_UP;
+        let file = fs::File::options().write(true).open(&old).expect("there");
+        file.set_modified(then).expect("set");
+        forget_gone(dir.path(), &file, &Kept::default());
+        assert!(!old.exists() && new.exists());
     }
 
     #[test]

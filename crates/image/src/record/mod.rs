@@ -10,6 +10,7 @@ mod kept;
 mod named;
 mod noted;
 mod successor;
+mod transaction;
 
 use std::io;
 use std::path::Path;
@@ -22,16 +23,18 @@ use crate::{Format, OpenError, OpenOptions, Place, probe};
 pub use identity::identity;
 use kept::Kept;
 pub use kept::made_folder;
-pub use kept::state_folder;
-pub(crate) use kept::{sidecar, sidecar_name};
+pub(crate) use kept::{COMING, sidecar, sidecar_name, sync_folder_of};
+pub use kept::{remove_stably, state_folder};
 pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};
 pub use named::{also_allow, may_own, reach, set_allowed, set_owner};
 pub(crate) use noted::{forget_log, note_log, noted_log};
 pub(crate) use successor::may_go_on;
 pub use successor::{
-    find_successor, forget_successor, is_unsealed, lead_on, seal, set_successor, successor,
+    find_successor, forget_successor, is_part_of, is_unsealed, lead_on, seal, set_successor,
+    set_successor_in, successor, take_back_unfinished, turn,
 };
+pub use transaction::{Part, Transaction};
 
 /// Holds the format's name.
 const FORMAT: &str = "user.ringtap.format";

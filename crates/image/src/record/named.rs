@@ -138,6 +138,10 @@ fn change_allowed(path: &Path, change: impl FnOnce(&mut Vec<Allowed>)) -> io::Re
         true => remove_attribute(path, NAMES),
         false => set_attribute(path, NAMES, &names)?,
     };
+    if set {
+        // The image's own syncs are of its data, and an attribute is none.
+        fs::File::open(path)?.sync_all()?;
+    }
     also_kept(set, Kept::change(path, set || names.is_empty(), |own| own.names = names))
 }
 

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::attribute;
-use super::kept::Kept;
+use super::kept::{Kept, forget_coming, remove_stably, sync_folder_of};
 use super::named::{Known, also_kept, remove_attribute, set_attribute};
+use super::transaction::{Part, Transaction};
 use crate::{OpenError, OpenOptions, Place};
 
 /// An attribute that only root sees and writes.
@@ -23,9 +24,30 @@ pub(crate) struct Successor {
     /// When the former image was last written to, in seconds and nanoseconds, once that is known for good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     written: Option<(i64, i64)>,
+    /// Of images that lead to one another the one with the highest was written last.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    turn: u64,
+    /// It holds once all parts of the transaction are written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    part: Option<Part>,
+    /// Whether its file was made for that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    made: bool,
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The most images after one another that are looked at for who was written last.
+const MOST: usize = 200;
+
 fn of(image: &Path) -> Option<Successor> {
+    written_down(image).filter(|successor| successor.part.as_ref().is_none_or(Part::holds))
+}
+
+/// Whether it holds or not.
+fn written_down(image: &Path) -> Option<Successor> {
     match attribute(image, SUCCESSOR) {
         Some(text) => serde_json::from_str(&text).ok(),
         None => Kept::of(image)?.successor,
@@ -50,7 +72,69 @@ fn set(image: &Path, successor: Option<Successor>) -> io::Result<()> {
 
 /// Whoever wants to write to the disk of `image` finds it in `successor` from now on: stable when this returns.
 pub fn set_successor(image: &Path, successor: &Path) -> io::Result<()> {
-    set(image, Some(Successor { file: known(successor)?, written: None }))
+    set_one(image, successor, None, false)
+}
+
+/// The same once all of a transaction is written down. `made`: the successor goes where it is not to be.
+pub fn set_successor_in(image: &Path, successor: &Path, part: Part, made: bool) -> io::Result<()> {
+    set_one(image, successor, Some(part), made)
+}
+
+fn set_one(image: &Path, successor: &Path, part: Option<Part>, made: bool) -> io::Result<()> {
+    let file = known(successor)?;
+    // A name that a power cut takes would leave the disk nowhere to be found.
+    name_is_stable(successor)?;
+    let mut turn = 0;
+    let mut at = successor.to_owned();
+    for _ in 0..MOST {
+        let Some(next) = of(&at) else { break };
+        turn = turn.max(next.turn + 1);
+        at = next.file.path().to_owned();
+    }
+    set(image, Some(Successor { file, written: None, turn, part, made }))
+}
+
+/// Where this process may not look at the folder it has made nothing there, either.
+fn name_is_stable(image: &Path) -> io::Result<()> {
+    if ringtap_stores::is_store(image) {
+        return Ok(());
+    }
+    let path = fs::canonicalize(image)?;
+    if !path.metadata()?.is_file() {
+        return Ok(());
+    }
+    fs::File::open(&path)?.sync_all()?;
+    match sync_folder_of(&path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        end => end,
+    }
+}
+
+/// A server was killed before all of a transaction was written down: what of it concerns this image is taken back, and the
+/// file that was made for it goes. Whether there was anything. Nobody else has the image.
+pub fn take_back_unfinished(image: &Path) -> io::Result<bool> {
+    let Some(successor) = written_down(image) else { return Ok(false) };
+    let Some(part) = successor.part.filter(|part| !part.holds()) else { return Ok(false) };
+    set(image, None)?;
+    let made = Place::hold(successor.file.path()).ok().filter(|_| successor.made);
+    if made.is_some_and(|made| successor.file.is(&made)) {
+        let path = successor.file.path();
+        forget_coming(path);
+        remove_stably(path)?;
+    }
+    part.is_gone();
+    Ok(true)
+}
+
+/// Whether what is written down of an image is a part of that transaction.
+pub fn is_part_of(image: &Path, transaction: &Transaction) -> bool {
+    let part = written_down(image).and_then(|successor| successor.part);
+    part.is_some_and(|part| part.is_of(transaction))
+}
+
+/// Of images that lead to one another that of the one that was written last is the highest.
+pub fn turn(image: &Path) -> Option<u64> {
+    of(image).map(|successor| successor.turn)
 }
 
 fn known(successor: &Path) -> io::Result<Known> {
@@ -60,15 +144,20 @@ fn known(successor: &Path) -> io::Result<Known> {
 
 /// The disk of an image goes on in another than is written down: stable when this returns. Whether it is sealed stays as it is.
 pub fn lead_on(image: &Path, successor: &Path) -> io::Result<()> {
-    let written = of(image).and_then(|before| before.written);
-    set(image, Some(Successor { file: known(successor)?, written }))
+    let before = of(image);
+    let written = before.as_ref().and_then(|before| before.written);
+    let (part, made, turn) = (None, false, before.map_or(0, |before| before.turn));
+    set(image, Some(Successor { file: known(successor)?, written, turn, part, made }))
 }
 
 /// An image with a successor is closed and written to no more: one that is put in its place, or written to, is told
 /// from it.
 pub fn seal(image: &Path) -> io::Result<()> {
     match of(image) {
-        Some(successor) => set(image, Some(Successor { written: time_of(image), ..successor })),
+        Some(successor) => {
+            let (written, part) = (time_of(image), None);
+            set(image, Some(Successor { written, part, ..successor }))
+        }
         None => Ok(()),
     }
 }
@@ -80,7 +169,7 @@ pub fn is_unsealed(image: &Path) -> bool {
 
 /// The image's disk goes on in itself: it may be written to.
 pub fn forget_successor(image: &Path) -> io::Result<()> {
-    if of(image).is_some() { set(image, None) } else { Ok(()) }
+    if written_down(image).is_some() { set(image, None) } else { Ok(()) }
 }
 
 /// Where the disk of the image at `place` goes on, held; none where that is this image. [`OpenError::Succeeded`] where it

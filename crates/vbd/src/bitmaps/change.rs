@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ringtap_image::Error;
-use ringtap_image::bitmap_store::{Put, Staged, new_number};
+use ringtap_image::bitmap_store::{How, Put, Staged, new_number};
+use ringtap_image::record::Part;
 use ringtap_io::Io;
 
 use super::{BitmapsAlone, DirtyBitmap, lock, room_for, to_keep, write};
@@ -229,30 +230,36 @@ impl StagedBitmaps {
     /// # Errors
     /// Where that cannot be: everything is as before.
     pub async fn commit(mut self, io: &Io) -> Result<(), Error> {
-        self.put(io).await?;
+        self.put(io, None).await?;
         self.present(io).await?;
         self.finish();
         Ok(())
     }
 
-    /// Write them down, beside what was written before.
+    /// Whether something is to be written down.
+    pub fn is_kept(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    /// Write them down, beside what was written before: as a part of a transaction, where there are others.
     ///
     /// # Errors
     /// Where that cannot be: everything is as before.
-    pub async fn put(&mut self, io: &Io) -> Result<(), Error> {
+    pub async fn put(&mut self, io: &Io, part: Option<Part>) -> Result<(), Error> {
         if self.whole.is_some() && self.disk.shared.bitmaps.flushes() {
             // What is not marked any more is stable first: a power cut would put it back to what it was before.
             self.disk.fork().flush(io).await?;
         }
         if let Some((keep, staged)) = self.whole.take() {
-            let put = keep.put(io, staged, to_keep(&self.after), false).await?;
+            let how = part.map_or(How::Open, How::InPart);
+            let put = keep.put(io, staged, to_keep(&self.after), how).await?;
             self.put = Some((keep, put));
         }
         Ok(())
     }
 
-    /// What was put is what a server after this one finds. Those before are still marked, so that they can be had again:
-    /// [`StagedBitmaps::take_back`].
+    /// What was put is what a server after this one finds, once the transaction is decided that it is a part of. Those before
+    /// are still marked, so that they can be had again: [`StagedBitmaps::take_back`].
     ///
     /// # Errors
     /// Where that cannot be written: in memory everything is as before.
@@ -269,7 +276,7 @@ impl StagedBitmaps {
     pub async fn take_back(self, io: &Io) {
         let Some(keep) = &self.presented else { return };
         let before = lock(&self.disk.shared.bitmaps.all).clone();
-        if let Err(error) = write(keep, io, self.disk.size(), &before, false).await {
+        if let Err(error) = write(keep, io, self.disk.size(), &before, How::Open).await {
             keep.give_up(io, error).await;
         }
     }
@@ -277,6 +284,7 @@ impl StagedBitmaps {
     /// They were presented, and are the disk's.
     pub fn finish(mut self) {
         let bitmaps = &self.disk.shared.bitmaps;
+        self.presented.iter().for_each(|keep| keep.store.is_decided());
         let after = std::mem::take(&mut self.after);
         let before = std::mem::replace(&mut *lock(&bitmaps.all), after.clone());
         lock(&bitmaps.staged).clear();

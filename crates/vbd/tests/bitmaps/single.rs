@@ -184,7 +184,7 @@ fn a_change_that_was_presented_is_taken_back() {
             let still = own.quiesce(&io, 1 << 40).await.expect("nothing is in flight");
             staged.switch(&still).await;
             drop(still);
-            staged.put(&io).await.expect("written");
+            staged.put(&io, None).await.expect("written");
             staged.present(&io).await.expect("stable");
             dirty(&io, &own, 5).await;
             staged.take_back(&io).await;

@@ -1,0 +1,179 @@
+//! Changes of several images that are written down one by one, and hold all at one moment.
+//!
+//! A transaction is a file in the state folder: stable before the first of its parts is written, removed once the last is
+//! stable. What is written down as a part does not hold as long as that file is there. So a kill or a power cut leaves all
+//! parts or none, and whoever finds a part that does not hold takes it back.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::kept::{made_folder, remove_stably, sync_folder_of};
+use crate::bitmap_store::new_number;
+
+/// Digits of a transaction's name.
+const DIGITS: usize = 32;
+/// The end of its file's name.
+const ENDING: &str = "transaction";
+/// A part that may still be written down somewhere, and one that is not.
+const PENDING: u8 = b'.';
+const GONE: u8 = b'x';
+
+/// A transaction that has begun. Where it is neither decided nor called off its parts do not hold.
+#[derive(Debug)]
+pub struct Transaction {
+    path: PathBuf,
+    name: String,
+    text: Vec<u8>,
+}
+
+/// One change of a transaction, as it is written down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    transaction: String,
+    number: usize,
+}
+
+impl Transaction {
+    /// Begin one with a part for each of these images; stable when this returns.
+    ///
+    /// # Errors
+    /// Where that cannot be written down.
+    pub fn begin(images: &[&Path]) -> io::Result<Transaction> {
+        let none = || io::Error::new(io::ErrorKind::NotFound, "there is no folder for records");
+        let folder = made_folder().ok_or_else(none)?;
+        let name = format!("{:016x}{:016x}", new_number(), new_number());
+        // A byte for each part; then the images, for who looks.
+        let mut text = vec![PENDING; images.len()];
+        for image in images {
+            text.push(b'\n');
+            text.extend(image.as_os_str().as_encoded_bytes());
+        }
+        text.push(b'\n');
+        let begun = Transaction { path: file_of(&folder, &name), name, text };
+        begun.write()?;
+        Ok(begun)
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let mut options = fs::File::options();
+        options.write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let mut file = options.open(&self.path)?;
+        file.write_all(&self.text)?;
+        file.sync_all()?;
+        sync_folder_of(&self.path)
+    }
+
+    /// That of the image with that number.
+    pub fn part(&self, number: usize) -> Part {
+        Part { transaction: self.name.clone(), number }
+    }
+
+    /// All parts are stable: they hold from now on, stable when this returns.
+    ///
+    /// # Errors
+    /// Where whether they do cannot be told: [`Transaction::recall`].
+    pub fn decide(&self) -> io::Result<()> {
+        remove_stably(&self.path)
+    }
+
+    /// Its parts do not hold, after all: nobody has relied on them yet. Each is to be taken back.
+    ///
+    /// # Errors
+    /// Where that cannot be written down: after a kill some may hold.
+    pub fn recall(&self) -> io::Result<()> {
+        match self.write() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            end => end,
+        }
+    }
+
+    /// No part of it is written down anywhere any more.
+    pub fn call_off(self) {
+        forget(&self.path);
+    }
+}
+
+impl Part {
+    fn path(&self) -> Option<PathBuf> {
+        let name = &self.transaction;
+        let is_name = name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_name.then(|| made_folder()).flatten().map(|folder| file_of(&folder, name))
+    }
+
+    pub(super) fn is_of(&self, transaction: &Transaction) -> bool {
+        self.transaction == transaction.name
+    }
+
+    /// Whether it holds: all parts of its transaction were written down.
+    pub fn holds(&self) -> bool {
+        !self.path().is_some_and(|path| path.exists())
+    }
+
+    /// It was taken back, stably. The last one takes the transaction along.
+    pub fn is_gone(&self) {
+        let Some(path) = self.path() else { return };
+        let gone = || -> io::Result<bool> {
+            let mut options = fs::File::options();
+            let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&path)?;
+            let mut all = Vec::new();
+            io::Read::read_to_end(&mut &file, &mut all)?;
+            let end = all.iter().position(|byte| *byte == b'\n').unwrap_or(0);
+            if self.number < end {
+                file.write_all_at(&[GONE], self.number as u64)?;
+                all[self.number] = GONE;
+            }
+            Ok(all[..end].iter().all(|byte| *byte == GONE))
+        };
+        if gone().unwrap_or(false) {
+            forget(&path);
+        }
+    }
+}
+
+/// One that is left behind, as where a part was never written, is looked at by nobody.
+fn forget(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::debug!("cannot remove {}: {error}", path.display());
+    }
+}
+
+fn file_of(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.{ENDING}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_hold_once_all_are_written_down() {
+        let images = ["/one", "/two"].map(Path::new);
+        let Ok(transaction) = Transaction::begin(&images) else {
+            eprintln!("skipped: there is nowhere to record an image");
+            return;
+        };
+        let parts = [0, 1].map(|number| transaction.part(number));
+        let hold = || parts.each_ref().map(Part::holds);
+        assert_eq!(hold(), [false, false]);
+        transaction.decide().expect("decided");
+        assert_eq!(hold(), [true, true]);
+        transaction.recall().expect("recalled");
+        transaction.recall().expect("it is already");
+        assert_eq!(hold(), [false, false]);
+        let path = transaction.path.clone();
+        drop(transaction);
+        parts[1].is_gone();
+        parts[1].is_gone();
+        assert!(path.exists() && !parts[0].holds());
+        parts[0].is_gone();
+        assert!(!path.exists());
+        // Nor is anything looked at outside of the folder.
+        let other = Part { transaction: "../../etc/passwd".into(), number: 0 };
+        assert!(other.holds());
+        other.is_gone();
+    }
+}
