@@ -4,6 +4,8 @@
 
 #[path = "bitmaps/memory.rs"]
 mod memory;
+#[path = "bitmaps/moves.rs"]
+mod moves;
 #[path = "bitmaps/single.rs"]
 mod single;
 
@@ -71,6 +73,8 @@ struct World {
     seed: u64,
     disk: Disk,
     image: File,
+    /// What tells the image from others.
+    identity: &'static str,
     sidecar: File,
     qcow2: bool,
     memory: Arc<KilledMemory>,
@@ -141,9 +145,21 @@ impl World {
         };
         let sidecar = disk.add_file(0, 1);
         let (memory, life) = Default::default();
-        let (boot, booted, seen) = (7, u64::MAX, Seen::default());
-        let mut world =
-            World { seed, disk, image, sidecar, qcow2, memory, boot, booted, wrongs, life, seen };
+        let (boot, booted, seen, identity) = (7, u64::MAX, Seen::default(), "the image");
+        let mut world = World {
+            seed,
+            disk,
+            image,
+            identity,
+            sidecar,
+            qcow2,
+            memory,
+            boot,
+            booted,
+            wrongs,
+            life,
+            seen,
+        };
         if qcow2 {
             let image = container(&world.disk, image);
             let options =
@@ -175,7 +191,7 @@ impl World {
         let sidecar =
             Container::simulated(self.sidecar, self.disk.size(self.sidecar), Traits::FILE);
         let (memory, boot, booted) = (self.memory.clone(), self.boot, self.booted);
-        let time = disk.clone();
+        let (identity, time) = (self.identity, disk.clone());
         let container = container(&disk, file).with_time(move || time.modified(file));
         disk.watch(file, container.witness().clone());
         let wrongs = self.wrongs;
@@ -189,7 +205,7 @@ impl World {
                 }
             };
             let vbd = Vbd::new(image, CacheMode::None);
-            let binding = Binding::simulated(&container, "the image".into(), boot, booted);
+            let binding = Binding::simulated(&container, identity.into(), boot, booted);
             let kept = KeptIn { sidecar, memory, binding, region: REGION };
             vbd.keep_bitmaps(&io, kept).await.expect("kept");
             vbd.sabotage_bitmaps(wrongs);

@@ -2,6 +2,10 @@
 //! afterwards, while the guest goes on and flushes, the server is killed, and the power goes. `RINGTAP_SEEDS` sets how many
 //! seeds are tried; a failure names its seed.
 
+#[path = "pivot/below.rs"]
+mod below;
+#[path = "pivot/boundaries.rs"]
+mod boundaries;
 mod common;
 #[path = "common/container.rs"]
 mod container;
@@ -14,11 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
-use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog};
+use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog};
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
 use ringtap_vbd::{Busy, Kind, Quiesced, Request, Vbd};
 
+use below::Below;
 use common::Served;
 use trials::{all_well, seeds};
 
@@ -53,8 +58,7 @@ struct Chain {
     /// As the operator's register would say.
     top: Rc<Cell<usize>>,
     wrong: Option<Wrong>,
-    /// Whether the lowest image is qcow2 as well.
-    qcow2: bool,
+    below: Below,
 }
 
 /// What opens one of the overlays.
@@ -88,14 +92,17 @@ impl Opener {
 
 impl Chain {
     fn new(seed: u64, wrong: Option<Wrong>) -> Chain {
-        let disk = Disk::new(SECTOR);
-        let qcow2 = seed % 2 == 0;
-        let raw = if qcow2 { 0 } else { SIZE };
-        let files: Vec<File> =
-            (0..=OVERLAYS).map(|at| disk.add_file(if at == 0 { raw } else { 0 }, 512)).collect();
+        Chain::upon(Below::of(seed), seed, wrong)
+    }
+
+    fn upon(below: Below, seed: u64, wrong: Option<Wrong>) -> Chain {
+        let (disk, base) = below.begin();
+        let overlays = (0..OVERLAYS).map(|_| disk.add_file(0, 512));
+        let files: Vec<File> = std::iter::once(base).chain(overlays).collect();
         let logs = files.iter().map(|_| zeros()).collect();
-        let chain = Chain { seed, disk, files, logs, boot: 1, top: Rc::default(), wrong, qcow2 };
-        for (at, file) in chain.files.iter().enumerate().skip(if qcow2 { 0 } else { 1 }) {
+        let chain = Chain { seed, disk, files, logs, boot: 1, top: Rc::default(), wrong, below };
+        let made = usize::from(below != Below::Qcow2);
+        for (at, file) in chain.files.iter().enumerate().skip(made) {
             let image = container(&chain.disk, *file);
             let options = CreateOptions {
                 size: SIZE,
@@ -131,16 +138,16 @@ impl Chain {
     /// The disk as the register says it is, each image with what its server left, the lowest first.
     fn open(&self) -> Result<Vbd, String> {
         let openers: Vec<Opener> = (0..=self.top.get()).map(|at| self.opener(at)).collect();
-        let (qcow2, top, wrong) = (self.qcow2, self.top.get(), self.wrong);
+        let (lowest, top, wrong) = (self.below, self.top.get(), self.wrong);
         let image = self.alone(async move |io| {
             let mut below: Option<Box<dyn Image>> = None;
             for (at, opener) in openers.into_iter().enumerate() {
-                if at == 0 && !qcow2 {
-                    let raw = Raw::new(container(&opener.disk, opener.file));
+                if at == 0 && lowest != Below::Qcow2 {
+                    let image = lowest.open(&io, container(&opener.disk, opener.file)).await?;
                     if top > 0 && wrong != Some(Wrong::RawBelowForgotten) {
-                        raw.close(&io).await.map_err(|error| error.to_string())?;
+                        image.close(&io).await.map_err(|error| error.to_string())?;
                     }
-                    below = Some(Box::new(raw));
+                    below = Some(image);
                     continue;
                 }
                 if at < top && wrong == Some(Wrong::LogsBelowIgnored) {
@@ -159,10 +166,19 @@ impl Chain {
 
     /// Put overlay upon overlay while the guest asks, until it is done or all ends at a turn.
     fn run(&self, guest: &Guest, rng: &mut fastrand::Rng) -> Result<(), String> {
+        let cut = (rng.u8(0..6) > 0).then(|| rng.u64(1..250));
+        self.run_until(cut, guest, rng)
+    }
+
+    /// The same, until so many turns from now.
+    fn run_until(
+        &self,
+        cut: Option<u64>,
+        guest: &Guest,
+        rng: &mut fastrand::Rng,
+    ) -> Result<(), String> {
         let vbd = self.open()?;
-        if rng.u8(0..6) > 0 {
-            self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..250));
-        }
+        cut.inspect(|turns| self.disk.cut_power_at_turn(self.disk.turns() + turns));
         let mut all: Vec<Tasks> = (0..2)
             .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
             .collect();

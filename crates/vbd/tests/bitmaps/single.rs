@@ -1,8 +1,10 @@
 //! One bitmap, step by step.
 
 use std::cell::Cell;
+use std::path::Path;
 use std::rc::Rc;
 
+use ringtap_image::record::Transaction;
 use ringtap_io::Io;
 use ringtap_sim::Refuses;
 use ringtap_vbd::{BitmapChange, Kind, Request, Vbd};
@@ -18,7 +20,7 @@ pub async fn change(io: &Io, vbd: &Vbd, changes: Vec<BitmapChange>) {
 }
 
 /// The marks of the only bitmap, or that they are lost.
-fn only(vbd: &Vbd) -> Option<Vec<u64>> {
+pub fn only(vbd: &Vbd) -> Option<Vec<u64>> {
     let all = vbd.dirty_bitmaps();
     assert_eq!(all.len(), 1);
     let known = all[0].lost.is_none();
@@ -101,7 +103,7 @@ fn a_log_that_cannot_be_written_ends_the_bitmaps_and_not_the_guest() {
 }
 
 /// Write to a granule.
-async fn dirty(io: &Io, vbd: &Vbd, granule: u64) {
+pub async fn dirty(io: &Io, vbd: &Vbd, granule: u64) {
     let buffer = io.buffer(GRANULE as usize).expect("memory");
     let (kind, mem, fua) = (Kind::Write, buffer.mem(), false);
     let request = Request { kind, offset: granule * GRANULE, len: GRANULE, mem, fua };
@@ -197,5 +199,51 @@ fn a_change_that_was_presented_is_taken_back() {
         world.end(end);
         drop(vbd);
         assert_eq!(only(&world.open()), Some(vec![3, 5]), "{end:?}");
+    }
+}
+
+/// The server is stopped as it has written the changes of this disk, and those of another disk or not.
+#[test]
+fn a_change_of_several_disks_holds_once_all_of_it_is_written() {
+    let regions = |regions: std::ops::Range<u64>| {
+        let per = REGION / GRANULE;
+        Some((regions.start * per..regions.end * per).collect::<Vec<u64>>())
+    };
+    for (end, decided, wanted) in [
+        (End::Kill, false, Some(vec![3, 20])),
+        (End::Kill, true, Some(vec![20])),
+        (End::Cut, false, regions(0..2)),
+        (End::Cut, true, regions(1..2)),
+    ] {
+        let Ok(transaction) = Transaction::begin(&["/one", "/two"].map(Path::new)) else {
+            eprintln!("skipped: there is nowhere to record an image");
+            return;
+        };
+        let (mut world, vbd) = World::quiet(4);
+        world.write(&vbd, 3);
+        let (own, part) = (vbd.fork(), transaction.part(0));
+        let staged = world.alone(async move |io| {
+            let clear = vec![BitmapChange::Clear("b".into())];
+            let mut staged = own.stage_bitmaps(&io, clear).await.expect("staged");
+            let still = own.quiesce(&io, 1 << 40).await.expect("nothing is in flight");
+            staged.switch(&still).await;
+            drop(still);
+            staged.put(&io, Some(part)).await.expect("written");
+            staged.present(&io).await.expect("stable");
+            dirty(&io, &own, 20).await;
+            staged
+        });
+        if decided {
+            transaction.decide().expect("decided");
+        }
+        world.memory.set_killed(true);
+        drop((staged, vbd));
+        world.memory.set_killed(false);
+        world.end(end);
+        assert_eq!(only(&world.open()), wanted, "{end:?}, decided: {decided}");
+        // It is taken back for good.
+        transaction.call_off();
+        world.end(End::Kill);
+        assert_eq!(only(&world.open()), wanted, "{end:?}, decided: {decided}");
     }
 }
