@@ -60,7 +60,7 @@ while read -r command options; do
         grep -qE -- "(^|[ ,])$option([ =[]|$)" <<<"$help" || complain "ringtap $command has no $option"
     done
 done < <(sed -e ':more' -e '/\\$/{N;s/\\\n//;bmore' -e '}' "${documents[@]}" contrib/systemd/* |
-    grep -oE '(^|[ /])ringtap (serve|daemon|top|reload|upgrade|xen|create|info|list|map|convert|publish|check|resize|snapshot|bitmap|commit|rebase|compare|report|completions|man) [^|`#]*' | sed 's/^.*ringtap //')
+    grep -oE '(^|[ /])ringtap (serve|daemon|top|reload|upgrade|xen|create|info|list|map|convert|publish|check|resize|snapshot|bitmap|commit|rebase|detach|compare|report|completions|man) [^|`#]*' | sed 's/^.*ringtap //')
 
 if [ "$problems" -gt 0 ]; then
     echo "check-docs: $problems problem(s)" >&2

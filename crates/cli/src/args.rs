@@ -29,6 +29,7 @@ use crate::verbs::compare::CompareVerb;
 use crate::verbs::convert::ConvertArgs;
 use crate::verbs::create::CreateArgs;
 use crate::verbs::dd::DdArgs;
+use crate::verbs::detach::DetachArgs;
 use crate::verbs::info::InfoArgs;
 use crate::verbs::map::MapArgs;
 use crate::verbs::measure::MeasureArgs;
@@ -156,6 +157,12 @@ pub(crate) enum Command {
     Commit(CommitArgs),
     /// Put another image below an overlay, which goes on reading as before
     Rebase(RebaseArgs),
+    /// Bring what lies below an overlay into it, so that it needs that no more
+    ///
+    /// What it shows of its base, in an object store say, is fetched, compared with the base's index, written into the overlay and made
+    /// stable; then the overlay names no base any more, and runs with the store gone. Broken off at any moment, by kill -9 too,
+    /// it is as good as before, and the same command goes on with what is missing.
+    Detach(DetachArgs),
     /// Say how long an image takes for many requests
     ///
     /// By this program's own engine, without a server. `ringtap compare` measures what guests see.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::checkpoint::{self, CheckpointArgs};
 use crate::daemon::CONTROL;
-use crate::job::{self, BackupArgs, CommitArgs, MirrorArgs, SnapshotArgs, StreamArgs};
+use crate::job::{self, BackupArgs, CommitArgs, DetachArgs, MirrorArgs, SnapshotArgs, StreamArgs};
 use crate::limits::{self, LimitArgs};
 use crate::migrate::{self, MigrateArgs};
 use crate::names::{self, CacheName};
@@ -71,6 +71,8 @@ enum Verb {
     Commit(CommitArgs),
     /// Bring what lies below a disk's topmost image into it, while its guest runs: it needs nothing below then
     Stream(StreamArgs),
+    /// Bring all that lies below a disk's topmost image into it, on a server or not, while its guest runs; and say what it was
+    Detach(DetachArgs),
     /// Move a disk to another image, or copy it there, while its guest runs
     Mirror(MirrorArgs),
     /// Move a disk to a server of another host, over NBD, while its guest runs
@@ -191,6 +193,7 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
         Verb::Snapshot(args) => job::snapshot(&mut qmp()?, &args, output)?,
         Verb::Commit(args) => job::commit(&mut qmp()?, &args)?,
         Verb::Stream(args) => job::stream(&mut qmp()?, &args)?,
+        Verb::Detach(args) => job::detach(&mut qmp()?, &args, output)?,
         Verb::Mirror(args) => job::mirror(&mut qmp()?, &args, output, &mut || {})?,
         Verb::Migrate(args) => migrate::run(&mut qmp()?, args, output)?,
         Verb::Backup(args) => job::backup(&mut qmp()?, &args)?,

@@ -128,6 +128,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Bitmap(args) => verbs::bitmap::run(&args, matches),
         Command::Commit(args) => verbs::commit::run(&args),
         Command::Rebase(args) => verbs::rebase::run(&args).map_err(backing_is_another),
+        Command::Detach(args) => verbs::detach::run(&args),
         Command::Bench(args) => verbs::bench::run(&args),
         Command::Compare(args) => verbs::compare::run(&args),
         Command::List(args) => list::run(&args),

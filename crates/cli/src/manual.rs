@@ -17,8 +17,8 @@ use crate::args;
 #[cfg(feature = "object")]
 use crate::verbs::publish;
 use crate::verbs::{
-    amend, bench, bitmap, check, commit, compare, convert, create, dd, info, map, measure, rebase,
-    resize, snapshot,
+    amend, bench, bitmap, check, commit, compare, convert, create, dd, detach, info, map, measure,
+    rebase, resize, snapshot,
 };
 
 /// A titled list of what is written and what it means.
@@ -124,6 +124,7 @@ fn sections(command: &str) -> &'static [Section] {
         "bitmap" => bitmap::SECTIONS,
         "commit" => commit::SECTIONS,
         "rebase" => rebase::SECTIONS,
+        "detach" => detach::SECTIONS,
         "compare" => compare::SECTIONS,
         "report" => &[(
             "Examples",

@@ -35,6 +35,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-create",
         "-daemon",
         "-dd",
+        "-detach",
         "-disk",
         "-disk-add",
         "-disk-backup",

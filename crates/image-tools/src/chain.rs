@@ -39,6 +39,8 @@ pub struct Layer {
     pub vhd: Option<vhd::Facts>,
     /// Bytes of the file.
     pub len: u64,
+    /// Whether what is read of it is compared with digests, if it is an object of a server.
+    pub verified: Option<bool>,
     /// The snapshots inside it.
     pub snapshots: Vec<Snapshot>,
     /// Why those cannot be read.
@@ -106,6 +108,7 @@ fn look_at(
         luks: None,
         vhd: None,
         len: 0,
+        verified: None,
         snapshots: vec![],
         unreadable_snapshots: None,
         bitmaps: vec![],
@@ -133,6 +136,7 @@ fn look_at(
         end => end?,
     };
     layer.len = container.len();
+    layer.verified = container.is_verified();
     let opened = container.clone();
     // Of one that is being served that says nothing.
     let at_rest = !options.force_share;

@@ -11,6 +11,7 @@
 //! | [`compare`] | whether two images have the same content |
 //! | [`convert`] | an image copied into another, of any format |
 //! | [`create`] | new images, and what they are to be |
+//! | [`detach`] | an overlay that needs nothing below any more |
 //! | [`held`] | the same in files that the caller holds |
 //! | [`info`] | what an image is, what lies below it, and who uses it |
 //! | [`keyslots`] | the keyslots of a LUKS header |
@@ -50,6 +51,7 @@ pub mod commit;
 pub mod compare;
 pub mod convert;
 pub mod create;
+pub mod detach;
 mod error;
 mod files;
 pub mod held;

@@ -117,5 +117,7 @@ fn keep_content(job: &Rebase, new: Option<&BackingFile>, watch: &Watcher) -> Res
     };
     let end = copy(copied, &progress).map_err(Error::from);
     let stable = finish(overlay, file);
-    end.and(stable).doing(|| format!("{} reads as before: rebase again", file.display()))
+    end.and(stable).doing(|| {
+        format!("{} reads as before: the same command goes on with the rest", file.display())
+    })
 }

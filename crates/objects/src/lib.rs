@@ -145,6 +145,7 @@ pub fn open(uri: &Uri, options: &Options) -> Result<Store, String> {
         discard: false,
         zero: false,
         resizable: false,
+        verified: object.index.is_some(),
     };
     let weak = Arc::downgrade(&object);
     let store = Store::new(OpenRemote::new(object), facts);

@@ -83,6 +83,7 @@ pub(crate) fn open(name: &Name, options: &Options) -> Result<Store, String> {
         discard: true,
         zero: true,
         resizable: name.snapshot.is_none(),
+        verified: false,
     };
     let length: Arc<dyn Length> = rbd.clone();
     Ok(Store::new(OpenRemote::new(rbd), facts).with_length(length))

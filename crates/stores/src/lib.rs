@@ -36,6 +36,8 @@ pub struct Facts {
     pub zero: bool,
     /// Whether it can be made longer and shorter.
     pub resizable: bool,
+    /// Whether all that is read is compared with digests of what it is to be.
+    pub verified: bool,
 }
 
 /// How to open a store.

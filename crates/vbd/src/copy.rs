@@ -231,6 +231,7 @@ impl Hands {
                 } else {
                     self.hold_back(io, piece.len).await?;
                     self.read(io, at, data.mem().window(0, len)).await?;
+                    self.job.progress.add_read(piece.len);
                 }
                 match &mut base {
                     Some(buffer) => {

@@ -35,6 +35,7 @@ impl Workers {
 #[derive(Debug, Default)]
 pub struct Progress {
     done: AtomicU64,
+    read: AtomicU64,
     stop: Arc<AtomicBool>,
 }
 
@@ -57,6 +58,15 @@ impl Progress {
     /// What [`Progress::stop`] sets; a signal's handler may.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         self.stop.clone()
+    }
+
+    /// Bytes of that which had to be read.
+    pub fn read(&self) -> u64 {
+        self.read.load(Relaxed)
+    }
+
+    pub(crate) fn add_read(&self, bytes: u64) {
+        self.read.fetch_add(bytes, Relaxed);
     }
 
     pub(crate) fn add(&self, bytes: u64) {

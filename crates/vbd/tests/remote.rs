@@ -139,6 +139,7 @@ impl Bench {
             discard: true,
             zero: true,
             resizable: false,
+            verified: false,
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cached;
+mod detach;
 mod faults;
 mod origin;
 mod s3;

@@ -39,6 +39,8 @@ pub struct State {
     pub asked: Vec<(u64, u64)>,
     /// Headers that requests had.
     pub headers: Vec<String>,
+    /// Nobody is answered any more.
+    pub gone: bool,
 }
 
 /// The server; it goes with the process.
@@ -60,6 +62,7 @@ impl Origin {
             beside: vec![],
             asked: vec![],
             headers: vec![],
+            gone: false,
         };
         let state = Arc::new(Mutex::new(state));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -67,6 +70,9 @@ impl Origin {
         let shared = state.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
+                if shared.lock().expect("the state").gone {
+                    break;
+                }
                 let state = shared.clone();
                 thread::spawn(move || while serve(&client, &state).is_some() {});
             }
@@ -76,6 +82,16 @@ impl Origin {
 
     pub fn uri(&self) -> String {
         format!("http://127.0.0.1:{}/a/disk.img?reconnect=20", self.port)
+    }
+
+    /// It is gone: who connects is refused, and who is connected hears nothing more.
+    pub fn end(&self) {
+        self.with(|state| state.gone = true);
+        // So that whoever listens sees it.
+        let address = ("127.0.0.1", self.port);
+        while TcpStream::connect(address).is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -97,6 +113,9 @@ fn serve(client: &TcpStream, state: &Mutex<State>) -> Option<()> {
         })
     };
     let mut state = state.lock().expect("the state");
+    if state.gone {
+        return None;
+    }
     let is_object = path.ends_with("/disk.img");
     if is_object {
         state.headers.extend(headers.iter().cloned());

@@ -128,6 +128,10 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                     ("ringtap disk commit vm", "all in one image again, while the guest runs"),
                     ("ringtap disk stream vm", "the same, in the image above"),
                     (
+                        "ringtap disk detach vm",
+                        "its base in a store comes into its image: then the store may go",
+                    ),
+                    (
                         "ringtap disk mirror vm /fast/vm.qcow2 -f qcow2 --zeroed --rate 100M",
                         "move it to an image just made, at 100 MiB/s",
                     ),

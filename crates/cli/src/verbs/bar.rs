@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use ringtap_vbd::Progress;
 
+use crate::args::Output;
+
 /// How long work may take before a terminal is told of it.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -22,6 +24,17 @@ pub(crate) struct Talk {
     /// Say nothing but warnings and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+
+    /// What goes to stdout is for a program: progress goes to stderr
+    #[arg(skip)]
+    pub(crate) beside: bool,
+}
+
+impl Talk {
+    /// The same beside results in that form.
+    pub(crate) fn beside(self, output: Output) -> Talk {
+        Talk { beside: output == Output::Json, ..self }
+    }
 }
 
 /// Shows how far the work is, until dropped.
@@ -34,7 +47,9 @@ impl Bar {
     pub(crate) fn show(talk: Talk, progress: &Arc<Progress>, total: u64) -> Bar {
         match wait(talk, stderr().is_terminal()) {
             // Asked for, it is a result.
-            Some(wait) if talk.progress => Bar::after(wait, stdout(), progress.clone(), total),
+            Some(wait) if talk.progress && !talk.beside => {
+                Bar::after(wait, stdout(), progress.clone(), total)
+            }
             Some(wait) => Bar::after(wait, stderr(), progress.clone(), total),
             None => Bar { thread: None },
         }
@@ -95,7 +110,7 @@ mod tests {
 
     #[test]
     fn only_a_terminal_is_told_unasked_and_not_at_once() {
-        let talk = |progress, quiet| Talk { progress, quiet };
+        let talk = |progress, quiet| Talk { progress, quiet, beside: false };
         for (talk, terminal, silent) in [
             (talk(false, false), false, None),
             (talk(false, false), true, Some(SOON)),

@@ -40,6 +40,13 @@ impl Container {
         Container { path, store, rotational, ..container }
     }
 
+    /// Whether all that is read of it is compared with digests of what it is to be; none where it is no object of a server.
+    pub fn is_verified(&self) -> Option<bool> {
+        let store =
+            self.store.as_ref().filter(|_| ringtap_stores::is_path_of_object(&self.path))?;
+        Some(store.facts().verified)
+    }
+
     /// Leave its connection to the next who opens it for reading, where it lies on a server.
     pub fn leave(self) {
         if let Some(store) = self.store {

@@ -125,6 +125,7 @@ fn store(
         discard: agreed.can(can::TRIM),
         zero: agreed.can(can::WRITE_ZEROES),
         resizable: false,
+        verified: false,
     };
     let shared = Mutex::new(Shared { spare: Some(connection), ..Shared::default() });
     let nbd = Nbd {
