@@ -317,7 +317,7 @@ impl Object {
             let why = failure.text();
             let after = match failure {
                 Failure::Passing { after, .. } => after,
-                Failure::Denied(_) => None,
+                Failure::Denied(_) | Failure::Untrusted(_) => None,
                 Failure::Replaced | Failure::Missing | Failure::Lasting(_) => {
                     let replaced = failure == Failure::Replaced;
                     if !replaced || !self.replaced.swap(true, SeqCst) {

@@ -29,6 +29,7 @@ mod source;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod uri;
 
 use std::collections::HashMap;

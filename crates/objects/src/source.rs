@@ -16,6 +16,7 @@ use object_store::{
 
 use crate::credentials::Profile;
 use crate::http::{Connector, Encoded, Refused, at_most, cause, first_cause, told};
+use crate::trust::distrust;
 use crate::uri::{Server, Uri};
 
 /// For the longest transfer of one range.
@@ -52,6 +53,8 @@ pub(crate) enum Failure {
     Passing { why: String, after: Option<Duration> },
     /// The store does not let us, by these credentials: others may come.
     Denied(String),
+    /// The server may be another than the one that was named: its certificate may be renewed.
+    Untrusted(String),
 }
 
 impl Failure {
@@ -59,9 +62,10 @@ impl Failure {
         match self {
             Failure::Replaced => "the object was replaced while it was open".into(),
             Failure::Missing => "there is no such object".into(),
-            Failure::Lasting(why) | Failure::Passing { why, .. } | Failure::Denied(why) => {
-                why.clone()
-            }
+            Failure::Lasting(why)
+            | Failure::Passing { why, .. }
+            | Failure::Denied(why)
+            | Failure::Untrusted(why) => why.clone(),
         }
     }
 
@@ -228,6 +232,9 @@ pub(crate) fn of_error(error: Error) -> Failure {
             }
             _ => Failure::Lasting(why),
         };
+    }
+    if let Some(why) = distrust(&error) {
+        return Failure::Untrusted(why);
     }
     match (cause::<Encoded>(&error), cause::<HttpError>(&error)) {
         (Some(encoded), _) => Failure::Lasting(encoded.to_string()),

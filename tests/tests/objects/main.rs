@@ -7,3 +7,4 @@ mod faults;
 mod origin;
 mod s3;
 mod served;
+mod tls;
