@@ -20,6 +20,7 @@ mod chunks;
 mod credentials;
 mod http;
 pub mod index;
+mod journal;
 mod memory;
 mod publish;
 mod runtime;
@@ -30,6 +31,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod trust;
+mod upload;
 mod uri;
 
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 //!
 //! What is there is looked at first: who comes second with another image is told so. The index goes before the image, and
 //! only where none is there. It names every byte of the image, so that a publication that was broken off goes on where
-//! the same image is published again. Of which index an object is the image stands among its metadata: one that was to be
+//! the same image is published again (`upload`). Of which index an object is the image stands among its metadata: one that was to be
 //! replaced and was not may be just as long.
 
 use std::fs::{self, File};
@@ -10,21 +10,14 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path as FilePath, PathBuf};
 
-use bytes::Bytes;
-use object_store::{
-    Attributes, Error, ObjectStore as _, ObjectStoreExt as _, PutMode, PutPayload, WriteMultipart,
-};
+use object_store::{Attributes, Error, ObjectStore as _, ObjectStoreExt as _, PutMode, PutPayload};
 
-use crate::http::told;
 use crate::index::{self, CHUNK, Index, digest, hex};
+use crate::journal::Journal;
 use crate::source::{Failure, OF_INDEX, Source, of_error};
+use crate::upload::{Image, upload};
 use crate::{Server, Uri, boot, connector, runtime};
 
-/// Bytes of a part, of an image of so many parts at most.
-const PART: u64 = 16 << 20;
-const PARTS: u64 = 9_000;
-/// Parts that are on their way at a time.
-const WIDE: usize = 8;
 /// How often one is sent again.
 const RETRIES: usize = 8;
 
@@ -37,6 +30,8 @@ pub struct Publication<'a> {
     pub boot_list: Option<&'a FilePath>,
     /// Whether another image in its place is replaced.
     pub replace: bool,
+    /// A folder in which it is noted what of it has arrived.
+    pub uploads: Option<&'a FilePath>,
 }
 
 /// What was published.
@@ -91,8 +86,9 @@ pub fn publish(
     let name = match uri {
         Some(uri) => {
             let source = Source::with_retries(&uri, &connector()?, RETRIES)?;
-            let upload = async { upload(&source, what, &index, bytes, list, progress).await };
-            runtime::handle()?.block_on(upload)?;
+            let mut journal = Journal::open(what.uploads, &uri.identity(), &digest);
+            let put = async { put(&source, what, &index, list, &mut journal, progress).await };
+            runtime::handle()?.block_on(put)?;
             let sign = if target.contains('?') { '&' } else { '?' };
             format!("{target}{sign}digest=sha256:{}", hex(&digest))
         }
@@ -124,18 +120,20 @@ fn index_of(path: &FilePath, progress: &dyn Fn(u64)) -> io::Result<Index> {
     }
 }
 
-async fn upload(
+async fn put(
     source: &Source,
     what: Publication<'_>,
     index: &Index,
-    bytes: Vec<u8>,
     list: Option<Vec<u8>>,
+    journal: &mut Journal,
     progress: &dyn Fn(u64),
 ) -> Result<(), String> {
     let text = |failure: Failure| failure.text();
     let at = |ending| source.path_beside(ending).map_err(text);
+    let bytes = index.to_bytes();
     if is_there(source, what, index, &bytes).await? {
         progress(index.size());
+        journal.end();
         return put_list(source, list).await;
     }
     let payload = PutPayload::from(bytes.clone());
@@ -156,16 +154,8 @@ async fn upload(
         }
         Err(error) => return Err(of_error(error).text()),
     }
-    let part = PART.max(index.size().div_ceil(PARTS).next_multiple_of(1 << 20));
     let of = Attributes::from_iter([(OF_INDEX, hex(&digest(&bytes)))]);
-    let begun = source.store.put_multipart_opts(&source.path, of.into()).await;
-    let begun = begun.map_err(|error| of_error(error).text())?;
-    let mut parts = WriteMultipart::new_with_chunk_size(begun, part as usize);
-    if let Err(why) = send(&mut parts, what.file, index, progress).await {
-        let _ = parts.abort().await;
-        return Err(why);
-    }
-    parts.finish().await.map_err(|error| told(&error))?;
+    upload(source, &Image { path: what.file, index, of }, journal, progress).await?;
     put_list(source, list).await
 }
 
@@ -211,28 +201,6 @@ async fn put_list(source: &Source, list: Option<Vec<u8>>) -> Result<(), String> 
     let path = source.path_beside(boot::ENDING).map_err(|failure| failure.text())?;
     let put = source.store.put(&path, list.into()).await;
     put.map(drop).map_err(|error| of_error(error).text())
-}
-
-/// Send what the index names, and nothing else.
-async fn send(
-    parts: &mut WriteMultipart,
-    path: &FilePath,
-    index: &Index,
-    progress: &dyn Fn(u64),
-) -> Result<(), String> {
-    let failed = |error: io::Error| format!("{}: {error}", path.display());
-    let mut file = File::open(path).map_err(failed)?;
-    for number in 0..index.size().div_ceil(CHUNK) as u32 {
-        let mut chunk = Vec::with_capacity(CHUNK as usize);
-        (&mut file).take(CHUNK).read_to_end(&mut chunk).map_err(failed)?;
-        if !index.matches(number, &chunk) {
-            return Err(format!("{} was changed while it was published", path.display()));
-        }
-        parts.wait_for_capacity(WIDE).await.map_err(|error| told(&error))?;
-        progress(chunk.len() as u64);
-        parts.put(Bytes::from(chunk));
-    }
-    Ok(())
 }
 
 fn copy(
@@ -336,19 +304,21 @@ mod tests {
     }
 
     fn publication(file: &FilePath, replace: bool) -> Publication<'_> {
-        Publication { file, boot_list: None, replace }
+        Publication { file, boot_list: None, replace, uploads: None }
     }
 
     #[test]
     fn an_object_is_replaced_only_where_that_was_said_and_sent_once() {
         let folder = tempfile::tempdir().expect("a folder");
-        let source = Source { store: Arc::new(InMemory::new()), path: Path::from("a") };
+        let store = Arc::new(InMemory::new());
+        let source = Source { store: store.clone(), parts: Some(store), path: Path::from("a") };
         let runtime = runtime::handle().expect("threads");
         let publish = |byte: u8, replace: bool| {
             let path = image(&folder, byte);
             let index = index_of(&path, &|_| {}).expect("an index");
             let what = publication(&path, replace);
-            runtime.block_on(upload(&source, what, &index, index.to_bytes(), None, &|_| {}))
+            let mut journal = Journal::open(None, "a", &[0; 32]);
+            runtime.block_on(put(&source, what, &index, None, &mut journal, &|_| {}))
         };
         let there = || {
             let head = runtime.block_on(source.store.head(&source.path)).expect("it is there");

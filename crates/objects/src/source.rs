@@ -9,6 +9,7 @@ use http::StatusCode;
 use object_store::aws::AmazonS3Builder;
 use object_store::client::HttpError;
 use object_store::http::HttpBuilder;
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{
     Attribute, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, RetryConfig,
@@ -26,9 +27,10 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(crate) const OF_INDEX: Attribute = Attribute::Metadata(Cow::Borrowed("ringtap-index"));
 
 /// An object at its store.
-#[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The same, where it takes objects in parts.
+    pub(crate) parts: Option<Arc<dyn MultipartStore>>,
     pub(crate) path: Path,
 }
 
@@ -87,32 +89,34 @@ impl Source {
     ) -> Result<Source, String> {
         let retry = RetryConfig { max_retries, ..RetryConfig::default() };
         let path = Path::parse(&uri.key).map_err(|error| error.to_string())?;
-        let store: Arc<dyn ObjectStore> = match &uri.server {
-            Server::S3 { bucket, endpoint, region } => {
-                let mut builder = AmazonS3Builder::from_env()
-                    .with_bucket_name(bucket)
-                    .with_retry(retry)
-                    .with_http_connector(connector.clone());
-                if let Some(endpoint) = endpoint {
-                    builder = builder.with_endpoint(endpoint);
+        let (store, parts): (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>) =
+            match &uri.server {
+                Server::S3 { bucket, endpoint, region } => {
+                    let mut builder = AmazonS3Builder::from_env()
+                        .with_bucket_name(bucket)
+                        .with_retry(retry)
+                        .with_http_connector(connector.clone());
+                    if let Some(endpoint) = endpoint {
+                        builder = builder.with_endpoint(endpoint);
+                    }
+                    if let Some(region) = region {
+                        builder = builder.with_region(region);
+                    }
+                    if let Some(profile) = Profile::find() {
+                        builder = builder.with_credentials(Arc::new(profile));
+                    }
+                    let store = Arc::new(builder.build().map_err(|error| told(&error))?);
+                    (store.clone(), Some(store))
                 }
-                if let Some(region) = region {
-                    builder = builder.with_region(region);
+                Server::Http(server) => {
+                    let builder = HttpBuilder::new()
+                        .with_url(server.as_str())
+                        .with_retry(retry)
+                        .with_http_connector(connector.clone());
+                    (Arc::new(builder.build().map_err(|error| told(&error))?), None)
                 }
-                if let Some(profile) = Profile::find() {
-                    builder = builder.with_credentials(Arc::new(profile));
-                }
-                Arc::new(builder.build().map_err(|error| told(&error))?)
-            }
-            Server::Http(server) => {
-                let builder = HttpBuilder::new()
-                    .with_url(server.as_str())
-                    .with_retry(retry)
-                    .with_http_connector(connector.clone());
-                Arc::new(builder.build().map_err(|error| told(&error))?)
-            }
-        };
-        Ok(Source { store, path })
+            };
+        Ok(Source { store, parts, path })
     }
 
     /// Its size and name, as the server tells them of its first byte.

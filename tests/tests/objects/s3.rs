@@ -40,15 +40,16 @@ fn moto() -> Option<PathBuf> {
 }
 
 impl Moto {
-    fn start() -> Option<Moto> {
+    fn start(bench: &Bench) -> Option<Moto> {
         let folder = moto()?;
+        let log = fs::File::create(bench.path("moto.log")).expect("a log");
         let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port");
         let port = port.port().to_string();
         let child = Command::new("python3")
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port])
             .env("PYTHONPATH", folder)
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .expect("python3");
         let moto = Moto { child, endpoint: format!("http://127.0.0.1:{port}") };
@@ -63,13 +64,18 @@ impl Moto {
     }
 
     fn run(&self, bench: &Bench, args: &[&str]) -> Output {
+        self.command(bench, args).output().expect("ringtap")
+    }
+
+    fn command(&self, bench: &Bench, args: &[&str]) -> Command {
         let credentials = bench.path("credentials");
         let text = "[images]\naws_access_key_id = id\naws_secret_access_key = secret\n";
         fs::write(&credentials, text).expect("written");
         let mut command = Command::new(ringtap());
         command.args(args).env("AWS_SHARED_CREDENTIALS_FILE", credentials);
         command.env("AWS_PROFILE", "images").env("AWS_ENDPOINT_URL", &self.endpoint);
-        command.env_remove("AWS_ACCESS_KEY_ID").output().expect("ringtap")
+        command.env_remove("AWS_ACCESS_KEY_ID").env("STATE_DIRECTORY", bench.path("state"));
+        command
     }
 
     fn said(&self, bench: &Bench, args: &[&str]) -> String {
@@ -89,7 +95,7 @@ impl Moto {
 #[test]
 fn an_image_is_published_to_s3_and_read_from_there() {
     let bench = Bench::new();
-    let Some(moto) = Moto::start() else {
+    let Some(moto) = Moto::start(&bench) else {
         println!("skipped: pip cannot install moto here");
         return;
     };
@@ -127,4 +133,54 @@ fn an_image_is_published_to_s3_and_read_from_there() {
     assert!(why.contains("is not the one that digest="), "{why}");
     let missing = moto.refusal(&bench, &["info", "-f", "raw", "s3://images/none"]);
     assert!(missing.contains("no such object"), "{missing}");
+}
+
+/// Lines of a folder's files.
+fn lines(folder: &Path) -> Vec<String> {
+    let found = fs::read_dir(folder).into_iter().flatten().flatten();
+    let texts = found.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn a_publication_that_was_killed_sends_only_what_has_not_arrived() {
+    let bench = Bench::new();
+    let Some(moto) = Moto::start(&bench) else {
+        println!("skipped: pip cannot install moto here");
+        return;
+    };
+    const PARTS: usize = 10;
+    let path = bench.text("a.img");
+    fs::write(&path, pattern((PARTS - 1) * 16 * MIB + 512)).expect("written");
+    let target = "s3://images/a.img";
+    let mut first = moto.command(&bench, &["publish", &path, target]);
+    let mut first = first.stdout(Stdio::null()).spawn().expect("ringtap");
+    // Three lines stand before those of the parts.
+    let (uploads, until) = (bench.path("state/uploads"), Instant::now() + patience());
+    while lines(&uploads).len() < 4 {
+        assert!(Instant::now() < until, "no part arrives");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    first.kill().expect("killed");
+    first.wait().expect("its end");
+    let arrived = lines(&uploads).len() - 3;
+    assert!((1..PARTS).contains(&arrived), "{arrived}");
+    // What the killed one had on its way comes to moto's log yet.
+    let sent = |log: &str| log.matches("partNumber=").count();
+    let log = || fs::read_to_string(bench.path("moto.log")).expect("the log");
+    std::thread::sleep(Duration::from_secs(1));
+    let before = sent(&log());
+    let printed = moto.said(&bench, &["publish", &path, target]);
+    let name = printed.lines().next().expect("a name").to_owned();
+    let after = log();
+    assert_eq!(sent(&after) - before, PARTS - arrived, "{after}");
+    assert_eq!(after.matches("?uploads").count(), 1, "{after}");
+    assert!(name.starts_with("s3://images/a.img?digest=sha256:"), "{name}");
+    let (copy, url) = (bench.text("copy"), format!("{}/images/a.img", moto.endpoint));
+    ok("curl", "curl", &["-sS", "--fail", "-o", &copy, &url]);
+    assert!(fs::read(&copy).expect("the copy") == fs::read(&path).expect("the image"));
+    assert_eq!(lines(&uploads), [""; 0]);
+    // The same once more sends nothing.
+    moto.said(&bench, &["publish", &path, target]);
+    assert_eq!(sent(&log()), sent(&after));
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use ringtap_image::{CacheMode, Container, OpenOptions};
+use ringtap_image::{CacheMode, Container, OpenOptions, record};
 use ringtap_objects::{Publication, index::hex};
 use ringtap_vbd::Progress;
 
@@ -44,10 +44,13 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<ExitCode> {
     let held = Container::open(&args.file, &options)?;
     let progress = Arc::new(Progress::default());
     let bar = Bar::show(args.talk, &progress, 2 * held.len());
+    // Where there is none, one that is broken off begins anew.
+    let uploads = record::state_folder("uploads").ok();
     let what = Publication {
         file: &args.file,
         boot_list: args.boot_list.as_deref(),
         replace: args.replace,
+        uploads: uploads.as_deref(),
     };
     let published = ringtap_objects::publish(what, &args.target, &|bytes| {
         progress.set(progress.done() + bytes)

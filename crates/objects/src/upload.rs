@@ -1,0 +1,201 @@
+//! An image on its way to a store, part by part. Which parts have arrived is noted here (`journal`), so that who is broken off sends
+//! the others alone when the same image is published there again.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path as FilePath;
+
+use bytes::Bytes;
+use object_store::multipart::PartId;
+use object_store::{Attributes, Error};
+use tokio::task::JoinSet;
+
+use crate::index::{CHUNK, Index};
+use crate::journal::Journal;
+use crate::source::{Source, of_error};
+
+/// Bytes of a part, of an image of so many parts at most.
+const PART: u64 = 16 << 20;
+const PARTS: u64 = 9_000;
+/// Parts that are on their way at a time.
+const WIDE: usize = 8;
+
+/// What is sent.
+pub(crate) struct Image<'a> {
+    pub(crate) path: &'a FilePath,
+    pub(crate) index: &'a Index,
+    /// What the store is to keep of it.
+    pub(crate) of: Attributes,
+}
+
+/// Why it was not sent.
+enum End {
+    /// The store does not know the upload any more.
+    Gone,
+    /// It is not the image that was begun.
+    Changed(String),
+    Failed(String),
+}
+
+/// Where a part goes, and how much of the image it is.
+struct Part {
+    number: usize,
+    range: std::ops::Range<u64>,
+}
+
+/// Send it, or what is missing of it.
+pub(crate) async fn upload(
+    source: &Source,
+    image: &Image<'_>,
+    journal: &mut Journal,
+    progress: &dyn Fn(u64),
+) -> Result<(), String> {
+    let Some(store) = &source.parts else { return Err("the store takes no parts".into()) };
+    let size = image.index.size();
+    let part = PART.max(size.div_ceil(PARTS).next_multiple_of(1 << 20));
+    loop {
+        let (id, arrived, known) = match journal.begun(part) {
+            Some((id, arrived)) => (id, arrived, true),
+            None => {
+                let begun = store.create_multipart_opts(&source.path, image.of.clone().into());
+                let id = begun.await.map_err(|error| of_error(error).text())?;
+                journal.begin(&id, part);
+                (id, BTreeMap::new(), false)
+            }
+        };
+        let sent = match send(source, image, &id, part, arrived, journal, progress).await {
+            Ok(parts) => {
+                let end = store.complete_multipart(&source.path, &id, parts).await;
+                end.map(drop).map_err(end_of)
+            }
+            Err(end) => Err(end),
+        };
+        match sent {
+            Ok(()) => {
+                journal.end();
+                return Ok(());
+            }
+            // It was given up there, or is whole by now and was to be replaced.
+            Err(End::Gone) if known => journal.forget(),
+            Err(End::Gone) => return Err("the store has lost the upload".into()),
+            Err(End::Changed(why)) => {
+                journal.end();
+                let _ = store.abort_multipart(&source.path, &id).await;
+                return Err(why);
+            }
+            Err(End::Failed(why)) => return Err(journal.told(why, size.div_ceil(part))),
+        }
+    }
+}
+
+fn end_of(error: Error) -> End {
+    match error {
+        Error::NotFound { .. } => End::Gone,
+        error => End::Failed(of_error(error).text()),
+    }
+}
+
+/// Send the parts that have not arrived; all of them, in order.
+async fn send(
+    source: &Source,
+    image: &Image<'_>,
+    id: &str,
+    part: u64,
+    mut arrived: BTreeMap<usize, String>,
+    journal: &mut Journal,
+    progress: &dyn Fn(u64),
+) -> Result<Vec<PartId>, End> {
+    let size = image.index.size();
+    let mut sending = JoinSet::new();
+    let mut end = Ok(());
+    for number in 0..size.div_ceil(part) as usize {
+        let from = number as u64 * part;
+        let range = from..(from + part).min(size);
+        if arrived.contains_key(&number) {
+            progress(range.end - range.start);
+            continue;
+        }
+        if sending.len() >= WIDE {
+            end = next(&mut sending, &mut arrived, journal, progress).await;
+        }
+        let bytes = match end {
+            Ok(()) => image.read(&Part { number, range }),
+            Err(_) => break,
+        };
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(why) => {
+                end = Err(why);
+                break;
+            }
+        };
+        let (store, path, id) = (source.parts.clone(), source.path.clone(), id.to_owned());
+        sending.spawn(async move {
+            let len = bytes.len() as u64;
+            let Some(store) = store else { return Err(End::Gone) };
+            let put = store.put_part(&path, &id, number, bytes.into()).await.map_err(end_of)?;
+            Ok((number, put.content_id, len))
+        });
+    }
+    // What is on its way had better arrive.
+    while !sending.is_empty() {
+        let last = next(&mut sending, &mut arrived, journal, progress).await;
+        end = end.and(last);
+    }
+    end?;
+    Ok(arrived.into_values().map(|content_id| PartId { content_id }).collect())
+}
+
+type Arrived = Result<(usize, String, u64), End>;
+
+/// Wait for one to arrive, and note it.
+async fn next(
+    sending: &mut JoinSet<Arrived>,
+    arrived: &mut BTreeMap<usize, String>,
+    journal: &mut Journal,
+    progress: &dyn Fn(u64),
+) -> Result<(), End> {
+    match sending.join_next().await {
+        None => Ok(()),
+        Some(Err(error)) => Err(End::Failed(error.to_string())),
+        Some(Ok(Err(end))) => Err(end),
+        Some(Ok(Ok((number, content_id, len)))) => {
+            journal.arrived(number, &content_id);
+            arrived.insert(number, content_id);
+            progress(len);
+            Ok(())
+        }
+    }
+}
+
+impl Image<'_> {
+    /// A part of it as the index names it, and nothing else.
+    fn read(&self, part: &Part) -> Result<Bytes, End> {
+        let failed = |error: io::Error| {
+            End::Failed(format!("{}: part {}: {error}", self.path.display(), part.number))
+        };
+        let mut file = File::open(self.path).map_err(failed)?;
+        file.seek(SeekFrom::Start(part.range.start)).map_err(failed)?;
+        let len = (part.range.end - part.range.start) as usize;
+        let mut bytes = vec![0; len];
+        let first = (part.range.start / CHUNK) as u32;
+        let read = file.read_exact(&mut bytes);
+        let whole = read.is_ok()
+            && bytes
+                .chunks(CHUNK as usize)
+                .zip(first..)
+                .all(|(chunk, number)| self.index.matches(number, chunk));
+        match read {
+            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(failed(error)),
+            _ if !whole => Err(End::Changed(format!(
+                "{} was changed while it was published",
+                self.path.display()
+            ))),
+            _ => Ok(bytes.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

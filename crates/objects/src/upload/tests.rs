@@ -1,0 +1,133 @@
+//! Stores that fail in the middle of an upload, and lose it.
+
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use object_store::memory::InMemory;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::{
+    MultipartId, ObjectStoreExt as _, PutMultipartOptions, PutPayload, PutResult, Result,
+};
+
+use super::*;
+use crate::index::digest;
+use crate::runtime;
+
+/// One that fails from a part on.
+#[derive(Debug, Default)]
+struct Fails {
+    store: Arc<InMemory>,
+    /// The first part that it does not take.
+    from: AtomicUsize,
+    /// Parts that it has taken.
+    took: Mutex<Vec<usize>>,
+    begun: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl MultipartStore for Fails {
+    async fn create_multipart(&self, path: &Path) -> Result<MultipartId> {
+        self.create_multipart_opts(path, PutMultipartOptions::default()).await
+    }
+
+    async fn create_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<MultipartId> {
+        let id = self.store.create_multipart_opts(path, options).await?;
+        self.begun.lock().expect("no panic").push(id.clone());
+        Ok(id)
+    }
+
+    async fn put_part(
+        &self,
+        path: &Path,
+        id: &MultipartId,
+        part: usize,
+        data: PutPayload,
+    ) -> Result<PartId> {
+        if part >= self.from.load(SeqCst) {
+            return Err(Error::Generic { store: "test", source: "it is full".into() });
+        }
+        if !self.begun.lock().expect("no panic").contains(id) {
+            return Err(Error::NotFound { path: id.clone(), source: "no such upload".into() });
+        }
+        self.store.put_part(path, id, part, data).await?;
+        self.took.lock().expect("no panic").push(part);
+        Ok(PartId { content_id: format!("\"{part}\"") })
+    }
+
+    async fn complete_multipart(
+        &self,
+        path: &Path,
+        id: &MultipartId,
+        parts: Vec<PartId>,
+    ) -> Result<PutResult> {
+        let wanted = (0..parts.len()).map(|part| format!("\"{part}\""));
+        assert!(parts.iter().map(|part| part.content_id.clone()).eq(wanted), "{parts:?}");
+        self.store.complete_multipart(path, id, parts).await
+    }
+
+    async fn abort_multipart(&self, path: &Path, id: &MultipartId) -> Result<()> {
+        self.begun.lock().expect("no panic").retain(|other| other != id);
+        self.store.abort_multipart(path, id).await
+    }
+}
+
+impl Fails {
+    fn take(&self, from: usize) -> Vec<usize> {
+        self.from.store(from, SeqCst);
+        let mut took = std::mem::take(&mut *self.took.lock().expect("no panic"));
+        took.sort_unstable();
+        took
+    }
+}
+
+#[test]
+fn parts_that_have_arrived_are_not_sent_again_and_a_lost_upload_begins_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("image");
+    let bytes: Vec<u8> = (0..50u64 << 20).step_by(8).flat_map(u64::to_le_bytes).collect();
+    fs::write(&path, &bytes).expect("written");
+    let digests = bytes.chunks(CHUNK as usize).map(digest).collect();
+    let index = Index::of(bytes.len() as u64, digests);
+    let fails = Arc::new(Fails::default());
+    let store = fails.store.clone();
+    let source = Source { store, parts: Some(fails.clone()), path: Path::from("a") };
+    let runtime = runtime::handle().expect("threads");
+    let run = || {
+        let mut journal = Journal::open(Some(folder.path()), "a", &[1; 32]);
+        let image = Image { path: &path, index: &index, of: Attributes::new() };
+        runtime.block_on(upload(&source, &image, &mut journal, &|_| {}))
+    };
+    let there = || {
+        let found =
+            runtime.block_on(async { fails.store.get(&Path::from("a")).await?.bytes().await });
+        found.expect("it is there").to_vec()
+    };
+    fails.take(2);
+    let why = run().expect_err("it is full");
+    assert!(why.contains("2 of 4 parts have arrived") && why.contains("publish it again"), "{why}");
+    assert_eq!(fails.take(9), [0, 1]);
+    run().expect("the rest");
+    assert_eq!(fails.take(1), [2, 3]);
+    assert!(there() == bytes);
+    // Of one that the store has given up meanwhile nothing is there any more.
+    run().expect_err("it is full");
+    fails.begun.lock().expect("no panic").clear();
+    assert_eq!(fails.take(9), [0]);
+    run().expect("all of it");
+    assert_eq!(fails.take(3), [0, 1, 2, 3]);
+    // One that was changed is given up.
+    run().expect_err("it is full");
+    fs::write(&path, vec![1; bytes.len()]).expect("written");
+    fails.take(9);
+    assert!(run().expect_err("changed").contains("was changed"));
+    assert!(there() == bytes);
+    let left = fs::read_dir(folder.path()).expect("listed").count();
+    assert_eq!(left, 1, "nothing is noted any more");
+}
