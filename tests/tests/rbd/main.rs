@@ -4,6 +4,7 @@ mod cluster;
 mod gateway;
 mod locks;
 mod memory;
+mod moves;
 mod served;
 mod stands;
 mod verbs;

@@ -101,7 +101,7 @@ impl Part {
     fn path(&self) -> Option<PathBuf> {
         let name = &self.transaction;
         let is_name = name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_name.then(|| made_folder()).flatten().map(|folder| file_of(&folder, name))
+        is_name.then(made_folder).flatten().map(|folder| file_of(&folder, name))
     }
 
     pub(super) fn is_of(&self, transaction: &Transaction) -> bool {
