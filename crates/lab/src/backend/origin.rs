@@ -57,7 +57,7 @@ struct Shared {
 
 impl Origin {
     /// Shows a file, which must not change meanwhile.
-    fn start(path: &Path) -> Result<Origin> {
+    pub fn start(path: &Path) -> Result<Origin> {
         let file = File::open(path).map_err(Error::file("open", path))?;
         let facts = file.metadata().map_err(Error::file("look at", path))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
@@ -80,7 +80,8 @@ impl Origin {
         Ok(Origin { port, ends })
     }
 
-    fn url(&self) -> String {
+    /// Where it is.
+    pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}{OBJECT}", self.port)
     }
 }
