@@ -186,7 +186,12 @@ fn tools_on_damaged_images() {
                 2 => delete_snapshot(&io, &container, "one").await.is_ok(),
                 3 => {
                     let size = u64::from(deed) << 11;
-                    let options = ResizeOptions { size, shrink: true, backing_size: Some(1 << 20) };
+                    let options = ResizeOptions {
+                        size,
+                        shrink: true,
+                        backing_size: Some(1 << 20),
+                        ..Default::default()
+                    };
                     resize(&io, &container, None, &options).await.is_ok()
                 }
                 4 => {

@@ -134,7 +134,7 @@ fn main() -> Result<()> {
         None => made.tempdir()?,
     };
     let program = ringtap_program(cli.ringtap.as_deref());
-    let mut servers = vec![
+    let mut servers = [
         Server::start(&program, run.path().join("none"), 0)?,
         Server::start(&program, run.path().join("many"), cli.disks)?,
     ];

@@ -86,7 +86,8 @@ pub(crate) fn open_chain<'a>(
                 table_memory,
                 bitmaps,
                 tables_only,
-                ..Parts::default()
+                #[cfg(feature = "sabotage")]
+                sabotage: None,
             };
             let image = Qcow2::open(io, container, header, parts).await?;
             base = Some(Box::new(image) as Box<dyn Image>);
