@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::args::Output;
 use crate::checkpoint::{self, CheckpointArgs};
 use crate::daemon::CONTROL;
-use crate::job::{self, BackupArgs, CommitArgs, DetachArgs, MirrorArgs, SnapshotArgs, StreamArgs};
+use crate::detach::{DetachArgs, detach};
+use crate::job::{self, BackupArgs, CommitArgs, MirrorArgs, SnapshotArgs, StreamArgs};
 use crate::limits::{self, LimitArgs};
 use crate::migrate::{self, MigrateArgs};
 use crate::names::{self, CacheName};
@@ -193,7 +194,7 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
         Verb::Snapshot(args) => job::snapshot(&mut qmp()?, &args, output)?,
         Verb::Commit(args) => job::commit(&mut qmp()?, &args)?,
         Verb::Stream(args) => job::stream(&mut qmp()?, &args)?,
-        Verb::Detach(args) => job::detach(&mut qmp()?, &args, output)?,
+        Verb::Detach(args) => detach(&mut qmp()?, &args, output)?,
         Verb::Mirror(args) => job::mirror(&mut qmp()?, &args, output, &mut || {})?,
         Verb::Migrate(args) => migrate::run(&mut qmp()?, args, output)?,
         Verb::Backup(args) => job::backup(&mut qmp()?, &args)?,

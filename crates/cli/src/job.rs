@@ -140,16 +140,6 @@ pub(crate) struct StreamArgs {
     how: How,
 }
 
-/// A disk that is to need nothing below.
-#[derive(Debug, Args)]
-pub(crate) struct DetachArgs {
-    /// The disk's name
-    node: String,
-
-    #[command(flatten)]
-    how: How,
-}
-
 /// A mirror of a disk that is served.
 #[derive(Debug, Args)]
 pub(crate) struct MirrorArgs {
@@ -221,14 +211,14 @@ pub(crate) struct BackupArgs {
 pub(crate) struct How {
     /// Copy no more than so many bytes in a second
     #[arg(short, long, value_name = "SIZE", value_parser = names::size)]
-    rate: Option<u64>,
+    pub(crate) rate: Option<u64>,
 
     /// Begin the job, and do not wait for it: `ringtap job wait` does
     #[arg(long)]
     no_wait: bool,
 
     #[command(flatten)]
-    talk: Talk,
+    pub(crate) talk: Talk,
 }
 
 /// Carry it out.
@@ -349,7 +339,7 @@ pub(crate) fn snapshot(qmp: &mut Qmp, args: &SnapshotArgs, output: Output) -> an
 
 impl How {
     /// Begin a job, and see it to its end; for how long guests' requests waited for that.
-    fn carry_out(
+    pub(crate) fn carry_out(
         &self,
         qmp: &mut Qmp,
         command: &str,
@@ -378,7 +368,7 @@ impl How {
     }
 
     /// Wait for a job that has begun, where that is to be waited for.
-    fn see_to_its_end(
+    pub(crate) fn see_to_its_end(
         &self,
         qmp: &mut Qmp,
         id: &str,
@@ -427,67 +417,6 @@ pub(crate) fn stream(qmp: &mut Qmp, args: &StreamArgs) -> anyhow::Result<()> {
     }
     let id = format!("stream-{}", args.node);
     args.how.carry_out(qmp, "block-stream", &id, arguments, "job-complete").map(drop)
-}
-
-/// Bring all that lies below into the topmost image, and say what that was.
-pub(crate) fn detach(qmp: &mut Qmp, args: &DetachArgs, output: Output) -> anyhow::Result<()> {
-    let (node, id) = (&args.node, format!("detach-{}", args.node));
-    let how = How { talk: args.how.talk.beside(output), ..args.how };
-    let (file, below) = chain_of(qmp, node)?;
-    let jobs = qmp.call("query-jobs", json!({}))?;
-    let begun = jobs.as_array().into_iter().flatten().find(|job| job["id"] == id);
-    let waited = match begun.map(|job| &job["status"]) {
-        // One that a killed server had begun, and this one goes on with.
-        Some(status) if status != "concluded" => {
-            if let Some(rate) = how.rate {
-                let rate = json!({ "device": id, "speed": rate });
-                qmp.call("block-job-set-speed", rate)?;
-            }
-            how.see_to_its_end(qmp, &id, "job-complete", &mut || {})?.is_some()
-        }
-        _ if below.is_empty() => true,
-        old => {
-            if old.is_some() {
-                qmp.call("job-dismiss", json!({ "id": id }))?;
-            }
-            let device = json!({ "device": node });
-            how.carry_out(qmp, "block-stream", &id, device, "job-complete")?.is_some()
-        }
-    };
-    if !waited {
-        return Ok(());
-    }
-    let (_, left) = chain_of(qmp, node)?;
-    if !left.is_empty() {
-        bail!("something lies below {node} all the same: see `ringtap disk info {node}`");
-    }
-    let mut out = std::io::stdout().lock();
-    match (output, below.first()) {
-        (Output::Json, _) => {
-            let told = json!({ "node-name": node, "file": file, "detached": below });
-            writeln!(out, "{told}")?;
-        }
-        (Output::Text, _) if how.talk.quiet => {}
-        (Output::Text, None) => writeln!(out, "{node}: nothing lies below it")?,
-        (Output::Text, Some(first)) => {
-            let first = first["filename"].as_str().unwrap_or_default();
-            writeln!(out, "{node} needs {first} no more: {file} has it all")?;
-        }
-    }
-    Ok(())
-}
-
-/// A disk's topmost image, and those below it from the top down.
-fn chain_of(qmp: &mut Qmp, node: &str) -> anyhow::Result<(String, Vec<Value>)> {
-    let disks = found(qmp, Some(node))?;
-    let mut image = disks.first().map_or(&Value::Null, |disk| &disk["image"]);
-    let file = image["filename"].as_str().unwrap_or_default().to_owned();
-    let mut below = vec![];
-    while image["backing-image"].is_object() {
-        image = &image["backing-image"];
-        below.push(json!({ "filename": image["filename"], "format": image["format"] }));
-    }
-    Ok((file, below))
 }
 
 /// What lies directly below an image of a disk's, as the server has it; none where nothing does.

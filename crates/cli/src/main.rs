@@ -4,6 +4,7 @@ mod args;
 mod bound;
 mod checkpoint;
 mod daemon;
+mod detach;
 mod disk;
 mod folder;
 mod job;
