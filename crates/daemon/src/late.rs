@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::{Format, Place, is_store, on_a_ring};
+use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, disk_span};
 
 use crate::end;
@@ -51,8 +52,12 @@ pub(crate) fn try_again(running: &mut Running) {
         let begun = spawn("open", move || {
             while let Some((by, mut disk, label)) = next(&theirs) {
                 let _disk = disk_span(&disk.path.display().to_string()).entered();
-                let found = successor::follow(&mut disk);
-                let opened = found.and_then(|()| device(&disk, &label, &wrap));
+                let open = || {
+                    successor::follow(&mut disk)?;
+                    device(&disk, &label, &wrap)
+                };
+                let opened = Panic::catch(open)
+                    .unwrap_or_else(|panic| Err(Error::panicked([&*disk.path], &panic)));
                 // Where nobody attends any more the image is as a killed server leaves it.
                 let _ = events.send(Event::Tried(Box::new(Tried { by, disk, opened })));
             }

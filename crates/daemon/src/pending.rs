@@ -1,6 +1,6 @@
 //! What is about to come or to go, and takes time: other threads see to that, and the names are taken meanwhile.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -26,6 +26,8 @@ pub(crate) struct Pending {
     pub(crate) bitmaps_changing: HashSet<DiskId>,
     /// Files of disks that are closed only to be opened anew: they stay.
     pub(crate) reopened: HashSet<PathBuf>,
+    /// Disks that are about to be paused, each by the pause.
+    pub(crate) pauses: HashMap<DiskId, Arc<()>>,
     /// What jobs are to be called that begin once their moment has come.
     pub(crate) jobs: HashSet<String>,
     /// Bitmaps that jobs use.

@@ -122,6 +122,16 @@ impl Running {
                 self.exports.iter().any(|one| one.server == *server && is_left(&one.disk))
             };
             if waits.iter().all(of_left) {
+                // Other disks of the same servers are not closed under what they have in flight.
+                let of = self.exports.iter().filter(|one| waits.contains(&one.server));
+                for (id, served) in
+                    of.filter_map(|one| Some((one.disk, self.disks.get(&one.disk)?)))
+                {
+                    match in_flight(served) {
+                        0 => {}
+                        count => left.disk(id, served, &format!("{count} requests have not ended")),
+                    }
+                }
                 return;
             }
             sleep(LOOK);
@@ -178,8 +188,14 @@ pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> 
             tracing::warn!("{device} stays: it waits for the next server of its image");
         }
         match is_elsewhere(served) {
-            false => outcome = outcome.and(flushed(served, close(&served.vbd, kept)?)),
-            true => far.push((*id, served, begin_to_close(served, kept)?)),
+            false => {
+                let end = close(&served.vbd, kept).and_then(|end| flushed(served, end));
+                outcome = outcome.and(end);
+            }
+            true => match begin_to_close(served, kept) {
+                Ok(end) => far.push((*id, served, end)),
+                Err(error) => outcome = outcome.and(Err(error)),
+            },
         }
     }
     let mut silence = Silence::default();
@@ -187,7 +203,7 @@ pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> 
         let _disk = served.vbd.span().enter();
         let end = loop {
             match end.recv_timeout(LOOK) {
-                Ok(end) => break Some(end?),
+                Ok(end) => break Some(end),
                 Err(RecvTimeoutError::Timeout) if !silence.is_there() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     left.disk(id, served, "it is not closed");
@@ -197,7 +213,8 @@ pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> 
                 Err(RecvTimeoutError::Disconnected) => break None,
             }
         };
-        outcome = outcome.and(end.map_or(Ok(()), |end| flushed(served, end)));
+        let end = end.map_or(Ok(()), |end| end.and_then(|end| flushed(served, end)));
+        outcome = outcome.and(end);
     }
     outcome
 }

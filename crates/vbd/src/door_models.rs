@@ -65,7 +65,7 @@ fn nobody_uses_the_former_image() {
             for number in 0..2usize {
                 changer.door.shut().await;
                 changer.door.drain(&changer.images[number]).await;
-                changer.replaced.store(8 * (number as u64 + 1), SeqCst);
+                changer.replaced.store(16 * (number as u64 + 1), SeqCst);
                 changer.door.replaced();
                 changer.door.unlock();
             }

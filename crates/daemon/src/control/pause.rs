@@ -1,6 +1,8 @@
 //! Disks whose requests wait because somebody wants them to.
 
-use ringtap_io::Tasks;
+use std::sync::Arc;
+
+use ringtap_io::{Panic, Tasks};
 use ringtap_vbd::Busy;
 
 use super::outgoing::{Reply, Told};
@@ -8,7 +10,7 @@ use super::refusal::Refusal;
 use super::shape::{Done, answer, arguments};
 use super::table::Command;
 use crate::Error;
-use crate::running::{Running, Then};
+use crate::running::{DiskId, Running, Then};
 
 /// How long requests in flight are waited for, in nanoseconds.
 const IN_FLIGHT: u64 = 10_000_000_000;
@@ -59,25 +61,32 @@ impl Command for Pause {
     fn run(self, running: &mut Running, reply: Reply<Done>) {
         let name = self.node_name;
         let found = running.named_node(&name).and_then(|id| {
-            let vbd = running.disks.get(&id).map(|served| served.vbd.clone());
+            let vbd = running.disks.get(&id).map(|served| (id, served.vbd.clone()));
             vbd.ok_or_else(|| Refusal::new("the disk is gone"))
         });
-        let vbd = match found {
-            Ok(vbd) => vbd,
+        let (id, vbd) = match found {
+            Ok(found) => found,
             Err(refusal) => return reply.give(Err(refusal)),
         };
         if vbd.pause() {
             return reply.give(Err(Refusal::new(format!("Node '{name}' is paused already"))));
         }
+        let this = Arc::new(());
+        running.pending.pauses.insert(id, this.clone());
+        let paused = vbd.clone();
         let begun = running.in_time("pause", move || -> Then {
-            let end = drained(&vbd);
+            let end = Panic::catch(|| drained(&vbd)).unwrap_or_else(|_| Err("a panic".into()));
             Box::new(move |running| {
+                let pauses = &mut running.pending.pauses;
+                if pauses.get(&id).is_none_or(|pause| !Arc::ptr_eq(pause, &this)) {
+                    // Another pause may have begun since, which is not this one's to end.
+                    let resumed = format!("Node '{name}' was resumed before it was paused");
+                    return reply.give(Err(Refusal::new(resumed)));
+                }
+                pauses.remove(&id);
                 reply.give(match end {
                     Ok(()) => {
-                        // Somebody may have had it go on meanwhile.
-                        if vbd.is_paused() {
-                            running.told.tell(Paused { node_name: name });
-                        }
+                        running.told.tell(Paused { node_name: name });
                         Ok(Done {})
                     }
                     Err(why) => {
@@ -88,6 +97,8 @@ impl Command for Pause {
             })
         });
         if let Err(error) = begun {
+            running.pending.pauses.remove(&id);
+            paused.go_on();
             tracing::error!("cannot wait for requests in flight: {error}");
         }
     }
@@ -95,8 +106,9 @@ impl Command for Pause {
 
 impl Running {
     /// Have a disk's requests go on, if it is paused.
-    pub(super) fn unpause(&self, name: &str, vbd: &ringtap_vbd::Disk) {
-        if vbd.go_on() {
+    pub(super) fn unpause(&mut self, name: &str, id: DiskId) {
+        self.pending.pauses.remove(&id);
+        if self.disks.get(&id).is_some_and(|served| served.vbd.go_on()) {
             self.told.tell(Resumed { node_name: name.to_owned() });
         }
     }

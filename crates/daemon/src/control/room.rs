@@ -63,7 +63,7 @@ impl Command for Resume {
                 return Err(Refusal::new("the disk is gone"));
             };
             served.vbd.try_again();
-            running.unpause(&self.node_name, &served.vbd);
+            running.unpause(&self.node_name, id);
             Ok(Done {})
         }));
     }

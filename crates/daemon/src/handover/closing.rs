@@ -83,7 +83,7 @@ pub(super) fn close(all: &[Going], limit: Duration) -> Result<(), (Error, Vec<Di
     let mut begun: Vec<Option<Closing>> = queue.iter().map(|one| Some(one.2.clone())).collect();
     let queue = Arc::new(Mutex::new(queue));
     let (tell, told) = channel();
-    for _ in 0..all.len().min(MOST) {
+    for number in 0..all.len().min(MOST) {
         let (queue, tell) = (queue.clone(), tell.clone());
         let close_some = move || {
             loop {
@@ -93,7 +93,12 @@ pub(super) fn close(all: &[Going], limit: Duration) -> Result<(), (Error, Vec<Di
                 let _ = tell.send((at, going.close(&closing)));
             }
         };
-        spawn("close", close_some).map_err(|error| (error, vec![]))?;
+        match spawn("close", close_some) {
+            Ok(_) => {}
+            Err(error) if number == 0 => return Err((error, vec![])),
+            // Those that there are close all.
+            Err(_) => break,
+        }
     }
     drop(tell);
     let mut end = Ok(());

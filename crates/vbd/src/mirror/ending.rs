@@ -117,7 +117,9 @@ impl Work {
         #[cfg(not(feature = "sabotage"))]
         let hasty = false;
         if !hasty {
-            self.target.left_alone().await;
+            let left = within(self.target.left_alone(), self.target.broken()).await;
+            // The reason is the target's own.
+            left.ok_or(MirrorError::Cancelled)?;
         }
         let cursor = Cell::new(0);
         let piece = self.mirror.piece;

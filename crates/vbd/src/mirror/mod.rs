@@ -206,6 +206,8 @@ struct Work {
 impl Drop for Work {
     fn drop(&mut self) {
         self.pass_by();
+        // Of a job that panicked nobody else says that its target is given up, and guests' threads would wait for that.
+        self.target.fail(MirrorError::Cancelled);
     }
 }
 

@@ -130,6 +130,35 @@ struct OnItsWay {
     in_flight: InFlight,
 }
 
+/// Tells the thread of a write that it has ended.
+#[derive(Default)]
+struct Over {
+    is: Cell<bool>,
+    told: Event,
+}
+
+impl Over {
+    async fn wait(&self) {
+        loop {
+            let told = self.told.listen();
+            if self.is.get() {
+                return;
+            }
+            told.await;
+        }
+    }
+}
+
+/// Tells that when it goes.
+struct Ends(Rc<Over>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.is.set(true);
+        self.0.told.notify();
+    }
+}
+
 /// Something for which a guest waits.
 pub(crate) struct Waiting<'a> {
     target: &'a Target,
@@ -350,7 +379,7 @@ impl Target {
     }
 
     /// Write what guests have written to the disk, and have nobody wait for that; `held` is the range, which nobody else writes to
-    /// meanwhile. Where it fails, or is cancelled with its thread, the range is marked: the job meets the error itself then.
+    /// meanwhile. Where it fails the range is marked: the job meets the error itself then.
     pub(crate) fn write_behind(
         self: &Arc<Target>,
         io: &Io,
@@ -363,10 +392,14 @@ impl Target {
         self.lock().behind += len;
         let behind = Behind { target: self.clone(), marks: marks.clone(), range, written: false };
         let way = OnItsWay { behind, _held: held, in_flight: InFlight::new(self, What::Write) };
-        let own = io.clone();
+        let (own, over) = (io.clone(), Rc::new(Over::default()));
+        let (ended, given_up) = (over.clone(), self.clone());
+        // A write that is cancelled may come to its target all the same, after what others write there since: it keeps its
+        // thread until it has ended, or the target has failed.
+        io.spawn(async move { within(ended.wait(), given_up.broken()).await.unwrap_or(()) });
         io.spawn_expendable(async move {
             // All of it, not only what is named below.
-            let mut way = way;
+            let (mut way, _over) = (way, Ends(over));
             let target = &way.in_flight.target;
             let (vbd, mem) = (target.take(), bytes.mem().window(0, len as usize));
             let request = Request { kind: Kind::Write, offset, len, mem, fua: false };
