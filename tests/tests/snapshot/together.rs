@@ -151,5 +151,5 @@ fn bitmaps_that_are_cleared_together_are_cleared_together() {
             server.stop();
         }
     }
-    assert_eq!(seen, BTreeSet::from([Some(0), Some(1 << 20)]));
+    assert!(seen.contains(&Some(1 << 20)), "never killed before it was decided: {seen:?}");
 }
