@@ -215,7 +215,7 @@ pub(crate) struct How {
 
     /// Begin the job, and do not wait for it: `ringtap job wait` does
     #[arg(long)]
-    no_wait: bool,
+    pub(crate) no_wait: bool,
 
     #[command(flatten)]
     pub(crate) talk: Talk,
