@@ -30,7 +30,8 @@ pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
     }
     let Some(container) = container_of(vbd) else { return Ok(()) };
     let found = match find(&container) {
-        Ok(None) => return Ok(()),
+        // The disk is written to from now on: what might have come with it does not hold later, either.
+        Ok(None) => return Ok(point_no_more(&container.place())?),
         Ok(Some((sidecar, binding))) => Ok(kept_in(sidecar, binding)),
         Err(error) => Err(error),
     };
@@ -51,6 +52,7 @@ pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
         }
         Err(error) => error,
     };
+    point_no_more(&container.place())?;
     remove_sidecar(&container)?;
     tracing::error!(
         "{error}: the disk has lost its persistent bitmaps, and the next backup is a full one"
@@ -121,6 +123,10 @@ pub(crate) async fn moves(io: &Io, vbd: &Disk, image: &dyn Image) {
         announced.map_err(|error| failed(container, error))
     };
     if let Err(error) = end.await {
+        // What is kept does not say so: it is not to be found by that name.
+        if let Err(error) = point_no_more(&container.place()) {
+            tracing::warn!("{error}");
+        }
         tracing::warn!(
             "cannot note that the disk is about to go on in {}: {error}. Its persistent bitmaps would be lost where the \
              server is killed now",
@@ -158,7 +164,9 @@ pub(crate) fn stays(vbd: &Disk) {
 
 /// A disk goes on in the image that it is now. Where that cannot be written down its bitmaps are lost once the server ends.
 pub(crate) async fn moved(io: &Io, vbd: &Disk) {
-    let Some((sidecar, memory)) = vbd.bitmap_sidecar() else { return };
+    let Some((sidecar, memory)) = vbd.bitmap_sidecar() else {
+        return vbd.forget_announced();
+    };
     let end = async {
         let container =
             container_of(vbd).ok_or_else(|| failed(&sidecar, "the image has no file"))?;

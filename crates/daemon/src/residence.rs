@@ -124,7 +124,9 @@ impl Residence {
         opened::sectors_fit(&disk, image.info().size)?;
         let (named, before) = (opened::named(&disk, place, &*image), self.vbd.size());
         self.put(&disk, image)?;
-        successor::take_back(&disk.path);
+        if !self.vbd.info().read_only {
+            successor::take_back(&disk.path);
+        }
         if let Err(error) = checkpoints::restore(&self.vbd) {
             self.put_away(&disk, before)?;
             return Err(error);

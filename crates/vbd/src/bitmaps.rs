@@ -289,6 +289,7 @@ impl Disk {
         lock(&bitmaps.all).clear();
         bitmaps.mark_those_there_are();
         *lock(&bitmaps.keep) = None;
+        *lock(&bitmaps.next) = None;
     }
 
     /// The image is closed, and the bitmaps are written as they are. After the last request.

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl Pointer {
     fn of(image: &Path) -> Option<Pointer> {
         let path = Pointer::path(image)?;
         let facts = fs::symlink_metadata(&path).ok()?;
-        if !facts.is_file() || facts.len() > LONGEST {
+        if !facts.is_file() || facts.len() > LONGEST || record::is_ours(path.parent()?).is_err() {
             return None;
         }
         let text = fs::read(&path).ok()?;
@@ -126,14 +126,16 @@ pub fn point_to(sidecar: &Container, from: &Place, to: &Container) -> Result<(),
     }
     let image = fs::canonicalize(from.at()).unwrap_or_else(|_| from.path().to_owned());
     let text = [stem(&own).as_bytes(), b"\n", image.as_os_str().as_bytes()].concat();
-    let made = path.with_extension(format!("{}.new", std::process::id()));
-    let written = fs::File::create(&made).and_then(|mut file| {
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&made, &path)?;
-        record::sync_folder_of(&path)
+    // Not the name that a record has which is being written.
+    let made = path.with_extension(format!("{}.{}.new", std::process::id(), record::COMING));
+    let mut options = fs::File::options();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let mut file = options.open(&made).map_err(failed)?;
+    let written = file.write_all(&text).and_then(|()| file.sync_all());
+    let placed = written.and_then(|()| fs::rename(&made, &path)).inspect_err(|_| {
+        let _ = fs::remove_file(&made);
     });
-    written.map_err(failed)
+    placed.and_then(|()| record::sync_folder_of(&path)).map_err(failed)
 }
 
 /// The disk of the image at `to` comes from nowhere, or has come.
@@ -142,7 +144,9 @@ pub fn point_to(sidecar: &Container, from: &Place, to: &Container) -> Result<(),
 /// Where that cannot be written down.
 pub fn point_no_more(to: &Place) -> Result<(), OpenError> {
     let failed = |source| OpenError::Os { what: "keep bitmaps of", path: to.path().into(), source };
-    match Pointer::path(&to.at()).map(|path| record::remove_stably(&path)) {
+    // What is not there is not removed: the folder may be one that only can be read.
+    let path = Pointer::path(&to.at()).filter(|path| fs::symlink_metadata(path).is_ok());
+    match path.map(|path| record::remove_stably(&path)) {
         Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
         _ => Ok(()),
     }

@@ -254,8 +254,16 @@ impl Shared {
             log.close_beside();
             return Ok(());
         }
-        // As when it was named: not stable, since a power cut ends the log that it would still name.
-        self.write_header(io, 88, &self.header.known_autoclear().to_be_bytes()).await?;
+        let bits = self.header.known_autoclear().to_be_bytes();
+        let traits = self.container.traits();
+        if traits.regular || traits.request_alignment > 1 {
+            // As when it was named: not stable, since a power cut ends the log that it would still name.
+            self.write_header(io, 88, &bits).await?;
+        } else {
+            // Of a device it would stay in this host's page cache, and be written some time after it was closed: another host
+            // may have the device by then.
+            self.patch_header(io, 88, &bits).await?;
+        }
         log.close(true);
         Ok(())
     }

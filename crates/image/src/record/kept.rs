@@ -238,7 +238,7 @@ fn is_given_up(entry: &fs::DirEntry) -> bool {
 }
 
 /// Others must not be able to write there.
-fn is_ours(folder: &Path) -> io::Result<()> {
+pub(crate) fn is_ours(folder: &Path) -> io::Result<()> {
     let facts = fs::metadata(folder)?;
     let own = facts.uid() == rustix::process::geteuid().as_raw();
     if own && facts.permissions().mode() & 0o022 == 0 {
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn records_that_were_being_written_are_not_kept_for_ever() {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let [old, new] = ["a.7.new", "b.7.new"].map(|name| dir.path().join(name));
+        let [old, new] = ["a.7.moves.new", "b.7.new"].map(|name| dir.path().join(name));
         for path in [&old, &new] {
             fs::write(path, "{").expect("written");
         }

@@ -23,7 +23,7 @@ use crate::{Format, OpenError, OpenOptions, Place, probe};
 pub use identity::identity;
 use kept::Kept;
 pub use kept::made_folder;
-pub(crate) use kept::{COMING, sidecar, sidecar_name, sync_folder_of};
+pub(crate) use kept::{COMING, is_ours, sidecar, sidecar_name, sync_folder_of};
 pub use kept::{remove_stably, state_folder};
 pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};

@@ -30,9 +30,10 @@ pub(crate) struct Successor {
     /// It holds once all parts of the transaction are written down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     part: Option<Part>,
-    /// Whether its file was made for that.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    made: bool,
+    /// Where its file was made for that: when that had been written to last. Older records say `made` instead, of a file
+    /// that may have been written to since: nothing of them is removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    made_at: Option<(i64, i64)>,
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -91,7 +92,8 @@ fn set_one(image: &Path, successor: &Path, part: Option<Part>, made: bool) -> io
         turn = turn.max(next.turn + 1);
         at = next.file.path().to_owned();
     }
-    set(image, Some(Successor { file, written: None, turn, part, made }))
+    let made_at = made.then(|| time_of(successor)).flatten();
+    set(image, Some(Successor { file, written: None, turn, part, made_at }))
 }
 
 /// Where this process may not look at the folder it has made nothing there, either.
@@ -111,19 +113,32 @@ fn name_is_stable(image: &Path) -> io::Result<()> {
 }
 
 /// A server was killed before all of a transaction was written down: what of it concerns this image is taken back, and the
-/// file that was made for it goes. Whether there was anything. Nobody else has the image.
+/// file that was made for it goes, unless it has been written to since. Whether there was anything. Nobody else has the image.
 pub fn take_back_unfinished(image: &Path) -> io::Result<bool> {
     let Some(successor) = written_down(image) else { return Ok(false) };
     let Some(part) = successor.part.filter(|part| !part.holds()) else { return Ok(false) };
-    set(image, None)?;
-    let made = Place::hold(successor.file.path()).ok().filter(|_| successor.made);
-    if made.is_some_and(|made| successor.file.is(&made)) {
-        let path = successor.file.path();
-        forget_coming(path);
-        remove_stably(path)?;
+    // First: where it cannot be removed, the next server finds it by the record.
+    if let Some(time) = successor.made_at {
+        remove_made(&successor.file, time)?;
     }
+    set(image, None)?;
     part.is_gone();
     Ok(true)
+}
+
+/// Remove a file that was made for a successor, and had been written to last at that time.
+fn remove_made(file: &Known, time: (i64, i64)) -> io::Result<()> {
+    let path = file.path();
+    let Some(made) = Place::hold(path).ok().filter(|made| file.is(made)) else { return Ok(()) };
+    if time_of(&made.at()) != Some(time) {
+        tracing::warn!(
+            "{} was made for a snapshot that was not written down as a whole, and has been written to since: it stays",
+            path.display()
+        );
+        return Ok(());
+    }
+    forget_coming(path);
+    remove_stably(path)
 }
 
 /// Whether what is written down of an image is a part of that transaction.
@@ -146,8 +161,8 @@ fn known(successor: &Path) -> io::Result<Known> {
 pub fn lead_on(image: &Path, successor: &Path) -> io::Result<()> {
     let before = of(image);
     let written = before.as_ref().and_then(|before| before.written);
-    let (part, made, turn) = (None, false, before.map_or(0, |before| before.turn));
-    set(image, Some(Successor { file: known(successor)?, written, turn, part, made }))
+    let (part, made_at, turn) = (None, None, before.map_or(0, |before| before.turn));
+    set(image, Some(Successor { file: known(successor)?, written, turn, part, made_at }))
 }
 
 /// An image with a successor is closed and written to no more: one that is put in its place, or written to, is told
@@ -252,5 +267,41 @@ mod tests {
         forget_successor(&base).expect("forgotten");
         assert!(!found(find()));
         may_go_on(&base, &base, &options).expect("its own disk again");
+    }
+
+    #[test]
+    fn a_file_that_was_written_to_is_not_removed_with_its_record() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let base = dir.path().join("base");
+        fs::write(&base, "base").expect("written");
+        for written in [false, true] {
+            let top = dir.path().join(format!("top {written}"));
+            fs::write(&top, "").expect("written");
+            let Ok(transaction) = Transaction::begin(&[base.as_path()]) else {
+                eprintln!("skipped: there is nowhere to record an image");
+                return;
+            };
+            if set_successor_in(&base, &top, transaction.part(0), true).is_err() {
+                eprintln!("skipped: there is nowhere to record an image");
+                transaction.call_off();
+                return;
+            }
+            if written {
+                // A file system stamps files by the kernel's tick.
+                std::thread::sleep(std::time::Duration::from_millis(25));
+                fs::write(&top, "a guest's").expect("written");
+            }
+            assert!(take_back_unfinished(&base).expect("taken back"));
+            assert_eq!(top.exists(), written);
+            assert!(written_down(&base).is_none());
+            assert!(!take_back_unfinished(&base).expect("nothing is left"));
+        }
+    }
+
+    #[test]
+    fn an_older_record_is_read_and_removes_nothing() {
+        let text = r#"{"file":{"path":"/top"},"turn":3,"made":true}"#;
+        let successor: Successor = serde_json::from_str(text).expect("read");
+        assert_eq!((successor.turn, successor.made_at), (3, None));
     }
 }

@@ -54,7 +54,8 @@ impl Transaction {
         }
         text.push(b'\n');
         let begun = Transaction { path: file_of(&folder, &name), name, text };
-        begun.write()?;
+        // No part of it is written down yet.
+        begun.write().inspect_err(|_| forget(&begun.path))?;
         Ok(begun)
     }
 
@@ -121,7 +122,10 @@ impl Part {
             let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&path)?;
             let mut all = Vec::new();
             io::Read::read_to_end(&mut &file, &mut all)?;
-            let end = all.iter().position(|byte| *byte == b'\n').unwrap_or(0);
+            // One that a power cut tore tells of no part that it is gone.
+            let Some(end) = all.iter().position(|byte| *byte == b'\n') else {
+                return Ok(false);
+            };
             if self.number < end {
                 file.write_all_at(&[GONE], self.number as u64)?;
                 all[self.number] = GONE;
@@ -171,6 +175,11 @@ mod tests {
         assert!(path.exists() && !parts[0].holds());
         parts[0].is_gone();
         assert!(!path.exists());
+        // Nothing is known of one that was torn.
+        fs::write(&path, "").expect("written");
+        parts[0].is_gone();
+        assert!(path.exists() && !parts[0].holds());
+        fs::remove_file(&path).expect("removed");
         // Nor is anything looked at outside of the folder.
         let other = Part { transaction: "../../etc/passwd".into(), number: 0 };
         assert!(other.holds());
