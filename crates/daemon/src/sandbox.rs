@@ -124,6 +124,10 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     // Programs bring images along.
     files.read.push("/usr".into());
     let later = !config.control.is_empty();
+    if later || config.disks.iter().any(|disk| !disk.fuse.is_empty()) {
+        // Threads that are still to come are that too, and could not become it themselves.
+        ringtap_export::become_io_flusher();
+    }
     let rings = ringtap_io::engine().0 == Engine::IoUring;
     let given = if rings { ringtap_io::rings_to_be_given(broker_is_gone).ok() } else { None };
     let walls = Walls {

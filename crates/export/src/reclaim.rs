@@ -12,7 +12,7 @@ use crate::areas::areas;
 
 /// Have memory found for the calling thread, and those it starts, without waiting for a disk
 /// (PR_SET_IO_FLUSHER; Linux 5.6).
-pub(crate) fn become_io_flusher() {
+pub fn become_io_flusher() {
     if let Err(error) = configure_io_flusher_behavior(true) {
         tracing::debug!("cannot become an I/O flusher (CAP_SYS_RESOURCE): {error}");
     }
