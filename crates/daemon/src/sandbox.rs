@@ -12,6 +12,7 @@ use ringtap_image::{RestartLog, SecretSource, is_store, record};
 use ringtap_io::Engine;
 use ringtap_sandbox::{Files, Hooks, List, Needs, Walls, everywhere_but_the_systems};
 use ringtap_stores::rbd;
+use rustix::fs::Access;
 
 use crate::opened::LeftOut;
 use crate::{Address, Config, ControlAt, Disk, Error, handover};
@@ -123,6 +124,8 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     disks.iter().for_each(|disk| files.extend(disk.files.clone()));
     // Programs bring images along.
     files.read.push("/usr".into());
+    let program = std::env::current_exe().and_then(|program| program.canonicalize());
+    let replaced = program.ok().and_then(|program| can_be_replaced(&program, &files.folders));
     let later = !config.control.is_empty();
     if later || config.disks.iter().any(|disk| !disk.fuse.is_empty()) {
         // Threads that are still to come are that too, and could not become it themselves.
@@ -159,6 +162,11 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
         false if *must => tracing::warn!("{BUT_FOR}: {}", open.join("; ")),
         false => tracing::info!("{BUT_FOR}: {}", open.join("; ")),
     }
+    match replaced {
+        None => {}
+        Some(why) if *must => tracing::warn!("{why}"),
+        Some(why) => tracing::info!("{why}"),
+    }
     // Images of guests that are still to come, or that lie elsewhere, are opened when they are there.
     let comes = disks.into_iter().zip(&config.disks).filter(|(_, disk)| disk.incoming);
     comes.for_each(|(known, _)| named.extend(known.files));
@@ -189,6 +197,21 @@ impl Confined {
             Err(lacking) => tracing::warn!("{BUT_FOR}: {lacking}"),
         }
     }
+}
+
+/// Why who owns a server that writes in these folders could have an upgrade start another program, where that is so.
+fn can_be_replaced(program: &Path, folders: &[PathBuf]) -> Option<String> {
+    let writable = |path: &Path| rustix::fs::access(path, Access::WRITE_OK).is_ok();
+    let found = folders.iter().filter_map(|folder| folder.canonicalize().ok()).find(|folder| {
+        let mut within = program.ancestors().take_while(|path| path.starts_with(folder));
+        within.any(writable)
+    })?;
+    Some(format!(
+        "{} lies in {}, where this server may write: who takes the server over could put another program there, which an \
+         upgrade starts; keep it where no image lies, as in /usr/bin, or name other folders by --allow",
+        program.display(),
+        found.display()
+    ))
 }
 
 fn of_ceph<'a>(stores: &'a [&PathBuf]) -> impl Iterator<Item = &'a str> {
@@ -373,4 +396,23 @@ fn list(config: &Config, later: Vec<PathBuf>) -> List {
 fn folder_of(path: PathBuf) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new(".")).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_among_images_is_told_of() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let root = dir.path().canonicalize().expect("it");
+        for folder in ["images", "programs"] {
+            std::fs::create_dir(root.join(folder)).expect("a folder");
+            std::fs::write(root.join(folder).join("ringtap"), "").expect("a file");
+        }
+        let folders = [root.join("none"), root.join("images")];
+        let why = can_be_replaced(&root.join("images/ringtap"), &folders).expect("a reason");
+        assert!(why.contains(&root.join("images").display().to_string()), "{why}");
+        assert_eq!(can_be_replaced(&root.join("programs/ringtap"), &folders), None);
+    }
 }

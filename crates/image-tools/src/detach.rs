@@ -20,7 +20,7 @@ pub struct Detach {
     pub format: Option<Format>,
     /// Write to it though it is recorded as of another format.
     pub force_format: bool,
-    /// How host caching is used for the overlay.
+    /// How host caching is used for the overlay; `Unsafe` is as `Writeback`.
     pub cache: CacheMode,
     /// How the images are opened.
     pub reading: Reading,
@@ -82,7 +82,11 @@ pub fn detach(job: &Detach, watch: &Watcher) -> Result<Detached, Error> {
         backing: None,
         blindly: false,
         compress: false,
-        cache: job.cache,
+        // What is brought is stable before the name of what it is from goes.
+        cache: match job.cache {
+            CacheMode::Unsafe => CacheMode::Writeback,
+            cache => cache,
+        },
         reading: job.reading.clone(),
     };
     let counting = Arc::new(Counting { watch: watch.clone(), progress: Mutex::default() });

@@ -3,14 +3,21 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
 
 /// Why that process does not ask for the program; `server` is not asked itself.
 pub(crate) fn asks_for(by: u32, binary: &Path, server: u32) -> Result<(), String> {
     let why =
         |what: &str| format!("process {by}, which is said to ask for {}, {what}", binary.display());
-    let process = PathBuf::from(format!("/proc/{by}"));
+    // Held, so that all that is read is of one process, whoever has its number next.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let held = rustix::fs::open(format!("/proc/{by}"), flags, Mode::empty())
+        .map_err(|_| why("is no other process"))?;
+    let process = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let fact = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));

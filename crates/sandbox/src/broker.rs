@@ -26,6 +26,7 @@ use crate::list::{List, absolute};
 use crate::maps;
 use crate::next;
 use crate::notifier::Notifier;
+use crate::walk::open_without_links;
 
 /// What the broker does for whom it does not know: given by who starts it.
 #[derive(Clone, Copy)]
@@ -475,8 +476,7 @@ fn held(place: &Path) -> io::Result<(OwnedFd, PathBuf)> {
         return Err(Errno::INVAL.into());
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let resolve = rustix::fs::ResolveFlags::NO_SYMLINKS;
-    let held = rustix::fs::openat2(rustix::fs::CWD, folder, flags, Mode::empty(), resolve)?;
+    let held = open_without_links(folder, flags)?;
     let by = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join(name);
     Ok((held, by))
 }

@@ -18,6 +18,7 @@ mod maps;
 mod next;
 mod notifier;
 mod rights;
+mod walk;
 mod walls;
 
 pub use broker::{Hooks, dismiss, seal, start};
@@ -25,4 +26,5 @@ pub use files::{Files, everywhere_but_the_systems};
 pub use holder::Holder;
 pub use list::List;
 pub use next::Next;
+pub use walk::{open_beneath, open_without_links};
 pub use walls::{Confined, Lacking, Needs, Walls, confine, narrow};

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use ringtap_sandbox::ask;
+use ringtap_sandbox::{ask, open_without_links};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mknodat, open, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, mknodat, open};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
@@ -168,11 +169,11 @@ impl Drop for Mount {
 /// As [`mount_here`], over that regular file and nothing that a link there, or in a folder on the way, leads to.
 pub(crate) fn mount_on_file(path: &Path, image: &Path, read_only: bool) -> Result<OwnedFd, Error> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let found = open_without_links(path, flags);
     let found = found.map_err(|error| failed("find", path, error.into()))?;
     let facts = fstat(&found).map_err(|error| failed("look at", path, error.into()))?;
     if !FileType::from_raw_mode(facts.st_mode).is_file() {
-        return Err(failed("mount over", path, rustix::io::Errno::LOOP.into()));
+        return Err(failed("mount over", path, Errno::LOOP.into()));
     }
     // The helper looks for itself, with the rights of this user.
     let held = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
@@ -267,8 +268,20 @@ fn take_off(path: &Path, lazily: bool) -> io::Result<()> {
     ask::unmount(path, lazily).unwrap_or_else(|| take_off_here(path, lazily))
 }
 
-/// Take off what is mounted there, as this user can.
+/// Whether what is mounted there, on top of all else, is a disk that Ringtap shows. It is not looked at itself: nobody may
+/// answer any more.
+fn is_ours(path: &Path) -> io::Result<()> {
+    match mounts_on(path)?.last() {
+        Some(entry) if entry.kind == format!("fuse.{SUBTYPE}") => Ok(()),
+        Some(_) => Err(Errno::PERM.into()),
+        // As the kernel says it.
+        None => Err(Errno::INVAL.into()),
+    }
+}
+
+/// Take off the disk that is mounted there, and nothing else, as this user can.
 pub fn take_off_here(path: &Path, lazily: bool) -> io::Result<()> {
+    is_ours(path)?;
     if !geteuid().is_root() {
         return helper::unmount(path, lazily);
     }
@@ -352,6 +365,14 @@ fn greet(device: &OwnedFd, path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_taken_off_that_is_not_ours() {
+        let errno = |path: &Path| is_ours(path).err().and_then(|error| error.raw_os_error());
+        assert_eq!(errno(Path::new("/")), Some(libc::EPERM));
+        let dir = tempfile::tempdir().expect("a folder");
+        assert_eq!(errno(dir.path()), Some(libc::EINVAL));
+    }
 
     #[test]
     fn no_link_is_mounted_over() {

@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use ringtap_stores::is_store;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 
 pub use error::NameError;
 
@@ -304,8 +304,7 @@ fn open_beneath(folder: &Path, inside: &Path, file: &Path) -> Result<Place, Open
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let folder = rustix::fs::openat(CWD, folder, flags | OFlags::DIRECTORY, Mode::empty());
     let folder = folder.map_err(failed)?;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let held = rustix::fs::openat2(folder, inside, flags, Mode::empty(), resolve);
+    let held = ringtap_sandbox::open_beneath(folder, inside, flags);
     Ok(Place::of(file, held.map_err(failed)?))
 }
 

@@ -32,7 +32,7 @@ pub(super) async fn preallocate(
         return Err(rewrite.image.refused(why));
     }
     let count = clusters.end - clusters.start;
-    if count > MOST {
+    if count > MOST && !external {
         let most = MOST << bits >> 30;
         let why = format!("at most {most} GiB are preallocated at once: go there in steps");
         return Err(rewrite.image.refused(why));

@@ -93,7 +93,9 @@ pub async fn resize(
         let clusters = first..new.div_ceil(rewrite.image.cluster());
         preallocate(&mut rewrite, &mut l1, clusters, how, data.is_some()).await?;
         if let Some(data) = data {
-            lengthen(&rewrite, data, old..new, how, raw).await?;
+            // What the last cluster has its place in by now was nobody's before, and holds anything.
+            let from = if raw { old } else { old.min(first << rewrite.image.header.cluster_bits) };
+            lengthen(&rewrite, data, from..new, how, raw).await?;
         }
     }
     rewrite.set_flags(&mut l1).await?;

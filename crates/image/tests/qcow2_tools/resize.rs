@@ -179,6 +179,23 @@ fn what_is_new_is_preallocated() {
 }
 
 #[test]
+fn what_an_external_data_file_held_where_nothing_was_written_does_not_show() {
+    let folder = Folder::new();
+    for how in [Preallocation::Metadata, Preallocation::Falloc] {
+        let options = "data_file=data,data_file_raw=off";
+        folder.img(&["create", "-q", "-f", "qcow2", "-o", options, "image", "1000448"]);
+        std::fs::write(folder.path("data"), vec![7; 1 << 20]).expect("written");
+        let data = open(&folder.path("data"));
+        with(&folder.path("image"), move |io, container| async move {
+            let options = ResizeOptions { preallocation: how, ..grow(3 << 20) };
+            resize(&io, &container, Some(&data), &options).await.expect("resized");
+        });
+        folder.assert_clean("image");
+        folder.io("image", &["read -P 0 0 3M"]);
+    }
+}
+
+#[test]
 fn what_is_new_is_preallocated_in_an_external_data_file() {
     let folder = Folder::new();
     for raw in ["on", "off"] {
