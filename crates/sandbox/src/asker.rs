@@ -93,7 +93,13 @@ mod tests {
     fn asker(words: &[&str]) -> Asker {
         let mut command = Command::new("sh");
         command.args(["-c", "read line"]).args(words).stdin(Stdio::piped());
-        Asker(command.spawn().expect("sh"))
+        let asker = Asker(command.spawn().expect("sh"));
+        // Its words come to be a moment after it has begun.
+        let place = format!("/proc/{}/cmdline", asker.0.id());
+        while fs::read(&place).is_ok_and(|words| words.is_empty()) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        asker
     }
 
     #[test]

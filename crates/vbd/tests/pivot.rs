@@ -368,8 +368,10 @@ fn what_is_done_wrong_is_caught() {
         Wrong::PivotToldLate,
         Wrong::RawBelowForgotten,
     ] {
-        let caught = (0..400).filter(|seed| trial(*seed, Some(wrong)).is_err()).count();
-        println!("{wrong:?}: {caught} of 400");
-        assert!(caught > 3, "{wrong:?}: {caught} of 400");
+        // Raw images below are seldom the last to be flushed.
+        let caught: Vec<u64> =
+            (0..4_000).filter(|seed| trial(*seed, Some(wrong)).is_err()).take(4).collect();
+        println!("{wrong:?}: {caught:?}");
+        assert_eq!(caught.len(), 4, "{wrong:?}: {caught:?} of 4000");
     }
 }
