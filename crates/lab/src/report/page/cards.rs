@@ -122,7 +122,7 @@ pub fn stage(analysis: &Analysis, view: &View<'_>, is_first: bool) -> Markup {
     html! {
         h2 { (names::stage(view.stage)) @if from > 0 { ", load by load" } }
         @for start in (from..view.compared).step_by(first::LOADS) { section.first {
-            (forest::table(view, start, (start + first::LOADS).min(view.compared), !is_first && start == from))
+            (forest::table(view, start, (start + first::LOADS).min(view.compared), !is_first && start == from, usize::MAX))
         } }
         div.cards {
             @for workload in workloads { (load(analysis, view, &arms, workload)) }

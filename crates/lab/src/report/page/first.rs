@@ -15,6 +15,8 @@ use crate::workload;
 
 /// Loads that fit beside each other with the CPU time.
 pub const LOADS: usize = 5;
+/// Ways that fit above the claims.
+const WAYS: usize = 8;
 /// Claims that fit below the forest; the others are counted.
 const CLAIMS: usize = 10;
 
@@ -32,7 +34,7 @@ pub fn screen(analysis: &Analysis, views: &[View<'_>]) -> Markup {
         }
         @if let Some(view) = view::first(views) {
             section.first {
-                (forest::table(view, 0, view.compared.min(LOADS), true))
+                (forest::table(view, 0, view.compared.min(LOADS), true, WAYS))
                 (legend(view))
             }
         }

@@ -7,14 +7,19 @@ use super::view::{Cell, Cost, Load, Per, View, Way};
 use crate::report::format;
 use crate::report::ranking::Group;
 
-/// Loads `from` to `to` of a view; with the CPU time if `cost`.
-pub fn table(view: &View<'_>, from: usize, to: usize, cost: bool) -> Markup {
+/// Loads `from` to `to` of a view; with the CPU time if `cost`. Of more ways than `most`, those that were measured with more of the loads.
+pub fn table(view: &View<'_>, from: usize, to: usize, cost: bool, most: usize) -> Markup {
     let loads = &view.loads[from..to];
     let axes: Vec<Axis> = (from..to).map(|at| axis(view, at)).collect();
     let cost = view.cost.filter(|_| cost);
     let dearest = view.ways.iter().filter_map(|way| way.cost.as_ref()).map(Cost::sum);
     let dearest = dearest.fold(f64::MIN_POSITIVE, f64::max);
-    let has = |way: &&Way<'_>| way.cells[from..to].iter().any(Option::is_some);
+    let cells = |way: &Way<'_>| way.cells[from..to].iter().flatten().count();
+    let ways: Vec<&Way<'_>> = view.ways.iter().filter(|way| cells(way) > 0).collect();
+    let mut counts: Vec<usize> = ways.iter().map(|way| cells(way)).collect();
+    counts.sort_unstable_by(|one, other| other.cmp(one));
+    let least = counts.get(most).filter(|next| **next < counts[0]).map_or(0, |next| next + 1);
+    let few = ways.iter().filter(|way| cells(way) < least).count();
     html! {
         div.scroll { table.forest {
             thead { tr {
@@ -28,7 +33,7 @@ pub fn table(view: &View<'_>, from: usize, to: usize, cost: bool) -> Markup {
                     }
                 }
             } }
-            tbody { @for way in view.ways.iter().filter(has) { tr {
+            tbody { @for way in ways.iter().copied().filter(|way| cells(way) >= least) { tr {
                 th.way scope="row" title=(format!("{}: {}", way.arm.name, way.arm.title)) {
                     (way.label) @if way.group == Group::Cached { span.badge title="goes through a page cache: not ranked with those that go to the disk" { "page cache" } }
                 }
@@ -42,6 +47,7 @@ pub fn table(view: &View<'_>, from: usize, to: usize, cost: bool) -> Markup {
                 @if let Some((_, per)) = cost { td.cost { @if let Some(cost) = &way.cost { (bar(cost, dearest, per)) } } }
             } } }
         } }
+        @if few > 0 { p.soft.small { (few) " more ways, measured with fewer of these loads, stand in the cards below." } }
     }
 }
 
