@@ -47,6 +47,8 @@ pub mod sabotage;
 mod shares;
 mod stats;
 mod stream;
+#[cfg(test)]
+mod timed;
 mod track;
 #[cfg(all(test, feature = "shuttle"))]
 mod track_models;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use ringtap_tests::{file_system_of, is_well, ok, plain, program, ringtap};
+use ringtap_tests::{Control, Server, file_system_of, is_well, ok, plain, program, ringtap};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, MIB, said};
@@ -203,16 +203,22 @@ fn a_target_that_is_full_breaks_what_was_said() {
     }
 }
 
+/// A server of its own, whose disk is the node `far`.
+fn far(bench: &Bench, control: &mut Control) -> Server {
+    bench.raw("far.img", 64 * MIB);
+    let far = bench.serve_as("f", "far.img", &["-f", "raw"]);
+    let at = json!({ "type": "unix", "path": format!("{}.nbd", bench.text("f")) });
+    let file = json!({ "driver": "nbd", "server": at, "export": "f" });
+    control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "far", "file": file }));
+    far
+}
+
 #[test]
 fn a_target_that_is_late_breaks_what_was_said() {
     for (on_error, keeps) in CHOICES {
         let bench = Bench::new();
         let (server, mut control) = served(&bench, "raw");
-        bench.raw("far.img", 64 * MIB);
-        let far = bench.serve_as("f", "far.img", &["-f", "raw"]);
-        let at = json!({ "type": "unix", "path": format!("{}.nbd", bench.text("f")) });
-        let file = json!({ "driver": "nbd", "server": at, "export": "f" });
-        control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "far", "file": file }));
+        let far = far(&bench, &mut control);
         let then = now(&bench);
         let mut more = json!({ "target": "far", "cbw-timeout": 1 });
         if let Some(on_error) = on_error {
@@ -249,11 +255,7 @@ fn a_target_that_is_late_breaks_what_was_said() {
 fn a_guests_write_waits_for_the_target() {
     let bench = Bench::new();
     let (server, mut control) = served(&bench, "raw");
-    bench.raw("far.img", 64 * MIB);
-    let far = bench.serve_as("f", "far.img", &["-f", "raw"]);
-    let at = json!({ "type": "unix", "path": format!("{}.nbd", bench.text("f")) });
-    let file = json!({ "driver": "nbd", "server": at, "export": "f" });
-    control.ok("blockdev-add", json!({ "driver": "raw", "node-name": "far", "file": file }));
+    let far = far(&bench, &mut control);
     control.ok("blockdev-add", keep(json!({ "target": "far" })));
     far.signal(libc::SIGSTOP);
     std::thread::scope(|scope| {

@@ -26,7 +26,7 @@ pub(crate) struct DetachArgs {
     #[arg(value_name = "DISK")]
     file: PathBuf,
 
-    /// Format of the overlay [default: as written down]
+    /// Format of the overlay [default: as recorded]
     #[arg(
         short,
         long,

@@ -113,14 +113,16 @@ fn no_write_is_too_large_for_the_log() {
     }
 }
 
-/// Operations on the file, syncs among them, that a flush of one new cluster takes.
-fn operations_of_a_flush(with_log: bool) -> (u64, Vec<u64>) {
+/// What comes of a task with an image that has a log, or none; it counts the operations on the file.
+fn counted<T: 'static, F: Future<Output = T> + 'static>(
+    with_log: bool,
+    task: impl FnOnce(Io, Container, Header, Parts, Disk) -> F + 'static,
+) -> T {
     let disk = Disk::new(512);
     let file = disk.add_file(0, 1);
     let container = Container::simulated(file, 0, Traits::FILE);
     let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5).chances(Chances::NEVER)));
     let io = tasks.io().clone();
-    let counted = disk.clone();
     let work = async move {
         let options = CreateOptions { size: 1 << 30, ..Default::default() };
         let header = create(&io, &container, None, &options).await.expect("made");
@@ -129,22 +131,29 @@ fn operations_of_a_flush(with_log: bool) -> (u64, Vec<u64>) {
         let identity = Identity { boot: 1, file: (2, 3) };
         let log = with_log.then(|| RestartLog::with(std::sync::Arc::new(words), identity, 100));
         let parts = Parts { restart: log, ..Parts::default() };
+        task(io, container, header, parts, disk).await
+    };
+    tasks.block_on(work).expect("the simulation runs")
+}
+
+/// Operations on the file, syncs among them, that a flush of one new cluster takes.
+fn operations_of_a_flush(with_log: bool) -> (u64, Vec<u64>) {
+    counted(with_log, |io, container, header, parts, disk| async move {
         let image = Qcow2::open(&io, container.clone(), header, parts).await.expect("opened");
         let shared = &image.shared;
         write(shared, &io, 0, 1 << 16).await;
         shared.flush(&io).await.expect("flushed");
         write(shared, &io, 1 << 16, 1 << 16).await;
-        let before = counted.operations();
+        let before = disk.operations();
         shared.flush(&io).await.expect("flushed");
-        let count = counted.operations() - before;
+        let count = disk.operations() - before;
         let said = Header::read(&io, &container).await.expect("a header").autoclear;
         let stamps = shared.restart.get().map(|log| {
             let numbers = log.generations().into_iter();
             numbers.map(|number| stamp(log.own(), number) ^ said).collect()
         });
         (count, stamps.unwrap_or_default())
-    };
-    tasks.block_on(work).expect("the simulation runs")
+    })
 }
 
 /// The generation is one write more, beside the tables; and not one sync.
@@ -158,26 +167,12 @@ fn a_flush_moves_the_generation_by_one_write() {
 
 /// Operations on the file that it takes to open an image and to close it, with nothing written between.
 fn operations_to_open_and_close(with_log: bool) -> u64 {
-    let disk = Disk::new(512);
-    let file = disk.add_file(0, 1);
-    let container = Container::simulated(file, 0, Traits::FILE);
-    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5).chances(Chances::NEVER)));
-    let io = tasks.io().clone();
-    let counted = disk.clone();
-    let work = async move {
-        let options = CreateOptions { size: 1 << 30, ..Default::default() };
-        let header = create(&io, &container, None, &options).await.expect("made");
-        let words: Vec<_> =
-            (0..RestartLog::words_for(8)).map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
-        let identity = Identity { boot: 1, file: (2, 3) };
-        let log = with_log.then(|| RestartLog::with(std::sync::Arc::new(words), identity, 8));
-        let before = counted.operations();
-        let parts = Parts { restart: log, ..Parts::default() };
-        let image = Qcow2::open(&io, container.clone(), header, parts).await.expect("opened");
+    counted(with_log, |io, container, header, parts, disk| async move {
+        let before = disk.operations();
+        let image = Qcow2::open(&io, container, header, parts).await.expect("opened");
         image.shared.close(&io).await.expect("closed");
-        counted.operations() - before
-    };
-    tasks.block_on(work).expect("the simulation runs")
+        disk.operations() - before
+    })
 }
 
 /// It is named by one write and forgotten by one, and neither waits for a sync: many disks are handed over at once.

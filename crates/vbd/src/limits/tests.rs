@@ -1,72 +1,30 @@
 //! Limits in simulated time: how many requests pass in how many seconds of it, where who sleeps is woken late.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::io;
 use std::rc::Rc;
 
 use ringtap_image::{CacheMode, Container, Raw, Traits};
-use ringtap_io::{File, Key, Op, Reactor, Tasks, Time};
+use ringtap_io::{File, Op, Tasks, Time};
 
 use super::{Limits, Rate, Rates, ThrottleGroup};
+use crate::timed::{self, SECOND};
 use crate::{Kind, Request, Vbd};
 
-const SECOND: Time = 1_000_000_000;
 /// How long a disk takes for anything.
 const SERVICE: Time = 50_000;
 const SIZE: u64 = 1 << 30;
 
 /// A disk that takes the same time for everything, and timers that are late by up to so much.
-struct Timed {
-    now: Time,
-    in_flight: BTreeMap<(Time, Key), i32>,
-    late: Time,
-    rng: fastrand::Rng,
-}
-
-impl Reactor for Timed {
-    fn turn(
-        &mut self,
-        submit: &mut Vec<(Key, Op)>,
-        done: &mut Vec<(Key, i32)>,
-        wait: bool,
-    ) -> io::Result<()> {
-        for (key, op) in submit.drain(..) {
-            let (takes, result) = match op {
-                Op::Read { mem, .. } | Op::Write { mem, .. } => (SERVICE, mem.len() as i32),
-                Op::Timeout { nanos } => (nanos + self.rng.u64(0..=self.late), -libc::ETIME),
-                _ => (SERVICE, 0),
-            };
-            self.in_flight.insert((self.now + takes, key), result);
-        }
-        if let Some(((next, _), _)) = self.in_flight.first_key_value().filter(|_| wait) {
-            self.now = self.now.max(*next);
-        }
-        let later = self.in_flight.split_off(&(self.now + 1, 0));
-        let over = std::mem::replace(&mut self.in_flight, later);
-        done.extend(over.into_iter().map(|((_, key), result)| (key, result)));
-        Ok(())
-    }
-
-    fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
-        let found = self.in_flight.keys().find(|(_, other)| *other == key).copied();
-        if let Some(place) = found {
-            self.in_flight.remove(&place);
-            done.push((key, -libc::ECANCELED));
-        }
-        Ok(())
-    }
-
-    fn now(&self) -> Time {
-        self.now
-    }
-}
-
 fn tasks(late: Time) -> Tasks {
-    let rng = fastrand::Rng::with_seed(7);
-    // Not at the clock's beginning, before which nothing can have come in.
-    let reactor = Timed { now: SECOND, in_flight: BTreeMap::new(), late, rng };
-    Tasks::new(Box::new(reactor))
+    let mut rng = fastrand::Rng::with_seed(7);
+    timed::tasks(move |now, op| {
+        let (takes, result) = match op {
+            Op::Read { mem, .. } | Op::Write { mem, .. } => (SERVICE, mem.len() as i32),
+            Op::Timeout { nanos } => (nanos + rng.u64(0..=late), -libc::ETIME),
+            _ => (SERVICE, 0),
+        };
+        (now + takes, result)
+    })
 }
 
 fn vbd() -> Vbd {

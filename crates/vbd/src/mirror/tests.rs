@@ -1,18 +1,16 @@
 //! Mirrors to targets of a known speed, in simulated time: whether they come to an end, and how much guests are slowed.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use ringtap_image::{CacheMode, Container, Error, Raw, Traits};
-use ringtap_io::{File, Key, Op, Reactor, Tasks, Time};
+use ringtap_io::{File, Op, Tasks, Time};
 
 use super::{Ending, Mirror};
+use crate::timed::{self, SECOND};
 use crate::{Behind, Job, Kind, Phase, Request, Vbd};
 
-const SECOND: Time = 1_000_000_000;
 const SIZE: u64 = 256 << 20;
 /// What a guest writes at once, and how many requests it has in flight.
 const LEN: u64 = 64 << 10;
@@ -21,70 +19,30 @@ const DEPTH: u64 = 4;
 const SERVICE: Time = 1_000_000;
 const GUEST_RATE: f64 = (LEN * SECOND / SERVICE) as f64;
 
-/// Two devices, each of which does one thing after the other: the disk in a fixed time, the target by its bytes.
-struct Devices {
-    now: Time,
-    free: [Time; 2],
-    /// Bytes that the target takes in a second.
-    rate: u64,
-    in_flight: BTreeMap<(Time, Key), i32>,
-}
-
-impl Devices {
-    fn serve(&mut self, file: File, len: u64) -> Time {
-        let takes = match file.slot() {
-            0 => SERVICE * len / LEN,
-            _ => len * SECOND / self.rate,
-        };
-        let free = &mut self.free[file.slot() as usize % 2];
-        *free = (*free).max(self.now) + takes;
-        *free
-    }
-}
-
-impl Reactor for Devices {
-    fn turn(
-        &mut self,
-        submit: &mut Vec<(Key, Op)>,
-        done: &mut Vec<(Key, i32)>,
-        wait: bool,
-    ) -> io::Result<()> {
-        for (key, op) in submit.drain(..) {
-            let (when, result) = match op {
-                // The disk reads for the job beside what guests do: it is the target that is slow.
-                Op::Read { mem, .. } => (self.now, mem.len() as i32),
-                Op::Write { file, mem, .. } => {
-                    (self.serve(file, mem.len() as u64), mem.len() as i32)
-                }
-                Op::ZeroRange { file, len, .. } | Op::PunchHole { file, len, .. } => {
-                    (self.serve(file, len), 0)
-                }
-                Op::Timeout { nanos } => (self.now + nanos, -libc::ETIME),
-                _ => (self.now, 0),
+/// Two devices, each of which does one thing after the other: the disk in a fixed time, the target by its bytes, so many in a second.
+fn devices(rate: u64) -> Tasks {
+    let mut free = [0; 2];
+    timed::tasks(move |now, op| {
+        let mut serve = |file: File, len: u64| {
+            let takes = match file.slot() {
+                0 => SERVICE * len / LEN,
+                _ => len * SECOND / rate,
             };
-            self.in_flight.insert((when, key), result);
+            let free: &mut Time = &mut free[file.slot() as usize % 2];
+            *free = (*free).max(now) + takes;
+            *free
+        };
+        match op {
+            // The disk reads for the job beside what guests do: it is the target that is slow.
+            Op::Read { mem, .. } => (now, mem.len() as i32),
+            Op::Write { file, mem, .. } => (serve(file, mem.len() as u64), mem.len() as i32),
+            Op::ZeroRange { file, len, .. } | Op::PunchHole { file, len, .. } => {
+                (serve(file, len), 0)
+            }
+            Op::Timeout { nanos } => (now + nanos, -libc::ETIME),
+            _ => (now, 0),
         }
-        if let Some(((next, _), _)) = self.in_flight.first_key_value().filter(|_| wait) {
-            self.now = self.now.max(*next);
-        }
-        let later = self.in_flight.split_off(&(self.now + 1, 0));
-        let over = std::mem::replace(&mut self.in_flight, later);
-        done.extend(over.into_iter().map(|((_, key), result)| (key, result)));
-        Ok(())
-    }
-
-    fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
-        let found = self.in_flight.keys().find(|(_, other)| *other == key).copied();
-        if let Some(place) = found {
-            self.in_flight.remove(&place);
-            done.push((key, -libc::ECANCELED));
-        }
-        Ok(())
-    }
-
-    fn now(&self) -> Time {
-        self.now
-    }
+    })
 }
 
 fn device(slot: u32) -> Vbd {
@@ -104,8 +62,7 @@ struct Seen {
 /// A mirror, under guests that write as fast as they can, for so long at most, and are silent then.
 fn mirrored(rate: f64, max_slowdown: u32, limit: Time) -> Seen {
     let rate = (GUEST_RATE * rate) as u64;
-    let reactor = Devices { now: SECOND, free: [0; 2], rate, in_flight: BTreeMap::new() };
-    let mut tasks = Tasks::new(Box::new(reactor));
+    let mut tasks = devices(rate);
     let (io, from, to) = (tasks.io().clone(), device(0), device(1));
     let mut mirror = Mirror::new(from.disk().clone(), to.disk().clone());
     mirror.max_slowdown = Some(max_slowdown);

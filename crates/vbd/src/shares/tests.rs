@@ -2,87 +2,42 @@
 //! in which they came.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::io;
 use std::rc::Rc;
 
 use ringtap_image::{CacheMode, Container, Raw, Traits};
-use ringtap_io::{File, Key, Op, Reactor, Tasks, Time};
+use ringtap_io::{File, Op, Tasks, Time};
 
 use super::{BackingDevice, Share};
 use crate::limits::ThrottleGroup;
+use crate::timed::{self, SECOND};
 use crate::{Kind, Request, Vbd};
 
-const SECOND: Time = 1_000_000_000;
 const SIZE: u64 = 1 << 30;
-
-/// A device: so many requests are served at once, each for a time that a seed blurs, and by its bytes.
-struct Queued {
-    now: Time,
-    /// When each part of it has nothing more to do.
-    free: Vec<Time>,
-    in_flight: BTreeMap<(Time, Key), i32>,
-    /// Timers are late by up to so much.
-    late: Time,
-    rng: fastrand::Rng,
-    slower: Rc<Cell<u64>>,
-}
 
 /// How long it takes for a request, and for each byte beside.
 const SERVICE: Time = 150_000;
 const NANOS_PER_KIB: u64 = 1000;
 
-impl Queued {
-    fn serve(&mut self, len: usize) -> Time {
-        let takes = (SERVICE + len as u64 * NANOS_PER_KIB / 1024) * self.slower.get();
-        let takes = takes - takes / 4 + self.rng.u64(0..=takes / 2);
-        let now = self.now;
-        let Some(free) = self.free.iter_mut().min() else { return now };
-        *free = (*free).max(now) + takes;
-        *free
-    }
-}
-
-impl Reactor for Queued {
-    fn turn(
-        &mut self,
-        submit: &mut Vec<(Key, Op)>,
-        done: &mut Vec<(Key, i32)>,
-        wait: bool,
-    ) -> io::Result<()> {
-        for (key, op) in submit.drain(..) {
-            let (when, result) = match op {
-                Op::Read { mem, .. } | Op::Write { mem, .. } => {
-                    (self.serve(mem.len()), mem.len() as i32)
-                }
-                Op::Timeout { nanos } => {
-                    (self.now + nanos + self.rng.u64(0..=self.late), -libc::ETIME)
-                }
-                _ => (self.serve(0), 0),
-            };
-            self.in_flight.insert((when, key), result);
+/// A device: so many requests are served at once, each for a time that a seed blurs, and by its bytes. Timers are late by up to so much.
+fn queued(parts: usize, late: Time, seed: u64, slower: Rc<Cell<u64>>) -> Tasks {
+    // When each part of it has nothing more to do.
+    let (mut free, mut rng) = (vec![0; parts], fastrand::Rng::with_seed(seed));
+    timed::tasks(move |now, op| {
+        let mut serve = |rng: &mut fastrand::Rng, len: usize| {
+            let takes = (SERVICE + len as u64 * NANOS_PER_KIB / 1024) * slower.get();
+            let takes = takes - takes / 4 + rng.u64(0..=takes / 2);
+            let Some(free) = free.iter_mut().min() else { return now };
+            *free = Time::max(*free, now) + takes;
+            *free
+        };
+        match op {
+            Op::Read { mem, .. } | Op::Write { mem, .. } => {
+                (serve(&mut rng, mem.len()), mem.len() as i32)
+            }
+            Op::Timeout { nanos } => (now + nanos + rng.u64(0..=late), -libc::ETIME),
+            _ => (serve(&mut rng, 0), 0),
         }
-        if let Some(((next, _), _)) = self.in_flight.first_key_value().filter(|_| wait) {
-            self.now = self.now.max(*next);
-        }
-        let later = self.in_flight.split_off(&(self.now + 1, 0));
-        let over = std::mem::replace(&mut self.in_flight, later);
-        done.extend(over.into_iter().map(|((_, key), result)| (key, result)));
-        Ok(())
-    }
-
-    fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
-        let found = self.in_flight.keys().find(|(_, other)| *other == key).copied();
-        if let Some(place) = found {
-            self.in_flight.remove(&place);
-            done.push((key, -libc::ECANCELED));
-        }
-        Ok(())
-    }
-
-    fn now(&self) -> Time {
-        self.now
-    }
+    })
 }
 
 /// What one tenant asks for.
@@ -115,15 +70,7 @@ struct AtWork {
 impl Stage {
     fn new(parts: usize, seed: u64) -> Stage {
         let slower = Rc::new(Cell::new(1));
-        let reactor = Queued {
-            now: SECOND,
-            free: vec![0; parts],
-            in_flight: BTreeMap::new(),
-            late: 80_000,
-            rng: fastrand::Rng::with_seed(seed),
-            slower: slower.clone(),
-        };
-        let tasks = Tasks::new(Box::new(reactor));
+        let tasks = queued(parts, 80_000, seed, slower.clone());
         Stage { tasks, device: BackingDevice::default(), slower, at_work: vec![] }
     }
 
