@@ -14,10 +14,10 @@ use crate::Disk;
 use crate::opened::identity;
 
 /// How long requests in flight may take before the disk is tried again, and how often it is.
-const STILL: u64 = Duration::from_secs(1).as_nanos() as u64;
-const TRIES: u32 = 10;
+pub(crate) const STILL: u64 = Duration::from_secs(1).as_nanos() as u64;
+pub(crate) const TRIES: u32 = 10;
 /// How long it goes on in between: requests that have waited end, and longer ones.
-const REST: u64 = Duration::from_millis(100).as_nanos() as u64;
+pub(crate) const REST: u64 = Duration::from_millis(100).as_nanos() as u64;
 
 /// One of the images below.
 pub(crate) struct Layer {

@@ -138,13 +138,9 @@ impl InnerStream {
         let flushed = self.vbd.fork().flush(io).await;
         flushed.map_err(|error| self.failed(error.to_string()))?;
         let path = &found.taker().path;
-        if let Some(next) = record::successor(path) {
-            // That it is written to is no sign that somebody put it back.
-            let unsealed = record::set_successor(path, &next);
-            unsealed.map_err(|error| {
-                self.failed(format!("cannot write down where its disk goes on: {error}"))
-            })?;
-        }
+        record::unseal(path).map_err(|error| {
+            self.failed(format!("cannot record where its disk goes on: {error}"))
+        })?;
         let taken = Box::pin(self.take_recorded(io, job, &*image, found, switch)).await;
         seal(path);
         taken

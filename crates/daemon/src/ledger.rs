@@ -185,7 +185,7 @@ impl Line {
         file.write_all(&serde_json::to_vec(self)?)?;
         file.sync_all()?;
         fs::rename(&unfinished, path)?;
-        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+        record::sync_folder_of(path)
     }
 
     /// The image that the disk lies in.

@@ -13,13 +13,8 @@ use ringtap_vbd::{
     Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
 };
 
+use crate::chain::{REST, STILL, TRIES};
 use crate::{Disk, Error, checkpoints};
-
-/// How long requests in flight may take before the disks are tried again, and how often they are.
-const STILL: Duration = Duration::from_secs(1);
-const TRIES: u32 = 10;
-/// How long they go on in between: requests that have waited end, and longer ones.
-const REST: Duration = Duration::from_millis(100);
 
 /// A backup that is to begin.
 pub(crate) struct Wanted {
@@ -184,11 +179,10 @@ async fn stand_still<'a>(
     parts: &[Part],
     own: &'a [Vbd],
 ) -> Result<Vec<Quiesced<'a>>, Error> {
-    let [wait, rest] = [STILL, REST].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     for tries in 1.. {
         let mut still = vec![];
         for (part, vbd) in parts.iter().zip(own) {
-            match vbd.quiesce(io, wait).await {
+            match vbd.quiesce(io, STILL).await {
                 Ok(quiesced) => still.push(quiesced),
                 Err(Busy::Late) if tries < TRIES => break,
                 Err(busy) => return Err(failed(part, busy)),
@@ -198,7 +192,7 @@ async fn stand_still<'a>(
             return Ok(still);
         }
         drop(still);
-        io.sleep(rest).await;
+        io.sleep(REST).await;
     }
     Ok(vec![])
 }

@@ -289,7 +289,9 @@ pub(crate) fn image(
     };
     if image.ends_with_process() && is_store(&disk.path) && !disk.options.cache.writethrough() {
         tracing::warn!(
-            "{}: an image on a server has no restart log: where this process is killed and the guest lives on, what was              acknowledged and not flushed is lost; --cache writethrough makes each write stable before it is              acknowledged",
+            "{}: an image on a server has no restart log: where this process is killed and the guest lives on, what was \
+             acknowledged and not flushed is lost; --cache writethrough makes each write stable before it is \
+             acknowledged",
             disk.path.display()
         );
     }

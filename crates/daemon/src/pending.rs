@@ -49,7 +49,7 @@ impl Pending {
 
 impl Running {
     /// Do something that takes time on another thread, and here what comes of it. The process does not end before
-    /// that is done.
+    /// that is done, unless storage has fallen silent (`stopping.rs`).
     pub(crate) fn in_time(
         &mut self,
         role: &str,

@@ -277,10 +277,8 @@ fn make(overlay: &Path, base: &Path, format: Format, size: u64) -> Result<bool, 
             .map_err(|error| cannot("record the format of", error))?;
         record::set_allowed(overlay, Role::Backing, Some(base))
             .map_err(|error| cannot("record the backing file of", error))?;
-        let folder = overlay.parent().filter(|folder| !folder.as_os_str().is_empty());
         let stable = fs::File::open(overlay).and_then(|file| file.sync_all());
-        let stable =
-            stable.and_then(|()| fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all());
+        let stable = stable.and_then(|()| record::sync_folder_of(overlay));
         stable.map_err(|error| cannot("make stable", error))
     });
     match end {

@@ -174,17 +174,13 @@ impl Switch<'_> {
         let handle = nth(image, above).ok_or_else(|| self.gone())?;
         let place = self.place(image, above)?;
         let path = &below[above as usize - 1].path;
-        let next = record::successor(path);
-        if let Some(next) = &next {
-            // That it is written to is no sign that somebody put it back.
-            self.record(record::set_successor(path, next))?;
-        }
+        let sealed = self.record(record::unseal(path))?;
         handle.let_write(true);
         let options = options_of(self.disk, Format::Qcow2, 1);
         let stays = self.stays.map(|stays| &stays.backing);
         let end = rename(io, &place, &options, stays, path).await;
         handle.let_write(false);
-        if next.is_some() {
+        if sealed {
             self.record(record::seal(path))?;
         }
         end.map_err(self.failed)

@@ -79,7 +79,7 @@ pub enum Error {
     Size,
     /// A disk would become smaller.
     #[error(
-        "{} would become smaller, from {old} to {new} bytes, and lose what lies past that: add --shrink if its guest has          made room",
+        "{} would become smaller, from {old} to {new} bytes, and lose what lies past that: add --shrink if its guest has made room",
         path.display()
     )]
     Shrinks {

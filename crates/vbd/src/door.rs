@@ -19,7 +19,7 @@ const PAUSED: u64 = 8;
 /// What requests have to look at that may pass.
 const LED: u64 = FILTERED | LIMITED | PAUSED;
 /// One image more.
-const NEXT: u64 = 16;
+pub(crate) const NEXT: u64 = 16;
 
 /// Who may pass to which image.
 #[derive(Debug, Default)]

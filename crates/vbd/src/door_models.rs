@@ -8,7 +8,7 @@ use ringtap_io::sync::step;
 use ringtap_sim::Disk;
 use ringtap_sim::threads::{alone, must_notice, spawn, try_orders};
 
-use crate::door::Door;
+use crate::door::{Door, NEXT};
 
 /// What all see: each image has epochs of its own, and one of them is the disk.
 #[derive(Default)]
@@ -25,7 +25,7 @@ async fn request(world: &World, rests: bool) {
     let mut rests = rests;
     loop {
         let number = world.door.image();
-        let level = world.images[number as usize / 16].add_thread();
+        let level = world.images[(number / NEXT) as usize].add_thread();
         let ticket = level.enter();
         if !world.door.lets_in(number) {
             drop(ticket);
@@ -65,7 +65,7 @@ fn nobody_uses_the_former_image() {
             for number in 0..2usize {
                 changer.door.shut().await;
                 changer.door.drain(&changer.images[number]).await;
-                changer.replaced.store(16 * (number as u64 + 1), SeqCst);
+                changer.replaced.store(NEXT * (number as u64 + 1), SeqCst);
                 changer.door.replaced();
                 changer.door.unlock();
             }

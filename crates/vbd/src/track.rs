@@ -183,6 +183,11 @@ impl Tracker {
         self.map.mark(range);
     }
 
+    /// Mark what is marked in another, of a disk of so many bytes.
+    pub fn merge(&self, other: &Tracker, size: u64) {
+        self.map.merge(&other.map, size);
+    }
+
     /// Forget all marks. What is not to be lost has to stand still.
     pub fn clear(&self) {
         self.map.clear();

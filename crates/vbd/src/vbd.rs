@@ -282,11 +282,11 @@ impl Vbd {
     /// requests, for it takes two.
     pub fn lends_pages(&self, offset: u64, len: u64) -> bool {
         let stays = self.level().image.epochs().is_none() && !self.disk.shared.cache.direct();
-        stays && !self.is_limited() && self.moves_untouched(Kind::Read, offset, len)
+        stays && !self.may_be_held() && self.moves_untouched(Kind::Read, offset, len)
     }
 
-    /// Whether limits count requests, or a pause holds them.
-    pub fn is_limited(&self) -> bool {
+    /// Whether requests may be held: by limits, which count them, or by a pause.
+    pub fn may_be_held(&self) -> bool {
         self.disk.shared.door.is_limited() || self.disk.shared.door.is_paused()
     }
 

@@ -229,11 +229,7 @@ impl BlockdevMirror {
                     "Bitmap '{name}' does not record: what has changed since it was disabled would be left out"
                 ));
             };
-            let mut at = 0;
-            while let Some(range) = marks.next(at, u64::MAX) {
-                at = range.end;
-                changed.mark(range);
-            }
+            changed.merge(marks, served.vbd.size());
         }
         Ok(Scope::Changed(Arc::new(changed)))
     }

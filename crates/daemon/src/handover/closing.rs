@@ -5,12 +5,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::giving::failed;
 use super::lock;
-use super::still::{COMES_BACK, LOOK};
+use super::still::bring_back;
 use crate::events::spawn;
 use crate::residence::Residence;
 use crate::running::DiskId;
@@ -58,16 +57,8 @@ impl Going {
         if closing.is_waited_for() || closing.0.load(SeqCst) == CLOSED {
             return end;
         }
-        let began = Instant::now();
-        let mut back = end.and_then(|()| self.residence.take_over());
-        while let Err(error) = &back {
-            tracing::error!("a disk is not there again yet: {error}");
-            if began.elapsed() > COMES_BACK {
-                break;
-            }
-            sleep(LOOK);
-            back = self.residence.take_over();
-        }
+        let mut end = Some(end);
+        bring_back(|| end.take().unwrap_or(Ok(())).and_then(|()| self.residence.take_over()));
         tracing::info!("{} goes on", self.disk.path.display());
         self.residence.goes_on();
         Ok(())

@@ -3,8 +3,8 @@
 //! The server starts the next (`giving`), and passes its state (`state`): disks, groups, sockets that listen. The next
 //! prepares all that while guests go on (`taking`): it opens each image only to look at it, without a lock, so that what it
 //! holds is in memory. Then the server sees that all storage answers (`storage`), stops taking requests, ends those in
-//! flight, closes its images as at the end of a day (`still`), and passes the connections. The next opens the images, and says that it has all: that is the commit point. Before
-//! it any failure has this server kill the next, open its images again and go on; after it this process ends and touches
+//! flight (`still`), closes its images (`closing`), and passes the connections. The next opens the images, and says that it has
+//! all: that is the commit point. Before it any failure has this server kill the next, open its images again and go on; after it this process ends and touches
 //! nothing more.
 
 mod channel;

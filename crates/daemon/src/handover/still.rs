@@ -20,8 +20,8 @@ use crate::running::{DiskId, Running, Served, ServerId, Serving};
 use crate::transports::Transport;
 
 /// How long it is tried to open images again that somebody else has meanwhile, and how often.
-pub(super) const COMES_BACK: Duration = Duration::from_secs(30);
-pub(super) const LOOK: Duration = Duration::from_millis(100);
+const COMES_BACK: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(100);
 /// How soon it is seen that threads have ended.
 const SOON: Duration = Duration::from_micros(200);
 
@@ -44,6 +44,18 @@ fn wait_for(serving: &mut Serving, disks: &BTreeMap<DiskId, Served>, until: Inst
 /// Whether a disk's image is here and closed by one before it is opened by the other.
 pub(super) fn goes(served: &Served) -> bool {
     !served.disk.incoming && !served.disk.options.read_only && !served.disk.is_null()
+}
+
+/// Open again what somebody else may have meanwhile, for so long.
+pub(super) fn bring_back(mut open: impl FnMut() -> Result<(), Error>) {
+    let began = Instant::now();
+    while let Err(error) = open() {
+        tracing::error!("a disk is not there again yet: {error}");
+        if began.elapsed() > COMES_BACK {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// All disks stand still: no server takes requests, and images are closed.
@@ -183,14 +195,7 @@ impl Still {
     /// Go on as before; a client that still waits for requests does so once they have ended.
     pub(super) fn thaw(self, running: &mut Running) {
         let ended = lock(&running.handing_over).take().unwrap_or_default();
-        let began = Instant::now();
-        while let Err(error) = in_parallel(&self.residences, |residence| residence.take_over()) {
-            tracing::error!("a disk is not there again yet: {error}");
-            if began.elapsed() > COMES_BACK {
-                break;
-            }
-            std::thread::sleep(LOOK);
-        }
+        bring_back(|| in_parallel(&self.residences, |residence| residence.take_over()));
         for served in running.disks.values() {
             served.vbd.wait_again();
         }

@@ -92,7 +92,7 @@ impl Connection {
         let end = match look {
             false => self.read_all(header, &buffer).await,
             // Limits count each request once, and those of holes, too.
-            true if self.zeros_expected.get() && !self.vbd.is_limited() => {
+            true if self.zeros_expected.get() && !self.vbd.may_be_held() => {
                 match self.read_parts(header, &buffer).await {
                     Ok(parts) => return Ok(Reply::Parts(buffer, parts)),
                     Err(error) => Err(error),

@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ impl Pointer {
     }
 
     fn sidecar(&self) -> PathBuf {
-        self.path.with_file_name(format!("{}.bitmaps", self.name))
+        self.path.with_file_name(format!("{}.{}", self.name, record::SIDECAR))
     }
 }
 
@@ -128,14 +128,7 @@ pub fn point_to(sidecar: &Container, from: &Place, to: &Container) -> Result<(),
     let text = [stem(&own).as_bytes(), b"\n", image.as_os_str().as_bytes()].concat();
     // Not the name that a record has which is being written.
     let made = path.with_extension(format!("{}.{}.new", std::process::id(), record::COMING));
-    let mut options = fs::File::options();
-    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let mut file = options.open(&made).map_err(failed)?;
-    let written = file.write_all(&text).and_then(|()| file.sync_all());
-    let placed = written.and_then(|()| fs::rename(&made, &path)).inspect_err(|_| {
-        let _ = fs::remove_file(&made);
-    });
-    placed.and_then(|()| record::sync_folder_of(&path)).map_err(failed)
+    record::put(&path, &made, &text).map_err(failed)
 }
 
 /// The disk of the image at `to` comes from nowhere, or has come.

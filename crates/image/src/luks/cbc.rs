@@ -7,13 +7,16 @@ use aes::{Aes256Enc, Block};
 
 use super::cipher::{BLOCK, Sectors};
 
-/// The initial vector of a sector.
-fn vector(sectors: &Sectors<'_>, sector: usize, enciphered: Option<&Aes256Enc>) -> Block {
-    let mut vector = sectors.number(sector).into();
-    if let Some(cipher) = enciphered {
-        cipher.encrypt_block(&mut vector);
-    }
-    vector
+/// The initial vectors of sectors.
+fn vectors(sectors: &Sectors<'_>, enciphered: Option<&Aes256Enc>) -> Vec<Block> {
+    let vector = |sector| {
+        let mut vector = sectors.number(sector).into();
+        if let Some(cipher) = enciphered {
+            cipher.encrypt_block(&mut vector);
+        }
+        vector
+    };
+    (0..sectors.bytes.len() / sectors.size).map(vector).collect()
 }
 
 fn add(to: &mut [u8], from: &[u8]) {
@@ -25,9 +28,7 @@ pub(super) fn encrypt<C: BlockEncrypt + BlockSizeUser<BlockSize = U16>>(
     enciphered: Option<&Aes256Enc>,
     sectors: Sectors<'_>,
 ) {
-    let vectors: Vec<Block> = (0..sectors.bytes.len() / sectors.size)
-        .map(|sector| vector(&sectors, sector, enciphered))
-        .collect();
+    let vectors = vectors(&sectors, enciphered);
     for (sector, mut before) in sectors.bytes.chunks_exact_mut(sectors.size).zip(vectors) {
         for block in sector.chunks_exact_mut(BLOCK) {
             add(block, &before);
@@ -42,9 +43,7 @@ pub(super) fn decrypt<C: BlockDecrypt + BlockSizeUser<BlockSize = U16>>(
     enciphered: Option<&Aes256Enc>,
     sectors: Sectors<'_>,
 ) {
-    let vectors: Vec<Block> = (0..sectors.bytes.len() / sectors.size)
-        .map(|sector| vector(&sectors, sector, enciphered))
-        .collect();
+    let vectors = vectors(&sectors, enciphered);
     let mut blocks = vec![Block::default(); sectors.size / BLOCK];
     for (sector, mut before) in sectors.bytes.chunks_exact_mut(sectors.size).zip(vectors) {
         for (block, bytes) in blocks.iter_mut().zip(sector.chunks_exact(BLOCK)) {

@@ -142,7 +142,7 @@ fn make(folder: &Path) -> io::Result<()> {
 }
 
 /// Make it stable what is called how in the folder of a file.
-pub(crate) fn sync_folder_of(path: &Path) -> io::Result<()> {
+pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
@@ -167,8 +167,11 @@ fn file_of(folder: &Path, identity: &str) -> PathBuf {
 
 /// How the file is called of bitmaps that are kept of the image at `path`, whether there is one or not.
 pub(crate) fn sidecar_name(path: &Path) -> Option<PathBuf> {
-    Some(file_of(&folder()?, &identity(path)?).with_extension("bitmaps"))
+    Some(file_of(&folder()?, &identity(path)?).with_extension(SIDECAR))
 }
+
+/// The end of a sidecar's name.
+pub(crate) const SIDECAR: &str = "bitmaps";
 
 /// The end of the name of the file beside records that says whose bitmaps an image's disk may have.
 pub(crate) const COMING: &str = "moves";
@@ -184,13 +187,13 @@ pub(crate) fn sidecar(path: &Path, create: bool) -> io::Result<Option<PathBuf>> 
     let (Some(identity), Some(folder)) = (identity(path), folder()) else {
         return if create { Err(none()) } else { Ok(None) };
     };
-    let file = file_of(&folder, &identity).with_extension("bitmaps");
+    let file = file_of(&folder, &identity).with_extension(SIDECAR);
     if create {
         make(&folder)?;
         is_ours(&folder)?;
         let mut options = fs::File::options();
         options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&file)?;
-        fs::File::open(&folder)?.sync_all()?;
+        sync_folder_of(&file)?;
     }
     match fs::symlink_metadata(&file) {
         Ok(facts) if facts.is_file() => is_ours(&folder).map(|()| Some(file)),
@@ -222,7 +225,7 @@ fn forget_gone(folder: &Path, image: &fs::File, new: &Kept) {
         let handle = kept.as_ref().filter(there);
         let handle = handle.and_then(|kept| handle_in(&kept.identity));
         if handle.is_some_and(|handle| handle.is_gone(image).unwrap_or(false)) {
-            for beside in ["bitmaps", COMING] {
+            for beside in [SIDECAR, COMING] {
                 let _ = fs::remove_file(path.with_extension(beside));
             }
             let _ = fs::remove_file(&path);
@@ -264,14 +267,19 @@ fn write(folder: &Path, kept: &Kept) -> io::Result<()> {
     is_ours(folder)?;
     let path = file_of(folder, &kept.identity);
     let made = path.with_extension(format!("{}.{UNFINISHED}", std::process::id()));
+    put(&path, &made, &serde_json::to_vec(kept)?)
+}
+
+/// Have the file at `path` hold that; a power cut leaves what it held before, or this. `made` is what it is called until it is whole.
+pub(crate) fn put(path: &Path, made: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = fs::File::options();
     options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let mut file = options.open(&made)?;
-    let end = file.write_all(&serde_json::to_vec(kept)?).and_then(|()| file.sync_all());
-    end.and_then(|()| fs::rename(&made, &path)).inspect_err(|_| {
-        let _ = fs::remove_file(&made);
+    let mut file = options.open(made)?;
+    let end = file.write_all(bytes).and_then(|()| file.sync_all());
+    end.and_then(|()| fs::rename(made, path)).inspect_err(|_| {
+        let _ = fs::remove_file(made);
     })?;
-    sync_folder_of(&path)
+    sync_folder_of(path)
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ use crate::{Format, OpenError, OpenOptions, Place, probe};
 pub use identity::identity;
 use kept::Kept;
 pub use kept::made_folder;
-pub(crate) use kept::{COMING, is_ours, sidecar, sidecar_name, sync_folder_of};
-pub use kept::{remove_stably, state_folder};
+pub(crate) use kept::{COMING, SIDECAR, is_ours, put, sidecar, sidecar_name};
+pub use kept::{remove_stably, state_folder, sync_folder_of};
 pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};
 pub use named::{also_allow, may_own, reach, set_allowed, set_owner};
@@ -32,7 +32,7 @@ pub(crate) use noted::{forget_log, note_log, noted_log};
 pub(crate) use successor::may_go_on;
 pub use successor::{
     find_successor, forget_successor, is_part_of, is_unsealed, lead_on, seal, set_successor,
-    set_successor_in, successor, take_back_unfinished, turn,
+    set_successor_in, successor, take_back_unfinished, turn, unseal,
 };
 pub use transaction::{Part, Transaction};
 

@@ -165,6 +165,14 @@ pub fn lead_on(image: &Path, successor: &Path) -> io::Result<()> {
     set(image, Some(Successor { file: known(successor)?, written, turn, part, made_at }))
 }
 
+/// It is about to be written to by who knows, which is no sign that somebody put it back. Whether its disk goes on elsewhere.
+pub fn unseal(image: &Path) -> io::Result<bool> {
+    match successor(image) {
+        Some(next) => set_successor(image, &next).map(|()| true),
+        None => Ok(false),
+    }
+}
+
 /// An image with a successor is closed and written to no more: one that is put in its place, or written to, is told
 /// from it.
 pub fn seal(image: &Path) -> io::Result<()> {

@@ -102,14 +102,14 @@ enum What {
 }
 
 /// Bytes on their way for which nobody waits. Where they do not come to the target the range is marked.
-struct Behind {
+struct WriteBehind {
     target: Arc<Target>,
     marks: Arc<Map>,
     range: Range<u64>,
     written: bool,
 }
 
-impl Drop for Behind {
+impl Drop for WriteBehind {
     fn drop(&mut self) {
         if !self.written {
             self.marks.mark(self.range.clone());
@@ -125,7 +125,7 @@ impl Drop for Behind {
 /// All that a write holds for which nobody waits. Its range is marked, if it is to be, before others may have it, and before
 /// nothing is in flight.
 struct OnItsWay {
-    behind: Behind,
+    behind: WriteBehind,
     _held: Rc<Held>,
     in_flight: InFlight,
 }
@@ -390,7 +390,8 @@ impl Target {
     ) {
         let (offset, len) = (range.start, range.end - range.start);
         self.lock().behind += len;
-        let behind = Behind { target: self.clone(), marks: marks.clone(), range, written: false };
+        let behind =
+            WriteBehind { target: self.clone(), marks: marks.clone(), range, written: false };
         let way = OnItsWay { behind, _held: held, in_flight: InFlight::new(self, What::Write) };
         let (own, over) = (io.clone(), Rc::new(Over::default()));
         let (ended, given_up) = (over.clone(), self.clone());
@@ -500,7 +501,7 @@ impl Target {
         }
     }
 
-    /// Wait until nothing is being written to it that guests have written.
+    /// Wait until no write or flush of it is in flight.
     pub(crate) async fn left_alone(&self) {
         loop {
             let told = self.told.listen();
