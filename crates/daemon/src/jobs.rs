@@ -137,6 +137,7 @@ impl Running {
         };
         self.jobs.insert(id.clone(), entry);
         self.pending.changing.extend(&disks);
+        self.pending.targets.extend(other);
         let hears =
             Hears { id: id.clone(), kind, told: self.told.clone(), job: job.clone(), state };
         hears.is(JobStatus::Created);
@@ -176,13 +177,21 @@ impl Running {
         });
         if begun.is_err() {
             self.jobs.remove(&id);
-            disks.iter().for_each(|disk| _ = self.pending.changing.remove(disk));
+            self.let_go_of(&disks);
         }
         begun
     }
 
+    /// No job is at work on these disks any more.
+    pub(crate) fn let_go_of(&mut self, disks: &[DiskId]) {
+        for disk in disks {
+            self.pending.changing.remove(disk);
+            self.pending.targets.remove(disk);
+        }
+    }
+
     fn job_ended(&mut self, id: &str, disks: &[DiskId], end: Result<Then, Error>) {
-        disks.iter().for_each(|disk| _ = self.pending.changing.remove(disk));
+        self.let_go_of(disks);
         let error = match end {
             Ok(then) => {
                 then(self);

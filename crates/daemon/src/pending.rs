@@ -18,6 +18,8 @@ pub(crate) struct Pending {
     pub(crate) exports: Vec<(String, DiskId)>,
     /// Disks whose image is about to be another.
     pub(crate) changing: HashSet<DiskId>,
+    /// Those of them that jobs write to.
+    pub(crate) targets: HashSet<DiskId>,
     /// Those of them for whose images overlays are about to be there.
     pub(crate) snapshots: HashSet<DiskId>,
     /// Disks whose image is not here: their guests are elsewhere.

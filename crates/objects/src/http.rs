@@ -30,7 +30,7 @@ pub(crate) struct Refused {
     /// After which time the server wants to be asked again.
     pub(crate) after: Option<Duration>,
     /// What S3 calls it.
-    code: Option<String>,
+    pub(crate) code: Option<String>,
 }
 
 impl fmt::Display for Refused {

@@ -11,6 +11,7 @@ use object_store::multipart::PartId;
 use object_store::{Attributes, Error};
 use tokio::task::JoinSet;
 
+use crate::http::{Refused, cause};
 use crate::index::{CHUNK, Index};
 use crate::journal::Journal;
 use crate::source::{Source, of_error};
@@ -20,6 +21,12 @@ const PART: u64 = 16 << 20;
 const PARTS: u64 = 9_000;
 /// Parts that are on their way at a time.
 const WIDE: usize = 8;
+
+/// Whether the store has not got parts that it had taken.
+fn lacks_parts(error: &Error) -> bool {
+    let code = cause::<Refused>(error).and_then(|refused| refused.code.as_deref());
+    matches!(code, Some("InvalidPart" | "InvalidPartOrder"))
+}
 
 /// What is sent.
 pub(crate) struct Image<'a> {
@@ -67,7 +74,10 @@ pub(crate) async fn upload(
         let sent = match send(source, image, &id, part, arrived, journal, progress).await {
             Ok(parts) => {
                 let end = store.complete_multipart(&source.path, &id, parts).await;
-                end.map(drop).map_err(end_of)
+                end.map(drop).map_err(|error| match lacks_parts(&error) {
+                    true => End::Gone,
+                    false => end_of(error),
+                })
             }
             Err(end) => Err(end),
         };
@@ -77,8 +87,15 @@ pub(crate) async fn upload(
                 return Ok(());
             }
             // It was given up there, or is whole by now and was to be replaced.
-            Err(End::Gone) if known => journal.forget(),
-            Err(End::Gone) => return Err("the store has lost the upload".into()),
+            Err(End::Gone) if known => {
+                journal.forget();
+                // What it still has of it takes room there.
+                let _ = store.abort_multipart(&source.path, &id).await;
+            }
+            Err(End::Gone) => {
+                journal.forget();
+                return Err("the store has lost the upload".into());
+            }
             Err(End::Changed(why)) => {
                 journal.end();
                 let _ = store.abort_multipart(&source.path, &id).await;

@@ -74,7 +74,20 @@ fn nothing_goes_on_until_it_is_resumed() {
     qemu_io(&uri, &["read -P 2 0 64k"]).expect("what was held is there");
     let nodes = empty.control.ok("query-named-block-nodes", json!({}));
     assert_eq!(nodes[0].get("__ringtap_paused"), None::<&Value>, "{nodes}");
-    let unknown = empty.control.call("__ringtap_pause", json!({"node-name": "b"}));
+    // What a job writes to would hold up its source's guests.
+    empty.add("b", "raw", "1M");
+    let slow = json!({"device": "a", "target": "b", "sync": "full", "job-id": "m", "speed": 65536});
+    empty.control.ok("blockdev-mirror", slow);
+    let used = empty.control.call("__ringtap_pause", json!({"node-name": "b"}));
+    assert!(used.expect_err("used").contains("a job writes to it"));
+    empty.control.ok("job-cancel", json!({"id": "m"}));
+    while empty.control.event().0 != "BLOCK_JOB_CANCELLED" {}
+    empty.control.ok("__ringtap_pause", json!({"node-name": "b"}));
+    let again = json!({"device": "a", "target": "b", "sync": "full", "job-id": "m"});
+    let paused = empty.control.call("blockdev-mirror", again).expect_err("it is paused");
+    assert!(paused.contains("is paused"), "{paused}");
+    empty.control.ok("__ringtap_resume", json!({"node-name": "b"}));
+    let unknown = empty.control.call("__ringtap_pause", json!({"node-name": "c"}));
     assert!(unknown.expect_err("none").contains("Cannot find"));
 }
 

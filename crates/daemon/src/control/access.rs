@@ -109,6 +109,7 @@ impl Running {
         let (own, vbd) = (from.disk.clone(), from.vbd.clone());
         let part = Part { disk: own, vbd, changes: vec![], keeps: false, backups: vec![wanted] };
         self.pending.changing.extend([disk, target]);
+        self.pending.targets.insert(target);
         self.pending.nodes.insert(name.clone());
         let taken = name.clone();
         let begun = self.in_time("moment", move || -> Then {
@@ -131,7 +132,7 @@ impl Running {
                     }
                     Ok(None) => Err(Refusal::new("the disk is gone")),
                     Err(error) => {
-                        running.let_go_of([disk, target]);
+                        running.let_go_of(&[disk, target]);
                         Err(error.into())
                     }
                 });
@@ -139,18 +140,14 @@ impl Running {
         });
         if let Err(error) = begun {
             self.pending.nodes.remove(&taken);
-            self.let_go_of([disk, target]);
+            self.let_go_of(&[disk, target]);
             tracing::error!("cannot keep a moment: {error}");
         }
     }
 
-    fn let_go_of(&mut self, disks: [DiskId; 2]) {
-        disks.iter().for_each(|disk| _ = self.pending.changing.remove(disk));
-    }
-
     /// A moment of the first is kept in the second no more.
     fn free_of_moment(&mut self, disks: [DiskId; 2]) {
-        self.let_go_of(disks);
+        self.let_go_of(&disks);
         if let Some(target) = self.disks.get_mut(&disks[1]) {
             target.moment = None;
         }

@@ -159,6 +159,9 @@ impl Running {
         if used || self.pending.is_changing(target) {
             return Err(Refusal::new(format!("Node '{name}' is in use")));
         }
+        if self.disks.get(&target).is_some_and(|served| served.vbd.is_paused()) {
+            return Err(Refusal::new(format!("Node '{name}' is paused")));
+        }
         Ok(target)
     }
 

@@ -68,6 +68,14 @@ impl Command for Pause {
             Ok(found) => found,
             Err(refusal) => return reply.give(Err(refusal)),
         };
+        if running.pending.targets.contains(&id) {
+            let used = format!("Node '{name}' is in use: a job writes to it");
+            return reply.give(Err(Refusal::new(used)));
+        }
+        if vbd.health().failure().is_some() {
+            return reply
+                .give(Err(Refusal::new(format!("Node '{name}' has been stopped by a panic"))));
+        }
         if vbd.pause() {
             return reply.give(Err(Refusal::new(format!("Node '{name}' is paused already"))));
         }

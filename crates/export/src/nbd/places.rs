@@ -103,6 +103,16 @@ impl Places {
         }
         Some(Place { places: self.clone(), peer, refusal })
     }
+
+    /// A place for a connection that had one, here or in another server: it is not turned away, though that one may not be free
+    /// yet.
+    pub(super) fn enter_again(self: &Arc<Self>, peer: Peer) -> Place {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.all.count += 1;
+        taken.peers.entry(peer).or_default().count += 1;
+        drop(taken);
+        Place { places: self.clone(), peer, refusal: None }
+    }
 }
 
 impl Drop for Place {
@@ -162,6 +172,11 @@ mod tests {
         assert_eq!(refusal(&places.enter(Peer::User(3))), Some(Refusal::Busy));
         there.pop();
         assert_eq!(refusal(&places.enter(Peer::User(3))), None);
+        // Who was here before, in another server or as this one was about to end, is not.
+        there.push(places.enter(Peer::User(3)));
+        there.push(Some(places.enter_again(Peer::User(3))));
+        assert!(there.iter().all(|place| refusal(place).is_none()));
+        assert_eq!(refusal(&places.enter(Peer::User(4))), Some(Refusal::Busy));
         drop(there);
         assert!(places.taken.lock().expect("a lock").peers.is_empty());
     }

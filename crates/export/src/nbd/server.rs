@@ -358,7 +358,11 @@ impl Server {
         session: Option<Session>,
     ) -> io::Result<Option<Client>> {
         let (socket, peer) = Peer::of(socket, listener);
-        let Some(place) = places.enter(peer) else { return Ok(None) };
+        let place = match session {
+            Some(_) => Some(places.enter_again(peer)),
+            None => places.enter(peer),
+        };
+        let Some(place) = place else { return Ok(None) };
         let mut limits = self.limits;
         if place.refusal.is_some() {
             limits.handshake = limits.handshake.min(TOLD_WITHIN);

@@ -136,8 +136,8 @@ async fn check_as(
         return Err(image.refused("it is open read-only and cannot be repaired"));
     }
     let mut after = before.clone();
-    // A table that moves away from what it overlapped changes what the flags there must be. Pointers
-    // past the file's end would lead into it once it has grown, to nobody's data.
+    // A table that moves away from what it overlapped changes what the flags there must be. With
+    // pointers that lead nowhere it is looked at once: what they lead to is not known.
     for _ in 0..if dangles { 1 } else { 4 } {
         look(&mut image, repair, memory).await?;
         image = open(io, container).await?;

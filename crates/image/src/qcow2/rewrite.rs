@@ -223,6 +223,15 @@ impl<'i, 'a, 'c> Rewrite<'i, 'a, 'c> {
                 };
                 return Err(self.image.refused(why));
             }
+            if let Free::Unreferenced(_, dangling) = self.free {
+                // The file would grow over what a pointer leads to, which would read as zeros then, as if nothing were wrong.
+                if at >= self.end && dangling.range(self.end..=at).next().is_some() {
+                    return Err(self.image.refused(
+                        "new tables would lie behind clusters past the file's end that pointers lead to, which would read as \
+                         zeros then: if the file was cut off, bring the rest back; else convert it to a new image",
+                    ));
+                }
+            }
             // Past the file's end hardly a cluster can be used already.
             let past_end = at.saturating_sub(self.image.container.len() >> bits);
             if past_end > clusters + self.taken.len() as u64 + 65536 || at >= (1 << 55) >> bits {

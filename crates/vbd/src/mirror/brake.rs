@@ -50,11 +50,14 @@ impl Brake {
     /// For how long a write of so many bytes may be held up that begins now.
     pub(crate) fn patience(&self, now: Time, len: u64) -> Time {
         let mut state = self.lock();
-        if state.began == 0 || now >= state.began.saturating_add(PERIOD) {
-            (state.began, state.free) = (now.max(1), 0);
+        // Who has written nothing for as long as a look lasts is looked at anew: what was seen was another rate, or none.
+        let idle = now > state.next.saturating_add(FREE);
+        if state.began == 0 || now >= state.began.saturating_add(PERIOD) || idle {
+            (state.began, state.free, state.next) = (now.max(1), 0, now);
         }
         if now < state.began.saturating_add(FREE) {
             state.free = state.free.saturating_add(len);
+            state.next = state.next.max(now);
             return 0;
         }
         if state.free > 0 {
@@ -85,6 +88,23 @@ mod tests {
             bytes += LEN;
         }
         bytes as f64 / seconds as f64
+    }
+
+    #[test]
+    fn who_was_idle_is_not_held_to_that() {
+        let brake = Brake::new(20);
+        let mut now = PERIOD;
+        // A write in 300 ms, for two periods; then as fast as they come.
+        for _ in 0..7 {
+            now += brake.patience(now, LEN) + 300_000_000;
+        }
+        let (burst, mut bytes) = (now, 0);
+        while now < burst + PERIOD {
+            now += brake.patience(now, LEN).max(100_000);
+            bytes += LEN;
+        }
+        let least = 0.5 * (PERIOD / 100_000 * LEN) as f64;
+        assert!(bytes as f64 > least, "{bytes} of {least}");
     }
 
     #[test]
