@@ -146,7 +146,8 @@ impl DiskFacts {
             .collect();
         let Self { disk, format, size, cache, .. } = self;
         let mode = if self.read_only { "read-only" } else { "writable" };
-        format!("{disk}: {format}, {size} bytes, {mode}, cache={cache}, at {}", places.join(", "))
+        let at = if places.is_empty() { "" } else { ", at " };
+        format!("{disk}: {format}, {size} bytes, {mode}, cache={cache}{at}{}", places.join(", "))
     }
 }
 
