@@ -192,7 +192,7 @@ pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> 
                 let end = close(&served.vbd, kept).and_then(|end| flushed(served, end));
                 outcome = outcome.and(end);
             }
-            true => match begin_to_close(served, kept) {
+            true => match begin_to_close(served.vbd.clone(), kept) {
                 Ok(end) => far.push((*id, served, end)),
                 Err(error) => outcome = outcome.and(Err(error)),
             },
@@ -221,14 +221,17 @@ pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> 
 
 type Closed = Result<Result<(), ringtap_image::Error>, Error>;
 
-/// The same on a thread of its own, which may never end.
-fn begin_to_close(served: &Served, kept: bool) -> Result<Receiver<Closed>, Error> {
+/// The same on a thread of its own, which may never end. It has let go of the disk once it tells: the process may end then, and
+/// no library is to be at work on its images meanwhile.
+fn begin_to_close(vbd: ringtap_vbd::Disk, kept: bool) -> Result<Receiver<Closed>, Error> {
     let (tell, end) = channel();
-    let vbd = served.vbd.clone();
     spawn("close", move || {
-        let _disk = vbd.span().clone().entered();
+        let disk = vbd.span().clone().entered();
+        let closed = close(&vbd, kept);
+        drop(vbd);
+        drop(disk);
         // Nobody listens any more where storage is silent.
-        let _ = tell.send(close(&vbd, kept));
+        let _ = tell.send(closed);
     })?;
     Ok(end)
 }
@@ -246,4 +249,37 @@ fn flushed(served: &Served, end: Result<(), ringtap_image::Error>) -> Result<(),
         tracing::error!("cannot flush {}: {source}", path.display());
         Error::Flush { path: path.clone(), source }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use ringtap_image::{CacheMode, Null};
+    use ringtap_vbd::sabotage::Trapped;
+
+    use super::*;
+
+    /// Takes its time to go.
+    struct Slow(Arc<AtomicBool>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            sleep(Duration::from_millis(200));
+            self.0.store(true, SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_disk_is_let_go_of_before_its_end_is_told() {
+        let gone = Arc::new(AtomicBool::new(false));
+        let slow = Slow(gone.clone());
+        let trap = Arc::new(move |_: &'static str, _: u64| _ = &slow);
+        let image = Trapped::boxed(Box::new(Null::new(1 << 20, false)), trap);
+        let vbd = ringtap_vbd::Disk::from(ringtap_vbd::Vbd::new(image, CacheMode::None));
+        let end = begin_to_close(vbd, false).expect("a thread");
+        end.recv().expect("an end").expect("a ring").expect("it is closed");
+        assert!(gone.load(SeqCst), "its image is there yet");
+    }
 }
