@@ -150,10 +150,12 @@ pub(crate) struct Prepared {
 /// The socket of QEMU's monitor, in the guest's folder.
 pub(crate) const QMP: &str = "qmp";
 
+/// A translated processor on a busy machine stands still for seconds: that is no lockup, no stall of RCU, and no timer
+/// that does not work.
+const PATIENT: &str =
+    "nowatchdog rcupdate.rcu_cpu_stall_suppress=1 workqueue.watchdog_thresh=0 no_timer_check";
 /// The processor that is translated where there is no KVM. Without `rep movsb`, which copies fastest on a
 /// real processor and byte by byte on a translated one: Linux and its C library copy by words then.
-/// A translated processor on a busy machine stands still for seconds: that is no lockup, and no stall of RCU.
-const PATIENT: &str = "nowatchdog rcupdate.rcu_cpu_stall_suppress=1 workqueue.watchdog_thresh=0";
 const TRANSLATED: &str = "max,-erms";
 /// More virtio disks than these share PCI slots: a PC has 32.
 const ALONE: usize = 16;
