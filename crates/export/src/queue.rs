@@ -14,6 +14,12 @@ pub(crate) trait Queue {
     fn reply(&self, tag: u16, end: Result<(), Error>);
 }
 
+/// Have a queue's handle of the disk's image be that of its present one, though no request comes.
+pub(crate) fn keep_up(io: &Io, vbd: &Rc<Vbd>) {
+    let vbd = vbd.clone();
+    io.spawn_beside(async move { vbd.keep_up().await });
+}
+
 /// One slot: take a request, serve it, answer it.
 pub(crate) async fn run_slot<Q: Queue>(queue: Rc<Q>, vbd: Rc<Vbd>, io: Io, tag: u16) {
     while let Some(request) = queue.next(tag).await {

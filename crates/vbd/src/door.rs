@@ -5,9 +5,9 @@
 //! for the epoch second: one of the two sees the other.
 
 use ringtap_image::Epochs;
-use ringtap_io::Event;
 use ringtap_io::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::broken;
+use ringtap_io::{Event, Listener};
 
 const SHUT: u64 = 1;
 /// Requests that change the disk pass a filter.
@@ -140,6 +140,11 @@ impl Door {
             true => self.state.fetch_or(FILTERED, SeqCst),
             false => self.state.fetch_and(!FILTERED, SeqCst),
         };
+    }
+
+    /// Listen from now on for the door to be opened.
+    pub(crate) fn opens(&self) -> Listener<'_> {
+        self.opened.listen()
     }
 
     /// Wait until the door is open.

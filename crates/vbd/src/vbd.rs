@@ -110,6 +110,16 @@ impl Vbd {
         self.level.borrow()
     }
 
+    /// Let go of an image that another has taken the place of, though no request comes by this queue: its files would stay
+    /// open, and locked. A task beside others of its thread ([`Io::spawn_beside`]); it ends only where the disk is stopped.
+    pub async fn keep_up(&self) {
+        while self.health.failure().is_none() {
+            let opens = self.disk.shared.door.opens();
+            drop(self.level());
+            opens.await;
+        }
+    }
+
     #[inline]
     fn pass<'a>(&'a self, level: &'a Level) -> Pass<'a> {
         let read_only = self.disk.info().read_only;

@@ -12,6 +12,7 @@ mod ledger;
 mod many;
 mod moment;
 mod pulled;
+mod resting;
 mod room;
 mod slow;
 mod stable;

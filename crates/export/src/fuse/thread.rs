@@ -14,7 +14,7 @@ use super::queue::{FuseQueue, Taken};
 use super::request::Facts;
 use super::{MOST, SLOTS};
 use crate::poll::{Poller, Wait};
-use crate::queue::run_slot;
+use crate::queue::{keep_up, run_slot};
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
@@ -103,6 +103,7 @@ fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Res
     let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
     queue = Rc::new(FuseQueue::new(io.clone(), device, vbd.clone(), facts, SLOTS, MOST)?);
+    keep_up(&io, &vbd);
     let seen = Rc::new(Seen::default());
     seen.readable.set(true);
     tasks.spawn(wait_for_bell(io.clone(), bell.clone(), seen.clone()));

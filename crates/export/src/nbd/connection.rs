@@ -153,6 +153,8 @@ impl Connection {
             connection.pipes.refuse();
             connection.farewell.set(true);
         }
+        let keeps_up = connection.clone();
+        io.spawn_beside(async move { keeps_up.vbd.keep_up().await });
         io.spawn(connection.clone().send_replies(sending, sealer));
         Ok(connection)
     }

@@ -12,6 +12,7 @@ use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
 use crate::arena::Arena;
 use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, waking_takes};
+use crate::queue::keep_up;
 use crate::reclaim::become_io_flusher;
 use crate::synchronous::Synchronous;
 
@@ -81,6 +82,7 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
     let mut tasks = Tasks::new(reactor);
     let io = tasks.io().clone();
     queue = Rc::new(UblkQueue::new(io.clone(), vbd.clone(), device, index, &info, arena)?);
+    keep_up(&io, &vbd);
     for tag in 0..info.depth {
         tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
     }

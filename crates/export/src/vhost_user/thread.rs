@@ -21,7 +21,7 @@ use super::request::ID_BYTES;
 use super::truncated;
 use super::virtqueue::{Addresses, RingError, Virtqueue};
 use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, batch, coalesce};
-use crate::queue::run_slot;
+use crate::queue::{keep_up, run_slot};
 use crate::synchronous::Synchronous;
 
 const STACK: usize = 256 << 10;
@@ -242,6 +242,7 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let queue = Rc::new(queue);
     let caller = Rc::new(Caller::default());
     caller.file.replace(call);
+    keep_up(&io, &vbd);
     tasks.spawn(caller.clone().run(io.clone()));
     tasks.spawn(drain_kicks(io.clone(), kick.clone(), caller.clone(), queue.clone()));
     tasks.spawn(drain_bell(io.clone(), mailbox.clone(), caller.clone()));

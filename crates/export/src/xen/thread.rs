@@ -17,7 +17,7 @@ use super::queue::{Remembered, XenQueue};
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
 use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, batch, waking_takes};
-use crate::queue::run_slot;
+use crate::queue::{keep_up, run_slot};
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
@@ -140,6 +140,7 @@ fn run(start: Start, reactor: Box<dyn Reactor>, bell: &Arc<OpenFile>) {
         stopping: Rc::default(),
         accounted: 0.into(),
     };
+    keep_up(&io, &thread.vbd);
     for tag in 0..thread.queue.slots() {
         thread.spawn_slot(&mut tasks, tag);
     }

@@ -1,0 +1,66 @@
+//! Images that a disk has gone on from, and clients that rest.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use ringtap_tests::{Server, ok, patience, ringtap};
+
+use crate::bench::Bench;
+
+/// An NBD client that has chosen an export and asks for nothing.
+fn rests(socket: &str, export: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(socket).expect("a server");
+    stream.read_exact(&mut [0; 18]).expect("its greeting");
+    let len = u32::try_from(export.len()).expect("a name").to_be_bytes();
+    let choice = [&b"\0\0\0\x03IHAVEOPT\0\0\0\x01"[..], &len, export.as_bytes()].concat();
+    stream.write_all(&choice).expect("sent");
+    stream.read_exact(&mut [0; 10]).expect("the export's size and flags");
+    stream
+}
+
+/// It reads a block.
+fn reads(stream: &mut UnixStream) {
+    let request = [&b"\x25\x60\x95\x13"[..], &[0; 2], &[0; 2], &[0; 8], &[0; 8], &[0, 0, 2, 0]];
+    stream.write_all(&request.concat()).expect("sent");
+    stream.read_exact(&mut [0; 16 + 512]).expect("a reply");
+}
+
+fn has_open(server: &Server, image: &str) -> bool {
+    let folder = format!("/proc/{}/fd", server.pid());
+    let open = fs::read_dir(folder).expect("its descriptors").flatten();
+    open.filter_map(|one| fs::read_link(one.path()).ok())
+        .any(|path| path.to_string_lossy().contains(image))
+}
+
+#[test]
+fn a_client_that_rests_keeps_no_image_open_that_its_disk_has_gone_on_from() {
+    let bench = Bench::new();
+    let disk = |words: &[&str]| {
+        let control = format!("unix:{}", bench.text("control"));
+        let words = [&["disk", "--control", &control], words].concat();
+        ok(ringtap().to_str().expect("plain"), "ringtap", &words);
+    };
+    let (image, over) = (bench.text("a.qcow2"), bench.text("over.qcow2"));
+    ok(
+        ringtap().to_str().expect("plain"),
+        "ringtap",
+        &["create", "-q", "-f", "qcow2", &image, "16M"],
+    );
+    let server = bench.serve(&["a.qcow2"], &["-f", "qcow2"]);
+    let mut resting = rests(&bench.text("a.nbd"), "a");
+    bench.io("a", &["write -P 1 0 1M"]);
+    disk(&["snapshot", "a", &over]);
+    bench.io("a", &["write -P 2 4k 64k"]);
+    reads(&mut resting);
+    assert!(has_open(&server, "over.qcow2"));
+    disk(&["commit", "a", "--quiet"]);
+    let end = Instant::now() + patience();
+    while has_open(&server, "over.qcow2") {
+        assert!(Instant::now() < end, "the overlay is open, and what it takes is not free");
+        thread::sleep(Duration::from_millis(20));
+    }
+    bench.io("a", &["read -P 1 0 4k", "read -P 2 4k 64k"]);
+    server.stop();
+}
