@@ -19,6 +19,7 @@ mod format;
 mod image;
 mod limit;
 mod lock;
+mod lower;
 pub mod luks;
 mod names;
 mod null;

@@ -229,7 +229,7 @@ impl Shared {
                     end => end?,
                 },
                 Plan::Load(at) => {
-                    let Some(base) = &self.base else { return Err(Error::Corrupt) };
+                    let Some(base) = self.base.image() else { return Err(Error::Corrupt) };
                     base.load(io, at).await?;
                 }
                 Plan::Bad => return Err(self.mark_corrupt(io).await),
@@ -318,7 +318,7 @@ impl Shared {
         let mut at = cluster << geometry.cluster_bits;
         let end = at + geometry.bytes_of(cluster);
         while at < end {
-            match self.map_base(at, end - at) {
+            match self.base.map(at, end - at) {
                 Extent::Zero { len, .. } => at += len,
                 Extent::NotLoaded => return Err(Plan::Load(at)),
                 Extent::Data { .. } | Extent::Compressed { .. } => return Ok(false),

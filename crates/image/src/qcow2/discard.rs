@@ -39,8 +39,8 @@ impl Shared {
         }
         if !self.tables.geometry.zero_flag {
             match mode {
-                Discard::Free if self.base.is_some() => return Ok(()),
-                Discard::Zero { unmap: true } if self.base.is_none() => {}
+                Discard::Free if self.base.is_there() => return Ok(()),
+                Discard::Zero { unmap: true } if !self.base.is_there() => {}
                 Discard::Zero { .. } => return Err(Error::Unsupported),
                 Discard::Free => {}
             }
@@ -110,7 +110,7 @@ impl Shared {
 
     /// Whether what lies below is known to read as zeros.
     async fn zero_below(&self, io: &Io, range: std::ops::Range<u64>) -> bool {
-        let Some(base) = &self.base else { return true };
+        let Some(base) = self.base.image() else { return true };
         let (mut at, end) = (range.start, range.end.min(base.info().size));
         while at < end {
             match base.status(io, at, end - at).await {
@@ -219,7 +219,7 @@ impl Shared {
 
     /// Whether entries say that they are zeros: where something lies below, or may do so one day.
     fn notes_zeros(&self, mode: Discard) -> bool {
-        self.base.is_some() || mode == Discard::Zero { unmap: false }
+        self.base.is_there() || mode == Discard::Zero { unmap: false }
     }
 
     fn replace(&self, state: &mut State, cluster: u64, old: Entry, new: Entry) {

@@ -29,7 +29,7 @@ impl Shared {
             event.close();
         }
         self.epochs.abandon();
-        if let Some(base) = &self.base {
+        if let Some(base) = self.base.image() {
             base.abandon();
         }
     }

@@ -33,7 +33,7 @@ impl Shared {
         self.load_entry(io, cluster).await?;
         match self.tables.run(offset, 1).map(|run| run.kind) {
             Some(Kind::Bad) => Err(self.mark_corrupt(io).await),
-            Some(Kind::Unallocated) => match (&self.base, self.map_base(offset, 1)) {
+            Some(Kind::Unallocated) => match (self.base.image(), self.base.map(offset, 1)) {
                 (Some(base), Extent::NotLoaded) => base.load(io, offset).await,
                 _ => Ok(()),
             },
@@ -54,7 +54,7 @@ impl Shared {
             Lookup::NoTable => Kind::Unallocated,
             Lookup::NotLoaded => return Ok(0),
         };
-        match (&self.base, self.map_base(offset, 1)) {
+        match (self.base.image(), self.base.map(offset, 1)) {
             // What has been written here since the map was looked at hides what lies below.
             (Some(base), Extent::Compressed { .. }) if kind == Kind::Unallocated => {
                 base.decompress(io, offset, mem).await

@@ -13,6 +13,7 @@ use ringtap_io::sync::atomic::AtomicBool;
 use ringtap_io::sync::{Mutex, MutexGuard, broken};
 use ringtap_io::{File, Io, Mem};
 
+use crate::lower::Lower;
 use crate::whole::whole;
 use crate::{
     Allocation, Boxed, Cipher, Container, Discard, Epochs, Error, Extent, Image, Info, LayerState,
@@ -121,7 +122,7 @@ struct Shared {
     data_is_raw: bool,
     /// The file that guest clusters lie in.
     guest_file: File,
-    base: Option<Box<dyn Image>>,
+    base: Lower,
     key: Option<Arc<dyn SectorCipher>>,
     tables: Tables,
     state: Mutex<State>,
@@ -236,22 +237,6 @@ impl Shared {
     fn cipher(&self, offset: u64) -> Option<Cipher<'_>> {
         self.key.as_deref().map(|key| Cipher { key, offset })
     }
-
-    /// What lies below the image at `offset`, where the image itself has nothing.
-    fn map_base(&self, offset: u64, len: u64) -> Extent<'_> {
-        let zeros = Extent::Zero { len, writable: false };
-        let Some(base) = &self.base else { return zeros };
-        let Some(left) = base.info().size.checked_sub(offset).filter(|left| *left > 0) else {
-            return zeros;
-        };
-        match base.map(offset, len.min(left)) {
-            Extent::Data { file, offset, len, cipher, .. } => {
-                Extent::Data { file, offset, len, writable: false, cipher }
-            }
-            Extent::Zero { len, .. } => Extent::Zero { len, writable: false },
-            other => other,
-        }
-    }
 }
 
 impl Image for Qcow2 {
@@ -276,7 +261,7 @@ impl Image for Qcow2 {
                 cipher: shared.cipher(host),
             },
             Kind::Zero { .. } => Extent::Zero { len: run.len, writable: false },
-            Kind::Unallocated => shared.map_base(offset, run.len),
+            Kind::Unallocated => shared.base.map(offset, run.len),
             Kind::Compressed => Extent::Compressed { len: run.len },
             Kind::Bad => Extent::NotLoaded,
         }
@@ -378,7 +363,7 @@ impl Image for Qcow2 {
     }
 
     fn below(&self) -> Option<&dyn Image> {
-        self.shared.base.as_deref()
+        self.shared.base.image()
     }
 
     fn container(&self) -> Option<&Container> {

@@ -20,6 +20,7 @@ use super::sabotage::Sabotage;
 use super::space::Space;
 use super::table::{Cache, Tables};
 use super::{Crypt, Header, Qcow2, Shared, State, check, restart};
+use crate::lower::Lower;
 use crate::{
     Container, Epochs, Error, Image, Info, OpenError, RestartChoice, RestartLog, SectorCipher,
 };
@@ -168,7 +169,7 @@ impl Qcow2 {
             header,
             container,
             data: parts.data,
-            base: parts.base,
+            base: Lower::new(parts.base),
             key: parts.key,
             tables: Tables::new(geometry, l1, memory),
             state: Mutex::new(state),

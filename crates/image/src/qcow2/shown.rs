@@ -25,7 +25,7 @@ impl Shared {
             allocating: state.allocations.reserved(),
             resting: (state.released.len() + state.retired.len()) as u64,
             restart_log: self.restart.get().map(LogState::of),
-            below: self.base.as_ref().map(|base| Box::new(base.state())),
+            below: self.base.image().map(|base| Box::new(base.state())),
             ..LayerState::of(&self.info, Some(&self.container))
         }
     }

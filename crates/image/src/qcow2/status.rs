@@ -29,12 +29,12 @@ impl Shared {
     }
 
     async fn status_below(&self, io: &Io, offset: u64, len: u64) -> Result<Status, Error> {
-        let Some(base) = &self.base else {
+        if !self.base.is_there() {
             return Ok(Status { depth: 1, present: false, ..Status::hole(len) });
-        };
-        match base.info().size.checked_sub(offset).filter(|left| *left > 0) {
-            Some(left) => {
-                let status = base.status(io, offset, len.min(left)).await?;
+        }
+        match self.base.reaching(offset, len) {
+            Some((base, len)) => {
+                let status = base.status(io, offset, len).await?;
                 Ok(Status { depth: status.depth + 1, ..status })
             }
             // Past the end of the backing file the zeros are the image's own, says QEMU.

@@ -12,6 +12,7 @@ use super::footer::{Footer, SECTOR};
 use super::header::{Header, UNUSED};
 use super::layout::{Layout, Sparse};
 use super::room::Room;
+use crate::lower::Lower;
 use crate::state::LogState;
 use crate::whole::whole;
 use crate::{
@@ -35,7 +36,7 @@ pub(super) struct Shared {
     /// Where each block begins in the file, in sectors.
     pub(super) table: Box<[AtomicU32]>,
     pub(super) bitmaps: Bitmaps,
-    pub(super) parent: Option<Box<dyn Image>>,
+    pub(super) parent: Lower,
     room: Mutex<Room>,
     /// Where changes are kept over a killed server.
     pub(super) restart: OnceLock<RestartLog>,
@@ -88,7 +89,7 @@ impl Dynamic {
                 header,
                 table: table.into_iter().map(AtomicU32::new).collect(),
                 bitmaps,
-                parent,
+                parent: Lower::new(parent),
                 room: Mutex::new(room),
                 restart: OnceLock::new(),
                 dirty: AtomicBool::new(false),
@@ -135,14 +136,14 @@ impl Shared {
                 run += self.block_size();
                 next += 1;
             }
-            return self.find_below(offset, run.min(len));
+            return self.parent.map(offset, run.min(len));
         };
         let Some(bitmap) = self.bitmaps.get(block) else { return Extent::NotLoaded };
         let len = len.min(rest);
         let (set, run) = bitmap.run(inside / SECTOR, (inside + len).div_ceil(SECTOR));
         let len = len.min(run * SECTOR - inside % SECTOR);
         if !set {
-            return self.find_below(offset, len);
+            return self.parent.map(offset, len);
         }
         Extent::Data {
             file: self.container.file(),
@@ -151,26 +152,6 @@ impl Shared {
             writable: !self.info.read_only,
             cipher: None,
         }
-    }
-
-    fn find_below(&self, offset: u64, len: u64) -> Extent<'_> {
-        let Some((parent, len)) = self.parent_at(offset, len) else {
-            return Extent::Zero { len, writable: false };
-        };
-        match parent.map(offset, len) {
-            Extent::Data { file, offset, len, cipher, .. } => {
-                Extent::Data { file, offset, len, writable: false, cipher }
-            }
-            Extent::Zero { len, .. } => Extent::Zero { len, writable: false },
-            other => other,
-        }
-    }
-
-    /// The parent, if it reaches as far, and how far it does.
-    fn parent_at(&self, offset: u64, len: u64) -> Option<(&dyn Image, u64)> {
-        let parent = self.parent.as_deref()?;
-        let rest = parent.info().size.checked_sub(offset).filter(|rest| *rest > 0)?;
-        Some((parent, len.min(rest)))
     }
 
     pub(super) async fn load_block(&self, io: &Io, offset: u64) -> Result<(), Error> {
@@ -183,7 +164,7 @@ impl Shared {
                 self.bitmaps.put(block, Bitmap::parse(&bytes, sectors));
                 Ok(())
             }
-            _ => match self.parent_at(offset, 1) {
+            _ => match self.parent.reaching(offset, 1) {
                 Some((parent, _)) => parent.load(io, offset).await,
                 None => Ok(()),
             },
@@ -255,8 +236,8 @@ impl Shared {
                 Extent::Data { len, .. }
                 | Extent::Zero { len, .. }
                 | Extent::Compressed { len } => {
-                    let Some((parent, len)) = self.parent_at(offset, len) else {
-                        let depth = u32::from(self.parent.is_some());
+                    let Some((parent, len)) = self.parent.reaching(offset, len) else {
+                        let depth = u32::from(self.parent.is_there());
                         return Ok(Status { depth, present: depth == 0, ..Status::hole(len) });
                     };
                     let below = parent.status(io, offset, len).await?;
@@ -286,7 +267,7 @@ impl Image for Dynamic {
     }
 
     fn below(&self) -> Option<&dyn Image> {
-        self.shared.parent.as_deref()
+        self.shared.parent.image()
     }
 
     fn container(&self) -> Option<&crate::Container> {
@@ -311,7 +292,7 @@ impl Image for Dynamic {
         offset: u64,
         mem: ringtap_io::Mem,
     ) -> Boxed<'a, Result<usize, Error>> {
-        match &self.shared.parent {
+        match self.shared.parent.image() {
             Some(parent) => parent.decompress(io, offset, mem),
             None => Box::pin(async { Err(Error::Corrupt) }),
         }
@@ -363,7 +344,7 @@ impl Image for Dynamic {
             flushing: shared.is_flushing(),
             allocating: shared.room().writes_in_flight(),
             restart_log: shared.restart.get().map(LogState::of),
-            below: shared.parent.as_ref().map(|parent| Box::new(parent.state())),
+            below: shared.parent.image().map(|parent| Box::new(parent.state())),
             ..LayerState::of(&shared.info, Some(&shared.container))
         }
     }
@@ -375,7 +356,7 @@ impl Image for Dynamic {
     fn abandon(&self) {
         self.shared.flushed.close();
         self.shared.settled.close();
-        if let Some(parent) = &self.shared.parent {
+        if let Some(parent) = self.shared.parent.image() {
             parent.abandon();
         }
     }

@@ -235,7 +235,7 @@ impl Shared {
         }
         let place = room.next + self.lead() - self.header.bitmap_size();
         let zeros = regular || self.sabotaged(Sabotage::RoomIsZeros);
-        let fresh = zeros && self.parent.is_none();
+        let fresh = zeros && !self.parent.is_there();
         room.next += self.pitch();
         room.data_end = place + self.header.bitmap_size() + self.block_size();
         room.pending.insert(block, Pending { place, fresh, stained: false });
