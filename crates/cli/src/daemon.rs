@@ -100,13 +100,14 @@ pub(crate) fn run(args: DaemonArgs, matches: &ArgMatches) -> anyhow::Result<Exit
             Output::Json => Announce::Json,
         },
         sandbox: args.sandbox.sandbox(),
+        xen: None,
     };
     ringtap_daemon::serve_upgradable(config, reader())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Make the folder of the usual socket, as restart logs have it: /run begins empty.
-fn make_folder(control: &ControlAt) -> anyhow::Result<()> {
+pub(crate) fn make_folder(control: &ControlAt) -> anyhow::Result<()> {
     let ControlAt::Listen(socket) = control else { return Ok(()) };
     if CONTROL.strip_prefix("unix:").map(Path::new) != Some(socket) {
         return Ok(());

@@ -475,6 +475,7 @@ pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Er
             Output::Json => Announce::Json,
         },
         sandbox: args.sandbox.sandbox(),
+        xen: None,
     })
 }
 

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use ringtap_daemon::{Announce, XenConfig, serve_xen};
+use ringtap_daemon::{Address, Announce, Config, ControlAt, NbdLimits, Sandbox, XenConfig, serve};
 use ringtap_image::OpenOptions;
 
 use crate::args::Output;
+use crate::daemon::make_folder;
 use crate::log::{self, LogArgs};
 use crate::names::{CacheName, RestartLogName};
-use crate::serve::warn_of_lost_logs;
+use crate::serve::{control_at, metrics, octal, warn_of_lost_logs};
 
 /// What `ringtap xen` is told.
 #[derive(Debug, Args)]
@@ -47,6 +48,20 @@ pub(crate) struct XenArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 0, hide = true)]
     hold: u32,
 
+    /// Have the disks controlled by QMP at the UNIX socket unix:PATH, which only its owner may use: snapshots, jobs, limits and
+    /// other exports of them while guests run (`ringtap disk`); or at connect:PATH, where a client listens; repeatable. A
+    /// disk is known by the name of its device, as xen3-51712
+    #[arg(long, value_name = "unix:PATH|connect:PATH", value_parser = control_at)]
+    control: Vec<ControlAt>,
+
+    /// Tell Prometheus what the disks do, by HTTP at /metrics: there, or at unix:PATH
+    #[arg(long, value_name = "HOST:PORT", value_parser = metrics)]
+    metrics: Option<Address>,
+
+    /// Permissions of the UNIX sockets it makes
+    #[arg(long, value_name = "MODE", value_parser = octal, default_value = "600")]
+    socket_mode: u32,
+
     /// Keep the process id in this file while serving
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
@@ -70,16 +85,30 @@ pub(crate) fn run(args: XenArgs) -> anyhow::Result<ExitCode> {
         restart_log: args.restart_log.map(Into::into),
         ..OpenOptions::default()
     };
-    serve_xen(XenConfig {
+    args.control.iter().try_for_each(make_folder)?;
+    let xen = XenConfig {
         options,
         queues: args.queues,
         persistent: args.persistent_grants,
         hold: args.hold,
+    };
+    serve(Config {
+        disks: vec![],
+        groups: vec![],
+        folder: None,
+        strict: false,
+        nbd_limits: NbdLimits::default(),
+        nbd_tls: None,
+        socket_mode: args.socket_mode,
         pid_file: args.pid_file,
+        metrics: args.metrics,
+        control: args.control,
         announce: match args.output {
             Output::Text => Announce::Text,
             Output::Json => Announce::Json,
         },
+        sandbox: Sandbox::Off,
+        xen: Some(xen),
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use ringtap_vbd::{Limits as DiskLimits, Processors, Share, ThrottleGroup};
 
 use crate::folder::{Folder, Keeping};
 use crate::node::is_name;
-use crate::{Address, Error, NbdTls, Sandbox, node};
+use crate::{Address, Error, NbdTls, Sandbox, XenConfig, node};
 
 /// The length of a virtio-blk serial number. Source: virtio 1.2, 5.2.6.
 const SERIAL_LEN: usize = 20;
@@ -196,6 +196,8 @@ pub struct Config {
     pub announce: Announce,
     /// Whether the server is confined. The process that serves is, until it ends.
     pub sandbox: Sandbox,
+    /// How the disks are served that Xen's toolstack names, where they are.
+    pub xen: Option<XenConfig>,
 }
 
 impl Disk {
@@ -255,7 +257,8 @@ impl Config {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Usage(text));
-        if self.disks.is_empty() && self.control.is_empty() && self.folder.is_none() {
+        let others_come = !self.control.is_empty() || self.folder.is_some() || self.xen.is_some();
+        if self.disks.is_empty() && !others_come {
             return refuse("no disk to serve: name an image, or null:SIZE".into());
         }
         let mut groups = HashSet::new();
@@ -410,6 +413,7 @@ mod tests {
             control: vec![],
             announce: Announce::Text,
             sandbox: Default::default(),
+            xen: None,
         }
     }
 

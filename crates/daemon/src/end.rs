@@ -68,7 +68,7 @@ impl Running {
         then.into_iter().for_each(|then| then(self));
     }
 
-    fn export_is_gone(&mut self, id: &str) {
+    pub(crate) fn export_is_gone(&mut self, id: &str) {
         let Some(place) = self.exports.iter().position(|export| export.id == id) else { return };
         let export = self.exports.remove(place);
         tracing::info!("the export {id} is closed");

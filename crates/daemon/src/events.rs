@@ -18,6 +18,7 @@ use crate::Error;
 use crate::handover;
 use crate::late::Tried;
 use crate::running::{Running, ServerId};
+use crate::xen::Attached;
 
 /// Our threads wait and log; they need no more.
 const STACK: usize = 256 << 10;
@@ -38,6 +39,8 @@ pub(crate) enum Event {
     Failed,
     /// A disk that was left out has been tried again.
     Tried(Box<Tried>),
+    /// Xen's toolstack wants a disk served.
+    Attached(Box<Attached>),
     /// Something that another thread wants to be done to what is running.
     Do(Box<dyn FnOnce(&mut Running) + Send>),
 }

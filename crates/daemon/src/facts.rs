@@ -83,11 +83,8 @@ pub(crate) struct DiskStats {
 
 impl DiskStats {
     pub(crate) fn of(served: &Served) -> DiskStats {
-        let disk = &served.disk;
-        DiskStats::named(disk.path.display().to_string(), disk.name.clone(), &served.vbd)
-    }
-
-    fn named(disk: String, name: String, vbd: &ringtap_vbd::Disk) -> DiskStats {
+        let (path, name, vbd) = (&served.disk.path, served.disk.name.clone(), &served.vbd);
+        let disk = path.display().to_string();
         DiskStats { disk, name, size: vbd.size(), stats: vbd.stats(), state: vbd.inspect() }
     }
 }
@@ -172,15 +169,6 @@ pub(crate) fn say_ready(announce: Announce, disks: &[DiskFacts], not_served: &[N
 impl AllStats {
     pub(crate) fn of<'a>(disks: impl Iterator<Item = &'a Served>) -> AllStats {
         AllStats { stats: disks.map(DiskStats::of).collect() }
-    }
-
-    /// Of disks by what is served and its name.
-    pub(crate) fn named<V: std::borrow::Borrow<ringtap_vbd::Disk>>(
-        disks: impl Iterator<Item = ((String, String), V)>,
-    ) -> AllStats {
-        let of_one =
-            |((disk, name), vbd): ((String, String), V)| DiskStats::named(disk, name, vbd.borrow());
-        AllStats { stats: disks.map(of_one).collect() }
     }
 
     /// Print them as one line on stderr.

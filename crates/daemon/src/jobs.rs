@@ -27,6 +27,8 @@ pub(crate) struct Entry {
     pub(crate) cancelled: bool,
     /// What is written down of it.
     pub(crate) entered: Entered,
+    /// The disks that it has to do with.
+    pub(crate) disks: Vec<DiskId>,
     state: State,
 }
 
@@ -73,6 +75,12 @@ impl Entry {
             (_, Phase::Failed) => JobStatus::Aborting,
             _ => JobStatus::Running,
         }
+    }
+
+    /// Have it end without its work.
+    pub(crate) fn cancel(&mut self) {
+        self.cancelled = true;
+        self.job.cancel();
     }
 
     pub(crate) fn error(&self) -> Option<String> {
@@ -133,6 +141,7 @@ impl Running {
             pends,
             cancelled: false,
             entered: entered.clone(),
+            disks: disks.clone(),
             state: known,
         };
         self.jobs.insert(id.clone(), entry);
@@ -233,10 +242,7 @@ impl Running {
 
     /// Have all jobs end, for the process does.
     pub(crate) fn cancel_jobs(&mut self) {
-        self.jobs.values_mut().for_each(|entry| {
-            entry.cancelled = true;
-            entry.job.cancel();
-        });
+        self.jobs.values_mut().for_each(Entry::cancel);
     }
 }
 

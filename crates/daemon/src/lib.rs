@@ -2,8 +2,7 @@
 //!
 //! [`serve`] opens the images of a [`Config`], binds their sockets, starts one server thread a
 //! socket group and then waits for signals: SIGTERM and SIGINT end it in order, SIGHUP looks again
-//! how large the images are, SIGUSR1 prints statistics. [`serve_xen`] does so with the disks that
-//! Xen's toolstack names.
+//! how large the images are, SIGUSR1 prints statistics.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod address;
@@ -73,4 +72,4 @@ pub use sandbox::{Sandbox, end_broker, start_broker};
 pub use serve::{serve, serve_upgradable, serve_wrapped};
 pub use target::{Target, TargetError};
 pub use tls::{NbdTls, TlsMode};
-pub use xen::{XenConfig, serve_xen};
+pub use xen::XenConfig;

@@ -243,6 +243,7 @@ mod tests {
             control: vec![],
             announce: Announce::Text,
             sandbox: Default::default(),
+            xen: None,
         };
         let [a, b] = [DiskId::of_test(0), DiskId::of_test(1)];
         let wanted = [(a, &config.disks[0]), (b, &config.disks[1])];

@@ -25,6 +25,7 @@ use crate::residence::Residence;
 use crate::socket::SocketFile;
 use crate::tls::NamedCredentials;
 use crate::transports::Transport;
+use crate::xen::Leaving;
 use crate::{Address, Config, Disk, Error, OnError};
 
 /// A disk that is running, as long as it is; no other is known by it afterwards.
@@ -41,6 +42,13 @@ impl DiskId {
 /// A server that is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ServerId(u64);
+
+#[cfg(test)]
+impl ServerId {
+    pub(crate) fn of_test(number: u64) -> ServerId {
+        ServerId(number)
+    }
+}
 
 /// A disk being served.
 pub(crate) struct Served {
@@ -184,6 +192,8 @@ pub(crate) struct Running {
     pub(crate) looked: Looked,
     /// Writes there what changes.
     pub(crate) keeper: Option<Keeper>,
+    /// Disks that guests of Xen have given back.
+    pub(crate) leaving: Vec<Leaving>,
     /// What is about to come or to go, and takes time.
     pub(crate) pending: Pending,
     /// Tells clients of the control socket.
@@ -226,6 +236,7 @@ impl Running {
             handover_pause: None,
             groups: groups.map(|(name, allotment)| (name, allotment.group())).collect(),
             graph: Graph::default(),
+            leaving: vec![],
             pending: Pending::default(),
             told: Events::default(),
             events,
@@ -362,7 +373,9 @@ impl Running {
 
     /// Whether a panic has stopped all disks that a server shows.
     pub(crate) fn all_failed(&self, server: ServerId) -> bool {
-        self.disks_of(server).all(is_failed)
+        // Others may come to Xen's, and it shows none of its own accord.
+        let is_xens = |serving: &Serving| matches!(&*serving.transport, Transport::Xen { .. });
+        !self.servers.get(&server).is_some_and(is_xens) && self.disks_of(server).all(is_failed)
     }
 
     /// Stop NBD servers of which no disk is left.

@@ -126,6 +126,7 @@ fn run(
     }
     running.start_devices(&ids)?;
     running.start(plan, &ids)?;
+    running.start_xen()?;
     record_formats(&named);
     let unshown = begin_to_keep(&mut running, &inbox, &ids)?;
     if let Some(why) = unshown.into_iter().next().filter(|_| running.config.strict && !taken) {
@@ -176,6 +177,7 @@ fn run(
         match event {
             Event::Do(what) => keep::carry_out(&mut running, what),
             Event::Tried(tried) => tried.close(),
+            Event::Attached(attached) => _ = running.attach(*attached),
             event if !is_expected(&running, &event) => late = late.or(event.failure()),
             _ => {}
         }
@@ -300,6 +302,7 @@ fn tell_where(disk: &Served) {
 fn say_status(running: &Running) {
     let served = running.disks.len();
     let status = match &running.left_out[..] {
+        [] if running.config.xen.is_some() => "serving Xen's guests".to_owned(),
         [] => format!("serving {served} disk(s)"),
         out => {
             let paths: Vec<_> = out.iter().map(|left| left.disk.path.to_string_lossy()).collect();
@@ -313,6 +316,9 @@ fn say_status(running: &Running) {
 fn attend(running: &mut Running, inbox: &Receiver<Event>) -> Result<(), Error> {
     for event in inbox {
         let end = keep::keeping(running, |running| handle(running, inbox, event));
+        if !running.leaving.is_empty() {
+            running.close_leaving();
+        }
         if let ControlFlow::Break(end) = end {
             return end;
         }
@@ -330,7 +336,8 @@ fn handle(
             // Those that offer others as well go on.
             running.close_failed();
             let served = || running.disks.values();
-            if running.config.control.is_empty() && served().all(is_failed) {
+            let others_come = !running.config.control.is_empty() || running.config.xen.is_some();
+            if !others_come && served().all(is_failed) {
                 return ControlFlow::Break(panicked(running));
             }
         }
@@ -363,6 +370,11 @@ fn handle(
                 know(running);
             }
             say_tried(running);
+        }
+        Event::Attached(attached) => {
+            if let Some(id) = running.attach(*attached) {
+                control::resume(running, inbox, &[id]);
+            }
         }
         Event::Signal(SIGUSR2) if running.opening().is_some() => running.pending.upgrade = true,
         Event::Signal(SIGUSR2) => {

@@ -85,7 +85,7 @@ impl Running {
     }
 
     /// Start the thread of a server; of a `lone` disk it bears the name.
-    fn start_thread(
+    pub(crate) fn start_thread(
         &self,
         id: ServerId,
         transport: &Arc<Transport>,

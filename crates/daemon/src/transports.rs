@@ -1,9 +1,10 @@
 //! The transports by which disks are shown.
 
+use std::fs::File;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
-use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user};
+use ringtap_export::{Stop, fuse, nbd, ublk, vhost_user, xen};
 use ringtap_io::Panic;
 
 use crate::facts::nbd_uri;
@@ -30,6 +31,12 @@ pub(crate) enum Transport {
     Fuse(Arc<fuse::Server>),
     /// As a block device of this host.
     Ublk(Arc<ublk::Server>),
+    /// To guests of Xen, whose toolstack names them.
+    Xen {
+        server: xen::Server,
+        /// That of the one server of this host.
+        _lock: File,
+    },
 }
 
 impl Transport {
@@ -62,6 +69,9 @@ impl Transport {
             Transport::Ublk(_) => {
                 Some(format!("{title} is not handed over: restart the server, or end that export"))
             }
+            Transport::Xen { .. } => {
+                Some("guests of Xen are not handed over: restart the server, and they go on".into())
+            }
         }
     }
 
@@ -71,7 +81,7 @@ impl Transport {
             Transport::Nbd { server, .. } => server.hand_over(wanted),
             Transport::VhostUser { server, .. } => server.hand_over(wanted),
             Transport::Fuse(server) => server.hand_over(wanted),
-            Transport::Ublk(_) => {}
+            Transport::Ublk(_) | Transport::Xen { .. } => {}
         }
     }
 
@@ -85,7 +95,7 @@ impl Transport {
                 Ok(left) => left.into_iter().for_each(|connection| server.adopt(connection)),
                 Err(error) => tracing::error!("a front-end is let go: {error}"),
             },
-            Transport::Fuse(_) | Transport::Ublk(_) => {}
+            Transport::Fuse(_) | Transport::Ublk(_) | Transport::Xen { .. } => {}
         }
     }
 
@@ -94,7 +104,10 @@ impl Transport {
     pub(crate) fn stays(&self, stop: &Stop) -> bool {
         match self {
             Transport::Nbd { server, .. } => server.take_back(stop),
-            Transport::VhostUser { .. } | Transport::Fuse(_) | Transport::Ublk(_) => false,
+            Transport::VhostUser { .. }
+            | Transport::Fuse(_)
+            | Transport::Ublk(_)
+            | Transport::Xen { .. } => false,
         }
     }
 
@@ -126,6 +139,7 @@ impl Transport {
             Transport::VhostUser { server, .. } => server.serve(stop).map_err(Into::into),
             Transport::Fuse(server) => server.serve(stop).map_err(Into::into),
             Transport::Ublk(server) => server.serve(stop).map_err(Into::into),
+            Transport::Xen { server, .. } => server.serve(stop).map_err(Into::into),
         }
     }
 
@@ -139,6 +153,7 @@ impl Transport {
             Transport::VhostUser { path, .. } => format!("vhost-user {path}"),
             Transport::Fuse(server) => format!("FUSE {}", server.path().display()),
             Transport::Ublk(server) => format!("ublk {}", server.path().display()),
+            Transport::Xen { .. } => "Xen".into(),
         }
     }
 
@@ -149,6 +164,7 @@ impl Transport {
             Transport::VhostUser { .. } => "vu",
             Transport::Fuse(_) => "fuse",
             Transport::Ublk(_) => "ublk",
+            Transport::Xen { .. } => "xen",
         }
     }
 
@@ -159,6 +175,7 @@ impl Transport {
             Transport::VhostUser { .. } => ("vhost-user-blk", "vhost"),
             Transport::Fuse(_) => ("fuse", "fuse"),
             Transport::Ublk(_) => ("__ringtap_ublk", "ublk"),
+            Transport::Xen { .. } => ("__ringtap_xen", "xen"),
         }
     }
 
@@ -171,6 +188,7 @@ impl Transport {
             Transport::VhostUser { path, .. } => vec![path.clone()],
             Transport::Fuse(server) => vec![server.path().display().to_string()],
             Transport::Ublk(server) => vec![server.path().display().to_string()],
+            Transport::Xen { .. } => vec![name.to_owned()],
         }
     }
 
@@ -182,6 +200,7 @@ impl Transport {
             Transport::VhostUser { server, .. } => server.resized(),
             Transport::Fuse(server) => server.resized(),
             Transport::Ublk(server) => server.resized(),
+            Transport::Xen { server, .. } => server.resized(),
         }
     }
 }

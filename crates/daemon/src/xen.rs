@@ -1,29 +1,29 @@
-//! The disks that Xen's toolstack names, served until a signal ends it.
+//! Disks that Xen's toolstack names: they come to those that are served, and go when their guests give them back.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use ringtap_export::Stop;
 use ringtap_export::xen::{Disks, Options, Server, Wanted};
-use ringtap_image::{OpenError, OpenOptions, Place, open_place, record};
-use ringtap_io::Panic;
-use ringtap_vbd::{Vbd, WeakDisk};
+use ringtap_image::{Format, OpenError, OpenOptions, Place};
+use ringtap_vbd::Vbd;
 use rustix::fs::{FlockOperation, flock};
-use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGUSR1};
 
-use crate::events::{Event, Signalled, notify, notify_reloading, spawn};
-use crate::facts::{AllStats, say_ready};
-use crate::opened::{Identity, identity, tell_of_another_file};
-use crate::pid_file::PidFile;
-use crate::{Announce, Error, Target, process};
+use crate::events::Event;
+use crate::jobs::Entry;
+use crate::opened::{Wrap, device, record_formats};
+use crate::running::{DiskId, Export, Running, ServerId, Serving, is_failed, new_stop};
+use crate::transports::Transport;
+use crate::{Disk, Error, Target, end, successor};
 
 /// Held by the one server of this host, with its process id inside.
 const LOCK: &str = "/run/ringtap/xen.lock";
+/// How often a device that waits for its image to be closed looks whether the server ends.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How Xen's guests are served.
 #[derive(Clone, Debug)]
@@ -36,64 +36,105 @@ pub struct XenConfig {
     pub persistent: bool,
     /// Percent of its own time that each answer is held back, for the lab.
     pub hold: u32,
-    /// A file to hold the process id while it serves.
-    pub pid_file: Option<PathBuf>,
-    /// How to tell that disks are waited for.
-    pub announce: Announce,
 }
 
-/// Serve the disks of Xen's guests until SIGTERM or SIGINT.
-pub fn serve_xen(config: XenConfig) -> Result<(), Error> {
-    process::raise_descriptor_limit();
-    let (events, inbox) = channel();
-    Signalled::listen()?.tell(events.clone())?;
-    process::choose_engine()?;
-    let (options, hold) = (config.options, config.hold);
-    let open = Arc::new(Open { options, hold, disks: Mutex::default() });
-    let options = Options { queues: config.queues, persistent: config.persistent };
-    let server = Arc::new(Server::new(options, open.clone())?);
-    let _lock = lock(Path::new(LOCK))?;
-    let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
-    let stop = Stop::new().map_err(|source| Error::Process { tried: "make an eventfd", source })?;
-    let (theirs, their_stop) = (server.clone(), stop.clone());
-    let thread = spawn("xen", move || {
-        let served = Panic::catch(|| theirs.serve(&their_stop).map_err(Into::into));
-        let result = served.unwrap_or_else(|panic| Err(panic.into()));
-        let _ = events.send(Event::Ended { server: "Xen".into(), of: None, result });
-    })?;
-    say_ready(config.announce, &[], &[]);
-    notify(&[NotifyState::Ready, NotifyState::Status("serving Xen's guests")]);
-    let outcome = attend(&server, &open, &inbox);
-    notify(&[NotifyState::Stopping]);
-    tracing::info!(
-        "stopping: requests in flight run to their end; guests wait for the next server"
-    );
-    stop.raise();
-    // One that panicked has told of it.
-    let _ = thread.join();
-    let late = inbox.try_iter().find_map(Event::failure);
-    outcome.and(late.map_or(Ok(()), Err))
+/// A disk that the toolstack wants served, opened.
+pub(crate) struct Attached {
+    disk: Disk,
+    vbd: Vbd,
+    named: Option<(Place, Format)>,
+    server: ServerId,
+    tell: Sender<Result<ringtap_vbd::Disk, String>>,
 }
 
-fn attend(server: &Server, open: &Open, inbox: &Receiver<Event>) -> Result<(), Error> {
-    for event in inbox {
-        match event {
-            Event::Signal(SIGHUP) => {
-                notify_reloading();
-                server.resized();
-                open.tell_of_other_files();
-                notify(&[NotifyState::Ready]);
-            }
-            Event::Signal(SIGUSR1) => open.print_stats(),
-            Event::Signal(_) => return Ok(()),
-            Event::Failed | Event::Tried(_) | Event::Do(_) => {}
-            Event::Ended { server, result, .. } => {
-                let source = result.err().unwrap_or_else(|| "without a word".into());
-                return Err(Error::Server { server, source });
+/// A disk that its guest has given back: closed once nothing is at work on it.
+pub(crate) struct Leaving {
+    disk: DiskId,
+    /// Dropped then.
+    tell: Sender<()>,
+}
+
+impl Running {
+    /// Serve what Xen's toolstack names from now on, where that was asked for.
+    pub(crate) fn start_xen(&mut self) -> Result<(), Error> {
+        let Some(config) = self.config.xen.clone() else { return Ok(()) };
+        let (id, stop) = (self.next_server(), new_stop()?);
+        let options = Options { queues: config.queues, persistent: config.persistent };
+        let (wrap, events) = (self.wrap.clone(), self.events.clone());
+        let toolstack = Toolstack { config, wrap, events, server: id, stop: stop.clone() };
+        let server = Server::new(options, Arc::new(toolstack))?;
+        let lock = lock(Path::new(LOCK))?;
+        let transport = Arc::new(Transport::Xen { server, _lock: lock });
+        let thread = self.start_thread(id, &transport, &stop, None)?;
+        self.servers.insert(id, Serving::new(transport, stop, thread, false, vec![], None));
+        Ok(())
+    }
+
+    /// One of the toolstack's disks comes to those that are served; which it is.
+    pub(crate) fn attach(&mut self, attached: Attached) -> Option<DiskId> {
+        let Attached { disk, vbd, named, server, tell } = attached;
+        let name = disk.name.clone();
+        if self.disks.values().any(|served| served.node() == name) {
+            let _ = tell.send(Err("a disk of this name is being closed: try again".into()));
+            return None;
+        }
+        let shown = vbd.disk().clone();
+        let id = self.add(disk, vbd);
+        record_formats(named.as_slice());
+        self.add_export(None, id, server, &name);
+        // Where nobody listens any more the server ends, and closes it with all others.
+        let _ = tell.send(Ok(shown));
+        Some(id)
+    }
+
+    /// A guest has given its disk back: have jobs at it end, and other exports, and close it then.
+    fn detach(&mut self, server: ServerId, name: &str, tell: Sender<()>) {
+        let of = |export: &&Export| export.server == server && export.name == name;
+        let Some(export) = self.exports.iter().find(of).filter(|_| !self.quit) else { return };
+        let (disk, id) = (export.disk, export.id.clone());
+        self.export_is_gone(&id);
+        self.jobs.values_mut().filter(|entry| entry.disks.contains(&disk)).for_each(Entry::cancel);
+        let others = self.exports.iter().filter(|export| export.disk == disk && !export.closing);
+        let others: Vec<String> = others.map(|export| export.id.clone()).collect();
+        others.iter().for_each(|id| self.close_export(id, Box::new(|_| {})));
+        self.leaving.push(Leaving { disk, tell });
+    }
+
+    /// Close those that their guests have given back, and that nothing is at work on any more.
+    pub(crate) fn close_leaving(&mut self) {
+        let all = std::mem::take(&mut self.leaving);
+        let (free, used): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|one| self.is_free(one.disk));
+        self.leaving = used;
+        for Leaving { disk, tell } in free {
+            let Some(served) = self.take_back(disk) else { continue };
+            let stays = self.in_time_with("close", served, |served| {
+                let _disk = served.vbd.span().clone().entered();
+                match end::close(&served) {
+                    Ok(()) if is_failed(&served) => {
+                        tracing::warn!("closed as a killed server leaves it, after a panic");
+                    }
+                    Ok(()) => tracing::info!("closed"),
+                    Err(error) => {
+                        tracing::error!("{error}; writes that were not flushed before may be lost");
+                    }
+                }
+                // Its lock goes with it, before the toolstack is told.
+                drop(served);
+                drop(tell);
+                Box::new(|_| {})
+            });
+            if let Some(served) = stays {
+                self.put_back(disk, served);
             }
         }
     }
-    Ok(())
+
+    fn is_free(&self, disk: DiskId) -> bool {
+        let pending = &self.pending;
+        let changes = pending.changing.contains(&disk) || pending.bitmaps_changing.contains(&disk);
+        !changes && !self.is_shown(disk) && self.user_of_disk(disk).is_none()
+    }
 }
 
 /// Two servers would both take each disk.
@@ -119,87 +160,78 @@ fn lock(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Opens images, and remembers them for statistics.
-struct Open {
-    options: OpenOptions,
-    /// Percent of its own time that each answer is held back.
-    hold: u32,
-    disks: Mutex<BTreeMap<String, Disk>>,
+/// A disk, and what is to be recorded of it.
+type Opened = (Disk, Vbd, Option<(Place, Format)>);
+
+/// What the devices' threads ask of the server.
+struct Toolstack {
+    config: XenConfig,
+    wrap: Wrap,
+    events: Sender<Event>,
+    server: ServerId,
+    stop: Stop,
 }
 
-/// A disk that is open.
-#[derive(Clone)]
-struct Disk {
-    /// What the toolstack was told.
-    params: String,
-    path: PathBuf,
-    /// Which file it was.
-    file: Option<Identity>,
-    vbd: WeakDisk,
-}
-
-impl Disks for Open {
-    fn open(&self, wanted: &Wanted<'_>) -> Result<ringtap_vbd::Disk, String> {
+impl Toolstack {
+    /// Open what is wanted, on the device's own thread: storage may be slow.
+    fn opened(&self, wanted: &Wanted<'_>) -> Result<Opened, String> {
         let target: Target = wanted.params.parse().map_err(|error| format!("{error}"))?;
-        let mut options = self.options.clone();
+        let mut options = self.config.options.clone();
         options.format = target.format;
         options.read_only = wanted.read_only;
         options.force_format = target.force_format;
         options.cache = target.cache.unwrap_or(options.cache);
         let choice = target.restart_log.or(options.restart_log.take());
-        let place = Place::hold(&target.path).unwrap_or_else(|_| (&target.path).into());
-        let image = match open_place(&place, &options) {
+        let mut disk = Disk {
+            name: wanted.name.into(),
+            node_name: Some(wanted.name.into()),
+            hold: self.config.hold,
+            ..Disk::new(target.path, options)
+        };
+        successor::follow(&mut disk).map_err(|error| error.to_string())?;
+        let opened = match device(&disk, wanted.name, &self.wrap) {
             // Heeded here alone: what was chosen for one disk in doubt is not to void a log that is sound, of
             // another or of the same disk when it is attached the next time.
-            Err(OpenError::RestartLogInDoubt { .. } | OpenError::RestartLogMissing { .. })
-                if choice.is_some() =>
-            {
-                options.restart_log = choice;
-                open_place(&place, &options)
+            Err(Error::Open(
+                OpenError::RestartLogInDoubt { .. } | OpenError::RestartLogMissing { .. },
+            )) if choice.is_some() => {
+                disk.options.restart_log = choice;
+                let opened = device(&disk, wanted.name, &self.wrap);
+                disk.options.restart_log = None;
+                opened
             }
             opened => opened,
         };
-        let image = image.map_err(|error| error.to_string())?;
-        if let Some(format) = options.format.filter(|_| !image.info().read_only) {
-            record::confirm_format(&place, format);
-        }
-        // Its threads have names of their own: of the domain, the device and the ring.
-        let vbd = Vbd::new(image, options.cache).named(wanted.name, wanted.name);
-        let vbd = ringtap_vbd::Disk::from(vbd.held_back(self.hold));
-        let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
-        let disk = Disk {
-            params: wanted.params.to_owned(),
-            file: identity(&target.path),
-            path: target.path,
-            vbd: vbd.downgrade(),
-        };
-        disks.insert(wanted.name.to_owned(), disk);
-        Ok(vbd)
-    }
-
-    fn closed(&self, name: &str) {
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let (vbd, named) = opened.map_err(|error| error.to_string())?;
+        Ok((disk, vbd.named(wanted.name, wanted.name), named))
     }
 }
 
-impl Open {
-    fn all(&self) -> BTreeMap<String, Disk> {
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn print_stats(&self) {
-        let open = self
-            .all()
-            .into_iter()
-            .filter_map(|(name, disk)| Some(((disk.params, name), disk.vbd.upgrade()?)));
-        AllStats::named(open).print();
-    }
-
-    fn tell_of_other_files(&self) {
-        for disk in self.all().values() {
-            let Some(vbd) = disk.vbd.upgrade() else { continue };
-            vbd.span().in_scope(|| tell_of_another_file(&disk.path, disk.file));
+impl Disks for Toolstack {
+    fn open(&self, wanted: &Wanted<'_>) -> Result<ringtap_vbd::Disk, String> {
+        let (disk, vbd, named) = self.opened(wanted)?;
+        let (tell, told) = channel();
+        let attached = Attached { disk, vbd, named, server: self.server, tell };
+        let ends = |_| "the server ends".to_owned();
+        self.events.send(Event::Attached(Box::new(attached))).map_err(|_| ends(()))?;
+        loop {
+            match told.recv_timeout(LOOK) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Timeout) if !self.stop.is_raised() => {}
+                Err(_) => return Err(ends(())),
+            }
         }
+    }
+
+    fn close(&self, name: &str) {
+        let (tell, gone) = channel();
+        let (server, name) = (self.server, name.to_owned());
+        let detach = move |running: &mut Running| running.detach(server, &name, tell);
+        if self.events.send(Event::Do(Box::new(detach))).is_err() {
+            return;
+        }
+        // Where the server ends all is closed, and nobody attends to this.
+        while gone.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && !self.stop.is_raised() {}
     }
 }
 
@@ -220,14 +252,35 @@ mod tests {
         lock(&path).expect("it is free again");
     }
 
+    fn toolstack() -> (Toolstack, std::sync::mpsc::Receiver<Event>) {
+        let (options, queues, persistent, hold) = (OpenOptions::default(), 4, true, 0);
+        let config = XenConfig { options, queues, persistent, hold };
+        let (events, inbox) = channel();
+        let (wrap, stop): (Wrap, _) = (Arc::new(|_, image| image), new_stop().expect("a stop"));
+        (Toolstack { config, wrap, events, server: ServerId::of_test(1), stop }, inbox)
+    }
+
     #[test]
     fn an_image_that_cannot_be_opened_is_told_of() {
-        let open = Open { options: OpenOptions::default(), hold: 0, disks: Mutex::default() };
+        let (open, _inbox) = toolstack();
         let wanted = |params| Wanted { name: "xen1-51712", params, read_only: true };
-        let vbd = open.open(&wanted("null:1M")).expect("a disk");
-        assert!(vbd.info().read_only);
-        let error = open.open(&wanted("qcow2:/nonexistent/a")).err().expect("none there");
+        let (disk, vbd, _) = open.opened(&wanted("null:1M")).expect("a disk");
+        assert!(vbd.info().read_only && disk.node_name.as_deref() == Some("xen1-51712"));
+        let error = open.opened(&wanted("qcow2:/nonexistent/a")).err().expect("none there");
         assert!(error.contains("/nonexistent/a"), "{error}");
+    }
+
+    #[test]
+    fn a_server_that_ends_keeps_no_device_waiting() {
+        let (open, inbox) = toolstack();
+        let wanted = Wanted { name: "xen1-51712", params: "null:1M", read_only: true };
+        open.stop.raise();
+        let why = open.open(&wanted).err().expect("nobody attends");
+        assert_eq!(why, "the server ends");
+        open.close("xen1-51712");
+        drop(inbox);
+        assert_eq!(open.open(&wanted).err().as_deref(), Some("the server ends"));
+        open.close("xen1-51712");
     }
 
     fn wanted(params: &str) -> Wanted<'_> {
@@ -235,7 +288,7 @@ mod tests {
     }
 
     /// Move a block; what is in memory then.
-    fn transfer(vbd: &ringtap_vbd::Disk, kind: Kind, byte: u8) -> Vec<u8> {
+    fn transfer(vbd: &Vbd, kind: Kind, byte: u8) -> Vec<u8> {
         let mut tasks = Tasks::new(ringtap_io::reactor().expect("a reactor"));
         let (io, vbd) = (tasks.io().clone(), vbd.fork());
         let moved = tasks.block_on(async move {
@@ -249,7 +302,7 @@ mod tests {
     }
 
     /// Opens images, and a folder with one.
-    fn opener() -> (Open, tempfile::TempDir) {
+    fn opener() -> (Toolstack, tempfile::TempDir) {
         let dir = tempfile::tempdir().expect("a folder");
         let made = std::process::Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2"])
@@ -257,7 +310,7 @@ mod tests {
             .arg("16M")
             .status();
         assert!(made.expect("qemu-img").success());
-        (Open { options: OpenOptions::default(), hold: 0, disks: Mutex::default() }, dir)
+        (toolstack().0, dir)
     }
 
     #[test]
@@ -267,62 +320,21 @@ mod tests {
         ringtap_image::set_folder(&logs).expect("a folder");
         let target = |choice: &str| format!("qcow2{choice}:{}/a", dir.path().display());
         // As a killed server leaves it: nothing is closed.
-        drop(open.open(&wanted(&target(""))).expect("a new image"));
+        drop(open.opened(&wanted(&target(""))).expect("a new image"));
         for log in std::fs::read_dir(&logs).expect("the logs").flatten() {
             std::fs::remove_file(log.path()).expect("lost");
         }
-        let error = open.open(&wanted(&target(""))).err().expect("in doubt");
+        let error = open.opened(&wanted(&target(""))).err().expect("in doubt");
         assert!(error.contains("--restart-log"), "{error}");
-        drop(open.open(&wanted(&target(",restart-log=drop"))).expect("decided for this disk"));
-        transfer(&open.open(&wanted(&target(""))).expect("a sound log"), Kind::Write, 7);
-        let again = open.open(&wanted(&target(",restart-log=drop"))).expect("the log is sound");
-        assert_eq!(transfer(&again, Kind::Read, 0), [7; 4096]);
+        drop(open.opened(&wanted(&target(",restart-log=drop"))).expect("decided for this disk"));
+        transfer(&open.opened(&wanted(&target(""))).expect("a sound log").1, Kind::Write, 7);
+        let again = open.opened(&wanted(&target(",restart-log=drop"))).expect("the log is sound");
+        assert_eq!(transfer(&again.1, Kind::Read, 0), [7; 4096]);
         drop(again);
-        open.options.restart_log = Some(ringtap_image::RestartChoice::Drop);
+        open.config.options.restart_log = Some(ringtap_image::RestartChoice::Drop);
         for log in std::fs::read_dir(&logs).expect("the logs").flatten() {
             std::fs::remove_file(log.path()).expect("lost");
         }
-        drop(open.open(&wanted(&target(""))).expect("decided for all"));
-    }
-
-    #[test]
-    fn a_file_that_is_gone_or_another_is_told() {
-        #[derive(Clone, Default)]
-        struct Log(Arc<Mutex<Vec<u8>>>);
-        impl Write for Log {
-            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-                self.0.lock().expect("the log").write(bytes)
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        let log = Log::default();
-        let writer = log.clone();
-        let heard = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-        let _heard = tracing::subscriber::set_default(heard.finish());
-        let (open, dir) = opener();
-        let raw = dir.path().join("raw");
-        std::fs::write(&raw, [0; 4096]).expect("an image");
-        let _vbd = loop {
-            // Tests beside this one may have come upon the same span just before the log was there.
-            tracing::callsite::rebuild_interest_cache();
-            let vbd = open.open(&wanted(&format!("raw:{}", raw.display()))).expect("served");
-            if !vbd.span().is_disabled() {
-                break vbd;
-            }
-        };
-        let said = || {
-            tracing::callsite::rebuild_interest_cache();
-            open.tell_of_other_files();
-            let all = std::mem::take(&mut *log.0.lock().expect("the log"));
-            String::from_utf8(all).expect("text")
-        };
-        assert_eq!(said(), "");
-        std::fs::remove_file(&raw).expect("removed");
-        let gone = said();
-        assert!(gone.contains("xen1-51712") && gone.contains("deleted or moved away"), "{gone}");
-        std::fs::write(&raw, [0; 4096]).expect("another");
-        assert!(said().contains("another file has taken its place"));
+        drop(open.opened(&wanted(&target(""))).expect("decided for all"));
     }
 }

@@ -30,9 +30,15 @@ serve() {
 ended() {
     for i in $(seq 600); do
         kill -0 $(cat /tmp/$1.pid) 2>/dev/null || return 0
+        # Ended, and its parent, which may wait for another program, has not been told.
+        ! grep -q "^State:.Z" /proc/$(cat /tmp/$1.pid)/status 2>/dev/null || return 0
         sleep 0.1
     done
     echo "$1 does not end" >&2
+    cat /tmp/$1.err >&2
+    for thread in /proc/$(cat /tmp/$1.pid)/task/*; do
+        echo "$(cat $thread/comm) $(cat $thread/wchan 2>/dev/null) $(cat $thread/syscall 2>/dev/null)" >&2
+    done
     exit 1
 }
 stop() {

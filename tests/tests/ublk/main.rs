@@ -3,6 +3,7 @@
 mod compare;
 mod lab;
 mod next;
+mod replaced;
 
 use std::path::Path;
 
@@ -30,6 +31,7 @@ fn a_disk_is_a_block_device_of_the_host() {
     leaves_nothing_behind(&lab);
     is_for_ordinary_users_too(&lab);
     serves_many_at_once(&lab);
+    replaced::is_replaced_over_and_over(&lab);
     compare::is_measured(&lab);
     assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
 }

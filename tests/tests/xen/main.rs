@@ -3,6 +3,7 @@
 
 mod lab;
 mod pvh;
+mod replaced;
 
 use std::time::Instant;
 
@@ -20,11 +21,13 @@ fn guests_of_xen_have_their_disks_from_ringtap() {
     let lab = Lab::boot();
     let one = lab.create(&Domain::new("one").memory(320 << 20));
     the_guests_are_real(&lab, &one);
-    let two = three_formats(&lab, &one, "", "");
+    let two = three_formats(&lab, &one, "", "--control unix:/tmp/control");
     each_processor_has_a_ring(&lab, &two, 1);
+    replaced::is_replaced_over_and_over(&lab, &two);
     a_disk_grows(&lab, &one, "xvda", 64 * MIB);
     what_a_guest_asks_for_reaches_the_image(&lab, &one);
     a_cdrom_is_one(&lab, &one);
+    replaced::goes_with_its_jobs_and_exports(&lab, &one);
     a_disk_is_taken_away(&lab, &one);
     a_guest_that_panics_lets_go(&lab, two);
     // A disk of the other guest is still connected.

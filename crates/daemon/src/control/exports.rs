@@ -417,6 +417,9 @@ impl DeleteExport {
         let refusal = match found {
             None => format!("Export '{id}' is not found"),
             Some(export) if export.closing => format!("Export '{id}' is already shutting down"),
+            Some(export) if running.is_xens(export) => format!(
+                "Export '{id}' is a guest's of Xen, which its toolstack takes away: xl block-detach"
+            ),
             Some(export) if !self.is_hard() && running.is_used(export) => {
                 format!("export '{id}' still in use")
             }
@@ -431,6 +434,11 @@ impl DeleteExport {
 }
 
 impl Running {
+    fn is_xens(&self, export: &Export) -> bool {
+        let serving = self.servers.get(&export.server);
+        serving.is_some_and(|serving| matches!(&*serving.transport, Transport::Xen { .. }))
+    }
+
     /// Whether clients have an export that they would miss: as QEMU counts, of NBD alone.
     fn is_used(&self, export: &Export) -> bool {
         let transport = self.servers.get(&export.server).map(|serving| &*serving.transport);

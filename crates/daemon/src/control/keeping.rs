@@ -92,6 +92,7 @@ impl Running {
             }),
             Some(Transport::Fuse(_)) => disk.fuse.retain(|path| !is_there(path)),
             Some(Transport::Ublk(_)) => disk.ublk = None,
+            Some(Transport::Xen { .. }) => {}
             None => {}
         }
     }

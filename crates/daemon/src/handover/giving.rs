@@ -362,7 +362,7 @@ impl Running {
                 Transport::VhostUser { path, server } => {
                     listen(Address::Unix(path.into()), server.listener().map_err(no_more)?);
                 }
-                Transport::Fuse(_) | Transport::Ublk(_) => {}
+                Transport::Fuse(_) | Transport::Ublk(_) | Transport::Xen { .. } => {}
             }
         }
         for (place, socket) in &self.listening {

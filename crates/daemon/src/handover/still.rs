@@ -113,7 +113,7 @@ impl Still {
                     let path = server.path().to_owned();
                     still.modified.extend(modified.map(|modified| (path, modified)));
                 }
-                Transport::Ublk(_) => {}
+                Transport::Ublk(_) | Transport::Xen { .. } => {}
             }
         }
         if let Some(serving) = still.late.first().and_then(|late| running.servers.get(late)) {

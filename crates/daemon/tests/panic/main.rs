@@ -86,6 +86,7 @@ fn serving() {
             .collect(),
         announce: Announce::Text,
         sandbox: Default::default(),
+        xen: None,
     };
     let wrap = |path: &Path, image| {
         let name = path.file_name().expect("a name");

@@ -111,6 +111,7 @@ fn serving(dir: &Path) -> ! {
         pid_file: None,
         control: control.into_iter().collect(),
         announce: Announce::Text,
+        xen: None,
         sandbox: match confined {
             true => Sandbox::On { allow: vec![], must: true },
             false => Sandbox::Off,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
 use std::time::{Duration, Instant};
 
-use ringtap_io::{Panic, Tasks};
+use ringtap_io::Panic;
 use ringtap_vbd::Disk;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -41,8 +41,8 @@ const CLOSED: u32 = 6;
 /// What is said to a device from outside, and by it.
 pub(crate) struct Bell {
     pub(crate) file: OwnedFd,
-    /// Look again how large the image is.
-    pub(crate) reload: AtomicBool,
+    /// The disk's size is another.
+    pub(crate) resized: AtomicBool,
     /// Said by the device: its thread serves no more.
     pub(crate) ended: AtomicBool,
 }
@@ -167,7 +167,7 @@ impl Device {
         });
         // The guest stays connected when the server stops: its requests wait for the next one.
         self.disconnect();
-        self.close(disks);
+        self.close_image(disks);
         outcome
     }
 
@@ -188,7 +188,7 @@ impl Device {
                 listening = Some(vbd.health().when_failed(move |_| bell.ring()));
             }
             self.end_if_failed()?;
-            let look = if self.opened.is_some() { self.look()? } else { self.look_for_end()? };
+            let look = if self.opened.is_some() { self.look(disks)? } else { self.look_for_end()? };
             if look == Look::Gone {
                 self.forget();
                 return Ok(());
@@ -196,8 +196,8 @@ impl Device {
             if self.retry.as_ref().is_some_and(|retry| retry.at <= Instant::now()) {
                 self.begin(disks)?;
             }
-            if bell.reload.swap(false, AcqRel) {
-                self.resize()?;
+            if bell.resized.swap(false, AcqRel) {
+                self.resize_to_now()?;
             }
             self.wait(bell, stop)?;
             if stop.is_raised() {
@@ -311,7 +311,7 @@ impl Device {
     }
 
     /// See what both sides want, and do it.
-    fn look(&mut self) -> Result<Look, StoreError> {
+    fn look(&mut self, disks: &dyn Disks) -> Result<Look, StoreError> {
         let (state, frontend) = (self.state()?, self.frontend_state()?);
         if self.is_gone(state)? {
             return Ok(Look::Gone);
@@ -338,9 +338,9 @@ impl Device {
             Some(CLOSING) if !matches!(state, Some(CLOSING | CLOSED)) => {
                 self.write_state(CLOSING)?;
             }
-            None | Some(CLOSED) => self.closed(state, online && frontend.is_some())?,
+            None | Some(CLOSED) => self.closed(state, online && frontend.is_some(), disks)?,
             _ if state == Some(CLOSING) && !connected && !online && self.retry.is_none() => {
-                self.closed(state, false)?;
+                self.closed(state, false, disks)?;
             }
             _ => {}
         }
@@ -367,10 +367,15 @@ impl Device {
 
     /// The frontend is done. Where the device is not to come back, the image is closed before the
     /// toolstack hears of it: somebody else may want it next.
-    fn closed(&mut self, state: Option<u32>, comes_back: bool) -> Result<(), StoreError> {
+    fn closed(
+        &mut self,
+        state: Option<u32>,
+        comes_back: bool,
+        disks: &dyn Disks,
+    ) -> Result<(), StoreError> {
         self.disconnect();
         if !comes_back || self.has_failed() {
-            self.close_image();
+            self.close_image(disks);
             self.forget();
         }
         if !matches!(state, None | Some(CLOSED)) {
@@ -481,44 +486,9 @@ impl Device {
         self.threads.drain(..).for_each(QueueThread::join);
     }
 
-    fn close_image(&mut self) {
-        let Some(vbd) = self.vbd.take() else { return };
-        if vbd.health().failure().is_some() {
-            tracing::warn!("{}: closed as a killed server leaves it, after a panic", self.name);
-            return;
-        }
-        let closed = ringtap_io::reactor().and_then(|reactor| {
-            let mut tasks = Tasks::new(reactor);
-            let io = tasks.io().clone();
-            tasks.block_on(async move { vbd.close(&io).await })
-        });
-        match closed {
-            Ok(Ok(())) => tracing::info!("{}: closed", self.name),
-            Ok(Err(error)) => tracing::error!(
-                "{}: cannot flush: {error}; writes that were not flushed before may be lost",
-                self.name
-            ),
-            Err(error) => tracing::error!("{}: cannot flush: {error}", self.name),
-        }
-    }
-
-    fn close(&mut self, disks: &dyn Disks) {
-        self.close_image();
-        disks.closed(&self.name);
-    }
-
-    fn resize(&mut self) -> Result<(), StoreError> {
-        let Some(vbd) = &self.vbd else { return Ok(()) };
-        match vbd.reload_size() {
-            Ok(true) => {
-                tracing::info!("{}: now {} bytes", self.name, vbd.size());
-                self.resize_to_now()
-            }
-            Ok(false) => Ok(()),
-            Err(error) => {
-                tracing::error!("{}: cannot find the image's size: {error}", self.name);
-                Ok(())
-            }
+    fn close_image(&mut self, disks: &dyn Disks) {
+        if self.vbd.take().is_some() {
+            disks.close(&self.name);
         }
     }
 

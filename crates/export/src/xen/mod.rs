@@ -68,8 +68,9 @@ pub trait Disks: Send + Sync {
     /// Open a disk, or say why not: the text is shown by `xl`.
     fn open(&self, wanted: &Wanted<'_>) -> Result<Disk, String>;
 
-    /// The disk of that name is no longer served.
-    fn closed(&self, name: &str);
+    /// The guest has given the disk of that name back, or its server ends: close the image. Returns once that is done,
+    /// or it is somebody else's to do as all is closed.
+    fn close(&self, name: &str);
 }
 
 /// Why disks cannot be served to Xen guests.

@@ -73,10 +73,10 @@ impl Server {
         outcome
     }
 
-    /// Look again how large the images are, and tell the guests.
+    /// Tell the guests whose disks have another size.
     pub fn resized(&self) {
         for device in self.lock().values() {
-            device.bell.reload.store(true, Release);
+            device.bell.resized.store(true, Release);
             device.bell.ring();
         }
     }
@@ -241,7 +241,7 @@ impl Bell {
             source: error.into(),
         };
         let file = eventfd(0, flags).map_err(failed)?;
-        Ok(Bell { file, reload: AtomicBool::new(false), ended: AtomicBool::new(false) })
+        Ok(Bell { file, resized: AtomicBool::new(false), ended: AtomicBool::new(false) })
     }
 
     pub(crate) fn ring(&self) {

@@ -40,7 +40,7 @@ impl Disks for Disk {
         }
     }
 
-    fn closed(&self, _: &str) {
+    fn close(&self, _: &str) {
         self.closed.fetch_add(1, AcqRel);
     }
 }
@@ -86,12 +86,12 @@ fn a_frontend_has_its_disk_until_it_is_closed() {
     // The toolstack wants the disk, and the guest has it mounted.
     fake.set(&format!("{BACK}/online"), "0");
     for _ in 0..2 {
-        assert_eq!(device.look().expect("a look"), Look::GoOn);
+        assert_eq!(device.look(&Disk::default()).expect("a look"), Look::GoOn);
         assert!(device.connection.is_some(), "it is served");
         assert_eq!(state(&fake), CLOSING);
     }
     fake.set(&format!("{FRONT}/state"), &CLOSED.to_string());
-    device.look().expect("a look");
+    device.look(&Disk::default()).expect("a look");
     assert!(device.connection.is_none() && device.vbd.is_none());
     assert_eq!(state(&fake), CLOSED);
 }
@@ -132,13 +132,13 @@ fn a_take_over_that_fails_is_tried_again_and_takes_nothing_from_the_guest() {
         let mut device = device(&fake);
         let pauses = [0, 1, 2].map(|_| {
             device.begin(&Disk::default()).expect("xenstore");
-            assert_eq!(device.look().expect("a look"), Look::GoOn);
+            assert_eq!(device.look(&Disk::default()).expect("a look"), Look::GoOn);
             assert_eq!(state(&fake), was);
             device.retry.as_ref().expect("it is tried again").pause
         });
         assert_eq!(pauses, [FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4]);
         fake.set(&format!("{FRONT}/state"), &CLOSED.to_string());
-        device.look().expect("a look");
+        device.look(&Disk::default()).expect("a look");
         assert!(device.retry.is_none(), "nobody waits for it");
     }
 }
@@ -177,7 +177,7 @@ fn a_guest_that_boots_waits_for_its_image() {
             assert_eq!(state(&fake), was);
         }
         device.begin(&disk).expect("xenstore");
-        assert_eq!(device.look().expect("a look"), Look::GoOn);
+        assert_eq!(device.look(&Disk::default()).expect("a look"), Look::GoOn);
         assert!(device.opened.is_some() && device.retry.is_none());
         assert_eq!(state(&fake), INIT_WAIT, "it is offered");
     }
@@ -222,7 +222,7 @@ impl Disks for Slow<'_> {
         Ok(Disk::some())
     }
 
-    fn closed(&self, _: &str) {}
+    fn close(&self, _: &str) {}
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn an_image_that_comes_too_late_is_not_offered_as_the_next() {
     (device.vbd, device.opened) = (None, None);
     device.begin(&Slow(&fake)).expect("xenstore");
     assert_eq!((state(&fake), fake.get(&format!("{BACK}/{STATUS}"))), (INITIALISING, None));
-    assert_eq!(device.look().expect("a look"), Look::Gone);
+    assert_eq!(device.look(&Disk::default()).expect("a look"), Look::Gone);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_device_that_was_removed_is_not_made_anew() {
 #[test]
 fn a_connection_that_cannot_be_made_ends() {
     let fake = described(INIT_WAIT, INITIALISED);
-    device(&fake).look().expect("a look");
+    device(&fake).look(&Disk::default()).expect("a look");
     assert_eq!(state(&fake), CLOSING);
 }
 
@@ -261,7 +261,7 @@ fn an_error_leaves_nothing_behind() {
     let mut device = connected(&fake);
     let bell = Arc::new(Bell {
         file: eventfd(0, EventfdFlags::empty()).expect("a bell"),
-        reload: false.into(),
+        resized: false.into(),
         ended: false.into(),
     });
     device.store = Fake::gone();
@@ -283,9 +283,9 @@ fn a_disk_that_a_panic_stopped_is_closed_and_not_offered_again() {
     // It is not taken from a frontend that has not let go of it.
     assert!(state(&fake) == CLOSING && device.connection.is_some());
     fake.set(&format!("{FRONT}/state"), &CLOSED.to_string());
-    device.look().expect("a look");
+    device.look(&Disk::default()).expect("a look");
     assert!(state(&fake) == CLOSED && device.connection.is_none() && device.vbd.is_none());
     fake.set(&format!("{FRONT}/state"), &INITIALISING.to_string());
-    device.look().expect("a look");
+    device.look(&Disk::default()).expect("a look");
     assert_eq!(state(&fake), CLOSED);
 }

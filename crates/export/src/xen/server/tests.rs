@@ -28,7 +28,7 @@ impl Disks for Opened {
         )))
     }
 
-    fn closed(&self, _: &str) {}
+    fn close(&self, _: &str) {}
 }
 
 fn server(
