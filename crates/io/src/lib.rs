@@ -50,4 +50,4 @@ pub use socket::{Part, receive_now, send_now};
 pub use task::Tasks;
 pub use threads::Threads;
 pub use wake::Alarm;
-pub use witness::{Testimony, Wall, Watch, Witness, Words, coarse_wall, wall};
+pub use witness::{Lent, Testimony, Wall, Watch, Witness, Words, coarse_wall, wall};

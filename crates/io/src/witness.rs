@@ -6,8 +6,8 @@
 //! since: then it says a later time; a copy put back with its own time says an earlier one.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -25,10 +25,33 @@ const BYTES_ENDED: usize = 6;
 /// Nanoseconds of the wall clock since 1970.
 pub type Wall = u64;
 
-/// The words of one watched file; until [`Witness::start`] nothing is noted.
+/// The words of one watched file, of whoever wants to know; until there are any nothing is noted.
 #[derive(Default)]
 pub struct Witness {
-    words: OnceLock<(Words, usize)>,
+    noted: Mutex<Noted>,
+    /// How often words came or went; 0: nothing is noted.
+    turn: AtomicU64,
+}
+
+#[derive(Default)]
+struct Noted {
+    places: Arc<[Place]>,
+    next: u64,
+}
+
+/// Words that are noted in as long as this is there.
+pub struct Lent {
+    witness: Arc<Witness>,
+    number: u64,
+}
+
+/// Where changes are noted.
+#[derive(Clone)]
+struct Place {
+    words: Words,
+    at: usize,
+    /// Whose it is; none: for good.
+    lent: Option<u64>,
 }
 
 /// What a killed program's words say.
@@ -52,17 +75,46 @@ impl Witness {
 
     /// Note in these words from now on, from `at` on; nothing is in flight. They say what they said.
     pub fn start(&self, words: Words, at: usize) {
-        let _first = self.words.set((words, at));
-        // Of a program that was killed.
-        self.set(IN_FLIGHT, 0);
-        let (begun, ended) = self.word(BYTES_BEGUN).zip(self.word(BYTES_ENDED)).unwrap_or_default();
-        self.set(BYTES_ENDED, ended.max(begun));
+        self.change(|noted| {
+            if noted.places.iter().all(|place| place.lent.is_some()) {
+                noted.add(Place::new(words, at, None));
+            }
+        });
+    }
+
+    /// The same until what this gives is dropped: none where there are words for good, and nothing is changed. A reactor
+    /// that has changes in flight goes on in the words there were until they have ended.
+    pub fn lend(self: &Arc<Witness>, words: Words, at: usize) -> Option<Lent> {
+        self.change(|noted| {
+            if noted.places.iter().any(|place| place.lent.is_none()) {
+                return None;
+            }
+            noted.next += 1;
+            noted.add(Place::new(words, at, Some(noted.next)));
+            Some(Lent { witness: self.clone(), number: noted.next })
+        })
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Noted) -> T) -> T {
+        let mut noted = self.lock();
+        let end = change(&mut noted);
+        self.turn.fetch_add(1, SeqCst);
+        end
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether changes are noted.
     #[inline]
     pub fn is_started(&self) -> bool {
-        self.words.get().is_some()
+        self.turn() > 0
+    }
+
+    #[inline]
+    fn turn(&self) -> u64 {
+        self.turn.load(Acquire)
     }
 
     /// What the words at `at` say.
@@ -93,10 +145,36 @@ impl Witness {
             }
         }
     }
+}
+
+impl Noted {
+    fn add(&mut self, place: Place) {
+        self.places = self.places.iter().cloned().chain([place]).collect();
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.witness.change(|noted| {
+            let rest = noted.places.iter().filter(|place| place.lent != Some(self.number));
+            noted.places = rest.cloned().collect();
+        });
+    }
+}
+
+impl Place {
+    fn new(words: Words, at: usize, lent: Option<u64>) -> Place {
+        let place = Place { words, at, lent };
+        // Of a program that was killed.
+        place.set(IN_FLIGHT, 0);
+        let (begun, ended) =
+            place.word(BYTES_BEGUN).zip(place.word(BYTES_ENDED)).unwrap_or_default();
+        place.set(BYTES_ENDED, ended.max(begun));
+        place
+    }
 
     fn at(&self, index: usize) -> Option<&AtomicU64> {
-        let (words, at) = self.words.get()?;
-        words.get(at + index)
+        self.words.get(self.at + index)
     }
 
     fn word(&self, index: usize) -> Option<u64> {
@@ -110,9 +188,8 @@ impl Witness {
     }
 
     /// Changes are about to begin, at `now` by the coarse clock, which time stamps of files follow.
-    pub fn begin(&self, changes: u64, bytes: u64, now: Wall) {
-        let Some((words, at)) = self.words.get() else { return };
-        let Some(words) = words.get(*at..*at + Witness::WORDS) else { return };
+    fn begin(&self, changes: u64, bytes: u64, now: Wall) {
+        let Some(words) = self.words.get(self.at..self.at + Witness::WORDS) else { return };
         words[IN_FLIGHT].fetch_add(changes, SeqCst);
         if bytes > 0 {
             words[BYTES_BEGUN].fetch_add(bytes, Relaxed);
@@ -135,9 +212,8 @@ impl Witness {
 
     /// Changes have ended, at `now`, by the exact clock. `written`: a write has put a stamp on the file,
     /// no earlier than that.
-    pub fn end(&self, changes: u64, bytes: u64, written: Option<Wall>, now: Wall) {
-        let Some((words, at)) = self.words.get() else { return };
-        let Some(words) = words.get(*at..*at + Witness::WORDS) else { return };
+    fn end(&self, changes: u64, bytes: u64, written: Option<Wall>, now: Wall) {
+        let Some(words) = self.words.get(self.at..self.at + Witness::WORDS) else { return };
         // One that began before the clock was set back says nothing about stamps after that.
         if let Some(floor) = written.filter(|floor| *floor <= now) {
             if words[FLOOR].load(Relaxed) != floor {
@@ -156,6 +232,18 @@ impl Witness {
                 words[ENDED].store(now, SeqCst);
             }
         }
+    }
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lent").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").field("noted", &self.noted).finish_non_exhaustive()
     }
 }
 
@@ -183,9 +271,13 @@ fn nanos(time: rustix::time::Timespec) -> Wall {
 ///
 /// Changes begun in the same era share the time at which the era began: a lower bound of the stamp that
 /// each of them puts on the file. An era ends when none of the one before is left.
-#[derive(Debug)]
 pub struct Watch {
     witness: Arc<Witness>,
+    /// Where what is in flight is noted, to its end.
+    places: Arc<[Place]>,
+    turn: u64,
+    /// Changes that are noted there as in flight.
+    noted: u64,
     eras: [Era; 2],
     current: usize,
     new_era: bool,
@@ -206,6 +298,9 @@ impl Watch {
         let eras = [Era::default(); 2];
         Watch {
             witness,
+            places: Arc::default(),
+            turn: 0,
+            noted: 0,
             eras,
             current: 0,
             new_era: false,
@@ -243,8 +338,19 @@ impl Watch {
             if std::mem::take(&mut self.new_era) {
                 self.eras[self.current].began = now;
             }
-            self.witness.begin(changes, bytes, now);
+            if self.turn != self.witness.turn() && self.noted == 0 {
+                self.look_again();
+            }
+            self.noted += changes;
+            self.places.iter().for_each(|place| place.begin(changes, bytes, now));
         }
+    }
+
+    /// Note in the words that there are now. Nothing that is in flight is noted in others.
+    #[cold]
+    fn look_again(&mut self) {
+        let noted = self.witness.lock();
+        (self.places, self.turn) = (noted.places.clone(), self.witness.turn());
     }
 
     /// One of that era has ended; `written` are the bytes of a write that put a stamp on the file.
@@ -264,7 +370,9 @@ impl Watch {
     pub fn settle_ended(&mut self, now: Wall) {
         let (changes, bytes) = std::mem::take(&mut self.ended);
         if changes > 0 {
-            self.witness.end(changes, bytes, self.written.take(), now);
+            self.noted = self.noted.saturating_sub(changes);
+            let written = self.written.take();
+            self.places.iter().for_each(|place| place.end(changes, bytes, written, now));
         }
     }
 }
@@ -310,6 +418,48 @@ mod tests {
         watch.end(third, None);
         watch.settle_ended(510);
         assert_eq!((read().floor, read().ended), (200, 510));
+    }
+
+    #[test]
+    fn words_that_are_lent_are_noted_in_as_long_as_they_are_wanted() {
+        let words: Vec<Words> = (0..3)
+            .map(|_| {
+                let words: Arc<[AtomicU64]> = (0..8).map(|_| AtomicU64::new(0)).collect();
+                Arc::new(words) as Words
+            })
+            .collect();
+        let read = |which: usize| {
+            let said = Witness::read(&words[which], 0);
+            (said.bytes, said.in_flight)
+        };
+        let witness = Arc::new(Witness::default());
+        let mut watch = Watch::new(witness.clone());
+        let write = |watch: &mut Watch| {
+            let era = watch.begin(10);
+            watch.settle_begun(100);
+            watch.end(era, Some(10));
+            watch.settle_ended(110);
+        };
+        let first = witness.lend(words[0].clone(), 0).expect("lent");
+        write(&mut watch);
+        // What is in flight is noted to its end where it was.
+        let era = watch.begin(10);
+        watch.settle_begun(120);
+        let second = witness.lend(words[1].clone(), 0).expect("lent");
+        watch.end(era, Some(10));
+        watch.settle_ended(130);
+        assert_eq!((read(0), read(1)), (((20, 20), 0), ((0, 0), 0)));
+        write(&mut watch);
+        assert_eq!((read(0), read(1)), (((30, 30), 0), ((10, 10), 0)), "in both");
+        drop(first);
+        write(&mut watch);
+        assert_eq!((read(0), read(1)), (((30, 30), 0), ((20, 20), 0)));
+        // Those of a restart log stay.
+        witness.start(words[2].clone(), 0);
+        assert!(witness.lend(words[0].clone(), 0).is_none());
+        drop(second);
+        write(&mut watch);
+        assert_eq!((read(1), read(2)), (((20, 20), 0), ((10, 10), 0)));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 
-use ringtap_io::{Wall, Witness, Words};
+use ringtap_io::{Lent, Wall, Witness, Words};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::layout::{Known, Meta, Next};
@@ -36,7 +36,8 @@ pub struct Binding {
     booted: Wall,
     container: Container,
     opened: Known,
-    session: std::sync::OnceLock<Words>,
+    /// What says how the image stands, as long as this is there.
+    session: std::sync::OnceLock<(Words, Option<Lent>)>,
 }
 
 /// What a sidecar says of an image.
@@ -118,19 +119,16 @@ impl Binding {
         let facts = Facts::of(&self.container);
         set(WRITTEN, facts.written.unwrap_or_default());
         Witness::reset(&words, WITNESS, facts.modified.unwrap_or_default());
-        let witness = self.container.witness();
-        // A restart log has one of its own, and tells how the image stands when it is opened.
-        if !witness.is_started() {
-            witness.start(words.clone(), WITNESS);
-        }
+        // A restart log's words stay: it tells how the image stands when it is opened.
+        let lent = self.container.witness().lend(words.clone(), WITNESS);
         set(0, MAGIC);
-        let _first = self.session.set(words);
+        let _first = self.session.set((words, lent));
         Ok(number)
     }
 
     /// See [`super::BitmapStore::memory_is_short`].
     pub(super) fn memory_is_short(&self) {
-        let word = self.session.get().and_then(|words| words.first());
+        let word = self.session.get().and_then(|(words, _)| words.first());
         word.inspect(|word| word.store(SHORT, SeqCst));
     }
 
