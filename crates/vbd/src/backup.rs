@@ -343,7 +343,7 @@ impl Moment {
         if kept.wrongs.unflushed {
             return Ok(());
         }
-        kept.target.flush(io).await
+        kept.target.flush(io, kept.limit).await
     }
 }
 

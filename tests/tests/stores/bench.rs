@@ -127,6 +127,10 @@ impl Bench {
                 ],
             ),
         };
+        self.begun(name, &args)
+    }
+
+    fn begun(&self, name: &str, args: &[&str]) -> Source {
         let child =
             Command::new(name).args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let source = Source(child.unwrap_or_else(|error| panic!("{name}: {error}")));
@@ -136,6 +140,25 @@ impl Bench {
             thread::sleep(Duration::from_millis(10));
         }
         source
+    }
+
+    /// The same, by one whose flushes end once there is no file `held` any more; the file `flushing` says that one has begun.
+    pub fn source_that_flushes_slowly(&self, image: &str, size: u64) -> Source {
+        let (image, size) = (self.text(image), format!("get_size=echo {size}"));
+        let flush = format!(
+            "flush=touch {}; while [ -e {} ]; do sleep 0.05; done",
+            self.text("flushing"),
+            self.text("held")
+        );
+        let pread = format!(
+            "pread=dd if={image} iflag=count_bytes,skip_bytes skip=$4 count=$3 2>/dev/null"
+        );
+        let pwrite =
+            format!("pwrite=dd of={image} conv=notrunc oflag=seek_bytes seek=$4 2>/dev/null");
+        let model = "thread_model=echo parallel";
+        let args =
+            ["-f", "-U", &self.text("source"), "eval", model, &size, &pread, &pwrite, &flush];
+        self.begun("nbdkit", &args)
     }
 
     /// Serve a disk as `d` over NBD and, with two queues, vhost-user.

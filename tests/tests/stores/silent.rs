@@ -57,6 +57,63 @@ fn a_guest_may_begin_anew_where_the_target_of_a_backup_fell_silent() {
     }
 }
 
+/// All is copied, and only to be made stable. One that is slow at that, and answers what else it is asked, is waited for.
+#[test]
+fn a_backup_ends_though_its_target_fell_silent_as_it_was_to_make_it_stable() {
+    let end = |silent: bool| {
+        let bench = Bench::new();
+        bench.raw("a.raw", 4 * MIB);
+        bench.raw("b.raw", 4 * MIB);
+        bench.raw("held", 0);
+        let source = bench.source_that_flushes_slowly("a.raw", 4 * MIB);
+        let listen = format!("unix:{}", bench.text("control"));
+        let own = ["-f", "raw", "--node-name", "vm", "--control", &listen];
+        let server = bench.serve(&bench.text("b.raw"), &own);
+        bench.io_well(&["write -P 6 0 1M"]);
+        let mut qmp = Control::open(&bench.path("control"));
+        let at = json!({ "type": "unix", "path": bench.text("source") });
+        let file = json!({ "driver": "nbd", "server": at, "export": "e" });
+        qmp.ok("blockdev-add", json!({ "driver": "raw", "node-name": "far", "file": file }));
+        let backup = json!({ "device": "vm", "target": "far", "sync": "full", "job-id": "j",
+                             "__ringtap_guest-timeout": 5000 });
+        qmp.ok("blockdev-backup", backup);
+        let until = Instant::now() + patience();
+        while !bench.path("flushing").exists() {
+            assert!(Instant::now() < until, "nothing is made stable");
+            thread::sleep(Duration::from_millis(20));
+        }
+        if silent {
+            source.pause();
+        }
+        let guest = bench.load("1");
+        if !silent {
+            // For longer than one that is silent is waited for.
+            thread::sleep(Duration::from_secs(33));
+            std::fs::remove_file(bench.path("held")).expect("removed");
+        }
+        let told = loop {
+            let (name, data) = qmp.event();
+            if name == "BLOCK_JOB_COMPLETED" {
+                break data;
+            }
+        };
+        is_well(guest);
+        let why = told["error"].as_str();
+        assert_eq!(why.is_some_and(|why| why.contains("nothing for 30000 ms")), silent, "{told}");
+        assert_eq!(why.is_some(), silent, "{told}");
+        bench.io_well(&["read -P 6 0 1M", "write -P 7 0 1M"]);
+        let _ = std::fs::remove_file(bench.path("held"));
+        source.resume();
+        let _ = qmp.call("blockdev-del", json!({ "node-name": "far" }));
+        server.stop();
+    };
+    thread::scope(|scope| {
+        let silent = scope.spawn(|| end(true));
+        end(false);
+        silent.join().expect("it ends as well");
+    });
+}
+
 /// Its requests are in flight, or there are none and only its image is to be closed; the disk beside it ends as ever.
 #[test]
 fn a_server_ends_though_the_storage_of_a_disk_is_silent() {

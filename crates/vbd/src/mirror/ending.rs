@@ -74,7 +74,7 @@ impl Work {
         if self.mirror.wrongs.unflushed {
             return Ok(());
         }
-        self.target.flush(io).await
+        self.target.flush(io, self.mirror.limit).await
     }
 
     /// Have the disk stand still, and the target be as it is; none where that takes too long.

@@ -83,6 +83,15 @@ pub enum MirrorError {
         /// How long it might, in nanoseconds.
         limit: Time,
     },
+    /// The target does not end a flush, and answers no read meanwhile.
+    #[error(
+        "the target has answered nothing for {} ms while it was to make stable what it was given",
+        limit / 1_000_000
+    )]
+    Silent {
+        /// How long it might, in nanoseconds.
+        limit: Time,
+    },
     /// The disk did not stand still in time.
     #[error("requests in flight, or another change of the disk, did not end in time")]
     Busy,

@@ -25,6 +25,14 @@ const JOB_WAITS: u64 = 4;
 /// How often it is looked, in the time that a guest may wait, whether it has been that long.
 const LOOKS: u32 = 4;
 
+/// So long, or so many times as long as a guest's write, may a target take to answer whoever makes it stable: all that was copied
+/// hangs on that, and no guest does.
+const FLUSH: (Time, Time) = (30_000_000_000, 6);
+/// The part of that after which it is asked for more.
+const ASKS: Time = 6;
+/// Bytes that are read to see whether it answers.
+const LOOKED_AT: u64 = 4096;
+
 /// The disk that is written to.
 pub(crate) struct Target {
     pub(crate) disk: Disk,
@@ -36,6 +44,8 @@ pub(crate) struct Target {
     told: Event,
     /// Bytes written to it.
     written: AtomicU64,
+    /// Where bytes were written last that are not known to be zeros.
+    last: AtomicU64,
     /// [`BEHIND`].
     behind: [u64; 2],
     /// For tests: nobody waits for ranges.
@@ -198,6 +208,7 @@ impl Target {
             state,
             told,
             written: AtomicU64::new(0),
+            last: AtomicU64::new(0),
             behind: BEHIND,
             #[cfg(feature = "sabotage")]
             unlocked: false,
@@ -359,7 +370,7 @@ impl Target {
         bytes: Bytes,
         keep: K,
     ) -> Result<(), MirrorError> {
-        let len = bytes.len();
+        let (len, zeros) = (bytes.len(), matches!(bytes, Bytes::Zeros(_)));
         let given = async move |io: &Io, vbd: &Vbd| {
             let (kind, mem) = match &bytes {
                 Bytes::Zeros(_) => (Kind::WriteZeroes { unmap: true, fast: false }, Mem::EMPTY),
@@ -370,6 +381,9 @@ impl Target {
         let end = self.aside(io, What::Write, given, keep).await;
         if end == Some(Ok(())) {
             self.written.fetch_add(len, Relaxed);
+            if !zeros {
+                self.last.store(offset, Relaxed);
+            }
         }
         end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Write {
             offset,
@@ -452,11 +466,44 @@ impl Target {
         self.written.load(Relaxed)
     }
 
-    /// Make what was written stable.
-    pub(crate) async fn flush(self: &Arc<Target>, io: &Io) -> Result<(), MirrorError> {
+    /// Make what was written stable, which may take long of a target that is well. One that does not even answer a read
+    /// meanwhile, for as long as [`FLUSH`] says, is silent.
+    pub(crate) async fn flush(
+        self: &Arc<Target>,
+        io: &Io,
+        limit: Option<Time>,
+    ) -> Result<(), MirrorError> {
         let flush = async |io: &Io, vbd: &Vbd| vbd.flush(io).await;
-        let end = self.aside(io, What::Flush, flush, ()).await;
+        let flushed = self.aside(io, What::Flush, flush, ());
+        let end = match limit.map(|limit| limit.saturating_mul(FLUSH.1).max(FLUSH.0)) {
+            Some(limit) => {
+                let end = within(flushed, self.answers_no_read(io, limit)).await;
+                end.ok_or(MirrorError::Silent { limit })?
+            }
+            None => flushed.await,
+        };
         end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Flush { error })
+    }
+
+    /// Wait until it has not answered a read for so long. Of what was written: an image may know by itself what else there is.
+    async fn answers_no_read(self: &Arc<Target>, io: &Io, limit: Time) {
+        let at = self.last.load(Relaxed);
+        let len = self.disk.size().saturating_sub(at).min(LOOKED_AT);
+        let mut look = async || {
+            let read = async move |io: &Io, vbd: &Vbd| {
+                let buffer = io.buffer(len as usize).map_err(|_| Error::Os(libc::ENOMEM))?;
+                let (kind, mem) = (Kind::Read, buffer.mem());
+                vbd.serve(io, Request { kind, offset: at, len, mem, fua: false }).await
+            };
+            // An error is an answer.
+            let _ = self.aside(io, What::Flush, read, ()).await;
+        };
+        loop {
+            io.sleep(limit / ASKS).await;
+            if within(look(), io.sleep(limit - limit / ASKS)).await.is_none() {
+                return;
+            }
+        }
     }
 
     /// None where the target has failed before.

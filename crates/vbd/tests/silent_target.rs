@@ -1,0 +1,168 @@
+//! Targets of copies that are slow as they are made stable, or answer nothing any more.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use ringtap_image::{
+    Allocation, Boxed, CacheMode, Container, Discard, Extent, Image, Info, Raw, Status, Traits,
+};
+use ringtap_io::{Io, Tasks};
+use ringtap_sim::{Disk, Sim};
+use ringtap_vbd::{Backup, Ending, Error, Job, Mirror, MirrorError, Vbd};
+
+const SIZE: u64 = 64 << 10;
+const SECOND: u64 = 1_000_000_000;
+
+/// What a flush finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// It takes ten minutes, once.
+    Slow,
+    /// It never ends, and nor does anything after it.
+    Silent,
+}
+
+/// An image whose first flush is not as others.
+struct Held {
+    image: Box<dyn Image>,
+    target: Target,
+    flushed: Arc<AtomicBool>,
+}
+
+impl Held {
+    fn is_silent(&self) -> bool {
+        self.target == Target::Silent && self.flushed.load(SeqCst)
+    }
+}
+
+impl Image for Held {
+    fn info(&self) -> &Info {
+        self.image.info()
+    }
+
+    fn fork(&self) -> Box<dyn Image> {
+        let (image, flushed) = (self.image.fork(), self.flushed.clone());
+        Box::new(Held { image, target: self.target, flushed })
+    }
+
+    fn map(&self, offset: u64, len: u64) -> Extent<'_> {
+        if self.is_silent() { Extent::NotLoaded } else { self.image.map(offset, len) }
+    }
+
+    fn load<'a>(&'a self, _: &'a Io, _: u64) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn allocate<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        len: u64,
+    ) -> Boxed<'a, Result<Option<Allocation<'a>>, Error>> {
+        self.image.allocate(io, offset, len)
+    }
+
+    fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if !self.flushed.swap(true, SeqCst) {
+                match self.target {
+                    Target::Slow => io.sleep(600 * SECOND).await,
+                    Target::Silent => std::future::pending().await,
+                }
+            }
+            self.image.flush(io).await
+        })
+    }
+
+    fn discard<'a>(
+        &'a self,
+        io: &'a Io,
+        offset: u64,
+        len: u64,
+        mode: Discard,
+    ) -> Boxed<'a, Result<(), Error>> {
+        self.image.discard(io, offset, len, mode)
+    }
+
+    fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
+        self.image.status(io, offset, len)
+    }
+
+    fn current_size(&self) -> Result<u64, Error> {
+        self.image.current_size()
+    }
+}
+
+/// How a job ends whose target is like that, and after how many seconds.
+fn ended<F>(target: Target, limit: u64, job: F) -> (Result<(), MirrorError>, u64)
+where
+    F: AsyncFnOnce(&Io, Vbd, Vbd, u64) -> Result<(), MirrorError> + 'static,
+{
+    let disk = Disk::new(512);
+    let mut tasks = Tasks::new(Box::new(Sim::new(&disk, 5)));
+    let raw = || -> Box<dyn Image> {
+        let (request_alignment, memory_alignment) = (512, 512);
+        let traits = Traits { request_alignment, memory_alignment, ..Traits::FILE };
+        Box::new(Raw::new(Container::simulated(disk.add_file(SIZE, 512), SIZE, traits)))
+    };
+    let from = Vbd::new(raw(), CacheMode::None);
+    let to = Held { image: raw(), target, flushed: Arc::default() };
+    let to = Vbd::new(Box::new(to), CacheMode::None);
+    let end: Rc<Cell<Option<_>>> = Rc::default();
+    let (tell, io) = (end.clone(), tasks.io().clone());
+    tasks.spawn(async move {
+        let began = io.now();
+        let end = job(&io, from, to, limit).await;
+        tell.set(Some((end, (io.now() - began) / SECOND)));
+    });
+    // What is silent never ends.
+    for _ in 0..10_000 {
+        tasks.run_ready();
+        if let Some(end) = end.take() {
+            return end;
+        }
+        let waits = tasks.io().in_flight() > 0;
+        tasks.turn(waits).expect("the simulation runs");
+    }
+    panic!("it does not end");
+}
+
+async fn backup(io: &Io, from: Vbd, to: Vbd, limit: u64) -> Result<(), MirrorError> {
+    let backup =
+        Backup { limit: Some(limit), ..Backup::new(from.disk().clone(), to.disk().clone()) };
+    let still = async || Ok::<(), Error>(());
+    backup.begin(io, SECOND, still).await?.save(io, &Job::new()).await
+}
+
+async fn mirror(io: &Io, from: Vbd, to: Vbd, limit: u64) -> Result<(), MirrorError> {
+    let mut mirror = Mirror::new(from.disk().clone(), to.disk().clone());
+    mirror.limit = Some(limit);
+    let still = async || Ok::<(), Error>(());
+    mirror.run(io, &Job::new(), Ending::Copy, still).await.map(drop)
+}
+
+#[test]
+fn a_target_that_is_slow_to_be_made_stable_is_waited_for_and_one_that_is_silent_is_not() {
+    // No less than half a minute, and longer where guests may wait for long.
+    for (limit, seconds) in [(SECOND, 30), (20 * SECOND, 120)] {
+        for (job, end) in [
+            ("backup", ended(Target::Silent, limit, backup)),
+            ("mirror", ended(Target::Silent, limit, mirror)),
+        ] {
+            let (end, after) = end;
+            let Err(MirrorError::Silent { limit: told }) = end else { panic!("{job}: {end:?}") };
+            assert_eq!(told, seconds * SECOND, "{job}");
+            assert!((seconds..seconds + limit / SECOND + 2).contains(&after), "{job}: {after} s");
+        }
+        for (job, end) in [
+            ("backup", ended(Target::Slow, limit, backup)),
+            ("mirror", ended(Target::Slow, limit, mirror)),
+        ] {
+            let (end, after) = end;
+            end.unwrap_or_else(|error| panic!("{job}: {error}"));
+            assert!((600..610).contains(&after), "{job}: {after} s");
+        }
+    }
+}
