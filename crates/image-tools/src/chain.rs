@@ -6,14 +6,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use ringtap_image::qcow2::{self, BitmapEntry, Header, HeaderError, Snapshot, ToolError};
+use ringtap_image::qcow2::{self, BitmapEntry, Crypt, Header, HeaderError, Snapshot, ToolError};
 use ringtap_image::{
     CacheMode, Container, Format, LeftBehind, OpenError, OpenOptions, Place, Role, find_named,
     luks, on_a_ring, record, vhd,
 };
 
+use ringtap_io::Io;
+
 use crate::files::{beside, is_null};
 use crate::{Doing, Error, Known, Names, format_of};
+
+/// Bytes that the header of LUKS 1 has, and more.
+const LUKS1: u64 = 4096;
 
 /// The most layers of an image.
 const DEEPEST: usize = 256;
@@ -35,6 +40,8 @@ pub struct Layer {
     pub backing: Option<Backing>,
     /// The header, if it is LUKS.
     pub luks: Option<luks::Header>,
+    /// That of the LUKS inside it, if it is qcow2 and that can be read.
+    pub inside: Option<luks::Header>,
     /// What it says of itself, if it is a VHD.
     pub vhd: Option<vhd::Facts>,
     /// Bytes of the file.
@@ -106,6 +113,7 @@ fn look_at(
         header: None,
         backing: None,
         luks: None,
+        inside: None,
         vhd: None,
         len: 0,
         verified: None,
@@ -142,11 +150,12 @@ fn look_at(
     let at_rest = !options.force_share;
     let own = container.clone();
     if format == Format::Qcow2 {
-        let (header, snapshots, bitmaps) = on_a_ring(path, |io| async move {
+        let (header, snapshots, bitmaps, inside) = on_a_ring(path, |io| async move {
             let header = Header::read(&io, &container).await?;
             let list = qcow2::list_snapshots(&io, &container).await;
             let bitmaps = qcow2::list_bitmaps(&io, &container).await;
-            Ok::<_, OpenError>((header, list, bitmaps.unwrap_or_default()))
+            let inside = inside(&io, &container, &header).await;
+            Ok::<_, OpenError>((header, list, bitmaps.unwrap_or_default(), inside))
         })??;
         layer.unreadable_snapshots =
             snapshots.as_ref().err().filter(|it| of_snapshots(it)).map(ToString::to_string);
@@ -155,6 +164,7 @@ fn look_at(
         }
         layer.snapshots = snapshots.unwrap_or_default();
         layer.bitmaps = bitmaps;
+        layer.inside = inside;
         layer.backing = header.backing_file.as_deref().map(|name| backing(path, name, &header));
         layer.header = Some(header);
     } else if format == Format::Vhd {
@@ -202,6 +212,18 @@ fn parent(path: &Path, facts: &vhd::Facts) -> Option<Backing> {
         found: None,
         own_name: name,
     })
+}
+
+/// The header of the LUKS inside a qcow2 image. Its key material is not needed.
+async fn inside(io: &Io, container: &Container, header: &Header) -> Option<luks::Header> {
+    let place = header.encryption().filter(|_| header.crypt == Crypt::Luks)?;
+    for len in [place.len.min(LUKS1), place.len] {
+        let bytes = luks::read_header_at(io, container, place.offset, len).await.ok()?;
+        if let Ok(found) = luks::parse(&bytes) {
+            return Some(found);
+        }
+    }
+    None
 }
 
 fn backing(path: &Path, name: &[u8], header: &Header) -> Backing {

@@ -36,6 +36,8 @@ pub struct Info {
     pub cluster_size: Option<u64>,
     /// Whether its data is encrypted.
     pub encrypted: bool,
+    /// The header of the LUKS inside it, if it is qcow2 and has one that can be read.
+    pub inside: Option<Box<luks::Header>>,
     /// It says that it was not closed in order.
     pub dirty: bool,
     /// What it names as lying below it.
@@ -142,6 +144,7 @@ fn look(layer: &Layer, reading: &Reading) -> Result<Info, Error> {
         taken: None,
         cluster_size: None,
         encrypted: false,
+        inside: layer.inside.clone().map(Box::new),
         dirty: false,
         backing: layer.backing.as_ref().map(|it| Below {
             name: it.name.clone(),

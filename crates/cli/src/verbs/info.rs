@@ -149,8 +149,10 @@ impl From<Info> for Facts {
         let below = info.backing.as_ref();
         let specific = match &info.specific {
             Specific::None => None,
-            Specific::Qcow2(header) => Some(of_qcow2(header, &info.bitmaps)),
-            Specific::Luks(header) => Some(of_luks(header)),
+            Specific::Qcow2(header) => {
+                Some(of_qcow2(header, info.inside.as_deref(), &info.bitmaps))
+            }
+            Specific::Luks(header) => Some(json!({ "type": "luks", "data": of_luks(header) })),
         };
         Facts {
             filename: info.path.display().to_string(),
@@ -234,10 +236,10 @@ fn of_luks(header: &luks::Header) -> Value {
     if !header.label.is_empty() {
         data["label"] = header.label.clone().into();
     }
-    json!({ "type": "luks", "data": data })
+    data
 }
 
-fn of_qcow2(header: &Header, bitmaps: &[BitmapEntry]) -> Value {
+fn of_qcow2(header: &Header, inside: Option<&luks::Header>, bitmaps: &[BitmapEntry]) -> Value {
     let mut data = json!({
         "compat": if header.version == 2 { "0.10" } else { "1.1" },
         "compression-type": match header.compression {
@@ -260,7 +262,8 @@ fn of_qcow2(header: &Header, bitmaps: &[BitmapEntry]) -> Value {
     }
     if header.crypt != Crypt::None {
         let format = if header.crypt == Crypt::Luks { "luks" } else { "aes" };
-        data["encrypt"] = json!({ "format": format });
+        data["encrypt"] = inside.map_or_else(|| json!({}), of_luks);
+        data["encrypt"]["format"] = format.into();
     }
     json!({ "type": "qcow2", "data": data })
 }
