@@ -19,8 +19,28 @@ use crate::source::{Source, of_error};
 /// Bytes of a part, of an image of so many parts at most.
 const PART: u64 = 16 << 20;
 const PARTS: u64 = 9_000;
-/// Parts that are on their way at a time.
+/// Parts that are on their way at a time at most, and bytes of them: each is in memory for so long. One part alone may have more.
 const WIDE: usize = 8;
+const IN_FLIGHT: u64 = 256 << 20;
+
+/// How an image is sent.
+#[derive(Clone, Copy)]
+struct Pieces {
+    /// Bytes of a part.
+    part: u64,
+    /// Parts at a time.
+    wide: usize,
+}
+
+impl Pieces {
+    fn of(size: u64) -> Pieces {
+        Pieces::in_parts(PART.max(size.div_ceil(PARTS).next_multiple_of(1 << 20)), IN_FLIGHT)
+    }
+
+    fn in_parts(part: u64, in_flight: u64) -> Pieces {
+        Pieces { part, wide: ((in_flight / part) as usize).clamp(1, WIDE) }
+    }
+}
 
 /// Whether the store has not got parts that it had taken.
 fn lacks_parts(error: &Error) -> bool {
@@ -60,7 +80,8 @@ pub(crate) async fn upload(
 ) -> Result<(), String> {
     let Some(store) = &source.parts else { return Err("the store takes no parts".into()) };
     let size = image.index.size();
-    let part = PART.max(size.div_ceil(PARTS).next_multiple_of(1 << 20));
+    let pieces = Pieces::of(size);
+    let part = pieces.part;
     loop {
         let (id, arrived, known) = match journal.begun(part) {
             Some((id, arrived)) => (id, arrived, true),
@@ -71,7 +92,7 @@ pub(crate) async fn upload(
                 (id, BTreeMap::new(), false)
             }
         };
-        let sent = match send(source, image, &id, part, arrived, journal, progress).await {
+        let sent = match send(source, image, &id, pieces, arrived, journal, progress).await {
             Ok(parts) => {
                 let end = store.complete_multipart(&source.path, &id, parts).await;
                 end.map(drop).map_err(|error| match lacks_parts(&error) {
@@ -118,7 +139,7 @@ async fn send(
     source: &Source,
     image: &Image<'_>,
     id: &str,
-    part: u64,
+    Pieces { part, wide }: Pieces,
     mut arrived: BTreeMap<usize, String>,
     journal: &mut Journal,
     progress: &dyn Fn(u64),
@@ -133,7 +154,7 @@ async fn send(
             progress(range.end - range.start);
             continue;
         }
-        if sending.len() >= WIDE {
+        if sending.len() >= wide {
             end = next(&mut sending, &mut arrived, journal, progress).await;
         }
         let bytes = match end {

@@ -12,6 +12,8 @@ use object_store::{
     MultipartId, ObjectStoreExt as _, PutMultipartOptions, PutPayload, PutResult, Result,
 };
 
+use tokio::sync::watch;
+
 use super::*;
 use crate::index::digest;
 use crate::runtime;
@@ -25,6 +27,10 @@ struct Fails {
     /// Parts that it has taken.
     took: Mutex<Vec<usize>>,
     begun: Mutex<Vec<String>>,
+    /// Until there have been so many parts at a time none ends.
+    wanted: usize,
+    now: AtomicUsize,
+    most: watch::Sender<usize>,
 }
 
 #[async_trait]
@@ -56,6 +62,7 @@ impl MultipartStore for Fails {
         if !self.begun.lock().expect("no panic").contains(id) {
             return Err(Error::NotFound { path: id.clone(), source: "no such upload".into() });
         }
+        self.stays_until_others_are_here().await;
         self.store.put_part(path, id, part, data).await?;
         self.took.lock().expect("no panic").push(part);
         Ok(PartId { content_id: format!("\"{part}\"") })
@@ -79,6 +86,13 @@ impl MultipartStore for Fails {
 }
 
 impl Fails {
+    async fn stays_until_others_are_here(&self) {
+        let now = self.now.fetch_add(1, SeqCst) + 1;
+        self.most.send_modify(|most| *most = now.max(*most));
+        let _ = self.most.subscribe().wait_for(|most| *most >= self.wanted).await;
+        self.now.fetch_sub(1, SeqCst);
+    }
+
     fn take(&self, from: usize) -> Vec<usize> {
         self.from.store(from, SeqCst);
         let mut took = std::mem::take(&mut *self.took.lock().expect("no panic"));
@@ -130,4 +144,42 @@ fn parts_that_have_arrived_are_not_sent_again_and_a_lost_upload_begins_anew() {
     assert!(there() == bytes);
     let left = fs::read_dir(folder.path()).expect("listed").count();
     assert_eq!(left, 1, "nothing is noted any more");
+}
+
+/// Of an image so large that its parts are large.
+#[test]
+fn no_more_is_in_memory_than_is_to_be() {
+    for (size, part, wide) in [
+        (1 << 30, 16, 8),
+        (256 << 30, 30, 8),
+        (1 << 40, 117, 2),
+        (2 << 40, 234, 1),
+        (5 << 40, 583, 1),
+    ] {
+        let pieces = Pieces::of(size);
+        assert_eq!((pieces.part >> 20, pieces.wide), (part, wide), "{size}");
+        assert!(pieces.wide == 1 || pieces.part * pieces.wide as u64 <= 256 << 20, "{size}");
+        assert!(size.div_ceil(pieces.part) <= 10_000, "{size}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("image");
+    let bytes = vec![7; 24 << 20];
+    fs::write(&path, &bytes).expect("written");
+    let index = Index::of(24 << 20, bytes.chunks(CHUNK as usize).map(digest).collect());
+    let runtime = runtime::handle().expect("threads");
+    for (in_flight, wide) in [(1, 1), (7 << 20, 3), (64 << 20, 8)] {
+        let counts = Arc::new(Fails { from: 12.into(), wanted: wide, ..Fails::default() });
+        let store = counts.store.clone();
+        let source = Source { store, parts: Some(counts.clone()), path: Path::from("a") };
+        let image = Image { path: &path, index: &index, of: Attributes::new() };
+        let mut journal = Journal::open(None, "a", &[1; 32]);
+        let sent = runtime.block_on(async {
+            let begun = counts.create_multipart(&source.path).await;
+            let id = begun.map_err(|error| End::Failed(error.to_string()))?;
+            let pieces = Pieces::in_parts(2 << 20, in_flight);
+            send(&source, &image, &id, pieces, BTreeMap::new(), &mut journal, &|_| {}).await
+        });
+        assert_eq!(sent.map_err(|_| "an error").expect("sent").len(), 12);
+        assert_eq!(*counts.most.borrow(), wide, "{in_flight}");
+    }
 }
