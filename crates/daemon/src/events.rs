@@ -22,6 +22,8 @@ use crate::xen::Attached;
 
 /// Our threads wait and log; they need no more.
 const STACK: usize = 256 << 10;
+/// Those that carry out what takes long have the futures of a whole job there, which are large where nothing is optimised.
+const WORKING_STACK: usize = 1 << 20;
 /// What a second SIGINT or SIGTERM ends with: 128 + SIGINT, as shells count.
 const AT_ONCE: i32 = 130;
 
@@ -101,8 +103,24 @@ pub(crate) fn spawn(
     name: &str,
     run: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, Error> {
+    spawn_with(name, STACK, run)
+}
+
+/// The same for one that moves bytes.
+pub(crate) fn spawn_working(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, Error> {
+    spawn_with(name, WORKING_STACK, run)
+}
+
+fn spawn_with(
+    name: &str,
+    stack: usize,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, Error> {
     let role = name.to_owned();
-    spawn_that(name, move || {
+    spawn_that(name, stack, move || {
         if Panic::catch(run).is_err() {
             tracing::error!(
                 "the thread {role:?} has ended by a panic; what it did is not done until a restart"
@@ -113,17 +131,21 @@ pub(crate) fn spawn(
 
 /// Start a thread without which the process is of no use.
 fn spawn_vital(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
-    spawn_that(name, || {
+    spawn_that(name, STACK, || {
         if Panic::catch(run).is_err() {
             std::process::abort();
         }
     })
 }
 
-fn spawn_that(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+fn spawn_that(
+    name: &str,
+    stack: usize,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, Error> {
     thread::Builder::new()
         .name(name.to_owned())
-        .stack_size(STACK)
+        .stack_size(stack)
         .spawn(run)
         .map_err(|source| Error::Process { tried: "start a thread", source })
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::Error;
-use crate::events::{Event, contained, spawn};
+use crate::events::{Event, contained, spawn_working};
 use crate::running::{DiskId, Running, Then};
 
 /// Names that are taken for what is not there yet, or not any more; and the threads that see to it.
@@ -58,7 +58,7 @@ impl Running {
         work: impl FnOnce() -> Then + Send + 'static,
     ) -> Result<(), Error> {
         let events = self.events.clone();
-        let thread = spawn(role, move || {
+        let thread = spawn_working(role, move || {
             let then = contained(work);
             // Somebody attends for as long as this thread is there.
             let _ = then.map(|then| events.send(Event::Do(then)));

@@ -474,10 +474,11 @@ impl Target {
         limit: Option<Time>,
     ) -> Result<(), MirrorError> {
         let flush = async |io: &Io, vbd: &Vbd| vbd.flush(io).await;
-        let flushed = self.aside(io, What::Flush, flush, ());
+        // On the heap: the stack of a job's thread is small.
+        let flushed = Box::pin(self.aside(io, What::Flush, flush, ()));
         let end = match limit.map(|limit| limit.saturating_mul(FLUSH.1).max(FLUSH.0)) {
             Some(limit) => {
-                let end = within(flushed, self.answers_no_read(io, limit)).await;
+                let end = within(flushed, Box::pin(self.answers_no_read(io, limit))).await;
                 end.ok_or(MirrorError::Silent { limit })?
             }
             None => flushed.await,
@@ -489,7 +490,7 @@ impl Target {
     async fn answers_no_read(self: &Arc<Target>, io: &Io, limit: Time) {
         let at = self.last.load(Relaxed);
         let len = self.disk.size().saturating_sub(at).min(LOOKED_AT);
-        let mut look = async || {
+        let look = async || {
             let read = async move |io: &Io, vbd: &Vbd| {
                 let buffer = io.buffer(len as usize).map_err(|_| Error::Os(libc::ENOMEM))?;
                 let (kind, mem) = (Kind::Read, buffer.mem());
