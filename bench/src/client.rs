@@ -3,7 +3,7 @@
 use crate::arms::{Arm, Kind};
 use crate::cpu;
 use crate::lines::Line;
-use crate::process::{Launch, Process};
+use crate::process::Launch;
 use crate::qemu10::Qemu10;
 use anyhow::{Context, Result, bail};
 use clap::{Args, FromArgMatches};
@@ -11,7 +11,7 @@ use ringtap_load::{Latency, LoadArgs, Outcome};
 use serde::Serialize;
 use serde_json::Value;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -52,13 +52,11 @@ pub struct Rbd {
 
 /// How long and where to measure.
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
+pub struct Run {
     /// Seconds of the measured window.
     pub seconds: f64,
     /// CPU to stay on.
     pub cpu: Option<usize>,
-    /// File for what the client complains of.
-    pub log: &'a Path,
 }
 
 /// The first argument that turns a program of this crate into its own load client, so that the
@@ -114,7 +112,7 @@ impl Client {
 
 fn finish(launch: &Launch, run: Run, seconds: f64) -> Result<String> {
     let limit = Duration::from_secs_f64(seconds + 60.0);
-    Process::start(launch, run.log, true, run.cpu)?.output(limit)
+    launch.on(run.cpu).output(limit)
 }
 
 fn load(arm: &Arm, line: &Line, run: Run) -> Result<Measured> {

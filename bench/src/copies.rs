@@ -2,7 +2,7 @@
 
 use crate::experiment::order;
 use crate::image::Fs;
-use crate::process::{Launch, Process};
+use crate::process::Launch;
 use crate::report::show;
 use crate::stats::{Ratio, median};
 use crate::{cpu, interrupt};
@@ -66,30 +66,24 @@ impl Case {
 pub struct Sources<'a> {
     dir: &'a Path,
     size: u64,
-    logs: &'a Path,
 }
 
 impl<'a> Sources<'a> {
     /// A disk of `size` bytes in `dir`, half of it a hole; what there is of it compresses to about half.
-    pub fn write(dir: &'a Path, size: u64, logs: &'a Path) -> Result<Sources<'a>> {
-        let sources = Sources { dir, size, logs };
+    pub fn write(dir: &'a Path, size: u64) -> Result<Sources<'a>> {
+        let sources = Sources { dir, size };
         let raw = sources.of("raw");
         let failed = || format!("cannot write {}", raw.display());
         let mut file = File::create(&raw).with_context(failed)?;
         file.set_len(size).with_context(failed)?;
         let mut page = [0x52; 4096];
-        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut random = fastrand::Rng::with_seed(1);
         let mut piece = Vec::with_capacity(1 << 20);
         for at in (0..size).step_by(1 << 20).filter(|at| at / STRETCH % 2 == 0) {
             interrupt::check()?;
             piece.clear();
             while piece.len() < 1 << 20 {
-                for word in page[..2048].chunks_exact_mut(8) {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    word.copy_from_slice(&state.to_le_bytes());
-                }
+                random.fill(&mut page[..2048]);
                 piece.extend_from_slice(&page);
             }
             file.seek(SeekFrom::Start(at)).with_context(failed)?;
@@ -141,7 +135,7 @@ impl<'a> Sources<'a> {
         let own = std::process::id();
         let before = cpu::of_reaped_children(own)?;
         let began = Instant::now();
-        Process::start(launch, &self.logs.join("copy.log"), true, None)?.output(LIMIT)?;
+        launch.output(LIMIT)?;
         Ok((began.elapsed(), cpu::of_reaped_children(own)?.saturating_sub(before)))
     }
 }
@@ -365,7 +359,7 @@ mod tests {
     #[test]
     fn copies_are_measured_and_compared() {
         let dir = tempfile::tempdir().unwrap();
-        let sources = Sources::write(dir.path(), 20 << 20, dir.path()).unwrap();
+        let sources = Sources::write(dir.path(), 20 << 20).unwrap();
         let raw = fs::read(sources.of("raw")).unwrap();
         assert_eq!(raw.len(), 20 << 20);
         let data = |at: u64| raw[at as usize..][..4096].iter().any(|byte| *byte != 0);

@@ -136,15 +136,14 @@ impl Experiment<'_> {
     fn measure(&self, arm: &Arm, line: &Line) -> Result<(Measured, Option<Used>)> {
         interrupt::check()?;
         for step in &arm.prepare {
-            let log = self.run.join("prepare.log");
-            Process::start(step, &log, true, None)?.output(PREPARATION)?;
+            step.output(PREPARATION)?;
         }
         let log = self.run.join("server.log");
         let mut server = match &arm.launch {
             Some(launch) => {
                 // A server that died left its socket behind.
                 let _ = std::fs::remove_file(&arm.socket);
-                let mut server = Process::start(launch, &log, false, self.pin.then_some(0))?;
+                let mut server = Process::start(&launch.on(self.pin.then_some(0)), &log)?;
                 server.wait_listening(&arm.socket)?;
                 Some(server)
             }
@@ -155,8 +154,7 @@ impl Experiment<'_> {
             Ok(time.unwrap_or_default().as_secs_f64())
         };
         let before = used(&server)?;
-        let log = self.run.join("client.log");
-        let run = Run { seconds: self.seconds, cpu: self.pin.then_some(1), log: &log };
+        let run = Run { seconds: self.seconds, cpu: self.pin.then_some(1) };
         let measured = self.client.measure(arm, line, run)?;
         let after = used(&server).context("the server is gone after the load")?;
         let requests = measured.requests.max(1) as f64;

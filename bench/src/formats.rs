@@ -3,7 +3,7 @@
 use crate::arms::{Arm, Kind, ringtap_program};
 use crate::image::{Fs, Images};
 use crate::options::Options;
-use crate::process::{Launch, Process};
+use crate::process::Launch;
 use crate::scatter::scatter;
 use crate::vhost_user::{RINGTAP, qemu_engines};
 use anyhow::{Context, Result};
@@ -203,10 +203,8 @@ impl Formats<'_> {
     }
 
     fn now(&self, words: &[&str]) -> Result<()> {
-        let log = self.run.join("prepare.log");
         for tries in (0..60).rev() {
-            let process = Process::start(&qemu_img(words.iter().copied()), &log, true, None)?;
-            match process.output(Duration::from_secs(600)) {
+            match qemu_img(words.iter().copied()).output(Duration::from_secs(600)) {
                 // What it measures for a LUKS key is at times less than a tick of the clock.
                 Err(error) if tries > 0 && error.to_string().contains("accurate CPU usage") => {}
                 ended => return ended.map(drop),

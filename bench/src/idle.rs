@@ -89,7 +89,7 @@ pub fn watch(
     seconds: f64,
     run: &Path,
 ) -> Result<Idle> {
-    let mut server = Process::start(launch, &run.join("server.log"), false, None)?;
+    let mut server = Process::start(launch, &run.join("server.log"))?;
     server.wait_listening(vhost_user)?;
     server.wait_listening(nbd)?;
     let guest = Guest::connect(vhost_user)?;
@@ -158,9 +158,8 @@ fn nbd_client(socket: &Path, run: &Path) -> Result<Process> {
     // nbdsh takes the first python3 in PATH; only the system's has libnbd's module for sure.
     let path = std::env::var("PATH").unwrap_or_default();
     launch.env.push(("PATH".into(), format!("/usr/bin:{path}").into()));
-    let mut client = Process::start(&launch, &run.join("nbdsh.log"), true, None)?;
+    let (client, pipe) = Process::start_piped(&launch, &run.join("nbdsh.log"))?;
     let mut line = String::new();
-    let pipe = client.take_stdout().context("no pipe from nbdsh")?;
     BufReader::new(pipe).read_line(&mut line)?;
     if line.trim() != "ready" {
         bail!("nbdsh cannot read from {uri}: {}", client.last_words());

@@ -1,28 +1,29 @@
 //! Ctrl-C: stop at the next step, so that everything started is also stopped.
 
-use anyhow::{Result, bail};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use anyhow::Result;
+use ringtap_lab::stop::Stop;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+static ASKED: OnceLock<Stop> = OnceLock::new();
+
+/// The wish that the program should end.
+pub fn stop() -> &'static Stop {
+    ASKED.get_or_init(Stop::default)
+}
 
 /// Takes over SIGINT and SIGTERM. A second one ends the program at once.
 pub fn install() -> Result<()> {
-    let asked = ASKED.get_or_init(Default::default);
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(asked))?;
-        signal_hook::flag::register(signal, Arc::clone(asked))?;
+        signal_hook::flag::register_conditional_shutdown(signal, 130, stop().flag())?;
+        signal_hook::flag::register(signal, stop().flag())?;
     }
     Ok(())
 }
 
 /// Fails once the user has asked to stop.
 pub fn check() -> Result<()> {
-    if ASKED.get().is_some_and(|asked| asked.load(Ordering::Relaxed)) {
-        bail!("interrupted");
-    }
-    Ok(())
+    Ok(stop().check()?)
 }
 
 /// Sleeps, or fails when asked to stop meanwhile.

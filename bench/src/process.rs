@@ -1,14 +1,21 @@
-//! Programs that are started for a measurement and stopped after it, on every path.
+//! Programs that are started for a measurement and stopped after it, on every path: by the lab's runner, which knows no
+//! processors to run on and no servers that go to the background.
 
-use crate::interrupt;
-use anyhow::{Context, Result, bail};
+use crate::interrupt::{self, stop};
+use anyhow::{Result, bail};
+use ringtap_lab::process::{self, Server, listens};
 use rustix::process::{Pid, Signal, WaitOptions};
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{ChildStdout, Command};
 use std::time::{Duration, Instant};
+
+/// How long a server may take until it listens.
+const START: Duration = Duration::from_secs(10);
+/// How often who waits looks again.
+const TICK: Duration = Duration::from_millis(2);
 
 /// How a program is started.
 #[derive(Clone, Debug)]
@@ -23,6 +30,8 @@ pub struct Launch {
     pub env: Vec<(String, OsString)>,
     /// Where it writes its process id, if it goes to the background.
     pub pid_file: Option<PathBuf>,
+    /// The only processor that it runs on.
+    pub cpu: Option<usize>,
 }
 
 impl Launch {
@@ -38,6 +47,7 @@ impl Launch {
             args,
             env: Vec::new(),
             pid_file: None,
+            cpu: None,
         }
     }
 
@@ -46,215 +56,136 @@ impl Launch {
         let args = vec!["--version".into()];
         Launch { args, pid_file: None, ..self.clone() }
     }
-}
 
-/// A program that goes to the background.
-struct Daemon {
-    pid_file: PathBuf,
-    pid: Option<Pid>,
+    /// The same on that processor alone.
+    pub fn on(&self, cpu: Option<usize>) -> Launch {
+        Launch { cpu, ..self.clone() }
+    }
+
+    /// Runs it to its end, well within `limit`, and returns what it printed.
+    pub fn output(&self, limit: Duration) -> Result<String> {
+        Ok(process::run(self.command(), limit, stop())?.stdout)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(self.runner.iter().chain(&self.args))
+            .envs(self.env.iter().map(|(key, value)| (key, value)));
+        if let Some(cpu) = self.cpu {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(cpu);
+            // SAFETY: between fork and exec only a system call is made, without allocation.
+            unsafe {
+                command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &set)?));
+            }
+        }
+        command
+    }
 }
 
 /// A running program: terminated, and if need be killed, when dropped.
 pub struct Process {
-    child: Child,
-    daemon: Option<Daemon>,
-    name: String,
-    log: PathBuf,
+    server: Server,
+    background: Option<Background>,
 }
 
 impl Process {
-    /// Starts `launch`; its standard error, and its output unless piped, go to `log`. With a
-    /// number in `cpu` it runs on that CPU alone.
-    pub fn start(launch: &Launch, log: &Path, pipe: bool, cpu: Option<usize>) -> Result<Process> {
-        let name = launch.program.display().to_string();
-        let output =
-            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        let mut command = Command::new(&launch.program);
-        command
-            .args(launch.runner.iter().chain(&launch.args))
-            .envs(launch.env.iter().map(|(key, value)| (key, value)))
-            .stdin(Stdio::null())
-            .stderr(output.try_clone()?)
-            .stdout(if pipe { Stdio::piped() } else { output.into() });
-        let daemon = launch.pid_file.clone().map(|pid_file| Daemon { pid_file, pid: None });
-        if let Some(daemon) = &daemon {
-            let _ = fs::remove_file(&daemon.pid_file);
-            // What goes to the background becomes our child again.
-            rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        }
-        // SAFETY: between fork and exec only two system calls are made, without allocation.
-        unsafe {
-            command.pre_exec(move || {
-                // Outlives us by no means, not even after kill -9.
-                let kill = Signal::KILL;
-                rustix::process::set_parent_process_death_signal(Some(kill))?;
-                if let Some(cpu) = cpu {
-                    let mut set = rustix::thread::CpuSet::new();
-                    set.set(cpu);
-                    rustix::thread::sched_setaffinity(None, &set)?;
-                }
-                Ok(())
-            })
-        };
-        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        Ok(Process { child, daemon, name, log: log.to_path_buf() })
+    /// Starts `launch`; its standard error goes to `log`.
+    pub fn start(launch: &Launch, log: &Path) -> Result<Process> {
+        let background = launch.pid_file.as_deref().map(Background::expected).transpose()?;
+        Ok(Process { server: Server::start(launch.command(), log)?, background })
+    }
+
+    /// The same, and the pipe that it prints to.
+    pub fn start_piped(launch: &Launch, log: &Path) -> Result<(Process, ChildStdout)> {
+        let (server, pipe) = Server::start_piped(launch.command(), log)?;
+        Ok((Process { server, background: None }, pipe))
     }
 
     /// Its process id.
     pub fn id(&self) -> u32 {
-        match &self.daemon {
-            Some(Daemon { pid: Some(pid), .. }) => pid.as_raw_nonzero().get() as u32,
-            _ => self.child.id(),
-        }
+        let in_background = self.background.as_ref().and_then(|background| background.pid);
+        in_background.map_or(self.server.pid(), |pid| pid.as_raw_nonzero().get() as u32)
     }
 
-    /// Fails once the program has ended; learns the process id of one in the background.
-    fn check_running(&mut self) -> Result<()> {
-        let Some(status) = self.child.try_wait()? else {
-            return Ok(());
-        };
-        match &mut self.daemon {
-            Some(daemon) if status.success() => {
-                if daemon.pid.is_none() {
-                    // Not written yet is no error.
-                    let text = fs::read_to_string(&daemon.pid_file).unwrap_or_default();
-                    daemon.pid = text.trim().parse().ok().and_then(Pid::from_raw);
-                }
-                Ok(())
-            }
-            _ => {
-                bail!("{} ended with {status} instead of serving: {}", self.name, self.last_words())
-            }
-        }
-    }
-
-    /// Waits until the program listens on the UNIX socket `socket`.
-    ///
-    /// Asks the kernel's list of sockets: a connection made to try would be a client, and some
-    /// servers take only one.
+    /// Waits until the program listens on the UNIX socket `socket`, without connecting: some servers take only one client.
     pub fn wait_listening(&mut self, socket: &Path) -> Result<()> {
+        match &mut self.background {
+            None => Ok(self.server.wait_for_socket_file(socket, START, stop())?),
+            Some(background) => background.wait_listening(socket),
+        }
+    }
+
+    /// The end of its log.
+    pub fn last_words(&self) -> String {
+        self.server.said()
+    }
+}
+
+/// A server that goes to the background once it has been started, and becomes our child again.
+struct Background {
+    pid_file: PathBuf,
+    pid: Option<Pid>,
+}
+
+impl Background {
+    fn expected(pid_file: &Path) -> Result<Background> {
+        let _may_not_be_there = fs::remove_file(pid_file);
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        Ok(Background { pid_file: pid_file.to_owned(), pid: None })
+    }
+
+    /// Its process id, once it is written.
+    fn look(&mut self) {
+        if self.pid.is_none() {
+            let text = fs::read_to_string(&self.pid_file).unwrap_or_default();
+            self.pid = text.trim().parse().ok().and_then(Pid::from_raw);
+        }
+    }
+
+    fn wait_listening(&mut self, socket: &Path) -> Result<()> {
         let begin = Instant::now();
-        while begin.elapsed() < Duration::from_secs(10) {
-            self.check_running()?;
-            let known = self.daemon.as_ref().is_none_or(|daemon| daemon.pid.is_some());
-            if known && listening(socket)? {
+        while begin.elapsed() < START {
+            self.look();
+            if self.pid.is_some() && listens(socket) {
                 return Ok(());
             }
-            interrupt::sleep(Duration::from_millis(2))?;
+            interrupt::sleep(TICK)?;
         }
         bail!(
-            "{} does not listen on {} after 10 s: {}",
-            self.name,
-            socket.display(),
-            self.last_words()
+            "nobody in the background, by {}, listens on {} after {START:?}",
+            self.pid_file.display(),
+            socket.display()
         )
     }
-
-    /// Waits for the program to end well within `limit` and returns what it printed.
-    pub fn output(mut self, limit: Duration) -> Result<String> {
-        let pipe = self.child.stdout.take();
-        let reader = std::thread::spawn(move || match pipe {
-            Some(pipe) => std::io::read_to_string(pipe),
-            None => Ok(String::new()),
-        });
-        let begin = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            if begin.elapsed() > limit {
-                bail!("{} still ran after {limit:?}: {}", self.name, self.last_words());
-            }
-            interrupt::sleep(Duration::from_millis(5))?;
-        };
-        let text = match reader.join() {
-            Ok(text) => text.with_context(|| format!("cannot read what {} prints", self.name))?,
-            Err(_) => bail!("reading what {} prints panicked", self.name),
-        };
-        if !status.success() {
-            bail!("{} ended with {status}: {}", self.name, self.last_words());
-        }
-        Ok(text)
-    }
-
-    /// The pipe that the program prints to, once.
-    pub fn take_stdout(&mut self) -> Option<std::process::ChildStdout> {
-        self.child.stdout.take()
-    }
-
-    /// The end of its log, on one line.
-    pub fn last_words(&self) -> String {
-        let text = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().rev().take(3).collect();
-        let line = lines.into_iter().rev().collect::<Vec<_>>().join(" | ");
-        line.chars().take(300).collect()
-    }
-
-    /// Never to an id that is no longer ours: one that was waited for may be another's by now.
-    fn signal(&mut self, signal: Signal) {
-        let child = matches!(self.child.try_wait(), Ok(None)).then(|| self.child.id());
-        let daemon = self.daemon.as_ref().and_then(|daemon| daemon.pid);
-        let pid = daemon.or(child.and_then(|id| Pid::from_raw(id as i32)));
-        if let Some(pid) = pid {
-            let _ = rustix::process::kill_process(pid, signal);
-        }
-    }
-
-    fn ended(&mut self) -> bool {
-        let child = !matches!(self.child.try_wait(), Ok(None));
-        match &self.daemon {
-            Some(Daemon { pid: Some(pid), .. }) => {
-                let waited = rustix::process::waitpid(Some(*pid), WaitOptions::NOHANG);
-                child && !matches!(waited, Ok(None))
-            }
-            _ => child,
-        }
-    }
 }
 
-impl Drop for Process {
+impl Drop for Background {
     fn drop(&mut self) {
-        // It may have gone to the background without being asked for its id yet.
-        let _ = self.check_running();
-        self.signal(Signal::TERM);
+        self.look();
+        let Some(pid) = self.pid else { return };
+        let ended =
+            || !matches!(rustix::process::waitpid(Some(pid), WaitOptions::NOHANG), Ok(None));
+        if ended() {
+            return;
+        }
+        let _ = rustix::process::kill_process(pid, Signal::TERM);
         let begin = Instant::now();
-        while !self.ended() {
-            if begin.elapsed() > Duration::from_secs(10) {
-                self.signal(Signal::KILL);
-                let _ = self.child.wait();
+        while !ended() {
+            if begin.elapsed() > START {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+                let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
                 return;
             }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(TICK);
         }
     }
-}
-
-/// True if somebody listens on the UNIX socket `path`.
-pub fn listening(path: &Path) -> Result<bool> {
-    let sockets = fs::read_to_string("/proc/net/unix").context("cannot read /proc/net/unix")?;
-    let path = path.to_string_lossy();
-    Ok(sockets.lines().any(|line| {
-        let mut fields = line.split_whitespace();
-        // Flags 0x10000: accepts connections.
-        fields.nth(3) == Some("00010000") && fields.nth(3) == Some(&*path)
-    }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn sees_who_listens() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("socket");
-        assert!(!listening(&path).unwrap());
-        let listener = UnixListener::bind(&path).unwrap();
-        assert!(listening(&path).unwrap());
-        drop(listener);
-        assert!(path.exists() && !listening(&path).unwrap());
-    }
 
     #[test]
     fn follows_a_program_into_the_background() {
@@ -271,7 +202,7 @@ mod tests {
         );
         let launch = Launch::new("python3", ["-c", &script]);
         let launch = Launch { pid_file: Some(pid_file.clone()), ..launch };
-        let mut process = Process::start(&launch, &dir.path().join("log"), false, None).unwrap();
+        let mut process = Process::start(&launch, &dir.path().join("log")).unwrap();
         process.wait_listening(&socket).unwrap();
         assert_eq!(fs::read_to_string(pid_file).unwrap(), process.id().to_string());
         let proc = format!("/proc/{}", process.id());
@@ -281,19 +212,20 @@ mod tests {
     }
 
     #[test]
+    fn a_program_runs_on_its_processor() {
+        let launch = Launch::new("sh", ["-c", "grep Cpus_allowed_list: /proc/self/status"]);
+        let said = launch.on(Some(0)).output(Duration::from_secs(60)).unwrap();
+        assert_eq!(said.split_whitespace().last(), Some("0"), "{said}");
+    }
+
+    #[test]
     fn failures_carry_the_last_words() {
         let dir = tempfile::tempdir().unwrap();
-        let script = "echo out; echo no such disk >&2; exit 3";
-        let launch = Launch::new("sh", ["-c", script]);
-        let log = dir.path().join("log");
-        let process = Process::start(&launch, &log, true, Some(0)).unwrap();
-        let error = process.output(Duration::from_secs(10)).unwrap_err().to_string();
+        let launch = Launch::new("sh", ["-c", "echo out; echo no such disk >&2; exit 3"]);
+        let error = launch.output(Duration::from_secs(60)).unwrap_err().to_string();
         assert!(error.contains("no such disk") && error.contains('3'), "{error}");
-        let sleep = Launch::new("sleep", ["1000"]);
-        let process = Process::start(&sleep, &log, true, None).unwrap();
-        let pid = process.id();
-        let error = process.output(Duration::from_millis(50)).unwrap_err().to_string();
-        assert!(error.contains("still ran"), "{error}");
-        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "left behind");
+        let mut process = Process::start(&launch, &dir.path().join("log")).unwrap();
+        let error = process.wait_listening(&dir.path().join("socket")).unwrap_err().to_string();
+        assert!(error.contains("no such disk") && error.contains('3'), "{error}");
     }
 }

@@ -6,7 +6,7 @@
 //! linker.
 
 use crate::interrupt;
-use crate::process::{Launch, Process};
+use crate::process::Launch;
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::fs;
@@ -55,7 +55,7 @@ impl Qemu10 {
             let path = entry?.path();
             if path.extension().is_some_and(|e| e == "deb") {
                 let words: [OsString; 3] = ["-x".into(), path.into(), unpacked.clone().into()];
-                finish("dpkg-deb", words, None, &folder)?;
+                finish("dpkg-deb", words, None)?;
             }
         }
         // Only a whole tree gets the name that `cached` looks for.
@@ -127,9 +127,9 @@ fn download(folder: &Path) -> Result<PathBuf> {
     let file = folder.join("etc/apt.conf");
     fs::write(&file, config)?;
     let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
-    finish("apt-get", words("-q update"), Some(&file), folder)?;
+    finish("apt-get", words("-q update"), Some(&file))?;
     let install = format!("-q -y --download-only install {}", PACKAGES.join(" "));
-    finish("apt-get", words(&install), Some(&file), folder)?;
+    finish("apt-get", words(&install), Some(&file))?;
     Ok(folder.join("cache/archives"))
 }
 
@@ -158,15 +158,13 @@ fn finish(
     program: &str,
     args: impl IntoIterator<Item = OsString>,
     apt_config: Option<&Path>,
-    folder: &Path,
 ) -> Result<()> {
     interrupt::check()?;
     let mut launch = Launch::new(program, args);
     if let Some(file) = apt_config {
         launch.env.push(("APT_CONFIG".into(), file.into()));
     }
-    let process = Process::start(&launch, &folder.join("log"), true, None)?;
-    process
+    launch
         .output(Duration::from_secs(600))
         .with_context(|| format!("fetching QEMU 10 by {program}"))?;
     Ok(())

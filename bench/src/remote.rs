@@ -36,7 +36,7 @@ pub fn start(
             ["serve", &image, "-f", "raw", "--name", "disk", "--nbd", &format!("unix:{at}")],
         ),
     };
-    let mut server = Process::start(&launch, &run.join(format!("{name}.log")), false, None)?;
+    let mut server = Process::start(&launch, &run.join(format!("{name}.log")))?;
     server.wait_listening(&socket)?;
     Ok((server, socket))
 }
@@ -79,26 +79,25 @@ fn qemu(node: String, run: &Path) -> Arm {
 }
 
 /// Images in the pool `rbd`, every object of them written; their size is a multiple of 4 MiB.
-pub fn make_images(conf: &Path, names: &[&str], size: u64, run: &Path) -> Result<()> {
+pub fn make_images(conf: &Path, names: &[&str], size: u64) -> Result<()> {
     let size = size.to_string();
     for name in names {
-        run_rbd(conf, &["create", "--size", &format!("{size}B"), name], run)?;
+        run_rbd(conf, &["create", "--size", &format!("{size}B"), name])?;
         let words = ["bench", "--io-type", "write", "--io-size", "4M", "--io-total", &size, name];
-        run_rbd(conf, &words, run)?;
+        run_rbd(conf, &words)?;
     }
     Ok(())
 }
 
 /// Remove them.
-pub fn remove_images(conf: &Path, names: &[&str], run: &Path) -> Result<()> {
-    names.iter().try_for_each(|name| run_rbd(conf, &["rm", name], run))
+pub fn remove_images(conf: &Path, names: &[&str]) -> Result<()> {
+    names.iter().try_for_each(|name| run_rbd(conf, &["rm", name]))
 }
 
-fn run_rbd(conf: &Path, words: &[&str], run: &Path) -> Result<()> {
+fn run_rbd(conf: &Path, words: &[&str]) -> Result<()> {
     let env = vec![("CEPH_CONF".into(), conf.into())];
     let launch = Launch { env, ..Launch::new("rbd", words.iter().map(|word| word.to_string())) };
-    let log = run.join("rbd.log");
-    Process::start(&launch, &log, true, None)?.output(Duration::from_secs(300)).map(drop)
+    launch.output(Duration::from_secs(300)).map(drop)
 }
 
 /// The cluster's configuration, without librbd's cache: by it fio's writes would end in memory.

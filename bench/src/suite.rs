@@ -8,7 +8,7 @@ use crate::image::{Fs, Images};
 use crate::interrupt;
 use crate::lines::Line;
 use crate::options::{Options, Output};
-use crate::process::{Launch, Process};
+use crate::process::Launch;
 use crate::report::{Report, machine};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -66,7 +66,7 @@ impl Suite<'_> {
                 run: run.path(),
             };
             // Before the run: its own load is not the machine's.
-            let mut conditions = self.conditions(images.place(), &arms, run.path());
+            let mut conditions = self.conditions(images.place(), &arms);
             let results = experiment.run();
             interrupted = results.interrupted;
             if interrupted {
@@ -89,7 +89,7 @@ impl Suite<'_> {
         Ok(if interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
     }
 
-    fn conditions(&self, place: &str, arms: &[Arm], run: &Path) -> Vec<String> {
+    fn conditions(&self, place: &str, arms: &[Arm]) -> Vec<String> {
         let options = self.options;
         let pinned = if options.pin { "server on CPU 0, client on CPU 1" } else { "not pinned" };
         let mut conditions = vec![
@@ -103,17 +103,15 @@ impl Suite<'_> {
             "srv s/M: CPU seconds of the server's processes and threads per million requests"
                 .into(),
         ];
-        conditions.extend(versions(arms, run));
+        conditions.extend(versions(arms));
         conditions
     }
 }
 
 /// What each server calls itself.
-fn versions(arms: &[Arm], run: &Path) -> BTreeSet<String> {
+fn versions(arms: &[Arm]) -> BTreeSet<String> {
     let first_line = |launch: &Launch| -> Result<String> {
-        let log = run.join("version.log");
-        let process = Process::start(&launch.version(), &log, true, None)?;
-        let text = process.output(Duration::from_secs(10))?;
+        let text = launch.version().output(Duration::from_secs(10))?;
         Ok(text.lines().next().unwrap_or_default().to_string())
     };
     arms.iter()

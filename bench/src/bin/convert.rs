@@ -63,9 +63,8 @@ fn main() -> Result<()> {
         let parent = if *fs == Fs::Tmpfs { Path::new("/dev/shm") } else { &cli.dir };
         let dir = tempfile::Builder::new().prefix("ringtap-bench-").tempdir_in(parent);
         let dir = dir.with_context(|| format!("cannot make a folder in {}", parent.display()))?;
-        let logs = tempfile::tempdir()?;
         let conditions = report::machine();
-        let sources = Sources::write(dir.path(), cli.size, logs.path())?;
+        let sources = Sources::write(dir.path(), cli.size)?;
         let place = sources.place()?;
         if cli.output == Output::Table {
             println!("## convert on {}\n{conditions}\nDisk: {place}", fs.name());

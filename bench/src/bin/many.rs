@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Parser;
 use ringtap_bench::arms::ringtap_program;
 use ringtap_bench::options::Output;
@@ -86,8 +86,7 @@ impl Server {
         let words = ["daemon", "--control", &control, "--disks", &described.display().to_string()];
         let launch = Launch::new(program, words);
         let began = Instant::now();
-        let mut process = Process::start(&launch, &folder.join("log"), true, None)?;
-        let output = process.take_stdout().context("its output")?;
+        let (process, output) = Process::start_piped(&launch, &folder.join("log"))?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
         if !line.contains("ready") {
@@ -103,8 +102,7 @@ impl Server {
         let words =
             ["disk"].into_iter().chain(words.iter().copied()).chain(["--control", &control]);
         let began = Instant::now();
-        let launch = Launch::new(&self.program, words);
-        Process::start(&launch, &self.folder.join("disk.log"), true, None)?.output(LIMIT)?;
+        Launch::new(&self.program, words).output(LIMIT)?;
         Ok(ms(began.elapsed()))
     }
 

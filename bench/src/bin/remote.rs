@@ -47,12 +47,12 @@ fn main() -> Result<ExitCode> {
     if let Some(conf) = &cli.ceph_conf {
         let [ours, theirs, fio] = ["bench-1", "bench-2", "bench-3"];
         let names = [ours, theirs, fio];
-        remote::make_images(conf, &names, options.size, run)?;
+        remote::make_images(conf, &names, options.size)?;
         let arms = remote::rbd(options, conf, [ours, theirs], run);
         let conf_of_fio = remote::uncached(conf, run)?;
         let client = Client::Rbd(Rbd { conf: conf_of_fio, image: fio.into() });
         let measured = measure(&cli, "Ceph".into(), &arms, &client, remote::rbd_goals, run);
-        remote::remove_images(conf, &names, run)?;
+        remote::remove_images(conf, &names)?;
         reports.push(measured?);
     }
     if options.output == Output::Json {

@@ -9,11 +9,12 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ringtap_bench::arms::ringtap_program;
 use ringtap_bench::experiment::order;
+use ringtap_bench::interrupt;
 use ringtap_bench::process::{Launch, Process};
 use ringtap_bench::report::machine;
 use ringtap_bench::stats::median;
-use ringtap_bench::{interrupt, process};
 use ringtap_lab::backend::origin::Origin;
+use ringtap_lab::process::listens;
 
 /// The longest that one step may take.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -136,22 +137,21 @@ fn main() -> Result<()> {
 }
 
 /// Run a program to its end.
-fn run(words: &[&str], dir: &Path) -> Result<String> {
-    let launch = Launch::new(words[0], &words[1..]);
-    Process::start(&launch, &dir.join("log"), true, None)?.output(LIMIT)
+fn run(words: &[&str]) -> Result<String> {
+    Launch::new(words[0], &words[1..]).output(LIMIT)
 }
 
 /// An ext4 of that root, hardly larger than what is in it, with a unit that tells when all has started.
 fn make_image(root: &Path, image: &Path, dir: &Path) -> Result<()> {
     let (from, to) = (root.display().to_string(), image.display().to_string());
-    let used = run(&["du", "-sxm", &from], dir)?;
+    let used = run(&["du", "-sxm", &from])?;
     let used: u64 = used.split_whitespace().next().unwrap_or_default().parse()?;
-    run(&["truncate", "-s", &format!("{}M", used + used / 8 + 64), &to], dir)?;
-    run(&["mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", &from, &to], dir)?;
+    run(&["truncate", "-s", &format!("{}M", used + used / 8 + 64), &to])?;
+    run(&["mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", &from, &to])?;
     let unit = dir.join("unit");
     fs::write(&unit, UNIT)?;
     let write = format!("write {} {UNITS}/started.service", unit.display());
-    run(&["debugfs", "-w", "-R", &write, &to], dir).map(drop)
+    run(&["debugfs", "-w", "-R", &write, &to]).map(drop)
 }
 
 /// The last of that name in the root's /boot.
@@ -179,7 +179,7 @@ impl Bench {
     /// Seconds that the whole image takes.
     fn download(&self) -> Result<f64> {
         let clock = Instant::now();
-        run(&["curl", "-sS", "--fail", "-o", "/dev/null", &self.url], self.dir.path())?;
+        run(&["curl", "-sS", "--fail", "-o", "/dev/null", &self.url])?;
         Ok(clock.elapsed().as_secs_f64())
     }
 
@@ -195,7 +195,7 @@ impl Bench {
         }
         let _ = fs::remove_file(&top);
         let dir = self.dir.path();
-        run(&[&*self.ringtap, "create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &top], dir)?;
+        run(&[&*self.ringtap, "create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &top])?;
         let clock = Instant::now();
         let mut serve = vec!["serve", &top, "-f", "qcow2", "--vhost-user", &socket];
         if from != Source::Local {
@@ -203,10 +203,9 @@ impl Bench {
         }
         serve.extend(more);
         let launch = Launch::new(&self.ringtap, serve);
-        let mut server = Process::start(&launch, &dir.join("serve.log"), false, None)?;
+        let mut server = Process::start(&launch, &dir.join("serve.log"))?;
         server.wait_listening(Path::new(&socket))?;
-        let mut guest = Process::start(&self.qemu(&socket), &dir.join("qemu.log"), true, None)?;
-        let said = guest.take_stdout().context("the guest has no console")?;
+        let (guest, said) = Process::start_piped(&self.qemu(&socket), &dir.join("qemu.log"))?;
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut lines = BufReader::new(said).split(b'\n').map_while(|line| line.ok());
@@ -229,7 +228,7 @@ impl Bench {
         };
         drop(guest);
         drop(server);
-        while process::listening(Path::new(&socket))? {
+        while listens(Path::new(&socket)) {
             interrupt::sleep(Duration::from_millis(20))?;
         }
         Ok((at - clock).as_secs_f64())

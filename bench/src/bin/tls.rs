@@ -45,9 +45,8 @@ struct Arm {
 }
 
 /// Run a program to its end.
-fn run(words: &[&str], dir: &Path) -> Result<()> {
-    let launch = Launch::new(words[0], &words[1..]);
-    Process::start(&launch, &dir.join("log"), false, None)?.output(LIMIT).map(drop)
+fn run(words: &[&str]) -> Result<()> {
+    Launch::new(words[0], &words[1..]).output(LIMIT).map(drop)
 }
 
 /// An authority, and certificates of a server and a client below it, laid out as QEMU has them.
@@ -56,7 +55,7 @@ fn certificates(dir: &Path) -> Result<()> {
     let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "9"];
     let authority = [&["openssl", "req", "-x509"][..], &key, &["-subj", "/CN=bench"]].concat();
     let (ca_key, ca) = (at("ca-key.pem"), at("ca-cert.pem"));
-    run(&[&authority[..], &["-keyout", &ca_key, "-out", &ca]].concat(), dir)?;
+    run(&[&authority[..], &["-keyout", &ca_key, "-out", &ca]].concat())?;
     for (who, usage) in [("server", "serverAuth"), ("client", "clientAuth")] {
         let (own, cert) = (at(&format!("{who}-key.pem")), at(&format!("{who}-cert.pem")));
         let usage = format!("extendedKeyUsage={usage}");
@@ -65,23 +64,18 @@ fn certificates(dir: &Path) -> Result<()> {
         let below =
             ["-addext", "basicConstraints=critical,CA:FALSE", "-CA", &ca, "-CAkey", &ca_key];
         let files = [&usage, "-keyout", &own, "-out", &cert];
-        run(&[&leaf[..], &more, &files, &below].concat(), dir)?;
+        run(&[&leaf[..], &more, &files, &below].concat())?;
     }
     Ok(())
 }
 
 fn write_disk(path: &Path, size: u64) -> Result<()> {
     let mut file = File::create(path)?;
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut piece = vec![0; 1 << 20];
     for _ in 0..size >> 20 {
         interrupt::check()?;
-        let mut piece = Vec::with_capacity(1 << 20);
-        while piece.len() < 1 << 20 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            piece.extend(state.to_le_bytes());
-        }
+        random.fill(&mut piece);
         file.write_all(&piece)?;
     }
     Ok(())
@@ -149,7 +143,7 @@ fn arms(cli: &Cli, dir: &Path) -> Result<Vec<Arm>> {
     ];
     let start = |(name, socket, tls, words): (&'static str, &str, bool, Vec<&str>)| {
         let launch = Launch::new(words[0], &words[1..]);
-        let mut server = Process::start(&launch, &dir.join(format!("{name}.log")), false, None)?;
+        let mut server = Process::start(&launch, &dir.join(format!("{name}.log")))?;
         let socket = PathBuf::from(socket);
         server.wait_listening(&socket)?;
         Ok(Arm { name, socket, tls, server, took: vec![], cpu: vec![] })
@@ -168,7 +162,7 @@ fn read_once(arm: &mut Arm, dir: &Path) -> Result<()> {
         false => format!("nbd+unix:///?socket={socket}"),
     };
     let (began, before) = (Instant::now(), cpu::of_tree(arm.server.id())?);
-    run(&["nbdcopy", "--connections=4", &uri, "null:"], dir)
+    run(&["nbdcopy", "--connections=4", &uri, "null:"])
         .with_context(|| format!("nbdcopy from {}", arm.name))?;
     arm.took.push(began.elapsed().as_secs_f64());
     arm.cpu.push((cpu::of_tree(arm.server.id())? - before).as_secs_f64());

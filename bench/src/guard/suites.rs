@@ -175,11 +175,11 @@ impl Guard<'_> {
 
     /// Copies by each build.
     fn copies(&self, suite: Suite, fs: Fs, names: &[String]) -> Result<Found> {
-        let (logs, disk) = (folder()?, self.options.disk());
+        let disk = self.options.disk();
         let parent = if fs == Fs::Tmpfs { Path::new("/dev/shm") } else { &disk };
         let dir = tempfile::Builder::new().prefix("ringtap-guard-").tempdir_in(parent);
         let dir = dir.with_context(|| format!("cannot make a folder in {}", parent.display()))?;
-        let sources = Sources::write(dir.path(), self.options.size, logs.path())?;
+        let sources = Sources::write(dir.path(), self.options.size)?;
         let ways: Vec<Way> =
             self.builds.named().map(|(name, path)| Way::Build(name, path.into())).collect();
         let (mut points, mut missing) = Found::default();

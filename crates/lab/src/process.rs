@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -122,7 +122,20 @@ pub struct Server {
 
 impl Server {
     /// Starts `command` with stderr appended to `log`.
-    pub fn start(mut command: Command, log: &Path) -> Result<Server> {
+    pub fn start(command: Command, log: &Path) -> Result<Server> {
+        Server::with_stdout(command, log, Stdio::null())
+    }
+
+    /// The same, and the pipe that it prints to.
+    pub fn start_piped(command: Command, log: &Path) -> Result<(Server, ChildStdout)> {
+        let mut server = Server::with_stdout(command, log, Stdio::piped())?;
+        match server.group.child.stdout.take() {
+            Some(pipe) => Ok((server, pipe)),
+            None => Err(server.failed("has no pipe to print to".into())),
+        }
+    }
+
+    fn with_stdout(mut command: Command, log: &Path, stdout: Stdio) -> Result<Server> {
         let file = File::options()
             .create(true)
             .append(true)
@@ -130,7 +143,7 @@ impl Server {
             .map_err(Error::file("open", log))?;
         let log_from = file.metadata().map(|m| m.len()).unwrap_or(0);
         let command_line = command_line(&command);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        command.stdin(Stdio::null()).stdout(stdout).stderr(file);
         Ok(Server { group: Group::spawn(command)?, log: log.to_owned(), log_from, command_line })
     }
 
@@ -328,7 +341,7 @@ pub fn command_line(command: &Command) -> String {
 }
 
 /// Whether the kernel lists a listening UNIX socket at `path` (flag 0x10000 is "accepts connections").
-fn listens(path: &Path) -> bool {
+pub fn listens(path: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let end = format!(" {}", path.display());
     table.lines().filter(|line| line.ends_with(&end)).any(|line| {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use url::Url;
 
 /// An object of a store.
@@ -148,13 +149,8 @@ fn endpoint_of(value: &str) -> Result<String, String> {
 
 /// Without its `%XX`.
 fn decoded(path: &str) -> Result<String, String> {
-    let as_query = format!("x={}", path.replace('+', "%2B").replace('&', "%26"));
-    let mut pairs = url::form_urlencoded::parse(as_query.as_bytes());
-    let name = pairs.next().map(|(_, value)| value.into_owned()).unwrap_or_default();
-    match name.contains('\u{fffd}') && !path.contains('\u{fffd}') {
-        true => Err("the object's name is no UTF-8".into()),
-        false => Ok(name),
-    }
+    let name = percent_decode_str(path).decode_utf8();
+    name.map(Into::into).map_err(|_| "the object's name is no UTF-8".into())
 }
 
 #[cfg(test)]
@@ -186,6 +182,7 @@ mod tests {
             ("https://host/", "no object"),
             ("https://host/x#y", "%23"),
             ("s3://bucket:9000/x", "endpoint="),
+            ("s3://bucket/%ff", "no UTF-8"),
             ("not a name", "no URI"),
         ] {
             let said = Uri::parse(wrong).expect_err(wrong);

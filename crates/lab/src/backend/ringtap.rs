@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
 use super::loopdev::LoopDevice;
 use super::{Access, Backend, Context, Image, Mount, Reach, Served};
 use crate::env::{Env, Missing};
@@ -164,18 +166,12 @@ fn serve(context: &Context<'_>, image: Image) -> Command {
     command
 }
 
+/// What is written as `%XX` in a URI.
+const IN_URIS: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
 pub(crate) fn nbd_access(socket: &Path) -> Access {
-    let path: String = socket
-        .as_os_str()
-        .as_encoded_bytes()
-        .iter()
-        .map(|&byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
-                char::from(byte).to_string()
-            }
-            other => format!("%{other:02X}"),
-        })
-        .collect();
+    let path = percent_encode(socket.as_os_str().as_encoded_bytes(), IN_URIS);
     Access::Nbd { uri: format!("nbd+unix:///?socket={path}"), socket: socket.to_owned() }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 
 /// The port that NBD has of IANA.
@@ -117,13 +118,8 @@ fn path_as_written(text: &str) -> &str {
 
 /// Without its `%XX`; `url` decodes query strings itself, and paths not.
 fn decoded(path: &str) -> Result<String, String> {
-    let as_query = format!("x={}", path.replace('+', "%2B").replace('&', "%26"));
-    let mut pairs = url::form_urlencoded::parse(as_query.as_bytes());
-    let name = pairs.next().map(|(_, value)| value.into_owned()).unwrap_or_default();
-    match name.contains('\u{fffd}') && !path.contains('\u{fffd}') {
-        true => Err("the export's name is no UTF-8".into()),
-        false => Ok(name),
-    }
+    let name = percent_decode_str(path).decode_utf8();
+    name.map(Into::into).map_err(|_| "the export's name is no UTF-8".into())
 }
 
 #[cfg(test)]
@@ -158,6 +154,7 @@ mod tests {
             ("nbd://host/x?socket=/s", "nbd+unix"),
             ("nbd://me@host/x", "PSK"),
             ("http://host/x", "is not nbd"),
+            ("nbd://host/%ff", "no UTF-8"),
             ("nbd", "no URI"),
         ] {
             let error = Uri::parse(text).expect_err(text);
