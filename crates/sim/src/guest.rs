@@ -140,6 +140,11 @@ impl Guest {
         Guest::of(model, self.inner.promise, self.inner.next_value.get())
     }
 
+    /// Whether this is what a guest that lives on may find on its disk.
+    pub fn may_find(&self, found: &[u8]) -> Result<(), Wrong> {
+        Ok(self.inner.model.borrow().check_disk_alive(&stamps(found, 0)?)?)
+    }
+
     /// What it knows of its disk.
     pub fn model(&self) -> Ref<'_, Model> {
         self.inner.model.borrow()
@@ -172,6 +177,20 @@ impl Guest {
                     guest.serve(&io, &*device, ask).await;
                 }
             });
+        }
+    }
+
+    /// The same on several queues, with `slots` tasks on each, and a device for each.
+    pub fn spawn_on<D: Device + 'static>(
+        &self,
+        all: &mut [Tasks],
+        mut device: impl FnMut() -> D,
+        slots: usize,
+        asks: Vec<Ask>,
+    ) {
+        self.inner.asks.borrow_mut().extend(asks);
+        for tasks in all {
+            self.spawn(tasks, &Rc::new(device()), slots, []);
         }
     }
 

@@ -6,6 +6,10 @@
 //! a virtual disk from the guest's side and says what each of its sectors may hold. A [`RemoteDisk`] is
 //! on another host, and reached as a store is.
 //!
+//! A test of power cuts has [`queues`] of a disk, puts a [`Guest`] on them ([`Guest::spawn_on`]), turns them ([`turn_all`],
+//! [`hear_of_cut`]), opens what is left ([`alone`], [`read_all`]), and asks the guest whether that may be
+//! ([`Guest::after_power_cut`], after a kill [`Guest::may_find`]).
+//!
 //! To try a power cut at every turn of a run, either let it run and look at what a cut would leave
 //! with [`Sim::at_every_turn`], or let the power go with [`Disk::cut_power_at_turn`]:
 //!
@@ -53,7 +57,7 @@ pub use guest::{Ask, Device, Failure, Guest, Promise, Wrong, random_asks};
 pub use history::{Token, Violation};
 pub use medium::Lacks;
 pub use model::Model;
-pub use queues::turn_all;
+pub use queues::{alone, hear_of_cut, queues, read_all, turn_all};
 pub use reactor::{Chances, Lie, PowerCut, Sim, Stuck, is_power_cut, is_stuck};
 pub use remote::{Befell, Lapse, RemoteDisk, Weather};
 pub use seeds::seeds;

@@ -250,6 +250,17 @@ impl Model {
         (0..).zip(values).try_for_each(|(sector, value)| self.check_after_cut(sector, *value))
     }
 
+    /// Whether a whole disk that is read now, one value for each sector, may be.
+    pub fn check_disk_alive(&self, values: &[u64]) -> Result<(), Violation> {
+        (0..).zip(values).try_for_each(|(sector, value)| {
+            let view = &self.sectors[sector as usize].view;
+            match view.iter().any(|held| held.value == *value) {
+                true => Ok(()),
+                false => Err(self.violation("by who lives on", sector, *value, view)),
+            }
+        })
+    }
+
     fn violation(
         &self,
         found_by: &'static str,

@@ -1,8 +1,39 @@
-//! Several queues of one simulated disk, on one thread.
+//! Queues of one simulated disk, on one thread.
 
-use ringtap_io::Tasks;
+use ringtap_io::{Io, Tasks};
 
-use crate::{Disk, is_power_cut};
+use crate::{Ask, Device, Disk, SECTOR, Sim, is_power_cut};
+
+/// Queues of a disk, each of whose orders follows from the seed in its own way.
+pub fn queues(disk: &Disk, seed: u64, count: u64) -> Vec<Tasks> {
+    (0..count).map(|queue| Tasks::new(Box::new(Sim::new(disk, seed ^ (queue << 32))))).collect()
+}
+
+/// Run one task to its end on a queue of its own.
+///
+/// # Panics
+/// Where the power is cut meanwhile, or the task waits for what nobody does.
+pub fn alone<T: 'static>(disk: &Disk, seed: u64, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+    let mut tasks = Tasks::new(Box::new(Sim::new(disk, seed)));
+    let io = tasks.io().clone();
+    tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+}
+
+/// All that a device of so many sectors shows.
+pub async fn read_all<D: Device>(io: &Io, device: &D, sectors: u64) -> Result<Vec<u8>, D::Error> {
+    let buffer = io.buffer(sectors as usize * SECTOR).expect("memory");
+    device.serve(io, &Ask::Read(0..sectors), buffer.mem()).await?;
+    Ok(buffer.bytes().to_vec())
+}
+
+/// Have each queue hear of a power cut, before its tasks are dropped.
+pub fn hear_of_cut(disk: &Disk, all: &mut [Tasks]) {
+    for tasks in all {
+        if disk.is_cut() {
+            let _told_before: std::io::Result<()> = tasks.turn(false);
+        }
+    }
+}
 
 /// Turn all in turn until no task is left or the power is cut. A queue whose tasks wait for those of another
 /// has its turn, and waits for nothing.

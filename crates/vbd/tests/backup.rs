@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use ringtap_image::CacheMode;
 use ringtap_image::qcow2::{CreateOptions, create};
-use ringtap_io::{File, Io, Tasks};
+use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
+    Disk, Guest, Promise, Refuses, SECTOR, Wrong, alone, hear_of_cut, queues, random_asks,
+    read_all, seeds, turn_all,
 };
 use ringtap_vbd::{
     Backup, Breaks, Error, Job, Kind, MirrorError, Moment, Request, Tracker, Vbd, Wrongs,
@@ -86,9 +87,7 @@ impl World {
     }
 
     fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
-        let io = tasks.io().clone();
-        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+        alone(&self.disk, !self.seed, task)
     }
 
     fn open(&self, spec: &Spec) -> Vbd {
@@ -113,14 +112,9 @@ impl World {
             let at = rng.u64(0..2 * SIZE);
             self.disk.break_range(self.target.file(), at..at + 512, Refuses::Writes);
         }
-        let mut all: Vec<Tasks> = (0..2)
-            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
-            .collect();
-        let mut asks = Some(random_asks(rng, SECTORS, 150));
-        for tasks in &mut all {
-            let served = Rc::new(Served::new(vbd.fork()));
-            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
-        }
+        let mut all = queues(&self.disk, self.seed, 2);
+        let asks = random_asks(rng, SECTORS, 150);
+        guest.spawn_on(&mut all, || Served::new(vbd.fork()), 3, asks);
         let backups = Rc::new(Backups {
             io: all[0].io().clone(),
             disk: self.disk.clone(),
@@ -141,11 +135,7 @@ impl World {
             let failures = guest.failures();
             assert!(failures.is_empty(), "seed {}: {failures:?}", self.seed);
         }
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: std::io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         self.seen.borrow_mut().cut += u32::from(self.disk.is_cut());
         guest.wrong().map_or(Ok(()), Err)
     }
@@ -165,10 +155,7 @@ impl World {
 }
 
 async fn read(io: &Io, vbd: &Vbd) -> Result<Vec<u8>, Error> {
-    let buffer = io.buffer(SIZE as usize).expect("memory");
-    let request = Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
-    vbd.serve(io, request).await?;
-    Ok(buffer.bytes().to_vec())
+    read_all(io, &Served::new(vbd.fork()), SECTORS).await
 }
 
 /// The backups of one run, one after the other.
@@ -236,11 +223,7 @@ impl Backups {
         let still = async || {
             let now = Vbd::new(disk.image()?, CacheMode::None);
             *bytes.borrow_mut() = read(io, &now).await?;
-            let values = ringtap_sim::stamps(&bytes.borrow(), 0).expect("what guests wrote");
-            for (sector, value) in (0..).zip(values) {
-                let may = self.guest.model().may_read(sector);
-                assert!(may.contains(&value), "sector {sector} is {value:#x}");
-            }
+            self.guest.may_find(&bytes.borrow()).expect("what the guest wrote");
             next.set(Some(disk.track(4096)));
             Ok::<_, Error>(())
         };

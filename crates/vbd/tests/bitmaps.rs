@@ -18,8 +18,8 @@ use std::sync::Arc;
 use ringtap_image::bitmap_store::{Binding, KeptIn};
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
 use ringtap_image::{CacheMode, Container, Image, Raw, Traits};
-use ringtap_io::{File, Io, Mem, Tasks};
-use ringtap_sim::{Disk, SECTOR, Sim, seeds, turn_all};
+use ringtap_io::{File, Io, Mem};
+use ringtap_sim::{Disk, SECTOR, alone, queues, seeds, turn_all};
 use ringtap_vbd::{BitmapChange, BitmapWrongs, Kind, Request, Tracker, Vbd};
 
 use memory::KilledMemory;
@@ -174,9 +174,7 @@ impl World {
     }
 
     fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
-        let io = tasks.io().clone();
-        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+        alone(&self.disk, !self.seed, task)
     }
 
     fn start_machine(&mut self) {
@@ -227,9 +225,7 @@ impl World {
         }
         self.life.touched.borrow_mut().clear();
         self.life.in_flight.borrow_mut().clear();
-        let mut all: Vec<Tasks> = (0..2)
-            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, rng.u64(..) ^ (queue << 32)))))
-            .collect();
+        let mut all = queues(&self.disk, rng.u64(..), 2);
         self.life.working.set(4);
         for task in 0..4 {
             let tasks = &mut all[task % 2];

@@ -6,16 +6,15 @@ mod common;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io;
-use std::rc::Rc;
 
 use ringtap_image::luks::{CreateOptions, Derivation, Effort, Version, create};
 use ringtap_image::{CacheMode, Container, Luks, Secret, Traits};
-use ringtap_io::{File, Mem, Tasks};
+use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
+    Ask, Device, Disk, Fault, Guest, Lie, Promise, SECTOR, Sim, Wrong, alone, hear_of_cut,
+    random_asks, read_all, seeds, turn_all,
 };
-use ringtap_vbd::{Error, Kind, Request, Vbd};
+use ringtap_vbd::Vbd;
 
 use common::Served;
 
@@ -77,28 +76,16 @@ impl Bench {
             effort: Effort::Exactly { iterations: 1000, memory: 0, cpus: 0 },
             ..CreateOptions::default()
         };
-        let container = bench.container();
-        let made = container.clone();
-        let io_of = |tasks: &Tasks| tasks.io().clone();
-        let mut tasks = bench.quiet();
-        let io = io_of(&tasks);
-        let offset = tasks
-            .block_on(async move { create(&io, &made, SIZE, &options, &secret()).await })
-            .expect("the simulation runs")
-            .expect("a container");
-        bench.len = offset + SIZE;
-        let vbd = bench.open();
-        let mut tasks = bench.quiet();
-        let io = io_of(&tasks);
-        let zero = Kind::WriteZeroes { unmap: false, fast: false };
-        let filled = async move {
-            for (kind, len) in [(zero, SIZE), (Kind::Flush, 0)] {
-                vbd.serve(&io, Request { kind, offset: 0, len, mem: Mem::EMPTY, fua: false })
-                    .await?;
+        let made = bench.container();
+        let made = bench.alone(async move |io| create(&io, &made, SIZE, &options, &secret()).await);
+        bench.len = made.expect("a container") + SIZE;
+        let served = Served::new(bench.open());
+        let zero = Ask::Zero { range: 0..SECTORS, unmap: false, durable: false };
+        bench.alone(async move |io| {
+            for ask in [zero, Ask::Flush] {
+                served.serve(&io, &ask, Mem::EMPTY).await.expect("zeros");
             }
-            Ok::<(), Error>(())
-        };
-        tasks.block_on(filled).expect("the simulation runs").expect("zeros");
+        });
         bench
     }
 
@@ -106,21 +93,17 @@ impl Bench {
         Container::simulated(self.file, self.len, self.traits)
     }
 
-    /// A queue thread without surprises.
-    fn quiet(&self) -> Tasks {
-        Tasks::new(Box::new(Sim::new(&self.disk, self.seed)))
+    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        alone(&self.disk, self.seed, task)
     }
 
     /// The container opened anew, as after a reboot.
     fn open(&self) -> Vbd {
         let container = self.container();
-        let mut tasks = self.quiet();
-        let io = tasks.io().clone();
-        let opened =
-            tasks.block_on(async move { Luks::on(&io, container, &secret(), false).await });
+        let opened = self.alone(async move |io| Luks::on(&io, container, &secret(), false).await);
         let cache =
             if self.traits.request_alignment == 1 { CacheMode::Writeback } else { CacheMode::None };
-        Vbd::new(Box::new(opened.expect("the simulation runs").expect("a container")), cache)
+        Vbd::new(Box::new(opened.expect("a container")), cache)
     }
 
     /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes.
@@ -136,35 +119,18 @@ impl Bench {
             })
             .collect();
         let slots = SLOTS / all.len();
-        let mut asks = Some(asks);
-        for tasks in &mut all {
-            let served = Rc::new(Served {
-                drops_flushes: self.sabotage == Some(Sabotage::FlushDropped),
-                ..Served::new(vbd.fork())
-            });
-            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
-        }
+        let drops_flushes = self.sabotage == Some(Sabotage::FlushDropped);
+        let served = || Served { drops_flushes, ..Served::new(vbd.fork()) };
+        guest.spawn_on(&mut all, served, slots, asks);
         turn_all(&self.disk, &mut all);
-        // Each queue hears of the cut before its tasks are dropped.
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         guest.wrong().map_or(Ok(()), Err)
     }
 
     fn read_all(&self) -> Vec<u8> {
-        let vbd = self.open();
-        let mut tasks = self.quiet();
-        let io = tasks.io().clone();
-        let all = async move {
-            let buffer = io.buffer(SIZE as usize).map_err(Error::Os)?;
-            let (kind, mem) = (Kind::Read, buffer.mem());
-            vbd.serve(&io, Request { kind, offset: 0, len: SIZE, mem, fua: false }).await?;
-            Ok::<_, Error>(buffer.bytes().to_vec())
-        };
-        tasks.block_on(all).expect("the simulation runs").expect("the disk reads")
+        let served = Served::new(self.open());
+        let found = self.alone(async move |io| read_all(&io, &served, SECTORS).await);
+        found.expect("the disk reads")
     }
 
     fn after_power_cut(&self, seed: u64) -> Bench {
@@ -230,12 +196,10 @@ fn a_container_is_there_whole_or_not_at_all() {
         drop(tasks);
         let disk = disk.after_power_cut(seed);
         let container = Container::simulated(file, disk.size(file), traits);
-        let mut tasks = Tasks::new(Box::new(Sim::new(&disk, seed)));
-        let io = tasks.io().clone();
-        let end = tasks.block_on(async move {
+        let end = alone(&disk, seed, async move |io| {
             Luks::on(&io, container, &secret(), false).await.map(drop).map_err(|it| it.to_string())
         });
-        match end.expect("the simulation runs") {
+        match end {
             Ok(()) => opened += 1,
             Err(error) if error.contains("no LUKS header") => none += 1,
             Err(error) => panic!("seed {seed}: {error}"),

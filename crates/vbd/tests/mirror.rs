@@ -13,13 +13,12 @@ use std::sync::Arc;
 
 use ringtap_image::qcow2::{CreateOptions, create};
 use ringtap_image::{CacheMode, Image};
-use ringtap_io::{File, Io, Tasks};
+use ringtap_io::{File, Io};
 use ringtap_sim::{
-    Disk, Guest, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds, turn_all,
+    Disk, Guest, Promise, Refuses, SECTOR, Wrong, alone, hear_of_cut, queues, random_asks,
+    read_all, seeds, turn_all,
 };
-use ringtap_vbd::{
-    Ending, Error, Job, Kind, Mirror, MirrorError, Phase, Request, Scope, Tracker, Vbd, Wrongs,
-};
+use ringtap_vbd::{Ending, Error, Job, Mirror, MirrorError, Phase, Scope, Tracker, Vbd, Wrongs};
 
 use common::Served;
 use container::container;
@@ -104,9 +103,7 @@ impl World {
     }
 
     fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
-        let io = tasks.io().clone();
-        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+        alone(&self.disk, !self.seed, task)
     }
 
     fn open(&self, spec: &Spec) -> Vbd {
@@ -164,14 +161,9 @@ impl World {
                 plans.push(Plan { ending, cancel_after, fresh: false, ..plans[0].clone() });
             }
         }
-        let mut all: Vec<Tasks> = (0..2)
-            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
-            .collect();
-        let mut asks = Some(random_asks(rng, SECTORS, 150));
-        for tasks in &mut all {
-            let served = Rc::new(Served::new(vbd.fork()));
-            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
-        }
+        let mut all = queues(&self.disk, self.seed, 2);
+        let asks = random_asks(rng, SECTORS, 150);
+        guest.spawn_on(&mut all, || Served::new(vbd.fork()), 3, asks);
         let closes = vbd.disk().clone();
         let jobs = Jobs {
             io: all[0].io().clone(),
@@ -201,11 +193,7 @@ impl World {
             });
             turn_all(&self.disk, &mut all);
         }
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: std::io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         self.seen.borrow_mut().cut += u32::from(self.disk.is_cut());
         guest.wrong().map_or(Ok(()), Err)
     }
@@ -227,10 +215,7 @@ fn sector(bytes: &[u8], at: usize) -> &[u8] {
 }
 
 async fn read(io: &Io, vbd: &Vbd) -> Result<Vec<u8>, Error> {
-    let buffer = io.buffer(SIZE as usize).expect("memory");
-    let request = Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
-    vbd.serve(io, request).await?;
-    Ok(buffer.bytes().to_vec())
+    read_all(io, &Served::new(vbd.fork()), SECTORS).await
 }
 
 /// The mirrors of one run.
@@ -331,11 +316,7 @@ impl Jobs {
         let still = async || {
             let now = Vbd::new(disk.image()?, CacheMode::None);
             let bytes = read(io, &now).await?;
-            let values = ringtap_sim::stamps(&bytes, 0).expect("what guests wrote");
-            for (sector, value) in (0..).zip(values) {
-                let may = self.guest.model().may_read(sector);
-                assert!(may.contains(&value), "sector {sector} is {value:#x}");
-            }
+            self.guest.may_find(&bytes).expect("what the guest wrote");
             *moment.borrow_mut() = Some(bytes);
             tracker.set(Some(disk.track(4096)));
             if plan.ending == Ending::Pivot {
@@ -362,14 +343,8 @@ fn trial(seed: u64, wrongs: Wrongs, seen: &mut Seen) -> Result<(), String> {
         let register = world.register.borrow().clone();
         if !world.disk.is_cut() {
             world.disk.cut_power_at_turn(u64::MAX);
-            let found = world.read_all(&register);
-            let found = ringtap_sim::stamps(&found, 0).map_err(|wrong| wrong.to_string())?;
-            let model = guest.model();
-            for (sector, value) in (0..).zip(found) {
-                if !model.may_read(sector).contains(&value) {
-                    return Err(format!("sector {sector} holds {value:#x} at the end"));
-                }
-            }
+            let found = guest.may_find(&world.read_all(&register));
+            found.map_err(|wrong| format!("at the end: {wrong}"))?;
             world.check_moment()?;
         }
         world.disk = world.disk.after_power_cut(rng.u64(..));

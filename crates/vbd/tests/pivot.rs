@@ -19,9 +19,11 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
 use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog};
-use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
-use ringtap_vbd::{Busy, Kind, Quiesced, Request, Vbd};
+use ringtap_io::{File, Io};
+use ringtap_sim::{
+    Disk, Guest, Promise, SECTOR, alone, hear_of_cut, queues, random_asks, read_all, turn_all,
+};
+use ringtap_vbd::{Busy, Quiesced, Vbd};
 
 use below::Below;
 use common::Served;
@@ -120,9 +122,7 @@ impl Chain {
     }
 
     fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
-        let io = tasks.io().clone();
-        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+        alone(&self.disk, !self.seed, task)
     }
 
     fn opener(&self, at: usize) -> Opener {
@@ -179,14 +179,9 @@ impl Chain {
     ) -> Result<(), String> {
         let vbd = self.open()?;
         cut.inspect(|turns| self.disk.cut_power_at_turn(self.disk.turns() + turns));
-        let mut all: Vec<Tasks> = (0..2)
-            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
-            .collect();
-        let mut asks = Some(random_asks(rng, SECTORS, 80));
-        for tasks in &mut all {
-            let served = Rc::new(Served::new(vbd.fork()));
-            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
-        }
+        let mut all = queues(&self.disk, self.seed, 2);
+        let asks = random_asks(rng, SECTORS, 80);
+        guest.spawn_on(&mut all, || Served::new(vbd.fork()), 3, asks);
         let (io, chain, closes) = (all[0].io().clone(), self.clone(), vbd.disk().clone());
         let mut waits = fastrand::Rng::with_seed(rng.u64(..));
         let failed: Rc<RefCell<Option<String>>> = Rc::default();
@@ -207,11 +202,7 @@ impl Chain {
             all[1].spawn(async move { closes.close(&io).await.expect("nothing fails here") });
             turn_all(&self.disk, &mut all);
         }
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: std::io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         let end = failed.borrow_mut().take();
         end.map_or(Ok(()), Err)?;
         guest.wrong().map_or(Ok(()), |wrong| Err(wrong.to_string()))
@@ -291,11 +282,8 @@ impl Chain {
     fn read_all(&self) -> Result<Vec<u8>, String> {
         let vbd = self.open()?;
         self.alone(async move |io| {
-            let buffer = io.buffer(SIZE as usize).expect("memory");
-            let request =
-                Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
-            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
-            Ok(buffer.bytes().to_vec())
+            let found = read_all(&io, &Served::new(vbd), SECTORS).await;
+            found.map_err(|error| error.to_string())
         })
     }
 
@@ -316,19 +304,6 @@ impl Chain {
     }
 }
 
-/// What a guest that lives on finds on the disk.
-fn look_alive(found: &[u8], guest: &Guest) -> Result<(), String> {
-    let values = ringtap_sim::stamps(found, 0).map_err(|wrong| wrong.to_string())?;
-    let model = guest.model();
-    for (sector, value) in (0..).zip(values) {
-        let may = model.may_read(sector);
-        if !may.contains(&value) {
-            return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
-        }
-    }
-    Ok(())
-}
-
 /// Snapshots with kills and power cuts in between; gives how many were taken.
 fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -341,7 +316,7 @@ fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
             guest = guest.after_kill();
             // To look is to take up what was left: not of the disk that goes on.
             let found = chain.after_kill(0).read_all()?;
-            look_alive(&found, &guest).map_err(|wrong| format!("after a kill: {wrong}"))?;
+            guest.may_find(&found).map_err(|wrong| format!("after a kill: {wrong}"))?;
         } else {
             chain = chain.after_power_cut(rng.u64(..));
             let found = chain.read_all()?;

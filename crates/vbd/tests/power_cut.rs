@@ -3,17 +3,15 @@
 
 mod common;
 
-use std::io;
 use std::ops::Range;
-use std::rc::Rc;
 
 use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, random_asks, seeds,
-    turn_all,
+    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, alone, hear_of_cut,
+    random_asks, read_all, seeds, turn_all,
 };
-use ringtap_vbd::{Error, Kind, Request, Vbd};
+use ringtap_vbd::{Error, Vbd};
 
 use common::Served;
 
@@ -143,39 +141,21 @@ impl Bench {
         let queues = 1 + self.seed % 2;
         let mut all: Vec<Tasks> = (0..queues).map(|queue| self.queue(guest, queue)).collect();
         let slots = SLOTS / all.len();
-        let mut asks = Some(asks);
-        for tasks in &mut all {
-            let served = Rc::new(Served {
-                drops_flushes: self.sabotage == Some(Sabotage::FlushDropped),
-                drops_fua: self.sabotage == Some(Sabotage::FuaDropped),
-                ..Served::new(vbd.fork())
-            });
-            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
-        }
+        let served = || Served {
+            drops_flushes: self.sabotage == Some(Sabotage::FlushDropped),
+            drops_fua: self.sabotage == Some(Sabotage::FuaDropped),
+            ..Served::new(vbd.fork())
+        };
+        guest.spawn_on(&mut all, served, slots, asks);
         turn_all(&self.disk, &mut all);
-        // Each queue hears of the cut before its tasks are dropped.
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         guest.wrong().map_or(Ok(()), Err)
     }
 
     /// The whole disk, read through the VBD. An error where reading fails.
     fn read_all(&self) -> Result<Vec<u8>, Error> {
-        let vbd = self.open();
-        let len = self.size;
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
-        let io = tasks.io().clone();
-        let all = async move {
-            let buffer = io.buffer(len as usize).map_err(Error::Os)?;
-            let request =
-                Request { kind: Kind::Read, offset: 0, len, mem: buffer.mem(), fua: false };
-            vbd.serve(&io, request).await?;
-            Ok(buffer.bytes().to_vec())
-        };
-        tasks.block_on(all).expect("the simulation runs")
+        let (served, sectors) = (Served::new(self.open()), self.sectors());
+        alone(&self.disk, self.seed, async move |io| read_all(&io, &served, sectors).await)
     }
 
     /// What a power cut now leaves.
@@ -186,13 +166,7 @@ impl Bench {
     /// Whether what is there now is what the guest may read.
     fn check_now(&self, guest: &Guest) -> Result<(), Wrong> {
         self.disk.cut_power_at_turn(u64::MAX);
-        let values = ringtap_sim::stamps(&self.read_all().expect("a read"), 0)?;
-        let model = guest.model();
-        for (sector, value) in (0..).zip(values) {
-            let may = model.may_read(sector);
-            assert!(may.contains(&value), "seed {}: sector {sector}: {value} {may:?}", self.seed);
-        }
-        Ok(())
+        guest.may_find(&self.read_all().expect("a read"))
     }
 }
 

@@ -14,8 +14,8 @@ use ringtap_image::qcow2::{self, Header, Parts, Qcow2, Repair, check};
 use ringtap_image::{CacheMode, Container, Image, Luks, Raw, Secret, Traits};
 use ringtap_io::{File, Io, Mem, Tasks};
 use ringtap_sim::{
-    Befell, Disk, Guest, Lapse, Promise, RemoteDisk, SECTOR, Sim, Weather, random_asks, seeds,
-    stamps,
+    Befell, Disk, Guest, Lapse, Promise, RemoteDisk, SECTOR, Sim, Weather, alone, random_asks,
+    read_all, seeds,
 };
 use ringtap_stores::{Facts, Store};
 use ringtap_vbd::{Kind, Request, Vbd};
@@ -123,10 +123,8 @@ impl Bench {
     }
 
     /// Run one task on the disk as it is, there.
-    fn alone<T: 'static, F: Future<Output = T> + 'static>(&self, task: impl FnOnce(Io) -> F) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
-        let task = task(tasks.io().clone());
-        tasks.block_on(task).expect("the simulation runs")
+    fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        alone(&self.disk, self.seed, task)
     }
 
     fn facts(&self) -> Facts {
@@ -155,25 +153,14 @@ impl Bench {
                 }
             }
             let vbd = open(&io, format, container).await?;
-            let buffer = io.buffer(SIZE as usize).map_err(|errno| errno.to_string())?;
-            let (kind, mem) = (Kind::Read, buffer.mem());
-            let request = Request { kind, offset: 0, len: SIZE, mem, fua: false };
-            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
-            Ok(buffer.bytes().to_vec())
+            let found = read_all(&io, &Served::new(vbd), SECTORS).await;
+            found.map_err(|error| error.to_string())
         })
     }
 
     /// Whether what is there is what a guest that lives on may read.
     fn check_now(&self, guest: &Guest) -> Result<(), String> {
-        let values = stamps(&self.read_all()?, 0).map_err(|garbled| garbled.to_string())?;
-        let model = guest.model();
-        for (sector, value) in (0..).zip(values) {
-            let may = model.may_read(sector);
-            if !may.contains(&value) {
-                return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
-            }
-        }
-        Ok(())
+        guest.may_find(&self.read_all()?).map_err(|wrong| wrong.to_string())
     }
 }
 

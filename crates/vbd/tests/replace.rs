@@ -12,8 +12,11 @@ use std::rc::Rc;
 
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create};
 use ringtap_image::{CacheMode, Image, Raw};
-use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, Wrong, random_asks, turn_all};
+use ringtap_io::{File, Io};
+use ringtap_sim::{
+    Disk, Guest, Promise, SECTOR, Wrong, alone, hear_of_cut, queues, random_asks, read_all,
+    turn_all,
+};
 use ringtap_vbd::{Busy, Error, Kind, Request, Vbd};
 
 use common::Served;
@@ -72,9 +75,7 @@ impl Chain {
     }
 
     fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
-        let io = tasks.io().clone();
-        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+        alone(&self.disk, !self.seed, task)
     }
 
     /// The disk as the register says it is.
@@ -96,14 +97,9 @@ impl Chain {
         if rng.u8(0..4) > 0 {
             self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..200));
         }
-        let mut all: Vec<Tasks> = (0..2)
-            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
-            .collect();
-        let mut asks = Some(random_asks(rng, SECTORS, 60));
-        for tasks in &mut all {
-            let served = Rc::new(Served::new(vbd.fork()));
-            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
-        }
+        let mut all = queues(&self.disk, self.seed, 2);
+        let asks = random_asks(rng, SECTORS, 60);
+        guest.spawn_on(&mut all, || Served::new(vbd.fork()), 3, asks);
         let (io, disk, files) = (all[0].io().clone(), self.disk.clone(), self.files.clone());
         let (top, unflushed, waits) = (self.top.clone(), self.unflushed, rng.u64(0..3));
         let (before, closes) = (top.get(), vbd.disk().clone());
@@ -129,22 +125,14 @@ impl Chain {
             });
             turn_all(&self.disk, &mut all);
         }
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: std::io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         guest.wrong().map_or(Ok(self.top.get() - before), Err)
     }
 
     fn read_all(&self) -> Vec<u8> {
         let vbd = self.open();
         self.alone(async move |io| {
-            let buffer = io.buffer(SIZE as usize).expect("memory");
-            let request =
-                Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
-            vbd.serve(&io, request).await.expect("it reads");
-            buffer.bytes().to_vec()
+            read_all(&io, &Served::new(vbd), SECTORS).await.expect("it reads")
         })
     }
 }
@@ -183,16 +171,10 @@ fn trial(seed: u64, unflushed: bool) -> Result<usize, Wrong> {
         replaced += chain.run(&guest, &mut rng)?;
         if !chain.disk.is_cut() {
             chain.disk.cut_power_at_turn(u64::MAX);
-            let found = ringtap_sim::stamps(&chain.read_all(), 0)?;
-            let model = guest.model();
-            for (sector, value) in (0..).zip(found) {
-                let may = model.may_read(sector);
-                // Sabotage may be seen here first.
-                assert!(unflushed || may.contains(&value), "seed {seed}: sector {sector}");
-                if !may.contains(&value) {
-                    return guest.after_power_cut(&chain.read_all()).map(|_| replaced);
-                }
-            }
+            let found = guest.may_find(&chain.read_all());
+            // Sabotage may be seen here first.
+            assert!(unflushed || found.is_ok(), "seed {seed}: {found:?}");
+            found?;
         }
         chain.disk = chain.disk.after_power_cut(rng.u64(..));
         guest = guest.after_power_cut(&chain.read_all())?;

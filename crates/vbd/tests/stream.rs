@@ -16,8 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_image::qcow2::{CreateOptions, Header, Parts, Qcow2, create, set_backing};
 use ringtap_image::{Boxed, CacheMode, Container, Format, Identity, Image, Raw, RestartLog};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
-use ringtap_vbd::{Busy, Job, Kind, Request, Stream, StreamError, Vbd};
+use ringtap_sim::{
+    Disk, Guest, Promise, SECTOR, Sim, alone, hear_of_cut, queues, random_asks, read_all, turn_all,
+};
+use ringtap_vbd::{Busy, Job, Stream, StreamError, Vbd};
 
 use common::Served;
 use trials::{all_well, seeds};
@@ -94,9 +96,7 @@ impl Chain {
     }
 
     fn alone<T: 'static>(&self, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, !self.seed)));
-        let io = tasks.io().clone();
-        tasks.block_on(async move { task(io).await }).expect("the simulation runs")
+        alone(&self.disk, !self.seed, task)
     }
 
     /// One of the images upon what it names, or upon what is there.
@@ -166,14 +166,9 @@ impl Chain {
         if rng.u8(0..6) > 0 {
             self.disk.cut_power_at_turn(self.disk.turns() + rng.u64(1..400));
         }
-        let mut all: Vec<Tasks> = (0..2)
-            .map(|queue| Tasks::new(Box::new(Sim::new(&self.disk, self.seed ^ (queue << 32)))))
-            .collect();
-        let mut asks = Some(random_asks(rng, SECTORS, 80));
-        for tasks in &mut all {
-            let served = Rc::new(Served::new(vbd.fork()));
-            guest.spawn(tasks, &served, 3, asks.take().unwrap_or_default());
-        }
+        let mut all = queues(&self.disk, self.seed, 2);
+        let asks = random_asks(rng, SECTORS, 80);
+        guest.spawn_on(&mut all, || Served::new(vbd.fork()), 3, asks);
         let (io, chain, closes) = (all[0].io().clone(), self.clone(), vbd.disk().clone());
         let (seed, job) = (rng.u64(..), Job::new());
         if rng.u8(0..5) == 0 {
@@ -203,11 +198,7 @@ impl Chain {
             all[1].spawn(async move { closes.close(&io).await.expect("nothing fails here") });
             turn_all(&self.disk, &mut all);
         }
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: std::io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         end.borrow_mut().clone()?;
         guest.wrong().map_or(Ok(done.get()), |wrong| Err(wrong.to_string()))
     }
@@ -277,11 +268,8 @@ impl Chain {
     fn read_all(&self) -> Result<Vec<u8>, String> {
         let vbd = self.open()?;
         self.alone(async move |io| {
-            let buffer = io.buffer(SIZE as usize).expect("memory");
-            let request =
-                Request { kind: Kind::Read, offset: 0, len: SIZE, mem: buffer.mem(), fua: false };
-            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
-            Ok(buffer.bytes().to_vec())
+            let found = read_all(&io, &Served::new(vbd), SECTORS).await;
+            found.map_err(|error| error.to_string())
         })
     }
 
@@ -298,19 +286,6 @@ impl Chain {
         let disk = self.disk.after_power_cut(seed);
         Chain { disk, logs, boot: self.boot + 1, ..self.clone() }
     }
-}
-
-/// What a guest that lives on finds on the disk.
-fn look_alive(found: &[u8], guest: &Guest) -> Result<(), String> {
-    let values = ringtap_sim::stamps(found, 0).map_err(|wrong| wrong.to_string())?;
-    let model = guest.model();
-    for (sector, value) in (0..).zip(values) {
-        let may = model.may_read(sector);
-        if !may.contains(&value) {
-            return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
-        }
-    }
-    Ok(())
 }
 
 /// Streams with kills and power cuts in between; gives how many came to their end.
@@ -330,7 +305,7 @@ fn trial(seed: u64, wrong: Option<Wrong>) -> Result<usize, String> {
             guest = guest.after_kill();
             // To look is to take up what was left: not of the disk that goes on.
             let found = chain.after_kill(0).read_all()?;
-            look_alive(&found, &guest).map_err(|wrong| format!("after a kill: {wrong}"))?;
+            guest.may_find(&found).map_err(|wrong| format!("after a kill: {wrong}"))?;
         } else {
             chain = chain.after_power_cut(rng.u64(..));
             let found = chain.read_all()?;

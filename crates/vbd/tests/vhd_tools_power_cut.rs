@@ -2,14 +2,18 @@
 //! leave has one of the two sizes and all of its content, and a repair makes it whole.
 //! `RINGTAP_SEEDS` sets how many seeds each case is tried with; a failure names its seed.
 
+mod common;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent, Report, Sabotage};
 use ringtap_image::{CacheMode, Container, Traits};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Chances, Disk, Lie, SECTOR, Sim, seeds, stamp};
+use ringtap_sim::{Chances, Disk, Lie, SECTOR, Sim, read_all, seeds, stamp};
 use ringtap_vbd::{Kind, Request, Vbd};
+
+use common::Served;
 
 /// Not a multiple of any block.
 const SECTORS: u64 = 90;
@@ -153,11 +157,9 @@ impl Bench {
             let report = vhd::check(&io, &bench.container(bench.top(), true), false).await;
             let report = report.map_err(|error| error.to_string())?;
             let vbd = bench.open(&io, true).await?;
-            let buffer = io.buffer(vbd.size() as usize).expect("memory");
-            let (len, mem) = (vbd.size(), buffer.mem());
-            let request = Request { kind: Kind::Read, offset: 0, len, mem, fua: false };
-            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
-            Ok((report, buffer.bytes().to_vec()))
+            let sectors = vbd.size() / SECTOR as u64;
+            let found = read_all(&io, &Served::new(vbd), sectors).await;
+            Ok((report, found.map_err(|error| error.to_string())?))
         })
     }
 

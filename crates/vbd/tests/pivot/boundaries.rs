@@ -3,7 +3,7 @@
 
 use ringtap_sim::{Guest, Promise, seeds};
 
-use super::{Below, Chain, SECTORS, Wrong, look_alive};
+use super::{Below, Chain, SECTORS, Wrong};
 
 /// Stop a run at that turn; whether it had come to its end by then.
 fn stopped(
@@ -21,7 +21,7 @@ fn stopped(
     let after = |why: String| format!("{below:?}, seed {seed}, turn {turn}, killed: {kill}: {why}");
     if kill {
         let found = chain.after_kill(turn).read_all().map_err(after)?;
-        look_alive(&found, &guest.after_kill()).map_err(after)?;
+        guest.after_kill().may_find(&found).map_err(|wrong| after(wrong.to_string()))?;
     } else {
         let found = chain.after_power_cut(turn ^ seed).read_all().map_err(after)?;
         guest.after_power_cut(&found).map_err(|wrong| after(wrong.to_string()))?;

@@ -15,10 +15,11 @@ use ringtap_image::{
 };
 use ringtap_io::{File, Io, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, is_power_cut, random_asks, turn_all,
+    Ask, Disk, Guest, Lacks, Lie, Promise, SECTOR, Sim, Wrong, alone, hear_of_cut, is_power_cut,
+    random_asks, read_all, turn_all,
 };
 use ringtap_vbd::sabotage::{Trap, Trapped};
-use ringtap_vbd::{Error, Kind, Request, Vbd};
+use ringtap_vbd::{Error, Vbd};
 
 use crate::common::Served;
 use crate::packs::{self, Packs};
@@ -186,14 +187,8 @@ impl Bench {
     }
 
     /// Run one task on the disk as it is, with nothing failing.
-    pub fn alone<T: 'static, F: Future<Output = T> + 'static>(
-        &self,
-        seed: u64,
-        task: impl FnOnce(Io) -> F,
-    ) -> T {
-        let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, seed)));
-        let task = task(tasks.io().clone());
-        tasks.block_on(task).expect("the simulation runs")
+    pub fn alone<T: 'static>(&self, seed: u64, task: impl AsyncFnOnce(Io) -> T + 'static) -> T {
+        alone(&self.disk, seed, task)
     }
 
     fn contain(&self, file: File, traits: Traits, read_only: bool) -> Container {
@@ -374,11 +369,7 @@ impl Bench {
             }
         };
         let slots = SLOTS / all.len();
-        let mut asks = Some(asks);
-        for tasks in &mut all {
-            let served = Rc::new(Packs::new(vbd.fork(), self.packed()));
-            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
-        }
+        guest.spawn_on(&mut all, || Packs::new(vbd.fork(), self.packed()), slots, asks);
         turn_all(&self.disk, &mut all);
         if close && !self.disk.is_cut() {
             let io = all[0].io().clone();
@@ -387,12 +378,7 @@ impl Bench {
             });
             turn_all(&self.disk, &mut all);
         }
-        // Each queue hears of the cut before its tasks are dropped.
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         guest.wrong().map_or(Ok(()), Err)
     }
 
@@ -410,18 +396,12 @@ impl Bench {
 
     /// The whole disk, read through the chain.
     pub fn read_all(&self) -> Result<Vec<u8>, String> {
-        let len = self.size;
         let mut tasks = Tasks::new(Box::new(Sim::new(&self.disk, self.seed)));
-        let vbd = self.open(&mut tasks).expect("the power stays")?;
-        let io = tasks.io().clone();
-        let all = async move {
-            let buffer = io.buffer(len as usize).map_err(|errno| errno.to_string())?;
-            let request =
-                Request { kind: Kind::Read, offset: 0, len, mem: buffer.mem(), fua: false };
-            vbd.serve(&io, request).await.map_err(|error| error.to_string())?;
-            Ok(buffer.bytes().to_vec())
-        };
-        tasks.block_on(all).expect("the simulation runs")
+        let served = Served::new(self.open(&mut tasks).expect("the power stays")?);
+        let (io, sectors) = (tasks.io().clone(), self.sectors());
+        let all = async move { read_all(&io, &served, sectors).await };
+        let found = tasks.block_on(all).expect("the simulation runs");
+        found.map_err(|error| error.to_string())
     }
 
     /// What a power cut now leaves.
@@ -452,15 +432,7 @@ impl Bench {
         if self.baseline.is_some() {
             self.check_bits(&*self.bits_in_use()?, &found)?;
         }
-        let values = ringtap_sim::stamps(&found, 0).map_err(|wrong| wrong.to_string())?;
-        let model = guest.model();
-        for (sector, value) in (0..).zip(values) {
-            let may = model.may_read(sector);
-            if !may.contains(&value) {
-                return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
-            }
-        }
-        Ok(())
+        guest.may_find(&found).map_err(|wrong| wrong.to_string())
     }
 
     /// See that the topmost image is without contradictions; gives how many clusters leak.

@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_image::vhd::{self, CreateOptions, Kind as VhdKind, Parent};
 use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog, Traits};
 use ringtap_io::{File, Io, Tasks};
-use ringtap_sim::{Ask, Chances, Disk, Guest, Promise, SECTOR, Sim, random_asks, turn_all};
-use ringtap_vbd::{Kind, Request, Vbd};
+use ringtap_sim::{
+    Ask, Chances, Disk, Guest, Promise, SECTOR, Sim, hear_of_cut, random_asks, read_all, turn_all,
+};
+use ringtap_vbd::Vbd;
 
 use crate::common::Served;
 
@@ -200,11 +202,8 @@ impl Bench {
     pub async fn read(&self, io: &Io, read_only: bool, with_log: bool) -> Result<Vec<u8>, String> {
         let image = self.try_open(io, read_only, with_log).await?;
         let vbd = Vbd::new(image, CacheMode::None);
-        let buffer = io.buffer(SIZE as usize).expect("memory");
-        let mem = buffer.mem();
-        let request = Request { kind: Kind::Read, offset: 0, len: SIZE, mem, fua: false };
-        vbd.serve(io, request).await.map_err(|error| error.to_string())?;
-        Ok(buffer.bytes().to_vec())
+        let found = read_all(io, &Served::new(vbd), SECTORS).await;
+        found.map_err(|error| error.to_string())
     }
 
     pub fn read_all(&self) -> Vec<u8> {
@@ -230,7 +229,7 @@ impl Bench {
     /// The image as a killed server left it, served anew: a guest that lives on finds what it knows.
     pub fn look_alive(&self, guest: &Guest) -> Result<(), String> {
         self.close();
-        knows(guest, &self.look()?)
+        guest.may_find(&self.look()?).map_err(|wrong| wrong.to_string())
     }
 
     /// Let the guest ask, on one queue or two, until it has no more to ask or the power goes; with
@@ -299,19 +298,10 @@ impl Bench {
                 }))
             })
             .collect();
-        let mut asks = Some(asks);
         let slots = SLOTS / all.len();
-        for tasks in &mut all {
-            let served = Rc::new(Served::new(vbd.fork()));
-            guest.spawn(tasks, &served, slots, asks.take().unwrap_or_default());
-        }
+        guest.spawn_on(&mut all, || Served::new(vbd.fork()), slots, asks);
         turn_all(&self.disk, &mut all);
-        // Each queue hears of the cut before its tasks are dropped.
-        for tasks in &mut all {
-            if self.disk.is_cut() {
-                let _told_before: std::io::Result<()> = tasks.turn(false);
-            }
-        }
+        hear_of_cut(&self.disk, &mut all);
         guest.wrong().map(|wrong| wrong.to_string())
     }
 
@@ -323,17 +313,4 @@ impl Bench {
             vbd.close(&io).await.expect("closed");
         });
     }
-}
-
-/// Whether a guest that lives on may find this.
-pub fn knows(guest: &Guest, found: &[u8]) -> Result<(), String> {
-    let values = ringtap_sim::stamps(found, 0).map_err(|error| error.to_string())?;
-    let model = guest.model();
-    for (sector, value) in (0..).zip(values) {
-        let may = model.may_read(sector);
-        if !may.contains(&value) {
-            return Err(format!("sector {sector} reads as {value}, and was {may:?}"));
-        }
-    }
-    Ok(())
 }

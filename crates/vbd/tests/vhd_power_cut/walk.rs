@@ -8,7 +8,7 @@ use std::rc::Rc;
 use ringtap_io::File;
 use ringtap_sim::{Ask, Disk, Guest, Promise, Saved, random_asks};
 
-use crate::bench::{Bench, CASES, Case, SECTORS, blank, knows, run, seeds};
+use crate::bench::{Bench, CASES, Case, SECTORS, blank, run, seeds};
 
 /// A file system's clock goes on so much at a time: two states of a file nearer to each other are not told apart.
 const TICK: u64 = 25_000_000;
@@ -165,7 +165,7 @@ impl Walk {
         match (now, found) {
             (Now::Same, Ok(found)) => {
                 self.seen.taken_up += u32::from(one.waits && found != holds);
-                return knows(&one.guest, &found);
+                return one.guest.may_find(&found).map_err(|wrong| wrong.to_string());
             }
             (Now::Same, Err(refused)) => return Err(format!("as it was left: {refused}")),
             (Now::Other, Ok(found)) if found == holds => {
@@ -223,7 +223,7 @@ impl Walk {
         if !one.killed {
             one.bench.close();
             let found = one.bench.read_all();
-            knows(&one.guest, &found).map_err(|wrong| format!("closed: {wrong}"))?;
+            one.guest.may_find(&found).map_err(|wrong| format!("closed: {wrong}"))?;
         }
         one.left = one.state();
         one.waits = one.killed && one.found(true)? != one.bench.look()?;
