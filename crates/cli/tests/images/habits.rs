@@ -2,6 +2,7 @@
 //! secrets, each beside qemu-img itself.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -390,5 +391,37 @@ fn a_backing_format_is_written_down_as_it_was_said() {
         let said = bench.ok("qemu-img info --output=json a.qcow2");
         let facts: Value = serde_json::from_str(&said).expect("JSON");
         assert_eq!(facts["backing-filename-format"], name);
+    }
+}
+
+/// QEMU was killed, and wrote no refcounts as `lazy_refcounts` allows: they are found out again, as by qemu-img.
+#[test]
+fn what_qemu_left_dirty_is_changed_as_by_qemu_img() {
+    let bench = Bench::new();
+    bench.ok("qemu-img create -q -f qcow2 -o lazy_refcounts=on left 1M");
+    let mut killed = Command::new("timeout");
+    killed.args(["60", "qemu-io", "-f", "qcow2"]).args(["-c", "write -P 5 0 128k", "-c", "flush"]);
+    killed
+        .args(["-c", "sigraise 9"])
+        .arg(bench.path("left"))
+        .output()
+        .expect("timeout of coreutils");
+    let is_dirty = |name: &str| {
+        bench.json(&format!("qemu-img info --output json {name}"))["dirty-flag"] == true
+    };
+    assert!(is_dirty("left"), "qemu-io was killed before it wrote refcounts");
+    for line in [
+        "amend -f qcow2 -o compat=0.10 a.qcow2",
+        "amend -f qcow2 -o lazy_refcounts=off a.qcow2",
+        "snapshot -f qcow2 -c one a.qcow2",
+        "bitmap -f qcow2 --add a.qcow2 b",
+        "rebase -f qcow2 -u --backing= a.qcow2",
+        "resize -q -f qcow2 a.qcow2 2M",
+    ] {
+        fs::copy(bench.path("left"), bench.path("a.qcow2")).expect("a copy");
+        bench.ok(&format!("ringtap {line}"));
+        assert!(!is_dirty("a.qcow2"), "{line}");
+        bench.ok("qemu-img check -q a.qcow2");
+        bench.qemu_io("-r -f qcow2 a.qcow2", &["read -P 5 0 128k".to_owned()]);
     }
 }

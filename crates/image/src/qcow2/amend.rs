@@ -90,6 +90,7 @@ async fn prepare(image: &mut Offline<'_>, amendment: &Amendment) -> Result<Table
         None => {}
     }
     let wrong = |source| ToolError::Header { path: image.container.path().to_owned(), source };
+    image.header.make_room();
     image.header.to_bytes().map_err(wrong)?;
     Ok(tables)
 }
@@ -132,10 +133,7 @@ async fn upgrade(image: &mut Offline<'_>) -> Result<Tables, ToolError> {
     let (snapshots, _) = snapshot_table::read(image).await?;
     image.header.version = 3;
     image.header.extensions.push(extension::our_feature_names());
-    if image.header.to_bytes().is_err() {
-        // Small clusters: the table is only for other programs' messages.
-        image.header.extensions.pop();
-    }
+    image.header.make_room();
     match snapshots.iter().any(|snapshot| snapshot.disk_size.is_none()) {
         true => Ok(Tables::TellSizes),
         false => Ok(Tables::Stay),

@@ -292,10 +292,7 @@ pub(super) async fn put_directory(
         let new = Bitmaps { count, directory_size, directory_offset };
         rewrite.image.header.set_extension(extension::BITMAPS, Some(new.to_bytes()));
         rewrite.image.header.autoclear |= autoclear::BITMAPS;
-        if rewrite.image.header.to_bytes().is_err() {
-            // Small clusters: names of features are only for other programs' messages.
-            rewrite.image.header.set_extension(extension::FEATURE_NAMES, None);
-        }
+        rewrite.image.header.make_room();
     }
     Ok(())
 }

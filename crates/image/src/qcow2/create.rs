@@ -233,10 +233,7 @@ impl CreateOptions {
         add(extension::DATA_FILE, &self.data_file);
         if self.version > 2 {
             header.extensions.push(extension::our_feature_names());
-            if header.to_bytes().is_err() {
-                // Small clusters: the table is only for other programs' messages.
-                header.extensions.pop();
-            }
+            header.make_room();
         }
         header
     }
@@ -374,6 +371,7 @@ fn plan(options: &CreateOptions) -> Result<Plan, &'static str> {
         let encryption = extension::Encryption { offset: cluster, len };
         header.set_extension(extension::ENCRYPTION, Some(encryption.to_bytes()));
         header.crypt = Crypt::Luks;
+        header.make_room();
     }
     let table_at = 1 + luks;
     let blocks_at = table_at + table;

@@ -536,6 +536,13 @@ impl Header {
         found.map(|extension| extension.data.as_slice())
     }
 
+    /// Leave the names of features out where the cluster has no room for them: they are only for other programs' messages.
+    pub(super) fn make_room(&mut self) {
+        if self.to_bytes().is_err() {
+            self.set_extension(extension::FEATURE_NAMES, None);
+        }
+    }
+
     /// Set the data of an extension, or remove it.
     pub fn set_extension(&mut self, kind: u32, data: Option<Vec<u8>>) {
         let place = self.extensions.iter().position(|extension| extension.kind == kind);

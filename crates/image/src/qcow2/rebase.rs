@@ -39,6 +39,7 @@ pub(super) fn name_backing(
     image.header.backing_file = backing.map(|(name, _)| name.as_bytes().to_vec());
     let format = backing.map(|(_, format)| format.as_bytes().to_vec());
     image.header.set_extension(BACKING_FORMAT, format);
+    image.header.make_room();
     Ok(())
 }
 
