@@ -210,7 +210,9 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
                 FormatOptions::Raw(_) => is_new_file(target)?,
                 // A fixed one on a device has what was there.
                 FormatOptions::Vhd { .. } => new.backing.is_none() && is_new_file(target)?,
-                FormatOptions::Qcow2 { .. } => new.backing.is_none(),
+                FormatOptions::Qcow2 { own, encrypt, .. } => {
+                    new.backing.is_none() && reads_as_zeros(own, encrypt.is_some())
+                }
             };
             (made, zeroed)
         }
@@ -406,6 +408,13 @@ fn open_target(job: &Convert, format: Format, size: u64) -> Result<(Vbd, Place, 
         return Err(Error::Refused(format!("{name} has {has} bytes, and the sources {size}")));
     }
     Ok((to, place, format))
+}
+
+/// Whether a new image reads as zeros: what is allocated at once reads as noise where it is encrypted, and as what was there in
+/// an external data file.
+fn reads_as_zeros(new: &qcow2::CreateOptions, encrypted: bool) -> bool {
+    let allocated = new.preallocation != qcow2::Preallocation::Off || new.data_file_raw;
+    !allocated || !(encrypted || new.data_file.is_some())
 }
 
 #[allow(clippy::too_many_arguments)] // each is another thing that was found out before

@@ -305,3 +305,17 @@ fn a_terminal_is_told_of_progress_and_a_file_only_where_asked() {
     let told = on_a_terminal(&bench, &format!("{same} -p"));
     assert!(told.contains("    (100.00/100%)"), "{told:?}");
 }
+
+#[test]
+fn holes_stay_zeros_over_an_external_data_file_that_was_there() {
+    let bench = Bench::new();
+    bench.ok("qemu-img create -q -f raw a.raw 3M");
+    bench.qemu_io("-f raw a.raw", &["write -q -P 5 1M 64k".to_owned()]);
+    for more in ["data_file_raw=on", "preallocation=metadata", "preallocation=off"] {
+        std::fs::write(bench.path("data"), vec![7; 3 << 20]).expect("a file");
+        let _ = std::fs::remove_file(bench.path("a.qcow2"));
+        bench
+            .ok(&format!("ringtap convert -f raw -O qcow2 -o data_file=data,{more} a.raw a.qcow2"));
+        bench.same("-f raw -F qcow2 a.raw", "a.qcow2");
+    }
+}
