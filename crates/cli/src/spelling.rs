@@ -219,23 +219,21 @@ impl Line {
                 false => self.image_opts && nth < images && (verb != "dd" || before == "if="),
             };
             let Some(node) = Node::of(text, described)? else { continue };
-            if let Some(id) = &node.secret {
+            for id in &node.secrets {
                 let option = match (verb, nth) {
                     _ if target => "--target-secret",
                     ("compare", 1) => "--second-secret",
                     _ => "--secret",
                 };
-                match opened.iter().find(|(other, _)| *other == option) {
-                    Some((_, other)) if other != id => {
-                        return Err(format!(
-                            "sources with two secrets, {other} and {id}: convert them one by one"
-                        ));
-                    }
-                    Some(_) => {}
-                    None => {
-                        more.extend([option.into(), self.secrets.source(id)?.into()]);
-                        opened.push((option, id.clone()));
-                    }
+                if option != "--secret" && node.secrets.len() > 1 {
+                    return Err(format!(
+                        "{text}: one secret opens it and what lies below it here, not {}",
+                        node.secrets.join(" and ")
+                    ));
+                }
+                if !opened.contains(&(option, id.clone())) {
+                    more.extend([option.into(), self.secrets.source(id)?.into()]);
+                    opened.push((option, id.clone()));
                 }
             }
             if node.read_only && (target || self.changes(verb)) {

@@ -15,7 +15,7 @@ use ringtap_stores::rbd;
 use crate::error::Tried;
 use crate::files::beside;
 use crate::held::{Content, write};
-use crate::{Doing, Error, LazySecret, Reading, Watcher, chain, format_of, opening};
+use crate::{Doing, Error, LazySecret, Reading, Watcher, chain, format_of, info, opening};
 
 /// What is noted as being at work on an image until it is made.
 const VERB: &str = "create";
@@ -265,6 +265,18 @@ impl Made {
     }
 }
 
+/// Whether somebody's secret is missing, and nothing else.
+fn wants_secret(error: &Error) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(luks::Error::NoSecret) = error.downcast_ref() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
 impl NewImage {
     /// Refuse what does not go together with compressed clusters.
     pub(crate) fn can_be_compressed(&self) -> Result<(), Error> {
@@ -293,10 +305,18 @@ impl NewImage {
         watch: &Watcher,
     ) -> Result<u64, Error> {
         if let (Some(backing), false) = (&self.backing, blindly && self.size.is_some()) {
-            let vbd = reading
-                .open(&backing.path, Some(backing.format), CacheMode::Writeback, watch)
-                .doing(|| "the backing file".into())?;
-            self.size.get_or_insert(vbd.size());
+            let opened =
+                reading.open(&backing.path, Some(backing.format), CacheMode::Writeback, watch);
+            let size = match opened {
+                Ok(vbd) => Ok(vbd.size()),
+                // How large an encrypted disk is its header says, without a key.
+                Err(error) if wants_secret(&error) => {
+                    info::chain(&backing.path, Some(backing.format), reading)
+                        .map(|chain| chain.first().map_or(0, |top| top.size))
+                }
+                Err(error) => Err(error),
+            };
+            self.size.get_or_insert(size.doing(|| "the backing file".into())?);
         }
         let none = || Error::usage("name a size, such as 10G");
         let size = self.size.ok_or_else(none)?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ringtap_image::qcow2::{self, Header, Preallocation, ResizeOptions};
 use ringtap_image::{
-    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, on_a_ring,
+    CacheMode, Container, Format, OpenError, OpenOptions, Place, Role, find_named, luks, on_a_ring,
     open_place, record, vhd,
 };
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
@@ -73,8 +73,17 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
     let place = Place::from(file);
     let container = to_change(&place, writing)?;
     let changed = container.clone();
-    let old = size_of(file, format, &container)?;
-    let new = job.size.from(old).ok_or(Error::Size)?;
+    let payload = match format {
+        Format::Luks => Some(payload(file, &container)?),
+        _ => None,
+    };
+    let old = match payload {
+        Some(payload) => payload.size,
+        None => size_of(file, format, &container)?,
+    };
+    let sector = payload.map_or(512, |payload| payload.sector);
+    let new = job.size.from(old).and_then(|new| new.checked_next_multiple_of(sector));
+    let new = new.ok_or(Error::Size)?;
     if new < old && !job.shrink {
         return Err(Error::Shrinks { path: file.clone(), old, new });
     }
@@ -93,6 +102,11 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
             let what = "take no --preallocation: raw and qcow2 do";
             return Err(cannot(file, format, what));
         }
+    }
+    if let Some(payload) = payload {
+        set_len(file, container, payload.from.checked_add(new).ok_or(Error::Size)?)?;
+        changed.confirm_format(format);
+        return Ok(new);
     }
     let (container, changed) =
         match format == Format::Qcow2 && new > old && shows_past(job, &place, old)? {
@@ -121,6 +135,31 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
         })?;
     }
     Ok(new)
+}
+
+/// Where a LUKS container has its disk.
+#[derive(Clone, Copy, Debug)]
+struct Payload {
+    from: u64,
+    size: u64,
+    sector: u64,
+}
+
+/// Of a container whose payload ends where the file does. What it gains reads as noise, and not as the zeros that who
+/// makes a disk larger for what lies above it counts on: so this is of [`resize`] alone.
+fn payload(path: &Path, container: &Container) -> Result<Payload, Error> {
+    let own = container.clone();
+    let header = on_a_ring(path, |io| async move { luks::read_header(&io, &own).await })?
+        .doing(|| format!("cannot read the header of {}", path.display()))?;
+    if let Some(len) = header.payload_len {
+        return Err(Error::Refused(format!(
+            "{}: its header says that the payload has {len} bytes: cryptsetup resize changes what it maps of it",
+            path.display()
+        )));
+    }
+    let (from, sector) = (header.payload_offset, header.sector_size as u64);
+    let size = container.len().saturating_sub(from);
+    Ok(Payload { from, size: size - size % sector, sector })
 }
 
 /// Whether a disk ends within a cluster, and what lies below goes on behind that.
@@ -274,18 +313,7 @@ fn change(
 ) -> Result<(), Error> {
     let (format, path) = (writing.format, place.path());
     match format {
-        Format::Raw => {
-            if !container.traits().regular {
-                let why = format!("{} is a block device, whose size others decide", path.display());
-                return Err(Error::Refused(why));
-            }
-            on_a_ring(path, |io| async move {
-                container.set_len(&io, size).await?;
-                container.sync(&io).await
-            })?
-            .map_err(|error| or_limit(error, path, size))
-            .doing(|| format!("cannot make {} {size} bytes long", path.display()))
-        }
+        Format::Raw => set_len(path, container, size),
         Format::Qcow2 => {
             let own = chain::layer(place, Some(format), true)?;
             let data = match own.header.as_ref().and_then(|header| header.data_file()) {
@@ -314,6 +342,19 @@ fn change(
         }
         other => Err(cannot(path, other, "cannot be resized here")),
     }
+}
+
+fn set_len(path: &Path, container: Container, size: u64) -> Result<(), Error> {
+    if !container.traits().regular {
+        let why = format!("{} is a block device, whose size others decide", path.display());
+        return Err(Error::Refused(why));
+    }
+    on_a_ring(path, |io| async move {
+        container.set_len(&io, size).await?;
+        container.sync(&io).await
+    })?
+    .map_err(|error| or_limit(error, path, size))
+    .doing(|| format!("cannot make {} {size} bytes long", path.display()))
 }
 
 /// Bytes of the disk below an image.

@@ -4,22 +4,38 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::{Secret, SecretError, SecretSource};
 
-/// A secret by its source, read at first use and then kept: a descriptor gives it only once. Clones share it.
+/// A secret by its source, read at first use and then kept: a descriptor gives it only once. Clones share it. It may be one of
+/// several, of which each image is opened by whichever fits.
 #[derive(Clone, Debug)]
 pub struct LazySecret {
     source: SecretSource,
     known: Arc<Mutex<Option<Secret>>>,
+    or: Option<Box<LazySecret>>,
 }
 
 impl From<SecretSource> for LazySecret {
     fn from(source: SecretSource) -> LazySecret {
-        LazySecret { source, known: Arc::default() }
+        LazySecret { source, known: Arc::default(), or: None }
     }
 }
 
 impl LazySecret {
+    /// Whichever of these fits.
+    pub fn any(of: Vec<LazySecret>) -> Option<LazySecret> {
+        let after = |or: LazySecret, one: LazySecret| LazySecret { or: Some(Box::new(or)), ..one };
+        of.into_iter().rev().reduce(after)
+    }
+
     /// The secret. What the user should know about it goes to the log.
     pub fn read(&self) -> Result<Secret, SecretError> {
+        let own = self.read_own()?;
+        match &self.or {
+            Some(or) => Ok(own.or(or.read()?)),
+            None => Ok(own),
+        }
+    }
+
+    fn read_own(&self) -> Result<Secret, SecretError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(secret) = &*known {
             return Ok(secret.clone());

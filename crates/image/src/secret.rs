@@ -16,9 +16,12 @@ const LONGEST: usize = 8 << 20;
 const FIRST_PIECE: usize = 4096;
 
 /// A passphrase or the content of a key file: locked in memory, wiped at the end, never shown. Clones
-/// share it.
+/// share it. It may be one of several, of which an image is opened by whichever fits.
 #[derive(Clone)]
-pub struct Secret(Arc<LockedBytes>);
+pub struct Secret {
+    bytes: Arc<LockedBytes>,
+    or: Option<Arc<Secret>>,
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -74,18 +77,32 @@ impl Secret {
     pub fn new(bytes: &[u8]) -> io::Result<Secret> {
         let mut locked = LockedBytes::zeroed(bytes.len())?;
         locked.copy_from_slice(bytes);
-        Ok(Secret(Arc::new(locked)))
+        Ok(Secret { bytes: Arc::new(locked), or: None })
+    }
+
+    /// This one, or else another.
+    pub fn or(self, other: Secret) -> Secret {
+        let or = match self.or {
+            Some(second) => Arc::unwrap_or_clone(second).or(other),
+            None => other,
+        };
+        Secret { bytes: self.bytes, or: Some(Arc::new(or)) }
+    }
+
+    /// This one and those that may be tried in its place, each by itself.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &Secret> {
+        std::iter::successors(Some(self), |one| one.or.as_deref())
     }
 
     /// Its bytes, every one of them: a newline at the end counts, as for the key files of cryptsetup
     /// and for QEMU's secrets.
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 
     /// Whether the kernel keeps it in memory, which RLIMIT_MEMLOCK may forbid.
     pub fn is_locked(&self) -> bool {
-        self.0.is_locked()
+        self.bytes.is_locked()
     }
 }
 
@@ -168,7 +185,7 @@ impl SecretSource {
             }
         }
         bytes.truncate(len);
-        Ok(Secret(Arc::new(bytes)))
+        Ok(Secret { bytes: Arc::new(bytes), or: None })
     }
 
     /// What the user should know: that others may read the file.
@@ -235,6 +252,15 @@ mod tests {
         let secret = SecretSource::Fd(read.as_raw_fd()).read().expect("a secret");
         assert_eq!(secret.bytes(), b"hunter2");
         assert!(SecretSource::Fd(1 << 30).read().is_err());
+    }
+
+    #[test]
+    fn one_may_take_the_place_of_another() {
+        let secret = |text: &str| Secret::new(text.as_bytes()).expect("memory");
+        let all = secret("a").or(secret("b").or(secret("c"))).or(secret("d"));
+        let found: Vec<&[u8]> = all.each().map(Secret::bytes).collect();
+        assert_eq!(found, [b"a", b"b", b"c", b"d"]);
+        assert_eq!(all.bytes(), b"a");
     }
 
     #[test]

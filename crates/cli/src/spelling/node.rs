@@ -1,5 +1,6 @@
 //! Images as QEMU's block layer describes them: `driver=qcow2,file.filename=PATH`, or as JSON.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
 use super::{is_json, is_on, pairs};
@@ -9,8 +10,8 @@ use super::{is_json, is_on, pairs};
 pub(super) struct Node {
     pub(super) path: String,
     pub(super) format: Option<String>,
-    /// The ID of the secret that opens it.
-    pub(super) secret: Option<String>,
+    /// The IDs of the secrets that open it and what lies below.
+    pub(super) secrets: Vec<String>,
     pub(super) share: bool,
     /// Nobody may write to it.
     pub(super) read_only: bool,
@@ -19,7 +20,7 @@ pub(super) struct Node {
 }
 
 /// What says how to cache, how much to lock or what a node is called, and changes nothing here.
-const NEEDLESS: [&str; 13] = [
+const NEEDLESS: [&str; 19] = [
     "node-name",
     "auto-read-only",
     "discard",
@@ -33,6 +34,12 @@ const NEEDLESS: [&str; 13] = [
     "pass-discard-snapshot",
     "pass-discard-other",
     "l2-cache-size",
+    "l2-cache-entry-size",
+    "refcount-cache-size",
+    "cache-size",
+    "cache-clean-interval",
+    "overlap-check",
+    "overlap-check.template",
 ];
 
 impl Node {
@@ -69,7 +76,7 @@ impl Node {
                 "driver" => driver = Some(value.clone()),
                 "filename" => node.path.clone_from(value),
                 "force-share" => node.share |= is_on(value),
-                "key-secret" | "encrypt.key-secret" if !within => node.secret = Some(value.clone()),
+                _ if !within && is_secret(own) => node.secrets.push(value.clone()),
                 "read-only" => node.read_only |= is_on(value),
                 "x-dirty-bitmap" => node.context = Some(value.clone()),
                 "encrypt.format" if value == "luks" => {}
@@ -125,6 +132,12 @@ impl Node {
         }
         Ok(node)
     }
+}
+
+/// Whether a member names the secret of an image, or of one below it.
+fn is_secret(key: &str) -> bool {
+    let own = key.trim_start_matches("backing.");
+    matches!(own, "key-secret" | "encrypt.key-secret")
 }
 
 /// Where an NBD server or an object is.
@@ -189,14 +202,13 @@ fn prefixed(text: &str) -> Option<String> {
     }
 }
 
+/// What is written as `%XX` in a URI.
+const IN_URIS: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// A name as it stands in a URI: what may mean something else there as `%XX`.
 fn encoded(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    let write = |byte: u8| match plain(byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    };
-    name.bytes().map(write).collect()
+    utf8_percent_encode(name, IN_URIS).to_string()
 }
 
 /// A file's name that is not taken for a server's.

@@ -50,6 +50,16 @@ fn what_qemu_describes_is_named_by_its_path() {
             "ringtap compare --secret file:k --second-secret file:l -f luks -F luks x y",
         ),
         (
+            "ringtap convert --object secret,id=a,file=k --object secret,id=b,file=l --image-opts -O raw \
+             driver=luks,key-secret=a,file.filename=x driver=luks,key-secret=b,file.filename=y z",
+            "ringtap convert --secret file:k --secret file:l -f luks -O raw x y z",
+        ),
+        (
+            "ringtap commit --object secret,id=a,file=k --object secret,id=b,file=l --image-opts \
+             driver=qcow2,encrypt.key-secret=a,backing.encrypt.key-secret=b,file.filename=x",
+            "ringtap commit --secret file:k --secret file:l -f qcow2 x",
+        ),
+        (
             "ringtap snapshot -l --image-opts driver=qcow2,read-only=on,file.filename=a",
             "ringtap snapshot -f qcow2 -l a",
         ),
@@ -123,9 +133,9 @@ fn what_cannot_be_is_told() {
             "read-only=on says",
         ),
         (
-            "ringtap convert --object secret,id=a,file=k --object secret,id=b,file=l --image-opts \
-             driver=luks,key-secret=a,file.filename=x driver=luks,key-secret=b,file.filename=y z",
-            "two secrets",
+            "ringtap compare --object secret,id=a,file=k --object secret,id=b,file=l --image-opts driver=raw,file.filename=x \
+             driver=qcow2,encrypt.key-secret=a,backing.key-secret=b,file.filename=y",
+            "a and b",
         ),
         (
             "ringtap convert -O raw json:{'driver':'raw','file':{'driver':'file','filename':'a'}} b c",

@@ -18,9 +18,10 @@ pub(crate) struct Sources {
     #[command(flatten)]
     pub(crate) names: Names,
 
-    /// Where the secret of an encrypted image that is read is: file:PATH, fd:N or credential:NAME
+    /// Where the secret of an encrypted image that is read is: file:PATH, fd:N or credential:NAME; repeatable, and an
+    /// image and what lies below it are each opened by one that fits
     #[arg(long, value_name = "SOURCE", value_parser = secret::lazy)]
-    pub(crate) secret: Option<LazySecret>,
+    pub(crate) secret: Vec<LazySecret>,
 }
 
 /// What an image may name.
@@ -74,6 +75,10 @@ impl Sources {
             backing: self.names.allow_backing.clone(),
             data_files: self.names.data.data_file.clone(),
         };
-        Reading { force_share: self.force_share, names, secret: self.secret.clone() }
+        Reading {
+            force_share: self.force_share,
+            names,
+            secret: LazySecret::any(self.secret.clone()),
+        }
     }
 }

@@ -115,3 +115,159 @@ fn a_size_is_said_once_and_a_backing_file_has_a_name() {
     }
     bench.ends("ringtap create -q -f qcow2 --backing= a.qcow2 1M", 2);
 }
+
+#[test]
+fn containers_become_larger_and_smaller() {
+    let bench = Bench::new();
+    fs::write(bench.path("key"), "123").expect("a file");
+    let secret = "--object secret,id=s,file=key";
+    let theirs = format!("{secret} --image-opts driver=luks,key-secret=s,file.filename=a.luks");
+    bench
+        .ok(&format!("qemu-img create -q {secret} -f luks -o key-secret=s,iter-time=10 a.luks 1M"));
+    let io = |operations: &[&str]| {
+        let operations: Vec<String> = operations.iter().map(|it| (*it).to_owned()).collect();
+        bench.qemu_io(&theirs, &operations);
+    };
+    let size = || {
+        let facts = bench.json(&format!("qemu-img info --output json {theirs}"));
+        facts["virtual-size"].as_u64().expect("a size")
+    };
+    io(&["write -q -P 5 0 1M"]);
+    // No key is needed, and one that a script names does not disturb.
+    bench.ok("ringtap resize -q -f luks a.luks +1M");
+    assert_eq!(size(), 2 << 20);
+    io(&["read -q -P 5 0 1M", "write -q -P 7 1M 1M", "read -q -P 7 1M 1M"]);
+    bench.ok(&format!("ringtap resize -q {theirs} 3M"));
+    assert_eq!(size(), 3 << 20);
+    bench.ends("ringtap resize -q -f luks --preallocation=full a.luks 4M", 2);
+    bench.ends("ringtap resize -q -f luks a.luks 1536k", 2);
+    assert_eq!(size(), 3 << 20);
+    bench.ok("ringtap resize -q -f luks --shrink a.luks 1536k");
+    assert_eq!(size(), 3 << 19);
+    io(&["read -q -P 5 0 1M", "read -q -P 7 1M 512k"]);
+    bench.ends(&format!("ringtap check {theirs}"), 63);
+    bench.ends(&format!("qemu-img check {theirs}"), 63);
+    // Sectors of another size; what is recorded is what it is.
+    let options = "version=2,sector_size=4096,iter-time=10,key-secret=s";
+    bench.ok(&format!("ringtap create -q {secret} -f luks -o {options} b.luks 1M"));
+    bench.ok("ringtap resize -q b.luks +1k");
+    let facts = bench.json("ringtap info --secret file:key --output json b.luks");
+    assert_eq!(facts["virtual-size"], (1 << 20) + 4096, "{facts}");
+}
+
+/// What a disk is made larger by for what lies above it is to read as zeros, which a container's new end does not.
+#[test]
+fn containers_are_not_made_larger_for_what_is_committed() {
+    let bench = Bench::new();
+    fs::write(bench.path("key"), "123").expect("a file");
+    let secret = "--object secret,id=s,file=key -o key-secret=s,iter-time=10";
+    bench.ok(&format!("ringtap create -q {secret} -f luks base.luks 1M"));
+    bench.ok("ringtap create -q -f qcow2 --secret file:key -b base.luks -F luks top.qcow2 2M");
+    let told = bench.ends("ringtap commit -q --secret file:key top.qcow2", 2);
+    assert!(told.contains("as large as the overlay"), "{told}");
+}
+
+/// As libvirt makes the overlays of its snapshots. How large a disk is no key is needed for.
+#[test]
+fn overlays_are_made_without_the_secret_of_what_is_below() {
+    let bench = Bench::new();
+    for (name, secret) in [("key", "123"), ("other", "456")] {
+        fs::write(bench.path(name), secret).expect("a file");
+    }
+    let own = "-o encrypt.format=luks,encrypt.iter-time=10";
+    bench.ok(&format!("ringtap create -q -f qcow2 --target-secret file:key {own} a.qcow2 3M"));
+    bench.ok(
+        "ringtap create -q -f luks --target-secret file:key -o version=1,iter-time=10 b.luks 3M",
+    );
+    for (base, format) in [("a.qcow2", "qcow2"), ("b.luks", "luks")] {
+        bench.ok(&format!("ringtap create -q -f qcow2 -b {base} -F {format} plain.qcow2"));
+        bench.ok("ringtap create -q -f qcow2 -b plain.qcow2 -F qcow2 upper.qcow2");
+        bench.ok(&format!(
+            "ringtap create -q -f qcow2 --target-secret file:other {own} -b {base} -F {format} sealed.qcow2"
+        ));
+        for made in ["plain.qcow2", "upper.qcow2", "sealed.qcow2"] {
+            let facts = bench.json(&format!("qemu-img info --output json {made}"));
+            assert_eq!(facts["virtual-size"], 3 << 20, "{made} on {base}");
+        }
+        bench.ok("ringtap map --output json --secret file:key plain.qcow2");
+        // What is below is read with its own secret only.
+        bench.ends("ringtap map --output json plain.qcow2", 1);
+    }
+}
+
+/// An overlay and what is below, each under its own secret.
+#[test]
+fn each_image_of_a_chain_is_opened_by_the_secret_that_fits() {
+    let bench = Bench::new();
+    for (name, secret) in [("below", "123"), ("above", "456"), ("wrong", "789")] {
+        fs::write(bench.path(name), secret).expect("a file");
+    }
+    let own = "-o encrypt.format=luks,encrypt.iter-time=10";
+    let objects = "--object secret,id=b,file=below --object secret,id=a,file=above";
+    let base = "driver=qcow2,encrypt.key-secret=b,file.filename=base.qcow2";
+    let top =
+        "driver=qcow2,encrypt.key-secret=a,backing.encrypt.key-secret=b,file.filename=top.qcow2";
+    bench.ok(&format!("ringtap create -q -f qcow2 --target-secret file:below {own} base.qcow2 1M"));
+    bench.ok(&format!(
+        "ringtap create -q -f qcow2 --target-secret file:above {own} -b base.qcow2 -F qcow2 top.qcow2"
+    ));
+    let io = |image: &str, operation: &str| {
+        bench.qemu_io(&format!("{objects} --image-opts {image}"), &[operation.to_owned()]);
+    };
+    io(base, "write -q -P 5 0 1M");
+    io(top, "write -q -P 6 100k 300k");
+    let both = "--secret file:below --secret file:above";
+    bench.ok(&format!("ringtap convert -f qcow2 -O raw {both} top.qcow2 a.raw"));
+    bench.ok(&format!("ringtap convert {objects} -O raw --image-opts {top} b.raw"));
+    bench.ok(&format!("qemu-img convert {objects} -O raw --image-opts {top} c.raw"));
+    bench.same("-f raw -F raw a.raw", "b.raw");
+    bench.same("-f raw -F raw a.raw", "c.raw");
+    bench.ends("ringtap convert -f qcow2 -O raw --secret file:above top.qcow2 d.raw", 1);
+    let wrong = "--secret file:above --secret file:wrong";
+    bench.ends(&format!("ringtap convert -f qcow2 -O raw {wrong} top.qcow2 d.raw"), 1);
+    bench.ok(&format!("ringtap commit -q {objects} --image-opts {top}"));
+    io(base, "read -q -P 5 0 100k");
+    io(base, "read -q -P 6 100k 300k");
+    io(base, "read -q -P 5 400k 624k");
+}
+
+/// A header of small clusters leaves out what only other programs' messages are made of.
+#[test]
+fn small_clusters_have_room_for_what_matters() {
+    let bench = Bench::new();
+    fs::write(bench.path("key"), "123").expect("a file");
+    let own = "-o encrypt.format=luks,encrypt.iter-time=10,cluster_size=512";
+    bench.ok(&format!("ringtap create -q -f qcow2 --target-secret file:key {own} a.qcow2 1M"));
+    let object = "--object secret,id=s,file=key";
+    let theirs =
+        format!("{object} --image-opts driver=qcow2,encrypt.key-secret=s,file.filename=a.qcow2");
+    bench.qemu_io(&theirs, &["write -q -P 9 0 3k".to_owned(), "read -q -P 9 0 3k".to_owned()]);
+    bench.ok(&format!("qemu-img check -q {theirs}"));
+    bench.ok("ringtap create -q -f qcow2 -o cluster_size=512,extended_l2=off b.qcow2 1M");
+    let long = format!("/nowhere/{}", "n".repeat(100));
+    for words in ["rebase -u -F raw", "amend"] {
+        let line = match words {
+            "amend" => format!("ringtap amend -o backing_file={long}m,backing_fmt=raw b.qcow2"),
+            words => format!("ringtap {words} -b {long} b.qcow2"),
+        };
+        bench.ok(&line);
+        let facts = bench.json("qemu-img info --output json b.qcow2");
+        assert!(facts["backing-filename"].as_str().is_some_and(|name| name.starts_with(&long)));
+    }
+}
+
+/// What a new image has allocated at once reads as noise, deciphered.
+#[test]
+fn holes_stay_zeros_in_images_allocated_and_encrypted_at_once() {
+    let bench = Bench::new();
+    fs::write(bench.path("key"), "123").expect("a file");
+    bench.ok("qemu-img create -q -f raw a.raw 3M");
+    bench.qemu_io("-f raw a.raw", &["write -q -P 5 1M 64k".to_owned()]);
+    for how in ["metadata", "falloc", "full"] {
+        let own = format!("-o encrypt.format=luks,encrypt.iter-time=10,preallocation={how}");
+        bench.ok(&format!(
+            "ringtap convert -f raw -O qcow2 --target-secret file:key {own} a.raw a.qcow2"
+        ));
+        bench.ok("ringtap compare -q --second-secret file:key -f raw -F qcow2 a.raw a.qcow2");
+    }
+}

@@ -6,7 +6,7 @@ use ringtap_io::{Io, LockedBytes};
 
 use super::kdf::Spent;
 use super::v2::{Copy, Whole};
-use super::{Error, Header, MAGIC, first_bytes, v1, v2};
+use super::{Error, Header, Keyslot, MAGIC, first_bytes, v1, v2};
 use crate::{Container, Error as IoError, Secret, SectorCipher};
 
 /// The longest header with its key material, as cryptsetup makes them.
@@ -139,12 +139,27 @@ pub(super) async fn volume_key_at(
             let have = container.len();
             return Err(Error::Short { what: "the key material of a keyslot", need, have });
         }
-        let mut material = read(io, container, at, len).await?;
-        if let Some(key) = keyslot.open(&mut spent, secret, &mut material)? {
+        let material = read(io, container, at, len).await?;
+        if let Some(key) = open(keyslot, &mut spent, secret, &material)? {
             return Ok(key);
         }
     }
     Err(header.refused(secret))
+}
+
+/// The volume's key, where a secret or one that may take its place opens the keyslot.
+fn open(
+    keyslot: &Keyslot,
+    spent: &mut Spent,
+    secret: &Secret,
+    material: &[u8],
+) -> Result<Option<LockedBytes>, Error> {
+    for secret in secret.each() {
+        if let Some(key) = keyslot.open(spent, secret, &mut material.to_vec())? {
+            return Ok(Some(key));
+        }
+    }
+    Ok(None)
 }
 
 /// Read a header that lies elsewhere, with its key material, for [`unlock_header`].
@@ -178,14 +193,12 @@ pub fn unlock_header(bytes: &[u8], secret: &Secret) -> Result<Arc<dyn SectorCiph
         let need = keyslot.offset.saturating_add(len as u64);
         let area = usize::try_from(keyslot.offset).ok().zip(usize::try_from(need).ok());
         let material = area.and_then(|(from, to)| bytes.get(from..to));
-        let mut material = material
-            .ok_or(Error::Short {
-                what: "the key material of a keyslot",
-                need,
-                have: bytes.len() as u64,
-            })?
-            .to_vec();
-        if let Some(key) = keyslot.open(&mut spent, secret, &mut material)? {
+        let material = material.ok_or(Error::Short {
+            what: "the key material of a keyslot",
+            need,
+            have: bytes.len() as u64,
+        })?;
+        if let Some(key) = open(keyslot, &mut spent, secret, material)? {
             return Ok(Arc::new(header.cipher(&key)?));
         }
     }
