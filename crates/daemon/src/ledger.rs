@@ -1,5 +1,5 @@
-//! Jobs that there are, written down: the server that comes after one that was killed, or after a power cut, goes on with
-//! them, or says that they are gone.
+//! The ledger: jobs that there are, written down. The server that comes after one that was killed, or after a power cut,
+//! goes on with them, or says that they are gone.
 //!
 //! A line is a file of its own. It is stable before its job begins to copy, and gone when the job has ended, however that
 //! was. So what a server finds of its own disks when it starts is of jobs that never ended.
