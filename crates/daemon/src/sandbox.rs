@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use ringtap_export::fuse;
+use ringtap_export::{fuse, ublk};
 use ringtap_image::{RestartLog, SecretSource, is_store, record};
 use ringtap_io::Engine;
 use ringtap_sandbox::{Files, Hooks, List, Needs, Walls, everywhere_but_the_systems};
@@ -34,16 +34,31 @@ pub enum Sandbox {
     },
 }
 
+/// What brokers do.
+const HOOKS: Hooks = Hooks {
+    mount: fuse::mount_by,
+    unmount: fuse::unmount_by,
+    ring: ringtap_io::restricted,
+    device: ublk::for_server,
+    let_go: ublk::let_go_of,
+    channel: handover::CHANNEL,
+};
+
 /// Make the broker of this process. Before there is a second thread, and before anything secret is in memory.
 pub fn start_broker() -> Result<(), Error> {
-    let hooks = Hooks {
-        mount: fuse::mount_by,
-        unmount: fuse::unmount_by,
-        ring: ringtap_io::restricted,
-        channel: handover::CHANNEL,
-    };
-    ringtap_sandbox::start(hooks)
+    ringtap_sandbox::start(HOOKS)
         .map_err(|source| Error::Process { tried: "start the broker", source })
+}
+
+/// Have it in the namespace of mounts that this process has come to have for itself: so nobody else keeps the one that
+/// was left, in which its devices are mounted. Before there is a second thread.
+pub(crate) fn broker_comes_along() {
+    if let Err(error) = ringtap_sandbox::restart(HOOKS) {
+        // Whether to do without is decided where the walls are put up.
+        tracing::warn!(
+            "cannot start the broker again, in a namespace of mounts of its own: {error}"
+        );
+    }
 }
 
 /// Make the broker end with the server, which waits for that.
@@ -100,12 +115,9 @@ pub(crate) struct Confined {
 /// Put the first wall up around who serves what the operator's own words say. Before there is a second thread.
 pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     let Sandbox::On { allow, must } = &config.sandbox else { return Ok(Confined::default()) };
-    let devices = config.disks.iter().any(|disk| disk.ublk.is_some());
-    if devices && !must {
-        ringtap_sandbox::dismiss();
-        tracing::info!(
-            "not confined: {OF_DEVICES}; --sandbox on has the walls that this leaves, the unit has others"
-        );
+    let devices = of_devices(config).next().is_some();
+    if devices && !must && !ringtap_sandbox::is_there() {
+        tracing::info!("not confined: {OF_DEVICES}, and there is none");
         return Ok(Confined::default());
     }
     let (stores, allow): (Vec<&PathBuf>, Vec<&PathBuf>) =
@@ -127,17 +139,21 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     let program = std::env::current_exe().and_then(|program| program.canonicalize());
     let replaced = program.ok().and_then(|program| can_be_replaced(&program, &files.folders));
     let later = !config.control.is_empty();
-    if later || config.disks.iter().any(|disk| !disk.fuse.is_empty()) {
+    if devices {
+        ringtap_export::keep_alive();
+    }
+    if later || devices || config.disks.iter().any(|disk| !disk.fuse.is_empty()) {
         // Threads that are still to come are that too, and could not become it themselves.
         ringtap_export::become_io_flusher();
     }
     let rings = ringtap_io::engine().0 == Engine::IoUring;
-    let given = if rings { ringtap_io::rings_to_be_given(broker_is_gone).ok() } else { None };
+    let given =
+        if rings || devices { ringtap_io::rings_to_be_given(broker_is_gone).ok() } else { None };
     let walls = Walls {
         files,
         list: list(config, if later { wide } else { vec![] }),
         // Block devices have rings whatever all else works by.
-        needs: Needs { devices, rings: rings || devices, network },
+        needs: Needs { rings: rings || devices, network },
     };
     let confined = ringtap_sandbox::confine(&walls);
     CONFINED.store(true, SeqCst);
@@ -152,7 +168,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     }
     let mut open: Vec<String> = confined.lacking.iter().map(ToString::to_string).collect();
     if devices {
-        open.push(format!("landlock and restricted rings: {OF_DEVICES}"));
+        open.push("commands by rings to drivers whose descriptors it has, which block devices (--ublk) take".into());
     }
     if network {
         open.push("connections to any host, which images in object stores and of Ceph take".into());
@@ -173,7 +189,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     Ok(Confined { narrow: (!later && confined.files).then_some(named), usual })
 }
 
-const OF_DEVICES: &str = "block devices of this host (--ublk) take CAP_SYS_ADMIN, a namespace of mounts, and commands by rings";
+const OF_DEVICES: &str = "block devices of this host (--ublk) take CAP_SYS_ADMIN, which a confined server leaves to its broker";
 const BUT_FOR: &str = "confined, but for what cannot be had here";
 
 impl Confined {
@@ -350,6 +366,9 @@ fn named(config: &Config) -> Files {
     files.places.extend(sockets(config).map(Path::to_owned).map(folder_of));
     files.places.extend(shown(config).map(folder_of));
     files.images.push("/dev/fuse".into());
+    if of_devices(config).next().is_some() {
+        files.folders.extend(ublk::made_folder());
+    }
     files
 }
 
@@ -373,6 +392,10 @@ fn addresses(config: &Config) -> impl Iterator<Item = &Address> {
     disks.chain(&config.metrics)
 }
 
+fn of_devices(config: &Config) -> impl Iterator<Item = &Disk> {
+    config.disks.iter().filter(|disk| disk.ublk.is_some())
+}
+
 fn list(config: &Config, later: Vec<PathBuf>) -> List {
     let tcp = addresses(config).filter_map(|address| match address {
         Address::Tcp { host, port } => Some((host.clone(), *port)),
@@ -389,6 +412,8 @@ fn list(config: &Config, later: Vec<PathBuf>) -> List {
         dial: vec![],
         any_tcp: !config.control.is_empty(),
         mounts: shown(config).collect(),
+        devices: of_devices(config).map(|disk| disk.path.clone()).collect(),
+        any_device: !config.control.is_empty() && of_devices(config).next().is_some(),
         folders: folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect(),
     }
 }

@@ -72,6 +72,9 @@ fn run(
     };
     process::raise_descriptor_limit();
     let in_own_namespace = leave_mount_namespace(told.as_ref().unwrap_or(&config));
+    if in_own_namespace {
+        sandbox::broker_comes_along();
+    }
     let (events, inbox) = channel();
     process::choose_engine()?;
     if matches!(config.sandbox, Sandbox::On { .. }) {

@@ -23,6 +23,6 @@ pub mod vhost_user;
 pub mod xen;
 
 pub use footprint::give_back_startup;
-pub use reclaim::become_io_flusher;
+pub use reclaim::{become_io_flusher, keep_alive};
 pub use stop::Stop;
 pub use tuning::Polling;

@@ -19,8 +19,15 @@ pub fn become_io_flusher() {
 }
 
 /// Have another process killed where memory runs out: this one's disks are needed to make room.
-pub(crate) fn keep_alive() {
-    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
+pub fn keep_alive() {
+    const FIRST: &str = "-1000";
+    let path = "/proc/self/oom_score_adj";
+    // Who is confined by now could not write it again.
+    let done = std::fs::read_to_string(path).is_ok_and(|now| now.trim() == FIRST);
+    if done {
+        return;
+    }
+    if let Err(error) = std::fs::write(path, FIRST) {
         tracing::debug!("cannot tell the kernel to kill others first: {error}");
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::broker::{
-    ask, ask_with, bind_at, connect_at, dial as dial_here, is_there, listen as listen_here,
-    tell_asker as tell_asker_here,
-};
+use crate::broker::{ask, ask_with, is_there};
 use crate::call::{Answer, Call, What};
 use crate::holder::{self, Holder, Locked};
 use crate::maps;
+use crate::sockets::{
+    bind_at, connect_at, dial as dial_here, listen as listen_here, tell_asker as tell_asker_here,
+};
 
 fn one(answer: io::Result<Answer>) -> io::Result<OwnedFd> {
     answer?.files.pop().ok_or_else(|| Errno::IO.into())

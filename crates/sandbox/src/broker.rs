@@ -4,29 +4,29 @@
 //! written it, each path is followed to where it leads before it is compared. It ends when the server has gone.
 
 use std::io;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::asker;
-use crate::call::{Answer, Call, FILES, LONGEST, What, as_path, receive, send};
+use crate::call::{Answer, Call, LONGEST, What, as_path, receive, send};
+use crate::devices::{DeviceDone, DeviceWish, Devices};
 use crate::holder::{self, Holder, Locked};
 use crate::list::{List, absolute};
 use crate::maps;
 use crate::next;
 use crate::notifier::Notifier;
-use crate::walk::open_without_links;
+use crate::sockets::{bind_at, connect, dial, listen, tell_asker};
 
 /// What the broker does for whom it does not know: given by who starts it.
 #[derive(Clone, Copy)]
@@ -36,14 +36,18 @@ pub struct Hooks {
     pub mount: fn(&Path, &Path, bool) -> io::Result<OwnedFd>,
     /// Take off what is mounted there, also while it is in use.
     pub unmount: fn(&Path, bool) -> io::Result<()>,
-    /// A ring that is disabled, and restricted to what servers do.
-    pub ring: fn() -> io::Result<OwnedFd>,
+    /// A ring that is disabled, and restricted to what servers do; to what those of block devices do where that is so.
+    pub ring: fn(bool) -> io::Result<OwnedFd>,
+    /// What a server of block devices may have of their driver.
+    pub device: fn(&DeviceWish, &Devices) -> io::Result<DeviceDone>,
+    /// Let go of a mount in this namespace, if it lies on such a device.
+    pub let_go: fn(&Path) -> io::Result<()>,
     /// The variable of the environment by which the next server finds what it is told.
     pub channel: &'static str,
 }
 
-/// The server's end, and the broker's process.
-static SERVERS_END: OnceLock<(OwnedFd, i32)> = OnceLock::new();
+/// The server's end, and the broker's process: of the newest, where there was another before.
+static SERVERS_END: Mutex<Option<&'static (OwnedFd, i32)>> = Mutex::new(None);
 /// Whether the server does without.
 static DISMISSED: AtomicBool = AtomicBool::new(false);
 /// The most calls that wait for something at a time.
@@ -55,6 +59,20 @@ const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// Make the broker of this process. Before there is a second thread, and before anything secret is in memory.
 pub fn start(hooks: Hooks) -> io::Result<()> {
+    fork(hooks, false)
+}
+
+/// Make another in the place of the broker, which shares the namespace of mounts that this process has now, and that
+/// nobody else has. Nothing where there is none. As for [`start`].
+pub fn restart(hooks: Hooks) -> io::Result<()> {
+    if !is_there() {
+        return Ok(());
+    }
+    dismiss();
+    fork(hooks, true)
+}
+
+fn fork(hooks: Hooks, apart: bool) -> io::Result<()> {
     let (ours, theirs) = pair()?;
     let server = std::process::id();
     // Before another is put in its place.
@@ -64,13 +82,18 @@ pub fn start(hooks: Hooks) -> io::Result<()> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(ours);
-            let lives = || live(theirs, server, program, hooks);
+            let mut broker = Broker::new(server, program, hooks);
+            broker.apart = apart;
+            let lives = || live(theirs, broker);
             let broke = std::panic::catch_unwind(lives).is_err();
             // SAFETY: it ends the process, and runs nothing of the server's that was to run at its end.
             unsafe { libc::_exit(i32::from(broke)) }
         }
         broker => {
-            let _first = SERVERS_END.set((ours, broker));
+            // For good: whoever asks may be at it.
+            let end = Box::leak(Box::new((ours, broker)));
+            *SERVERS_END.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+            DISMISSED.store(false, SeqCst);
             Ok(())
         }
     }
@@ -79,7 +102,7 @@ pub fn start(hooks: Hooks) -> io::Result<()> {
 /// Do without the broker: it ends, and this process does all itself. Who ends does that last, so that nothing of it is left
 /// in folders that go then. One that does not end (its call waits for storage that is gone) is not waited for without end.
 pub fn dismiss() {
-    let Some((socket, broker)) = SERVERS_END.get().filter(|_| !DISMISSED.swap(true, SeqCst)) else {
+    let Some((socket, broker)) = newest().filter(|_| !DISMISSED.swap(true, SeqCst)) else {
         return;
     };
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
@@ -93,13 +116,17 @@ pub fn dismiss() {
     }
 }
 
+fn newest() -> Option<&'static (OwnedFd, i32)> {
+    *SERVERS_END.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn servers_end() -> Option<&'static OwnedFd> {
-    let there = SERVERS_END.get().filter(|_| !DISMISSED.load(SeqCst));
+    let there = newest().filter(|_| !DISMISSED.load(SeqCst));
     there.map(|(socket, _)| socket)
 }
 
 /// Whether this process has a broker.
-pub(crate) fn is_there() -> bool {
+pub fn is_there() -> bool {
     servers_end().is_some()
 }
 
@@ -163,12 +190,14 @@ struct Broker {
     /// The server's program, where that was when it was started.
     program: Option<PathBuf>,
     next: Option<Child>,
+    devices: Devices,
+    /// Whether it has a namespace of mounts with the server alone.
+    apart: bool,
 }
 
-fn live(socket: OwnedFd, server: u32, program: Option<PathBuf>, hooks: Hooks) {
+fn live(socket: OwnedFd, mut broker: Broker) {
     let Ok(socket) = keep_only(socket) else { return };
-    let Ok(lives) = server_of(server) else { return };
-    let mut broker = Broker::new(server, program, hooks);
+    let Ok(lives) = server_of(broker.server) else { return };
     let mut bytes = vec![0; LONGEST];
     loop {
         let mut waited = vec![PollFd::new(&socket, PollFlags::IN)];
@@ -187,8 +216,8 @@ fn live(socket: OwnedFd, server: u32, program: Option<PathBuf>, hooks: Hooks) {
             return;
         }
         if wants_ring {
-            let ring = broker.hooks.ring;
-            let make = || apart(ring);
+            let (ring, commands) = (broker.hooks.ring, broker.list.has_devices());
+            let make = || beside(move || ring(commands));
             broker.notifier = broker.notifier.take().filter(|it| it.answer(make));
         }
         if says {
@@ -221,7 +250,7 @@ fn server_of(id: u32) -> io::Result<Option<OwnedFd>> {
 
 /// A ring that a thread makes which ends then. The kernel has who made a ring take part in its end, and holds files that it
 /// works on until then: a broker that has something else to do would keep them from whoever comes after the server.
-fn apart(ring: fn() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+fn beside(ring: impl FnOnce() -> io::Result<OwnedFd> + Send + 'static) -> io::Result<OwnedFd> {
     let made = std::thread::Builder::new().stack_size(STACK).spawn(ring)?.join();
     made.unwrap_or_else(|_| Err(Errno::IO.into()))
 }
@@ -260,6 +289,8 @@ impl Broker {
             waiting: Arc::default(),
             program,
             next: None,
+            devices: Devices::new(server),
+            apart: false,
         }
     }
 
@@ -372,6 +403,22 @@ impl Broker {
                     _ => refused(),
                 }
             }
+            What::Device => {
+                let (wish, device) =
+                    (DeviceWish::of(&call).ok_or(Errno::INVAL)?, self.hooks.device);
+                if !self.list.has_devices() {
+                    return refused();
+                }
+                let devices = self.devices.of(self.list.may_show(&wish.image));
+                later(move || {
+                    let (text, file) = device(&wish, &devices)?;
+                    Ok(Answer { text, files: file.into_iter().collect(), ..Answer::default() })
+                })
+            }
+            What::LetGo if self.apart => {
+                (self.hooks.let_go)(path).map(|()| Done::Now(Answer::default()))
+            }
+            What::LetGo => refused(),
             What::Tell => {
                 tell_asker(self.server, call.second).map(|()| Done::Now(Answer::default()))
             }
@@ -434,16 +481,6 @@ fn said_of(holder: Option<Holder>) -> Answer {
     Answer { text: text.into_bytes(), ..Answer::default() }
 }
 
-/// Say what has become of an upgrade to who has made the abstract socket of that server for it.
-pub(crate) fn tell_asker(server: u32, text: &[u8]) -> io::Result<()> {
-    let name = format!("ringtap-upgrade-{server}");
-    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-    let (kind, flags) = (SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
-    rustix::net::sendto(&socket, text, rustix::net::SendFlags::empty(), &address)?;
-    Ok(())
-}
-
 /// What Ringtap alone writes down, where only root can.
 const OURS: &[u8] = b"trusted.ringtap.";
 
@@ -468,89 +505,6 @@ fn set_attribute(file: &OwnedFd, call: &Call<'_>) -> io::Result<Answer> {
         _ => rustix::fs::fsetxattr(file, call.first, call.second, XattrFlags::empty())?,
     }
     Ok(Answer::default())
-}
-
-/// Where in a folder that is held, so that nobody puts another in its place meanwhile: the folder, and a path by it.
-fn held(place: &Path) -> io::Result<(OwnedFd, PathBuf)> {
-    let (Some(folder), Some(name)) = (place.parent(), place.file_name()) else {
-        return Err(Errno::INVAL.into());
-    };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let held = open_without_links(folder, flags)?;
-    let by = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join(name);
-    Ok((held, by))
-}
-
-/// A UNIX socket that is bound there.
-pub(crate) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = stream()?;
-    rustix::net::bind(&socket, &address)?;
-    Ok(socket)
-}
-
-fn connect(place: &Path, waits: bool) -> io::Result<OwnedFd> {
-    // A link would lead to another socket than the one that was compared.
-    let (_held, by) = held(place)?;
-    let socket =
-        rustix::fs::open(&by, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode);
-    if kind.is_symlink() {
-        return Err(Errno::LOOP.into());
-    }
-    connect_at(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())), waits)
-}
-
-/// A UNIX socket that is connected to the one there; where it may not wait, it is of the kind that does not, either.
-pub(crate) fn connect_at(path: &Path, waits: bool) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = stream()?;
-    rustix::io::ioctl_fionbio(&socket, !waits)?;
-    rustix::net::connect(&socket, &address)?;
-    Ok(socket)
-}
-
-fn stream() -> Result<OwnedFd, Errno> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-}
-
-/// Sockets on a port of every address that the host's name stands for.
-pub(crate) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
-    let (mut listeners, mut missing) = (vec![], None);
-    for address in (host, port).to_socket_addrs()?.take(FILES) {
-        match TcpListener::bind(address) {
-            Ok(listener) => listeners.push(listener),
-            // A name often stands for an IPv6 address too, on hosts that have none.
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrNotAvailable
-                    || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) =>
-            {
-                missing = Some(error);
-            }
-            Err(error) => return Err(error),
-        }
-        if port == 0 && !listeners.is_empty() {
-            break;
-        }
-    }
-    match listeners.is_empty() {
-        true => Err(missing.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())),
-        false => Ok(listeners),
-    }
-}
-
-/// A connection to the first address of the host that takes it.
-pub(crate) fn dial(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
-    let end = Instant::now() + limit;
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for address in (host, port).to_socket_addrs()? {
-        let left = end.saturating_duration_since(Instant::now());
-        match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1))) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 #[cfg(test)]

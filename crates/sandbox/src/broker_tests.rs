@@ -1,13 +1,14 @@
 //! What the broker refuses, whoever asks it.
 
 use std::fs::{self, File};
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 
 use super::*;
 
-fn nothing() -> io::Result<OwnedFd> {
+fn nothing(_: bool) -> io::Result<OwnedFd> {
     Err(Errno::NOSYS.into())
 }
 
@@ -21,6 +22,17 @@ fn unmount(path: &Path, _: bool) -> io::Result<()> {
     fs::metadata(path).map(drop)
 }
 
+fn device(wish: &DeviceWish, devices: &Devices) -> io::Result<DeviceDone> {
+    match devices.may_show {
+        true => Ok((wish.data.clone(), None)),
+        false => Err(Errno::PERM.into()),
+    }
+}
+
+fn let_go(_: &Path) -> io::Result<()> {
+    Ok(())
+}
+
 /// A broker, in a folder with `served/socket` and `served/shown` on its list.
 struct Bench {
     dir: tempfile::TempDir,
@@ -30,7 +42,8 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let dir = tempfile::tempdir().expect("a folder");
-        let hooks = Hooks { mount, unmount, ring: nothing, channel: "NONE" };
+        let ring = nothing;
+        let hooks = Hooks { mount, unmount, ring, device, let_go, channel: "NONE" };
         let broker = Broker::new(std::process::id(), None, hooks);
         let mut bench = Bench { dir, broker };
         for folder in ["served", "outside"] {
@@ -41,6 +54,7 @@ impl Bench {
             sockets: vec![bench.at("served/socket")],
             listen: vec![("127.0.0.1".into(), 0)],
             mounts: vec![bench.at("served/shown")],
+            devices: vec!["null:1M".into()],
             ..List::default()
         };
         list.lines(|line| bench.asked(line).map(drop)).expect("a list");
@@ -202,6 +216,20 @@ fn mounts_are_those_of_the_list() {
 }
 
 #[test]
+fn block_devices_show_what_is_on_the_list() {
+    let mut bench = Bench::sealed();
+    let add = Call { second: b"\0\x01", ..Call::new(What::Device) };
+    let add = Call { numbers: [1 | 7 << 32, 3, 0, 0], ..add };
+    let listed = bench.asked(Call { first: b"null:1M", ..add }).expect("on the list");
+    assert_eq!(listed.text, b"\0\x01");
+    bench.refuses(Call { first: b"null:2M", ..add }, Errno::PERM);
+    bench.refuses(Call { numbers: [9, 3, 0, 0], ..add }, Errno::INVAL);
+    bench.refuses(Call { numbers: [1, u64::MAX, 0, 0], ..add }, Errno::INVAL);
+    // What is mounted where others see it is not let go of.
+    bench.refuses(by(What::LetGo, Path::new("/")), Errno::PERM);
+}
+
+#[test]
 fn attributes_are_ringtaps_own_of_a_file_that_may_be_written() {
     let mut bench = Bench::sealed();
     let path = bench.at("served/image");
@@ -325,11 +353,11 @@ fn no_more_calls_wait_than_there_may() {
 #[test]
 fn who_makes_a_ring_has_ended_when_it_is_there() {
     static MAKER: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
-    fn ring() -> io::Result<OwnedFd> {
+    fn ring(_: bool) -> io::Result<OwnedFd> {
         MAKER.store(rustix::thread::gettid().as_raw_nonzero().get(), SeqCst);
         Ok(File::open("/dev/null")?.into())
     }
-    apart(ring).expect("made");
+    beside(|| ring(false)).expect("made");
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let maker = MAKER.load(SeqCst);
     assert!(maker != 0 && maker != own);
@@ -342,5 +370,5 @@ fn who_makes_a_ring_has_ended_when_it_is_there() {
     fn panics() -> io::Result<OwnedFd> {
         panic!("no ring today");
     }
-    assert_eq!(apart(panics).expect_err("an error").raw_os_error(), Some(libc::EIO));
+    assert_eq!(beside(panics).expect_err("an error").raw_os_error(), Some(libc::EIO));
 }

@@ -56,10 +56,15 @@ pub(crate) enum What {
     Tell,
     /// Whether a process has mapped a file without a name, which comes with it, for itself alone: its number, and where.
     Private,
+    /// What takes the driver of block devices, or their files: what is wanted, the device, and two more numbers; the image
+    /// that it shows, and bytes for the driver.
+    Device,
+    /// A mount of the namespace that server and broker have for themselves, taken off there.
+    LetGo,
 }
 
 impl What {
-    const ALL: [What; 16] = [
+    const ALL: [What; 18] = [
         What::Allow,
         What::Seal,
         What::Bind,
@@ -76,6 +81,8 @@ impl What {
         What::Next,
         What::Tell,
         What::Private,
+        What::Device,
+        What::LetGo,
     ];
 }
 
@@ -124,7 +131,13 @@ impl<'a> Call<'a> {
         let len = u16::from_le_bytes(head[HEAD - 2..].try_into().ok()?);
         let (first, second) = texts.split_at_checked(len.into())?;
         let clean = |text: &[u8]| !text.contains(&0);
-        (clean(first) && clean(second)).then_some(Call { what, numbers, first, second })
+        // Bytes for a driver are no text.
+        (clean(first) && (what == What::Device || clean(second))).then_some(Call {
+            what,
+            numbers,
+            first,
+            second,
+        })
     }
 }
 

@@ -15,8 +15,6 @@ pub(crate) struct Wanted {
     pub(crate) rings: bool,
     /// It makes sockets itself: it has no broker, or a library does.
     pub(crate) sockets: bool,
-    /// It has block devices of this host, whose file systems it must keep out of.
-    pub(crate) devices: bool,
 }
 
 /// Descriptors and memory that are there, threads, time.
@@ -229,9 +227,6 @@ const NEW_SOCKETS: &[libc::c_long] = &[libc::SYS_socket, libc::SYS_bind, libc::S
 const RINGS: &[libc::c_long] =
     &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
-/// What keeping out of the namespace of mounted disks takes.
-const DEVICES: &[libc::c_long] = &[libc::SYS_mount, libc::SYS_umount2, libc::SYS_unshare];
-
 fn backend(error: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, error.to_string())
 }
@@ -252,7 +247,6 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
     let mut lists = vec![USUAL, FILES, OLDER, CONNECTED];
     lists.extend(wanted.rings.then_some(RINGS));
     lists.extend(wanted.sockets.then_some(NEW_SOCKETS));
-    lists.extend(wanted.devices.then_some(DEVICES));
     let mut rules: Rules = lists.into_iter().flatten().map(|call| (*call, vec![])).collect();
     // No code but what is there already.
     let exec = libc::PROT_EXEC as u32;
@@ -271,8 +265,7 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
     let selected = SeccompCondition::new(1, Len::Dword, Cmp::Ne, libc::TIOCLINUX)?;
     rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(vec![typed, selected])?]);
     const NAME_MEMORY: i32 = 0x5356_4d41;
-    const WRITES_BACK: i32 = 57;
-    let mut prctls = vec![
+    let prctls = [
         libc::PR_SET_NAME,
         libc::PR_GET_NAME,
         libc::PR_SET_TIMERSLACK,
@@ -281,7 +274,6 @@ fn rules(wanted: Wanted) -> Result<Rules, seccompiler::BackendError> {
         libc::PR_SET_NO_NEW_PRIVS,
         NAME_MEMORY,
     ];
-    prctls.extend(wanted.devices.then_some(WRITES_BACK));
     let prctls: Result<Vec<_>, _> = prctls.into_iter().map(|it| equal(0, it as u32)).collect();
     rules.insert(libc::SYS_prctl, prctls?);
     Ok(rules)

@@ -20,6 +20,10 @@ pub struct List {
     pub any_tcp: bool,
     /// Files to mount over, by FUSE.
     pub mounts: Vec<PathBuf>,
+    /// Images to show as block devices of this host, by the names that the operator has for them.
+    pub devices: Vec<PathBuf>,
+    /// Whether any image will do for that.
+    pub any_device: bool,
 }
 
 /// The kinds of lines.
@@ -29,6 +33,8 @@ const LISTEN: u64 = 3;
 const DIAL: u64 = 4;
 const ANY_TCP: u64 = 5;
 const MOUNT: u64 = 6;
+const DEVICE: u64 = 7;
+const ANY_DEVICE: u64 = 8;
 /// The most lines that a broker keeps.
 const MOST: usize = 64 << 10;
 
@@ -41,21 +47,22 @@ impl List {
         paths(&self.sockets, SOCKET)?;
         paths(&self.folders, FOLDER)?;
         paths(&self.mounts, MOUNT)?;
+        paths(&self.devices, DEVICE)?;
         for (places, kind) in [(&self.listen, LISTEN), (&self.dial, DIAL)] {
             for (host, port) in places {
                 let call = Call { first: host.as_bytes(), ..Call::new(What::Allow) };
                 say(Call { numbers: [kind, u64::from(*port), 0, 0], ..call })?;
             }
         }
-        match self.any_tcp {
-            true => say(Call::new(What::Allow).number(ANY_TCP)),
-            false => Ok(()),
-        }
+        let all = [(self.any_tcp, ANY_TCP), (self.any_device, ANY_DEVICE)];
+        let mut all = all.into_iter().filter(|(any, _)| *any);
+        all.try_for_each(|(_, kind)| say(Call::new(What::Allow).number(kind)))
     }
 
     /// Take a line; false where it is none.
     pub(crate) fn take(&mut self, line: &Call<'_>) -> bool {
         let known = self.sockets.len() + self.folders.len() + self.mounts.len();
+        let known = known + self.devices.len();
         if known + self.listen.len() + self.dial.len() >= MOST {
             return false;
         }
@@ -74,6 +81,15 @@ impl List {
                 self.any_tcp = true;
                 true
             }
+            // A name of an image need not be a path.
+            DEVICE => {
+                self.devices.push(as_path(line.first).to_owned());
+                true
+            }
+            ANY_DEVICE => {
+                self.any_device = true;
+                true
+            }
             _ => false,
         }
     }
@@ -89,6 +105,15 @@ impl List {
 
     pub(crate) fn may_dial(&self, host: &str, port: u16) -> bool {
         self.any_tcp || self.dial.iter().any(|(other, its)| other == host && *its == port)
+    }
+
+    /// Whether there are to be block devices at all.
+    pub(crate) fn has_devices(&self) -> bool {
+        self.any_device || !self.devices.is_empty()
+    }
+
+    pub(crate) fn may_show(&self, image: &Path) -> bool {
+        self.any_device || has(&self.devices, image)
     }
 
     pub(crate) fn has_mount(&self, place: &Path) -> bool {
@@ -124,6 +149,8 @@ mod tests {
             dial: vec![("d".into(), 8)],
             any_tcp: false,
             mounts: vec!["/tmp/m".into()],
+            devices: vec!["null:1M".into()],
+            any_device: false,
         };
         let mut heard = List::default();
         let take = |call: Call<'_>| {
@@ -137,6 +164,7 @@ mod tests {
         assert!(!heard.has_socket(Path::new("/tmp/b.sock")));
         assert!(heard.may_listen("h", 7) && !heard.may_listen("h", 8) && !heard.may_listen("d", 8));
         assert!(heard.may_dial("d", 8) && !heard.may_dial("h", 7));
+        assert!(heard.may_show(Path::new("null:1M")) && !heard.may_show(Path::new("null:2M")));
         assert!(heard.has_mount(Path::new("/tmp/m")) && !heard.has_mount(Path::new("/tmp/a.sock")));
     }
 

@@ -16,9 +16,6 @@ const IMAGES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::SYS_RESOURCE);
 
-/// What block devices of this host (ublk) take beside that: the control device and the mount namespace.
-const DEVICES: CapabilitySet = IMAGES.union(CapabilitySet::SYS_ADMIN);
-
 /// No program that it starts, if it could, has more than itself. The other walls need that.
 pub(crate) fn gain_nothing() -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
@@ -34,8 +31,8 @@ pub(crate) fn keep_memory_private() -> io::Result<()> {
 }
 
 /// Give up all capabilities but these, of those that there are.
-pub(crate) fn give_up(devices: bool) -> io::Result<()> {
-    let kept = if devices { DEVICES } else { IMAGES };
+pub(crate) fn give_up() -> io::Result<()> {
+    let kept = IMAGES;
     let now = capabilities(None)?;
     // A unit has taken all others away, and the call that gives up more.
     let (permitted, inheritable) = (now.permitted - kept, now.inheritable);

@@ -15,8 +15,6 @@ use crate::{List, notifier, rights};
 /// What must be left open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// It makes block devices of this host (ublk).
-    pub devices: bool,
     /// It works by io_uring.
     pub rings: bool,
     /// It makes connections itself: what it speaks is in a library.
@@ -85,18 +83,17 @@ pub fn confine(walls: &Walls) -> Confined {
         lacking.push(Lacking::new(what, &error));
         lacking.last().is_some_and(|it| !it.is_whole())
     };
-    let Needs { devices, rings, network } = walls.needs;
+    let Needs { rings, network } = walls.needs;
     let none = || Err(io::Error::new(io::ErrorKind::NotFound, "it could not be started"));
     let told = if broker::is_there() { broker::tell(&walls.list) } else { none() };
     let has_broker = tried("a broker", told);
     tried("no_new_privs", rights::gain_nothing());
     tried("memory that no other process reads", rights::keep_memory_private());
-    // Nobody who is behind landlock mounts anything, or takes it off.
-    let files = !devices && tried("landlock", held(files::restrict(&walls.files, network)));
-    tried("fewer capabilities", rights::give_up(devices));
-    // Rings of block devices pass commands to their driver.
-    let supervised = rings && has_broker && !devices && tried("restricted rings", restrict_rings());
-    let wanted = Wanted { rings, sockets: network || !has_broker, devices };
+    // From here on nobody mounts anything, or takes it off.
+    let files = tried("landlock", held(files::restrict(&walls.files, network)));
+    tried("fewer capabilities", rights::give_up());
+    let supervised = rings && has_broker && tried("restricted rings", restrict_rings());
+    let wanted = Wanted { rings, sockets: network || !has_broker };
     tried("seccomp", calls::restrict(wanted));
     Confined { lacking, files, rings: supervised }
 }

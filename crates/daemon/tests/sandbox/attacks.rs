@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use io_uring::{IoUring, Parameters, opcode, squeue, types};
-use ringtap_sandbox::ask;
+use ringtap_sandbox::{DeviceAct, DeviceWish, ask};
 
 /// What is aimed at.
 pub struct Aims {
@@ -25,6 +25,8 @@ pub struct Aims {
     pub parent: u32,
     /// Whether rings come from a broker.
     pub confined: bool,
+    /// The server's image, where it is shown as a block device, number 1; number 0 is another's, and waits.
+    pub device: Option<PathBuf>,
 }
 
 /// How a ring is laid out: whoever owns the process knows that, too.
@@ -53,6 +55,9 @@ pub fn attack(aims: &Aims) {
     processes(aims, &tell);
     sockets(aims, &tell);
     rings(aims, &tell);
+    if let Some(image) = &aims.device {
+        devices(aims, image, &tell);
+    }
     eprintln!("attack: the end: reached");
 }
 
@@ -169,6 +174,49 @@ fn sockets(aims: &Aims, tell: Tell<'_>) {
         let _ = off.unwrap_or_else(|| ringtap_export::fuse::unmount_by(&over, true));
     }
     tell("ask for a mount elsewhere", mounted.map(drop));
+}
+
+/// Codes of the driver's commands. Source: linux/ublk_cmd.h.
+const ADD: u32 = 0xc020_7504;
+const DELETE: u32 = 0xc020_7505;
+const STOP: u32 = 0xc020_7507;
+const TAKE_OVER: u32 = 0xc020_7510;
+const LOOK: u32 = 0x8020_7512;
+
+/// The driver of block devices, by itself and by the broker.
+fn devices(aims: &Aims, image: &Path, tell: Tell<'_>) {
+    let writable = |path: &str| File::options().read(true).write(true).open(path).map(drop);
+    tell("open the driver's control device", writable("/dev/ublk-control"));
+    tell("open another's block device", writable("/dev/ublkb0"));
+    tell("open the file another's device is served by", writable("/dev/ublkc0"));
+    let ask = |act, id, image: &Path, data: Vec<u8>| {
+        let wish = DeviceWish { act, id, image: image.to_owned(), data };
+        wish.ask().unwrap_or_else(|| Err(Error::other("no broker"))).map(drop)
+    };
+    let command = |code| DeviceAct::Command { code, inline: 0, by_path: code == LOOK };
+    // One queue of 64, of 64 KiB each, for whoever comes.
+    let mut info = vec![0u8; 64];
+    (info[0], info[2], info[10]) = (1, 64, 1);
+    info[12..16].fill(0xff);
+    tell("make a device of another image", ask(command(ADD), u32::MAX, &aims.other, info.clone()));
+    tell("make one that passes for another's", ask(command(ADD), u32::MAX, image, info));
+    tell("look at another's device", ask(command(LOOK), 0, image, vec![0; 64]));
+    for (name, code) in [
+        ("take over another's device", TAKE_OVER),
+        ("stop another's device", STOP),
+        ("delete another's device", DELETE),
+        ("a command that is none", 0x8020_7577),
+    ] {
+        tell(name, ask(command(code), 0, image, vec![]));
+    }
+    for (name, act) in [
+        ("have the file another's device is served by", DeviceAct::Open),
+        ("have another's device written back", DeviceAct::WriteBack),
+    ] {
+        tell(name, ask(act, 0, image, vec![]));
+    }
+    let off = ringtap_sandbox::let_go(Path::new("/mnt/share"));
+    tell("unmount what is no block device's", off.unwrap_or(Ok(())));
 }
 
 fn rings(aims: &Aims, tell: Tell<'_>) {

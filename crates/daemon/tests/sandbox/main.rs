@@ -5,6 +5,7 @@
 //! nothing. It has no harness, for a server confines itself while it has one thread.
 
 mod attacks;
+mod ublk;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,6 +37,8 @@ const PORT: &str = "RINGTAP_TEST_SANDBOX_PORT";
 /// Whether it is confined, and whether it is controlled.
 const CONFINED: &str = "RINGTAP_TEST_SANDBOX_CONFINED";
 const CONTROL: &str = "RINGTAP_TEST_SANDBOX_CONTROL";
+/// Whether nobody attacks it.
+const NO_ATTACK: &str = "RINGTAP_TEST_SANDBOX_NO_ATTACK";
 
 const TRANSPORTS: [&str; 3] = ["nbd", "vhost-user", "fuse"];
 
@@ -44,9 +47,13 @@ fn main() {
         serving(Path::new(&dir));
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
-    let tests: [(&str, fn()); 3] = [
+    let tests: [(&str, fn()); 4] = [
         ("an_owned_server_reaches_nothing_else", an_owned_server_reaches_nothing_else),
         ("with_a_control_socket_the_system_is_out_of_reach", controlled),
+        (
+            "an_owned_server_of_block_devices_reaches_nothing_else",
+            ublk::an_owned_server_of_block_devices_reaches_nothing_else,
+        ),
         ("without_the_sandbox_each_attack_succeeds", without_the_sandbox_each_attack_succeeds),
     ];
     if std::env::args().any(|it| it == "--list") {
@@ -76,6 +83,7 @@ fn disk(dir: &Path, transport: &str) -> Disk {
         nbd: only("nbd").map(Address::Unix).into_iter().collect(),
         vhost_user: only("vhost-user").map(Address::Unix).into_iter().collect(),
         fuse: only("fuse").into_iter().collect(),
+        ublk: (transport == "ublk").then_some(None),
         queues: 2,
         ..Disk::new(dir.join("served/disk.qcow2"), options)
     }
@@ -98,6 +106,7 @@ fn serving(dir: &Path) -> ! {
         port: std::env::var(PORT).expect("a port").parse().expect("a number"),
         parent: std::os::unix::process::parent_id(),
         confined,
+        device: (transport == "ublk").then(|| dir.join("served/disk.qcow2")),
     };
     let config = Config {
         groups: vec![],
@@ -119,7 +128,8 @@ fn serving(dir: &Path) -> ! {
     };
     let aims = Arc::new(aims);
     let wrap = move |_: &Path, image| {
-        let (aims, done) = (aims.clone(), AtomicBool::new(false));
+        let spared = std::env::var_os(NO_ATTACK).is_some();
+        let (aims, done) = (aims.clone(), AtomicBool::new(spared));
         let main = std::thread::current().id();
         let trap = move |step: &str, _| {
             let here = step == "map" && std::thread::current().id() != main;

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
+use ringtap_sandbox::{DeviceAct, DeviceWish};
 use rustix::fs::{Mode, OFlags, open};
 
 use super::wire::{Described, DeviceInfo, PARAMS, State, control, control_command, feature};
@@ -18,8 +19,19 @@ const WITHIN: Duration = Duration::from_secs(120);
 /// How long to wait for those who have a deleted device open.
 const LET_GO: Duration = Duration::from_secs(3);
 
-/// A ring of its own: commands of this file are larger than a queue's.
+/// The driver, for who serves an image: its commands are the broker's to give where there is one.
 pub(crate) struct Control {
+    way: Way,
+    image: PathBuf,
+}
+
+enum Way {
+    Here(Here),
+    Brokers,
+}
+
+/// A ring of its own: commands of this file are larger than a queue's.
+pub(crate) struct Here {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     device: OwnedFd,
     /// Commands given so far: one that was not waited for to its end may answer yet.
@@ -50,6 +62,22 @@ pub(crate) fn block_device(id: u32) -> PathBuf {
     format!("/dev/ublkb{id}").into()
 }
 
+pub(crate) fn wish(act: DeviceAct, id: u32, image: &Path) -> DeviceWish {
+    DeviceWish { act, id, image: image.to_owned(), data: vec![] }
+}
+
+/// What may be said in a byte of a device.
+pub(crate) fn ask_of(
+    act: DeviceAct,
+    id: u32,
+    here: impl FnOnce() -> io::Result<bool>,
+) -> io::Result<bool> {
+    match wish(act, id, Path::new("")).ask() {
+        None => here(),
+        Some(end) => end.map(|(said, _)| said == [1]),
+    }
+}
+
 /// The numbers of all devices there are.
 pub(crate) fn all() -> io::Result<Vec<u32>> {
     let entries = match fs::read_dir("/sys/class/ublk-char") {
@@ -64,22 +92,23 @@ pub(crate) fn all() -> io::Result<Vec<u32>> {
     Ok(all)
 }
 
-impl Control {
-    pub(crate) fn open() -> io::Result<Control> {
+impl Here {
+    pub(crate) fn open() -> io::Result<Here> {
         let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let ring = IoUring::<squeue::Entry128, cqueue::Entry>::builder().build(4)?;
-        Ok(Control { ring, device, commands: 0 })
+        Ok(Here { ring, device, commands: 0 })
     }
 
-    /// One command to its end. `path` and `data` are what the driver reads and writes.
-    fn run(
+    /// One command to its end. The device's path, where it is wanted, and `data` are what the driver reads and writes.
+    pub(crate) fn run(
         &mut self,
         command: u32,
         id: u32,
-        path: Option<String>,
+        by_path: bool,
         data: &mut [u8],
         inline: u64,
-    ) -> io::Result<i32> {
+    ) -> io::Result<()> {
+        let path = by_path.then(|| served_by(id).display().to_string());
         let path = path.unwrap_or_default().into_bytes();
         // Owned, for the driver may come to it later than we care to wait.
         let mut buffer = [&path[..], data].concat();
@@ -115,41 +144,85 @@ impl Control {
             return Err(io::Error::from_raw_os_error(-result));
         }
         data.copy_from_slice(&buffer[path.len()..]);
-        Ok(result)
+        Ok(())
     }
 
-    fn path(target: Target) -> Option<String> {
-        target.unprivileged.then(|| served_by(target.id).display().to_string())
+    /// The facts of a device; none where there is no such device.
+    pub(crate) fn info(&mut self, id: u32) -> io::Result<Option<DeviceInfo>> {
+        info(|data| self.run(control::INFO, id, true, data, 0))
+    }
+}
+
+fn info(ask: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<Option<DeviceInfo>> {
+    let mut bytes = [0; DeviceInfo::LEN];
+    match ask(&mut bytes) {
+        Ok(()) => Ok(Some(DeviceInfo::decode(&bytes))),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENODEV | libc::ENOENT) => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+impl Control {
+    /// For who serves no image.
+    pub(crate) fn open() -> io::Result<Control> {
+        Control::of(Path::new(""))
+    }
+
+    pub(crate) fn of(image: &Path) -> io::Result<Control> {
+        let image = image.to_owned();
+        let way = match wish(DeviceAct::Reach, u32::MAX, &image).ask() {
+            None => Way::Here(Here::open()?),
+            Some(end) => end.map(|_| Way::Brokers)?,
+        };
+        Ok(Control { way, image })
+    }
+
+    fn run(
+        &mut self,
+        code: u32,
+        id: u32,
+        by_path: bool,
+        data: &mut [u8],
+        inline: u64,
+    ) -> io::Result<()> {
+        let driver = match &mut self.way {
+            Way::Here(driver) => driver,
+            Way::Brokers => {
+                let act = DeviceAct::Command { code, inline, by_path };
+                let wish = DeviceWish { data: data.to_vec(), ..wish(act, id, &self.image) };
+                let (answer, _) = wish.ask().ok_or(rustix::io::Errno::PIPE)??;
+                if answer.len() != data.len() {
+                    return Err(rustix::io::Errno::IO.into());
+                }
+                data.copy_from_slice(&answer);
+                return Ok(());
+            }
+        };
+        driver.run(code, id, by_path, data, inline)
     }
 
     fn command(&mut self, command: u32, target: Target, inline: u64) -> io::Result<()> {
-        self.run(command, target.id, Self::path(target), &mut [], inline).map(drop)
+        self.run(command, target.id, target.unprivileged, &mut [], inline)
     }
 
     /// What this kernel's driver can do. Linux 6.5.
     pub(crate) fn features(&mut self) -> io::Result<u64> {
         let mut features = [0; 8];
-        self.run(control::FEATURES, u32::MAX, None, &mut features, 0)?;
+        self.run(control::FEATURES, u32::MAX, false, &mut features, 0)?;
         Ok(u64::from_ne_bytes(features))
     }
 
     /// The facts of a device; none where there is no such device.
     pub(crate) fn info(&mut self, id: u32) -> io::Result<Option<DeviceInfo>> {
-        let mut bytes = [0; DeviceInfo::LEN];
-        let path = served_by(id).display().to_string();
-        match self.run(control::INFO, id, Some(path), &mut bytes, 0) {
-            Ok(_) => Ok(Some(DeviceInfo::decode(&bytes))),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ENODEV | libc::ENOENT) => Ok(None),
-                _ => Err(error),
-            },
-        }
+        info(|data| self.run(control::INFO, id, true, data, 0))
     }
 
     /// Make a device; what became of the wishes.
     pub(crate) fn add(&mut self, wanted: &DeviceInfo) -> io::Result<DeviceInfo> {
         let mut bytes = wanted.encode();
-        self.run(control::ADD, wanted.id, None, &mut bytes, 0)?;
+        self.run(control::ADD, wanted.id, false, &mut bytes, 0)?;
         Ok(DeviceInfo::decode(&bytes))
     }
 
@@ -157,12 +230,12 @@ impl Control {
     pub(crate) fn params(&mut self, target: Target) -> io::Result<Described> {
         let mut params = [0; PARAMS];
         params[..4].copy_from_slice(&(PARAMS as u32).to_ne_bytes());
-        self.run(control::GET_PARAMS, target.id, Self::path(target), &mut params, 0)?;
+        self.run(control::GET_PARAMS, target.id, target.unprivileged, &mut params, 0)?;
         Ok(Described::decode(&params))
     }
 
     pub(crate) fn set_params(&mut self, target: Target, params: &mut [u8]) -> io::Result<()> {
-        self.run(control::SET_PARAMS, target.id, Self::path(target), params, 0).map(drop)
+        self.run(control::SET_PARAMS, target.id, target.unprivileged, params, 0)
     }
 
     /// Make it a block device. Every slot of every queue must be fetching, or will soon.
@@ -210,6 +283,14 @@ impl Control {
     /// Change its size, in bytes. Linux 6.16.
     pub(crate) fn resize(&mut self, target: Target, size: u64) -> io::Result<()> {
         self.command(control::UPDATE_SIZE, target, size / 512)
+    }
+
+    /// The file by which a device is served.
+    pub(crate) fn open_device(&self, id: u32) -> io::Result<OwnedFd> {
+        match wish(DeviceAct::Open, id, &self.image).ask() {
+            None => Ok(open(served_by(id), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?),
+            Some(end) => end?.1.ok_or_else(|| rustix::io::Errno::IO.into()),
+        }
     }
 
     /// Stop and delete a device whose server is gone, unless it is gone, too.

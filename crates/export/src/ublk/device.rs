@@ -5,11 +5,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ringtap_sandbox::DeviceAct;
 use ringtap_vbd::{Disk, WriteThrough};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::geteuid;
 
-use super::control::{self, Control, Target, served_by};
+use super::control::{self, Control, Target, ask_of, served_by};
 use super::wire::{DeviceInfo, State, feature, params};
 use super::{Error, Options, record};
 
@@ -61,7 +62,7 @@ impl Device {
         vbd: &Disk,
         options: &Options,
     ) -> Result<Device, Error> {
-        let mut control = Control::open().map_err(Error::control)?;
+        let mut control = Control::of(image).map_err(Error::control)?;
         let features = control.features().map_err(|source| match source.raw_os_error() {
             Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV | libc::EPERM) => Error::Old,
             _ => Error::Os { tried: "ask for the features of", path: CONTROL.into(), source },
@@ -88,7 +89,7 @@ impl Device {
         }
         match self.file.take() {
             Some(file) => Ok(file),
-            None => open_file(self.info.id),
+            None => open_file(&self.control, self.info.id),
         }
     }
 
@@ -218,6 +219,10 @@ pub(crate) fn is_served(info: &DeviceInfo) -> bool {
 
 /// Whether somebody has the file by which a device is served.
 fn is_held(id: u32) -> bool {
+    ask_of(DeviceAct::IsHeld, id, || Ok(is_held_here(id))).unwrap_or(false)
+}
+
+pub(crate) fn is_held_here(id: u32) -> bool {
     let opened = open(served_by(id), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     opened.is_err_and(|error| error == rustix::io::Errno::BUSY)
 }
@@ -274,7 +279,7 @@ fn add(
     let _through = vbd.write_through();
     let mut device = Device { control, info, file: None, taken_over: None, fresh: true, _through };
     // An ordinary user may say nothing more before the file is his.
-    device.file = Some(open_file(info.id)?);
+    device.file = Some(open_file(&device.control, info.id)?);
     let mut params = params(vbd.info(), vbd.size(), !vbd.cache().writethrough(), &info);
     let target = device.target();
     let set = device.control.set_params(target, &mut params);
@@ -283,13 +288,13 @@ fn add(
 }
 
 /// The device's file, once it is there and ours to open: udev may take a moment.
-fn open_file(id: u32) -> Result<OwnedFd, Error> {
+fn open_file(control: &Control, id: u32) -> Result<OwnedFd, Error> {
     let path = served_by(id);
     let end = Instant::now() + PATIENCE;
     loop {
-        let error = match open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        let error = match control.open_device(id) {
             Ok(file) => return Ok(file),
-            Err(error) => io::Error::from(error),
+            Err(error) => error,
         };
         let passing = [libc::ENOENT, libc::EACCES, libc::EBUSY, libc::ENXIO];
         if !error.raw_os_error().is_some_and(|errno| passing.contains(&errno))

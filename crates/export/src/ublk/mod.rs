@@ -16,6 +16,7 @@
 //!
 //! Source: Linux, Documentation/block/ublk.rst and include/uapi/linux/ublk_cmd.h.
 
+mod brokered;
 mod control;
 mod descriptors;
 mod device;
@@ -29,21 +30,22 @@ pub mod testing;
 mod thread;
 mod wire;
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ringtap_io::OpenFile;
+use ringtap_sandbox::DeviceAct;
 use ringtap_vbd::{Disk, Listening};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+pub use self::brokered::for_server;
 pub use self::device::Device;
 pub use self::list::{Listed, list, reap};
-pub use self::namespace::{leave_mount_namespace, let_go_of_disks};
+pub use self::namespace::{leave_mount_namespace, let_go_of, let_go_of_disks};
+pub use self::record::made_folder;
 pub use self::wire::State;
 use self::wire::feature;
 use crate::Stop;
@@ -259,7 +261,7 @@ impl Server {
             }
         }
         let _hurry = self.vbd.hurry_all();
-        self.write_back();
+        self.write_back(running.device.info.id);
         let mut first = Ok(());
         for end in running.end() {
             first = first.and(end.map_err(|source| failed("serve", source)));
@@ -272,18 +274,14 @@ impl Server {
     }
 
     /// Have the kernel write what it keeps of the block device, while somebody takes it.
-    fn write_back(&self) {
-        let in_use = File::options().read(true).custom_flags(libc::O_EXCL).open(&self.path);
-        if in_use.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY)) {
-            tracing::warn!(
+    fn write_back(&self, id: u32) {
+        let here = || brokered::write_back(&self.path);
+        match control::ask_of(DeviceAct::WriteBack, id, here) {
+            Ok(false) => {}
+            Ok(true) => tracing::warn!(
                 "{} is in use: whoever has it mounted gets errors from now on",
                 self.path.display()
-            );
-        }
-        let written = File::open(&self.path).and_then(|device| device.sync_all());
-        match written {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            ),
             Err(error) => tracing::error!("cannot write back {}: {error}", self.path.display()),
         }
     }

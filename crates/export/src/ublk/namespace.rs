@@ -44,11 +44,25 @@ pub fn let_go_of_disks<'a>(places: impl IntoIterator<Item = &'a Path>) -> io::Re
     };
     // What is mounted on another mount comes after it.
     for mount in mounts.iter().rev().filter(|mount| lies_on_ublk(mount) && !is_used(mount)) {
-        if let Err(error) = unmount(&mount.place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        let place = &mount.place;
+        if let Err(error) = ringtap_sandbox::let_go(place).unwrap_or_else(|| detach(place)) {
             tracing::warn!("cannot let go of {}: {error}", mount.place.display());
         }
     }
     Ok(())
+}
+
+fn detach(place: &Path) -> io::Result<()> {
+    Ok(unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+}
+
+/// The same of one mount, for who may not: if it is there, and lies on a ublk device.
+pub fn let_go_of(place: &Path) -> io::Result<()> {
+    let mounts = mounts()?;
+    match mounts.iter().any(|mount| mount.place == place && lies_on_ublk(mount)) {
+        true => detach(place),
+        false => Err(rustix::io::Errno::PERM.into()),
+    }
 }
 
 /// The nearest to a path of what is there of it, to hold on to.

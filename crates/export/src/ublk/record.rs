@@ -48,6 +48,11 @@ fn folder() -> Option<PathBuf> {
     own.filter(|path| path.is_absolute()).map(|path| path.join("ringtap/ublk"))
 }
 
+/// The folder, which is there then: for who may open files in it, and make no folder.
+pub fn made_folder() -> Option<PathBuf> {
+    folder().filter(|folder| fs::create_dir_all(folder).is_ok())
+}
+
 /// Note the image of a device of that mark. Devices work without, but cannot be told apart by people.
 pub(crate) fn write(id: u32, mark: u64, image: &Path) {
     let Some(folder) = folder() else { return };

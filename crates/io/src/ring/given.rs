@@ -51,11 +51,13 @@ const SUBMITTED: [u8; 18] = [
     opcode::Splice::CODE,
 ];
 
-/// A ring as [`Ring::new`] makes them, that does nothing before it is enabled, and nothing but this then.
-pub fn restricted() -> io::Result<OwnedFd> {
+/// A ring as [`Ring::new`] makes them, that does nothing before it is enabled, and nothing but this then; `commands`: and
+/// commands of drivers, to descriptors that are open.
+pub fn restricted(commands: bool) -> io::Result<OwnedFd> {
     let (ring, _) = Ring::newest(true)?;
     let registered = REGISTERED.into_iter().map(Restriction::register_op);
-    let submitted = SUBMITTED.into_iter().map(Restriction::sqe_op);
+    let commands = commands.then_some(opcode::UringCmd16::CODE);
+    let submitted = SUBMITTED.into_iter().chain(commands).map(Restriction::sqe_op);
     // Any file, and a worker of the kernel's for what would wait.
     let flags = std::iter::once(Restriction::sqe_flags_allowed(0b01_0001));
     let mut all: Vec<_> = registered.chain(submitted).chain(flags).collect();
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn a_restricted_ring_does_what_is_listed_and_nothing_else() {
         let params = Ring::newest(false).expect("io_uring").0.params().clone();
-        let file = restricted().expect("a ring");
+        let file = restricted(false).expect("a ring");
         // SAFETY: as in `take`.
         let mut ring =
             unsafe { IoUring::from_fd(std::os::fd::IntoRawFd::into_raw_fd(file), params) }

@@ -1,0 +1,107 @@
+//! Sockets that are made for a server: bound, listened at and connected.
+
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::call::FILES;
+use crate::walk::open_without_links;
+
+/// Where in a folder that is held, so that nobody puts another in its place meanwhile: the folder, and a path by it.
+fn held(place: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    let (Some(folder), Some(name)) = (place.parent(), place.file_name()) else {
+        return Err(Errno::INVAL.into());
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let held = open_without_links(folder, flags)?;
+    let by = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join(name);
+    Ok((held, by))
+}
+
+/// A UNIX socket that is bound there.
+pub(crate) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = stream()?;
+    rustix::net::bind(&socket, &address)?;
+    Ok(socket)
+}
+
+pub(crate) fn connect(place: &Path, waits: bool) -> io::Result<OwnedFd> {
+    // A link would lead to another socket than the one that was compared.
+    let (_held, by) = held(place)?;
+    let socket =
+        rustix::fs::open(&by, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode);
+    if kind.is_symlink() {
+        return Err(Errno::LOOP.into());
+    }
+    connect_at(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())), waits)
+}
+
+/// A UNIX socket that is connected to the one there; where it may not wait, it is of the kind that does not, either.
+pub(crate) fn connect_at(path: &Path, waits: bool) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = stream()?;
+    rustix::io::ioctl_fionbio(&socket, !waits)?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+fn stream() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+/// Sockets on a port of every address that the host's name stands for.
+pub(crate) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
+    let (mut listeners, mut missing) = (vec![], None);
+    for address in (host, port).to_socket_addrs()?.take(FILES) {
+        match TcpListener::bind(address) {
+            Ok(listener) => listeners.push(listener),
+            // A name often stands for an IPv6 address too, on hosts that have none.
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrNotAvailable
+                    || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) =>
+            {
+                missing = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+        if port == 0 && !listeners.is_empty() {
+            break;
+        }
+    }
+    match listeners.is_empty() {
+        true => Err(missing.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())),
+        false => Ok(listeners),
+    }
+}
+
+/// A connection to the first address of the host that takes it.
+pub(crate) fn dial(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
+    let end = Instant::now() + limit;
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in (host, port).to_socket_addrs()? {
+        let left = end.saturating_duration_since(Instant::now());
+        match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1))) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Say what has become of an upgrade to who has made the abstract socket of that server for it.
+pub(crate) fn tell_asker(server: u32, text: &[u8]) -> io::Result<()> {
+    let name = format!("ringtap-upgrade-{server}");
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let (kind, flags) = (SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    rustix::net::sendto(&socket, text, rustix::net::SendFlags::empty(), &address)?;
+    Ok(())
+}
