@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
+use crate::plan::unix_path;
 use crate::{Address, Error, handover};
 
 const BACKLOG: i32 = 128;
@@ -73,7 +74,7 @@ fn errno(error: io::Error) -> Errno {
 pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), Error> {
     SocketAddrUnix::new(path).map_err(failed("bind", path))?;
     if let Some(socket) = handover::inherited_at(path) {
-        return Ok((UnixListener::from(socket), SocketFile::at(path)?));
+        return Ok((noted(socket, path), SocketFile::at(path)?));
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -96,7 +97,14 @@ pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile),
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))
         .map_err(failed("set the permissions of", path))?;
     rustix::net::listen(&socket, BACKLOG).map_err(failed("listen on", path))?;
-    Ok((UnixListener::from(socket), file))
+    Ok((noted(socket, path), file))
+}
+
+/// The socket, which the next server asks for by this path, though its name may be where a link of it leads.
+fn noted(socket: OwnedFd, path: &Path) -> UnixListener {
+    let listener = UnixListener::from(socket);
+    handover::note(&Address::Unix(unix_path(&listener)), &Address::Unix(path.to_owned()));
+    listener
 }
 
 fn remove_dead(path: &Path) -> Result<(), Error> {

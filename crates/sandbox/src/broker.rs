@@ -26,7 +26,7 @@ use crate::list::{List, absolute};
 use crate::maps;
 use crate::next;
 use crate::notifier::Notifier;
-use crate::sockets::{bind_at, connect, dial, listen, tell_asker};
+use crate::sockets::{bind_in_place, connect, dial, listen, tell_asker};
 
 /// What the broker does for whom it does not know: given by who starts it.
 #[derive(Clone, Copy)]
@@ -331,10 +331,9 @@ impl Broker {
                 done()
             }
             What::Rings => refused(),
-            // By the path as it was said: that is what the socket is called from then on.
             What::Bind => {
-                self.place(path, List::has_socket)?;
-                bind_at(path).map(|socket| Done::Now(Answer::of(socket)))
+                let place = self.place(path, List::has_socket)?;
+                bind_in_place(path, &place, || {}).map(|socket| Done::Now(Answer::of(socket)))
             }
             What::Connect => {
                 let place = absolute(path)?;

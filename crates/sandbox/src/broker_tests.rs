@@ -167,6 +167,32 @@ fn a_link_in_the_place_of_a_socket_is_not_followed() {
     bench.refuses(by(What::Bind, &own), Errno::ADDRINUSE);
 }
 
+/// Between the look at a path and the bind, somebody puts a link in the place of a folder on the way.
+#[test]
+fn a_folder_that_is_swapped_meanwhile_has_nobody_get_a_socket_elsewhere() {
+    for (linked, long) in [(false, false), (true, false), (false, true)] {
+        let bench = Bench::new();
+        let name = if long { "s".repeat(100) } else { "socket".into() };
+        for folder in ["served/in/a", "outside/in/a"] {
+            fs::create_dir_all(bench.at(folder)).expect("folders");
+        }
+        symlink(bench.at("served/in"), bench.at("link")).expect("a link");
+        let place = bench.at("served/in/a").join(&name);
+        let said = if linked { bench.at("link/a").join(&name) } else { place.clone() };
+        let bind = |swap: &dyn Fn()| crate::sockets::bind_in_place(&said, &place, swap);
+        drop(bind(&|| {}).expect("nobody is in the way"));
+        assert!(place.exists());
+        fs::remove_file(&place).expect("removed");
+        let swapped = bind(&|| {
+            fs::rename(bench.at("served"), bench.at("aside")).expect("moved");
+            symlink(bench.at("outside"), bench.at("served")).expect("a link");
+        });
+        let error = swapped.expect_err("refused");
+        let expected = if long { libc::ELOOP } else { libc::EAGAIN };
+        assert_eq!(error.raw_os_error(), Some(expected), "{said:?}");
+    }
+}
+
 #[test]
 fn servers_that_images_name_are_known_until_the_list_is_closed() {
     let mut bench = Bench::new();

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -22,6 +23,42 @@ fn held(place: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let held = open_without_links(folder, flags)?;
     let by = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join(name);
     Ok((held, by))
+}
+
+/// A UNIX socket that is bound there by who may not be led elsewhere meanwhile: `place` is where `said` has led, with no link
+/// on the way. The kernel binds by a name, and the socket is called by that; so the folders on the way are watched, and
+/// where one was moved or removed in between nobody gets what was bound. `meanwhile` is before that.
+pub(crate) fn bind_in_place(
+    said: &Path,
+    place: &Path,
+    meanwhile: impl FnOnce(),
+) -> io::Result<OwnedFd> {
+    let by_name = std::path::absolute(said).is_ok_and(|said| said == place);
+    let name = if by_name { said } else { place };
+    let watched = SocketAddrUnix::new(name).and_then(|_| watch(place));
+    meanwhile();
+    let Ok(watch) = watched else {
+        // Too long a name, or no watch to be had: by the folder itself, whatever it is called then.
+        let (_held, by) = held(place)?;
+        return bind_at(&by);
+    };
+    let socket = bind_at(name)?;
+    let mut event = [const { std::mem::MaybeUninit::uninit() }; 512];
+    match Reader::new(&watch, &mut event).next() {
+        Err(Errno::AGAIN) => Ok(socket),
+        _ => Err(Errno::AGAIN.into()),
+    }
+}
+
+/// Who tells where one of the folders on the way to it is moved or removed.
+fn watch(place: &Path) -> Result<OwnedFd, Errno> {
+    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    let gone = WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+    let these = WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
+    for folder in place.ancestors().skip(1) {
+        inotify::add_watch(&watch, folder, gone | these)?;
+    }
+    Ok(watch)
 }
 
 /// A UNIX socket that is bound there.
