@@ -42,6 +42,12 @@ pub(crate) struct UpgradeArgs {
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
 
+    /// Close NBD clients that speak TLS, whose keys are not passed on, once their requests are answered: each has to
+    /// connect again by itself (QEMU's reconnect-delay). Else the upgrade is refused while there is one; only by a control
+    /// socket
+    #[arg(long)]
+    close_tls: bool,
+
     /// Do nothing where the server runs the very program that is at that path now; only by the id of its process
     #[arg(long)]
     if_changed: bool,
@@ -93,8 +99,8 @@ pub(crate) fn run(args: &UpgradeArgs) -> anyhow::Result<ExitCode> {
     let pid = match &args.server {
         Server::Control(_) if args.if_changed => bail!("--if-changed needs the id of the process"),
         Server::Control(path) => by_control(path, args)?,
-        Server::Process(_) if args.binary.is_some() || args.timeout.is_some() => {
-            bail!("--binary and --timeout need the server's control socket: unix:PATH")
+        Server::Process(_) if args.binary.is_some() || args.timeout.is_some() || args.close_tls => {
+            bail!("--binary, --timeout and --close-tls need the server's control socket: unix:PATH")
         }
         Server::Process(pid) if args.if_changed && !is_changed(*pid)? => {
             return Ok(ExitCode::SUCCESS);
@@ -119,6 +125,9 @@ fn by_control(path: &Path, args: &UpgradeArgs) -> anyhow::Result<u64> {
     }
     if let Some(timeout) = args.timeout {
         arguments["timeout"] = timeout.into();
+    }
+    if args.close_tls {
+        arguments["close-tls"] = true.into();
     }
     let ask = |arguments| Qmp::open(path)?.call("__ringtap_upgrade", arguments);
     let answer = match ask(arguments.clone()) {

@@ -55,10 +55,11 @@ impl Transport {
         Transport::VhostUser { path, server: server.into() }
     }
 
-    /// Why its clients could not go on elsewhere now.
-    pub(crate) fn must_stay(&self) -> Option<String> {
+    /// Why its clients could not go on elsewhere now; those that speak TLS need not where that is said.
+    pub(crate) fn must_stay(&self, closes_tls: bool) -> Option<String> {
         let title = self.title();
         match self {
+            Transport::Nbd { .. } if closes_tls => None,
             Transport::Nbd { server, .. } => {
                 server.must_stay().map(|why| format!("{title}: {why}"))
             }

@@ -4,6 +4,7 @@ mod bench;
 mod confined;
 mod silent;
 mod stopped;
+mod tls;
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;

@@ -21,6 +21,8 @@ arguments! {
         "timeout" timeout: Option<u64>,
         /// The process that asks for that program and says so in its words, of a server that is confined.
         "asked-by" asked_by: Option<u32>,
+        /// Whether NBD clients that speak TLS are closed, to connect again; else it is refused while there are any.
+        "close-tls" close_tls: Option<bool>,
     }
 }
 
@@ -40,7 +42,12 @@ impl Command for Upgrade {
             let why = format!("'timeout' is {asked} seconds, and at most {most}: a day");
             return reply.give(Err(Refusal::new(why)));
         }
-        let wish = Wish { binary: self.binary.map(Into::into), asker: self.asked_by, patience };
+        let wish = Wish {
+            binary: self.binary.map(Into::into),
+            asker: self.asked_by,
+            patience,
+            closes_tls: self.close_tls.unwrap_or(false),
+        };
         let end = hand_over(running, &wish);
         running.handed_over = end.as_ref().ok().copied();
         reply.give(end.map(|pid| Upgraded { pid: pid.into() }).map_err(Refusal::from));

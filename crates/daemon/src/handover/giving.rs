@@ -43,6 +43,8 @@ pub(crate) struct Wish {
     pub(crate) asker: Option<u32>,
     /// How long it may take to prepare.
     pub(crate) patience: Option<Duration>,
+    /// Whether NBD clients that speak TLS are closed once their requests are answered.
+    pub(crate) closes_tls: bool,
 }
 
 pub(super) fn failed(why: impl Into<String>) -> Error {
@@ -54,7 +56,7 @@ pub(super) fn failed(why: impl Into<String>) -> Error {
 /// # Errors
 /// Where that is not to be, and why: this server goes on as before.
 pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
-    running.may_be_handed_over().map_err(failed)?;
+    running.may_be_handed_over(wish).map_err(failed)?;
     let (state, files) = running.state()?;
     let mut next = Next::start(wish)?;
     tracing::info!("handing over to process {}, which prepares", next.process.id());
@@ -73,7 +75,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
         }
     }
     // Guests and clients have gone on meanwhile; what else has changed nobody has carried out, for this thread does.
-    running.may_be_handed_over().map_err(failed)?;
+    running.may_be_handed_over(wish).map_err(failed)?;
     let still = Still::stand(running, PAUSE)?;
     tracing::debug!("images are closed after {:?}", still.since());
     let end = still.pass(|body, files| next.tell(Kind::Connections, body, files));
@@ -237,7 +239,7 @@ pub(crate) fn note_program() {
 
 impl Running {
     /// Why this server cannot be followed by another now.
-    fn may_be_handed_over(&self) -> Result<(), String> {
+    fn may_be_handed_over(&self, wish: &Wish) -> Result<(), String> {
         if !self.upgradable {
             return Err("this server is part of another program".into());
         }
@@ -318,7 +320,7 @@ impl Running {
                     "{title} still waits for requests in flight since an upgrade failed: see to the storage"
                 ));
             }
-            serving.transport.must_stay().map_or(Ok(()), Err)?;
+            serving.transport.must_stay(wish.closes_tls).map_or(Ok(()), Err)?;
         }
         Ok(())
     }

@@ -63,7 +63,7 @@ pub(super) struct Connection {
     paying: Rc<Cell<Option<Time>>>,
     /// When the word to stop came.
     stopping: Cell<Option<u64>>,
-    /// Whether another server may have the client and is to, and whether that is between two requests.
+    /// Whether another server can have the client; whether it is to leave, and whether that is between two requests.
     may_leave: bool,
     leaving: Cell<bool>,
     between: Cell<bool>,
@@ -174,7 +174,8 @@ impl Connection {
         }
         let _hurry = self.vbd.hurry();
         self.slots.rest().await;
-        let goes_on = handed_over && self.stopping.get().is_none();
+        // One that cannot is closed, with no answer to what it asks last: it asks again where it connects again.
+        let goes_on = handed_over && self.stopping.get().is_none() && self.may_leave;
         if self.stopping.get().is_some() && self.vbd.health().failure().is_none() {
             if let Err(error) = self.vbd.flush(&self.io).await {
                 tracing::error!("the last flush of an NBD connection failed: {error}");
@@ -408,7 +409,7 @@ impl Connection {
             close(&self.socket, Shutdown::Both);
             return;
         }
-        if self.alarm.is_stopped() || self.alarm.is_leaving() && !self.may_leave {
+        if self.alarm.is_stopped() {
             self.stop();
             return;
         }

@@ -168,7 +168,8 @@ impl Server {
         let sealed = self.handover.sealed.load(SeqCst);
         (sealed > 0).then(|| {
             format!(
-                "{sealed} client(s) speak TLS, whose keys are not passed on: have them leave first"
+                "{sealed} client(s) speak TLS, whose keys are not passed on: have them leave first, or, where they connect again \
+                 by themselves, closed (upgrade --close-tls)"
             )
         })
     }
