@@ -73,6 +73,11 @@ impl Left {
         if self.what.is_empty() {
             return Ok(());
         }
+        for serving in running.servers.values().filter(|serving| !serving.has_ended()) {
+            if let Transport::Fuse(server) = &*serving.transport {
+                server.leave_behind();
+            }
+        }
         std::mem::forget(std::mem::take(&mut running.disks));
         Err(Error::Left { what: self.what, seconds: SILENT.as_secs() })
     }

@@ -114,25 +114,31 @@ fn a_backup_ends_though_its_target_fell_silent_as_it_was_to_make_it_stable() {
     });
 }
 
-/// Its requests are in flight, or there are none and only its image is to be closed; the disk beside it ends as ever.
+/// Its requests are in flight, by NBD or FUSE, or there are none and only its image is to be closed; the disk beside it ends
+/// as ever, and nothing stays mounted.
 #[test]
 fn a_server_ends_though_the_storage_of_a_disk_is_silent() {
-    let ends = |busy: bool| {
+    let ends = |busy: Option<&str>| {
         let bench = Bench::new();
         bench.raw("a.raw", 64 * MIB);
         let near = bench.text("near.qcow2");
         ok("qemu-img", "qemu-utils", &["create", "-q", "-f", "qcow2", &near, "64M"]);
         let source = bench.source(Kind::Nbdkit, "a.raw");
         let nbd = format!("unix:{}", bench.text("nbd"));
-        let more = ["-f", "raw", &near, "-f", "qcow2", "--name", "n", "--nbd", &nbd];
+        let shown = bench.text("shown");
+        let more =
+            ["-f", "raw", "--fuse", &shown, &near, "-f", "qcow2", "--name", "n", "--nbd", &nbd];
         let server = bench.serve(&bench.uri(), &more);
         bench.io_well(&["write -P 1 0 1M"]);
         let at = |name: &str| format!("nbd+unix:///{name}?socket={}", bench.text("nbd"));
         ok("qemu-io", "qemu-utils", &["-f", "raw", "-c", "write -P 2 0 1M", &at("n")]);
         source.pause();
-        let reads = busy.then(|| {
-            let mut reads = Command::new("qemu-io");
-            reads.args(["-f", "raw", "-r", "-c", "read 0 4k", &at("d")]);
+        let reads = busy.map(|by| {
+            let mut reads = Command::new(if by == "nbd" { "qemu-io" } else { "dd" });
+            match by {
+                "nbd" => reads.args(["-f", "raw", "-r", "-c", "read 0 4k", &at("d")]),
+                _ => reads.args([&format!("if={shown}"), "bs=4k", "count=1"]),
+            };
             reads.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it begins")
         });
         thread::sleep(Duration::from_secs(1));
@@ -141,7 +147,10 @@ fn a_server_ends_though_the_storage_of_a_disk_is_silent() {
             let _ = reads.kill();
             let _ = reads.wait();
         }
-        let what = if busy { "requests have not ended" } else { "it is not closed" };
+        let mounts = std::fs::read_to_string("/proc/mounts").expect("them");
+        assert!(!mounts.contains(&shown), "{mounts}");
+        assert!(!bench.path("shown").exists(), "what was made to be mounted over stays");
+        let what = if busy.is_some() { "requests have not ended" } else { "it is not closed" };
         assert!(said.contains(what) && said.contains(&bench.uri()), "{said}");
         assert!(said.contains("has answered nothing for 30 s"), "{said}");
         // Without what a server after this one would know.
@@ -149,9 +158,9 @@ fn a_server_ends_though_the_storage_of_a_disk_is_silent() {
         bench.holds("near.qcow2", "qcow2", &["read -P 2 0 1M"]);
     };
     thread::scope(|scope| {
-        let busy = scope.spawn(|| ends(true));
-        ends(false);
-        busy.join().expect("it ends as well");
+        let busy = ["nbd", "fuse"].map(|by| scope.spawn(move || ends(Some(by))));
+        ends(None);
+        busy.into_iter().for_each(|one| one.join().expect("it ends as well"));
     });
 }
 

@@ -219,6 +219,11 @@ impl Server {
         }
     }
 
+    /// The process ends and does not wait for it: have nothing of it stay where it is mounted.
+    pub fn leave_behind(&self) {
+        mount::leave_nothing(&self.path, self.made);
+    }
+
     fn serve_until(&self, stop: &Stop) -> Result<(), Error> {
         let failed = |source| Error::Serve { path: self.path.clone(), source };
         let mut mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);

@@ -158,11 +158,31 @@ impl Drop for Mount {
         if let Err(error) = self.unmount() {
             tracing::warn!("cannot unmount {}: {error}", self.path.display());
         }
-        let empty = || fs::metadata(&self.path).is_ok_and(|meta| meta.is_file() && meta.len() == 0);
-        if self.made && empty() {
-            // What cannot be removed is an empty file, and does no harm.
-            let _ = fs::remove_file(&self.path);
+        if self.made {
+            remove_made(&self.path);
         }
+    }
+}
+
+/// Remove the file that was made to be mounted over.
+fn remove_made(path: &Path) {
+    if fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
+        // What cannot be removed is an empty file, and does no harm.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Leave nothing of a mount whose server does not end: whoever uses it gets errors once the process has ended.
+pub(crate) fn leave_nothing(path: &Path, made: bool) {
+    match take_off(path, true) {
+        Ok(()) => {}
+        // It has been taken off before, as far as others see.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        // Nobody would answer who looks at it.
+        Err(error) => return tracing::warn!("cannot unmount {}: {error}", path.display()),
+    }
+    if made {
+        remove_made(path);
     }
 }
 
