@@ -113,8 +113,9 @@ impl Residence {
 
     /// Open the image, and let it be the disk; how it was opened.
     fn open(&self, mut disk: Disk, from_afar: bool) -> Result<Disk, Error> {
-        successor::follow(&mut disk)?;
+        // A process of this host that had it until now has seen to where the disk goes on, and to what a killed one left.
         if from_afar {
+            successor::follow(&mut disk)?;
             opened::forget_pages(&disk);
         }
         let place = Place::hold(&disk.path).unwrap_or_else(|_| (&disk.path).into());
@@ -124,7 +125,7 @@ impl Residence {
         opened::sectors_fit(&disk, image.info().size)?;
         let (named, before) = (opened::named(&disk, place, &*image), self.vbd.size());
         self.put(&disk, image)?;
-        if !self.vbd.info().read_only {
+        if from_afar && !self.vbd.info().read_only {
             successor::take_back(&disk.path);
         }
         if let Err(error) = checkpoints::restore(&self.vbd) {

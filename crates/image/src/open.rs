@@ -123,7 +123,7 @@ pub(crate) fn open_in_chain<'a>(
     })
 }
 
-/// Run a task to its end on a ring of its own; `path` is for the message where there is no ring.
+/// Run a task to its end on a ring of its own, or the one that the thread keeps; `path` is for the message where there is no ring.
 pub fn on_a_ring<T: 'static, F: Future<Output = T> + 'static>(
     path: &Path,
     task: impl FnOnce(Io) -> F,
@@ -133,7 +133,7 @@ pub fn on_a_ring<T: 'static, F: Future<Output = T> + 'static>(
         path: path.into(),
         source,
     };
-    let mut tasks = Tasks::new(ringtap_io::reactor().map_err(failed)?);
+    let mut tasks = Tasks::new(ringtap_io::passing_reactor().map_err(failed)?);
     let task = task(tasks.io().clone());
     tasks.block_on(task).map_err(failed)
 }

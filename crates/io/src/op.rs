@@ -158,7 +158,10 @@ pub trait Reactor {
         Ok(())
     }
 
-    /// What ends its sleep. Asked for once, before the first turn; one that does nothing will do where no
+    /// Keep none of the files open that operations have named. While none is in flight.
+    fn forget_files(&mut self) {}
+
+    /// What ends its sleep. Asked for before the first turn of whoever has it; one that does nothing will do where no
     /// other thread wakes its tasks.
     fn alarm(&mut self) -> Arc<dyn Alarm> {
         Arc::new(Silent)

@@ -141,11 +141,6 @@ impl Ring {
         builder.build(SUBMISSIONS)
     }
 
-    /// Make room for `count` buffers that a driver registers (Linux 6.15). Before the first turn.
-    pub fn register_buffers(&self, count: u16) -> io::Result<()> {
-        self.ring.submitter().register_buffers_sparse(count.into())
-    }
-
     fn scratch(&mut self, key: Key) -> &mut Scratch {
         let index = key as usize;
         while self.scratch.len() <= index {
@@ -584,6 +579,10 @@ impl Reactor for Ring {
             self.push_entry(&entry, done)?;
         }
         Ok(())
+    }
+
+    fn forget_files(&mut self) {
+        self.files.forget(&self.ring);
     }
 
     fn alarm(&mut self) -> Arc<dyn Alarm> {

@@ -7,16 +7,15 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use ringtap_io::keeping_a_reactor;
+
 use super::giving::failed;
 use super::lock;
-use super::still::bring_back;
+use super::still::{AT_ONCE, bring_back};
 use crate::events::spawn;
 use crate::residence::Residence;
 use crate::running::DiskId;
 use crate::{Disk, Error};
-
-/// Images that are closed at once.
-const MOST: usize = 8;
 
 const CLOSES: u8 = 0;
 const CLOSED: u8 = 1;
@@ -74,15 +73,17 @@ pub(super) fn close(all: &[Going], limit: Duration) -> Result<(), (Error, Vec<Di
     let mut begun: Vec<Option<Closing>> = queue.iter().map(|one| Some(one.2.clone())).collect();
     let queue = Arc::new(Mutex::new(queue));
     let (tell, told) = channel();
-    for number in 0..all.len().min(MOST) {
+    for number in 0..all.len().min(AT_ONCE) {
         let (queue, tell) = (queue.clone(), tell.clone());
         let close_some = move || {
-            loop {
-                let next = lock(&queue).pop_front();
-                let Some((at, going, closing)) = next else { return };
-                // Nobody listens any more where another took too long.
-                let _ = tell.send((at, going.close(&closing)));
-            }
+            keeping_a_reactor(|| {
+                loop {
+                    let next = lock(&queue).pop_front();
+                    let Some((at, going, closing)) = next else { return };
+                    // Nobody listens any more where another took too long.
+                    let _ = tell.send((at, going.close(&closing)));
+                }
+            });
         };
         match spawn("close", close_some) {
             Ok(_) => {}

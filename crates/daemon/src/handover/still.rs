@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use ringtap_export::{nbd, vhost_user};
+use ringtap_io::keeping_a_reactor;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::closing::{self, Going};
@@ -22,6 +23,8 @@ use crate::transports::Transport;
 /// How long it is tried to open images again that somebody else has meanwhile, and how often.
 const COMES_BACK: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
+/// Images that are closed, or opened, at once. More would have rings made that are used once.
+pub(super) const AT_ONCE: usize = 16;
 /// How soon it is seen that threads have ended.
 const SOON: Duration = Duration::from_micros(200);
 
@@ -235,14 +238,15 @@ pub(super) fn in_parallel<T: Sync>(
     all: &[T],
     work: impl Fn(&T) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
-    const MOST: usize = 8;
-    let threads = all.len().clamp(1, MOST);
+    let threads = all.len().clamp(1, AT_ONCE);
     let next = AtomicUsize::new(0);
     let run = || {
         let mut end = Ok(());
-        while let Some(one) = all.get(next.fetch_add(1, SeqCst)) {
-            end = end.and(work(one));
-        }
+        keeping_a_reactor(|| {
+            while let Some(one) = all.get(next.fetch_add(1, SeqCst)) {
+                end = std::mem::replace(&mut end, Ok(())).and(work(one));
+            }
+        });
         end
     };
     std::thread::scope(|scope| {

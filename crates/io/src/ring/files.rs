@@ -43,6 +43,18 @@ impl Files {
         Files { known: Vec::new(), used, watched: Watched::default() }
     }
 
+    /// None is known any more, nor in the ring's table.
+    pub(super) fn forget(&mut self, ring: &IoUring) {
+        let is_fixed = |known: &Known| matches!(known.target, Target::Fixed(_));
+        if self.known.iter().flatten().any(is_fixed) {
+            let none = vec![-1; self.used as usize];
+            let emptied = ring.submitter().register_files_update(0, &none);
+            self.used = if emptied.is_ok() { 0 } else { FIXED_FILES };
+        }
+        self.known.clear();
+        self.watched = Watched::default();
+    }
+
     #[inline]
     pub(super) fn find(&mut self, ring: &IoUring, file: File) -> Option<Known> {
         match self.known.get(file.slot() as usize) {

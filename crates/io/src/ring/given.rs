@@ -77,6 +77,11 @@ pub fn rings_to_be_given(lost: fn()) -> io::Result<impl FnOnce()> {
 }
 
 impl Ring {
+    /// Make room for `count` buffers that a driver registers (Linux 6.15). Before the first turn.
+    pub fn register_buffers(&self, count: u16) -> io::Result<()> {
+        self.ring.submitter().register_buffers_sparse(count.into())
+    }
+
     /// A ring that another process has made for us; nothing where they are ours to make.
     pub(super) fn given() -> Option<io::Result<(IoUring, bool)>> {
         let (params, deferred) = GIVEN.get()?;
