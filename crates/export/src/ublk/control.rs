@@ -26,7 +26,7 @@ pub(crate) struct Control {
 }
 
 enum Way {
-    Here(Here),
+    Here(Box<Here>),
     Brokers,
 }
 
@@ -173,7 +173,7 @@ impl Control {
     pub(crate) fn of(image: &Path) -> io::Result<Control> {
         let image = image.to_owned();
         let way = match wish(DeviceAct::Reach, u32::MAX, &image).ask() {
-            None => Way::Here(Here::open()?),
+            None => Way::Here(Box::new(Here::open()?)),
             Some(end) => end.map(|_| Way::Brokers)?,
         };
         Ok(Control { way, image })
