@@ -34,12 +34,14 @@ demo:
 	$(TARGET)/release/examples/demo
 	$(RINGTAP) compare
 
-# What needs nothing but Rust.
+# What needs nothing but Rust. The simulations by their names: by `-p` they would be built with other features, and all below them.
+SIMULATIONS := $(sort $(basename $(notdir $(wildcard crates/vbd/tests/*.rs) $(patsubst %/main.rs,%,$(wildcard crates/vbd/tests/*/main.rs)))))
+# Longer than what a change is tried with over and over: `make test` has them.
+LONG := boundaries::
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) test --workspace --lib --bins --locked -q
-	$(CARGO) test -p ringtap-vbd --locked -q
+	$(CARGO) test --workspace --lib --bins $(SIMULATIONS:%=--test %) --locked -q -- $(LONG:%=--skip %)
 
 MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
 msrv:
