@@ -5,9 +5,10 @@
 //! replaced.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use ringtap_io::Event;
+use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use ringtap_io::sync::broken;
 
 type Tell = Box<dyn Fn() + Send + Sync>;
 
@@ -63,7 +64,9 @@ impl Full {
 
     pub(crate) fn try_again(&self) {
         self.again.fetch_add(1, SeqCst);
-        self.event.notify();
+        if !broken("room told in silence") {
+            self.event.notify();
+        }
     }
 
     pub(crate) fn give_up(&self) {

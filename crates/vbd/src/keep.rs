@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use ringtap_image::Error;
 use ringtap_image::bitmap_store::{BitmapStore, How, Put, Staged, ToKeep};
 use ringtap_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use ringtap_io::sync::{Mutex, MutexGuard};
+use ringtap_io::sync::{Mutex, MutexGuard, broken};
 use ringtap_io::{Event, Io};
 
 use crate::map::Map;
@@ -38,7 +38,9 @@ struct Leading<'a>(&'a Keep);
 impl Drop for Leading<'_> {
     fn drop(&mut self) {
         self.0.lock().leading = false;
-        self.0.ended.notify();
+        if !broken("log left in silence") {
+            self.0.ended.notify();
+        }
     }
 }
 
@@ -96,13 +98,17 @@ impl Keep {
     async fn log_all(&self, io: &Io, wanted: BTreeSet<u64>) {
         let regions: Vec<u64> = wanted.into_iter().collect();
         self.syncs.fetch_add(1, Relaxed);
-        match self.store.log(io, &regions).await {
-            Ok(()) => {
-                let bytes = self.logged.granularity();
-                for region in regions {
-                    self.logged.mark(region * bytes..(region + 1) * bytes);
-                }
+        let mark = || {
+            let bytes = self.logged.granularity();
+            for region in &regions {
+                self.logged.mark(region * bytes..(region + 1) * bytes);
             }
+        };
+        if broken("logged before it is stable") {
+            mark();
+        }
+        match self.store.log(io, &regions).await {
+            Ok(()) => mark(),
             Err(error) => self.break_off(io, error).await,
         }
     }
@@ -146,7 +152,9 @@ impl Keep {
     pub(crate) async fn switch<T>(&self, staged: &Staged, moment: impl FnOnce() -> T) -> T {
         let _leading = self.lead().await;
         self.store.switch(staged);
-        self.logged.clear();
+        if !broken("regions kept for the next whole") {
+            self.logged.clear();
+        }
         moment()
     }
 

@@ -21,6 +21,8 @@ mod failures;
 mod filter;
 mod former;
 mod full;
+#[cfg(all(test, feature = "shuttle"))]
+mod full_models;
 mod gate;
 #[cfg(all(test, feature = "shuttle"))]
 mod gate_models;
@@ -30,6 +32,8 @@ mod in_flight;
 mod inspect;
 mod job;
 mod keep;
+#[cfg(all(test, feature = "shuttle"))]
+mod keep_models;
 mod level;
 mod limits;
 mod map;

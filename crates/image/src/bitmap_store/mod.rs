@@ -26,6 +26,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringtap_io::Io;
+use ringtap_io::sync::broken;
 
 use crate::record::Part;
 use crate::{Container, Error};
@@ -319,7 +320,8 @@ impl BitmapStore {
     pub async fn log(&self, io: &Io, regions: &[u64]) -> Result<(), Error> {
         let slots: Vec<Slot> = {
             let state = self.lock();
-            state.present.iter().chain(&state.next).chain(&state.former).cloned().collect()
+            let next = state.next.iter().filter(|_| !broken("next whole without a log"));
+            state.present.iter().chain(next).chain(&state.former).cloned().collect()
         };
         for slot in slots {
             for region in regions {
