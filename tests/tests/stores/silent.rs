@@ -101,7 +101,7 @@ fn a_backup_ends_though_its_target_fell_silent_as_it_was_to_make_it_stable() {
         let why = told["error"].as_str();
         assert_eq!(why.is_some_and(|why| why.contains("nothing for 30000 ms")), silent, "{told}");
         assert_eq!(why.is_some(), silent, "{told}");
-        bench.io_well(&["read -P 6 0 1M", "write -P 7 0 1M"]);
+        bench.io_well(&["write -P 7 0 1M", "read -P 7 0 1M"]);
         let _ = std::fs::remove_file(bench.path("held"));
         source.resume();
         let _ = qmp.call("blockdev-del", json!({ "node-name": "far" }));
