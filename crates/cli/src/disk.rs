@@ -18,6 +18,7 @@ use crate::job::{self, BackupArgs, CommitArgs, MirrorArgs, SnapshotArgs, StreamA
 use crate::limits::{self, LimitArgs};
 use crate::migrate::{self, MigrateArgs};
 use crate::names::{self, CacheName};
+use crate::online_check::{self, OnlineCheckArgs};
 use crate::qmp::Qmp;
 use crate::secret;
 use crate::serve::control;
@@ -48,6 +49,8 @@ enum Verb {
     },
     /// Have another disk served
     Add(Box<AddArgs>),
+    /// Look whether a disk's image contradicts itself, as it is at one moment, while its guest goes on
+    Check(OnlineCheckArgs),
     /// End a disk's exports, and close its image
     Remove {
         /// The disk's name
@@ -185,6 +188,7 @@ pub(crate) fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
             })?;
             list(&mut qmp, output, Some(&node))?;
         }
+        Verb::Check(args) => return online_check::run(&mut qmp()?, &args, output),
         Verb::Pause { node } => {
             qmp()?.call("__ringtap_pause", json!({ "node-name": node }))?;
         }

@@ -17,6 +17,7 @@ mod migrate;
 mod names;
 mod nbd;
 mod objects;
+mod online_check;
 mod outcome;
 mod qmp;
 mod rbd;

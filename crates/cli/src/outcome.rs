@@ -38,8 +38,20 @@ fn words() -> impl Iterator<Item = String> {
 
 fn status_of_usage() -> ExitCode {
     // To those who ask for a check, 2 says that the image is corrupt.
-    let check = words().next().is_some_and(|verb| verb == "check");
-    ExitCode::from(if check { 1 } else { 2 })
+    ExitCode::from(if asks_for_check(words()) { 1 } else { 2 })
+}
+
+/// Whether words of a command line are `check`, or `disk check`, whatever options stand between.
+fn asks_for_check(mut words: impl Iterator<Item = String>) -> bool {
+    match words.next().as_deref() {
+        Some("disk") => {
+            let command = args::command();
+            let disk = command.find_subcommand("disk");
+            let is_verb = |word: &String| disk.is_some_and(|of| of.find_subcommand(word).is_some());
+            words.find(is_verb).is_some_and(|verb| verb == "check")
+        }
+        verb => verb == Some("check"),
+    }
 }
 
 /// What clap says in several lines, without what it says of usage.
@@ -121,6 +133,20 @@ mod tests {
             "{said}"
         );
         assert!(!said.contains('\n') && !said.contains("--help"), "{said}");
+    }
+
+    #[test]
+    fn two_says_to_nobody_who_asks_for_a_check_that_the_command_line_is_wrong() {
+        let asks = |line: &str| asks_for_check(line.split(' ').map(str::to_owned));
+        for line in ["check a", "disk check", "disk --control unix:/a check vm", "disk check info"]
+        {
+            assert!(asks(line), "{line}");
+        }
+        for line in
+            ["info check", "disk info check", "disk remove --nope check", "disk", "job list"]
+        {
+            assert!(!asks(line), "{line}");
+        }
     }
 
     #[test]

@@ -39,6 +39,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-disk",
         "-disk-add",
         "-disk-backup",
+        "-disk-check",
         "-disk-checkpoint",
         "-disk-checkpoint-add",
         "-disk-checkpoint-list",

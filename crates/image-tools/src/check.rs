@@ -160,14 +160,7 @@ fn check_vhdx(job: &Check<'_>) -> Result<Report, Error> {
     let container = opening::container(job.path, job.force_share)?;
     let image_end = container.len();
     let found = on_a_ring(job.path, |io| async move { vhdx::check(&io, &container).await })??;
-    Ok(Report {
-        corruptions: found.corruptions,
-        messages: found.messages,
-        image_end,
-        total_clusters: found.blocks,
-        allocated_clusters: found.present,
-        ..Report::default()
-    })
+    Ok(found.into_report(image_end))
 }
 
 /// What a VHD's check finds, in the words of qcow2's.
@@ -196,23 +189,5 @@ fn check_vhd(job: &Check<'_>) -> Result<Report, Error> {
     if wanted != Repair::Nothing {
         looked_at.confirm_format(Format::Vhd);
     }
-    let (footers, leaks) = (found.footers.len() as u64, u64::from(found.leaked > 0));
-    let mended = found.repaired > 0;
-    let left = |count: u64| if mended { 0 } else { count };
-    let mut messages = found.corruptions.clone();
-    messages.extend(found.footers.iter().map(|footer| format!("footer: {footer}")));
-    if found.leaked > 0 {
-        messages.push(format!("{} bytes at the end of the file belong to nothing", found.leaked));
-    }
-    Ok(Report {
-        corruptions: found.corruptions.len() as u64 + left(footers),
-        leaks: left(leaks),
-        corruptions_fixed: footers - left(footers),
-        leaks_fixed: leaks - left(leaks),
-        messages,
-        image_end: image_end - if mended { found.leaked } else { 0 },
-        allocated_clusters: found.blocks.0,
-        total_clusters: found.blocks.1,
-        ..Report::default()
-    })
+    Ok(found.into_report(image_end))
 }

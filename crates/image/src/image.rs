@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ringtap_io::{File, Io, Mem};
 
-use crate::qcow2::BitmapSet;
-use crate::{Container, Epochs, Error, LayerState, Place};
+use crate::qcow2::{BitmapSet, ToolError};
+use crate::{Container, Epochs, Error, LayerState, OnlineCheck, Place};
 
 /// A future of an image's slow path.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -310,6 +310,15 @@ pub trait Image: Send + Sync {
     /// What the range from `offset` holds; `len` > 0 lies within the disk. May block on the file
     /// system.
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>>;
+
+    /// Make the tables stable, and see that they can be looked at as they are then, whatever is written to the image since. None
+    /// where images of the format have nothing to check.
+    fn online_check<'a>(
+        &'a self,
+        _: &'a Io,
+    ) -> Boxed<'a, Result<Option<Box<dyn OnlineCheck>>, ToolError>> {
+        Box::pin(async { Ok(None) })
+    }
 
     /// The disk's size as it is now, where someone may have resized the image's file.
     fn current_size(&self) -> Result<u64, Error>;

@@ -6,7 +6,8 @@ use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 
-use ringtap_image::{CacheMode, Error, Image, Info, Status};
+use ringtap_image::qcow2::ToolError;
+use ringtap_image::{CacheMode, Error, Image, Info, OnlineCheck, Status};
 use ringtap_io::Io;
 
 use crate::disk::Disk;
@@ -309,6 +310,16 @@ impl Vbd {
     /// Make every write acknowledged before stable.
     pub async fn flush(&self, io: &Io) -> Result<(), Error> {
         self.health.contain_all(self.within(async |pass| pass.flush(io).await)).await
+    }
+
+    /// Begin to look whether the image contradicts itself, as [`Image::online_check`] says. The disk is not used for the rest of it.
+    pub async fn online_check(&self, io: &Io) -> Result<Option<Box<dyn OnlineCheck>>, ToolError> {
+        let begun = self.within(async |pass| Ok(pass.image.online_check(io).await));
+        self.health.contain_all(begun).await.unwrap_or_else(|source| {
+            let image = crate::disk::lock(&self.disk.shared.current).image.place();
+            let path = image.map(|place| place.path().to_owned()).unwrap_or_default();
+            Err(ToolError::Io { what: "look at the tables of", path, offset: 0, source })
+        })
     }
 
     /// Write clusters compressed, as [`Image::compress`] says.

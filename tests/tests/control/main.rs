@@ -1,5 +1,6 @@
 //! A running server controlled by QMP.
 
+mod check;
 mod dial;
 mod disks;
 mod folder;

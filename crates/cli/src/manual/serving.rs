@@ -152,6 +152,10 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
                         "the next night: only that, into the same image",
                     ),
                     ("ringtap disk checkpoint list vm", "how much it is"),
+                    (
+                        "ringtap disk check vm",
+                        "whether its image contradicts itself, with the exit status of `ringtap check`",
+                    ),
                     ("ringtap disk remove vm", "flush it, close it, and leave its image to others"),
                     (
                         "ringtap disk list --control unix:/run/vm1.control",

@@ -96,17 +96,9 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
         data_files: &args.data.data_file,
     });
     match end {
-        Ok((format, Some(report))) => {
-            print(args, format, &report);
-            match () {
-                () if report.corruptions > 0 => ExitCode::from(2),
-                () if report.leaks > 0 => ExitCode::from(3),
-                () => ExitCode::SUCCESS,
-            }
-        }
-        Ok((_, None)) => {
-            eprintln!("ringtap: {}: this format has nothing to check", args.file.display());
-            ExitCode::from(63)
+        Ok((format, report)) => {
+            let file = args.file.display().to_string();
+            say(&file, format.name(), report.as_ref(), args.output, args.quiet)
         }
         Err(error) => {
             outcome::failed(&error.into());
@@ -115,38 +107,61 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
     }
 }
 
-fn print(args: &CheckArgs, format: Format, report: &Report) {
-    if args.output == Output::Json {
-        let mut facts = json!({
-            "filename": args.file.display().to_string(),
-            "format": format.name(),
-            "check-errors": 0,
-            "image-end-offset": report.image_end,
-            "total-clusters": report.total_clusters,
-            "allocated-clusters": report.allocated_clusters,
-        });
-        for (name, count) in [
-            ("corruptions", report.corruptions),
-            ("leaks", report.leaks),
-            ("corruptions-fixed", report.corruptions_fixed),
-            ("leaks-fixed", report.leaks_fixed),
-            ("fragmented-clusters", report.fragmented_clusters),
-            ("compressed-clusters", report.compressed_clusters),
-        ] {
-            if count > 0 {
-                facts[name] = count.into();
-            }
-        }
-        if !report.messages.is_empty() {
-            facts["messages"] = report.messages.clone().into();
-        }
-        println!("{}", pretty(&facts).unwrap_or_default());
-        return;
+/// Say what was found in an image, or that images of its format have nothing to check; the exit status that says the same.
+pub(crate) fn say(
+    file: &str,
+    format: &str,
+    found: Option<&Report>,
+    output: Output,
+    quiet: bool,
+) -> ExitCode {
+    let Some(report) = found else {
+        eprintln!("ringtap: {file}: this format has nothing to check");
+        return ExitCode::from(63);
+    };
+    match output {
+        Output::Json => print_json(file, format, report),
+        Output::Text => print(report, quiet),
     }
+    match () {
+        () if report.corruptions > 0 => ExitCode::from(2),
+        () if report.leaks > 0 => ExitCode::from(3),
+        () => ExitCode::SUCCESS,
+    }
+}
+
+fn print_json(file: &str, format: &str, report: &Report) {
+    let mut facts = json!({
+        "filename": file,
+        "format": format,
+        "check-errors": 0,
+        "image-end-offset": report.image_end,
+        "total-clusters": report.total_clusters,
+        "allocated-clusters": report.allocated_clusters,
+    });
+    for (name, count) in [
+        ("corruptions", report.corruptions),
+        ("leaks", report.leaks),
+        ("corruptions-fixed", report.corruptions_fixed),
+        ("leaks-fixed", report.leaks_fixed),
+        ("fragmented-clusters", report.fragmented_clusters),
+        ("compressed-clusters", report.compressed_clusters),
+    ] {
+        if count > 0 {
+            facts[name] = count.into();
+        }
+    }
+    if !report.messages.is_empty() {
+        facts["messages"] = report.messages.clone().into();
+    }
+    println!("{}", pretty(&facts).unwrap_or_default());
+}
+
+fn print(report: &Report, quiet: bool) {
     for message in &report.messages {
         eprintln!("{message}");
     }
-    if args.quiet {
+    if quiet {
         return;
     }
     if report.corruptions_fixed + report.leaks_fixed > 0 {

@@ -12,6 +12,7 @@ mod active;
 mod aside;
 mod backups;
 mod bitmaps;
+mod check;
 mod commit;
 mod copies;
 mod create;

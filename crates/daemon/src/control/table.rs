@@ -10,8 +10,9 @@ use super::refusal::Refusal;
 use super::schema::Schema;
 use super::shape::{Done, Take, Write, arguments, whole, words};
 use super::{
-    about, active, backups, bitmaps, commit, copies, create, exports, inspect, jobs, moment, nodes,
-    pause, query, regions, reopen, resize, room, secrets, snapshot, stream, throttle, upgrade,
+    about, active, backups, bitmaps, check, commit, copies, create, exports, inspect, jobs, moment,
+    nodes, pause, query, regions, reopen, resize, room, secrets, snapshot, stream, throttle,
+    upgrade,
 };
 use crate::events::Event;
 use crate::running::Running;
@@ -124,6 +125,7 @@ const COMMANDS: &[Entry] = &[
     Entry::of::<query::QueryStats>(),
     Entry::of::<query::QueryExports>(),
     Entry::of::<inspect::Inspect>(),
+    Entry::of::<check::Check>(),
     Entry::of::<nodes::Add>(),
     Entry::of::<nodes::Delete>(),
     Entry::of::<create::BlockdevCreate>(),

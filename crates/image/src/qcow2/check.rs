@@ -16,7 +16,9 @@ use super::header::{
     COMPRESSED, COPIED, MAX_SNAPSHOTS, OFFSET_MASK, REFCOUNT_OFFSET_MASK, ZERO, autoclear,
     incompatible,
 };
+use super::moment::Moment;
 use super::offline::Offline;
+use super::report::{Repair, Report};
 use super::rewrite::{Free, Rewrite};
 use super::snapshot_scan;
 use super::tool::ToolError;
@@ -28,50 +30,6 @@ use crate::{Container, OpenError};
 const MEMORY: usize = 48 << 20;
 /// For counting references, at least.
 const LEAST_MEMORY: usize = 8 << 20;
-
-/// What to repair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Repair {
-    /// Nothing: the image is only read.
-    #[default]
-    Nothing,
-    /// Clusters that are marked used and that nothing refers to.
-    Leaks,
-    /// Refcounts and flags too; what can be.
-    All,
-}
-
-/// What was found. The numbers are those of `qemu-img check`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Contradictions there are (left, after a repair).
-    pub corruptions: u64,
-    /// Clusters that are marked used and that nothing refers to (left, after a repair).
-    pub leaks: u64,
-    /// Contradictions repaired.
-    pub corruptions_fixed: u64,
-    /// Leaks repaired.
-    pub leaks_fixed: u64,
-    /// Where the last used cluster ends, in bytes.
-    pub image_end: u64,
-    /// Clusters of the disk.
-    pub total_clusters: u64,
-    /// Those that are in the image.
-    pub allocated_clusters: u64,
-    /// Those that do not follow their predecessor.
-    pub fragmented_clusters: u64,
-    /// Those that are compressed.
-    pub compressed_clusters: u64,
-    /// What is wrong, the first of it, a sentence each.
-    pub messages: Vec<String>,
-}
-
-impl Report {
-    /// Whether nothing is wrong.
-    pub fn is_clean(&self) -> bool {
-        self.corruptions == 0 && self.leaks == 0
-    }
-}
 
 /// What is said where a pointer leads nowhere.
 const KEPT: &str = "no cluster is freed: what looks like a leak may be what a pointer led to that leads nowhere now";
@@ -96,6 +54,28 @@ pub(super) async fn check_within(
     check_as(io, container, (repair, Asked::Yes), memory).await
 }
 
+/// Look at the tables as they were at a moment, of an image that is served. Nothing is repaired.
+pub(super) async fn check_at(
+    io: &Io,
+    container: &Container,
+    moment: &Moment,
+) -> Result<Report, ToolError> {
+    let header = believed(container, moment.header.clone(), moment.len)?;
+    let mut image = Offline { io, container, header, moment: Some(moment) };
+    let memory = memory_beside(&image, MEMORY);
+    let Looked { report, too_much, .. } = look(&mut image, Repair::Nothing, memory).await?;
+    match moment.lost().or(too_much) {
+        None => Ok(report),
+        Some(why) => Err(image.refused(why)),
+    }
+}
+
+/// Of so many bytes, what is left beside the L1 table.
+fn memory_beside(image: &Offline<'_>, memory: usize) -> usize {
+    let l1 = image.header.l1_size as usize * 8;
+    memory.saturating_sub(l1).max(LEAST_MEMORY.min(memory))
+}
+
 /// Whether an operator asked for a repair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asked {
@@ -110,8 +90,7 @@ async fn check_as(
     memory: usize,
 ) -> Result<Report, ToolError> {
     let mut image = open(io, container).await?;
-    let l1 = image.header.l1_size as usize * 8;
-    let memory = memory.saturating_sub(l1).max(LEAST_MEMORY.min(memory));
+    let memory = memory_beside(&image, memory);
     let Looked { report: mut before, dangles, too_much } =
         look(&mut image, Repair::Nothing, memory).await?;
     if let Some(found) = too_much.filter(|_| repair != Repair::All) {
@@ -163,8 +142,13 @@ async fn check_as(
 
 /// The image, though its refcount table may be anywhere, and it may claim to have too many snapshots.
 async fn open<'a>(io: &'a Io, container: &'a Container) -> Result<Offline<'a>, ToolError> {
-    let mut header = Header::read(io, container).await?;
-    let end = container.len();
+    let header = Header::read(io, container).await?;
+    let header = believed(container, header, container.len())?;
+    Ok(Offline { io, container, header, moment: None })
+}
+
+/// What a header of a file of `end` bytes says, but for a refcount table that cannot be where it says.
+fn believed(container: &Container, mut header: Header, end: u64) -> Result<Header, ToolError> {
     let few = Header { snapshots: header.snapshots.min(MAX_SNAPSHOTS), ..header.clone() };
     let found = match few.check_tables(end) {
         Err(HeaderError::Field { at: 48 | 56, .. }) => {
@@ -180,7 +164,7 @@ async fn open<'a>(io: &'a Io, container: &'a Container) -> Result<Offline<'a>, T
     };
     let path = || container.path().to_owned();
     found.map_err(|source| OpenError::Qcow2 { path: path(), source })?;
-    Ok(Offline { io, container, header })
+    Ok(header)
 }
 
 /// What there is.
@@ -210,6 +194,9 @@ async fn look(image: &mut Offline<'_>, repair: Repair, memory: usize) -> Result<
             };
         }
         tables.count(image, &mut counts, Some(&mut problems)).await?;
+        for cluster in image.moment.iter().flat_map(|moment| &moment.retired) {
+            counts.add(*cluster, 1, 1);
+        }
         if start == 0 {
             if image.header.refcount_table_clusters == 0 {
                 problems.add(|| "there is no refcount table where the header says".to_owned());

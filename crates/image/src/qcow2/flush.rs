@@ -7,11 +7,13 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ringtap_io::sync::{MutexGuard, broken};
 use ringtap_io::{Io, Listener};
 
+use super::moment::Moment;
 use super::refcount::{Contradiction, Refcounts, Writes};
 use super::table::{L1_BLOCK, Slices};
 use super::together::together;
@@ -46,6 +48,8 @@ struct Work {
     /// Not counted yet.
     referred: Vec<Range<u64>>,
     shared: Vec<Range<u64>>,
+    /// Where what the tables were is to be kept.
+    moment: Option<Arc<Moment>>,
 }
 
 impl Shared {
@@ -54,28 +58,46 @@ impl Shared {
         let mut number = None;
         loop {
             // One that begins from now on will do, whoever carries it out.
-            let mut begin = || {
-                let mut state = self.state();
-                let flushing = &mut state.flushing;
-                let next = if broken("flush joined") { 0 } else { 1 };
-                let wanted = *number.get_or_insert(flushing.begun + next);
-                if flushing.running {
-                    return Step::Wait(self.events.flushed.listen());
-                }
-                if flushing.begun >= wanted {
-                    return Step::Served(flushing.end.unwrap_or(Ok(())));
-                }
-                flushing.begun += 1;
-                flushing.running = true;
-                Step::Run
-            };
-            match begin() {
+            match self.next_step(&mut number) {
                 Step::Served(end) => return end,
                 Step::Wait(flushed) => flushed.await,
                 Step::Run => break,
             }
         }
         let end = self.flush_alone(io).await;
+        self.end_flush(end);
+        end
+    }
+
+    /// As [`Shared::flush`], and no other begins before what this gives is dropped.
+    pub(super) async fn flush_and_stay(&self, io: &Io) -> (Result<(), Error>, Stay<'_>) {
+        // Of somebody else's it is not known what has changed since.
+        while let Step::Wait(flushed) = self.next_step(&mut Some(u64::MAX)) {
+            flushed.await;
+        }
+        // Dropped on the way, others go on.
+        let mut stay = Stay { shared: self, end: Err(Error::Os(libc::ECANCELED)) };
+        stay.end = self.flush_alone(io).await;
+        (stay.end, stay)
+    }
+
+    fn next_step(&self, number: &mut Option<u64>) -> Step<'_> {
+        let mut state = self.state();
+        let flushing = &mut state.flushing;
+        let next = if broken("flush joined") { 0 } else { 1 };
+        let wanted = *number.get_or_insert(flushing.begun + next);
+        if flushing.running {
+            return Step::Wait(self.events.flushed.listen());
+        }
+        if flushing.begun >= wanted {
+            return Step::Served(flushing.end.unwrap_or(Ok(())));
+        }
+        flushing.begun += 1;
+        flushing.running = true;
+        Step::Run
+    }
+
+    fn end_flush(&self, end: Result<(), Error>) {
         {
             let mut state = self.state();
             state.flushing.running = false;
@@ -84,7 +106,6 @@ impl Shared {
         if !broken("flush ended in silence") {
             self.events.flushed.notify();
         }
-        end
     }
 
     async fn flush_alone(&self, io: &Io) -> Result<(), Error> {
@@ -141,6 +162,7 @@ impl Shared {
             let blocks = std::mem::take(&mut state.cache.dirty_l1);
             work.l1 =
                 blocks.into_iter().map(|block| (block, self.tables.l1_block(block))).collect();
+            work.moment = state.moment();
             // Whatever those tables refer to, and more.
             work.referred = std::mem::take(&mut state.referred);
             work.shared = std::mem::take(&mut state.shared);
@@ -159,6 +181,7 @@ impl Shared {
             }
             Err(error) => Err(error),
         };
+        self.state().hold_tables(&mut freed, work.moment.as_ref());
         if self.read_beside.load(SeqCst) {
             // Who opens the image next finds that it is free.
             freed.clear();
@@ -263,8 +286,11 @@ impl Shared {
         }
     }
 
-    async fn write_levels(&self, io: &Io, work: &Work, writes: &Writes) -> Result<(), Error> {
+    async fn write_levels(&self, io: &Io, work: &mut Work, writes: &Writes) -> Result<(), Error> {
         let container = &self.container;
+        if let Some(moment) = work.moment.as_ref().filter(|_| !self.does(Sabotage::MomentNotKept)) {
+            moment.keep(io, container, self.places(work, writes)).await;
+        }
         if self.does(Sabotage::TablesFirst) || self.does(Sabotage::L1First) {
             if self.does(Sabotage::L1First) {
                 self.write_l1(io, work).await?;
@@ -287,12 +313,11 @@ impl Shared {
             let mut bytes = place.offset.to_be_bytes().to_vec();
             bytes.extend_from_slice(&(place.clusters as u32).to_be_bytes());
             self.patch_header(io, 48, &bytes).await?;
-            let mut state = self.state();
             let old = self.refcounts().moved(place);
             let first = old.offset >> self.header.cluster_bits;
-            for cluster in first..first + old.clusters {
-                self.release(&mut state, cluster);
-            }
+            let epoch = self.epochs.epoch();
+            let clusters = first..first + old.clusters;
+            work.released.extend(clusters.map(|cluster| Released { cluster, epoch }));
         } else if !writes.parts.is_empty() {
             for (_, offset, bytes) in &writes.parts {
                 container.write(io, *offset, bytes).await?;
@@ -314,11 +339,24 @@ impl Shared {
         Ok(())
     }
 
+    /// What of the file a flush writes over.
+    fn places(&self, work: &Work, writes: &Writes) -> Vec<Range<u64>> {
+        let range = |at: u64, len: usize| at..at + len as u64;
+        let blocks = writes.blocks.iter().map(|(_, at, bytes)| range(*at, bytes.len()));
+        let parts = writes.parts.iter().map(|(_, at, bytes)| range(*at, bytes.len()));
+        let slices = self.places_of(&work.slices).map(|(at, bytes)| range(at, bytes.len()));
+        let l1 =
+            work.l1.iter().map(|(block, entries)| range(self.l1_at(*block), entries.len() * 8));
+        blocks.chain(parts).chain(slices).chain(l1).collect()
+    }
+
+    fn l1_at(&self, block: usize) -> u64 {
+        self.header.l1_offset + (block * L1_BLOCK * 8) as u64
+    }
+
     async fn write_l1(&self, io: &Io, work: &Work) -> Result<(), Error> {
-        let size = (L1_BLOCK * 8) as u64;
         for (block, entries) in &work.l1 {
-            let at = self.header.l1_offset + *block as u64 * size;
-            self.container.write(io, at, &crate::bytes::table(entries)).await?;
+            self.container.write(io, self.l1_at(*block), &crate::bytes::table(entries)).await?;
         }
         Ok(())
     }
@@ -329,13 +367,17 @@ impl Shared {
 
     /// Write copies of slices to where their tables lie.
     async fn write_slices(&self, io: &Io, slices: &[Slices]) -> Result<(), Error> {
+        let places = self.places_of(slices);
+        together(places.map(|(at, bytes)| self.container.write(io, at, bytes))).await
+    }
+
+    fn places_of<'a>(&self, slices: &'a [Slices]) -> impl Iterator<Item = (u64, &'a Vec<u8>)> {
         let geometry = &self.tables.geometry;
-        let places = slices.iter().filter_map(|slices| {
+        slices.iter().filter_map(move |slices| {
             let first = slices.range().start;
             let table = self.tables.table(geometry.table_of_slice(first))?;
             Some((table + geometry.offset_in_table(first), &slices.bytes))
-        });
-        together(places.map(|(at, bytes)| self.container.write(io, at, bytes))).await
+        })
     }
 
     /// Guest data, and whatever else was written so far.
@@ -397,6 +439,9 @@ impl Shared {
 
     /// Write what is in memory, give back what is free, and cut off what was never used.
     pub(super) async fn close(&self, io: &Io) -> Result<(), Error> {
+        if let Some(moment) = self.state().moment() {
+            moment.lose("it was closed meanwhile");
+        }
         for _ in 0..LAST_FLUSHES {
             self.flush(io).await?;
             let state = self.state();
@@ -442,6 +487,18 @@ pub(super) async fn patch(
 ) -> Result<(), Error> {
     container.write(io, at, bytes).await?;
     container.sync(io).await
+}
+
+/// No flush begins before this is dropped.
+pub(super) struct Stay<'a> {
+    shared: &'a Shared,
+    end: Result<(), Error>,
+}
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        self.shared.end_flush(self.end);
+    }
 }
 
 /// What a task that asks for a flush does next.

@@ -24,6 +24,11 @@ impl State {
             self.structures.insert(cluster);
         }
     }
+
+    /// Whether one of the image's own structures lies in it, or may, for not all are remembered.
+    pub(super) fn may_be_structure(&self, cluster: u64) -> bool {
+        self.structures.len() >= MOST_STRUCTURES || self.structures.contains(&cluster)
+    }
 }
 
 impl Shared {

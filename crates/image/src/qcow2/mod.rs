@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use ringtap_io::sync::atomic::AtomicBool;
 use ringtap_io::sync::{Mutex, MutexGuard, broken};
@@ -17,7 +17,7 @@ use crate::lower::Lower;
 use crate::whole::whole;
 use crate::{
     Allocation, Boxed, Cipher, Container, Discard, Epochs, Error, Extent, Image, Info, LayerState,
-    Place, RestartLog, SectorCipher, Status,
+    OnlineCheck, Place, RestartLog, SectorCipher, Status,
 };
 
 mod allocate;
@@ -45,6 +45,7 @@ mod grow;
 pub mod header;
 mod kept_bits;
 mod load;
+mod moment;
 mod offline;
 mod open;
 #[cfg(test)]
@@ -54,6 +55,7 @@ mod preallocate;
 mod rebase;
 mod recent;
 mod refcount;
+mod report;
 mod resize;
 mod restart;
 mod rewrite;
@@ -78,18 +80,20 @@ pub use bitmap_directory::BitmapEntry;
 pub use bitmap_set::BitmapSet;
 pub use bits::Bits;
 pub use chain::left;
-pub use check::{Repair, Report, check};
+pub use check::check;
 pub use create::{CreateOptions, Preallocation, create};
 pub use decoder::Decoder;
 pub use header::{Compression, Crypt, Header, HeaderError};
 pub use open::{DEFAULT_TABLE_MEMORY, Parts};
 pub use rebase::{make_empty, set_backing};
+pub use report::{Repair, Report};
 pub use resize::{ResizeOptions, resize};
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;
 pub use snapshot::{apply_snapshot, create_snapshot, delete_snapshot, list_snapshots};
 pub use snapshot_table::Snapshot;
 pub use tool::ToolError;
+pub(crate) use tool::failed;
 
 pub(crate) use chain::open_chain;
 pub use chain::open_upon;
@@ -99,6 +103,7 @@ use compress::Packing;
 use entry::Kind;
 use events::Events;
 use flush::Flushing;
+use moment::Moment;
 use refcount::Refcounts;
 use sabotage::Broken;
 #[cfg(not(feature = "sabotage"))]
@@ -163,6 +168,10 @@ struct State {
     /// Host clusters of the image's own structures that nothing else may lie in.
     structures: HashSet<u64>,
     flushing: Flushing,
+    /// What a check of the tables looks at, as long as there is one.
+    moment: Weak<Moment>,
+    /// Clusters that are free and must stay as they are until then.
+    held: Vec<u64>,
 }
 
 /// A cluster that one reference less points to.
@@ -344,6 +353,13 @@ impl Image for Qcow2 {
 
     fn bitmaps(&self) -> Option<&Arc<BitmapSet>> {
         Some(&self.shared.bitmaps)
+    }
+
+    fn online_check<'a>(
+        &'a self,
+        io: &'a Io,
+    ) -> Boxed<'a, Result<Option<Box<dyn OnlineCheck>>, ToolError>> {
+        Box::pin(async { self.shared.online_check(io).await.map(Some) })
     }
 
     fn current_size(&self) -> Result<u64, Error> {

@@ -3,6 +3,7 @@
 use ringtap_io::Io;
 
 use super::header::{HeaderError, autoclear, incompatible};
+use super::moment::Moment;
 use super::tool::{ToolError, failed};
 use super::{Header, check, extension};
 use crate::bytes::{entries, table};
@@ -20,6 +21,8 @@ pub(super) struct Offline<'a> {
     pub(super) io: &'a Io,
     pub(super) container: &'a Container,
     pub(super) header: Header,
+    /// What its tables were when it was looked at, of one that is served all the same.
+    pub(super) moment: Option<&'a Moment>,
 }
 
 impl<'a> Offline<'a> {
@@ -33,7 +36,7 @@ impl<'a> Offline<'a> {
         header
             .check_tables(container.len())
             .map_err(|source| OpenError::Qcow2 { path: path(), source })?;
-        Ok(Offline { io, container, header })
+        Ok(Offline { io, container, header, moment: None })
     }
 
     /// As [`Offline::open`], to change it: not where it must be repaired first. Refcounts that its last user did not write
@@ -65,6 +68,11 @@ impl<'a> Offline<'a> {
         ToolError::Corrupt { path: self.container.path().to_owned(), found: found.into() }
     }
 
+    /// Bytes of the file.
+    pub(super) fn len(&self) -> u64 {
+        self.moment.map_or_else(|| self.container.len(), |moment| moment.len)
+    }
+
     /// Bytes of a cluster.
     pub(super) fn cluster(&self) -> u64 {
         self.header.cluster_size()
@@ -78,7 +86,7 @@ impl<'a> Offline<'a> {
     /// Whether `len` > 0 bytes from a host offset lie in the file, whose last cluster may be cut off.
     pub(super) fn is_in_file(&self, offset: u64, len: u64) -> bool {
         let end = offset.checked_add(len);
-        let file = self.container.len().checked_next_multiple_of(self.cluster());
+        let file = self.len().checked_next_multiple_of(self.cluster());
         end.is_some_and(|end| end <= file.unwrap_or(u64::MAX))
     }
 
@@ -92,6 +100,9 @@ impl<'a> Offline<'a> {
         let mut bytes = vec![0; len as usize];
         let end = self.container.read(self.io, offset, &mut bytes).await;
         end.map_err(failed(self.container, "read", offset))?;
+        if let Some(moment) = self.moment {
+            moment.put_back(offset, &mut bytes).map_err(|why| self.refused(why))?;
+        }
         Ok(bytes)
     }
 

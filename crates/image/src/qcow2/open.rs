@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use ringtap_io::Io;
 use ringtap_io::sync::Mutex;
@@ -199,7 +199,7 @@ impl Qcow2 {
 }
 
 impl State {
-    fn new() -> State {
+    pub(super) fn new() -> State {
         State {
             cache: Cache::default(),
             allocations: Default::default(),
@@ -211,6 +211,8 @@ impl State {
             retired: Vec::new(),
             structures: HashSet::new(),
             flushing: Flushing::default(),
+            moment: Weak::new(),
+            held: Vec::new(),
         }
     }
 }

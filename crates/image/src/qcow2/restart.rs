@@ -304,7 +304,8 @@ impl Shared {
 
     /// Whether nothing lies in the clusters that the log names but what it says.
     async fn are_free(&self, io: &Io, changes: &HashMap<u64, Change>) -> Result<bool, Error> {
-        let image = Offline { io, container: &self.container, header: self.header.clone() };
+        let (header, moment) = (self.header.clone(), None);
+        let image = Offline { io, container: &self.container, header, moment };
         let mut counts = Counts::new(0, usize::MAX);
         let counted = async {
             let mut problems = Problems::default();

@@ -31,6 +31,10 @@ pub enum Sabotage {
     BitmapsNotNoted,
     /// The bits that a killed server left are not taken up.
     BitmapsForgotten,
+    /// What tables were is not kept for a check.
+    MomentNotKept,
+    /// References that are gone and still counted are not known to a check.
+    MomentMiscounted,
 }
 
 /// In which of these ways an image is broken.

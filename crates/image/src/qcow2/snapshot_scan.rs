@@ -113,7 +113,7 @@ impl<'r, 'a> Entries<'r, 'a> {
     /// The next entry. What it says to have behind the file's end is zeros.
     async fn next(&mut self) -> Result<Entry, ToolError> {
         let at = self.at;
-        let there = self.image.container.len().saturating_sub(self.image.header.snapshots_offset);
+        let there = self.image.len().saturating_sub(self.image.header.snapshots_offset);
         if at + FIXED as u64 > there {
             return Err(past_the_end(self.image));
         }
@@ -136,7 +136,7 @@ fn wrong(image: &Offline<'_>, what: &str) -> ToolError {
 }
 
 fn past_the_end(image: &Offline<'_>) -> ToolError {
-    wrong(image, &format!("it goes on past the file's {} bytes", image.container.len()))
+    wrong(image, &format!("it goes on past the file's {} bytes", image.len()))
 }
 
 /// What a snapshot table says, and what is wrong with it.
@@ -202,7 +202,7 @@ impl Scan {
             let Some(snapshot) = entry.shown() else { continue };
             let (offset, bytes) = (snapshot.l1_offset, u64::from(snapshot.l1_size) * 8);
             all += bytes;
-            if all > image.container.len().next_multiple_of(image.cluster()) {
+            if all > image.len().next_multiple_of(image.cluster()) {
                 let what = format!("its L1 tables have {all} bytes, more than the file");
                 return Err(wrong(image, &what));
             }

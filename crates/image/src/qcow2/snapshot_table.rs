@@ -139,7 +139,7 @@ pub(super) async fn read(image: &Offline<'_>) -> Result<(Vec<Snapshot>, u64), To
     let wrong = |what: String| {
         image.corrupt(format!("the snapshot table at {offset:#x} cannot be read: {what}"))
     };
-    let room = image.container.len().saturating_sub(offset).min(MAX_TABLE);
+    let room = image.len().saturating_sub(offset).min(MAX_TABLE);
     let mut len = room.min(64 << 10);
     let (snapshots, len) = loop {
         let bytes = image.read(offset, len).await?;
@@ -150,7 +150,7 @@ pub(super) async fn read(image: &Offline<'_>) -> Result<(Vec<Snapshot>, u64), To
         }
     };
     let all: u64 = snapshots.iter().map(|snapshot| u64::from(snapshot.l1_size) * 8).sum();
-    if all > image.container.len().next_multiple_of(image.cluster()) {
+    if all > image.len().next_multiple_of(image.cluster()) {
         return Err(wrong(format!("its L1 tables have {all} bytes, more than the file")));
     }
     for snapshot in &snapshots {

@@ -50,7 +50,7 @@ pub enum ToolError {
 }
 
 /// Gives a closure that makes a [`ToolError`] of what a container said.
-pub(super) fn failed(
+pub(crate) fn failed(
     container: &Container,
     what: &'static str,
     offset: u64,

@@ -2,12 +2,13 @@
 
 use ringtap_io::Io;
 
-use super::footer::{FooterError, Kind, SECTOR};
+use super::footer::{Footer, FooterError, Kind, SECTOR};
 use super::header::UNUSED;
 use super::layout::{Footers, Sparse};
 use super::sabotage::{Sabotage, asked};
 use super::{bad, end_with_footer, os};
-use crate::{Container, OpenError};
+use crate::qcow2::{self, ToolError};
+use crate::{Boxed, Container, OnlineCheck, OpenError};
 
 /// The most problems that are told one by one.
 const MOST: usize = 1000;
@@ -26,6 +27,87 @@ pub struct Report {
     pub leaked: u64,
     /// Blocks that have room, and all there are.
     pub blocks: (u64, u64),
+}
+
+impl Report {
+    /// The same as checks of all formats tell it, of a file of so many bytes before.
+    pub fn into_report(self, image_end: u64) -> qcow2::Report {
+        let (footers, leaks) = (self.footers.len() as u64, u64::from(self.leaked > 0));
+        let mended = self.repaired > 0;
+        let left = |count: u64| if mended { 0 } else { count };
+        let corruptions = self.corruptions.len() as u64 + left(footers);
+        let mut messages = self.corruptions;
+        messages.extend(self.footers.iter().map(|footer| format!("footer: {footer}")));
+        if self.leaked > 0 {
+            messages
+                .push(format!("{} bytes at the end of the file belong to nothing", self.leaked));
+        }
+        qcow2::Report {
+            corruptions,
+            leaks: left(leaks),
+            corruptions_fixed: footers - left(footers),
+            leaks_fixed: leaks - left(leaks),
+            messages,
+            image_end: image_end - if mended { self.leaked } else { 0 },
+            allocated_clusters: self.blocks.0,
+            total_clusters: self.blocks.1,
+            ..qcow2::Report::default()
+        }
+    }
+}
+
+/// Of one that is served; `grows`: and is written to, so that its table gets entries meanwhile. None ever changes or goes.
+pub(super) struct Served {
+    pub(super) container: Container,
+    pub(super) grows: bool,
+}
+
+impl OnlineCheck for Served {
+    fn run<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<qcow2::Report, ToolError>> {
+        Box::pin(async move {
+            let container = &self.container;
+            let found = match self.grows {
+                true => check_growing(io, container).await?,
+                false => check(io, container, false).await?,
+            };
+            Ok(found.into_report(container.len()))
+        })
+    }
+}
+
+/// As [`check`] of a dynamic image that is written to: its file is made longer ahead of need, and the footer at its end moves
+/// along, so that neither is looked at.
+async fn check_growing(io: &Io, container: &Container) -> Result<Report, OpenError> {
+    let mut report = Report::default();
+    let mut bytes = [0; SECTOR as usize];
+    let failed = |error| os(container, "read a VHD's footer from", error);
+    container.read(io, 0, &mut bytes).await.map_err(failed)?;
+    let footer = match Footer::parse(&bytes) {
+        Ok(footer) => footer,
+        Err(error) => {
+            report.footers.push(told("the copy at byte 0", &error));
+            return Ok(report);
+        }
+    };
+    let size = footer.disk_size();
+    let sparse = Sparse::read_unchecked(io, container, &footer, size, true).await?;
+    // Where the file ends is found out after its table was read, for whose last blocks it may just have been made longer.
+    report.look_at(&sparse, &footer, container.len());
+    Ok(report)
+}
+
+fn told(what: &str, error: &FooterError) -> String {
+    format!("{what}: {error}")
+}
+
+impl Report {
+    fn look_at(&mut self, sparse: &Sparse, footer: &Footer, len: u64) {
+        let problems = sparse.problems(footer.header_at, len, MOST).into_iter();
+        self.corruptions
+            .extend(problems.map(|problem| format!("at {}: {}", problem.at, problem.found)));
+        let used = sparse.table.iter().filter(|entry| **entry != UNUSED).count() as u64;
+        self.blocks = (used, sparse.table.len() as u64);
+    }
 }
 
 /// Look an image through; with `repair`, write a footer that is missing from the other one. An error
@@ -52,15 +134,10 @@ pub async fn check(io: &Io, container: &Container, repair: bool) -> Result<Repor
     }
     let head = head_error.is_none();
     let sparse = Sparse::read_unchecked(io, container, &footer, size, head).await?;
-    let problems = sparse.problems(footer.header_at, len, MOST);
-    let told = problems.into_iter().map(|problem| format!("at {}: {}", problem.at, problem.found));
-    report.corruptions.extend(told);
-    let used = sparse.table.iter().filter(|entry| **entry != UNUSED).count() as u64;
-    report.blocks = (used, sparse.table.len() as u64);
+    report.look_at(&sparse, &footer, len);
     if container.traits().regular {
         report.leaked = len.saturating_sub(sparse.data_end + SECTOR);
     }
-    let told = |what: &str, error: &FooterError| format!("{what}: {error}");
     report.footers.extend(head_error.iter().map(|error| told("the copy at byte 0", error)));
     report.footers.extend(tail_error.iter().map(|error| told("the one at the end", error)));
     if differ && report.footers.is_empty() {

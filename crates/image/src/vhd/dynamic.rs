@@ -7,17 +7,19 @@ use ringtap_io::sync::{Mutex, MutexGuard};
 use ringtap_io::{Event, Io};
 
 use super::bitmap::{Bitmap, Bitmaps};
+use super::check::Served;
 use super::flush::Turns;
 use super::footer::{Footer, SECTOR};
 use super::header::{Header, UNUSED};
 use super::layout::{Layout, Sparse};
 use super::room::Room;
 use crate::lower::Lower;
+use crate::qcow2::{ToolError, failed};
 use crate::state::LogState;
 use crate::whole::whole;
 use crate::{
-    Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, LayerState, RestartLog,
-    Status,
+    Allocation, Boxed, Container, Discard, Error, Extent, Image, Info, LayerState, OnlineCheck,
+    RestartLog, Status,
 };
 
 /// A dynamic or differencing VHD. Clones are the same one.
@@ -331,6 +333,24 @@ impl Image for Dynamic {
 
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
         Box::pin(self.shared.find_status(io, offset, len))
+    }
+
+    fn online_check<'a>(
+        &'a self,
+        io: &'a Io,
+    ) -> Boxed<'a, Result<Option<Box<dyn OnlineCheck>>, ToolError>> {
+        Box::pin(async move {
+            let shared = &self.shared;
+            if !shared.info.read_only {
+                shared.flush(io).await.map_err(failed(
+                    &shared.container,
+                    "write the tables of",
+                    0,
+                ))?;
+            }
+            let container = self.shared.container.clone();
+            Ok(Some(Box::new(Served { container, grows: !self.shared.info.read_only }) as Box<_>))
+        })
     }
 
     fn current_size(&self) -> Result<u64, Error> {

@@ -2,7 +2,9 @@
 
 use ringtap_io::Io;
 
-use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, Raw, Status};
+use super::check::Served;
+use crate::qcow2::ToolError;
+use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, OnlineCheck, Raw, Status};
 
 /// A fixed VHD. The footer is never touched.
 #[derive(Clone)]
@@ -67,6 +69,16 @@ impl Image for Fixed {
 
     fn status<'a>(&'a self, io: &'a Io, offset: u64, len: u64) -> Boxed<'a, Result<Status, Error>> {
         self.raw.status(io, offset, len)
+    }
+
+    fn online_check<'a>(
+        &'a self,
+        _: &'a Io,
+    ) -> Boxed<'a, Result<Option<Box<dyn OnlineCheck>>, ToolError>> {
+        Box::pin(async move {
+            let container = self.container.clone();
+            Ok(Some(Box::new(Served { container, grows: false }) as Box<_>))
+        })
     }
 
     fn current_size(&self) -> Result<u64, Error> {

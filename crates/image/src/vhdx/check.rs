@@ -6,7 +6,8 @@ use super::image::{FULLY_PRESENT, PAGE, PLACE, STATE};
 use super::layout::Layout;
 use super::os;
 use crate::bytes::get;
-use crate::{Container, OpenError};
+use crate::qcow2::{Report, ToolError};
+use crate::{Boxed, Container, OnlineCheck, OpenError};
 
 /// The most that is told, a sentence each.
 const TOLD: usize = 200;
@@ -22,6 +23,29 @@ pub struct Findings {
     pub blocks: u64,
     /// Those that are in the file.
     pub present: u64,
+}
+
+impl Findings {
+    /// The same as checks of all formats tell it.
+    pub fn into_report(self, image_end: u64) -> Report {
+        Report {
+            corruptions: self.corruptions,
+            messages: self.messages,
+            image_end,
+            total_clusters: self.blocks,
+            allocated_clusters: self.present,
+            ..Report::default()
+        }
+    }
+}
+
+/// Of one that is served, which nobody writes to.
+pub(super) struct Served(pub(super) Container);
+
+impl OnlineCheck for Served {
+    fn run<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<Report, ToolError>> {
+        Box::pin(async { Ok(check(io, &self.0).await?.into_report(self.0.len())) })
+    }
 }
 
 /// Look at every entry. The log, where it was not carried out, counts.

@@ -4,9 +4,11 @@ use std::sync::{Arc, OnceLock};
 
 use ringtap_io::Io;
 
+use super::check::Served;
 use super::layout::Layout;
 use crate::bytes::get;
-use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, Status};
+use crate::qcow2::ToolError;
+use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, OnlineCheck, Status};
 
 /// Entries of the table that are read together.
 pub(super) const PAGE: u64 = 512;
@@ -157,6 +159,13 @@ impl Image for Vhdx {
                 _ => Err(Error::Corrupt),
             }
         })
+    }
+
+    fn online_check<'a>(
+        &'a self,
+        _: &'a Io,
+    ) -> Boxed<'a, Result<Option<Box<dyn OnlineCheck>>, ToolError>> {
+        Box::pin(async { Ok(Some(Box::new(Served(self.shared.container.clone())) as Box<_>)) })
     }
 
     fn current_size(&self) -> Result<u64, Error> {

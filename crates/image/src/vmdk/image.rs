@@ -5,7 +5,9 @@ use std::sync::Arc;
 use ringtap_io::{Io, Mem};
 
 use super::sparse::Sparse;
-use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, Status};
+use crate::online::Findable;
+use crate::qcow2::ToolError;
+use crate::{Boxed, Container, Discard, Error, Extent, Image, Info, OnlineCheck, Status};
 
 /// A part of the disk.
 pub(super) struct Piece {
@@ -13,6 +15,16 @@ pub(super) struct Piece {
     pub(super) start: u64,
     pub(super) len: u64,
     pub(super) kind: Kind,
+}
+
+impl Piece {
+    fn container(&self) -> Option<&Container> {
+        match &self.kind {
+            Kind::Flat { container, .. } => Some(container),
+            Kind::Sparse(sparse) => Some(&sparse.container),
+            Kind::Zero => None,
+        }
+    }
 }
 
 pub(super) enum Kind {
@@ -35,13 +47,7 @@ struct Shared {
 impl Vmdk {
     /// Of pieces that follow one another.
     pub(super) fn new(pieces: Vec<Piece>) -> Vmdk {
-        let containers = || {
-            pieces.iter().filter_map(|piece| match &piece.kind {
-                Kind::Flat { container, .. } => Some(container),
-                Kind::Sparse(sparse) => Some(&sparse.container),
-                Kind::Zero => None,
-            })
-        };
+        let containers = || pieces.iter().filter_map(Piece::container);
         let traits = || containers().map(|container| container.traits());
         let request_alignment = traits().map(|traits| traits.request_alignment).max().unwrap_or(1);
         let info = Info {
@@ -177,6 +183,17 @@ impl Image for Vmdk {
                 Extent::Zero { len, .. } => Ok(self.shared.hole(offset, len)),
                 Extent::NotLoaded => Err(Error::Corrupt),
             }
+        })
+    }
+
+    fn online_check<'a>(
+        &'a self,
+        _: &'a Io,
+    ) -> Boxed<'a, Result<Option<Box<dyn OnlineCheck>>, ToolError>> {
+        Box::pin(async move {
+            let first = self.shared.pieces.iter().find_map(Piece::container);
+            let path = first.map(|container| container.path().to_owned()).unwrap_or_default();
+            Ok(Some(Box::new(Findable { image: self.fork(), path }) as Box<_>))
         })
     }
 

@@ -11,6 +11,7 @@ mod epoch;
 mod faults;
 mod kill;
 mod large;
+mod online;
 mod oracle;
 mod packs;
 mod panics;
