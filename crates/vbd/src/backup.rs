@@ -196,7 +196,9 @@ impl Backup {
         if self.changed.is_none() {
             left.mark(0..size);
         }
-        let target = Target::new(self.to.clone());
+        // What holds only what has changed is put upon an earlier copy, or was one.
+        let some = self.changed.is_some();
+        let target = Target::new(self.to.clone()).with_zeros_said(some);
         #[cfg(feature = "sabotage")]
         let target = target.with_ranges_unlocked(self.wrongs.unlocked);
         let kept = Arc::new(Kept {
@@ -204,7 +206,7 @@ impl Backup {
             granularity: left.granularity(),
             left,
             size,
-            zeroed: self.zeroed,
+            zeroed: self.zeroed && !some,
             limit: self.limit,
             breaks: self.breaks,
             told: AtomicBool::new(false),

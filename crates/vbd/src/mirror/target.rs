@@ -48,6 +48,8 @@ pub(crate) struct Target {
     last: AtomicU64,
     /// [`BEHIND`].
     behind: [u64; 2],
+    /// Whether its image is to say of zeros that it has them, for it may lie upon another one day.
+    says_zeros: bool,
     /// For tests: nobody waits for ranges.
     #[cfg(feature = "sabotage")]
     unlocked: bool,
@@ -210,6 +212,7 @@ impl Target {
             written: AtomicU64::new(0),
             last: AtomicU64::new(0),
             behind: BEHIND,
+            says_zeros: false,
             #[cfg(feature = "sabotage")]
             unlocked: false,
         }
@@ -223,6 +226,11 @@ impl Target {
     /// The same with other bounds than [`BEHIND`].
     pub(crate) fn with_behind(self, behind: [u64; 2]) -> Target {
         Target { behind, ..self }
+    }
+
+    /// The same whose image says of zeros that it has them.
+    pub(crate) fn with_zeros_said(self, says_zeros: bool) -> Target {
+        Target { says_zeros, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -371,12 +379,17 @@ impl Target {
         keep: K,
     ) -> Result<(), MirrorError> {
         let (len, zeros) = (bytes.len(), matches!(bytes, Bytes::Zeros(_)));
+        let says_zeros = self.says_zeros;
         let given = async move |io: &Io, vbd: &Vbd| {
             let (kind, mem) = match &bytes {
                 Bytes::Zeros(_) => (Kind::WriteZeroes { unmap: true, fast: false }, Mem::EMPTY),
                 Bytes::There(buffer, at, len) => (Kind::Write, buffer.mem().window(*at, *len)),
             };
-            vbd.serve(io, Request { kind, offset, len, mem, fua: false }).await
+            vbd.serve(io, Request { kind, offset, len, mem, fua: false }).await?;
+            match &bytes {
+                Bytes::Zeros(_) if says_zeros => say_zeros(io, vbd, offset, len).await,
+                _ => Ok(()),
+            }
         };
         let end = self.aside(io, What::Write, given, keep).await;
         if end == Some(Ok(())) {
@@ -559,4 +572,19 @@ impl Target {
             told.await;
         }
     }
+}
+
+/// Have an image say that it has zeros where it says nothing: where it lies upon another, that would be seen there.
+async fn say_zeros(io: &Io, vbd: &Vbd, offset: u64, len: u64) -> Result<(), Error> {
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        let status = vbd.status(io, at, end - at).await?;
+        if !status.present {
+            let (kind, mem) = (Kind::WriteZeroes { unmap: false, fast: false }, Mem::EMPTY);
+            let request = Request { kind, offset: at, len: status.len, mem, fua: false };
+            vbd.serve(io, request).await?;
+        }
+        at += status.len.max(1);
+    }
+    Ok(())
 }
