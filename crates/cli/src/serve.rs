@@ -203,6 +203,10 @@ struct DiskArgs {
     #[arg(long, value_enum, value_name = "WHAT")]
     on_error: Vec<OnErrorName>,
 
+    /// What becomes of discards: they free space of the image, or nothing, as zeros do then [default: unmap]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    discard: Vec<DiscardName>,
+
     /// Have the threads that serve it run on these processors, as in 0-3,8 [default: any]
     #[arg(long, value_name = "LIST")]
     cpus: Vec<Processors>,
@@ -252,6 +256,15 @@ enum OnErrorName {
     Report,
     /// They wait
     Hold,
+}
+
+/// What becomes of discards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DiscardName {
+    /// They free space
+    Unmap,
+    /// They free nothing
+    Ignore,
 }
 
 impl From<OnErrorName> for OnError {
@@ -384,6 +397,7 @@ pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Er
     let mut serial = bound.single("serial", of_disk.serial)?;
     let mut hold = bound.single("hold", of_disk.hold)?;
     let mut on_error = bound.single("on_error", of_disk.on_error)?;
+    let discard = bound.single("discard", of_disk.discard)?;
     let mut cpus = bound.single("cpus", of_disk.cpus)?;
     let mut cgroup = bound.single("cgroup", of_disk.cgroup)?;
     let mut node_name = bound.single("node_name", of_disk.node_name)?;
@@ -450,6 +464,7 @@ pub(crate) fn config(args: ServeArgs, matches: &ArgMatches) -> Result<Config, Er
             hold: hold[i].take().unwrap_or(0),
             placement: Placed { processors: cpus[i].take(), cgroup: cgroup[i].take() },
             on_error: on_error[i].take().map(Into::into),
+            keeps_space: discard[i] == Some(DiscardName::Ignore),
             limits: limits[i].limits,
             share: limits[i].share,
             group: group[i].take(),

@@ -70,6 +70,8 @@ pub struct Disk {
     /// What becomes of requests that find no room where the image lies; where nothing is said they wait if a control socket is
     /// there by which they can be told to go on, else they fail.
     pub on_error: Option<OnError>,
+    /// Whether discards free nothing of its image.
+    pub keeps_space: bool,
     /// Percent of its own time that each answer is held back, for the lab.
     pub hold: u32,
     /// Where the threads that serve it run.
@@ -105,6 +107,7 @@ impl Disk {
             queues: QUEUES,
             logical_block_size: None,
             on_error: None,
+            keeps_space: false,
             hold: 0,
             placement: Placed::default(),
             limits: DiskLimits::default(),

@@ -24,6 +24,8 @@ pub(crate) struct FileNode {
     pub(crate) read_only: bool,
     /// How the page cache is used, where that was said.
     pub(crate) cache: Option<CacheMode>,
+    /// Whether discards free nothing of it.
+    pub(crate) keeps_space: bool,
     pub(crate) driver: &'static str,
     /// Whether it was named with the image in it, and goes with that.
     pub(crate) implicit: bool,

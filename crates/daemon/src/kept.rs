@@ -191,6 +191,9 @@ fn table(disk: &Disk) -> Result<Table, String> {
         let word = if on_error == OnError::Hold { "hold" } else { "report" };
         put("on-error", word.into());
     }
+    if disk.keeps_space {
+        put("discard", "ignore".into());
+    }
     if let Some(name) = &disk.node_name {
         put("node-name", name.as_str().into());
     }

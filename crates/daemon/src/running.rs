@@ -267,6 +267,7 @@ impl Running {
         if disk.on_error.unwrap_or(usual) == OnError::Hold {
             tell_of_no_room(id, &vbd, &self.events);
         }
+        vbd.keep_space(disk.keeps_space);
         vbd.set_limits(disk.limits);
         vbd.share_device();
         if let Err(why) = vbd.set_share(disk.share) {

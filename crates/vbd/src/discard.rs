@@ -1,5 +1,7 @@
 //! Discard and write-zeroes: what the image can do on whole units, zeros written at the edges.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use ringtap_image::{Discard, Error};
 use ringtap_io::Io;
 
@@ -15,6 +17,9 @@ impl Pass<'_> {
         mode: Discard,
         durable: bool,
     ) -> Result<(), Error> {
+        if mode == Discard::Free && self.shared.keeps_space.load(Relaxed) {
+            return Ok(());
+        }
         let (first, last) = self.whole_units(offset, len);
         if first < last {
             // An image that frees its room by itself waits for writes that have yet to find theirs;
@@ -41,6 +46,7 @@ impl Pass<'_> {
         durable: bool,
     ) -> Result<(), Error> {
         let end = offset + len;
+        let unmap = unmap && !self.shared.keeps_space.load(Relaxed);
         let (first, last) = self.whole_units(offset, len);
         if fast && (first > offset || last < end) {
             return Err(Error::Unsupported);

@@ -84,6 +84,8 @@ pub(crate) struct Shared {
     pub(crate) throttle: Arc<Throttle>,
     /// Its size is not to change now.
     pub(crate) pinned: AtomicBool,
+    /// Discards free nothing, and neither do zeros.
+    pub(crate) keeps_space: AtomicBool,
 }
 
 /// Says of one transport of a device whether its writes must be stable when they are answered, because who uses it
@@ -175,6 +177,7 @@ impl Disk {
             filters: Filters::default(),
             throttle,
             pinned: AtomicBool::new(false),
+            keeps_space: AtomicBool::new(false),
         });
         Disk { shared, shown: None }
     }
@@ -324,6 +327,11 @@ impl Disk {
     /// How many requests wait for room.
     pub fn waiting_for_room(&self) -> usize {
         self.shared.full.waiting()
+    }
+
+    /// Whether the space of what is discarded, or becomes zeros, stays the image's from now on.
+    pub fn keep_space(&self, keep: bool) {
+        self.shared.keeps_space.store(keep, Relaxed);
     }
 
     /// Requests that wait for room are tried again.

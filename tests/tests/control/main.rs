@@ -1,6 +1,7 @@
 //! A running server controlled by QMP.
 
 mod check;
+mod clients;
 mod dial;
 mod disks;
 mod folder;

@@ -283,7 +283,7 @@ fn what_keeps_no_moment_is_refused() {
         (keep(json!({ "target": "a" })), "Source and target cannot be the same"),
         (keep(json!({ "target": "small" })), "the disk"),
         (keep(json!({ "on-cbw-error": "break-all" })), "does not accept value"),
-        (keep(json!({ "bitmap": { "node": "a", "name": "b" } })), "'bitmap' is unexpected"),
+        (keep(json!({ "bitmap": { "node": "a", "name": "b" } })), "Dirty bitmap 'b' not found"),
         (
             json!({ "driver": "copy-before-write", "node-name": "cbw", "file": "a" }),
             "'target' is missing",

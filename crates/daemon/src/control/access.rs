@@ -9,6 +9,7 @@ use std::time::Duration;
 use ringtap_image::{CacheMode, OpenOptions, on_a_ring};
 use ringtap_vbd::{Breaks, Job, Vbd};
 
+use super::bitmaps::{Known, NodeBitmap, usable};
 use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
@@ -30,6 +31,8 @@ arguments! {
         "file" file: String,
         /// What takes old content: a node that nobody shows, and as large.
         "target" target: String,
+        /// Only what is marked here will be read: a bitmap of the disk. All that changes is saved, whatever it marks.
+        "bitmap" bitmap: Option<NodeBitmap>,
         /// A guest's write where it is not said.
         "on-cbw-error" on_error: Option<OnCbwError>,
         /// How many seconds a guest's write may wait for the target; 0, and where it is not said: as long as it takes.
@@ -59,6 +62,12 @@ impl Running {
         let to = self.node(target).ok_or_else(|| missing(target))?;
         if disk == to {
             return Err(Refusal::new("Source and target cannot be the same"));
+        }
+        if let Some(NodeBitmap { node, name }) = &of.bitmap {
+            let found = self.disks.get(&disk).filter(|served| served.node() == node);
+            let known = found.map(|served| served.vbd.dirty_bitmaps()).unwrap_or_default();
+            let known: Vec<Known> = known.into_iter().map(Known::from).collect();
+            usable(self, disk, &known, name)?;
         }
         if let Some(user) = self.user_of_disk(disk) {
             return Err(Refusal::new(format!(

@@ -45,6 +45,8 @@ arguments! {
         "speed" speed: Option<u64>,
         "on-source-error" _on_source_error: Option<OnError>,
         "on-target-error" _on_target_error: Option<OnError>,
+        /// Whether the copy is compressed: it is not.
+        "compress" compress: Option<bool>,
         /// Whether the target reads as zeros.
         "__ringtap_target-is-zero" target_is_zero: Option<bool>,
         /// How long a guest's write may wait for the target, in milliseconds, before the backup is given up.
@@ -138,6 +140,11 @@ impl BlockdevBackup {
         id: DiskId,
         known: &[Known],
     ) -> Result<Asked, Refusal> {
+        if self.compress == Some(true) {
+            return Err(Refusal::new(
+                "'compress' true is not done by a backup: `ringtap convert -c` compresses the copy afterwards",
+            ));
+        }
         let by = self.bitmap()?.map(|(name, mode)| (name.to_owned(), mode));
         if let Some((name, _)) = &by {
             usable(running, id, known, name)?;

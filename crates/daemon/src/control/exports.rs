@@ -67,7 +67,13 @@ arguments! {
     struct FuseOptions {
         "mountpoint" mountpoint: String,
         "growable" growable: Option<bool>,
+        "allow-other" allow_other: Option<AllowOther>,
     }
+}
+
+words! {
+    /// Whether others than the server's own user may have the file: those whom the mode of sockets lets in; else nobody.
+    enum AllowOther { "off" Off, "on" On, "auto" Auto }
 }
 
 arguments! {
@@ -342,7 +348,9 @@ impl Running {
     fn add_fuse(&mut self, common: Common, of: FuseOptions, reply: Reply<Done>) {
         let growable = of.growable.unwrap_or(false);
         let read_only = common.vbd.info().read_only;
-        let mode = self.config.socket_mode;
+        let everybody = self.config.socket_mode;
+        let alone = of.allow_other == Some(AllowOther::Off);
+        let mode = if alone { everybody & 0o700 } else { everybody };
         let options = fuse::Options { read_only, growable, mode, queues: QUEUES };
         let image = self.disks.get(&common.disk).map(|served| served.disk.path.clone());
         let image = image.unwrap_or_default();

@@ -21,12 +21,12 @@ use crate::{Disk, OnError};
 
 words! {
     /// What becomes of discards.
-    enum Discard { "unmap" Unmap }
+    enum Discard { "unmap" Unmap, "ignore" Ignore }
 }
 
 words! {
     /// Whether zeros that are written are looked for.
-    enum DetectZeroes { "off" Off }
+    enum DetectZeroes { "off" Off, "on" On, "unmap" Unmap }
 }
 
 words! {
@@ -72,7 +72,8 @@ choice! {
     struct FileRef {
         "read-only" read_only: Option<bool>,
         "cache" cache: Option<CacheOptions>,
-        "discard" _discard: Option<Discard>,
+        "discard" discard: Option<Discard>,
+        "detect-zeroes" _detect_zeroes: Option<DetectZeroes>,
     }
     "driver" enum FileDriver {
         "file" File(FileOptions),
@@ -148,7 +149,7 @@ choice! {
         "node-name" node_name: Option<String>,
         "read-only" read_only: Option<bool>,
         "cache" cache: Option<CacheOptions>,
-        "discard" _discard: Option<Discard>,
+        "discard" discard: Option<Discard>,
         "detect-zeroes" _detect_zeroes: Option<DetectZeroes>,
         /// False: another server has the image, until its guest begins here.
         "active" active: Option<bool>,
@@ -211,6 +212,7 @@ impl Add {
     /// What is asked for.
     pub(super) fn asked(mut self, running: &Running) -> Result<Asked, Refusal> {
         let (limits, group) = (self.limits.take(), self.group.take());
+        let keeps_space = self.discard == Some(Discard::Ignore);
         let incoming = self.active == Some(false);
         let secret = match &self.of {
             Driver::Luks(of) => running.secret_sources.get(&of.key_secret).cloned(),
@@ -222,6 +224,7 @@ impl Add {
             disk.keeping.secret = secret.or(disk.keeping.secret.take());
             running.check_limits(disk, limits.as_ref(), group)?;
             disk.incoming |= incoming;
+            disk.keeps_space |= keeps_space;
             if disk.incoming
                 && (disk.options.read_only || disk.is_null() || wish.ties.upon.is_some())
             {
@@ -252,8 +255,9 @@ impl Add {
         };
         let own = cache_of(self.cache.as_ref())?;
         let read_only = self.read_only.unwrap_or(false);
+        let keeps_space = self.discard == Some(Discard::Ignore);
         let file = |name, driver, path: PathBuf| {
-            let wish = FileWish { path, read_only, cache: own, driver };
+            let wish = FileWish { path, read_only, cache: own, keeps_space, driver };
             Ok(Asked::File(name, wish))
         };
         let mut backing = None;
@@ -336,8 +340,10 @@ impl Add {
             ErrorChoice::Report => OnError::Report,
             ErrorChoice::Hold => OnError::Hold,
         });
+        let keeps_space = keeps_space || file.keeps_space;
         let by_image = file.name.is_some() || backing.is_some();
-        let mut wish = Wish::of(Disk { on_error, ..disk(file.path, options, node_name) });
+        let mut wish =
+            Wish::of(Disk { on_error, keeps_space, ..disk(file.path, options, node_name) });
         wish.ties.by_image = by_image;
         wish.ties.in_file = file.name;
         (wish.place, wish.named_with_it) = (file.place, file.driver);
@@ -355,6 +361,8 @@ pub(super) struct Found {
     driver: Option<&'static str>,
     cache: Option<CacheMode>,
     pub(super) read_only: bool,
+    /// Whether discards free nothing of it.
+    keeps_space: bool,
 }
 
 /// Find it; `own` may be in it already.
@@ -382,6 +390,7 @@ pub(super) fn found(
                 driver: None,
                 cache: node.cache,
                 read_only: node.read_only,
+                keeps_space: node.keeps_space,
             })
         }
         NodeOr::Of(file) => {
@@ -408,6 +417,7 @@ pub(super) fn found(
                 name: node_name,
                 cache,
                 read_only: file.read_only.unwrap_or(false),
+                keeps_space: file.discard == Some(Discard::Ignore),
             })
         }
     }

@@ -33,6 +33,7 @@ pub(super) struct FileWish {
     pub(super) path: PathBuf,
     pub(super) read_only: bool,
     pub(super) cache: Option<CacheMode>,
+    pub(super) keeps_space: bool,
     pub(super) driver: &'static str,
 }
 
@@ -119,9 +120,11 @@ impl Running {
         let Wish { disk, ties, place, named_with_it, .. } = wish;
         let name = disk.node_name.clone().unwrap_or_default();
         let (path, read_only) = (disk.path.clone(), disk.options.read_only);
+        let keeps_space = disk.keeps_space;
         if let (Some(driver), Some(place), Some(name)) = (named_with_it, place, &ties.in_file) {
             let cache = Some(disk.options.cache);
-            let node = FileNode { path, place, read_only, cache, driver, implicit: true };
+            let node =
+                FileNode { path, place, read_only, cache, keeps_space, driver, implicit: true };
             self.graph.files.insert(name.clone(), node);
         }
         let id = self.add_known(disk, vbd, file);
@@ -161,14 +164,22 @@ impl Running {
             let held = Place::hold(&wish.path);
             Box::new(move |running| {
                 running.pending.nodes.remove(&name);
-                let FileWish { path, read_only, cache, driver } = wish;
+                let FileWish { path, read_only, cache, keeps_space, driver } = wish;
                 let failed = |error| {
                     let path = path.display();
                     Refusal::new(format!("Could not open '{path}': {error}"))
                 };
                 reply.give(held.map_err(failed).map(|place| {
                     let path = path.clone();
-                    let node = FileNode { path, place, read_only, cache, driver, implicit: false };
+                    let node = FileNode {
+                        path,
+                        place,
+                        read_only,
+                        cache,
+                        keeps_space,
+                        driver,
+                        implicit: false,
+                    };
                     running.graph.files.insert(name, node);
                     Done {}
                 }));

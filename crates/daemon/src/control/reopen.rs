@@ -56,6 +56,7 @@ impl Reopen {
         let (old, new) = (&served.disk, &wish.disk);
         let same = [
             ("driver", old.options.format == new.options.format),
+            ("discard", old.keeps_space == new.keeps_space),
             ("file", old.path == new.path || identity(&new.path) == served.file),
             ("file", served.ties.in_file == wish.ties.in_file),
             ("backing", served.ties.upon == wish.ties.upon && served.ties.alone == wish.ties.alone),
