@@ -1,5 +1,6 @@
 //! A running server controlled by QMP.
 
+mod behind;
 mod check;
 mod clients;
 mod dial;

@@ -149,11 +149,11 @@ impl Both {
         if ours {
             in_time(io, left, target.keeps_up()).await;
         }
-        let room = target.has_room(len);
-        if !room {
+        let goes_on = ours && target.has_room(len);
+        if !goes_on {
             self.passed.fetch_add(len, Relaxed);
         }
-        (ours && room).then_some(held)
+        goes_on.then_some(held)
     }
 
     /// The marks that need not be set.

@@ -461,11 +461,13 @@ impl Work {
         let both = self.both.borrow();
         let passed = both.as_ref().map_or(0, |both| both.passed.load(Relaxed));
         let (written, (late, written_then, passed_then)) = (self.target.written(), self.late.get());
-        let late = if passed > passed_then { late + 1 } else { 0 };
+        let bytes = u128::from(written - written_then) * 1_000_000_000;
+        let rate = (bytes / u128::from(took.max(1))).try_into().unwrap_or(u64::MAX);
+        // Who writes the same place over and over leaves some for the job though the target is fast.
+        let behind = passed > passed_then && rate < self.job.progress().guest_rate;
+        let late = if behind { late + 1 } else { 0 };
         self.late.set((late, written, passed));
         if late == LATE {
-            let bytes = u128::from(written - written_then) * 1_000_000_000;
-            let rate = (bytes / u128::from(took.max(1))).try_into().unwrap_or(u64::MAX);
             self.job.falls_behind(rate);
         }
     }

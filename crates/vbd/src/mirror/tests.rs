@@ -61,6 +61,11 @@ struct Seen {
 
 /// A mirror, under guests that write as fast as they can, for so long at most, and are silent then.
 fn mirrored(rate: f64, max_slowdown: u32, limit: Time) -> Seen {
+    mirrored_within(SIZE, rate, max_slowdown, limit)
+}
+
+/// The same of guests that write within so many bytes.
+fn mirrored_within(area: u64, rate: f64, max_slowdown: u32, limit: Time) -> Seen {
     let rate = (GUEST_RATE * rate) as u64;
     let mut tasks = devices(rate);
     let (io, from, to) = (tasks.io().clone(), device(0), device(1));
@@ -78,7 +83,7 @@ fn mirrored(rate: f64, max_slowdown: u32, limit: Time) -> Seen {
             let buffer = io.buffer(LEN as usize).expect("memory");
             let mut rng = fastrand::Rng::with_seed(slot);
             while !over.get() {
-                let offset = rng.u64(0..SIZE / LEN) * LEN;
+                let offset = rng.u64(0..area / LEN) * LEN;
                 let (kind, len, mem) = (Kind::Write, LEN, buffer.mem());
                 guest.serve(&io, Request { kind, offset, len, mem, fua: false }).await.expect("ok");
                 written.set(written.get() + LEN);
@@ -142,6 +147,17 @@ fn a_slower_target_lets_guests_go_on_and_says_so() {
     let [target, writes] = [target_rate, guest_rate].map(|rate| rate as f64 / GUEST_RATE);
     assert!((0.45..0.55).contains(&target), "{told:?}");
     assert!((0.79..1.01).contains(&writes), "{told:?}");
+}
+
+/// Less than may be on its way to the target: there is always room, and somebody else has what is written to.
+#[test]
+fn a_slower_target_is_told_of_though_guests_write_the_same_over_and_over() {
+    let Seen { took, guest, told } = mirrored_within(16 << 20, 0.3, 20, 60 * SECOND);
+    println!("guests {guest:.3}, {told:?}");
+    assert_eq!(took, None, "it ends though the target is too slow");
+    assert!(guest > 0.79, "guests are slowed to {guest:.3}");
+    let Some(Behind { target_rate, guest_rate }) = told.first() else { panic!("nobody is told") };
+    assert!(target_rate < guest_rate, "{told:?}");
 }
 
 #[test]
