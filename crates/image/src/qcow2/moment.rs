@@ -218,6 +218,8 @@ impl OnlineCheck for Online {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::once;
+
     use ringtap_io::Tasks;
     use ringtap_sim::{Disk, Sim};
 
@@ -265,9 +267,9 @@ mod tests {
             let was = (50..).map(|offset: u64| (offset / PAGE) as u8);
             assert!(was.zip(&found).all(|(was, found)| was == *found));
             // Three pages are kept, and there is room for one more.
-            moment.keep(&io, &container, [5 * PAGE..6 * PAGE]).await;
+            moment.keep(&io, &container, once(5 * PAGE..6 * PAGE)).await;
             assert_eq!(moment.lost(), None);
-            moment.keep(&io, &container, [7 * PAGE..7 * PAGE + 1]).await;
+            moment.keep(&io, &container, once(7 * PAGE..7 * PAGE + 1)).await;
             let why = moment.put_back(0, &mut found).expect_err("too much");
             assert!(why.contains("more of its tables was changed"), "{why}");
         });
