@@ -373,7 +373,7 @@ mod tests {
             assert_eq!(section.rows[3].missing.is_some(), compresses, "{section}");
             assert!(section.rows[1].ratio.is_some(), "{section}");
             let text = section.to_string();
-            assert!(text.contains("not measured: qemu-img ended with"), "{text}");
+            assert!(text.contains("not measured: qemu-img failed"), "{text}");
             assert!(text.contains("rate ≥ 1 ×"), "{text}");
         }
         // A copy that is none is told.

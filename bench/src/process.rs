@@ -2,7 +2,7 @@
 //! processors to run on and no servers that go to the background.
 
 use crate::interrupt::{self, stop};
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use ringtap_lab::process::{self, Server, listens};
 use rustix::process::{Pid, Signal, WaitOptions};
 use std::ffi::OsString;
@@ -64,7 +64,10 @@ impl Launch {
 
     /// Runs it to its end, well within `limit`, and returns what it printed.
     pub fn output(&self, limit: Duration) -> Result<String> {
-        Ok(process::run(self.command(), limit, stop())?.stdout)
+        let ended = process::run(self.command(), limit, stop());
+        // Reasons stand in tables.
+        let reason = |error: ringtap_lab::error::Error| error.to_string().replace('\n', " | ");
+        ended.map(|output| output.stdout).map_err(|error| anyhow!(reason(error)))
     }
 
     fn command(&self) -> Command {
