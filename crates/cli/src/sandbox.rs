@@ -10,7 +10,7 @@ use ringtap_image::is_store;
 #[derive(Debug, Args)]
 pub(crate) struct SandboxArgs {
     /// Confine the server: it opens no file, makes no socket and starts no program but what its disks need; auto: but for
-    /// what this kernel lacks, which the log says; on: or serve nothing
+    /// what this kernel lacks, and without any with --ublk, which the log says; on: or serve nothing
     #[arg(
         long,
         value_enum,

@@ -15,7 +15,7 @@ use ringtap_stores::rbd;
 use rustix::fs::Access;
 
 use crate::opened::LeftOut;
-use crate::{Address, Config, ControlAt, Disk, Error, handover};
+use crate::{Address, Config, ControlAt, Disk, Error, handover, successor};
 
 /// Whether a server is confined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -116,8 +116,12 @@ pub(crate) struct Confined {
 pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     let Sandbox::On { allow, must } = &config.sandbox else { return Ok(Confined::default()) };
     let devices = of_devices(config).next().is_some();
-    if devices && !must && !ringtap_sandbox::is_there() {
-        tracing::info!("not confined: {OF_DEVICES}, and there is none");
+    if devices && !must {
+        ringtap_sandbox::dismiss();
+        tracing::info!(
+            "not confined: {OF_DEVICES}, and partitions are looked for by who has it alone; --sandbox on has all walls, the \
+             unit has others"
+        );
         return Ok(Confined::default());
     }
     let (stores, allow): (Vec<&PathBuf>, Vec<&PathBuf>) =
@@ -189,7 +193,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     Ok(Confined { narrow: (!later && confined.files).then_some(named), usual })
 }
 
-const OF_DEVICES: &str = "block devices of this host (--ublk) take CAP_SYS_ADMIN, which a confined server leaves to its broker";
+const OF_DEVICES: &str = "block devices of this host (--ublk) take CAP_SYS_ADMIN";
 const BUT_FOR: &str = "confined, but for what cannot be had here";
 
 impl Confined {
@@ -396,6 +400,14 @@ fn of_devices(config: &Config) -> impl Iterator<Item = &Disk> {
     config.disks.iter().filter(|disk| disk.ublk.is_some())
 }
 
+/// What the image of a disk is called by the operator, and by who serves it: it may go on in another.
+fn names(disk: &Disk) -> [PathBuf; 2] {
+    let mut there = disk.clone();
+    // Whoever opens it says what is wrong.
+    let _ = successor::follow(&mut there);
+    [disk.path.clone(), there.path]
+}
+
 fn list(config: &Config, later: Vec<PathBuf>) -> List {
     let tcp = addresses(config).filter_map(|address| match address {
         Address::Tcp { host, port } => Some((host.clone(), *port)),
@@ -412,7 +424,7 @@ fn list(config: &Config, later: Vec<PathBuf>) -> List {
         dial: vec![],
         any_tcp: !config.control.is_empty(),
         mounts: shown(config).collect(),
-        devices: of_devices(config).map(|disk| disk.path.clone()).collect(),
+        devices: of_devices(config).flat_map(names).collect(),
         any_device: !config.control.is_empty() && of_devices(config).next().is_some(),
         folders: folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect(),
     }

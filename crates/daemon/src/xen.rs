@@ -93,22 +93,27 @@ impl Running {
         let Some(export) = self.exports.iter().find(of).filter(|_| !self.quit) else { return };
         let (disk, id) = (export.disk, export.id.clone());
         self.export_is_gone(&id);
+        self.leaving.push(Leaving { disk, tell });
+    }
+
+    /// What is at work on a disk is to end, whenever it has begun.
+    fn free(&mut self, disk: DiskId) {
         self.jobs.values_mut().filter(|entry| entry.disks.contains(&disk)).for_each(Entry::cancel);
         let others = self.exports.iter().filter(|export| export.disk == disk && !export.closing);
         let others: Vec<String> = others.map(|export| export.id.clone()).collect();
         others.iter().for_each(|id| self.close_export(id, Box::new(|_| {})));
-        self.leaving.push(Leaving { disk, tell });
     }
 
     /// Close those that their guests have given back, and that nothing is at work on any more.
     pub(crate) fn close_leaving(&mut self) {
         let all = std::mem::take(&mut self.leaving);
+        all.iter().for_each(|one| self.free(one.disk));
         let (free, used): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|one| self.is_free(one.disk));
         self.leaving = used;
         for Leaving { disk, tell } in free {
             let Some(served) = self.take_back(disk) else { continue };
-            let stays = self.in_time_with("close", served, |served| {
+            let stays = self.in_time_with("close", (served, tell), |(served, tell)| {
                 let _disk = served.vbd.span().clone().entered();
                 match end::close(&served) {
                     Ok(()) if is_failed(&served) => {
@@ -124,8 +129,9 @@ impl Running {
                 drop(tell);
                 Box::new(|_| {})
             });
-            if let Some(served) = stays {
+            if let Some((served, tell)) = stays {
                 self.put_back(disk, served);
+                self.leaving.push(Leaving { disk, tell });
             }
         }
     }

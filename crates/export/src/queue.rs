@@ -16,8 +16,8 @@ pub(crate) trait Queue {
 
 /// Have a queue's handle of the disk's image be that of its present one, though no request comes.
 pub(crate) fn keep_up(io: &Io, vbd: &Rc<Vbd>) {
-    let vbd = vbd.clone();
-    io.spawn_beside(async move { vbd.keep_up().await });
+    let (vbd, theirs) = (vbd.clone(), io.clone());
+    io.spawn_beside(async move { vbd.keep_up(&theirs).await });
 }
 
 /// One slot: take a request, serve it, answer it.

@@ -118,6 +118,11 @@ impl Io {
         self.shared.pool.trim();
     }
 
+    /// Keep none of the files open that operations have named and none is in flight on: who had them may have closed them.
+    pub fn forget_idle_files(&self) {
+        self.shared.reactor.borrow_mut().forget_idle_files();
+    }
+
     /// Start another task on this thread.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.spawn_until(AtEnd::Awaited, task);

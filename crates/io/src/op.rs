@@ -161,6 +161,9 @@ pub trait Reactor {
     /// Keep none of the files open that operations have named. While none is in flight.
     fn forget_files(&mut self) {}
 
+    /// The same of those that no operation is in flight on.
+    fn forget_idle_files(&mut self) {}
+
     /// What ends its sleep. Asked for before the first turn of whoever has it; one that does nothing will do where no
     /// other thread wakes its tasks.
     fn alarm(&mut self) -> Arc<dyn Alarm> {

@@ -585,6 +585,10 @@ impl Reactor for Ring {
         self.files.forget(&self.ring);
     }
 
+    fn forget_idle_files(&mut self) {
+        self.files.forget_idle(&self.ring);
+    }
+
     fn alarm(&mut self) -> Arc<dyn Alarm> {
         self.doorbell.alarm()
     }

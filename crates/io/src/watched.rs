@@ -32,6 +32,14 @@ impl Watched {
         }
     }
 
+    /// Whether nothing is in flight, or to be noted, on the file in that place.
+    pub(crate) fn is_idle(&self, place: usize) -> bool {
+        let of = |beside: &u64| *beside != 0 && (*beside >> PLACE) as usize == place;
+        !self.begun.contains(&place)
+            && !self.ended.contains(&place)
+            && !self.beside.iter().any(of)
+    }
+
     /// A change of the file in that place, which is watched: what to say beside its key.
     pub(crate) fn begin(&mut self, place: usize, bytes: u64, write: bool) -> u64 {
         let Some(Some(watch)) = self.files.get_mut(place) else { return 0 };

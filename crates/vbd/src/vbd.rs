@@ -113,11 +113,23 @@ impl Vbd {
 
     /// Let go of an image that another has taken the place of, though no request comes by this queue: its files would stay
     /// open, and locked. A task beside others of its thread ([`Io::spawn_beside`]); it ends only where the disk is stopped.
-    pub async fn keep_up(&self) {
-        while self.health.failure().is_none() {
+    pub async fn keep_up(&self, io: &Io) {
+        let mut number = self.level().number;
+        loop {
             let opens = self.disk.shared.door.opens();
-            drop(self.level());
-            opens.await;
+            let now = self.level().number;
+            if now != number {
+                number = now;
+                io.forget_idle_files();
+            }
+            // A door that is closed for good wakes who listens, and lets nobody in.
+            let opened = async {
+                opens.await;
+                Ok::<(), Error>(())
+            };
+            if self.health.contain_all(opened).await.is_err() {
+                return;
+            }
         }
     }
 

@@ -27,11 +27,15 @@ fn reads(stream: &mut UnixStream) {
     stream.read_exact(&mut [0; 16 + 512]).expect("a reply");
 }
 
+/// By a descriptor, or in the table of a ring, which the kernel tells of beside the ring's own.
 fn has_open(server: &Server, image: &str) -> bool {
-    let folder = format!("/proc/{}/fd", server.pid());
-    let open = fs::read_dir(folder).expect("its descriptors").flatten();
-    open.filter_map(|one| fs::read_link(one.path()).ok())
-        .any(|path| path.to_string_lossy().contains(image))
+    let of = |what: &str| fs::read_dir(format!("/proc/{}/{what}", server.pid()));
+    let links = of("fd").expect("its descriptors").flatten();
+    let mut links = links.filter_map(|one| fs::read_link(one.path()).ok());
+    let facts = of("fdinfo").expect("its descriptors").flatten();
+    let mut facts = facts.filter_map(|one| fs::read_to_string(one.path()).ok());
+    links.any(|path| path.to_string_lossy().contains(image))
+        || facts.any(|text| text.contains(image))
 }
 
 #[test]

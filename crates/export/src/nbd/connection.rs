@@ -154,7 +154,7 @@ impl Connection {
             connection.farewell.set(true);
         }
         let keeps_up = connection.clone();
-        io.spawn_beside(async move { keeps_up.vbd.keep_up().await });
+        io.spawn_beside(async move { keeps_up.vbd.keep_up(&keeps_up.io).await });
         io.spawn(connection.clone().send_replies(sending, sealer));
         Ok(connection)
     }

@@ -49,6 +49,7 @@ fn command(
 ) -> io::Result<()> {
     let mut driver = Here::open()?;
     let (id, refused) = (wish.id, || Err(io::Error::from(Errno::PERM)));
+    let mut inline = inline;
     match code {
         control::FEATURES | control::INFO | control::GET_PARAMS => {}
         control::ADD if !devices.may_show || !is_of(described(data)?, wish) => return refused(),
@@ -59,13 +60,17 @@ fn command(
             if !devices.has(id) && !its {
                 return refused();
             }
-            devices.took(id);
         }
         // A server may start what is its own, as itself.
         control::START | control::END_RECOVERY if inline != u64::from(devices.server) => {
             return refused();
         }
-        control::START | control::END_RECOVERY | control::SET_PARAMS => devices.must_have(id)?,
+        control::START | control::END_RECOVERY => {
+            devices.must_have(id)?;
+            // Since Linux 6.16 the driver takes that of who has opened the device's file; this process ends with the server.
+            inline = std::process::id().into();
+        }
+        control::SET_PARAMS => devices.must_have(id)?,
         control::STOP | control::UPDATE_SIZE => devices.must_have(id)?,
         control::DELETE | control::DELETE_ASYNC if devices.has(id) => {}
         // One that died before it was born is in everybody's way.
@@ -78,8 +83,15 @@ fn command(
         }
         _ => return refused(),
     }
-    driver.run(code, id, by_path, data, inline)?;
+    let end = driver.run(code, id, by_path, data, inline);
+    if matches!(code, control::DELETE | control::DELETE_ASYNC)
+        && end.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+    {
+        devices.gave_up(id);
+    }
+    end?;
     match code {
+        control::START_RECOVERY => devices.took(id),
         control::ADD => devices.took(described(data)?.id),
         control::DELETE | control::DELETE_ASYNC => devices.gave_up(id),
         _ => {}

@@ -191,6 +191,7 @@ impl Device {
             let look = if self.opened.is_some() { self.look(disks)? } else { self.look_for_end()? };
             if look == Look::Gone {
                 self.forget();
+                self.give_up_waiting();
                 return Ok(());
             }
             if self.retry.as_ref().is_some_and(|retry| retry.at <= Instant::now()) {
@@ -373,6 +374,9 @@ impl Device {
         comes_back: bool,
         disks: &dyn Disks,
     ) -> Result<(), StoreError> {
+        if !comes_back {
+            self.give_up_waiting();
+        }
         self.disconnect();
         if !comes_back || self.has_failed() {
             self.close_image(disks);
@@ -484,6 +488,14 @@ impl Device {
         (self.connection, self.retry) = (None, None);
         self.threads.iter().for_each(QueueThread::stop);
         self.threads.drain(..).for_each(QueueThread::join);
+    }
+
+    /// Nobody waits for what waits for room, or for the end of a pause.
+    fn give_up_waiting(&self) {
+        if let Some(vbd) = &self.vbd {
+            vbd.give_up_waiting();
+            vbd.go_on();
+        }
     }
 
     fn close_image(&mut self, disks: &dyn Disks) {

@@ -32,6 +32,8 @@ pub(super) struct Known {
 pub(super) struct Files {
     known: Vec<Option<Known>>,
     used: u32,
+    /// Places below that which are empty again.
+    free: Vec<u32>,
     pub(super) watched: Watched,
 }
 
@@ -40,7 +42,7 @@ impl Files {
         // Without a table every file goes by descriptor: slower, not wrong.
         let sparse = ring.submitter().register_files_sparse(FIXED_FILES);
         let used = if sparse.is_ok() { 0 } else { FIXED_FILES };
-        Files { known: Vec::new(), used, watched: Watched::default() }
+        Files { known: Vec::new(), used, free: Vec::new(), watched: Watched::default() }
     }
 
     /// None is known any more, nor in the ring's table.
@@ -50,9 +52,25 @@ impl Files {
             let none = vec![-1; self.used as usize];
             let emptied = ring.submitter().register_files_update(0, &none);
             self.used = if emptied.is_ok() { 0 } else { FIXED_FILES };
+            self.free.clear();
         }
         self.known.clear();
         self.watched = Watched::default();
+    }
+
+    /// Those that nothing is in flight on are met anew, and until then not in the ring's table, which would keep them open.
+    pub(super) fn forget_idle(&mut self, ring: &IoUring) {
+        for slot in 0..self.known.len() {
+            let Some(Known { target: Target::Fixed(place), .. }) = self.known[slot] else {
+                continue;
+            };
+            let idle = self.watched.is_idle(slot);
+            if idle && ring.submitter().register_files_update(place, &[-1]).is_ok() {
+                self.known[slot] = None;
+                self.watched.put(slot, None);
+                self.free.push(place);
+            }
+        }
     }
 
     #[inline]
@@ -80,6 +98,16 @@ impl Files {
         Some(self.find(ring, file)?.target)
     }
 
+    /// An empty one in the ring's table.
+    fn place(&mut self) -> Option<u32> {
+        self.free.pop().or_else(|| {
+            (self.used < FIXED_FILES).then(|| {
+                self.used += 1;
+                self.used - 1
+            })
+        })
+    }
+
     #[cold]
     fn learn(&mut self, ring: &IoUring, file: File) -> Option<Known> {
         let fd = file.raw_fd()?;
@@ -89,11 +117,7 @@ impl Files {
         }
         let place = match self.known[slot] {
             Some(Known { target: Target::Fixed(place), .. }) => Some(place),
-            _ if self.used < FIXED_FILES => {
-                self.used += 1;
-                Some(self.used - 1)
-            }
-            _ => None,
+            _ => self.place(),
         };
         let fixed =
             place.filter(|place| ring.submitter().register_files_update(*place, &[fd]).is_ok());
