@@ -230,6 +230,11 @@ impl Shared {
         }
         self.state().retired.append(&mut resting);
         if let Err(error) = end {
+            {
+                let mut state = self.state();
+                let moment = state.moment();
+                state.hold_tables(&mut freed, moment.as_ref());
+            }
             self.give_back(io, freed).await;
             return Err(error);
         }

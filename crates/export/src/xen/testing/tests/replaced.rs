@@ -1,5 +1,5 @@
-//! An image that is replaced by an overlay on itself over and over, under a guest of Xen that checks what it reads. Here and
-//! not in a guest: `ringtap xen` has no control socket, so nobody can ask it for a snapshot.
+//! An image that is replaced by an overlay on itself over and over, under a guest of Xen that checks what it reads: as in
+//! tests/tests/xen/replaced.rs, in one process and many times.
 //!
 //! `RINGTAP_REPLACEMENTS` sets how often; after every 32 the overlays are merged while the disk stands still.
 
