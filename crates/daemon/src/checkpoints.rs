@@ -5,7 +5,6 @@ use ringtap_image::bitmap_store::{
     Binding, KeptIn, LOGGED, Sidecar, is_of, move_sidecar, point_no_more, point_to, remove_sidecar,
     remove_sidecar_of,
 };
-use ringtap_image::record::{self, Writes};
 use ringtap_image::{Container, Image, Place, on_a_ring};
 use ringtap_io::Io;
 use ringtap_vbd::Disk;
@@ -30,14 +29,7 @@ pub(crate) fn restore(vbd: &Disk) -> Result<(), Error> {
         return Ok(());
     }
     let Some(container) = container_of(vbd) else { return Ok(()) };
-    restore_of(vbd, &container)?;
-    // What is kept by now takes the place of what was written as a part of a transaction.
-    record::none_is_written(container.path(), Writes::Bitmaps);
-    Ok(())
-}
-
-fn restore_of(vbd: &Disk, container: &Container) -> Result<(), Error> {
-    let found = match find(container) {
+    let found = match find(&container) {
         // The disk is written to from now on: what might have come with it does not hold later, either.
         Ok(None) => return Ok(point_no_more(&container.place())?),
         Ok(Some((sidecar, binding))) => Ok(kept_in(sidecar, binding)),
@@ -47,13 +39,13 @@ fn restore_of(vbd: &Disk, container: &Container) -> Result<(), Error> {
         let (own, path) = (vbd.clone(), container.path().to_owned());
         let (sidecar, memory) = (kept.sidecar.clone(), kept.memory.clone());
         let end = on_a_ring(&path, |io| async move { own.keep_bitmaps(&io, kept).await });
-        end?.map_err(|error| failed(container, error))?;
+        end?.map_err(|error| failed(&container, error))?;
         Ok((sidecar, memory))
     });
     let error = match restored {
         Ok((sidecar, memory)) => {
             // By the name of the image before it would be found again, as long as that is there.
-            if let Err(error) = move_sidecar(&sidecar, &*memory, container) {
+            if let Err(error) = move_sidecar(&sidecar, &*memory, &container) {
                 tracing::warn!("{error}");
             }
             return Ok(());
@@ -61,7 +53,7 @@ fn restore_of(vbd: &Disk, container: &Container) -> Result<(), Error> {
         Err(error) => error,
     };
     point_no_more(&container.place())?;
-    remove_sidecar(container)?;
+    remove_sidecar(&container)?;
     tracing::error!(
         "{error}: the disk has lost its persistent bitmaps, and the next backup is a full one"
     );

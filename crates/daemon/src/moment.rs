@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringtap_image::CacheMode;
 use ringtap_image::bitmap_store::KeptIn;
-use ringtap_image::record::{Transaction, Writes};
+use ringtap_image::record::Transaction;
 use ringtap_io::{Io, Tasks};
 use ringtap_vbd::{
     Backup, BitmapChange, Breaks, Busy, DirtyBitmap, Moment, Quiesced, StagedBitmaps, Tracker, Vbd,
@@ -106,10 +106,7 @@ async fn commit(io: &Io, parts: &[Part], mut staged: Vec<StagedBitmaps>) -> Resu
     };
     let kept = parts.iter().zip(&staged).filter(|(_, one)| one.is_kept());
     let images: Vec<&Path> = kept.map(|(part, _)| &*part.disk.path).collect();
-    let together = match (images.len() > 1)
-        .then(|| Transaction::begin(&images, Writes::Bitmaps))
-        .transpose()
-    {
+    let together = match (images.len() > 1).then(|| Transaction::begin(&images)).transpose() {
         Ok(together) => together,
         Err(error) => return unstable(&parts[0], &error),
     };

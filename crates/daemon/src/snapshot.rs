@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringtap_image::qcow2::{self, CreateOptions, Crypt, Header};
-use ringtap_image::record::{self, Part, Transaction, Writes};
+use ringtap_image::record::{self, Part, Transaction};
 use ringtap_image::{
     CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, Role, on_a_ring,
 };
@@ -108,8 +108,7 @@ fn begin(wanted: &[Wanted]) -> Result<Option<Transaction>, Error> {
         return Ok(None);
     }
     let images: Vec<&Path> = wanted.iter().map(|one| &*one.disk.path).collect();
-    let begun = Transaction::begin(&images, Writes::Successors);
-    begun.map(Some).map_err(|error| unwritten(wanted, &error))
+    Transaction::begin(&images).map(Some).map_err(|error| unwritten(wanted, &error))
 }
 
 fn unwritten(wanted: &[Wanted], error: &io::Error) -> Error {

@@ -42,14 +42,6 @@ fn gone_on(control: &mut Control, bench: &Bench) -> Vec<bool> {
     DISKS.map(file).to_vec()
 }
 
-/// Transactions over images of this bench that somebody may still have to look at (as root; the folder of others is elsewhere).
-fn transactions(bench: &Bench) -> Vec<String> {
-    let all = fs::read_dir("/var/lib/ringtap").into_iter().flatten().flatten();
-    let all = all.filter(|entry| entry.path().extension().is_some_and(|it| it == "transaction"));
-    let text = all.filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    text.filter(|text| text.contains(&bench.text("a.img"))).collect()
-}
-
 #[test]
 fn disks_that_are_snapshotted_together_go_on_in_their_overlays_together() {
     let mut seen = BTreeSet::new();
@@ -74,7 +66,6 @@ fn disks_that_are_snapshotted_together_go_on_in_their_overlays_together() {
             bench.io(disk, &["read -P 1 0 1M"]);
             server.stop();
         }
-        assert_eq!(transactions(&bench), [""; 0], "{file}: {step}: they have ended");
         let server = both(&bench, &[]);
         let mut control = bench.control();
         let all = gone_on(&mut control, &bench);
@@ -144,7 +135,6 @@ fn bitmaps_that_are_cleared_together_are_cleared_together() {
             drop((tampered, server));
             let server = both(&bench, &[]);
             let mut control = bench.control();
-            assert_eq!(transactions(&bench), [""; 0], "sidecar {which}, {step}: they have ended");
             let all = counts(&mut control);
             assert_eq!(all[0], all[1], "sidecar {which}, {step}, well: {went_well}");
             seen.insert(all[0]);

@@ -105,7 +105,7 @@ impl Kept {
 }
 
 /// The folder for records: systemd's for a unit, of the system for root, else of the user.
-pub(super) fn folder() -> Option<PathBuf> {
+fn folder() -> Option<PathBuf> {
     let given = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
     if let Some(folders) = given("STATE_DIRECTORY") {
         let folders = folders.to_string_lossy().into_owned();

@@ -7,7 +7,6 @@
 
 mod identity;
 mod kept;
-mod left;
 mod named;
 mod noted;
 mod successor;
@@ -26,7 +25,6 @@ use kept::Kept;
 pub use kept::made_folder;
 pub(crate) use kept::{COMING, SIDECAR, is_ours, put, sidecar, sidecar_name};
 pub use kept::{remove_stably, state_folder, sync_folder_of};
-pub use left::none_is_written;
 pub(crate) use named::Allowed;
 pub(crate) use named::{allowed, belong_together, owner};
 pub use named::{also_allow, may_own, reach, set_allowed, set_owner};
@@ -36,7 +34,7 @@ pub use successor::{
     find_successor, forget_successor, is_part_of, is_unsealed, lead_on, seal, set_successor,
     set_successor_in, successor, take_back_unfinished, turn, unseal,
 };
-pub use transaction::{Part, Transaction, Writes};
+pub use transaction::{Part, Transaction};
 
 /// Holds the format's name.
 const FORMAT: &str = "user.ringtap.format";

@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::attribute;
 use super::kept::{Kept, forget_coming, remove_stably, sync_folder_of};
-use super::left::none_is_written;
 use super::named::{Known, also_kept, remove_attribute, set_attribute};
-use super::transaction::{Part, Transaction, Writes};
+use super::transaction::{Part, Transaction};
 use crate::{OpenError, OpenOptions, Place};
 
 /// An attribute that only root sees and writes.
@@ -116,12 +115,6 @@ fn name_is_stable(image: &Path) -> io::Result<()> {
 /// A server was killed before all of a transaction was written down: what of it concerns this image is taken back, and the
 /// file that was made for it goes, unless it has been written to since. Whether there was anything. Nobody else has the image.
 pub fn take_back_unfinished(image: &Path) -> io::Result<bool> {
-    let taken = take_back(image)?;
-    none_is_written(image, Writes::Successors);
-    Ok(taken)
-}
-
-fn take_back(image: &Path) -> io::Result<bool> {
     let Some(successor) = written_down(image) else { return Ok(false) };
     let Some(part) = successor.part.filter(|part| !part.holds()) else { return Ok(false) };
     // First: where it cannot be removed, the next server finds it by the record.
@@ -292,7 +285,7 @@ mod tests {
         for written in [false, true] {
             let top = dir.path().join(format!("top {written}"));
             fs::write(&top, "").expect("written");
-            let Ok(transaction) = Transaction::begin(&[base.as_path()], Writes::Successors) else {
+            let Ok(transaction) = Transaction::begin(&[base.as_path()]) else {
                 eprintln!("skipped: there is nowhere to record an image");
                 return;
             };

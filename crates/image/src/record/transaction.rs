@@ -12,31 +12,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::kept::{made_folder, remove_stably, sync_folder_of};
-use super::left;
 use crate::bitmap_store::new_number;
 
 /// Digits of a transaction's name.
 const DIGITS: usize = 32;
 /// The end of its file's name.
 const ENDING: &str = "transaction";
-/// A part that is not written down anywhere any more. Others say what they may be written in; a '.', by older versions, nothing.
+/// A part that may still be written down somewhere, and one that is not.
+const PENDING: u8 = b'.';
 const GONE: u8 = b'x';
-
-/// What the parts of a transaction are written in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writes {
-    /// Records of where disks go on.
-    Successors = b'r' as isize,
-    /// Sidecars.
-    Bitmaps = b'b' as isize,
-}
-
-impl Writes {
-    /// By the letter of a part that may still be written down.
-    pub(super) fn of(letter: u8) -> Option<Writes> {
-        [Writes::Successors, Writes::Bitmaps].into_iter().find(|one| *one as u8 == letter)
-    }
-}
 
 /// A transaction that has begun. Where it is neither decided nor called off its parts do not hold.
 #[derive(Debug)]
@@ -58,15 +42,13 @@ impl Transaction {
     ///
     /// # Errors
     /// Where that cannot be written down.
-    pub fn begin(images: &[&Path], writes: Writes) -> io::Result<Transaction> {
-        left::look();
+    pub fn begin(images: &[&Path]) -> io::Result<Transaction> {
         let none = || io::Error::new(io::ErrorKind::NotFound, "there is no folder for records");
         let folder = made_folder().ok_or_else(none)?;
         let name = format!("{:016x}{:016x}", new_number(), new_number());
-        // A byte for each part; then the images.
-        let mut text = vec![writes as u8; images.len()];
+        // A byte for each part; then the images, for who looks.
+        let mut text = vec![PENDING; images.len()];
         for image in images {
-            let image = fs::canonicalize(image).unwrap_or_else(|_| image.to_path_buf());
             text.push(b'\n');
             text.extend(image.as_os_str().as_encoded_bytes());
         }
@@ -117,13 +99,10 @@ impl Transaction {
 }
 
 impl Part {
-    pub(super) fn new(transaction: &str, number: usize) -> Part {
-        Part { transaction: transaction.to_owned(), number }
-    }
-
     fn path(&self) -> Option<PathBuf> {
         let name = &self.transaction;
-        is_name(name).then(made_folder).flatten().map(|folder| file_of(&folder, name))
+        let is_name = name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_name.then(made_folder).flatten().map(|folder| file_of(&folder, name))
     }
 
     pub(super) fn is_of(&self, transaction: &Transaction) -> bool {
@@ -159,16 +138,6 @@ impl Part {
     }
 }
 
-fn is_name(name: &str) -> bool {
-    name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// The name of the transaction whose file that is.
-pub(super) fn name_of(file: &Path) -> Option<String> {
-    let name = file.file_name()?.to_str()?.strip_suffix(ENDING)?.strip_suffix('.')?;
-    is_name(name).then(|| name.to_owned())
-}
-
 /// One that is left behind, as where a part was never written, is looked at by nobody.
 fn forget(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
@@ -187,7 +156,7 @@ mod tests {
     #[test]
     fn parts_hold_once_all_are_written_down() {
         let images = ["/one", "/two"].map(Path::new);
-        let Ok(transaction) = Transaction::begin(&images, Writes::Successors) else {
+        let Ok(transaction) = Transaction::begin(&images) else {
             eprintln!("skipped: there is nowhere to record an image");
             return;
         };

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 
-use ringtap_image::record::{Transaction, Writes};
+use ringtap_image::record::Transaction;
 use ringtap_io::Io;
 use ringtap_sim::Refuses;
 use ringtap_vbd::{BitmapChange, Kind, Request, Vbd};
@@ -215,8 +215,7 @@ fn a_change_of_several_disks_holds_once_all_of_it_is_written() {
         (End::Cut, false, regions(0..2)),
         (End::Cut, true, regions(1..2)),
     ] {
-        let Ok(transaction) = Transaction::begin(&["/one", "/two"].map(Path::new), Writes::Bitmaps)
-        else {
+        let Ok(transaction) = Transaction::begin(&["/one", "/two"].map(Path::new)) else {
             eprintln!("skipped: there is nowhere to record an image");
             return;
         };
