@@ -35,9 +35,7 @@ impl Watched {
     /// Whether nothing is in flight, or to be noted, on the file in that place.
     pub(crate) fn is_idle(&self, place: usize) -> bool {
         let of = |beside: &u64| *beside != 0 && (*beside >> PLACE) as usize == place;
-        !self.begun.contains(&place)
-            && !self.ended.contains(&place)
-            && !self.beside.iter().any(of)
+        !self.begun.contains(&place) && !self.ended.contains(&place) && !self.beside.iter().any(of)
     }
 
     /// A change of the file in that place, which is watched: what to say beside its key.

@@ -130,7 +130,7 @@ pub(super) async fn volume_key_at(
     header: &Header,
     secret: &Secret,
 ) -> Result<LockedBytes, Error> {
-    let mut spent = Spent::default();
+    let mut spent = spent_of_none(secret);
     for keyslot in &header.keyslots {
         let len = keyslot.area_len()?;
         let at = start.saturating_add(keyslot.offset);
@@ -147,14 +147,19 @@ pub(super) async fn volume_key_at(
     Err(header.refused(secret))
 }
 
+/// What has been spent on each secret: nothing yet.
+fn spent_of_none(secret: &Secret) -> Vec<Spent> {
+    secret.each().map(|_| Spent::default()).collect()
+}
+
 /// The volume's key, where a secret or one that may take its place opens the keyslot.
 fn open(
     keyslot: &Keyslot,
-    spent: &mut Spent,
+    spent: &mut [Spent],
     secret: &Secret,
     material: &[u8],
 ) -> Result<Option<LockedBytes>, Error> {
-    for secret in secret.each() {
+    for (secret, spent) in secret.each().zip(spent) {
         if let Some(key) = keyslot.open(spent, secret, &mut material.to_vec())? {
             return Ok(Some(key));
         }
@@ -187,7 +192,7 @@ pub async fn read_header_at(
 /// Source: QEMU's docs/interop/qcow2, "Full disk encryption header pointer".
 pub fn unlock_header(bytes: &[u8], secret: &Secret) -> Result<Arc<dyn SectorCipher>, Error> {
     let header = parse(bytes)?;
-    let mut spent = Spent::default();
+    let mut spent = spent_of_none(secret);
     for keyslot in &header.keyslots {
         let len = keyslot.area_len()?;
         let need = keyslot.offset.saturating_add(len as u64);
