@@ -48,7 +48,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let Some(mut inner) = self.0.take().filter(|_| !std::thread::panicking()) else { return };
         // Files that others wait for are closed now.
-        inner.forget_files();
+        inner.forget_idle_files();
         // Where two loops had one each, the other's is there; a thread that ends keeps none.
         let _ = KEPT.try_with(|kept| match &mut *kept.borrow_mut() {
             Some(place @ None) => *place = Some(inner),
@@ -91,6 +91,12 @@ impl Reactor for Lent {
 
     fn cancel(&mut self, key: Key, done: &mut Vec<(Key, i32)>) -> io::Result<()> {
         self.inner()?.cancel(key, done)
+    }
+
+    fn forget_idle_files(&mut self) {
+        if let Ok(inner) = self.inner() {
+            inner.forget_idle_files();
+        }
     }
 
     fn alarm(&mut self) -> Arc<dyn Alarm> {

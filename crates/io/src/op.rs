@@ -158,10 +158,7 @@ pub trait Reactor {
         Ok(())
     }
 
-    /// Keep none of the files open that operations have named. While none is in flight.
-    fn forget_files(&mut self) {}
-
-    /// The same of those that no operation is in flight on.
+    /// Keep none of the files open that operations have named and none is in flight on.
     fn forget_idle_files(&mut self) {}
 
     /// What ends its sleep. Asked for before the first turn of whoever has it; one that does nothing will do where no

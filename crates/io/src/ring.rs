@@ -581,10 +581,6 @@ impl Reactor for Ring {
         Ok(())
     }
 
-    fn forget_files(&mut self) {
-        self.files.forget(&self.ring);
-    }
-
     fn forget_idle_files(&mut self) {
         self.files.forget_idle(&self.ring);
     }

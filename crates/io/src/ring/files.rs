@@ -45,19 +45,6 @@ impl Files {
         Files { known: Vec::new(), used, free: Vec::new(), watched: Watched::default() }
     }
 
-    /// None is known any more, nor in the ring's table.
-    pub(super) fn forget(&mut self, ring: &IoUring) {
-        let is_fixed = |known: &Known| matches!(known.target, Target::Fixed(_));
-        if self.known.iter().flatten().any(is_fixed) {
-            let none = vec![-1; self.used as usize];
-            let emptied = ring.submitter().register_files_update(0, &none);
-            self.used = if emptied.is_ok() { 0 } else { FIXED_FILES };
-            self.free.clear();
-        }
-        self.known.clear();
-        self.watched = Watched::default();
-    }
-
     /// Those that nothing is in flight on are met anew, and until then not in the ring's table, which would keep them open.
     pub(super) fn forget_idle(&mut self, ring: &IoUring) {
         for slot in 0..self.known.len() {
