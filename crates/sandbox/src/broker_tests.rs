@@ -172,7 +172,7 @@ fn a_link_in_the_place_of_a_socket_is_not_followed() {
 fn a_folder_that_is_swapped_meanwhile_has_nobody_get_a_socket_elsewhere() {
     for (linked, long) in [(false, false), (true, false), (false, true)] {
         let bench = Bench::new();
-        let name = if long { "s".repeat(100) } else { "socket".into() };
+        let name = if long { "s".repeat(85) } else { "socket".into() };
         for folder in ["served/in/a", "outside/in/a"] {
             fs::create_dir_all(bench.at(folder)).expect("folders");
         }
