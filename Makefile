@@ -62,7 +62,7 @@ test:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	set -o pipefail; $(CARGO) test --workspace --locked -- --show-output --test-threads $(THREADS) | scripts/skips.sh tests/skips.txt
-	RINGTAP_IO=threads $(CARGO) test --workspace --locked --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- --test-threads $(THREADS) --skip on_xfs --skip on_btrfs --skip on_tmpfs
+	RINGTAP_IO=threads $(CARGO) test --workspace --locked --test vhost_user --test fuse --test restart_log --test idle --test nbd --test stores -- --test-threads $(THREADS) --skip on_xfs --skip on_btrfs --skip on_tmpfs --skip silent
 	$(MAKE) models
 	scripts/check-docs.sh $(TARGET)/debug/ringtap
 

@@ -33,7 +33,7 @@ snapshot() {
 
 pub fn is_replaced_over_and_over(lab: &Lab) {
     let wanted = std::env::var("RINGTAP_REPLACEMENTS").ok().and_then(|text| text.parse().ok());
-    let wanted: usize = wanted.unwrap_or(LEVELS / 4);
+    let wanted: usize = wanted.unwrap_or(LEVELS / 8);
     lab.run(
         "an image to be replaced",
         "rm -f /tmp/enough /tmp/pauses /tmp/held
