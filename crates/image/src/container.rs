@@ -141,7 +141,7 @@ impl Container {
         let open = OpenFile::new(OwnedFd::from(file));
         let direct = options.cache.direct();
         let ended_by_worker = direct && kind.is_file() && !in_memory;
-        open.set_nature(Nature { in_memory, page_cache: !direct, ended_by_worker });
+        open.set_nature(Nature { image: true, in_memory, page_cache: !direct, ended_by_worker });
         let file = if options.force_share && options.read_only {
             lock::unlocked(open)
         } else {

@@ -71,6 +71,8 @@ const ELSEWHERE: u32 = 1 << 31;
 /// How the transfers of a file behave, where that asks for more than the usual.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Nature {
+    /// It is an image's: others may wait for it to be closed.
+    pub image: bool,
     /// Its bytes are in memory (tmpfs): no transfer waits for a device.
     pub in_memory: bool,
     /// Writes end in the page cache, which io_uring leaves to its workers on most file systems.

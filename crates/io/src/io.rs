@@ -118,9 +118,9 @@ impl Io {
         self.shared.pool.trim();
     }
 
-    /// Keep none of the files open that operations have named and none is in flight on: who had them may have closed them.
-    pub fn forget_idle_files(&self) {
-        self.shared.reactor.borrow_mut().forget_idle_files();
+    /// Keep no image's file open that operations have named, once none is in flight: who had it may have closed it.
+    pub fn forget_images(&self) {
+        self.shared.reactor.borrow_mut().forget_images();
     }
 
     /// Start another task on this thread.

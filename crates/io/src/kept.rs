@@ -48,7 +48,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let Some(mut inner) = self.0.take().filter(|_| !std::thread::panicking()) else { return };
         // Files that others wait for are closed now.
-        inner.forget_idle_files();
+        inner.forget_images();
         // Where two loops had one each, the other's is there; a thread that ends keeps none.
         let _ = KEPT.try_with(|kept| match &mut *kept.borrow_mut() {
             Some(place @ None) => *place = Some(inner),
@@ -93,9 +93,9 @@ impl Reactor for Lent {
         self.inner()?.cancel(key, done)
     }
 
-    fn forget_idle_files(&mut self) {
+    fn forget_images(&mut self) {
         if let Ok(inner) = self.inner() {
-            inner.forget_idle_files();
+            inner.forget_images();
         }
     }
 
@@ -149,6 +149,7 @@ mod tests {
                 let other = std::fs::File::open(path).expect("the same by another descriptor");
                 flock(&memory, FlockOperation::LockExclusive).expect("a lock");
                 let file = crate::OpenFile::new(memory);
+                file.set_nature(crate::Nature { image: true, ..Default::default() });
                 let mut tasks = Tasks::new(passing_reactor().expect("a reactor"));
                 let (io, own) = (tasks.io().clone(), file.handle());
                 let synced = tasks.block_on(async move { io.run(Op::Sync { file: own }).await });

@@ -158,8 +158,9 @@ pub trait Reactor {
         Ok(())
     }
 
-    /// Keep none of the files open that operations have named and none is in flight on.
-    fn forget_idle_files(&mut self) {}
+    /// Keep no image's file open ([`Nature::image`](crate::Nature)) that operations have named; where some are in flight, once
+    /// they have ended.
+    fn forget_images(&mut self) {}
 
     /// What ends its sleep. Asked for before the first turn of whoever has it; one that does nothing will do where no
     /// other thread wakes its tasks.

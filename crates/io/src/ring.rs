@@ -378,6 +378,7 @@ impl Ring {
             done.push((entry.user_data() as Key, entry.result()));
         }
         self.files.watched.settle_ended();
+        self.files.forget_at_rest(&self.ring, self.on_disk);
     }
 
     /// Put every operation into the submission queue, or carry it out here; leave `submit` empty. What
@@ -581,8 +582,8 @@ impl Reactor for Ring {
         Ok(())
     }
 
-    fn forget_idle_files(&mut self) {
-        self.files.forget_idle(&self.ring);
+    fn forget_images(&mut self) {
+        self.files.forget(&self.ring, self.on_disk);
     }
 
     fn alarm(&mut self) -> Arc<dyn Alarm> {

@@ -74,7 +74,7 @@ impl Cache {
         let mut known = vec![0; count as usize];
         map.read_exact_at(&mut known, 0).map_err(failed)?;
         let data = OpenFile::new(OwnedFd::from(data));
-        data.set_nature(Nature { page_cache: true, ..Nature::default() });
+        data.set_nature(Nature { image: true, page_cache: true, ..Nature::default() });
         let cache = Cache {
             dir: dir.clone(),
             data,

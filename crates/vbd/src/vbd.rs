@@ -120,7 +120,7 @@ impl Vbd {
             let now = self.level().number;
             if now != number {
                 number = now;
-                io.forget_idle_files();
+                io.forget_images();
             }
             // A door that is closed for good wakes who listens, and lets nobody in.
             let opened = async {

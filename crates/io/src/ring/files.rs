@@ -34,6 +34,8 @@ pub(super) struct Files {
     used: u32,
     /// Places below that which are empty again.
     free: Vec<u32>,
+    /// Those of images are to leave the ring's table.
+    forgets: bool,
     pub(super) watched: Watched,
 }
 
@@ -42,15 +44,34 @@ impl Files {
         // Without a table every file goes by descriptor: slower, not wrong.
         let sparse = ring.submitter().register_files_sparse(FIXED_FILES);
         let used = if sparse.is_ok() { 0 } else { FIXED_FILES };
-        Files { known: Vec::new(), used, free: Vec::new(), watched: Watched::default() }
+        Files {
+            known: Vec::new(),
+            used,
+            free: Vec::new(),
+            forgets: false,
+            watched: Watched::default(),
+        }
     }
 
-    /// Those that nothing is in flight on are met anew, and until then not in the ring's table, which would keep them open.
-    pub(super) fn forget_idle(&mut self, ring: &IoUring) {
-        for slot in 0..self.known.len() {
-            let Some(Known { target: Target::Fixed(place), .. }) = self.known[slot] else {
-                continue;
-            };
+    /// Have images' files met anew, and until then not in the ring's table, which would keep them open: once nothing is in
+    /// flight on a disk, for a worker of the kernel finds the file by its place only as it begins.
+    pub(super) fn forget(&mut self, ring: &IoUring, on_disk: usize) {
+        self.forgets = true;
+        self.forget_at_rest(ring, on_disk);
+    }
+
+    /// Do what [`Files::forget`] was asked for, if that is still to be done and may be.
+    #[inline]
+    pub(super) fn forget_at_rest(&mut self, ring: &IoUring, on_disk: usize) {
+        if self.forgets && on_disk == 0 {
+            self.forget_now(ring);
+        }
+    }
+
+    #[cold]
+    fn forget_now(&mut self, ring: &IoUring) {
+        self.forgets = false;
+        for (slot, place) in self.images() {
             let idle = self.watched.is_idle(slot);
             if idle && ring.submitter().register_files_update(place, &[-1]).is_ok() {
                 self.known[slot] = None;
@@ -58,6 +79,18 @@ impl Files {
                 self.free.push(place);
             }
         }
+    }
+
+    /// Images in the ring's table: what is known by which number, and where they are there.
+    pub(super) fn images(&self) -> Vec<(usize, u32)> {
+        let known = self.known.iter().enumerate();
+        let fixed = known.filter_map(|(slot, known)| match known {
+            Some(Known { target: Target::Fixed(place), nature, .. }) if nature.image => {
+                Some((slot, *place))
+            }
+            _ => None,
+        });
+        fixed.collect()
     }
 
     #[inline]

@@ -157,3 +157,21 @@ fn what_others_wait_for_goes_first() {
         assert_eq!(done, [(1, 8), (0, 4096)]);
     }
 }
+
+/// The kernel's workers find a file by its place in the ring's table only as they begin.
+#[test]
+fn what_is_in_flight_keeps_its_file() {
+    let file = tempfile::tempfile().expect("a temporary file");
+    let file = OpenFile::new(OwnedFd::from(file));
+    file.set_nature(Nature { image: true, ..Nature::default() });
+    let mut ring = Ring::new().expect("io_uring");
+    for round in 0..50 {
+        let syncs = (0..200).map(|key| (key, Op::Sync { file: file.handle() }));
+        let (mut submit, mut done) = (syncs.collect(), vec![]);
+        ring.turn(&mut submit, &mut done, false).expect("the ring");
+        ring.forget_images();
+        done.append(&mut take(&mut ring, &mut submit, 200 - done.len()));
+        assert!(done.iter().all(|(_, result)| *result == 0), "{round}: {done:?}");
+        assert!(ring.files.images().is_empty(), "it is let go of once nothing is in flight");
+    }
+}
