@@ -40,6 +40,8 @@ pub(crate) struct Pending {
     pub(crate) nbd: bool,
     /// Each by what it does.
     pub(crate) threads: Vec<(String, JoinHandle<()>)>,
+    /// Those that look at images while they are served.
+    pub(crate) checks: Vec<JoinHandle<()>>,
 }
 
 impl Pending {

@@ -20,7 +20,7 @@ use crate::opened::{self, Opened, Wrap, record_formats, tell_of_another_file};
 use crate::pid_file::PidFile;
 use crate::plan::Plan;
 use crate::running::{DiskId, Running, Served, is_failed};
-use crate::stopping::{Left, close_all};
+use crate::stopping::{Left, close_all, wait_for_checks};
 use crate::{Address, Config, ControlAt, Disk, Error, NbdTls, Sandbox, control, process, sandbox};
 
 /// Serve the disks until SIGTERM or SIGINT. Returns once every request taken has ended, the images
@@ -190,6 +190,7 @@ fn run(
         Err(_) => ids_of_devices(&running),
     };
     let flushed = close_all(&running, &kept, &mut left);
+    wait_for_checks(std::mem::take(&mut running.pending.checks));
     // What was still being written is stable, and told, after this.
     running.keeper = None;
     // Clients whose commands came too late are told so.

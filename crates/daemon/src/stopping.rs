@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::sleep;
+use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use ringtap_image::{LayerState, is_store};
@@ -177,6 +177,14 @@ impl Running {
     }
 }
 
+/// Once images are closed: wait for those that looked at them, but not for one that does not see that.
+pub(crate) fn wait_for_checks(checks: Vec<JoinHandle<()>>) {
+    let began = Instant::now();
+    while began.elapsed() < GRACE && !checks.iter().all(JoinHandle::is_finished) {
+        sleep(LOOK);
+    }
+}
+
 /// Make stable what every disk was given, and close it, unless it is `kept` for its block device, whose
 /// threads go on, or `left`. The first failure is returned, after all were tried.
 pub(crate) fn close_all(running: &Running, kept: &[DiskId], left: &mut Left) -> Result<(), Error> {
@@ -274,6 +282,14 @@ mod tests {
             sleep(Duration::from_millis(200));
             self.0.store(true, SeqCst);
         }
+    }
+
+    #[test]
+    fn who_looks_at_a_closed_image_has_let_go_of_it() {
+        let gone = Arc::new(AtomicBool::new(false));
+        let slow = Slow(gone.clone());
+        wait_for_checks(vec![std::thread::spawn(move || drop(slow))]);
+        assert!(gone.load(SeqCst), "the process would end under it");
     }
 
     #[test]

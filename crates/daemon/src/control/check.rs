@@ -109,7 +109,7 @@ impl Command for Check {
         // Nobody closes the image, or opens it anew, before the check has ended.
         running.pending.changing.insert(id);
         let events = running.events.clone();
-        // A server that ends does not wait for it.
+        // A server that ends closes the image first, and the check ends by that.
         let begun = spawn("check", move || {
             let _disk = vbd.span().clone().entered();
             let end = contained(|| look(vbd, &path)).unwrap_or_else(|| {
@@ -120,9 +120,15 @@ impl Command for Check {
                 reply.give(end);
             })));
         });
-        if let Err(error) = begun {
-            running.pending.changing.remove(&id);
-            tracing::error!("cannot check a disk: {error}");
+        match begun {
+            Ok(thread) => {
+                running.pending.checks.retain(|thread| !thread.is_finished());
+                running.pending.checks.push(thread);
+            }
+            Err(error) => {
+                running.pending.changing.remove(&id);
+                tracing::error!("cannot check a disk: {error}");
+            }
         }
     }
 }
