@@ -4,6 +4,7 @@
 mod control;
 mod listens;
 mod load;
+pub mod replacements;
 mod server;
 mod set_up;
 
