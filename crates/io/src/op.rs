@@ -59,6 +59,19 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether a disk carries it out.
+    pub(crate) fn is_disks(&self) -> bool {
+        matches!(
+            self,
+            Op::Read { .. }
+                | Op::Write { .. }
+                | Op::Sync { .. }
+                | Op::PunchHole { .. }
+                | Op::ZeroRange { .. }
+                | Op::Allocate { .. }
+        )
+    }
+
     /// The file that it is about, where that is elsewhere.
     #[inline]
     pub(crate) fn elsewhere(&self) -> Option<File> {

@@ -262,8 +262,8 @@ impl Ring {
             }
             Op::ReadEvent { file } => {
                 let word: *mut u64 = &mut self.scratch(key).word;
-                with_file!(file, fd =>
-                    opcode::Read::new(fd, word.cast(), 8).offset(u64::MAX).build())
+                let fd = self.files.plain(&self.ring, file)?;
+                opcode::Read::new(fd, word.cast(), 8).offset(u64::MAX).build()
             }
             Op::SignalEvent { file } => with_file!(file, fd =>
                 opcode::Write::new(fd, (&raw const ONE).cast(), 8).offset(u64::MAX).build()),
@@ -274,14 +274,13 @@ impl Ring {
                 };
                 opcode::AsyncCancel2::new(builder.all()).build()
             }
-            Op::Recv { file, mem } => match mem.contiguous() {
-                Some(base) => with_file!(file, fd =>
-                    opcode::Recv::new(fd, base, mem.len() as u32).build()),
-                None => {
-                    let message = self.message(key, &mem);
-                    with_file!(file, fd => opcode::RecvMsg::new(fd, message).build())
+            Op::Recv { file, mem } => {
+                let fd = self.files.plain(&self.ring, file)?;
+                match mem.contiguous() {
+                    Some(base) => opcode::Recv::new(fd, base, mem.len() as u32).build(),
+                    None => opcode::RecvMsg::new(fd, self.message(key, &mem)).build(),
                 }
-            },
+            }
             Op::Send { file, mem } if mem.is_kernels() => {
                 self.splice(mem.pipe()?, None, file, mem.len())?
             }
@@ -295,17 +294,23 @@ impl Ring {
                         opcode::SendMsg::new(fd, message).flags(libc::MSG_NOSIGNAL as u32).build())
                 }
             },
-            Op::PollIn { file } => with_file!(file, fd =>
-                opcode::PollAdd::new(fd, libc::POLLIN as u32).build()),
-            Op::PollOut { file } => with_file!(file, fd =>
-                opcode::PollAdd::new(fd, libc::POLLOUT as u32).build()),
+            Op::PollIn { file } => {
+                let fd = self.files.plain(&self.ring, file)?;
+                opcode::PollAdd::new(fd, libc::POLLIN as u32).build()
+            }
+            Op::PollOut { file } => {
+                let fd = self.files.plain(&self.ring, file)?;
+                opcode::PollAdd::new(fd, libc::POLLOUT as u32).build()
+            }
             // Never handed to a reactor: their files are elsewhere.
             Op::Forget { .. } | Op::Status { .. } => return None,
-            Op::Command { file, command, payload, buffer } => with_file!(file, fd =>
-                opcode::UringCmd16::new(fd, command)
-                    .cmd(payload).addr(buffer.map(u64::from)).build()),
+            Op::Command { file, command, payload, buffer } => {
+                let fd = self.files.plain(&self.ring, file)?;
+                let command = opcode::UringCmd16::new(fd, command).cmd(payload);
+                command.addr(buffer.map(u64::from)).build()
+            }
         };
-        Some(entry.user_data(u64::from(key) | if is_disks(op) { OF_DISK } else { 0 }))
+        Some(entry.user_data(u64::from(key) | if op.is_disks() { OF_DISK } else { 0 }))
     }
 
     /// A large read among others goes to the kernel's workers, so that other processors take part.
@@ -457,7 +462,7 @@ impl Ring {
             entry = entry.user_data(key | beside);
         }
         self.push_entry(&entry, done)?;
-        self.on_disk += usize::from(is_disks(op));
+        self.on_disk += usize::from(op.is_disks());
         Ok(())
     }
 
@@ -476,19 +481,6 @@ impl Ring {
 
 fn last_error() -> i32 {
     -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-}
-
-/// Whether a disk carries it out.
-fn is_disks(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Read { .. }
-            | Op::Write { .. }
-            | Op::Sync { .. }
-            | Op::PunchHole { .. }
-            | Op::ZeroRange { .. }
-            | Op::Allocate { .. }
-    )
 }
 
 /// Whether somebody outside waits for it: an answer, and the call that there is one.

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use io_uring::IoUring;
+use io_uring::{IoUring, types};
 
 use super::cached::Pace;
 use crate::watched::Watched;
@@ -116,6 +116,13 @@ impl Files {
     #[inline]
     pub(super) fn target(&mut self, ring: &IoUring, file: File) -> Option<Target> {
         Some(self.find(ring, file)?.target)
+    }
+
+    /// For what may wait long: before Linux 6.13, one operation in flight on a file of the ring's table keeps each open that
+    /// left the table after it began.
+    #[inline]
+    pub(super) fn plain(&mut self, ring: &IoUring, file: File) -> Option<types::Fd> {
+        Some(types::Fd(self.find(ring, file)?.fd))
     }
 
     /// An empty one in the ring's table.

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use super::{Known, Ring, is_disks, last_error};
+use super::{Known, Ring, last_error};
 use crate::{File, Key, Mem, Op};
 
 /// A copy of so many bytes takes less time than waking a worker.
@@ -15,7 +15,7 @@ impl Ring {
         if self.on_disk > 0 {
             return None;
         }
-        let mut for_disk = submit.iter().enumerate().filter(|(_, (_, op))| is_disks(op));
+        let mut for_disk = submit.iter().enumerate().filter(|(_, (_, op))| op.is_disks());
         let (Some((place, (_, op))), None) = (for_disk.next(), for_disk.next()) else {
             return None;
         };
