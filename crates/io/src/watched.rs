@@ -32,10 +32,9 @@ impl Watched {
         }
     }
 
-    /// Whether nothing is in flight, or to be noted, on the file in that place.
-    pub(crate) fn is_idle(&self, place: usize) -> bool {
-        let of = |beside: &u64| *beside != 0 && (*beside >> PLACE) as usize == place;
-        !self.begun.contains(&place) && !self.ended.contains(&place) && !self.beside.iter().any(of)
+    /// Whether nothing is to be noted of what has begun or ended.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.begun.is_empty() && self.ended.is_empty()
     }
 
     /// A change of the file in that place, which is watched: what to say beside its key.

@@ -54,7 +54,8 @@ impl Files {
     }
 
     /// Have images' files met anew, and until then not in the ring's table, which would keep them open: once nothing is in
-    /// flight on a disk, for a worker of the kernel finds the file by its place only as it begins.
+    /// flight on a disk, for a worker of the kernel finds the file by its place only as it begins, and nothing is to be noted
+    /// of what was.
     pub(super) fn forget(&mut self, ring: &IoUring, on_disk: usize) {
         self.forgets = true;
         self.forget_at_rest(ring, on_disk);
@@ -63,7 +64,7 @@ impl Files {
     /// Do what [`Files::forget`] was asked for, if that is still to be done and may be.
     #[inline]
     pub(super) fn forget_at_rest(&mut self, ring: &IoUring, on_disk: usize) {
-        if self.forgets && on_disk == 0 {
+        if self.forgets && on_disk == 0 && self.watched.is_settled() {
             self.forget_now(ring);
         }
     }
@@ -72,8 +73,7 @@ impl Files {
     fn forget_now(&mut self, ring: &IoUring) {
         self.forgets = false;
         for (slot, place) in self.images() {
-            let idle = self.watched.is_idle(slot);
-            if idle && ring.submitter().register_files_update(place, &[-1]).is_ok() {
+            if ring.submitter().register_files_update(place, &[-1]).is_ok() {
                 self.known[slot] = None;
                 self.watched.put(slot, None);
                 self.free.push(place);

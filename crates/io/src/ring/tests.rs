@@ -1,11 +1,12 @@
 //! Tests of the ring that look inside it.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use crate::{Io, Nature, OpenFile};
+use crate::{Io, Nature, OpenFile, Witness};
 
 /// So many operations that end at once, or one after the other.
 fn timeouts(count: Key) -> Vec<(Key, Op)> {
@@ -174,4 +175,24 @@ fn what_is_in_flight_keeps_its_file() {
         assert!(done.iter().all(|(_, result)| *result == 0), "{round}: {done:?}");
         assert!(ring.files.images().is_empty(), "it is let go of once nothing is in flight");
     }
+}
+
+#[test]
+fn a_file_is_let_go_of_once_all_is_noted_of_its_changes() {
+    let file = tempfile::tempfile().expect("a temporary file");
+    let file = OpenFile::new(OwnedFd::from(file));
+    file.set_nature(Nature { image: true, ..Nature::default() });
+    let words: Arc<[AtomicU64]> = (0..Witness::WORDS).map(|_| AtomicU64::new(0)).collect();
+    let witness = Arc::new(Witness::default());
+    witness.start(Arc::new(words), 0);
+    file.set_witness(witness);
+    let mut ring = Ring::new().expect("io_uring");
+    take(&mut ring, &mut vec![(0, Op::Sync { file: file.handle() })], 1);
+    let beside = ring.files.watched.begin(ring.files.images()[0].0, 512, true);
+    ring.forget_images();
+    assert_eq!(ring.files.images().len(), 1, "a change of it is being begun");
+    take(&mut ring, &mut timeouts(1), 1);
+    ring.files.watched.end(beside, 512);
+    take(&mut ring, &mut timeouts(1), 1);
+    assert!(ring.files.images().is_empty(), "and is let go of afterwards");
 }
