@@ -1,6 +1,9 @@
 //! Jobs on disks that are served: each a thread, and what clients of the control socket see of it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashSet;
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use ringtap_vbd::{Action, Job, Phase};
 
@@ -11,6 +14,7 @@ use crate::control::{
 };
 use crate::events::contained;
 use crate::ledger::{Entered, Line};
+use crate::pending::{Rested, Resting};
 use crate::running::{DiskId, Running, Then};
 
 /// A job that there is.
@@ -79,6 +83,14 @@ impl Entry {
 
     /// Have it end without its work.
     pub(crate) fn cancel(&mut self) {
+        self.entered.pass_on(false);
+        self.cancelled = true;
+        self.job.cancel();
+    }
+
+    /// The same, for the next server to go on with; not where it was to end anyway.
+    fn rest(&mut self) {
+        self.entered.pass_on(!self.cancelled);
         self.cancelled = true;
         self.job.cancel();
     }
@@ -122,6 +134,9 @@ impl Running {
         new: New,
         work: impl FnOnce(&Job) -> Result<Then, Error> + Send + 'static,
     ) -> Result<(), Error> {
+        if self.pending.rests.is_some() {
+            return Err(Error::Job("another process is about to take over: try again".into()));
+        }
         let New { id, kind, disk, other, upon, speed, stays, pends, waits, line } = new;
         let disks: Vec<DiskId> = disk.into_iter().chain(other).chain(upon).collect();
         let (job, state) = (Job::new(), State::default());
@@ -181,7 +196,7 @@ impl Running {
                 tracing::warn!("a server after this one will not know of the job {own}: {error}");
             }
             let end = contained(|| work(&job)).unwrap_or_else(panicked);
-            entered.end();
+            entered.end(end.is_ok());
             Box::new(move |running| running.job_ended(&own, &of, end))
         });
         if begun.is_err() {
@@ -228,8 +243,74 @@ impl Running {
             known.error = error.filter(|_| !cancelled);
         });
         tell_of_end(&told, id, entry, cancelled);
-        if !entry.stays {
+        let passed_on = cancelled && entry.entered.is_passed_on();
+        // One that is gone on with, here or elsewhere, has its id again.
+        if !entry.stays || passed_on {
             self.dismiss(id);
+        }
+        self.has_rested(id, passed_on);
+    }
+
+    /// Whether the next server could go on with each job that is at work: with which it could not, and why.
+    pub(crate) fn may_pass_jobs_on(&self) -> Result<(), String> {
+        for (id, entry) in self.at_work() {
+            if self.config.control.is_empty() || !entry.entered.can_be_passed_on() {
+                return Err(format!("the job {id} is at work: wait for it, or cancel it"));
+            }
+            if entry.job.progress().paused {
+                return Err(format!(
+                    "the job {id} is paused, and the next process would go on with it: resume it, or cancel it"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn at_work(&self) -> impl Iterator<Item = (&String, &Entry)> {
+        self.jobs.iter().filter(|(_, entry)| entry.status() != JobStatus::Concluded)
+    }
+
+    /// Have all jobs end that are at work, for the next server to go on with; `then` follows, at the latest when that has
+    /// taken so long. Those that are cancelled already are waited for.
+    pub(crate) fn rest_jobs(&mut self, patience: Duration, then: Rested) {
+        let (held, ended) = mpsc::channel::<()>();
+        let jobs: HashSet<String> = self.at_work().map(|(id, _)| id.clone()).collect();
+        tracing::info!("{} job(s) rest, for the next process to go on with", jobs.len());
+        let at_work = self.jobs.iter_mut().filter(|(id, _)| jobs.contains(*id));
+        at_work.for_each(|(_, entry)| entry.rest());
+        self.pending.rests = Some(Resting { jobs, then, _held: held });
+        let begun = self.in_time("patience", move || -> Then {
+            let late = ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
+            Box::new(move |running| {
+                if late {
+                    running.rests_in_vain(&format!("jobs did not rest within {patience:?}"));
+                }
+            })
+        });
+        if let Err(error) = begun {
+            self.rests_in_vain(&error.to_string());
+        }
+    }
+
+    /// No other process goes on with the jobs: this one does.
+    fn rests_in_vain(&mut self, why: &str) {
+        if let Some(resting) = self.pending.rests.take() {
+            self.pending.resumes = true;
+            (resting.then)(self, Err(why.to_owned()));
+        }
+    }
+
+    /// A job has ended: what waited for the last of some goes on.
+    fn has_rested(&mut self, id: &str, passed_on: bool) {
+        let Some(resting) = &mut self.pending.rests else {
+            self.pending.resumes |= passed_on;
+            return;
+        };
+        resting.jobs.remove(id);
+        if resting.jobs.is_empty() {
+            if let Some(resting) = self.pending.rests.take() {
+                (resting.then)(self, Ok(()));
+            }
         }
     }
 
@@ -242,6 +323,8 @@ impl Running {
 
     /// Have all jobs end, for the process does.
     pub(crate) fn cancel_jobs(&mut self) {
+        // Nobody takes over any more.
+        self.pending.rests = None;
         self.jobs.values_mut().for_each(Entry::cancel);
     }
 }

@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,6 +20,8 @@ const LINE: &str = "job";
 const UNFINISHED: &str = "unfinished";
 /// What begins a job that is written down.
 const JOBS: [&str; 4] = ["block-commit", "block-stream", "blockdev-mirror", "blockdev-backup"];
+/// Those that a server goes on with which finds them.
+const GOES_ON: [&str; 2] = ["block-commit", "block-stream"];
 /// No line is longer.
 const LONGEST: u64 = 1 << 20;
 /// A line that has been written for so long never will be.
@@ -61,6 +63,8 @@ pub(crate) struct Entered {
     /// The rate that was set last. Apart, for the other is held while a disk is waited for.
     speed: Arc<AtomicU64>,
     before: Arc<Mutex<Before>>,
+    /// Whether the next server goes on with it where it ends without its work.
+    passed_on: Arc<AtomicBool>,
 }
 
 /// The line that a killed server wrote of the job, which stands until there is another.
@@ -98,8 +102,8 @@ impl Entered {
     }
 
     fn of(book: Option<Book>) -> Entered {
-        let (speed, before) = Default::default();
-        Entered { book: Arc::new(Mutex::new(book)), speed, before }
+        let (speed, before, passed_on) = Default::default();
+        Entered { book: Arc::new(Mutex::new(book)), speed, before, passed_on }
     }
 
     fn lock_before(&self) -> MutexGuard<'_, Before> {
@@ -144,9 +148,32 @@ impl Entered {
         })
     }
 
-    /// The job has ended.
-    pub(crate) fn end(&self) {
-        self.with(|entered| *entered = None);
+    /// Whether the next server would go on with it: it stands written, and what it does is found where it is left.
+    pub(crate) fn can_be_passed_on(&self) -> bool {
+        self.with(|entered| {
+            let book = entered.as_ref().filter(|book| book.written.is_some());
+            book.is_some_and(|book| {
+                book.line.target.is_none() && GOES_ON.contains(&&*book.line.command)
+            })
+        })
+    }
+
+    /// It is to be the next server's, or, where that is not to be after all, this one's.
+    pub(crate) fn pass_on(&self, wanted: bool) {
+        self.passed_on.store(wanted, Relaxed);
+    }
+
+    pub(crate) fn is_passed_on(&self) -> bool {
+        self.passed_on.load(Relaxed)
+    }
+
+    /// The job has ended; whether with its work done.
+    pub(crate) fn end(&self, done: bool) {
+        let book = self.with(Option::take);
+        if self.is_passed_on() && !done {
+            // What is written stays.
+            return std::mem::forget(book.and_then(|book| book.written));
+        }
         *self.lock_before() = Before::Needless;
     }
 }
@@ -289,7 +316,7 @@ mod tests {
         let found = left_in(&jobs, std::slice::from_ref(&own));
         let speeds: Vec<_> = found.iter().map(|(line, _)| line.arguments.get("speed")).collect();
         assert_eq!(speeds, [None, None, Some(&Value::from(5))]);
-        entered.end();
+        entered.end(true);
         assert!(!found[2].1.0.exists());
         std::mem::forget(found);
         let found = left_in(&jobs, std::slice::from_ref(&own));

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use crate::Error;
@@ -36,6 +36,10 @@ pub(crate) struct Pending {
     pub(crate) bitmaps: HashSet<(DiskId, String)>,
     /// Whether another process is to take over (SIGUSR2) once no image is being opened.
     pub(crate) upgrade: bool,
+    /// Jobs that are to end for another process to go on with.
+    pub(crate) rests: Option<Resting>,
+    /// Whether jobs that have ended for another process are to go on here after all.
+    pub(crate) resumes: bool,
     /// Whether the NBD server of the control socket is about to come.
     pub(crate) nbd: bool,
     /// Each by what it does.
@@ -49,6 +53,17 @@ impl Pending {
     pub(crate) fn is_changing(&self, disk: DiskId) -> bool {
         self.changing.contains(&disk) || self.away.contains(&disk)
     }
+}
+
+/// What is done once jobs have ended, or why they have not.
+pub(crate) type Rested = Box<dyn FnOnce(&mut Running, Result<(), String>)>;
+
+/// Jobs that are to end, and what follows.
+pub(crate) struct Resting {
+    pub(crate) jobs: HashSet<String>,
+    pub(crate) then: Rested,
+    /// Until it is gone somebody waits to end this.
+    pub(crate) _held: mpsc::Sender<()>,
 }
 
 impl Running {

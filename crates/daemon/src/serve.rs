@@ -132,6 +132,7 @@ fn run(
     running.start_xen()?;
     record_formats(&named);
     let unshown = begin_to_keep(&mut running, &inbox, &ids)?;
+    taking.iter_mut().for_each(Taking::goes_on);
     if let Some(why) = unshown.into_iter().next().filter(|_| running.config.strict && !taken) {
         running.stop(true, &mut Left::default());
         return Err(Error::File(why));
@@ -323,6 +324,10 @@ fn attend(running: &mut Running, inbox: &Receiver<Event>) -> Result<(), Error> {
         if !running.leaving.is_empty() {
             running.close_leaving();
         }
+        if std::mem::take(&mut running.pending.resumes) {
+            let ids: Vec<DiskId> = running.disks.keys().copied().collect();
+            control::resume(running, inbox, &ids);
+        }
         if let ControlFlow::Break(end) = end {
             return end;
         }
@@ -382,12 +387,14 @@ fn handle(
         }
         Event::Signal(SIGUSR2) if running.opening().is_some() => running.pending.upgrade = true,
         Event::Signal(SIGUSR2) => {
-            let end = handover::hand_over(running, &Wish::default());
-            if let Err(error) = &end {
-                tracing::error!("no other process takes over: {error}");
-            }
-            handover::tell_asker(&end);
-            running.handed_over = end.ok();
+            let told = |running: &mut Running, end: Result<u32, Error>| {
+                if let Err(error) = &end {
+                    tracing::error!("no other process takes over: {error}");
+                }
+                handover::tell_asker(&end);
+                running.handed_over = end.ok();
+            };
+            handover::begin(running, Wish::default(), Box::new(told));
             if running.handed_over.is_some() {
                 return ControlFlow::Break(Ok(()));
             }

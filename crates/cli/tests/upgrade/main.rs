@@ -2,6 +2,7 @@
 
 mod bench;
 mod confined;
+mod jobs;
 mod silent;
 mod stopped;
 mod tls;

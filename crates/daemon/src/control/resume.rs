@@ -20,6 +20,11 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
     let images: Vec<PathBuf> = ids.iter().filter_map(of).collect();
     let mut goes_on = HashSet::new();
     for (line, written) in ledger::left(&images) {
+        // One that is at work here has its line.
+        if running.at_work().any(|(id, _)| *id == line.id) {
+            std::mem::forget(written);
+            continue;
+        }
         let same = line.is_of_these_files();
         let Some(image) = line.image().map(Path::to_owned) else { continue };
         let Line { id, command, mut arguments, target, .. } = line;

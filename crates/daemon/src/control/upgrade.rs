@@ -6,7 +6,8 @@ use super::outgoing::Reply;
 use super::refusal::Refusal;
 use super::shape::{answer, arguments};
 use super::table::Command;
-use crate::handover::{Wish, hand_over};
+use crate::Error;
+use crate::handover::{self, Wish};
 use crate::running::Running;
 
 /// Nobody waits for a program to prepare for longer.
@@ -48,8 +49,10 @@ impl Command for Upgrade {
             patience,
             closes_tls: self.close_tls.unwrap_or(false),
         };
-        let end = hand_over(running, &wish);
-        running.handed_over = end.as_ref().ok().copied();
-        reply.give(end.map(|pid| Upgraded { pid: pid.into() }).map_err(Refusal::from));
+        let told = move |running: &mut Running, end: Result<u32, Error>| {
+            running.handed_over = end.as_ref().ok().copied();
+            reply.give(end.map(|pid| Upgraded { pid: pid.into() }).map_err(Refusal::from));
+        };
+        handover::begin(running, wish, Box::new(told));
     }
 }

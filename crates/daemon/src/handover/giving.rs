@@ -15,7 +15,6 @@ use super::channel::{Channel, Kind};
 use super::state::{DiskState, GroupState, ListenerState, MountState, State, encode};
 use super::still::Still;
 use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
-use crate::control::JobStatus;
 use crate::events::notify;
 use crate::opened::{LeftOut, identity};
 use crate::pid_file::PidFile;
@@ -51,12 +50,37 @@ pub(super) fn failed(why: impl Into<String>) -> Error {
     Error::Upgrade(why.into())
 }
 
+/// What is done with how a handover has ended.
+pub(crate) type Told = Box<dyn FnOnce(&mut Running, Result<u32, Error>)>;
+
+/// As [`hand_over`], once jobs rest that the next server goes on with: they end here, and what is written of them stays.
+pub(crate) fn begin(running: &mut Running, wish: Wish, told: Told) {
+    if running.pending.rests.is_some() {
+        return told(running, Err(failed("another process is about to take over already")));
+    }
+    if running.at_work().next().is_none() {
+        let end = hand_over(running, &wish);
+        return told(running, end);
+    }
+    let may = running.may_pass_jobs_on();
+    if let Err(why) = may.and_then(|()| running.may_be_handed_over(&wish, true)) {
+        return told(running, Err(failed(why)));
+    }
+    let patience = wish.patience.unwrap_or(PATIENCE);
+    let then = move |running: &mut Running, rested: Result<(), String>| {
+        let end = rested.map_err(failed).and_then(|()| hand_over(running, &wish));
+        running.pending.resumes |= end.is_err();
+        told(running, end);
+    };
+    running.rest_jobs(patience, Box::new(then));
+}
+
 /// Hand all over to another process, which has the id that is given: this one is to end and to touch nothing.
 ///
 /// # Errors
 /// Where that is not to be, and why: this server goes on as before.
-pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
-    running.may_be_handed_over(wish).map_err(failed)?;
+fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
+    running.may_be_handed_over(wish, false).map_err(failed)?;
     let (state, files) = running.state()?;
     let mut next = Next::start(wish)?;
     tracing::info!("handing over to process {}, which prepares", next.process.id());
@@ -75,7 +99,7 @@ pub(crate) fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error
         }
     }
     // Guests and clients have gone on meanwhile; what else has changed nobody has carried out, for this thread does.
-    running.may_be_handed_over(wish).map_err(failed)?;
+    running.may_be_handed_over(wish, false).map_err(failed)?;
     let still = Still::stand(running, PAUSE)?;
     tracing::debug!("images are closed after {:?}", still.since());
     let end = still.pass(|body, files| next.tell(Kind::Connections, body, files));
@@ -239,7 +263,7 @@ pub(crate) fn note_program() {
 
 impl Running {
     /// Why this server cannot be followed by another now.
-    fn may_be_handed_over(&self, wish: &Wish) -> Result<(), String> {
+    fn may_be_handed_over(&self, wish: &Wish, jobs_rest: bool) -> Result<(), String> {
         if !self.upgradable {
             return Err("this server is part of another program".into());
         }
@@ -265,9 +289,8 @@ impl Running {
         if !pending.exports.is_empty() || pending.nbd {
             return Err("an export is about to come or to go: try again".into());
         }
-        if let Some((id, _)) =
-            self.jobs.iter().find(|(_, job)| job.status() != JobStatus::Concluded)
-        {
+        let mut jobs = self.at_work().filter(|_| !jobs_rest);
+        if let Some((id, _)) = jobs.next() {
             return Err(format!("the job {id} is at work: wait for it, or cancel it"));
         }
         for (id, served) in &self.disks {
@@ -275,7 +298,9 @@ impl Running {
             if is_failed(served) {
                 return Err(format!("the disk {node} was stopped by a panic: restart the server"));
             }
-            if pending.changing.contains(id) || pending.bitmaps_changing.contains(id) {
+            let rests = jobs_rest && self.at_work().any(|(_, job)| job.disks.contains(id));
+            let changing = pending.changing.contains(id) && !rests;
+            if changing || pending.bitmaps_changing.contains(id) {
                 return Err(format!("the disk {node} is being changed: try again"));
             }
             if !kept::stands_alone(served) || served.moment.is_some() {

@@ -27,7 +27,7 @@ use std::time::Duration;
 use ringtap_export::{fuse, nbd, vhost_user};
 
 pub(crate) use closing::Closing;
-pub(crate) use giving::{Wish, hand_over, note_program, tell_asker};
+pub(crate) use giving::{Wish, begin, note_program, tell_asker};
 pub(crate) use taking::{Taking, left_out};
 
 use crate::Address;

@@ -27,6 +27,8 @@ pub(crate) struct Taking {
     channel: Channel,
     state: State,
     began: u64,
+    /// How long disks stood still, once they do not.
+    stood_still: Option<Duration>,
     /// The server before this one.
     giver: Option<Pid>,
 }
@@ -57,7 +59,7 @@ impl Taking {
         leave_all(true);
         let channel = Channel(UnixStream::from(socket));
         match receive(&channel, Kind::State).and_then(|(body, files)| prepare(&body, files)) {
-            Ok(state) => Ok(Some(Taking { channel, state, began: 0, giver })),
+            Ok(state) => Ok(Some(Taking { channel, state, began: 0, stood_still: None, giver })),
             Err(why) => {
                 let _ = channel.send(Kind::Failed, &why, &[]);
                 Err(failed(why))
@@ -148,6 +150,13 @@ impl Taking {
         })
     }
 
+    /// All disks are served again; what else is to be done no guest waits for.
+    pub(crate) fn goes_on(&mut self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        self.stood_still = Some(Duration::from_nanos(now.saturating_sub(self.began)));
+    }
+
     /// All is served: how long it was not. What nobody has asked for ends.
     pub(crate) fn done(self) -> Duration {
         let mut come = lock(&COME);
@@ -163,9 +172,7 @@ impl Taking {
         for left in come.listeners.drain(..) {
             tracing::warn!("the socket {} is closed: nothing is served there", left.asked);
         }
-        let now = clock_gettime(ClockId::Monotonic);
-        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        let pause = Duration::from_nanos(now.saturating_sub(self.began));
+        let pause = self.stood_still.unwrap_or_default();
         let count = self.state.disks.len();
         tracing::info!("{count} disk(s) taken over; they stood still for {pause:?}");
         pause

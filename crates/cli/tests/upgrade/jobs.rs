@@ -1,0 +1,96 @@
+//! Jobs at work when a server is followed by another.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+
+use crate::bench::{Bench, ends, image, pid};
+
+/// What the server answers to a command.
+fn qmp(bench: &Bench, command: &str) -> String {
+    let mut socket = UnixStream::connect(bench.path("c.sock")).expect("it listens");
+    let both = format!("{{\"execute\":\"qmp_capabilities\"}}\n{command}\n");
+    socket.write_all(both.as_bytes()).expect("it hears");
+    let lines = BufReader::new(socket).lines().map(|line| line.expect("a line"));
+    let mut answers =
+        lines.filter(|line| line.contains("\"return\"") || line.contains("\"error\""));
+    answers.nth(1).expect("an answer")
+}
+
+fn jobs(bench: &Bench) -> String {
+    qmp(bench, r#"{"execute":"query-jobs"}"#)
+}
+
+/// Wait until what there is of jobs is so.
+fn until(bench: &Bench, is_so: impl Fn(&str) -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so(&jobs(bench)) {
+        assert!(Instant::now() < end, "{}\n{}", jobs(bench), bench.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn commits_and_streams_go_on_in_the_next_process() {
+    for command in ["block-stream", "block-commit"] {
+        let mut bench = Bench::new();
+        let file = image(&bench, "raw");
+        let line = format!(
+            "serve --control unix:c.sock {file} -f raw --node-name vm --vhost-user vu.sock"
+        );
+        let (_child, mut server) = bench.serve(&line);
+        let load = bench.load("vu.sock", 1);
+        bench.verified(load);
+        bench.ends_with("disk snapshot vm top.qcow2 --control unix:c.sock", 0);
+        let load = bench.load("vu.sock", 6);
+        let begin = format!(
+            r#"{{"execute":"{command}","arguments":{{"device":"vm","job-id":"j","speed":1048576,"auto-dismiss":false}}}}"#
+        );
+        assert!(qmp(&bench, &begin).contains("return"), "{}", bench.log());
+        until(&bench, |jobs| jobs.contains("running"));
+        // One that cannot take over leaves the job where it was, too.
+        bench.install("exit 1");
+        bench.ends_with("upgrade unix:c.sock", 1);
+        until(&bench, |jobs| jobs.contains("running"));
+        bench.install_again();
+        for (command, is) in [("job-pause", "paused"), ("job-resume", "running")] {
+            let asked = format!(r#"{{"execute":"{command}","arguments":{{"id":"j"}}}}"#);
+            assert!(qmp(&bench, &asked).contains("return"), "{}", bench.log());
+            until(&bench, |jobs| jobs.contains(is));
+            if command == "job-pause" {
+                let said = bench.ends_with("upgrade unix:c.sock", 1);
+                assert!(said.contains("the job j is paused"), "{said}");
+            }
+        }
+        for round in 1..3 {
+            let next = bench.upgrade("unix:c.sock");
+            ends(server);
+            server = next;
+            until(&bench, |jobs| jobs.contains("\"j\"") && jobs.contains("running"));
+            let log = bench.log();
+            let goes_on = log.matches("goes on, which a server before this one began").count();
+            assert_eq!(goes_on, round + 1, "{log}");
+        }
+        let faster = r#"{"execute":"block-job-set-speed","arguments":{"device":"j","speed":0}}"#;
+        assert!(qmp(&bench, faster).contains("return"), "{}", bench.log());
+        bench.verified(load);
+        if command == "block-commit" {
+            until(&bench, |jobs| jobs.contains("ready"));
+            let complete = r#"{"execute":"block-job-complete","arguments":{"device":"j"}}"#;
+            assert!(qmp(&bench, complete).contains("return"), "{}", bench.log());
+        }
+        until(&bench, |jobs| jobs.contains("concluded"));
+        let dismiss = r#"{"execute":"job-dismiss","arguments":{"id":"j"}}"#;
+        assert!(qmp(&bench, dismiss).contains("return"), "{}", bench.log());
+        let load = bench.load("vu.sock", 1);
+        bench.verified(load);
+        let _ = kill_process(pid(server), Signal::TERM);
+        ends(server);
+        let log = bench.log();
+        assert!(!log.contains("begin it again") && !log.contains("has failed"), "{log}");
+        let below = bench.ends_with("info -f qcow2 top.qcow2", 0).contains("backing file");
+        assert_eq!(below, command == "block-commit", "{log}");
+    }
+}
