@@ -438,7 +438,9 @@ impl Shared {
         }
         let end = self.container.write(io, at, bytes).await;
         self.header_busy.store(false, SeqCst);
-        self.events.header.notify();
+        if !broken("header in silence") {
+            self.events.header.notify();
+        }
         end
     }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use ringtap_io::sync::broken;
 use ringtap_io::{Io, Listener, Mem};
 
 use super::entry::{Entry, Kind};
@@ -198,7 +199,9 @@ impl Shared {
             state.cache.loading.remove(&slice);
             then(&mut state)
         };
-        self.events.loaded.notify();
+        if !broken("loaded in silence") {
+            self.events.loaded.notify();
+        }
         end
     }
 
@@ -260,7 +263,9 @@ impl Shared {
                 }
                 let made = self.make_table(io, table).await;
                 self.state().cache.making.remove(&table);
-                self.events.made.notify();
+                if !broken("made in silence") {
+                    self.events.made.notify();
+                }
                 made?;
                 continue;
             }

@@ -306,7 +306,7 @@ impl Cache {
     pub(super) fn unpin(&mut self, tables: &Tables, slice: u64) {
         if let Some(frame) = self.frame_of(tables, slice) {
             frame.pins = frame.pins.saturating_sub(1);
-            if frame.pins == 0 {
+            if frame.pins == 0 && !broken("freed in silence") {
                 tables.freed.notify();
             }
         }

@@ -7,4 +7,5 @@
 
 mod races;
 mod stable;
+mod waits;
 mod world;

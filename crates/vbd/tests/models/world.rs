@@ -135,6 +135,14 @@ impl World {
         }
     }
 
+    /// Have the first two entries of the L1 table of a qcow2 image name no tables that there can be.
+    pub fn refer_to_nowhere(&self) {
+        let mut table = [0; 8];
+        self.disk.peek(self.file, 40, &mut table);
+        let entries = [0x201_u64; 2].map(u64::to_be_bytes).concat();
+        self.disk.poke(self.file, u64::from_be_bytes(table), &entries);
+    }
+
     /// The image, served.
     pub fn open(&self) -> Vbd {
         let world = self.clone();
