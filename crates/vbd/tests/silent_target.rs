@@ -20,6 +20,8 @@ const SECOND: u64 = 1_000_000_000;
 enum Target {
     /// It takes ten minutes, once.
     Slow,
+    /// The same, and meanwhile the disk is paused.
+    Paused,
     /// It never ends, and nor does anything after it.
     Silent,
 }
@@ -68,7 +70,7 @@ impl Image for Held {
         Box::pin(async move {
             if !self.flushed.swap(true, SeqCst) {
                 match self.target {
-                    Target::Slow => io.sleep(600 * SECOND).await,
+                    Target::Slow | Target::Paused => io.sleep(600 * SECOND).await,
                     Target::Silent => std::future::pending().await,
                 }
             }
@@ -108,8 +110,20 @@ where
         Box::new(Raw::new(Container::simulated(disk.add_file(SIZE, 512), SIZE, traits)))
     };
     let from = Vbd::new(raw(), CacheMode::None);
-    let to = Held { image: raw(), target, flushed: Arc::default() };
+    let flushed = Arc::<AtomicBool>::default();
+    let to = Held { image: raw(), target, flushed: flushed.clone() };
     let to = Vbd::new(Box::new(to), CacheMode::None);
+    if target == Target::Paused {
+        let (disk, io) = (to.disk().clone(), tasks.io().clone());
+        tasks.spawn(async move {
+            while !flushed.load(SeqCst) {
+                io.sleep(SECOND / 100).await;
+            }
+            disk.pause();
+            io.sleep(604 * SECOND).await;
+            disk.go_on();
+        });
+    }
     let end: Rc<Cell<Option<_>>> = Rc::default();
     let (tell, io) = (end.clone(), tasks.io().clone());
     tasks.spawn(async move {
@@ -159,6 +173,8 @@ fn a_target_that_is_slow_to_be_made_stable_is_waited_for_and_one_that_is_silent_
         for (job, end) in [
             ("backup", ended(Target::Slow, limit, backup)),
             ("mirror", ended(Target::Slow, limit, mirror)),
+            ("backup into a disk that is paused", ended(Target::Paused, limit, backup)),
+            ("mirror into a disk that is paused", ended(Target::Paused, limit, mirror)),
         ] {
             let (end, after) = end;
             end.unwrap_or_else(|error| panic!("{job}: {error}"));

@@ -499,7 +499,8 @@ impl Target {
         end.unwrap_or(Err(Error::Stopped)).map_err(|error| MirrorError::Flush { error })
     }
 
-    /// Wait until it has not answered a read for so long. Of what was written: an image may know by itself what else there is.
+    /// Wait until it has not answered a read for so long, though it is not paused. Of what was written: an image may know by
+    /// itself what else there is.
     async fn answers_no_read(self: &Arc<Target>, io: &Io, limit: Time) {
         let at = self.last.load(Relaxed);
         let len = self.disk.size().saturating_sub(at).min(LOOKED_AT);
@@ -514,7 +515,11 @@ impl Target {
         };
         loop {
             io.sleep(limit / ASKS).await;
-            if within(look(), io.sleep(limit - limit / ASKS)).await.is_none() {
+            if self.disk.is_paused() {
+                continue;
+            }
+            let answered = within(look(), io.sleep(limit - limit / ASKS)).await.is_some();
+            if !answered && !self.disk.is_paused() {
                 return;
             }
         }
