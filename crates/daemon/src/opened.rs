@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ringtap_image::{
     Away, Format, Image, Info, OpenError, OpenOptions, Place, is_store, on_a_ring, open_place,
     probe, qcow2, record,
 };
-use ringtap_io::Panic;
+use ringtap_io::{Panic, keeping_a_reactor};
 use ringtap_vbd::{Placement, Vbd, disk_span};
 use rustix::fs::{Advice, fadvise};
 
@@ -20,6 +20,9 @@ use crate::{Config, Disk, Error, Placed, sandbox};
 
 /// What an image is given to before it is served, with its path.
 pub type Wrap = Arc<dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image> + Send + Sync>;
+
+/// So many images are opened at a time: most of it is waiting, for their disks and for the broker.
+const AT_ONCE: usize = 16;
 
 /// A disk that could not be opened.
 pub(crate) struct LeftOut {
@@ -55,11 +58,10 @@ impl Opened {
         let config = Config { disks: vec![], ..config };
         let mut opened = Opened { config, vbds: vec![], left_out: vec![], named: vec![] };
         let alone = disks.len() == 1;
-        for (mut disk, label) in disks.into_iter().zip(labels) {
+        for ((disk, found), label) in devices(disks, &labels, wrap).into_iter().zip(labels) {
             let name = disk.path.display().to_string();
             let span = disk_span(&name).entered();
-            let found = successor::follow(&mut disk);
-            let found = found.and_then(|()| device(&disk, &label, wrap)).inspect_err(|error| {
+            let found = found.inspect_err(|error| {
                 if let Some(hint) = sandbox::hint(&error.to_string()) {
                     tracing::warn!("{name}: {hint}");
                 }
@@ -175,6 +177,53 @@ pub(crate) fn tell_of_another_file(path: &Path, opened: Option<Identity>) {
         ),
         _ => {}
     }
+}
+
+/// A device, and what is to be recorded of its image.
+type Found = Result<(Vbd, Option<(Place, Format)>), Error>;
+
+/// Open the image of each disk, on a few threads. What needs a secret goes one after the other: to derive a key may take a
+/// gigabyte of memory.
+fn devices(disks: Vec<Disk>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found)> {
+    let keys = Mutex::new(());
+    let found = |disk: &mut Disk, label: &String| {
+        let _disk = disk_span(&disk.path.display().to_string()).entered();
+        let _key = disk.options.secret.is_some().then(|| keys.lock());
+        successor::follow(disk).and_then(|()| device(disk, label, wrap))
+    };
+    let left = Mutex::new(disks.into_iter().zip(labels).enumerate());
+    let lock = || left.lock().unwrap_or_else(PoisonError::into_inner);
+    let threads = labels.len().clamp(1, AT_ONCE);
+    let run = || {
+        let mut own = vec![];
+        keeping_a_reactor(|| {
+            loop {
+                let next = lock().next();
+                let Some((number, (mut disk, label))) = next else { break };
+                let found = found(&mut disk, label);
+                own.push((number, disk, found));
+            }
+        });
+        own
+    };
+    let mut all = std::thread::scope(|scope| {
+        let spawned: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        let others = spawned.into_iter().flat_map(|thread| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        own.into_iter().chain(others).collect::<Vec<_>>()
+    });
+    all.sort_by_key(|(number, ..)| *number);
+    let again = |(number, mut disk, end): (usize, Disk, Found)| {
+        // Another disk may have had an image below it for itself just then, to have in it what was left of it in a log.
+        let end = match end {
+            Err(Error::Open(OpenError::Locked { .. })) => found(&mut disk, &labels[number]),
+            end => end,
+        };
+        (disk, end)
+    };
+    all.into_iter().map(again).collect()
 }
 
 /// A disk's image, opened, and what is to be recorded of it.

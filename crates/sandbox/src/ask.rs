@@ -17,6 +17,7 @@ use crate::maps;
 use crate::sockets::{
     bind_at, connect_at, dial as dial_here, listen as listen_here, tell_asker as tell_asker_here,
 };
+use crate::walls;
 
 fn one(answer: io::Result<Answer>) -> io::Result<OwnedFd> {
     answer?.files.pop().ok_or_else(|| Errno::IO.into())
@@ -62,18 +63,23 @@ pub fn unmount(path: &Path, lazily: bool) -> Option<io::Result<()>> {
     ask(&call).map(|answer| answer.map(drop))
 }
 
-/// What Ringtap has written down of a file where only root can; nothing where there is no broker.
+/// Whether there is a broker that may do more than this process.
+fn has_rights() -> bool {
+    is_there() && walls::are_up()
+}
+
+/// What Ringtap has written down of a file where only root can; nothing where there is no broker, or no need of it yet.
 pub fn attribute(path: &Path, name: &str) -> Option<io::Result<Vec<u8>>> {
-    is_there().then(|| {
+    has_rights().then(|| {
         let file = open(path, OFlags::RDONLY)?;
         let call = Call { first: name.as_bytes(), ..Call::new(What::Attribute) };
         Ok(ask_with(&call, &[file.as_fd()]).ok_or(Errno::IO)??.text)
     })
 }
 
-/// Write that down, or forget it; nothing where there is no broker.
+/// Write that down, or forget it; nothing where there is no broker, or no need of it yet.
 pub fn set_attribute(path: &Path, name: &str, value: Option<&[u8]>) -> Option<io::Result<()>> {
-    is_there().then(|| {
+    has_rights().then(|| {
         let file = open(path, OFlags::RDWR)?;
         let call = Call { first: name.as_bytes(), ..Call::new(What::SetAttribute) };
         let call =

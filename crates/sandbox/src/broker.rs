@@ -157,9 +157,19 @@ fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Tell the broker the list.
+/// Tell the broker the list. Only its last line is answered, for all of them.
 pub(crate) fn tell(list: &List) -> io::Result<()> {
-    list.lines(|call| ask(&call).map_or(Ok(()), |answer| answer.map(drop)))
+    let Some(socket) = servers_end() else { return Ok(()) };
+    let mut before: Option<Vec<u8>> = None;
+    list.lines(|call| {
+        let line = call.bytes().ok_or(Errno::NAMETOOLONG)?;
+        before.replace(line).map_or(Ok(()), |before| send(socket, &before, &[]))
+    })?;
+    let Some(last) = before else { return Ok(()) };
+    let (ours, theirs) = pair()?;
+    send(socket, &last, &[theirs.as_fd()])?;
+    drop(theirs);
+    Answer::receive(&ours)?.result().map(drop)
 }
 
 /// Tell the broker that the list is complete: servers that it has connected to by then are on it, too.
@@ -185,6 +195,8 @@ struct Broker {
     /// What images named before the list was closed: connected to again later, and never bound.
     named: Vec<PathBuf>,
     sealed: bool,
+    /// Whether a line of the list that nobody waited for could not be taken.
+    misunderstood: bool,
     notifier: Option<Notifier>,
     waiting: Arc<()>,
     /// The server's program, where that was when it was started.
@@ -226,8 +238,10 @@ fn live(socket: OwnedFd, mut broker: Broker) {
                 return;
             }
             let mut files = files.into_iter();
-            // Who wants no answer gets none.
-            let Some(answers) = files.next() else { continue };
+            let Some(answers) = files.next() else {
+                broker.take_line(&bytes[..len]);
+                continue;
+            };
             match broker.carry_out(&bytes[..len], files) {
                 Ok(Done::Now(answer)) => answer.give(&answers),
                 Ok(Done::Later(work)) => broker.later(work, answers),
@@ -285,6 +299,7 @@ impl Broker {
             list: List::default(),
             named: vec![],
             sealed: false,
+            misunderstood: false,
             notifier: None,
             waiting: Arc::default(),
             program,
@@ -308,6 +323,12 @@ impl Broker {
         let _ = std::thread::Builder::new().stack_size(STACK).spawn(run);
     }
 
+    /// What nobody waits for: a line of the list, as long as that is not complete.
+    fn take_line(&mut self, bytes: &[u8]) {
+        let line = Call::parse(bytes).filter(|call| call.what == What::Allow && !self.sealed);
+        self.misunderstood |= !line.is_some_and(|line| self.list.take(&line));
+    }
+
     fn carry_out(
         &mut self,
         bytes: &[u8],
@@ -320,7 +341,7 @@ impl Broker {
         let done = || Ok(Done::Now(Answer::default()));
         match call.what {
             What::Allow | What::Seal if self.sealed => refused(),
-            What::Allow if self.list.take(&call) => done(),
+            What::Allow if self.list.take(&call) && !self.misunderstood => done(),
             What::Allow => Err(Errno::INVAL.into()),
             What::Seal => {
                 self.sealed = true;

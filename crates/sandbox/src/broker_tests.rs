@@ -104,6 +104,32 @@ fn by<'a>(what: What, path: &'a Path) -> Call<'a> {
 }
 
 #[test]
+fn lines_that_nobody_waits_for_are_on_the_list_and_one_that_is_none_spoils_it() {
+    let mut bench = Bench::new();
+    let more = bench.at("outside/socket");
+    bench.refuses(by(What::Bind, &more), Errno::PERM);
+    let lists = List { sockets: vec![more.clone()], ..List::default() };
+    let mut line = vec![];
+    let noted = lists.lines(|call| {
+        line = call.bytes().expect("short");
+        Ok(())
+    });
+    noted.expect("a line");
+    bench.broker.take_line(&line);
+    bench.asked(by(What::Bind, &more)).expect("it is on the list");
+    bench.said(&line, vec![]).expect("and may be said again");
+    bench.broker.take_line(b"nonsense");
+    let spoiled = bench.said(&line, vec![]).map(|answer| answer.text);
+    assert_eq!(spoiled.unwrap_err().raw_os_error(), Some(Errno::INVAL.raw_os_error()));
+    bench.asked(Call::new(What::Seal)).expect("sealed");
+    // Nor is anything but a line taken so, or a line after the end.
+    let late = bench.at("outside/late");
+    let lists = List { sockets: vec![late.clone()], ..List::default() };
+    lists.lines(|call| Ok(bench.broker.take_line(&call.bytes().expect("short")))).expect("said");
+    bench.refuses(by(What::Bind, &late), Errno::PERM);
+}
+
+#[test]
 fn what_is_no_call_is_refused() {
     let mut bench = Bench::new();
     let good = by(What::Bind, Path::new("/a")).bytes().expect("short");

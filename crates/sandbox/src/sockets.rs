@@ -4,6 +4,7 @@ use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
@@ -35,7 +36,7 @@ pub(crate) fn bind_in_place(
 ) -> io::Result<OwnedFd> {
     let by_name = std::path::absolute(said).is_ok_and(|said| said == place);
     let name = if by_name { said } else { place };
-    let watched = SocketAddrUnix::new(name).and_then(|_| watch(place));
+    let watched = SocketAddrUnix::new(name).and_then(|_| Watched::begin(place));
     meanwhile();
     let Ok(watch) = watched else {
         // Too long a name, or no watch to be had: by the folder itself, whatever it is called then.
@@ -43,22 +44,59 @@ pub(crate) fn bind_in_place(
         return bind_at(&by);
     };
     let socket = bind_at(name)?;
-    let mut event = [const { std::mem::MaybeUninit::uninit() }; 512];
-    match Reader::new(&watch, &mut event).next() {
-        Err(Errno::AGAIN) => Ok(socket),
-        _ => Err(Errno::AGAIN.into()),
+    if watch.have_gone() { Err(Errno::AGAIN.into()) } else { Ok(socket) }
+}
+
+/// Who tells of folders that are moved or removed. One for all: to close it takes the kernel ten milliseconds.
+static WATCH: Mutex<Option<OwnedFd>> = Mutex::new(None);
+
+/// The folders on the way to a place, as long as this is there.
+struct Watched {
+    watch: MutexGuard<'static, Option<OwnedFd>>,
+    folders: Vec<i32>,
+}
+
+impl Watched {
+    fn begin(place: &Path) -> Result<Watched, Errno> {
+        let mut watch = WATCH.lock().unwrap_or_else(PoisonError::into_inner);
+        if watch.is_none() {
+            *watch = Some(inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?);
+        }
+        let mut watched = Watched { watch, folders: vec![] };
+        let gone = WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
+        let these = WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
+        // What has come of those before.
+        while watched.take().is_ok() {}
+        for folder in place.ancestors().skip(1) {
+            let added = inotify::add_watch(watched.fd()?, folder, gone | these)?;
+            watched.folders.push(added);
+        }
+        Ok(watched)
+    }
+
+    fn fd(&self) -> Result<&OwnedFd, Errno> {
+        self.watch.as_ref().ok_or(Errno::BADF)
+    }
+
+    /// Take what there is to be told.
+    fn take(&self) -> Result<(), Errno> {
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 512];
+        Reader::new(self.fd()?, &mut events).next().map(drop)
+    }
+
+    /// Whether one of them was moved or removed, as far as can be told.
+    fn have_gone(&self) -> bool {
+        self.take() != Err(Errno::AGAIN)
     }
 }
 
-/// Who tells where one of the folders on the way to it is moved or removed.
-fn watch(place: &Path) -> Result<OwnedFd, Errno> {
-    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    let gone = WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
-    let these = WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
-    for folder in place.ancestors().skip(1) {
-        inotify::add_watch(&watch, folder, gone | these)?;
+impl Drop for Watched {
+    fn drop(&mut self) {
+        for folder in &self.folders {
+            // One that was removed is watched no more.
+            let _gone = self.fd().and_then(|watch| inotify::remove_watch(watch, *folder));
+        }
     }
-    Ok(watch)
 }
 
 /// A UNIX socket that is bound there.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::broker::{self, ask_with};
@@ -74,6 +75,14 @@ pub struct Confined {
     pub rings: bool,
 }
 
+/// Whether this process has begun to give up what it may.
+static UP: AtomicBool = AtomicBool::new(false);
+
+/// Whether a broker may do what this process may not any more.
+pub(crate) fn are_up() -> bool {
+    UP.load(SeqCst)
+}
+
 /// Put the walls up around this thread and all that it starts. Before there is a second one; what cannot be had is told.
 pub fn confine(walls: &Walls) -> Confined {
     let mut lacking = vec![];
@@ -87,6 +96,7 @@ pub fn confine(walls: &Walls) -> Confined {
     let none = || Err(io::Error::new(io::ErrorKind::NotFound, "it could not be started"));
     let told = if broker::is_there() { broker::tell(&walls.list) } else { none() };
     let has_broker = tried("a broker", told);
+    UP.store(true, SeqCst);
     tried("no_new_privs", rights::gain_nothing());
     tried("memory that no other process reads", rights::keep_memory_private());
     // From here on nobody mounts anything, or takes it off.

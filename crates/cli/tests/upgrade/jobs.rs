@@ -19,6 +19,11 @@ fn qmp(bench: &Bench, command: &str) -> String {
     answers.nth(1).expect("an answer")
 }
 
+/// Whether it is at work, or has copied all that there was and follows what guests write.
+fn is_at_work(jobs: &str) -> bool {
+    jobs.contains("\"j\"") && (jobs.contains("running") || jobs.contains("ready"))
+}
+
 fn jobs(bench: &Bench) -> String {
     qmp(bench, r#"{"execute":"query-jobs"}"#)
 }
@@ -49,16 +54,19 @@ fn commits_and_streams_go_on_in_the_next_process() {
             r#"{{"execute":"{command}","arguments":{{"device":"vm","job-id":"j","speed":1048576,"auto-dismiss":false}}}}"#
         );
         assert!(qmp(&bench, &begin).contains("return"), "{}", bench.log());
-        until(&bench, |jobs| jobs.contains("running"));
+        until(&bench, is_at_work);
         // One that cannot take over leaves the job where it was, too.
         bench.install("exit 1");
         bench.ends_with("upgrade unix:c.sock", 1);
-        until(&bench, |jobs| jobs.contains("running"));
+        until(&bench, is_at_work);
         bench.install_again();
-        for (command, is) in [("job-pause", "paused"), ("job-resume", "running")] {
+        let is_paused = |jobs: &str| jobs.contains("paused") || jobs.contains("standby");
+        for (command, is) in
+            [("job-pause", &is_paused as &dyn Fn(&str) -> bool), ("job-resume", &is_at_work)]
+        {
             let asked = format!(r#"{{"execute":"{command}","arguments":{{"id":"j"}}}}"#);
             assert!(qmp(&bench, &asked).contains("return"), "{}", bench.log());
-            until(&bench, |jobs| jobs.contains(is));
+            until(&bench, is);
             if command == "job-pause" {
                 let said = bench.ends_with("upgrade unix:c.sock", 1);
                 assert!(said.contains("the job j is paused"), "{said}");
@@ -68,7 +76,7 @@ fn commits_and_streams_go_on_in_the_next_process() {
             let next = bench.upgrade("unix:c.sock");
             ends(server);
             server = next;
-            until(&bench, |jobs| jobs.contains("\"j\"") && jobs.contains("running"));
+            until(&bench, is_at_work);
             let log = bench.log();
             let goes_on = log.matches("goes on, which a server before this one began").count();
             assert_eq!(goes_on, round + 1, "{log}");

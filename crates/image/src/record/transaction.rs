@@ -128,7 +128,8 @@ impl Part {
             };
             if self.number < end {
                 file.write_all_at(&[GONE], self.number as u64)?;
-                all[self.number] = GONE;
+                // Others may be taken back at the same time.
+                file.read_exact_at(&mut all[..end], 0)?;
             }
             Ok(all[..end].iter().all(|byte| *byte == GONE))
         };
