@@ -258,7 +258,12 @@ fn list(qmp: &mut Qmp, output: Output, node: Option<&str>) -> anyhow::Result<()>
         let size = &disk["image"]["virtual-size"];
         let mode = if disk["ro"] == true { "read-only" } else { "writable" };
         let paused = if disk["__ringtap_paused"] == true { ", paused" } else { "" };
-        writeln!(out, "{name}: {format}, {size} bytes, {mode}{paused}, {file}")?;
+        let waiting = match disk["__ringtap_waiting-for-room"].as_u64() {
+            Some(1) => ", 1 request waits for space".to_owned(),
+            Some(waiting) => format!(", {waiting} requests wait for space"),
+            None => String::new(),
+        };
+        writeln!(out, "{name}: {format}, {size} bytes, {mode}{paused}{waiting}, {file}")?;
         let mut image = &disk["image"]["backing-image"];
         while image.is_object() {
             writeln!(out, "  on {}: {}", text(&image["filename"]), text(&image["format"]))?;

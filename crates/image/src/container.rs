@@ -136,8 +136,9 @@ impl Container {
             .custom_flags(flags | libc::O_CLOEXEC)
             .open(&at)
             .map_err(failed("open"))?;
-        let in_memory =
-            work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
+        // The node of a device lies in memory (devtmpfs), and says nothing of the device.
+        let in_memory = kind.is_file()
+            && work_in_memory_inline(&file).map_err(failed("look at the file system of"))?;
         let open = OpenFile::new(OwnedFd::from(file));
         let direct = options.cache.direct();
         let ended_by_worker = direct && kind.is_file() && !in_memory;

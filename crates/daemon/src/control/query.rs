@@ -64,6 +64,8 @@ answer! {
         "__ringtap_limits" limits: Value,
         /// True: its requests wait until somebody has them go on.
         "__ringtap_paused" paused: Option<bool>,
+        /// So many of its requests wait until there is room where its image lies.
+        "__ringtap_waiting-for-room" waiting_for_room: Option<u64>,
     }
 }
 
@@ -143,6 +145,7 @@ pub(super) fn device(served: &Served) -> DeviceInfo {
         group: served.disk.group.clone(),
         limits: throttle::told(&served.disk.limits, &served.disk.share),
         paused: served.vbd.is_paused().then_some(true),
+        waiting_for_room: Some(served.vbd.waiting_for_room() as u64).filter(|many| *many > 0),
     }
 }
 
@@ -192,6 +195,7 @@ fn other(name: &str, of: Other) -> DeviceInfo {
         write_threshold: 0,
         limits: throttle::told(&Limits::default(), &Share::default()),
         paused: None,
+        waiting_for_room: None,
         group: None,
         cache: cache(mode),
         image,
