@@ -110,6 +110,13 @@ impl Target {
         }
     }
 
+    fn secret(&self) -> Option<&LazySecret> {
+        match self {
+            Target::New(new) => new.secret.as_ref(),
+            Target::Existing { secret, .. } => secret.as_ref(),
+        }
+    }
+
     fn is_new(&self) -> bool {
         matches!(self, Target::New(_))
     }
@@ -378,7 +385,14 @@ fn over_what(job: &Convert, watch: &Watcher) -> Result<Over, Error> {
         }
     }
     let format = Some(backing.format);
-    Ok(Over::Image(job.reading.open(&backing.path, format, job.source_cache, watch)?))
+    let secret = either(job.reading.secret.as_ref(), job.into.secret());
+    let reading = Reading { secret, ..job.reading.clone() };
+    Ok(Over::Image(reading.open(&backing.path, format, job.source_cache, watch)?))
+}
+
+/// What lies below the target may be of the images that are read, or the target's own.
+fn either(one: Option<&LazySecret>, other: Option<&LazySecret>) -> Option<LazySecret> {
+    LazySecret::any([one, other].into_iter().flatten().cloned().collect())
 }
 
 /// The target, which must have at least so many bytes.
@@ -393,6 +407,10 @@ fn open_target(job: &Convert, format: Format, size: u64) -> Result<(Vbd, Place, 
     };
     // What was made here is what it was to be, and made anew.
     let force_format = job.force_format || is_new;
+    let secret = match job.into.backing() {
+        Some(_) => either(secret.as_ref(), job.reading.secret.as_ref()),
+        None => secret.clone(),
+    };
     let options = OpenOptions {
         secret: secret.as_ref().map(LazySecret::read).transpose()?,
         no_restart_log: is_new,

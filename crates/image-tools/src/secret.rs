@@ -22,8 +22,16 @@ impl From<SecretSource> for LazySecret {
 impl LazySecret {
     /// Whichever of these fits.
     pub fn any(of: Vec<LazySecret>) -> Option<LazySecret> {
-        let after = |or: LazySecret, one: LazySecret| LazySecret { or: Some(Box::new(or)), ..one };
-        of.into_iter().rev().reduce(after)
+        of.into_iter().reduce(LazySecret::or)
+    }
+
+    /// This one, or where it does not fit another.
+    fn or(self, other: LazySecret) -> LazySecret {
+        let or = match self.or {
+            Some(next) => next.or(other),
+            None => other,
+        };
+        LazySecret { or: Some(Box::new(or)), ..self }
     }
 
     /// The secret. What the user should know about it goes to the log.

@@ -195,6 +195,69 @@ fn overlays_are_made_without_the_secret_of_what_is_below() {
     }
 }
 
+/// `convert -B`: what is below is read with the secrets of what is read, whether or not the overlay has one of its own.
+#[test]
+fn overlays_are_copied_over_what_is_encrypted() {
+    let bench = Bench::new();
+    for (name, secret) in [("below", "123"), ("above", "456"), ("wrong", "789")] {
+        fs::write(bench.path(name), secret).expect("a file");
+    }
+    let objects = "--object secret,id=b,file=below --object secret,id=a,file=above";
+    let sealing = "-o encrypt.format=luks,encrypt.iter-time=10";
+    bench
+        .ok(&format!("ringtap create -q -f qcow2 --target-secret file:below {sealing} a.qcow2 3M"));
+    bench.ok(
+        "ringtap create -q -f luks --target-secret file:below -o version=1,iter-time=10 b.luks 3M",
+    );
+    bench.ok("qemu-img create -q -f raw a.raw 3M");
+    bench.qemu_io("-f raw a.raw", &["write -q -P 5 0 3M".to_owned()]);
+    for (base, format, prefix) in [("a.qcow2", "qcow2", "encrypt."), ("b.luks", "luks", "")] {
+        let below = format!("driver={format},{prefix}key-secret=b,file.filename={base}");
+        bench.qemu_io(&format!("{objects} --image-opts {below}"), &["write -q -P 5 0 3M".into()]);
+        let through = format!("backing.{prefix}key-secret=b");
+        for (own, key, opens) in [
+            ("", "", through.clone()),
+            (sealing, "--target-secret file:above", format!("encrypt.key-secret=a,{through}")),
+        ] {
+            let alike = ["write -q -P 5 0 3M", "write -q -P 6 128k 64k"].map(str::to_owned);
+            bench.qemu_io("-f raw a.raw", &alike);
+            let words =
+                format!("-f raw -O qcow2 {own} {key} -B {base} -F {format} a.raw ours.qcow2");
+            bench.ok(&format!("ringtap convert --secret file:below {words}"));
+            let ours = format!("driver=qcow2,{opens},file.filename=ours.qcow2");
+            bench.ok(&format!(
+                "qemu-img compare {objects} --image-opts {ours} driver=raw,file.filename=a.raw"
+            ));
+            // The rest shows through.
+            let facts =
+                bench.json(&format!("qemu-img check {objects} --output json --image-opts {ours}"));
+            assert_eq!(facts["allocated-clusters"], 1, "{base} {own}: {facts}");
+            // As qemu-img does it, which wants the target to be there.
+            for program in ["qemu-img", "ringtap"] {
+                bench.ok(&format!(
+                    "qemu-img create -q -u -f qcow2 -b {base} -F {format} theirs.qcow2 3M"
+                ));
+                let theirs = format!("driver=qcow2,{through},file.filename=theirs.qcow2");
+                bench.ok(&format!(
+                    "{program} convert -n {objects} -B {base} -F {format} --target-image-opts \
+                     -f raw a.raw {theirs}"
+                ));
+                bench.ok(&format!("qemu-img compare {objects} --image-opts {ours} {theirs}"));
+            }
+            // Into one that is there.
+            bench.qemu_io("-f raw a.raw", &["write -q -P 8 1M 64k".to_owned()]);
+            let words = format!("-n -f raw -O qcow2 {key} -B {base} -F {format} a.raw ours.qcow2");
+            bench.ok(&format!("ringtap convert --secret file:below {words}"));
+            bench.ok(&format!(
+                "qemu-img compare {objects} --image-opts {ours} driver=raw,file.filename=a.raw"
+            ));
+            let told = bench.ends(&format!("ringtap convert {words}"), 1);
+            assert!(told.contains("secret"), "{told}");
+            bench.ends(&format!("ringtap convert --secret file:wrong {words}"), 1);
+        }
+    }
+}
+
 /// An overlay and what is below, each under its own secret.
 #[test]
 fn each_image_of_a_chain_is_opened_by_the_secret_that_fits() {
