@@ -12,7 +12,7 @@ use ringtap_image::{
 use ringtap_stores::rbd;
 use ringtap_vbd::{Copy, Progress, Vbd, Workers, copy};
 
-use crate::create::Made;
+use crate::create::{Made, Space};
 use crate::error::Tried;
 use crate::files::same_file;
 use crate::map::changes_since;
@@ -213,7 +213,7 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
             let made = make(job, new, size, watch)?;
             let zeroed = match &new.options {
                 // What is in a new container is noise.
-                FormatOptions::Luks(_) => false,
+                FormatOptions::Luks { .. } => false,
                 FormatOptions::Raw(_) => is_new_file(target)?,
                 // A fixed one on a device has what was there.
                 FormatOptions::Vhd { .. } => new.backing.is_none() && is_new_file(target)?,
@@ -230,6 +230,9 @@ pub fn convert(job: &Convert, watch: &Watcher) -> Result<(), Error> {
         return opened.map(drop).doing(|| Unfinished::begin(target).give_up(&made));
     }
     let ((to, place, format), compress) = opened?;
+    if let Target::New(new) = &job.into {
+        to.keep_space(has_its_space(&new.options));
+    }
     let begun = Unfinished::begin(target);
     let written = write(job, from, &parts, &to, over, zeroed, compress, watch);
     if job.into.is_new() && written.as_ref().is_err_and(Error::is_stopped) {
@@ -433,6 +436,15 @@ fn open_target(job: &Convert, format: Format, size: u64) -> Result<(Vbd, Place, 
 fn reads_as_zeros(new: &qcow2::CreateOptions, encrypted: bool) -> bool {
     let allocated = new.preallocation != qcow2::Preallocation::Off || new.data_file_raw;
     !allocated || !(encrypted || new.data_file.is_some())
+}
+
+/// Whether a new image has its space from the beginning, which holes of the source do not give back.
+fn has_its_space(new: &FormatOptions) -> bool {
+    match new {
+        FormatOptions::Raw(space) | FormatOptions::Luks { space, .. } => *space != Space::Off,
+        FormatOptions::Qcow2 { own, .. } => own.preallocation != qcow2::Preallocation::Off,
+        FormatOptions::Vhd { fixed, .. } => *fixed,
+    }
 }
 
 #[allow(clippy::too_many_arguments)] // each is another thing that was found out before

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -10,6 +11,7 @@ use ringtap_image::{
     CacheMode, Container, Format, OpenOptions, Place, RestartLog, Role, Secret, UnknownFormat,
     is_store, limit_of_length, luks, on_a_ring, probe, record, vhd,
 };
+use ringtap_io::Io;
 use ringtap_stores::rbd;
 
 use crate::error::Tried;
@@ -94,10 +96,15 @@ pub enum FormatOptions {
         force_size: bool,
     },
     /// A LUKS container.
-    Luks(luks::CreateOptions),
+    Luks {
+        /// Its cipher, key and the rest.
+        own: luks::CreateOptions,
+        /// What becomes of the room that its payload takes.
+        space: Space,
+    },
 }
 
-/// What becomes of a raw image's bytes.
+/// What becomes of the bytes that nothing is written to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Space {
     /// A hole.
@@ -122,7 +129,9 @@ impl FormatOptions {
                 FormatOptions::Qcow2 { own: Box::default(), extended_l2: None, encrypt: None }
             }
             Format::Vhd => FormatOptions::Vhd { fixed: false, force_size: false },
-            Format::Luks => FormatOptions::Luks(luks::CreateOptions::default()),
+            Format::Luks => {
+                FormatOptions::Luks { own: luks::CreateOptions::default(), space: Space::Off }
+            }
             other => {
                 let why =
                     format!("{other} images cannot be made here: use raw, qcow2, vpc or luks");
@@ -137,7 +146,7 @@ impl FormatOptions {
             FormatOptions::Raw(_) => Format::Raw,
             FormatOptions::Qcow2 { .. } => Format::Qcow2,
             FormatOptions::Vhd { .. } => Format::Vhd,
-            FormatOptions::Luks(_) => Format::Luks,
+            FormatOptions::Luks { .. } => Format::Luks,
         }
     }
 }
@@ -421,12 +430,22 @@ impl NewImage {
                 }
                 write(path, container(path)?, None, Content::Vhd(options.into()))
             }
-            FormatOptions::Luks(options) => {
-                let options = options.clone();
+            FormatOptions::Luks { own, space } => {
+                let (own, space) = (own.clone(), *space);
                 let secret = secret.ok_or_else(no_secret)?.clone();
-                let size = size.next_multiple_of(options.sector_size.into());
-                let content = Content::Luks { size, options: options.into(), secret };
-                write(path, container(path)?, None, content)
+                let size = size.next_multiple_of(own.sector_size.into());
+                let from = luks::front_len(&own);
+                let file = container(path)?;
+                let content = Content::Luks { size, options: own.into(), secret };
+                write(path, file.clone(), None, content)?;
+                if !file.traits().regular {
+                    return Ok(());
+                }
+                on_a_ring(
+                    path,
+                    |io| async move { reserve(&io, &file, from..from + size, space).await },
+                )?
+                .doing(|| format!("cannot reserve {size} bytes in {}", path.display()))
             }
         }
     }
@@ -470,24 +489,33 @@ fn make_raw(path: &Path, size: u64, space: Space) -> Result<(), Error> {
             container.set_len(&io, 0).await?;
             container.set_len(&io, size).await?;
         }
-        match space {
-            Space::Off => {}
-            Space::Falloc => container.allocate(&io, 0, size).await?,
-            Space::Full => {
-                let zeros = vec![0; 1 << 20];
-                let mut at = 0;
-                while at < size {
-                    let len = (size - at).min(zeros.len() as u64);
-                    container.write(&io, at, &zeros[..len as usize]).await?;
-                    at += len;
-                }
-                container.sync(&io).await?;
-            }
-        }
-        Ok::<_, ringtap_image::Error>(())
+        reserve(&io, &container, 0..size, space).await
     })?
     .map_err(|error| or_limit(error, path, size))
     .doing(|| format!("cannot extend {} to {size} bytes", path.display()))
+}
+
+/// Have a part of a file, which holds nothing, take its space.
+pub(crate) async fn reserve(
+    io: &Io,
+    file: &Container,
+    part: Range<u64>,
+    space: Space,
+) -> Result<(), ringtap_image::Error> {
+    match space {
+        Space::Off => Ok(()),
+        Space::Falloc => file.allocate(io, part.start, part.end - part.start).await,
+        Space::Full => {
+            let zeros = vec![0; 1 << 20];
+            let mut at = part.start;
+            while at < part.end {
+                let len = (part.end - at).min(zeros.len() as u64);
+                file.write(io, at, &zeros[..len as usize]).await?;
+                at += len;
+            }
+            file.sync(io).await
+        }
+    }
 }
 
 fn make_qcow2(path: &Path, options: CreateOptions, made: &mut Made) -> Result<(), Error> {

@@ -51,7 +51,7 @@ pub fn measure(
     let alike = |bytes| Measurement { required: bytes, fully_allocated: bytes, bitmaps: None };
     match &new.options {
         FormatOptions::Raw(_) => Ok(alike(size)),
-        FormatOptions::Luks(options) => Ok(alike(luks::front_len(options) + size)),
+        FormatOptions::Luks { own, .. } => Ok(alike(luks::front_len(own) + size)),
         FormatOptions::Vhd { .. } => {
             let why = "what vpc images take is not measured: raw, qcow2 and luks are";
             Err(Error::usage(why))

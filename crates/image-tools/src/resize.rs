@@ -13,7 +13,7 @@ use ringtap_image::{
 };
 use ringtap_vbd::{Copy, Progress, Vbd, copy};
 
-use crate::create::or_limit;
+use crate::create::{Space, or_limit, reserve};
 use crate::opening::{cannot, format_to_write};
 use crate::unfinished::finish;
 use crate::{Doing, Error, Reading, Watcher, Writing, chain};
@@ -93,19 +93,31 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
     }
     match (format, preallocation) {
         (_, Preallocation::Off) | (Format::Qcow2, _) => {}
-        (Format::Raw, Preallocation::Falloc | Preallocation::Full) => {}
-        (Format::Raw, Preallocation::Metadata) => {
+        (Format::Raw | Format::Luks, Preallocation::Falloc | Preallocation::Full) => {}
+        (Format::Raw | Format::Luks, Preallocation::Metadata) => {
             let what = "have no metadata to preallocate: --preallocation falloc or full";
             return Err(cannot(file, format, what));
         }
         _ => {
-            let what = "take no --preallocation: raw and qcow2 do";
+            let what = "take no --preallocation: raw, qcow2 and luks do";
             return Err(cannot(file, format, what));
         }
     }
     if let Some(payload) = payload {
-        set_len(file, container, payload.from.checked_add(new).ok_or(Error::Size)?)?;
+        let part = payload.from + old..payload.from.checked_add(new).ok_or(Error::Size)?;
+        set_len(file, container, part.end)?;
         changed.confirm_format(format);
+        let space = match preallocation {
+            Preallocation::Off | Preallocation::Metadata => return Ok(new),
+            Preallocation::Falloc => Space::Falloc,
+            Preallocation::Full => Space::Full,
+        };
+        // As it lies there: what is new reads as noise whether or not it is written.
+        on_a_ring(file, |io| async move {
+            reserve(&io, &changed, part, space).await?;
+            changed.sync(&io).await
+        })?
+        .doing(not_all_of(file))?;
         return Ok(new);
     }
     let (container, changed) =
@@ -130,11 +142,13 @@ pub fn resize(job: &Resize, watch: &Watcher) -> Result<u64, Error> {
     changed.confirm_format(format);
     drop(changed);
     if later != Preallocation::Off {
-        preallocate(job, writing, old..new, watch).doing(|| {
-            format!("{} has its new size, and not all of it is allocated", file.display())
-        })?;
+        preallocate(job, writing, old..new, watch).doing(not_all_of(file))?;
     }
     Ok(new)
+}
+
+fn not_all_of(file: &Path) -> impl FnOnce() -> String {
+    move || format!("{} has its new size, and not all of it is allocated", file.display())
 }
 
 /// Where a LUKS container has its disk.

@@ -79,6 +79,7 @@ pub(crate) fn help(format: Format) -> Option<&'static str> {
                key_size=256|512                bits of the key [512]\n  \
                sector_size=512|1024|2048|4096  version 2 only [512]\n  \
                label=TEXT                      version 2 only\n  \
+               preallocation=off|falloc|full   space reserved, or written to [off]\n  \
                size=SIZE                       virtual size\n"
         }
         _ => return None,
@@ -188,12 +189,7 @@ fn set(options: &mut FormatOptions, over: bool, key: &str, value: &str) -> Resul
             if key != "preallocation" {
                 return none(key, Format::Raw);
             }
-            *space = match value {
-                "off" => Space::Off,
-                "falloc" => Space::Falloc,
-                "full" => Space::Full,
-                _ => return Err(format!("preallocation={value}: write off, falloc or full")),
-            };
+            *space = space_of(value)?;
         }
         FormatOptions::Qcow2 { own, extended_l2, .. } => {
             own.set(key, value)?;
@@ -207,9 +203,19 @@ fn set(options: &mut FormatOptions, over: bool, key: &str, value: &str) -> Resul
             ("force_size", text) => *force_size = names::switch("force_size", text)?,
             _ => return none(&format!("{key}={value}"), Format::Vhd),
         },
-        FormatOptions::Luks(own) => set_luks(own, key, value)?,
+        FormatOptions::Luks { space, .. } if key == "preallocation" => *space = space_of(value)?,
+        FormatOptions::Luks { own, .. } => set_luks(own, key, value)?,
     }
     Ok(())
+}
+
+fn space_of(preallocation: &str) -> Result<Space, String> {
+    match preallocation {
+        "off" => Ok(Space::Off),
+        "falloc" => Ok(Space::Falloc),
+        "full" => Ok(Space::Full),
+        other => Err(format!("preallocation={other}: write off, falloc or full")),
+    }
 }
 
 /// LUKS1: QEMU reads nothing else inside qcow2.

@@ -2,6 +2,7 @@
 //! secrets, each beside qemu-img itself.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use serde_json::Value;
@@ -322,11 +323,15 @@ fn a_disk_is_as_large_and_as_full_as_qemu_img_makes_it() {
         }
     }
     let with_key = "--object secret,id=s,file=key --image-opts driver=qcow2,encrypt.key-secret=s,file.filename=a.qcow2";
+    let taken = || fs::metadata(bench.path("a.qcow2")).expect("a file").blocks() * 512;
     for how in ["metadata", "falloc", "full"] {
         bench.ok("ringtap create -q -f qcow2 -o encrypt.format=luks,encrypt.iter-time=10 a.qcow2 1M --target-secret file:key");
         bench.qemu_io(with_key, &["write -q -P 1 0 1M".to_owned()]);
         bench.ok(&format!("ringtap resize -q --preallocation={how} --secret file:key a.qcow2 3M"));
         bench.qemu_io(with_key, &["read -P 1 0 1M".to_owned(), "read -P 0 1M 2M".to_owned()]);
+        if how != "metadata" {
+            assert!(taken() >= 3 << 20, "{how}: {}", taken());
+        }
         bench.ok("ringtap check -q a.qcow2");
     }
 }

@@ -1,6 +1,7 @@
 //! Ciphers of LUKS, as qemu-img makes them, alone and inside qcow2.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use serde_json::Value;
 
@@ -139,7 +140,7 @@ fn containers_become_larger_and_smaller() {
     io(&["read -q -P 5 0 1M", "write -q -P 7 1M 1M", "read -q -P 7 1M 1M"]);
     bench.ok(&format!("ringtap resize -q {theirs} 3M"));
     assert_eq!(size(), 3 << 20);
-    bench.ends("ringtap resize -q -f luks --preallocation=full a.luks 4M", 2);
+    bench.ends("ringtap resize -q -f luks --preallocation=metadata a.luks 4M", 2);
     bench.ends("ringtap resize -q -f luks a.luks 1536k", 2);
     assert_eq!(size(), 3 << 20);
     bench.ok("ringtap resize -q -f luks --shrink a.luks 1536k");
@@ -333,4 +334,69 @@ fn holes_stay_zeros_in_images_allocated_and_encrypted_at_once() {
         ));
         bench.ok("ringtap compare -q --second-secret file:key -f raw -F qcow2 a.raw a.qcow2");
     }
+}
+
+/// Holes of the source among it: none of it is given back.
+#[test]
+fn what_is_allocated_at_once_stays_so_where_the_source_has_holes() {
+    let bench = Bench::new();
+    fs::write(bench.path("key"), "123").expect("a file");
+    bench.ok("qemu-img create -q -f raw a.raw 3M");
+    bench.qemu_io("-f raw a.raw", &["write -q -P 5 1M 64k".to_owned()]);
+    bench.ok("qemu-img create -q -f raw base.raw 3M");
+    bench.qemu_io("-f raw base.raw", &["write -q -P 6 0 2M".to_owned()]);
+    let inside = "encrypt.format=luks,encrypt.iter-time=10";
+    for (format, own, opens) in [
+        ("luks", "-o version=1,iter-time=10 --target-secret file:key", "key-secret=s,"),
+        ("qcow2", &format!("-o {inside} --target-secret file:key"), "encrypt.key-secret=s,"),
+        (
+            "qcow2",
+            &format!("-o {inside},compat=0.10 --target-secret file:key"),
+            "encrypt.key-secret=s,",
+        ),
+        ("qcow2", "-o extended_l2=on -B base.raw -F raw", ""),
+    ] {
+        for how in ["falloc", "full"] {
+            bench.ok(&format!(
+                "ringtap convert -f raw -O {format} {own} -o preallocation={how} a.raw b"
+            ));
+            let image = format!("driver={format},{opens}file.filename=b");
+            let with_key = format!("--object secret,id=s,file=key --image-opts {image}");
+            bench.ok(&format!("qemu-img compare {with_key} driver=raw,file.filename=a.raw"));
+            let blocks = bench.path("b").metadata().expect("a file").blocks();
+            assert!(blocks * 512 >= SIZE, "{format} {own} {how}: {blocks} blocks");
+            if format == "qcow2" {
+                let facts = bench.json(&format!("qemu-img check --output json {with_key}"));
+                assert_eq!(facts["allocated-clusters"], 48, "{own} {how}: {facts}");
+            }
+            fs::remove_file(bench.path("b")).expect("removed");
+        }
+    }
+}
+
+#[test]
+fn containers_have_their_room_at_once_where_that_is_asked_for() {
+    let bench = Bench::new();
+    fs::write(bench.path("key"), "123").expect("a file");
+    let theirs =
+        "--object secret,id=s,file=key --image-opts driver=luks,key-secret=s,file.filename=a.luks";
+    let blocks = || bench.path("a.luks").metadata().expect("a file").blocks() * 512;
+    for how in ["falloc", "full"] {
+        let own = format!("-o version=1,iter-time=10,preallocation={how}");
+        bench.ok(&format!("ringtap create -q -f luks --target-secret file:key {own} a.luks 1M"));
+        assert!(blocks() >= 1 << 20, "{how}: {}", blocks());
+        bench.qemu_io(theirs, &["write -q -P 5 0 1M".to_owned()]);
+        let before = blocks();
+        bench.ok(&format!("ringtap resize -q -f luks --preallocation={how} a.luks 3M"));
+        assert!(blocks() >= before + (2 << 20), "{how}: {before}, {}", blocks());
+        let facts = bench.json(&format!("qemu-img info --output json {theirs}"));
+        assert_eq!(facts["virtual-size"], SIZE);
+        let read = ["read -q -P 5 0 1M", "write -q -P 7 1M 2M", "read -q -P 7 1M 2M"];
+        bench.qemu_io(theirs, &read.map(str::to_owned));
+        bench.ends(&format!("ringtap resize -q --shrink --preallocation={how} a.luks 1M"), 2);
+    }
+    bench.ends(
+        "ringtap create -f luks --target-secret file:key -o preallocation=metadata b.luks 1M",
+        2,
+    );
 }
