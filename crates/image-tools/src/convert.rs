@@ -340,7 +340,7 @@ pub(crate) fn cluster_size(target: &Path) -> Result<usize, Error> {
 /// Whether a file's bytes are in memory (tmpfs).
 fn in_memory(path: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;
-    rustix::fs::statfs(path).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
+    path.is_file() && rustix::fs::statfs(path).is_ok_and(|facts| facts.f_type as u64 == TMPFS)
 }
 
 /// With `since` what is copied: ranges of the source, in order.
