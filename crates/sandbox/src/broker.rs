@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -72,11 +72,15 @@ pub fn restart(hooks: Hooks) -> io::Result<()> {
     fork(hooks, true)
 }
 
+/// Where this program was when the first broker was made.
+static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+
 fn fork(hooks: Hooks, apart: bool) -> io::Result<()> {
     let (ours, theirs) = pair()?;
     let server = std::process::id();
-    // Before another is put in its place.
-    let program = std::env::current_exe().ok();
+    // Before another is put in its place, and as it is called in the first namespace of mounts: from another one the kernel
+    // says where it is below that one's root, which a chroot is not.
+    let program = PROGRAM.get_or_init(|| std::env::current_exe().ok()).clone();
     // SAFETY: this process has one thread, so that the child finds no lock held by another.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
