@@ -59,8 +59,8 @@ impl Running {
             let span = served.vbd.span().clone();
             let _disk = span.enter();
             let options = ublk::Options { queues: served.disk.queues };
-            let device = ublk::Device::open(&served.disk.path, number, &served.vbd, &options)?;
-            let server = Arc::new(ublk::Server::start(device, served.vbd.clone())?);
+            let shown = (&*served.disk.path, number);
+            let server = handover::device(served.node(), shown, &served.vbd, &options)?;
             served.facts.set_ublk(server.path().display().to_string());
             devices.push((*id, server));
         }

@@ -67,9 +67,7 @@ impl Transport {
                 server.must_stay().map(|why| format!("{title}: {why}"))
             }
             Transport::Fuse(_) => None,
-            Transport::Ublk(_) => {
-                Some(format!("{title} is not handed over: restart the server, or end that export"))
-            }
+            Transport::Ublk(server) => server.must_stay().map(|why| format!("{title}: {why}")),
             Transport::Xen { .. } => {
                 Some("guests of Xen are not handed over: restart the server, and they go on".into())
             }
@@ -82,7 +80,8 @@ impl Transport {
             Transport::Nbd { server, .. } => server.hand_over(wanted),
             Transport::VhostUser { server, .. } => server.hand_over(wanted),
             Transport::Fuse(server) => server.hand_over(wanted),
-            Transport::Ublk(_) | Transport::Xen { .. } => {}
+            Transport::Ublk(server) => server.hand_over(wanted),
+            Transport::Xen { .. } => {}
         }
     }
 

@@ -291,6 +291,25 @@ impl Io {
         Ok(())
     }
 
+    /// See [`crate::Tasks::close`].
+    pub(crate) fn close(&self) -> io::Result<()> {
+        let shared = &*self.shared;
+        let mut submit = std::mem::take(&mut *shared.submit.borrow_mut());
+        let mut reactor = shared.reactor.borrow_mut();
+        let outcome = reactor.take_last(&mut submit);
+        if outcome.is_err() {
+            drop(reactor);
+            shared.submit.borrow_mut().append(&mut submit);
+            return outcome;
+        }
+        let closed = Box::new(Closed(reactor.now()));
+        drop(std::mem::replace(&mut *reactor, closed));
+        drop(reactor);
+        let keys = shared.states.borrow().len() as Key;
+        (0..keys).for_each(|key| self.complete(key, -libc::ENODEV));
+        Ok(())
+    }
+
     /// Have the operations of a task end, soon; whether it has any.
     pub(crate) fn cancel_of(&self, task: TaskId) -> io::Result<bool> {
         let its = |state: &State| match state {
@@ -345,6 +364,25 @@ impl Io {
         wakes.take_ends(&mut done);
         done.into_iter().for_each(|(key, result)| self.complete(key, result));
         if self.in_flight() < before { Ok(()) } else { outcome }
+    }
+}
+
+/// In the place of a reactor that was closed, and when that was: what is still asked for fails.
+struct Closed(Time);
+
+impl Reactor for Closed {
+    fn turn(
+        &mut self,
+        submit: &mut Vec<(Key, Op)>,
+        done: &mut Vec<(Key, i32)>,
+        _: bool,
+    ) -> io::Result<()> {
+        done.extend(submit.drain(..).map(|(key, _)| (key, -libc::ENODEV)));
+        Ok(())
+    }
+
+    fn now(&self) -> Time {
+        self.0
     }
 }
 

@@ -171,6 +171,13 @@ pub trait Reactor {
         Ok(())
     }
 
+    /// Take every operation of `submit`, and let none complete: who has this reactor closes it next, and its commands to
+    /// drivers end with it. An error where it cannot keep them from completing.
+    fn take_last(&mut self, submit: &mut Vec<(Key, Op)>) -> io::Result<()> {
+        let _ = submit;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Keep no image's file open ([`Nature::image`](crate::Nature)) that operations have named; where some are in flight, once
     /// they have ended.
     fn forget_images(&mut self) {}

@@ -2,6 +2,7 @@
 
 mod alarm;
 mod cached;
+mod close;
 mod files;
 mod given;
 mod here;
@@ -572,6 +573,10 @@ impl Reactor for Ring {
             self.push_entry(&entry, done)?;
         }
         Ok(())
+    }
+
+    fn take_last(&mut self, submit: &mut Vec<(Key, Op)>) -> io::Result<()> {
+        self.hand_over_last(submit)
     }
 
     fn forget_images(&mut self) {

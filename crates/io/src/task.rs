@@ -211,6 +211,18 @@ impl Tasks {
         self.io.give_up_all()
     }
 
+    /// Hand over what tasks have asked for, and close the reactor with that and all that is in flight, which ends with
+    /// ENODEV; run the tasks once more then. An error where this reactor cannot: then nothing has changed but that some of
+    /// it may be handed over.
+    ///
+    /// # Safety
+    ///
+    /// Nothing is listed or in flight but commands of drivers that end as the reactor is closed, and that touch no memory of
+    /// this process but in a turn of this thread.
+    pub unsafe fn close(&mut self) -> io::Result<()> {
+        self.io.close()
+    }
+
     fn completed(&mut self) {
         if !self.submit.is_empty() {
             // The reactor has failed before it took these.

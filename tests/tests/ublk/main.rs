@@ -4,6 +4,7 @@ mod compare;
 mod lab;
 mod next;
 mod replaced;
+mod upgraded;
 
 use std::path::Path;
 
@@ -31,8 +32,18 @@ fn a_disk_is_a_block_device_of_the_host() {
     leaves_nothing_behind(&lab);
     is_for_ordinary_users_too(&lab);
     serves_many_at_once(&lab);
+    upgraded::is_refused_where_the_driver_loses_requests(&lab);
     replaced::is_replaced_over_and_over(&lab);
     compare::is_measured(&lab);
+    assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
+}
+
+/// Where the kernel's driver bears it (Linux 6.16).
+#[test]
+fn block_devices_go_on_in_other_processes() {
+    let lab = Lab::boot(&[6, 16]);
+    upgraded::goes_on_in_other_processes(&lab);
+    upgraded::goes_on_in_confined_ones(&lab);
     assert!(!lab.guest.console().contains("WARNING:"), "{}", tail(&lab.guest.console()));
 }
 

@@ -371,12 +371,12 @@ impl Running {
             return reply.give(Err(Refusal::new(why)));
         }
         let options = ublk::Options { queues: of.num_queues.unwrap_or(QUEUES).max(1) };
-        let image = self.disks.get(&common.disk).map(|served| served.disk.path.clone());
-        let image = image.unwrap_or_default();
+        let shown = self.disks.get(&common.disk);
+        let shown = shown.map(|served| (served.node().to_owned(), served.disk.path.clone()));
+        let (disk, image) = shown.unwrap_or_default();
         self.add_in_time(common, reply, move |common| {
-            let made = ublk::Device::open(&image, of.number, &common.vbd, &options)
-                .and_then(|device| ublk::Server::start(device, common.vbd.clone()));
-            Ok((Transport::Ublk(made.map_err(Error::from)?.into()), vec![]))
+            let made = handover::device(&disk, (&image, of.number), &common.vbd, &options);
+            Ok((Transport::Ublk(made.map_err(Error::from)?), vec![]))
         });
     }
 }

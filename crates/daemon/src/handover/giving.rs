@@ -12,7 +12,7 @@ use ringtap_vbd::DirtyBitmap;
 use sd_notify::NotifyState;
 
 use super::channel::{Channel, Kind};
-use super::state::{DiskState, GroupState, ListenerState, MountState, State, encode};
+use super::state::{DeviceState, DiskState, GroupState, ListenerState, MountState, State, encode};
 use super::still::Still;
 use super::{CHANNEL, UNDER_WAY, asked, leave_all, lock, storage, whole};
 use crate::events::notify;
@@ -394,6 +394,12 @@ impl Running {
         }
         for (place, socket) in &self.listening {
             listen(place.clone(), socket.try_clone().map_err(no_more)?);
+        }
+        for (id, serving) in &self.servers {
+            let Transport::Ublk(server) = &*serving.transport else { continue };
+            let number = server.number();
+            let disks = self.disks_of(*id).map(|served| served.node().to_owned());
+            state.devices.extend(disks.map(|disk| DeviceState { disk, number }));
         }
         for serving in self.servers.values() {
             let Transport::Fuse(server) = &*serving.transport else { continue };

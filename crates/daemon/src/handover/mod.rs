@@ -21,10 +21,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ringtap_export::{fuse, nbd, vhost_user};
+use ringtap_export::{fuse, nbd, ublk, vhost_user};
+use ringtap_vbd::Disk;
 
 pub(crate) use closing::Closing;
 pub(crate) use giving::{Wish, begin, note_program, tell_asker};
@@ -63,6 +64,7 @@ static COME: Mutex<Come> = Mutex::new(Come {
     sessions: vec![],
     mounts: vec![],
     modified: vec![],
+    devices: vec![],
 });
 
 struct Come {
@@ -71,6 +73,8 @@ struct Come {
     sessions: Vec<(String, nbd::Session)>,
     mounts: Vec<(PathBuf, fuse::Passed)>,
     modified: Vec<(PathBuf, Duration)>,
+    /// By the node names of their disks.
+    devices: Vec<(String, Arc<ublk::Server>)>,
 }
 
 struct Listening {
@@ -162,6 +166,28 @@ pub(crate) fn mount(
         }
     }
     fuse::Mount::new(path, image, options)
+}
+
+/// Have a disk be a block device of this host, or go on with what the server before this one has let go of.
+pub(crate) fn device(
+    disk: &str,
+    (image, number): (&Path, Option<u32>),
+    vbd: &Disk,
+    options: &ublk::Options,
+) -> Result<Arc<ublk::Server>, ublk::Error> {
+    let fits = |(of, server): &(String, Arc<ublk::Server>)| {
+        of == disk && number.is_none_or(|number| number == server.number())
+    };
+    let mut come = lock(&COME);
+    if let Some(at) = come.devices.iter().position(fits) {
+        let (_, server) = come.devices.swap_remove(at);
+        drop(come);
+        server.begin()?;
+        return Ok(server);
+    }
+    drop(come);
+    let device = ublk::Device::open(image, number, vbd, options)?;
+    Ok(ublk::Server::start(device, vbd.clone())?.into())
 }
 
 /// When the file there changed the last time, as the server before this one has shown it.

@@ -23,6 +23,17 @@ pub(crate) struct State {
     pub(crate) listeners: Vec<ListenerState>,
     #[serde(default)]
     pub(crate) mounts: Vec<MountState>,
+    #[serde(default)]
+    pub(crate) devices: Vec<DeviceState>,
+}
+
+/// A disk that is a block device of this host, which the driver keeps: no descriptor goes with it.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DeviceState {
+    /// The node name of the disk.
+    pub(crate) disk: String,
+    /// The N of /dev/ublkbN.
+    pub(crate) number: u32,
 }
 
 /// A disk that is mounted as a file.
@@ -196,6 +207,7 @@ mod tests {
                 socket: 1,
             }],
             mounts: vec![MountState { path: "/srv/a.img".into(), device: 2, made: true }],
+            devices: vec![],
         }
     }
 
@@ -239,6 +251,10 @@ mod tests {
         }
         assert_eq!(decode(STORED[0]), Ok(state()));
         assert_eq!(decode(STORED[1]), Ok(connections()));
+        // What has come since.
+        let devices = vec![DeviceState { disk: "a".into(), number: 7 }];
+        let newer = State { devices, ..state() };
+        assert_eq!(encode(&newer).and_then(|text| decode(&text)), Ok(newer));
         assert_eq!(bytes(&connections().vhost_user[0].messages[1].payload), Some(vec![0, 1, 0xfe]));
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringtap_export::{fuse, nbd, vhost_user};
+use ringtap_export::{fuse, nbd, ublk, vhost_user};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
@@ -113,6 +113,7 @@ impl Taking {
 
     /// Say that all is prepared, and take what goes on here. Whatever fails, the server before this one goes on.
     pub(crate) fn take_over(&mut self, running: &mut Running) -> Result<(), Error> {
+        self.prepare_devices(running)?;
         let told = self.channel.send(Kind::Ready, "", &[]);
         told.map_err(|error| failed(format!("the server before this one has gone: {error}")))?;
         let (body, files) = receive(&self.channel, Kind::Connections).map_err(failed)?;
@@ -128,6 +129,10 @@ impl Taking {
                 (served.disk.keeping.comes, served.disk.incoming) = (false, false);
             }
         }
+        // None of their requests comes before the word below is said.
+        let devices = lock(&COME).devices.iter().map(|(_, device)| device.clone()).collect();
+        let devices: Vec<Arc<ublk::Server>> = devices;
+        in_parallel(&devices, |device| Ok(device.claim()?))?;
         // Where nobody hears it the server before this one is gone, and this is all that there is; or it lives, has given up
         // waiting, and goes on.
         let told = self.channel.send(Kind::Taken, "", &[]);
@@ -135,6 +140,23 @@ impl Taking {
             return Err(failed("the server before this one does not wait any more"));
         }
         leave_all(false);
+        Ok(())
+    }
+
+    /// Have threads and memory for block devices that come: the server before this one serves them still.
+    fn prepare_devices(&self, running: &Running) -> Result<(), Error> {
+        for come in &self.state.devices {
+            let found = running.disks.values().find(|served| served.node() == come.disk);
+            let served = found.ok_or_else(|| {
+                failed(format!("its state has no disk {} for a device", come.disk))
+            })?;
+            let span = served.vbd.span().clone();
+            let _disk = span.enter();
+            let (image, vbd) = (&served.disk.path, &served.vbd);
+            let device = ublk::Device::of_server_before(image, come.number, vbd)?;
+            let server = Arc::new(ublk::Server::prepare(device, vbd.clone())?);
+            lock(&COME).devices.push((come.disk.clone(), server));
+        }
         Ok(())
     }
 
@@ -168,6 +190,9 @@ impl Taking {
         }
         for (path, _) in come.mounts.drain(..) {
             tracing::error!("{} is mounted, and nobody serves it", path.display());
+        }
+        for (_, device) in come.devices.drain(..) {
+            tracing::error!("{} waits for a server: nothing shows it", device.path().display());
         }
         for left in come.listeners.drain(..) {
             tracing::warn!("the socket {} is closed: nothing is served there", left.asked);

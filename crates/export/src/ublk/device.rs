@@ -28,6 +28,10 @@ pub(crate) const SETTLES: Duration = Duration::from_secs(70);
 /// The dead one's files are closed, and udev makes a device's file, in much less.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
+/// The same of one that lets go of a device while its disk stands still.
+const HANDED: Duration = Duration::from_millis(1);
+/// How long the driver may take to see that a device is let go of.
+const LEFT: Duration = Duration::from_secs(8);
 
 /// A device that nobody serves yet. Dropping a new one deletes it; one that was taken over goes on
 /// waiting.
@@ -38,6 +42,10 @@ pub struct Device {
     pub(crate) file: Option<OwnedFd>,
     /// Bytes, where it is taken over.
     pub(crate) taken_over: Option<u64>,
+    /// Whether it is taken over from one that lets go of it, and is there to go on where that fails.
+    pub(crate) handed: bool,
+    /// Whether the driver bears it that a device is let go of while requests come.
+    pub(crate) can_be_left: bool,
     /// Whether dropping it is to leave no trace.
     pub(crate) fresh: bool,
     /// Kept as long as the device is served.
@@ -72,11 +80,26 @@ impl Device {
         }
         let mark = record::mark(image);
         let left = find(&mut control, id, mark)?;
-        let device = match left {
+        let mut device = match left {
             Some(info) => left_by_another(control, info, vbd)?,
             None => add(control, id, mark, features, vbd, options)?,
         };
+        device.can_be_left = can_be_left(features);
         record::write(device.info.id, mark, image);
+        Ok(device)
+    }
+
+    /// The device of that number, which the server of `image` that this one is to follow serves still.
+    pub fn of_server_before(image: &Path, id: u32, vbd: &Disk) -> Result<Device, Error> {
+        let mut control = Control::of(image).map_err(Error::control)?;
+        let path = control::block_device(id);
+        let failed = |source| Error::Os { tried: "look at", path: path.clone(), source };
+        let (info, features) =
+            control.info(id).and_then(|info| Ok((info, control.features()?))).map_err(failed)?;
+        let info = info.filter(|info| record::is_ours(info.mark) && info.state != State::Dead);
+        let info = info.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let mut device = left_by_another(control, info, vbd)?;
+        (device.handed, device.can_be_left) = (true, can_be_left(features));
         Ok(device)
     }
 
@@ -95,13 +118,16 @@ impl Device {
 
     fn take_over(&mut self) -> Result<(), Error> {
         let (path, id, target) = (self.path(), self.info.id, self.target());
-        tracing::info!("{}: taking over from a server that was killed", path.display());
+        if !self.handed {
+            tracing::info!("{}: taking over from a server that was killed", path.display());
+        }
+        let pause = if self.handed { HANDED } else { PAUSE };
         let end = Instant::now() + PATIENCE;
         loop {
             let Err(source) = self.control.start_recovery(target) else { return Ok(()) };
             match source.raw_os_error() {
                 // The dead server's files are not all closed yet.
-                Some(libc::EBUSY) if Instant::now() < end => std::thread::sleep(PAUSE),
+                Some(libc::EBUSY) if Instant::now() < end => std::thread::sleep(pause),
                 // That was done before (Linux 6.12), by one that got no further.
                 Some(libc::EINVAL) if self.is_waiting() => return Ok(()),
                 _ => return Err(Error::Recover { path, id, source }),
@@ -110,8 +136,29 @@ impl Device {
     }
 
     fn is_waiting(&mut self) -> bool {
-        let info = self.control.info(self.info.id);
-        info.is_ok_and(|info| info.is_some_and(|info| info.state == State::Waiting))
+        self.state() == Some(State::Waiting)
+    }
+
+    fn state(&mut self) -> Option<State> {
+        Some(self.control.info(self.info.id).ok()??.state)
+    }
+
+    /// It is not served here any more: wait until the driver has seen that, and has it wait for the next server. What it is
+    /// then.
+    pub(crate) fn wait_until_left(&mut self) -> Option<State> {
+        (self.fresh, self.handed) = (false, true);
+        let end = Instant::now() + LEFT;
+        loop {
+            match self.state() {
+                Some(State::Live) if Instant::now() < end => std::thread::sleep(HANDED),
+                state => return state,
+            }
+        }
+    }
+
+    /// Have it taken over, by who has let go of it, as it was.
+    pub(crate) fn take_back(&mut self, size: u64) {
+        (self.taken_over, self.handed) = (Some(size), true);
     }
 
     /// The block device's path.
@@ -148,6 +195,13 @@ impl Drop for Device {
 }
 
 const CONTROL: &str = "/dev/ublk-control";
+
+/// From Linux 6.7 to 6.14 the driver ends a slot's command, as its ring is closed, though a request has just been given to it:
+/// that is lost then, the device never comes to rest, and the kernel uses memory that it has freed. The first release that
+/// names what it can do by this bit has that cured, and sees that a queue is left whatever its slots do.
+fn can_be_left(features: u64) -> bool {
+    features & feature::QUIESCE != 0
+}
 
 /// The device to take over, if there is one: that of the number asked for, or any that shows the
 /// same image and whose server is gone. Devices that died before they were born are deleted.
@@ -245,7 +299,8 @@ fn left_by_another(mut control: Control, info: DeviceInfo, vbd: &Disk) -> Result
         through.set(true);
     }
     let taken_over = Some(shown.size);
-    Ok(Device { control, info, file: None, taken_over, fresh: false, _through: through })
+    let (file, handed, can_be_left, fresh) = (None, false, false, false);
+    Ok(Device { control, info, file, taken_over, handed, can_be_left, fresh, _through: through })
 }
 
 fn add(
@@ -277,7 +332,9 @@ fn add(
     };
     let info = control.add(&wanted).map_err(|source| Error::Add { id, source })?;
     let _through = vbd.write_through();
-    let mut device = Device { control, info, file: None, taken_over: None, fresh: true, _through };
+    let (file, taken_over, handed, can_be_left, fresh) = (None, None, false, false, true);
+    let mut device =
+        Device { control, info, file, taken_over, handed, can_be_left, fresh, _through };
     // An ordinary user may say nothing more before the file is his.
     device.file = Some(open_file(&device.control, info.id)?);
     let mut params = params(vbd.info(), vbd.size(), !vbd.cache().writethrough(), &info);

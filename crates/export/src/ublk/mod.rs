@@ -20,11 +20,13 @@ mod brokered;
 mod control;
 mod descriptors;
 mod device;
+mod leave;
 mod list;
 mod namespace;
 mod pieces;
 mod queue;
 mod record;
+mod steps;
 #[doc(hidden)]
 pub mod testing;
 mod thread;
@@ -32,20 +34,20 @@ mod wire;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ringtap_io::OpenFile;
 use ringtap_sandbox::DeviceAct;
 use ringtap_vbd::{Disk, Listening};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
 pub use self::brokered::for_server;
 pub use self::device::Device;
 pub use self::list::{Listed, list, reap};
 pub use self::namespace::{leave_mount_namespace, let_go_of, let_go_of_disks};
 pub use self::record::made_folder;
+use self::steps::{Running, join};
 pub use self::wire::State;
 use self::wire::feature;
 use crate::Stop;
@@ -185,45 +187,86 @@ impl Error {
 pub struct Server {
     path: PathBuf,
     running: Mutex<Running>,
-    ended: Arc<OpenFile>,
     /// Raised when a panic stops the disk.
     failure: (Stop, Listening),
     vbd: Disk,
-}
-
-struct Running {
-    device: Device,
-    /// The device was deleted.
-    ended: bool,
-    threads: Vec<JoinHandle<io::Result<()>>>,
+    handing_over: AtomicBool,
 }
 
 impl Server {
     /// Start to serve. When this returns the block device is there.
     pub fn start(device: Device, vbd: Disk) -> Result<Server, Error> {
+        let server = Server::prepare(device, vbd)?;
+        server.claim()?;
+        server.begin()?;
+        Ok(server)
+    }
+
+    /// The first step of that: threads with their memory. Another may serve the device still.
+    pub fn prepare(device: Device, vbd: Disk) -> Result<Server, Error> {
         let path = device.path();
         let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
         keep_in_memory();
         keep_alive();
-        let signal = eventfd(0, EventfdFlags::CLOEXEC);
-        let ended = signal.map_err(|error| failed("make an eventfd for", error.into()))?;
-        let ended = Arc::new(OpenFile::new(ended));
         let failure = Stop::at_failure(&vbd);
         let failure = failure.map_err(|source| failed("make an eventfd for", source))?;
-        let taken_over = device.taken_over;
-        let mut running = Running { device, ended: false, threads: vec![] };
-        if let Err(error) = running.begin(&vbd, &ended) {
-            // One that was taken over goes on waiting: its users have not lost anything yet.
-            if running.device.fresh {
-                running.end();
-            }
-            return Err(error);
-        }
-        let server = Server { path, running: Mutex::new(running), ended, failure, vbd };
-        if taken_over.is_some_and(|size| size != server.vbd.size()) {
-            server.resized();
-        }
+        let running = Running::new(device).map_err(|e| failed("make an eventfd for", e))?;
+        let (running, handing_over) = (Mutex::new(running), AtomicBool::new(false));
+        let server = Server { path, running, failure, vbd, handing_over };
+        server.step(|running| running.prepare(&server.vbd))?;
         Ok(server)
+    }
+
+    /// The second: the device is this server's, and every slot waits for a request. None comes yet.
+    pub fn claim(&self) -> Result<(), Error> {
+        self.step(Running::claim)
+    }
+
+    /// The last: the block device is there, and requests come.
+    pub fn begin(&self) -> Result<(), Error> {
+        self.step(Running::begin)?;
+        let taken_over = self.running().device.taken_over;
+        if taken_over.is_some_and(|size| size != self.vbd.size()) {
+            self.resized();
+        }
+        Ok(())
+    }
+
+    fn step(&self, step: impl FnOnce(&mut Running) -> Result<(), Error>) -> Result<(), Error> {
+        let mut running = self.running();
+        let end = step(&mut running);
+        if end.is_err() {
+            running.give_up();
+        }
+        end
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why its users could not go on with another server.
+    pub fn must_stay(&self) -> Option<&'static str> {
+        let device = &self.running().device;
+        if device.info.features & feature::RECOVERY != feature::RECOVERY {
+            return Some(
+                "the kernel ends an ordinary user's device with its server: restart the server, or end that export",
+            );
+        }
+        (!device.can_be_left).then_some(
+            "before Linux 6.16 the driver loses requests that come while a device is let go of: restart the server, or end that export",
+        )
+    }
+
+    /// From now on the word to stop leaves the block device there, for another process or, once this is taken back, for
+    /// this one: its requests wait.
+    pub fn hand_over(&self, wanted: bool) {
+        self.handing_over.store(wanted, SeqCst);
+    }
+
+    /// The number of the device.
+    pub fn number(&self) -> u32 {
+        self.running().device.info.id
     }
 
     /// The block device.
@@ -233,7 +276,7 @@ impl Server {
 
     /// Whether the block device is there: nobody has taken it away.
     pub fn is_there(&self) -> bool {
-        !self.running.lock().unwrap_or_else(PoisonError::into_inner).ended
+        !self.running().ended
     }
 
     /// Serve until `stop` is raised; then take the block device away and leave. The last flush is
@@ -251,9 +294,21 @@ impl Server {
 
     fn serve_until(&self, stop: &Stop) -> Result<(), Error> {
         let failed = |tried, source| Error::Os { tried, path: self.path.clone(), source };
-        wait([stop, &self.failure.0], &self.ended)
+        if self.running().let_go {
+            self.step(|running| running.come_back(&self.vbd))?;
+            tracing::info!("{} goes on", self.path.display());
+        }
+        let over = self.running().over.clone();
+        wait([stop, &self.failure.0], &over)
             .map_err(|source| failed("wait for the threads of", source))?;
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running();
+        if stop.is_raised() && self.handing_over.load(SeqCst) && !self.failure.0.is_raised() {
+            let threads = running.leave();
+            // Storage may keep them waiting, and nobody else is to wait for that.
+            drop(running);
+            let ends = threads.into_iter().map(join).collect();
+            return self.running().has_left(ends);
+        }
         if !stop.is_raised() && self.vbd.health().failure().is_none() {
             if let Some(source) = running.failure() {
                 running.device.fresh = false;
@@ -288,7 +343,7 @@ impl Server {
 
     /// Give the block device the size that the disk has now.
     pub fn resized(&self) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running();
         let device = &mut running.device;
         if device.info.features & feature::UPDATE_SIZE == 0 {
             tracing::warn!(
@@ -303,87 +358,6 @@ impl Server {
             tracing::error!("cannot change the size of {}: {error}", self.path.display());
         }
     }
-}
-
-impl Running {
-    /// Have every queue served, and the block device there.
-    fn begin(&mut self, vbd: &Disk, ended: &Arc<OpenFile>) -> Result<(), Error> {
-        let (path, info, target) = (self.device.path(), self.device.info, self.device.target());
-        let failed = |tried, source| Error::Os { tried, path: path.clone(), source };
-        let (prepared, ready) = mpsc::channel();
-        let (fetching, heard) = mpsc::channel();
-        let mut waiting = vec![];
-        for index in 0..info.queues {
-            let (give, device) = mpsc::channel();
-            let (prepared, fetching) = (prepared.clone(), fetching.clone());
-            let start = thread::Start { prepared, device, fetching };
-            let vbd = vbd.fork();
-            vbd.serves("ublk", path.display().to_string(), index);
-            let thread = thread::start(index, info, vbd, start, ended.clone());
-            self.threads.push(thread.map_err(|source| failed("start a thread for", source))?);
-            waiting.push(give);
-        }
-        drop((prepared, fetching));
-        let gone = || Err(io::Error::other("its thread ended"));
-        for _ in &waiting {
-            let end = ready.recv().unwrap_or_else(|_| gone());
-            end.map_err(|source| failed("prepare to serve", source))?;
-        }
-        let file = Arc::new(OpenFile::new(self.device.claim()?));
-        for give in &waiting {
-            // One that has ended since says nothing below.
-            let _ = give.send(file.clone());
-        }
-        drop(file);
-        for _ in &waiting {
-            match heard.recv() {
-                Ok(None) => {}
-                Ok(Some(errno)) => {
-                    return Err(failed("fetch requests of", io::Error::from_raw_os_error(errno)));
-                }
-                Err(_) => gone().map_err(|source| failed("serve", source))?,
-            }
-        }
-        let control = &mut self.device.control;
-        match self.device.taken_over {
-            Some(_) => control.end_recovery(target).map_err(|e| failed("take over", e)),
-            None => control.start(target).map_err(|e| failed("start", e)),
-        }
-    }
-
-    /// How a thread failed of those that have ended first, if one did: its end may end others.
-    fn failure(&mut self) -> Option<io::Error> {
-        loop {
-            // It says that it has ended a moment before it does.
-            let (ended, others): (Vec<_>, Vec<_>) =
-                self.threads.drain(..).partition(JoinHandle::is_finished);
-            self.threads = others;
-            if !ended.is_empty() {
-                return ended.into_iter().find_map(|thread| join(thread).err());
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Stop the device, wait for its threads, delete it. How the threads ended.
-    fn end(&mut self) -> Vec<io::Result<()>> {
-        self.ended = true;
-        let path = self.device.path();
-        let device = &mut self.device;
-        let target = device.target();
-        if let Err(error) = device.control.stop(target) {
-            tracing::error!("cannot stop {}: {error}", path.display());
-        }
-        let ends = self.threads.drain(..).map(join).collect();
-        if let Err(error) = device.delete() {
-            tracing::error!("cannot delete {}: {error}", path.display());
-        }
-        ends
-    }
-}
-
-fn join(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
-    thread.join().unwrap_or_else(|_| Err(io::Error::other("the queue thread panicked")))
 }
 
 /// Wait until a stop is raised or a thread has ended.

@@ -13,7 +13,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_io::{Io, Mem, Op, OpenFile};
+use ringtap_io::{Io, Mem, Op, OpenFile, Signal};
 use ringtap_vbd::{Error, Kind, Request, Vbd};
 
 use super::descriptors::Descriptors;
@@ -39,9 +39,26 @@ pub(crate) struct UblkQueue {
     slots: RefCell<Vec<Slot>>,
     in_flight: Cell<usize>,
     reads: Cell<usize>,
+    /// Slots that have asked for a request.
+    fetching: Cell<usize>,
+    /// Slots that keep their answers until the thread leaves.
+    holding: Cell<usize>,
+    leaving: Cell<Leaving>,
+    left_now: Signal,
     failed: Cell<Option<i32>>,
     /// Slots whose tasks a panic has ended.
     left: RefCell<Vec<u16>>,
+}
+
+/// Whether the thread lets go of the device.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Leaving {
+    #[default]
+    No,
+    /// Once what it has is served. No slot asks for more.
+    Soon,
+    /// With the next call of the ring.
+    Now,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -94,6 +111,10 @@ impl UblkQueue {
             slots: RefCell::new(vec![Slot::default(); slots]),
             in_flight: Cell::new(0),
             reads: Cell::new(0),
+            fetching: Cell::new(0),
+            holding: Cell::new(0),
+            leaving: Cell::default(),
+            left_now: Signal::default(),
             failed: Cell::new(None),
             left: RefCell::default(),
         })
@@ -107,6 +128,41 @@ impl UblkQueue {
     /// How many of them are reads.
     pub(crate) fn reads(&self) -> usize {
         self.reads.get()
+    }
+
+    /// From now on no slot asks for another request; answers are kept. So it ends, however many requests wait, and none is
+    /// taken that is not answered: at the end each slot asks for one, as it has all along or with its answer.
+    pub(crate) fn leave_soon(&self) {
+        if self.leaving.get() == Leaving::No {
+            self.leaving.set(Leaving::Soon);
+        }
+    }
+
+    /// Whether it is to be left, all that was taken is served, and nothing is in flight but what slots have asked for.
+    pub(crate) fn may_leave(&self, tasks: usize) -> bool {
+        let fetching = self.fetching.get();
+        self.leaving.get() == Leaving::Soon
+            && self.in_flight.get() == 0
+            && self.io.in_flight() == fetching
+            && tasks == fetching + self.holding.get()
+    }
+
+    /// Have all answers given that were kept.
+    pub(crate) fn leave_now(&self) {
+        self.leaving.set(Leaving::Now);
+        self.left_now.notify(&self.io);
+    }
+
+    /// Until the thread leaves, where it is about to.
+    async fn keep_answer(&self) {
+        if self.leaving.get() != Leaving::Soon {
+            return;
+        }
+        self.holding.set(self.holding.get() + 1);
+        while self.leaving.get() == Leaving::Soon {
+            self.left_now.wait(&self.io).await;
+        }
+        self.holding.set(self.holding.get() - 1);
     }
 
     /// The errno by which the driver refused a command, should it have.
@@ -213,6 +269,9 @@ impl Queue for UblkQueue {
     async fn next(&self, tag: u16) -> Option<Request> {
         loop {
             let slot = *self.slots.borrow().get(usize::from(tag))?;
+            if slot.answer.is_some() {
+                self.keep_answer().await;
+            }
             let (command, result) = match slot.answer {
                 None => (FETCH, 0),
                 Some(result) => (COMMIT_AND_FETCH, result),
@@ -221,7 +280,10 @@ impl Queue for UblkQueue {
             let payload = io_command(self.index, tag, result, address);
             let file = self.device.handle();
             let buffer = self.zero_copy.then(|| register_at(tag));
-            match self.io.run(Op::Command { file, command, payload, buffer }).await {
+            self.fetching.set(self.fetching.get() + 1);
+            let end = self.io.run(Op::Command { file, command, payload, buffer }).await;
+            self.fetching.set(self.fetching.get() - 1);
+            match end {
                 0 => {}
                 end if -end == libc::ENODEV => return None,
                 end => {

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use ringtap_io::{OpenFile, Panic, Ring, Tasks, Time};
 use ringtap_vbd::Vbd;
 
+use super::leave::Leave;
 use super::queue::{UblkQueue, run_slot};
 use super::wire::DeviceInfo;
 use crate::arena::Arena;
@@ -29,6 +30,8 @@ pub(crate) struct Start {
     pub(crate) device: mpsc::Receiver<Arc<OpenFile>>,
     /// Every slot has asked for its first request; with which errno the driver refused one.
     pub(crate) fetching: mpsc::Sender<Option<i32>>,
+    /// The word to let go of the device.
+    pub(crate) leave: Arc<Leave>,
 }
 
 /// Start to serve a queue. `ended` is signalled when it is over.
@@ -64,7 +67,7 @@ fn prepare(info: &DeviceInfo) -> io::Result<(Box<Ring>, Arena)> {
 
 fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
     become_io_flusher();
-    let Start { prepared, device, fetching } = start;
+    let Start { prepared, device, fetching, leave } = start;
     let (reactor, arena) = match prepare(&info) {
         Ok(all) => all,
         Err(error) => {
@@ -83,6 +86,11 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
     let io = tasks.io().clone();
     queue = Rc::new(UblkQueue::new(io.clone(), vbd.clone(), device, index, &info, arena)?);
     keep_up(&io, &vbd);
+    let leaves = queue.clone();
+    io.spawn_beside(async move {
+        leave.asked().await;
+        leaves.leave_soon();
+    });
     for tag in 0..info.depth {
         tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
     }
@@ -121,6 +129,16 @@ fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
         crate::sabotage::turn();
         if tasks.count() == 0 {
             break;
+        }
+        if queue.may_leave(tasks.count()) {
+            queue.leave_now();
+            tasks.run_ready();
+            // SAFETY: all that is listed or in flight are the slots' commands. The driver ends them as the ring is closed, and
+            // moves a request's bytes only where this thread asks for completions.
+            if let Err(error) = unsafe { tasks.close() } {
+                tracing::error!("a ublk queue cannot be let go of, and is served on: {error}");
+            }
+            continue;
         }
         // What was asked for is handed over by the very system call that waits.
         let in_flight = queue.in_flight();

@@ -46,6 +46,8 @@ pub(crate) mod feature {
     /// Commands are numbered as above.
     pub(crate) const IOCTL_ENCODE: u64 = 1 << 6;
     pub(crate) const UPDATE_SIZE: u64 = 1 << 10;
+    /// Devices can be quiesced (Linux 6.16).
+    pub(crate) const QUIESCE: u64 = 1 << 12;
 }
 
 const OP_READ: u32 = 0;
