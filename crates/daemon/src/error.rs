@@ -163,6 +163,17 @@ pub enum Error {
     /// The server cannot be confined.
     #[error("--sandbox on: this host lacks {0}; --sandbox auto does without")]
     Sandbox(String),
+    /// The server cannot become another user.
+    #[error(
+        "cannot become user {user} (--user): {source}; that takes CAP_SETUID, CAP_SETGID and what root's folders take, and \
+         a broker: start the server as root, or as that user and without --user"
+    )]
+    User {
+        /// The number of the user.
+        user: u32,
+        /// What the system said.
+        source: io::Error,
+    },
     /// Some disks were served, and some were not.
     #[error("{count} of {of} disks could not be served: {first}")]
     NotServed {

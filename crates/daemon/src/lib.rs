@@ -67,6 +67,7 @@ pub use process::report_panics;
 pub use ringtap_export::Polling;
 pub use ringtap_export::nbd::Limits as NbdLimits;
 pub use ringtap_export::ublk;
+pub use ringtap_sandbox::User;
 pub use ringtap_vbd::{Limits as DiskLimits, MOST_WEIGHT, Processors, Rate, Rates, Share};
 pub use sandbox::{Sandbox, end_broker, start_broker};
 pub use serve::{serve, serve_upgradable, serve_wrapped};

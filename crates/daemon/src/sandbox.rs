@@ -5,12 +5,13 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use ringtap_export::{fuse, ublk};
 use ringtap_image::{RestartLog, SecretSource, is_store, record};
 use ringtap_io::Engine;
-use ringtap_sandbox::{Files, Hooks, List, Needs, Walls, everywhere_but_the_systems};
+use ringtap_sandbox::{Files, Hooks, List, Needs, User, Walls, everywhere_but_the_systems};
 use ringtap_stores::rbd;
 use rustix::fs::Access;
 
@@ -31,6 +32,8 @@ pub enum Sandbox {
         /// Whether it serves nothing where this kernel lacks a wall. Else it does without, and without any where its
         /// transport needs what they forbid.
         must: bool,
+        /// Whom it becomes, where root starts it: its broker stays root. None: whoever starts it.
+        user: Option<User>,
     },
 }
 
@@ -68,6 +71,8 @@ pub fn end_broker() {
 
 /// Whether files that this process opens are those that it was told of.
 static CONFINED: AtomicBool = AtomicBool::new(false);
+/// The user whom it has become.
+static USER: OnceLock<u32> = OnceLock::new();
 /// Whether it has what block devices of this host take.
 static DEVICES: AtomicBool = AtomicBool::new(true);
 
@@ -80,12 +85,17 @@ pub(crate) fn makes_no_devices() -> Option<&'static str> {
 }
 
 /// What may help where something failed, if it may be because the server is confined.
-pub(crate) fn hint(error: &str) -> Option<&'static str> {
+pub(crate) fn hint(error: &str) -> Option<String> {
     const REFUSED: [&str; 2] = ["(os error 13)", "(os error 1)"];
     let refused = CONFINED.load(SeqCst) && REFUSED.iter().any(|it| error.contains(it));
-    refused.then_some(
-        "this server is confined (--sandbox): what it is to reach later is named by --allow when it starts",
-    )
+    let confined = "this server is confined (--sandbox): what it is to reach later is named by --allow when it starts";
+    refused.then(|| match USER.get() {
+        None => confined.to_owned(),
+        Some(user) => format!(
+            "this server is user {user} (--user): files, and the folders that they lie in, must be such as that user may \
+             open; {confined}"
+        ),
+    })
 }
 
 /// An error with that hint, where it has one.
@@ -114,8 +124,17 @@ pub(crate) struct Confined {
 
 /// Put the first wall up around who serves what the operator's own words say. Before there is a second thread.
 pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
-    let Sandbox::On { allow, must } = &config.sandbox else { return Ok(Confined::default()) };
+    let Sandbox::On { allow, must, user } = &config.sandbox else {
+        return Ok(Confined::default());
+    };
     let devices = of_devices(config).next().is_some();
+    if let Some(user) = user {
+        if devices {
+            return Err(Error::Usage(NO_DEVICES_OF_USERS.to_owned()));
+        }
+        let kept = ringtap_image::keep_as(user);
+        kept.map_err(|source| Error::User { user: user.id(), source })?;
+    }
     if devices && !must {
         ringtap_sandbox::dismiss();
         tracing::info!(
@@ -140,8 +159,7 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     disks.iter().for_each(|disk| files.extend(disk.files.clone()));
     // Programs bring images along.
     files.read.push("/usr".into());
-    let program = std::env::current_exe().and_then(|program| program.canonicalize());
-    let replaced = program.ok().and_then(|program| can_be_replaced(&program, &files.folders));
+    let folders = files.folders.clone();
     let later = !config.control.is_empty();
     if devices {
         ringtap_export::keep_alive();
@@ -158,9 +176,17 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
         list: list(config, if later { wide } else { vec![] }),
         // Block devices have rings whatever all else works by.
         needs: Needs { rings: rings || devices, network },
+        user: user.clone(),
     };
     let confined = ringtap_sandbox::confine(&walls);
     CONFINED.store(true, SeqCst);
+    if let Some(user) = user {
+        confined.user.map_err(|source| Error::User { user: user.id(), source })?;
+        is_user(user.id(), config)?;
+    }
+    // Where it may write is known once it is who it is to be.
+    let program = std::env::current_exe().and_then(|program| program.canonicalize());
+    let replaced = program.ok().and_then(|program| can_be_replaced(&program, &folders));
     DEVICES.store(devices, SeqCst);
     if let Some(given) = given.filter(|_| confined.rings) {
         given();
@@ -193,6 +219,22 @@ pub(crate) fn confine(config: &Config) -> Result<Confined, Error> {
     Ok(Confined { narrow: (!later && confined.files).then_some(named), usual })
 }
 
+/// The server is that user from now on.
+fn is_user(user: u32, config: &Config) -> Result<(), Error> {
+    let _first = USER.set(user);
+    tracing::info!("this server is user {user}; its broker, which makes its sockets, is not");
+    let kept = config.folder.as_ref().filter(|folder| folder.keep);
+    match kept.map(|folder| (&folder.path, rustix::fs::access(&*folder.path, Access::WRITE_OK))) {
+        Some((path, Err(source))) => Err(Error::Usage(format!(
+            "--persist: user {user} (--user) cannot write in {}: {source}; chown it to that user",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+const NO_DEVICES_OF_USERS: &str = "--user does not go with --ublk: block devices of this host are root's to serve; leave out \
+                                   --user, and confine the server by --sandbox on";
 const OF_DEVICES: &str = "block devices of this host (--ublk) take CAP_SYS_ADMIN";
 const BUT_FOR: &str = "confined, but for what cannot be had here";
 

@@ -4,11 +4,10 @@ use std::fs;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use ringtap_sandbox::ask;
+use ringtap_sandbox::ask::{self, There};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
@@ -22,20 +21,14 @@ const BACKLOG: i32 = 128;
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    device: u64,
-    inode: u64,
+    there: There,
 }
 
 impl SocketFile {
     /// The one that is there.
     fn at(path: &Path) -> Result<SocketFile, Error> {
-        let found = rustix::fs::lstat(path).map_err(failed("bind", path))?;
-        #[allow(clippy::unnecessary_cast)] // their widths differ between machines
-        Ok(SocketFile {
-            path: path.to_owned(),
-            device: found.st_dev as u64,
-            inode: found.st_ino as u64,
-        })
+        let there = ask::look(path).map_err(errno).map_err(failed("bind", path))?;
+        Ok(SocketFile { path: path.to_owned(), there })
     }
 }
 
@@ -44,9 +37,8 @@ impl Drop for SocketFile {
         if handover::leaves_all() {
             return;
         }
-        let found = fs::symlink_metadata(&self.path);
-        if found.is_ok_and(|it| (it.dev(), it.ino()) == (self.device, self.inode)) {
-            if let Err(error) = fs::remove_file(&self.path) {
+        if ask::look(&self.path).is_ok_and(|found| found == self.there) {
+            if let Err(error) = ask::remove(&self.path, self.there) {
                 tracing::warn!("cannot remove {}: {error}", self.path.display());
             }
         }
@@ -84,18 +76,20 @@ pub(crate) fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile),
     let _one_at_a_time = folder
         .ok()
         .filter(|folder| rustix::fs::flock(folder, FlockOperation::LockExclusive).is_ok());
-    let socket = match ask::bind(path) {
+    let socket = match ask::bind(path, mode) {
         Err(error) if error.raw_os_error() == Some(Errno::ADDRINUSE.raw_os_error()) => {
             remove_dead(path)?;
-            ask::bind(path)
+            ask::bind(path, mode)
         }
         end => end,
     };
     let socket = socket.map_err(errno).map_err(failed("bind", path))?;
     let file = SocketFile::at(path)?;
-    // Nobody can connect before it listens, so nobody slips in under other permissions.
-    rustix::fs::chmod(path, Mode::from_raw_mode(mode))
-        .map_err(failed("set the permissions of", path))?;
+    // Nobody can connect before it listens, so nobody slips in under other permissions. A broker has set them.
+    if !ringtap_sandbox::is_there() {
+        rustix::fs::chmod(path, Mode::from_raw_mode(mode))
+            .map_err(failed("set the permissions of", path))?;
+    }
     rustix::net::listen(&socket, BACKLOG).map_err(failed("listen on", path))?;
     Ok((noted(socket, path), file))
 }
@@ -108,15 +102,16 @@ fn noted(socket: OwnedFd, path: &Path) -> UnixListener {
 }
 
 fn remove_dead(path: &Path) -> Result<(), Error> {
-    let found = fs::symlink_metadata(path);
-    if found.is_ok_and(|found| !found.file_type().is_socket()) {
+    let found = ask::look(path);
+    if found.as_ref().is_ok_and(|found| !found.is_socket) {
         return Err(Error::NoSocket { path: path.to_owned() });
     }
     // A live server with a full backlog must not make us wait for it.
     match ask::connect(path, false).map_err(errno) {
         Err(Errno::CONNREFUSED) => {
             tracing::info!("replacing the socket of a dead server: {}", path.display());
-            fs::remove_file(path)
+            found
+                .and_then(|found| ask::remove(path, found))
                 .or_else(
                     |error| {
                         if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }

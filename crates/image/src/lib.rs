@@ -37,6 +37,7 @@ mod restart;
 mod restart_models;
 mod secret;
 mod state;
+mod user;
 pub mod vhd;
 pub mod vhdx;
 pub mod vmdk;
@@ -66,3 +67,4 @@ pub use restart::{
 pub use ringtap_stores::{certificates_of, is_store};
 pub use secret::{Secret, SecretError, SecretSource};
 pub use state::{CacheState, LayerState, LogState};
+pub use user::keep_as;

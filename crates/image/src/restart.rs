@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use ringtap_io::sync::{broken, step};
 use ringtap_io::{SharedWords, Witness};
 
+pub(crate) use files::keep_as;
 pub(crate) use files::make_folder;
 pub(crate) use files::open_ours;
 pub use files::{has_folder, set_folder};

@@ -14,8 +14,10 @@ use crate::broker::{ask, ask_with, is_there};
 use crate::call::{Answer, Call, What};
 use crate::holder::{self, Holder, Locked};
 use crate::maps;
+pub use crate::sockets::There;
 use crate::sockets::{
-    bind_at, connect_at, dial as dial_here, listen as listen_here, tell_asker as tell_asker_here,
+    bind_at, connect_at, dial as dial_here, listen as listen_here, look_at,
+    tell_asker as tell_asker_here,
 };
 use crate::walls;
 
@@ -23,9 +25,44 @@ fn one(answer: io::Result<Answer>) -> io::Result<OwnedFd> {
     answer?.files.pop().ok_or_else(|| Errno::IO.into())
 }
 
-/// A UNIX socket bound to a path.
-pub fn bind(path: &Path) -> io::Result<OwnedFd> {
-    ask(&Call::path(What::Bind, path)).map_or_else(|| bind_at(path), one)
+/// A UNIX socket bound to a path, with that mode. Where there is no broker the mask of this process is heeded, too.
+pub fn bind(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    let call = Call::path(What::Bind, path).number(mode.into());
+    ask(&call).map_or_else(|| bind_at(path, mode), one)
+}
+
+/// What is at the path of a socket.
+pub fn look(path: &Path) -> io::Result<There> {
+    or_ask(look_at(path), || {
+        let answer = ask(&Call::path(What::Look, path))?;
+        Some(answer.and_then(|answer| {
+            let text = String::from_utf8_lossy(&answer.text);
+            let mut words = text.split(' ');
+            let mut number = || words.next()?.parse().ok();
+            let (device, inode) = number().zip(number()).ok_or(Errno::IO)?;
+            Ok(There { device, inode, is_socket: words.next() == Some("true") })
+        }))
+    })
+}
+
+/// Remove the socket there, where it is that one.
+pub fn remove(path: &Path, socket: There) -> io::Result<()> {
+    or_ask(std::fs::remove_file(path), || {
+        let There { device, inode, .. } = socket;
+        let call = Call::path(What::Remove, path);
+        let answer = ask(&Call { numbers: [device, inode, 0, 0], ..call })?;
+        Some(answer.map(drop))
+    })
+}
+
+/// What this process could do itself, or else, where it may not, the broker's answer.
+fn or_ask<T>(here: io::Result<T>, ask: impl FnOnce() -> Option<io::Result<T>>) -> io::Result<T> {
+    match here {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            ask().unwrap_or(Err(error))
+        }
+        end => end,
+    }
 }
 
 /// A UNIX socket connected to the one there. Where it may not wait for a server that takes nobody, it blocks nowhere.

@@ -26,7 +26,8 @@ use crate::list::{List, absolute};
 use crate::maps;
 use crate::next;
 use crate::notifier::Notifier;
-use crate::sockets::{bind_in_place, connect, dial, listen, tell_asker};
+use crate::sockets::{There, bind_in_place, connect, dial, listen, look, remove, tell_asker};
+use crate::user::Owner;
 
 /// What the broker does for whom it does not know: given by who starts it.
 #[derive(Clone, Copy)]
@@ -161,9 +162,15 @@ fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Tell the broker the list. Only its last line is answered, for all of them.
-pub(crate) fn tell(list: &List) -> io::Result<()> {
+/// Tell the broker whose the server's sockets are, if not its own user's, and the list. Only its last line is answered, for
+/// all of them.
+pub(crate) fn tell(list: &List, owner: Option<Owner>) -> io::Result<()> {
     let Some(socket) = servers_end() else { return Ok(()) };
+    if let Some(Owner { user, group }) = owner {
+        let numbers = [user.into(), group.into(), 0, 0];
+        let call = Call { numbers, ..Call::new(What::Owner) };
+        ask(&call).map_or(Ok(()), |answer| answer.map(drop))?;
+    }
     let mut before: Option<Vec<u8>> = None;
     list.lines(|call| {
         let line = call.bytes().ok_or(Errno::NAMETOOLONG)?;
@@ -209,6 +216,8 @@ struct Broker {
     devices: Devices,
     /// Whether it has a namespace of mounts with the server alone.
     apart: bool,
+    /// Whose the sockets are that it binds, if not this user's.
+    owner: Option<Owner>,
 }
 
 fn live(socket: OwnedFd, mut broker: Broker) {
@@ -310,6 +319,7 @@ impl Broker {
             next: None,
             devices: Devices::new(server),
             apart: false,
+            owner: None,
         }
     }
 
@@ -344,9 +354,14 @@ impl Broker {
         let refused = || Err(io::Error::from(Errno::PERM));
         let done = || Ok(Done::Now(Answer::default()));
         match call.what {
-            What::Allow | What::Seal if self.sealed => refused(),
+            What::Allow | What::Owner | What::Seal if self.sealed => refused(),
             What::Allow if self.list.take(&call) && !self.misunderstood => done(),
             What::Allow => Err(Errno::INVAL.into()),
+            What::Owner => {
+                let number = |number| u32::try_from(number).map_err(|_| Errno::INVAL);
+                self.owner = Some(Owner { user: number(first)?, group: number(second)? });
+                done()
+            }
             What::Seal => {
                 self.sealed = true;
                 done()
@@ -358,7 +373,21 @@ impl Broker {
             What::Rings => refused(),
             What::Bind => {
                 let place = self.place(path, List::has_socket)?;
-                bind_in_place(path, &place, || {}).map(|socket| Done::Now(Answer::of(socket)))
+                let mode = u32::try_from(first).map_err(|_| Errno::INVAL)?;
+                let socket = bind_in_place(path, &place, mode, self.owner, || {})?;
+                Ok(Done::Now(Answer::of(socket)))
+            }
+            What::Look => {
+                let There { device, inode, is_socket } =
+                    look(&self.place(path, List::has_socket)?)?;
+                let text = format!("{device} {inode} {is_socket}").into_bytes();
+                Ok(Done::Now(Answer { text, ..Answer::default() }))
+            }
+            What::Remove => {
+                let own = || rustix::process::geteuid().as_raw();
+                let user = self.owner.map_or_else(own, |owner| owner.user);
+                remove(&self.place(path, List::has_socket)?, first, second, user)?;
+                done()
             }
             What::Connect => {
                 let place = absolute(path)?;

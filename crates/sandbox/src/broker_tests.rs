@@ -205,7 +205,8 @@ fn a_folder_that_is_swapped_meanwhile_has_nobody_get_a_socket_elsewhere() {
         symlink(bench.at("served/in"), bench.at("link")).expect("a link");
         let place = bench.at("served/in/a").join(&name);
         let said = if linked { bench.at("link/a").join(&name) } else { place.clone() };
-        let bind = |swap: &dyn Fn()| crate::sockets::bind_in_place(&said, &place, swap);
+        let bind =
+            |swap: &dyn Fn()| crate::sockets::bind_in_place(&said, &place, 0o600, None, swap);
         drop(bind(&|| {}).expect("nobody is in the way"));
         assert!(place.exists());
         fs::remove_file(&place).expect("removed");
@@ -216,6 +217,60 @@ fn a_folder_that_is_swapped_meanwhile_has_nobody_get_a_socket_elsewhere() {
         let error = swapped.expect_err("refused");
         let expected = if long { libc::ELOOP } else { libc::EAGAIN };
         assert_eq!(error.raw_os_error(), Some(expected), "{said:?}");
+    }
+}
+
+#[test]
+fn a_socket_is_removed_where_it_is_ours_or_dead() {
+    let mut bench = Bench::sealed();
+    let (own, other) = (bench.at("served/socket"), bench.at("outside/socket"));
+    let numbers = |path: &Path| crate::sockets::look_at(path).map(|it| [it.device, it.inode, 0, 0]);
+    let remove = |path, numbers| Call { numbers, ..by(What::Remove, path) };
+    bench.asked(by(What::Bind, &own).number(0o640)).expect("a socket");
+    let found = numbers(&own).expect("it is there");
+    let told = bench.asked(by(What::Look, &own)).expect("told").text;
+    assert_eq!(String::from_utf8_lossy(&told), format!("{} {} true", found[0], found[1]));
+    bench.refuses(remove(&own, [found[0], found[1] + 1, 0, 0]), Errno::PERM);
+    bench.asked(remove(&own, found)).expect("it is the server's");
+    bench.refuses(by(What::Look, &own), Errno::NOENT);
+    // Elsewhere nothing is looked at, and nothing that is no socket is removed.
+    let live = UnixListener::bind(&other).expect("a socket");
+    bench.refuses(by(What::Look, &other), Errno::PERM);
+    bench.refuses(remove(&other, numbers(&other).expect("it")), Errno::PERM);
+    fs::write(&own, "precious").expect("a file");
+    bench.refuses(remove(&own, numbers(&own).expect("it")), Errno::PERM);
+    assert_eq!(fs::read(&own).expect("it"), b"precious");
+    // Another user's is removed once nobody listens.
+    if rustix::process::geteuid().is_root() {
+        bench.broker.owner = Some(Owner { user: 65534, group: 65534 });
+        fs::rename(&other, &own).expect("moved");
+        bench.refuses(remove(&own, numbers(&own).expect("it")), Errno::PERM);
+        drop(live);
+        bench.asked(remove(&own, numbers(&own).expect("it"))).expect("it is a dead server's");
+        assert!(own.symlink_metadata().is_err());
+    }
+}
+
+#[test]
+fn a_socket_has_the_mode_that_is_asked_for_and_is_the_servers_users() {
+    use std::os::unix::fs::MetadataExt;
+    let mut bench = Bench::new();
+    let own = bench.at("served/socket");
+    let facts = || own.symlink_metadata().map(|it| (it.mode() & 0o7777, it.uid(), it.gid()));
+    let user = rustix::process::geteuid();
+    for mode in [0o600, 0o666] {
+        bench.asked(by(What::Bind, &own).number(mode)).expect("a socket");
+        let (found, uid, _) = facts().expect("it");
+        assert_eq!((u64::from(found), uid), (mode, user.as_raw()));
+        fs::remove_file(&own).expect("removed");
+    }
+    if user.is_root() {
+        let owner = Call { numbers: [65534, 65533, 0, 0], ..Call::new(What::Owner) };
+        bench.asked(owner).expect("said");
+        bench.asked(Call::new(What::Seal)).expect("closed");
+        bench.refuses(owner, Errno::PERM);
+        bench.asked(by(What::Bind, &own).number(0o660)).expect("in a folder of root's");
+        assert_eq!(facts().expect("it"), (0o660, 65534, 65533));
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) enum What {
     Allow = 1,
     /// The list is complete.
     Seal,
-    /// A UNIX socket bound to a path.
+    /// A UNIX socket bound to a path; the first number is its mode.
     Bind,
     /// A UNIX socket connected to a path; the first number says whether it may wait.
     Connect,
@@ -61,10 +61,16 @@ pub(crate) enum What {
     Device,
     /// A mount of the namespace that server and broker have for themselves, taken off there.
     LetGo,
+    /// Whose the sockets are that are bound: the numbers of a user and a group.
+    Owner,
+    /// What is at the path of a UNIX socket: numbers of its device and its file, and its mode.
+    Look,
+    /// The socket there removed, where it is that one: the first number is its device's, the second its file's.
+    Remove,
 }
 
 impl What {
-    const ALL: [What; 18] = [
+    const ALL: [What; 21] = [
         What::Allow,
         What::Seal,
         What::Bind,
@@ -83,6 +89,9 @@ impl What {
         What::Private,
         What::Device,
         What::LetGo,
+        What::Owner,
+        What::Look,
+        What::Remove,
     ];
 }
 

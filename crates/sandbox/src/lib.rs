@@ -20,6 +20,7 @@ mod next;
 mod notifier;
 mod rights;
 mod sockets;
+mod user;
 mod walk;
 mod walls;
 
@@ -29,5 +30,6 @@ pub use files::{Files, everywhere_but_the_systems};
 pub use holder::Holder;
 pub use list::List;
 pub use next::Next;
+pub use user::User;
 pub use walk::{open_beneath, open_without_links};
 pub use walls::{Confined, Lacking, Needs, Walls, confine, narrow};

@@ -8,6 +8,8 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs,
 };
 
+use crate::user::User;
+
 /// What root keeps: images and their folders are anybody's, and landlock says which; records find files by their
 /// handles; keys and rings are memory that stays; pipes are as large as they are to be.
 const IMAGES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
@@ -21,13 +23,31 @@ pub(crate) fn gain_nothing() -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
 }
 
-/// Nobody of this user looks into its memory, and there is no dump of it. That is for root's, who has other users' images:
-/// another user's own programs would no longer see which of that user's servers has an image locked.
+/// Nobody of this user looks into its memory, and there is no dump of it. That is for root's, who has other users' images, and
+/// for one that was root's: another user's own programs would no longer see which of that user's servers has an image locked.
 pub(crate) fn keep_memory_private() -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// Be that user, without any capability and whatever its programs could look at.
+pub(crate) fn become_user(user: &User) -> io::Result<()> {
+    let now = capabilities(None)?;
+    if now.permitted.contains(CapabilitySet::SETPCAP) {
+        keep_of_bounds(CapabilitySet::empty());
+    }
+    crate::user::become_user(user)?;
+    // Whoever changes the user is what the host's settings say until then.
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+fn keep_of_bounds(kept: CapabilitySet) {
+    for capability in CapabilitySet::all().difference(kept).iter() {
+        // One that this kernel has not is not there to be given up.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
 }
 
 /// Give up all capabilities but these, of those that there are.
@@ -40,10 +60,7 @@ pub(crate) fn give_up() -> io::Result<()> {
         return Ok(());
     }
     if now.permitted.contains(CapabilitySet::SETPCAP) {
-        for capability in CapabilitySet::all().difference(kept).iter() {
-            // One that this kernel has not is not there to be given up.
-            let _ = remove_capability_from_bounding_set(capability);
-        }
+        keep_of_bounds(kept);
     }
     let sets = CapabilitySets {
         effective: now.effective & kept,

@@ -8,11 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::call::FILES;
+use crate::user::{Owner, made_for};
 use crate::walk::open_without_links;
 
 /// Where in a folder that is held, so that nobody puts another in its place meanwhile: the folder, and a path by it.
@@ -28,10 +29,13 @@ fn held(place: &Path) -> io::Result<(OwnedFd, PathBuf)> {
 
 /// A UNIX socket that is bound there by who may not be led elsewhere meanwhile: `place` is where `said` has led, with no link
 /// on the way. The kernel binds by a name, and the socket is called by that; so the folders on the way are watched, and
-/// where one was moved or removed in between nobody gets what was bound. `meanwhile` is before that.
+/// where one was moved or removed in between nobody gets what was bound. `meanwhile` is before that. It has that mode, and is
+/// the owner's.
 pub(crate) fn bind_in_place(
     said: &Path,
     place: &Path,
+    mode: u32,
+    owner: Option<Owner>,
     meanwhile: impl FnOnce(),
 ) -> io::Result<OwnedFd> {
     let by_name = std::path::absolute(said).is_ok_and(|said| said == place);
@@ -41,9 +45,9 @@ pub(crate) fn bind_in_place(
     let Ok(watch) = watched else {
         // Too long a name, or no watch to be had: by the folder itself, whatever it is called then.
         let (_held, by) = held(place)?;
-        return bind_at(&by);
+        return bind_for(&by, mode, owner);
     };
-    let socket = bind_at(name)?;
+    let socket = bind_for(name, mode, owner)?;
     if watch.have_gone() { Err(Errno::AGAIN.into()) } else { Ok(socket) }
 }
 
@@ -99,12 +103,68 @@ impl Drop for Watched {
     }
 }
 
-/// A UNIX socket that is bound there.
-pub(crate) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
+/// As [`bind_at`]: it is the owner's, and has just that mode. Nobody else in this process makes a file meanwhile.
+fn bind_for(path: &Path, mode: u32, owner: Option<Owner>) -> io::Result<OwnedFd> {
+    let before = rustix::process::umask(Mode::empty());
+    let socket = made_for(owner, || bind_at(path, mode));
+    rustix::process::umask(before);
+    socket
+}
+
+/// A UNIX socket that is bound there, with what the mask of this process leaves of that mode.
+pub(crate) fn bind_at(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = stream()?;
+    // What the socket has before it is bound its file has from its first moment.
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode & 0o777))?;
     rustix::net::bind(&socket, &address)?;
     Ok(socket)
+}
+
+/// What is at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct There {
+    /// The device of its file system.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+    /// Whether it is a socket.
+    pub is_socket: bool,
+}
+
+#[allow(clippy::unnecessary_cast)] // their widths differ between machines
+fn there(facts: &rustix::fs::Stat) -> There {
+    There {
+        device: facts.st_dev as u64,
+        inode: facts.st_ino as u64,
+        is_socket: FileType::from_raw_mode(facts.st_mode).is_socket(),
+    }
+}
+
+/// What is there, which is not followed where it is a link.
+pub(crate) fn look_at(path: &Path) -> io::Result<There> {
+    Ok(there(&rustix::fs::lstat(path)?))
+}
+
+/// The same of a place that has no link on the way.
+pub(crate) fn look(place: &Path) -> io::Result<There> {
+    let (_held, by) = held(place)?;
+    look_at(&by)
+}
+
+/// Remove a socket, where it is that one still, and that user's or a dead server's.
+pub(crate) fn remove(place: &Path, device: u64, inode: u64, user: u32) -> io::Result<()> {
+    let (folder, by) = held(place)?;
+    let facts = rustix::fs::lstat(&by)?;
+    let is_dead = || connect(place, false).err().and_then(|it| it.raw_os_error());
+    let refused = Errno::CONNREFUSED.raw_os_error();
+    if there(&facts) != (There { device, inode, is_socket: true })
+        || facts.st_uid != user && is_dead() != Some(refused)
+    {
+        return Err(Errno::PERM.into());
+    }
+    let name = place.file_name().ok_or(Errno::INVAL)?;
+    Ok(rustix::fs::unlinkat(&folder, name, AtFlags::empty())?)
 }
 
 pub(crate) fn connect(place: &Path, waits: bool) -> io::Result<OwnedFd> {

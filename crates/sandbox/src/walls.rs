@@ -11,7 +11,7 @@ use crate::broker::{self, ask_with};
 use crate::call::{Call, What};
 use crate::calls::{self, Wanted};
 use crate::files::{self, Files, Held};
-use crate::{List, notifier, rights};
+use crate::{List, User, notifier, rights};
 
 /// What must be left open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct Walls {
     pub list: List,
     /// What must be left open.
     pub needs: Needs,
+    /// Whom it becomes, where root has started it.
+    pub user: Option<User>,
 }
 
 /// A wall that is not there, or not all of it, and why.
@@ -67,6 +69,8 @@ const PASSING: [&str; 2] = ["drop cached", "iou-"];
 /// What became of it.
 #[derive(Debug)]
 pub struct Confined {
+    /// Whether it is the user that it was to become; it is to serve nobody where it is not.
+    pub user: io::Result<()>,
     /// Which walls there are not.
     pub lacking: Vec<Lacking>,
     /// Whether it opens those files alone, as far as this kernel can see to that.
@@ -94,18 +98,27 @@ pub fn confine(walls: &Walls) -> Confined {
     };
     let Needs { rings, network } = walls.needs;
     let none = || Err(io::Error::new(io::ErrorKind::NotFound, "it could not be started"));
-    let told = if broker::is_there() { broker::tell(&walls.list) } else { none() };
+    let owner = walls.user.as_ref().map(User::owner);
+    let told = if broker::is_there() { broker::tell(&walls.list, owner) } else { none() };
     let has_broker = tried("a broker", told);
     UP.store(true, SeqCst);
     tried("no_new_privs", rights::gain_nothing());
     tried("memory that no other process reads", rights::keep_memory_private());
     // From here on nobody mounts anything, or takes it off.
     let files = tried("landlock", held(files::restrict(&walls.files, network)));
-    tried("fewer capabilities", rights::give_up());
+    let user = match &walls.user {
+        // Nobody else binds its sockets, and removes them.
+        Some(_) if !has_broker => Err(io::Error::other("its broker could not be started")),
+        Some(user) => rights::become_user(user),
+        None => {
+            tried("fewer capabilities", rights::give_up());
+            Ok(())
+        }
+    };
     let supervised = rings && has_broker && tried("restricted rings", restrict_rings());
     let wanted = Wanted { rings, sockets: network || !has_broker };
     tried("seccomp", calls::restrict(wanted));
-    Confined { lacking, files, rings: supervised }
+    Confined { user, lacking, files, rings: supervised }
 }
 
 /// A second wall, inside the first: of all files of the images' folders only those that are open now, and these. False

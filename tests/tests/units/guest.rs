@@ -71,7 +71,7 @@ inside() {
     nsenter --target $(cat /tmp/systemd.pid) --pid --mount --root --wd=/ "$@"
 }
 begin() {
-    systemctl start $1 || { systemctl status -l $1 >&2; dmesg | tail -n 100 >&2; exit 1; }
+    systemctl start $1 || { systemctl status -l $1 >&2 || true; tail -n 20 /srv/*.err >&2; dmesg | tail -n 100 >&2; exit 1; }
     systemctl is-active --quiet $1
 }
 # The main process of a unit, as this namespace calls it.
@@ -253,6 +253,45 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          nbdcopy \"$uri\" /tmp/back
          cmp -n 8388608 /tmp/other /tmp/back
          systemctl stop ringtap-nbd@late.socket ringtap-nbd@late.service
+         said",
+    );
+    assert!(said.contains("serving") && !said.contains("WARN"), "{said}");
+    let said = lab.run_inside(
+        "of another user",
+        "unit=ringtap@user.service
+         mkdir /etc/systemd/system/$unit.d
+         printf '[Service]\\nCapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_KILL\\nSystemCallFilter=@setuid setfsuid setfsgid capset\\n' \
+             >/etc/systemd/system/$unit.d/user.conf
+         printf 'DISK=/srv/user.qcow2\\nFORMAT=qcow2\\nOPTIONS=%s\\n' \
+             '--user 65534:65534 --nbd unix:/run/ringtap/user.nbd' >/etc/ringtap/user.conf
+         systemctl daemon-reload
+         /usr/local/bin/ringtap create -q -f qcow2 /srv/user.qcow2 64M
+         chown 65534 /srv/user.qcow2
+         begin $unit
+         sandboxed $unit
+         is_user() { grep -q '^Uid:[[:space:]]*65534[[:space:]]*65534[[:space:]]*65534' /proc/$(pid $unit)/status; }
+         is_user
+         systemctl reload $unit
+         RINGTAP_TEST_SOCKET=/run/ringtap/user.sock front_end --exact guest::front_end
+         uri='nbd+unix:///?socket=/run/ringtap/user.nbd'
+         nbdcopy /tmp/data \"$uri\"
+         crash $unit
+         is_user
+         nbdcopy \"$uri\" /tmp/back
+         cmp -n 8388608 /tmp/data /tmp/back
+         old=$(pid $unit)
+         cp /usr/local/bin/ringtap /tmp/next && mv /tmp/next /usr/local/bin/ringtap
+         systemctl reload $unit
+         for i in $(seq 100); do
+             [ $(pid $unit) = $old ] || break
+             sleep 0.2
+         done
+         [ $(pid $unit) != $old ]
+         is_user
+         [ -d /var/lib/ringtap-65534 ]
+         systemctl stop $unit
+         [ ! -e /run/ringtap/user.nbd ]
+         [ ! -e /run/ringtap/user.sock ]
          said",
     );
     assert!(said.contains("serving") && !said.contains("WARN"), "{said}");

@@ -25,6 +25,8 @@ pub struct Aims {
     pub parent: u32,
     /// Whether rings come from a broker.
     pub confined: bool,
+    /// Whether it has become another user.
+    pub user: bool,
     /// The server's image, where it is shown as a block device, number 1; number 0 is another's, and waits.
     pub device: Option<PathBuf>,
 }
@@ -53,6 +55,7 @@ pub fn attack(aims: &Aims) {
     };
     files(aims, &tell);
     processes(aims, &tell);
+    root(aims, &tell);
     sockets(aims, &tell);
     rings(aims, &tell);
     if let Some(image) = &aims.device {
@@ -144,6 +147,63 @@ fn processes(aims: &Aims, tell: Tell<'_>) {
     tell("code of its own", mapped);
 }
 
+/// What root has, and the broker with it.
+#[allow(clippy::undocumented_unsafe_blocks)]
+fn root(aims: &Aims, tell: Tell<'_>) {
+    let broker = broker();
+    let there = broker.unwrap_or(aims.parent);
+    // Who is root and confined keeps its number, what images of others take, and how many files others of root's have open.
+    if aims.user || !aims.confined {
+        let open = fs::read_dir(format!("/proc/{there}/fd"));
+        tell("count what the broker has open", open.map(drop));
+        tell("be root", roots_number());
+        let rights = rustix::thread::capabilities(None).expect("its own");
+        let any = !(rights.effective | rights.permitted | rights.inheritable).is_empty();
+        tell("have a capability", if any { Ok(()) } else { Err(Error::other("none")) });
+    }
+    // By this thread alone.
+    let becomes = |call, number: u32| {
+        code(unsafe { libc::syscall(call, number, number, number) }).and_then(|()| roots_number())
+    };
+    tell("become root again", becomes(libc::SYS_setresuid, 0));
+    tell("have root's group again", becomes(libc::SYS_setresgid, 0));
+    let groups = [0u32];
+    let set = unsafe { libc::syscall(libc::SYS_setgroups, 1, groups.as_ptr()) };
+    tell("be in root's group", code(set));
+    tell("signal the broker", code(unsafe { libc::kill(there as i32, 0) }.into()));
+    let traced = broker.map_or(0, |it| unsafe { libc::ptrace(libc::PTRACE_SEIZE, it, 0, 0) });
+    tell("trace the broker", code(traced));
+    tell("read the broker's memory", File::open(format!("/proc/{there}/mem")).map(drop));
+    let by = format!("/proc/{there}/root{}", aims.other.display());
+    tell("open another's image by the broker's root", File::open(by).map(drop));
+}
+
+/// Whether this thread is root by any of its numbers.
+#[allow(clippy::undocumented_unsafe_blocks)]
+fn roots_number() -> io::Result<()> {
+    let mut numbers = [1u32; 6];
+    let [a, b, c, d, e, f] = &mut numbers;
+    code(unsafe { libc::getresuid(a, b, c) }.into())?;
+    code(unsafe { libc::getresgid(d, e, f) }.into())?;
+    let groups = rustix::process::getgroups()?;
+    match numbers.contains(&0) || groups.iter().any(|group| group.as_raw() == 0) {
+        true => Ok(()),
+        false => Err(Error::other(format!("{numbers:?}, {groups:?}"))),
+    }
+}
+
+/// The broker, which is a child of this process.
+fn broker() -> Option<u32> {
+    let own = std::process::id().to_string();
+    let numbers = fs::read_dir("/proc").ok()?.flatten();
+    let mut numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.find(|number: &u32| {
+        let text = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        let rest = text.split_once(" (ringtap-broker) ").map(|(_, rest)| rest);
+        rest.and_then(|rest| rest.split(' ').nth(1)) == Some(&*own)
+    })
+}
+
 fn processes_code(id: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{id}/maps")).unwrap_or_default();
     usize::from_str_radix(maps.split('-').next().unwrap_or_default(), 16).unwrap_or(4096)
@@ -160,7 +220,7 @@ fn sockets(aims: &Aims, tell: Tell<'_>) {
     let connected = std::os::unix::net::UnixStream::connect(&unix);
     tell("connect to a UNIX socket", connected.map(drop));
     // Whom it may ask.
-    tell("ask for a socket elsewhere", ask::bind(&aims.outside.join("bound")).map(drop));
+    tell("ask for a socket elsewhere", ask::bind(&aims.outside.join("bound"), 0o600).map(drop));
     tell("ask for a connection elsewhere", ask::connect(&unix, true).map(drop));
     let dialled = ask::dial("127.0.0.1", aims.port, Duration::from_secs(5));
     tell("ask for a connection by TCP", dialled.map(drop));

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,6 +38,8 @@ const PORT: &str = "RINGTAP_TEST_SANDBOX_PORT";
 /// Whether it is confined, and whether it is controlled.
 const CONFINED: &str = "RINGTAP_TEST_SANDBOX_CONFINED";
 const CONTROL: &str = "RINGTAP_TEST_SANDBOX_CONTROL";
+/// The user whom it becomes.
+const USER: &str = "RINGTAP_TEST_SANDBOX_USER";
 /// Whether nobody attacks it.
 const NO_ATTACK: &str = "RINGTAP_TEST_SANDBOX_NO_ATTACK";
 
@@ -47,8 +50,9 @@ fn main() {
         serving(Path::new(&dir));
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
-    let tests: [(&str, fn()); 4] = [
+    let tests: [(&str, fn()); 5] = [
         ("an_owned_server_reaches_nothing_else", an_owned_server_reaches_nothing_else),
+        ("of_a_server_of_another_user_nothing_is_roots", of_another_user),
         ("with_a_control_socket_the_system_is_out_of_reach", controlled),
         (
             "an_owned_server_of_block_devices_reaches_nothing_else",
@@ -106,6 +110,7 @@ fn serving(dir: &Path) -> ! {
         port: std::env::var(PORT).expect("a port").parse().expect("a number"),
         parent: std::os::unix::process::parent_id(),
         confined,
+        user: std::env::var_os(USER).is_some(),
         device: (transport == "ublk").then(|| dir.join("served/disk.qcow2")),
     };
     let config = Config {
@@ -122,7 +127,10 @@ fn serving(dir: &Path) -> ! {
         announce: Announce::Text,
         xen: None,
         sandbox: match confined {
-            true => Sandbox::On { allow: vec![], must: true },
+            true => {
+                let user = std::env::var(USER).ok().map(|it| it.parse().expect("a user"));
+                Sandbox::On { allow: vec![], must: true, user }
+            }
             false => Sandbox::Off,
         },
     };
@@ -163,6 +171,11 @@ impl Drop for Server {
 
 impl Server {
     fn start(transport: &str, confined: bool, control: bool) -> Server {
+        Server::start_as(transport, confined, control, None)
+    }
+
+    /// The folder and the disk are that user's then, and the images of others are root's alone.
+    fn start_as(transport: &str, confined: bool, control: bool, user: Option<&str>) -> Server {
         let dir = tempfile::tempdir().expect("a folder");
         for folder in ["served", "outside"] {
             fs::create_dir(dir.path().join(folder)).expect("a folder");
@@ -171,6 +184,19 @@ impl Server {
             let mut make = Command::new("qemu-img");
             make.args(["create", "-q", "-f", "qcow2"]).arg(dir.path().join(name)).arg("16M");
             assert!(make.status().expect("qemu-img").success());
+        }
+        if user.is_some() {
+            let of = |name: &str, mode| {
+                let mode = fs::Permissions::from_mode(mode);
+                fs::set_permissions(dir.path().join(name), mode).expect("its mode");
+            };
+            of("", 0o711);
+            of("outside", 0o755);
+            of("served/other.qcow2", 0o600);
+            of("outside/other.qcow2", 0o600);
+            for name in ["served", "served/disk.qcow2"] {
+                chown(dir.path().join(name), Some(65534), Some(65534)).expect("given away");
+            }
         }
         let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
         let unix = UnixListener::bind(dir.path().join("outside/socket")).expect("a socket");
@@ -181,6 +207,9 @@ impl Server {
             if on {
                 program.env(name, "1");
             }
+        }
+        if let Some(user) = user {
+            program.env(USER, user).env("STATE_DIRECTORY", dir.path().join("kept"));
         }
         let mut child = program
             .env("RINGTAP_STATE_DIR", dir.path().join("state"))
@@ -256,6 +285,29 @@ fn an_owned_server_reaches_nothing_else() {
     for transport in TRANSPORTS {
         let found = Server::start(transport, true, false).attacked(transport);
         refused(&found, transport, &[]);
+    }
+}
+
+/// With a control socket, too, files are those that this user may open. The broker makes what it made before.
+fn of_another_user() {
+    let asked = [
+        "ask for a socket elsewhere",
+        "ask for a connection elsewhere",
+        "ask for a mount elsewhere",
+        "ask for a connection by TCP",
+    ];
+    for (transports, control, but) in [(&TRANSPORTS[..], false, &[][..]), (&["nbd"], true, &asked)]
+    {
+        for transport in transports {
+            let server = Server::start_as(transport, true, control, Some("65534:65534"));
+            let found = server.attacked(transport);
+            for attack in ["be root", "become root again", "have root's group again"] {
+                assert!(found.contains_key(attack), "{attack}: {found:?}");
+            }
+            let numbers = "[65534, 65534, 65534, 65534, 65534, 65534]";
+            assert!(found["be root"].contains(numbers), "{found:?}");
+            refused(&found, &format!("{transport} of another user"), but);
+        }
     }
 }
 

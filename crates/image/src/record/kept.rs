@@ -4,9 +4,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use ringtap_sandbox::User;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -15,6 +16,7 @@ use super::identity::handle_in;
 use super::named::{Allowed, Known};
 use super::successor::Successor;
 use crate::reap::file_system_of;
+use crate::user::{folder_of, make_for, own};
 
 /// The longest record that is read.
 const LONGEST: u64 = 1 << 20;
@@ -23,6 +25,8 @@ const UNFINISHED: &str = "new";
 const GIVEN_UP: Duration = Duration::from_secs(3600);
 /// Held while a record is read, changed and written.
 static CHANGING: Mutex<()> = Mutex::new(());
+/// The folder of the user whom the server becomes.
+static OF_USER: OnceLock<PathBuf> = OnceLock::new();
 
 /// What is kept of an image. An identity is hashed for the file's name, and stands in it as well.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,8 +108,19 @@ impl Kept {
     }
 }
 
+/// Keep records for that user, in a folder that this process, which is root, makes for it.
+pub(crate) fn keep_as(user: &User) -> io::Result<()> {
+    let Some(roots) = folder() else { return Ok(()) };
+    let folder = folder_of(&roots, user);
+    let _first = OF_USER.set(folder.clone());
+    make_for(&folder, user)
+}
+
 /// The folder for records: systemd's for a unit, of the system for root, else of the user.
 fn folder() -> Option<PathBuf> {
+    if let Some(folder) = OF_USER.get() {
+        return Some(folder.clone());
+    }
     let given = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
     if let Some(folders) = given("STATE_DIRECTORY") {
         let folders = folders.to_string_lossy().into_owned();
@@ -243,8 +258,7 @@ fn is_given_up(entry: &fs::DirEntry) -> bool {
 /// Others must not be able to write there.
 pub(crate) fn is_ours(folder: &Path) -> io::Result<()> {
     let facts = fs::metadata(folder)?;
-    let own = facts.uid() == rustix::process::geteuid().as_raw();
-    if own && facts.permissions().mode() & 0o022 == 0 {
+    if facts.uid() == own() && facts.permissions().mode() & 0o022 == 0 {
         return Ok(());
     }
     let why = format!("{} can be written to by others", folder.display());

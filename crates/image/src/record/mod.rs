@@ -22,6 +22,7 @@ use crate::{Format, OpenError, OpenOptions, Place, probe};
 
 pub use identity::identity;
 use kept::Kept;
+pub(crate) use kept::keep_as;
 pub use kept::made_folder;
 pub(crate) use kept::{COMING, SIDECAR, is_ours, put, sidecar, sidecar_name};
 pub use kept::{remove_stably, state_folder, sync_folder_of};

@@ -6,10 +6,15 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use ringtap_sandbox::User;
+
 use super::MAGIC;
+use crate::user::{folder_of, make_for, own};
 
 /// The operator's folder for logs.
 static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+/// That of the user whom the server becomes.
+static OF_USER: OnceLock<PathBuf> = OnceLock::new();
 /// Where ordinary users without a folder of their own on tmpfs have one.
 const SHARED: &str = "/dev/shm";
 
@@ -30,6 +35,19 @@ pub fn has_folder() -> bool {
     FOLDER.get().is_some()
 }
 
+/// Keep logs for that user, in a folder that this process, which is root, makes for it.
+pub(crate) fn keep_as(user: &User) -> io::Result<()> {
+    let make = |folder: &Path| make_for(folder, user);
+    let folder = match (FOLDER.get(), Path::new("/run")) {
+        (Some(told), _) => folder_of(told, user),
+        (None, run) if on_tmpfs(run) => folder_of(&run.join("ringtap"), user),
+        (None, _) => folder_in(Path::new(SHARED), &format!("ringtap-{}", user.id()), make),
+    };
+    // Whether there is one or not: what is root's is not the user's.
+    let _first = OF_USER.set(folder.clone());
+    make(&folder)
+}
+
 /// Make a folder that only this user may look into, or see that there is one.
 pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
@@ -47,12 +65,12 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
 }
 
 fn is_ours(facts: &fs::Metadata) -> bool {
-    facts.uid() == rustix::process::geteuid().as_raw()
+    facts.uid() == own()
 }
 
 /// The folder for logs: the operator's, else of the system for root, else of the user.
 pub(super) fn usual_folder() -> PathBuf {
-    if let Some(folder) = FOLDER.get() {
+    if let Some(folder) = OF_USER.get().or(FOLDER.get()) {
         return folder.clone();
     }
     let uid = rustix::process::geteuid();
@@ -63,13 +81,13 @@ pub(super) fn usual_folder() -> PathBuf {
     };
     match run.filter(|run| on_tmpfs(run)) {
         Some(run) => run.join("ringtap"),
-        None => folder_in(Path::new(SHARED), &format!("ringtap-{}", uid.as_raw())),
+        None => folder_in(Path::new(SHARED), &format!("ringtap-{}", uid.as_raw()), make_folder),
     }
 }
 
 /// This user's folder in one that everybody may write to: of that name, or, where somebody else has taken
 /// it, of one that begins so. Nobody can take away or rename what is there already (the sticky bit).
-fn folder_in(shared: &Path, name: &str) -> PathBuf {
+fn folder_in(shared: &Path, name: &str, make: impl FnOnce(&Path) -> io::Result<()>) -> PathBuf {
     let usual = shared.join(name);
     let ours = |path: &Path| {
         fs::symlink_metadata(path).is_ok_and(|facts| facts.is_dir() && is_ours(&facts))
@@ -90,7 +108,7 @@ fn folder_in(shared: &Path, name: &str) -> PathBuf {
     names.into_iter().next().unwrap_or_else(|| {
         let drawn = getrandom::u64().unwrap_or_default();
         let new = shared.join(format!("{begins}{drawn:016x}"));
-        match make_folder(&new) {
+        match make(&new) {
             Ok(()) => new,
             Err(_) => usual,
         }
@@ -170,21 +188,25 @@ mod tests {
     fn a_folder_that_somebody_else_took_is_passed_by() {
         let shared = tempfile::tempdir().expect("a folder");
         let usual = shared.path().join("ringtap-0");
-        assert_eq!(folder_in(shared.path(), "ringtap-0"), usual);
+        assert_eq!(folder_in(shared.path(), "ringtap-0", make_folder), usual);
         fs::create_dir(&usual).expect("made");
-        assert_eq!(folder_in(shared.path(), "ringtap-0"), usual);
+        assert_eq!(folder_in(shared.path(), "ringtap-0", make_folder), usual);
         fs::remove_dir(&usual).expect("gone");
         // A link of another's to somewhere is no folder of ours either.
         std::os::unix::fs::symlink("/", &usual).expect("a link");
-        let other = folder_in(shared.path(), "ringtap-0");
+        let other = folder_in(shared.path(), "ringtap-0", make_folder);
         assert_ne!(other, usual);
         assert!(other.is_dir());
-        assert_eq!(folder_in(shared.path(), "ringtap-0"), other, "the same the next time");
+        assert_eq!(
+            folder_in(shared.path(), "ringtap-0", make_folder),
+            other,
+            "the same the next time"
+        );
         if rustix::process::geteuid().is_root() {
             let alien = shared.path().join("ringtap-0.0");
             fs::create_dir(&alien).expect("made");
             std::os::unix::fs::chown(&alien, Some(65534), None).expect("given away");
-            assert_eq!(folder_in(shared.path(), "ringtap-0"), other);
+            assert_eq!(folder_in(shared.path(), "ringtap-0", make_folder), other);
             assert!(make_folder(&alien).is_err());
         }
     }

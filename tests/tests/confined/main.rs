@@ -1,5 +1,7 @@
 //! Servers that are told nothing about a sandbox, and their brokers.
 
+mod user;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -62,14 +64,7 @@ impl Server {
 
     /// Its broker's process, where it has one.
     fn broker(&self) -> Option<u32> {
-        let processes = fs::read_dir("/proc").expect("/proc").flatten();
-        let mut numbers = processes.filter_map(|it| it.file_name().to_str()?.parse().ok());
-        numbers.find(|number: &u32| {
-            let text = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
-            let rest = text.split_once(" (ringtap-broker) ").map(|(_, rest)| rest);
-            let parent = rest.and_then(|rest| rest.split(' ').nth(1));
-            parent == Some(self.child.id().to_string().as_str())
-        })
+        broker_of(self.child.id())
     }
 
     fn signal(&self, signal: Signal) {
@@ -86,6 +81,17 @@ impl Server {
             thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+fn broker_of(server: u32) -> Option<u32> {
+    let processes = fs::read_dir("/proc").expect("/proc").flatten();
+    let mut numbers = processes.filter_map(|it| it.file_name().to_str()?.parse().ok());
+    numbers.find(|number: &u32| {
+        let text = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        let rest = text.split_once(" (ringtap-broker) ").map(|(_, rest)| rest);
+        let parent = rest.and_then(|rest| rest.split(' ').nth(1));
+        parent == Some(server.to_string().as_str())
+    })
 }
 
 /// Whether a process is there and has not ended.
