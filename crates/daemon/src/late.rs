@@ -2,17 +2,16 @@
 //! those that are served do not wait for that.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringtap_image::{Format, Place, is_store, on_a_ring};
+use ringtap_image::{Format, Place, is_store};
 use ringtap_io::Panic;
 use ringtap_vbd::{Vbd, disk_span};
 
 use crate::end;
 use crate::events::{Event, spawn};
 use crate::handed::Handed;
-use crate::opened::{LeftOut, device, record_formats};
+use crate::opened::{LeftOut, close_unused, device, record_formats};
 use crate::plan::Plan;
 use crate::running::{DiskId, Running, Served};
 use crate::successor;
@@ -151,15 +150,6 @@ fn close(running: &mut Running, served: Served) {
     });
     match closes {
         Ok(thread) => running.pending.threads.push(("close".into(), thread)),
-        Err(error) => tracing::warn!("cannot close it again: {error}"),
-    }
-}
-
-fn close_unused(path: &Path, vbd: Vbd) {
-    let closed = on_a_ring(path, |io| async move { vbd.close(&io).await });
-    match closed {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!("cannot close it again: {error}"),
         Err(error) => tracing::warn!("cannot close it again: {error}"),
     }
 }

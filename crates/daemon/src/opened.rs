@@ -215,15 +215,32 @@ fn devices(disks: Vec<Disk>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found
         own.into_iter().chain(others).collect::<Vec<_>>()
     });
     all.sort_by_key(|(number, ..)| *number);
-    let again = |(number, mut disk, end): (usize, Disk, Found)| {
-        // Another disk may have had an image below it for itself just then, to have in it what was left of it in a log.
-        let end = match end {
-            Err(Error::Open(OpenError::Locked { .. })) => found(&mut disk, &labels[number]),
-            end => end,
-        };
-        (disk, end)
-    };
-    all.into_iter().map(again).collect()
+    let mut all: Vec<_> = all.into_iter().map(|(_, disk, found)| (disk, found)).collect();
+    let is_locked = |found: &Found| matches!(found, Err(Error::Open(OpenError::Locked { .. })));
+    if let Some(first) = all.iter().position(|(_, found)| is_locked(found)) {
+        // Of two disks that are about one image the first has it; and one may have had an image below it for itself for a
+        // moment, to have in it what was left of it in a log. So from there on one is opened after the other.
+        for (disk, found) in &mut all[first..] {
+            let unused = std::mem::replace(found, Err(Error::Usage(String::new())));
+            if let Some((vbd, _)) = unused.ok().filter(|_| !is_store(&disk.path)) {
+                close_unused(&disk.path, vbd);
+            }
+        }
+        for ((disk, end), label) in all[first..].iter_mut().zip(&labels[first..]) {
+            *end = found(disk, label);
+        }
+    }
+    all
+}
+
+/// A device that nobody has used.
+pub(crate) fn close_unused(path: &Path, vbd: Vbd) {
+    let closed = on_a_ring(path, |io| async move { vbd.close(&io).await });
+    match closed {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!("cannot close it again: {error}"),
+        Err(error) => tracing::warn!("cannot close it again: {error}"),
+    }
 }
 
 /// A disk's image, opened, and what is to be recorded of it.

@@ -73,10 +73,16 @@ fn a_lock_is_told_by_who_has_it_and_for_what() {
     assert!(said.contains("for reading, and lets nobody write to it"), "{said}");
     server.stop().ok();
     // By way of an overlay the same image is in one command twice.
-    let words =
-        "serve --strict over.qcow2 -f qcow2 --nbd unix:s base.qcow2 -f qcow2 --name b --nbd unix:s";
-    let said = run(dir.path(), words).failed(1);
-    assert!(said.contains("base.qcow2 for writing: this command itself has it open"), "{said}");
+    // The first that is named has it, whichever is opened sooner.
+    let [over, base] =
+        ["over.qcow2 -f qcow2 --nbd unix:s", "base.qcow2 -f qcow2 --name b --nbd unix:s"];
+    for _ in 0..8 {
+        for (first, second, what) in [(over, base, "writing"), (base, over, "reading")] {
+            let said = run(dir.path(), &format!("serve --strict {first} {second}")).failed(1);
+            let told = format!("base.qcow2 for {what}: this command itself has it open");
+            assert!(said.contains(&told), "{said}");
+        }
+    }
 }
 
 #[test]
