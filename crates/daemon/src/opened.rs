@@ -1,5 +1,6 @@
 //! Opening the images of a configuration: one that cannot be served stops one disk, or all.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -182,30 +183,29 @@ pub(crate) fn tell_of_another_file(path: &Path, opened: Option<Identity>) {
 /// A device, and what is to be recorded of its image.
 type Found = Result<(Vbd, Option<(Place, Format)>), Error>;
 
-/// Open the image of each disk, on a few threads. What needs a secret goes one after the other: to derive a key may take a
-/// gigabyte of memory.
+/// Open the image of each disk: raw ones on a few threads, then those that others may lie below, one after the other. Such may
+/// have a source in common, which the first asks for all of them; and to derive a key may take a gigabyte of memory.
 fn devices(disks: Vec<Disk>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found)> {
-    let keys = Mutex::new(());
     let found = |disk: &mut Disk, label: &String| {
         let _disk = disk_span(&disk.path.display().to_string()).entered();
-        let _key = disk.options.secret.is_some().then(|| keys.lock());
         successor::follow(disk).and_then(|()| device(disk, label, wrap))
     };
-    let left = Mutex::new(disks.into_iter().zip(labels).enumerate());
-    let lock = || left.lock().unwrap_or_else(PoisonError::into_inner);
-    let threads = labels.len().clamp(1, AT_ONCE);
-    let run = || {
+    let is_raw = |disk: &Disk| disk.options.format == Some(Format::Raw) && !is_store(&disk.path);
+    let (raw, others): (Vec<_>, Vec<_>) =
+        disks.into_iter().enumerate().partition(|(_, disk)| is_raw(disk));
+    let threads = raw.len().clamp(1, AT_ONCE);
+    let open_all = |next: &dyn Fn() -> Option<(usize, Disk)>| {
         let mut own = vec![];
         keeping_a_reactor(|| {
-            loop {
-                let next = lock().next();
-                let Some((number, (mut disk, label))) = next else { break };
-                let found = found(&mut disk, label);
+            while let Some((number, mut disk)) = next() {
+                let found = found(&mut disk, &labels[number]);
                 own.push((number, disk, found));
             }
         });
         own
     };
+    let left = Mutex::new(raw.into_iter());
+    let run = || open_all(&|| left.lock().unwrap_or_else(PoisonError::into_inner).next());
     let mut all = std::thread::scope(|scope| {
         let spawned: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
         let own = run();
@@ -214,12 +214,13 @@ fn devices(disks: Vec<Disk>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found
         });
         own.into_iter().chain(others).collect::<Vec<_>>()
     });
+    let others = RefCell::new(others.into_iter());
+    all.extend(open_all(&|| others.borrow_mut().next()));
     all.sort_by_key(|(number, ..)| *number);
     let mut all: Vec<_> = all.into_iter().map(|(_, disk, found)| (disk, found)).collect();
     let is_locked = |found: &Found| matches!(found, Err(Error::Open(OpenError::Locked { .. })));
     if let Some(first) = all.iter().position(|(_, found)| is_locked(found)) {
-        // Of two disks that are about one image the first has it; and one may have had an image below it for itself for a
-        // moment, to have in it what was left of it in a log. So from there on one is opened after the other.
+        // Of two disks that are about one image the first has it: from there on one is opened after the other.
         for (disk, found) in &mut all[first..] {
             let unused = std::mem::replace(found, Err(Error::Usage(String::new())));
             if let Some((vbd, _)) = unused.ok().filter(|_| !is_store(&disk.path)) {
