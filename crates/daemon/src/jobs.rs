@@ -14,7 +14,7 @@ use crate::control::{
 };
 use crate::events::contained;
 use crate::ledger::{Entered, Line};
-use crate::pending::{Rested, Resting};
+use crate::pending::{EndingJobs, JobsEnded};
 use crate::running::{DiskId, Running, Then};
 
 /// A job that there is.
@@ -89,7 +89,7 @@ impl Entry {
     }
 
     /// The same, for the next server to go on with; not where it was to end anyway.
-    fn rest(&mut self) {
+    fn end_for_next(&mut self) {
         self.entered.pass_on(!self.cancelled);
         self.cancelled = true;
         self.job.cancel();
@@ -134,7 +134,7 @@ impl Running {
         new: New,
         work: impl FnOnce(&Job) -> Result<Then, Error> + Send + 'static,
     ) -> Result<(), Error> {
-        if self.pending.rests.is_some() {
+        if self.pending.ending_jobs.is_some() {
             return Err(Error::Job("another process is about to take over: try again".into()));
         }
         let New { id, kind, disk, other, upon, speed, stays, pends, waits, line } = new;
@@ -248,7 +248,7 @@ impl Running {
         if !entry.stays || passed_on {
             self.dismiss(id);
         }
-        self.has_rested(id, passed_on);
+        self.job_let_go(id, passed_on);
     }
 
     /// Whether the next server could go on with each job that is at work: with which it could not, and why.
@@ -272,44 +272,44 @@ impl Running {
 
     /// Have all jobs end that are at work, for the next server to go on with; `then` follows, at the latest when that has
     /// taken so long. Those that are cancelled already are waited for.
-    pub(crate) fn rest_jobs(&mut self, patience: Duration, then: Rested) {
+    pub(crate) fn end_jobs_for_next(&mut self, patience: Duration, then: JobsEnded) {
         let (held, ended) = mpsc::channel::<()>();
         let jobs: HashSet<String> = self.at_work().map(|(id, _)| id.clone()).collect();
-        tracing::info!("{} job(s) rest, for the next process to go on with", jobs.len());
+        tracing::info!("{} job(s) end here, for the next process to go on with", jobs.len());
         let at_work = self.jobs.iter_mut().filter(|(id, _)| jobs.contains(*id));
-        at_work.for_each(|(_, entry)| entry.rest());
-        self.pending.rests = Some(Resting { jobs, then, _held: held });
+        at_work.for_each(|(_, entry)| entry.end_for_next());
+        self.pending.ending_jobs = Some(EndingJobs { jobs, then, _held: held });
         let begun = self.in_time("patience", move || -> Then {
             let late = ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
             Box::new(move |running| {
                 if late {
-                    running.rests_in_vain(&format!("jobs did not rest within {patience:?}"));
+                    running.jobs_stay(&format!("jobs did not end within {patience:?}"));
                 }
             })
         });
         if let Err(error) = begun {
-            self.rests_in_vain(&error.to_string());
+            self.jobs_stay(&error.to_string());
         }
     }
 
     /// No other process goes on with the jobs: this one does.
-    fn rests_in_vain(&mut self, why: &str) {
-        if let Some(resting) = self.pending.rests.take() {
-            self.pending.resumes = true;
-            (resting.then)(self, Err(why.to_owned()));
+    fn jobs_stay(&mut self, why: &str) {
+        if let Some(ending) = self.pending.ending_jobs.take() {
+            self.pending.resumes_jobs = true;
+            (ending.then)(self, Err(why.to_owned()));
         }
     }
 
     /// A job has ended: what waited for the last of some goes on.
-    fn has_rested(&mut self, id: &str, passed_on: bool) {
-        let Some(resting) = &mut self.pending.rests else {
-            self.pending.resumes |= passed_on;
+    fn job_let_go(&mut self, id: &str, passed_on: bool) {
+        let Some(ending) = &mut self.pending.ending_jobs else {
+            self.pending.resumes_jobs |= passed_on;
             return;
         };
-        resting.jobs.remove(id);
-        if resting.jobs.is_empty() {
-            if let Some(resting) = self.pending.rests.take() {
-                (resting.then)(self, Ok(()));
+        ending.jobs.remove(id);
+        if ending.jobs.is_empty() {
+            if let Some(ending) = self.pending.ending_jobs.take() {
+                (ending.then)(self, Ok(()));
             }
         }
     }
@@ -324,7 +324,7 @@ impl Running {
     /// Have all jobs end, for the process does.
     pub(crate) fn cancel_jobs(&mut self) {
         // Nobody takes over any more.
-        self.pending.rests = None;
+        self.pending.ending_jobs = None;
         self.jobs.values_mut().for_each(Entry::cancel);
     }
 }

@@ -6,6 +6,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod address;
+mod at_once;
 mod backup;
 mod chain;
 mod checkpoints;

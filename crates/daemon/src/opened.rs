@@ -1,10 +1,9 @@
 //! Opening the images of a configuration: one that cannot be served stops one disk, or all.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ringtap_image::{
     Away, Format, Image, Info, OpenError, OpenOptions, Place, is_store, on_a_ring, open_place,
@@ -14,6 +13,7 @@ use ringtap_io::{Panic, keeping_a_reactor};
 use ringtap_vbd::{Placement, Vbd, disk_span};
 use rustix::fs::{Advice, fadvise};
 
+use crate::at_once::at_once;
 use crate::checkpoints;
 use crate::labels::labels;
 use crate::successor;
@@ -21,9 +21,6 @@ use crate::{Config, Disk, Error, Placed, sandbox};
 
 /// What an image is given to before it is served, with its path.
 pub type Wrap = Arc<dyn Fn(&Path, Box<dyn Image>) -> Box<dyn Image> + Send + Sync>;
-
-/// So many images are opened at a time: most of it is waiting, for their disks and for the broker.
-const AT_ONCE: usize = 16;
 
 /// A disk that could not be opened.
 pub(crate) struct LeftOut {
@@ -190,32 +187,15 @@ fn devices(disks: Vec<Disk>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found
         let _disk = disk_span(&disk.path.display().to_string()).entered();
         successor::follow(disk).and_then(|()| device(disk, label, wrap))
     };
+    let open = |(number, mut disk): (usize, Disk)| {
+        let end = found(&mut disk, &labels[number]);
+        (number, disk, end)
+    };
     let is_raw = |disk: &Disk| disk.options.format == Some(Format::Raw) && !is_store(&disk.path);
     let (raw, others): (Vec<_>, Vec<_>) =
         disks.into_iter().enumerate().partition(|(_, disk)| is_raw(disk));
-    let threads = raw.len().clamp(1, AT_ONCE);
-    let open_all = |next: &dyn Fn() -> Option<(usize, Disk)>| {
-        let mut own = vec![];
-        keeping_a_reactor(|| {
-            while let Some((number, mut disk)) = next() {
-                let found = found(&mut disk, &labels[number]);
-                own.push((number, disk, found));
-            }
-        });
-        own
-    };
-    let left = Mutex::new(raw.into_iter());
-    let run = || open_all(&|| left.lock().unwrap_or_else(PoisonError::into_inner).next());
-    let mut all = std::thread::scope(|scope| {
-        let spawned: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
-        let own = run();
-        let others = spawned.into_iter().flat_map(|thread| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        own.into_iter().chain(others).collect::<Vec<_>>()
-    });
-    let others = RefCell::new(others.into_iter());
-    all.extend(open_all(&|| others.borrow_mut().next()));
+    let mut all = at_once(raw, open);
+    keeping_a_reactor(|| all.extend(others.into_iter().map(open)));
     all.sort_by_key(|(number, ..)| *number);
     let mut all: Vec<_> = all.into_iter().map(|(_, disk, found)| (disk, found)).collect();
     let is_locked = |found: &Found| matches!(found, Err(Error::Open(OpenError::Locked { .. })));

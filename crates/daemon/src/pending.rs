@@ -37,9 +37,9 @@ pub(crate) struct Pending {
     /// Whether another process is to take over (SIGUSR2) once no image is being opened.
     pub(crate) upgrade: bool,
     /// Jobs that are to end for another process to go on with.
-    pub(crate) rests: Option<Resting>,
+    pub(crate) ending_jobs: Option<EndingJobs>,
     /// Whether jobs that have ended for another process are to go on here after all.
-    pub(crate) resumes: bool,
+    pub(crate) resumes_jobs: bool,
     /// Whether the NBD server of the control socket is about to come.
     pub(crate) nbd: bool,
     /// Each by what it does.
@@ -56,12 +56,12 @@ impl Pending {
 }
 
 /// What is done once jobs have ended, or why they have not.
-pub(crate) type Rested = Box<dyn FnOnce(&mut Running, Result<(), String>)>;
+pub(crate) type JobsEnded = Box<dyn FnOnce(&mut Running, Result<(), String>)>;
 
 /// Jobs that are to end, and what follows.
-pub(crate) struct Resting {
+pub(crate) struct EndingJobs {
     pub(crate) jobs: HashSet<String>,
-    pub(crate) then: Rested,
+    pub(crate) then: JobsEnded,
     /// Until it is gone somebody waits to end this.
     pub(crate) _held: mpsc::Sender<()>,
 }

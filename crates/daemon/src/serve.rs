@@ -324,7 +324,7 @@ fn attend(running: &mut Running, inbox: &Receiver<Event>) -> Result<(), Error> {
         if !running.leaving.is_empty() {
             running.close_leaving();
         }
-        if std::mem::take(&mut running.pending.resumes) {
+        if std::mem::take(&mut running.pending.resumes_jobs) {
             let ids: Vec<DiskId> = running.disks.keys().copied().collect();
             control::resume(running, inbox, &ids);
         }

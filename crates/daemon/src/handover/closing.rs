@@ -11,7 +11,8 @@ use ringtap_io::keeping_a_reactor;
 
 use super::giving::failed;
 use super::lock;
-use super::still::{AT_ONCE, bring_back};
+use super::still::bring_back;
+use crate::at_once::AT_ONCE;
 use crate::events::spawn;
 use crate::residence::Residence;
 use crate::running::DiskId;

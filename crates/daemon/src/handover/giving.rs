@@ -53,9 +53,9 @@ pub(super) fn failed(why: impl Into<String>) -> Error {
 /// What is done with how a handover has ended.
 pub(crate) type Told = Box<dyn FnOnce(&mut Running, Result<u32, Error>)>;
 
-/// As [`hand_over`], once jobs rest that the next server goes on with: they end here, and what is written of them stays.
+/// As [`hand_over`], once jobs have ended that the next server goes on with, and what is written of them stays.
 pub(crate) fn begin(running: &mut Running, wish: Wish, told: Told) {
-    if running.pending.rests.is_some() {
+    if running.pending.ending_jobs.is_some() {
         return told(running, Err(failed("another process is about to take over already")));
     }
     if running.at_work().next().is_none() {
@@ -67,12 +67,12 @@ pub(crate) fn begin(running: &mut Running, wish: Wish, told: Told) {
         return told(running, Err(failed(why)));
     }
     let patience = wish.patience.unwrap_or(PATIENCE);
-    let then = move |running: &mut Running, rested: Result<(), String>| {
-        let end = rested.map_err(failed).and_then(|()| hand_over(running, &wish));
-        running.pending.resumes |= end.is_err();
+    let then = move |running: &mut Running, ended: Result<(), String>| {
+        let end = ended.map_err(failed).and_then(|()| hand_over(running, &wish));
+        running.pending.resumes_jobs |= end.is_err();
         told(running, end);
     };
-    running.rest_jobs(patience, Box::new(then));
+    running.end_jobs_for_next(patience, Box::new(then));
 }
 
 /// Hand all over to another process, which has the id that is given: this one is to end and to touch nothing.
@@ -263,7 +263,7 @@ pub(crate) fn note_program() {
 
 impl Running {
     /// Why this server cannot be followed by another now.
-    fn may_be_handed_over(&self, wish: &Wish, jobs_rest: bool) -> Result<(), String> {
+    fn may_be_handed_over(&self, wish: &Wish, jobs_end: bool) -> Result<(), String> {
         if !self.upgradable {
             return Err("this server is part of another program".into());
         }
@@ -289,7 +289,7 @@ impl Running {
         if !pending.exports.is_empty() || pending.nbd {
             return Err("an export is about to come or to go: try again".into());
         }
-        let mut jobs = self.at_work().filter(|_| !jobs_rest);
+        let mut jobs = self.at_work().filter(|_| !jobs_end);
         if let Some((id, _)) = jobs.next() {
             return Err(format!("the job {id} is at work: wait for it, or cancel it"));
         }
@@ -298,8 +298,8 @@ impl Running {
             if is_failed(served) {
                 return Err(format!("the disk {node} was stopped by a panic: restart the server"));
             }
-            let rests = jobs_rest && self.at_work().any(|(_, job)| job.disks.contains(id));
-            let changing = pending.changing.contains(id) && !rests;
+            let ends = jobs_end && self.at_work().any(|(_, job)| job.disks.contains(id));
+            let changing = pending.changing.contains(id) && !ends;
             if changing || pending.bitmaps_changing.contains(id) {
                 return Err(format!("the disk {node} is being changed: try again"));
             }

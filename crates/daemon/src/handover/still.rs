@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use ringtap_export::{nbd, vhost_user};
-use ringtap_io::keeping_a_reactor;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::closing::{self, Going};
@@ -16,6 +14,8 @@ use super::giving::failed;
 use super::lock;
 use super::state::{Client, Connections, FrontEnd, MessageState, digits, encode};
 use crate::Error;
+use crate::at_once::at_once;
+use crate::events::contained;
 use crate::residence::Residence;
 use crate::running::{DiskId, Running, Served, ServerId, Serving};
 use crate::transports::Transport;
@@ -23,8 +23,6 @@ use crate::transports::Transport;
 /// How long it is tried to open images again that somebody else has meanwhile, and how often.
 const COMES_BACK: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
-/// Images that are closed, or opened, at once. More would have rings made that are used once.
-pub(super) const AT_ONCE: usize = 16;
 /// How soon it is seen that threads have ended.
 const SOON: Duration = Duration::from_micros(200);
 
@@ -238,22 +236,7 @@ pub(super) fn in_parallel<T: Sync>(
     all: &[T],
     work: impl Fn(&T) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
-    let threads = all.len().clamp(1, AT_ONCE);
-    let next = AtomicUsize::new(0);
-    let run = || {
-        let mut end = Ok(());
-        keeping_a_reactor(|| {
-            while let Some(one) = all.get(next.fetch_add(1, SeqCst)) {
-                end = std::mem::replace(&mut end, Ok(())).and(work(one));
-            }
-        });
-        end
-    };
-    std::thread::scope(|scope| {
-        let spawned: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
-        let own = run();
-        spawned.into_iter().fold(own, |end, thread| {
-            end.and(thread.join().unwrap_or_else(|_| Err(failed("a thread panicked"))))
-        })
-    })
+    let try_one = |one| contained(|| work(one)).unwrap_or_else(|| Err(failed("a thread panicked")));
+    let ends = at_once(all.iter().collect(), try_one);
+    ends.into_iter().collect()
 }
