@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -127,11 +126,10 @@ impl Control {
         // The export goes a moment later.
         let until = Instant::now() + SETTLES;
         while let Err(error) = self.ask("blockdev-del", json!({ "node-name": "new" })) {
-            interrupt::check()?;
             if Instant::now() > until {
                 return Err(error);
             }
-            sleep(LOOK);
+            interrupt::sleep(LOOK)?;
         }
         Ok(took)
     }
@@ -292,7 +290,7 @@ fn main() -> Result<()> {
         if loads.is_empty() {
             continue;
         }
-        sleep(SETTLES);
+        interrupt::sleep(SETTLES)?;
         for _ in 0..cli.rounds {
             interrupt::check()?;
             let by_control = server.by_control()?;
