@@ -4,6 +4,7 @@
 
 mod areas;
 mod arena;
+mod driver;
 mod footprint;
 pub mod fuse;
 #[cfg(test)]

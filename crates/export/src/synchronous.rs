@@ -20,16 +20,17 @@ pub(crate) struct Synchronous {
 
 impl Synchronous {
     /// Called before each turn, with how many requests are in flight or wait to be. Where one write has
-    /// come alone, and such do, it is the turn: true. `others` says then whether more came meanwhile.
+    /// come alone, and such do, it is the turn, and when it began is told. `others` says then whether more came
+    /// meanwhile.
     #[inline]
     pub(crate) fn turn(
         &mut self,
         tasks: &mut Tasks,
         requests: usize,
         others: impl FnOnce(&mut Tasks) -> bool,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Option<Time>> {
         if !self.may_sleep(requests) || !tasks.has_lone_write() {
-            return Ok(false);
+            return Ok(None);
         }
         let began = tasks.io().now();
         if tasks.turn_in_write()? {
@@ -38,7 +39,7 @@ impl Synchronous {
         } else {
             self.row = 0;
         }
-        Ok(true)
+        Ok(Some(began))
     }
 
     #[inline]
@@ -137,12 +138,14 @@ mod tests {
             });
             self.tasks.run_ready();
             let alone = self.synchronous.turn(&mut self.tasks, 1, |_| others).expect("a turn");
+            let alone = alone.is_some();
             if !alone {
                 self.tasks.turn(true).expect("a turn");
             }
             self.tasks.run_ready();
             assert_eq!(self.tasks.count(), 0, "it has ended");
-            assert!(!self.synchronous.turn(&mut self.tasks, 0, |_| false).expect("a turn"));
+            let none = self.synchronous.turn(&mut self.tasks, 0, |_| false).expect("a turn");
+            assert_eq!(none, None);
             alone
         }
 

@@ -6,19 +6,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, Op, OpenFile, Panic, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Tasks};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::queue::{FuseQueue, Taken};
 use super::request::Facts;
 use super::{MOST, SLOTS};
-use crate::poll::{Poller, Wait};
+use crate::driver::{self, Source, Turn};
 use crate::queue::{keep_up, run_slot};
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
-const ACCOUNT_EVERY: Time = 100_000_000;
 
 /// How a thread ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +72,7 @@ impl QueueThread {
     }
 }
 
-/// What its tasks tell the thread.
+/// What its tasks and its turns tell the thread.
 #[derive(Default)]
 struct Seen {
     /// There may be a message.
@@ -81,6 +80,8 @@ struct Seen {
     /// Somebody waits for the next one.
     watching: Cell<bool>,
     stop: Cell<bool>,
+    /// How it ends where nobody has told it to.
+    end: Cell<Option<io::Result<End>>>,
 }
 
 async fn watch(io: Io, queue: Rc<FuseQueue>, seen: Rc<Seen>) {
@@ -107,7 +108,8 @@ fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Res
     let seen = Rc::new(Seen::default());
     seen.readable.set(true);
     tasks.spawn(wait_for_bell(io.clone(), bell.clone(), seen.clone()));
-    match Panic::catch(|| serve(&mut tasks, &queue, &vbd, &seen, &bell)) {
+    let messages = Messages { io, queue, vbd: vbd.clone(), seen };
+    match Panic::catch(|| serve(&mut tasks, &messages, &bell)) {
         Ok(end) => end,
         // What slots were given fails: they answer when their operations have ended.
         Err(panic) => {
@@ -120,57 +122,10 @@ fn run(device: OpenFile, vbd: Vbd, facts: Facts, bell: Arc<OpenFile>) -> io::Res
 }
 
 /// Until it is told to stop, or the file system is unmounted.
-fn serve(
-    tasks: &mut Tasks,
-    queue: &Rc<FuseQueue>,
-    vbd: &Rc<Vbd>,
-    seen: &Rc<Seen>,
-    bell: &Arc<OpenFile>,
-) -> io::Result<End> {
-    let io = tasks.io().clone();
-    let (mut poller, mut accounted, mut new) = (Poller::default(), 0, Vec::new());
-    let end = loop {
-        tasks.run_ready();
-        if seen.stop.get() {
-            break Ok(End::Stopped);
-        }
-        if seen.readable.get() {
-            match queue.take(&mut new) {
-                Ok(Taken::All) => seen.readable.set(false),
-                Ok(Taken::Slots) => {}
-                Ok(Taken::Gone) => break Ok(End::Unmounted),
-                Err(error) => break Err(error),
-            }
-            for tag in new.drain(..) {
-                tasks.spawn(run_slot(queue.clone(), vbd.clone(), io.clone(), tag));
-            }
-        }
-        tasks.run_ready();
-        if tasks.has_work() || seen.stop.get() || (seen.readable.get() && queue.has_room()) {
-            tasks.turn(false)?;
-            poller.event(io.now());
-        } else if poller.spin(io.now(), Wait::of(queue.in_flight())) {
-            vbd.waits(true, poller.window());
-            tasks.turn(false)?;
-            if tasks.has_work() {
-                poller.event(io.now());
-            }
-            seen.readable.set(true);
-            std::hint::spin_loop();
-        } else {
-            if !seen.readable.get() && !seen.watching.replace(true) {
-                tasks.spawn(watch(io.clone(), queue.clone(), seen.clone()));
-                tasks.run_ready();
-            }
-            if io.now().saturating_sub(accounted) > ACCOUNT_EVERY {
-                accounted = io.now();
-                vbd.account_cpu_time();
-            }
-            vbd.waits(false, poller.window());
-            tasks.turn(true)?;
-            poller.event(io.now());
-        }
-    };
+fn serve(tasks: &mut Tasks, messages: &Messages, bell: &Arc<OpenFile>) -> io::Result<End> {
+    driver::run(messages, tasks)?;
+    let Messages { io, queue, vbd, seen } = messages;
+    let end = seen.end.take().unwrap_or(Ok(End::Stopped));
     let _hurry = vbd.hurry();
     while queue.in_flight() > 0 {
         tasks.run_ready();
@@ -187,4 +142,71 @@ fn serve(
     })?;
     tasks.run()?;
     end
+}
+
+/// The messages of one descriptor, read where there may be some.
+struct Messages {
+    io: Io,
+    queue: Rc<FuseQueue>,
+    vbd: Rc<Vbd>,
+    seen: Rc<Seen>,
+}
+
+impl Messages {
+    /// Read what there is; how the thread ends where there will be no more.
+    fn take(&self, tasks: &mut Tasks) -> Option<io::Result<End>> {
+        let mut new = Vec::new();
+        let end = match self.queue.take(&mut new) {
+            Ok(Taken::All) => {
+                self.seen.readable.set(false);
+                None
+            }
+            Ok(Taken::Slots) => None,
+            Ok(Taken::Gone) => Some(Ok(End::Unmounted)),
+            Err(error) => Some(Err(error)),
+        };
+        for tag in new {
+            let (queue, vbd) = (self.queue.clone(), self.vbd.clone());
+            tasks.spawn(run_slot(queue, vbd, self.io.clone(), tag));
+        }
+        end
+    }
+}
+
+impl Source for Messages {
+    fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn> {
+        tasks.run_ready();
+        if self.seen.readable.get() && !self.seen.stop.get() {
+            if let Some(end) = self.take(tasks) {
+                self.seen.end.set(Some(end));
+                return Ok(Turn::Over);
+            }
+            tasks.run_ready();
+        }
+        Ok(if self.seen.stop.get() { Turn::Over } else { Turn::Done })
+    }
+
+    fn has_more(&self) -> bool {
+        self.seen.readable.get() && self.queue.has_room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn looks_again(&self) {
+        self.seen.readable.set(true);
+    }
+
+    fn may_sleep(&self, tasks: &mut Tasks) -> bool {
+        if !self.seen.readable.get() && !self.seen.watching.replace(true) {
+            tasks.spawn(watch(self.io.clone(), self.queue.clone(), self.seen.clone()));
+            tasks.run_ready();
+        }
+        true
+    }
+
+    fn with_vbd(&self, look: impl FnOnce(&Vbd)) {
+        look(&self.vbd);
+    }
 }

@@ -417,7 +417,6 @@ impl Connection {
             self.leave();
             return;
         }
-        self.vbd.account_cpu_time();
         let rests = self.slots.all_free() && !self.memory.is_used() && !self.memory.is_waited_for();
         let seen = self.seen.replace(self.requests.get());
         let now = self.io.now();

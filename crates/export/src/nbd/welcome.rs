@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringtap_io::{File, Io, Op, OpenFile, Panic, Tasks, Time};
+use ringtap_io::{File, Io, Op, OpenFile, Panic, Tasks};
+use ringtap_vbd::Vbd;
 use rustix::net::Shutdown;
 
 use super::alarm::Alarm;
@@ -21,7 +22,7 @@ use super::limits::Limits;
 use super::peer::Peer;
 use super::server::{Exports, Offered, facts};
 use super::tls::{self, Sealer};
-use crate::poll::{Poller, Wait};
+use crate::driver::{self, Source, Turn};
 
 /// A client that has just come.
 pub(super) struct Client {
@@ -116,12 +117,8 @@ pub(super) fn run(client: Client) -> io::Result<()> {
         keep.replace(Some(end));
     });
     let driven = Panic::catch(|| {
-        let waits = |spins, window| {
-            if let Some(connection) = &*watched.connection.borrow() {
-                connection.vbd.waits(spins, window);
-            }
-        };
-        drive(&mut tasks, || outcome.borrow().is_some(), waits)?;
+        let io = tasks.io().clone();
+        driver::run(&Received { io, outcome: &outcome, current: &watched }, &mut tasks)?;
         watched.over.set(true);
         ringing.ring();
         tasks.run()
@@ -155,34 +152,35 @@ fn refuse(tasks: &mut Tasks, current: &Current, panic: Panic) {
     }
 }
 
-/// Run the tasks until it is done, looking again at once where the next event comes soon.
-fn drive(tasks: &mut Tasks, done: impl Fn() -> bool, waits: impl Fn(bool, Time)) -> io::Result<()> {
-    let io = tasks.io().clone();
-    let mut poller = Poller::default();
-    loop {
-        tasks.run_ready();
-        if done() {
-            return Ok(());
-        }
-        // What was asked for is handed over by the very system call that waits.
-        if poller.spin(io.now(), waits_for(&io)) {
-            waits(true, poller.window());
-            tasks.turn(false)?;
-            if tasks.has_ready() {
-                poller.event(io.now());
-            }
-            std::hint::spin_loop();
-        } else {
-            waits(false, poller.window());
-            tasks.turn(true)?;
-            poller.event(io.now());
-        }
-    }
+/// What a client says is received by a task of its own.
+struct Received<'a> {
+    io: Io,
+    outcome: &'a RefCell<Option<io::Result<()>>>,
+    current: &'a Current,
 }
 
-/// The alarm and the next request are always waited for; what is more is in flight on the disk.
-fn waits_for(io: &Io) -> Wait {
-    Wait::of(io.in_flight().saturating_sub(2))
+impl Source for Received<'_> {
+    const ASKS: bool = true;
+
+    fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn> {
+        tasks.run_ready();
+        Ok(if self.outcome.borrow().is_some() { Turn::Over } else { Turn::Done })
+    }
+
+    /// The alarm and the next request are always waited for; what is more is in flight on the disk.
+    fn in_flight(&self) -> usize {
+        self.io.in_flight().saturating_sub(2)
+    }
+
+    fn may_sleep(&self, _: &mut Tasks) -> bool {
+        true
+    }
+
+    fn with_vbd(&self, look: impl FnOnce(&Vbd)) {
+        if let Some(connection) = &*self.current.connection.borrow() {
+            look(&connection.vbd);
+        }
+    }
 }
 
 /// What the alarm rings for.

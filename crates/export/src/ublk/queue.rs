@@ -237,34 +237,6 @@ fn os(error: io::Error) -> Error {
     Error::Os(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Notes it where a panic ends the task of a slot.
-struct OfSlot<'a>(&'a UblkQueue, u16);
-
-impl Drop for OfSlot<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Nobody else looks at the list but between panics.
-            self.0.left.borrow_mut().push(self.1);
-        }
-    }
-}
-
-/// One slot: take a request, serve it, answer it.
-pub(crate) async fn run_slot(queue: Rc<UblkQueue>, vbd: Rc<Vbd>, io: Io, tag: u16) {
-    let _slot = OfSlot(&queue, tag);
-    while let Some(request) = queue.next(tag).await {
-        let mut end = vbd.serve(&io, request).await;
-        if end == Err(Error::Unsupported) && request.mem.is_kernels() {
-            // Where its bytes lie has changed since it was looked at.
-            end = match queue.copied(tag, request).await {
-                Ok(request) => vbd.serve(&io, request).await,
-                Err(error) => Err(error),
-            };
-        }
-        queue.reply(tag, end);
-    }
-}
-
 impl Queue for UblkQueue {
     async fn next(&self, tag: u16) -> Option<Request> {
         loop {
@@ -308,6 +280,19 @@ impl Queue for UblkQueue {
                 Err(error) => self.change(tag, |slot| slot.answer = Some(-error.errno())),
             }
         }
+    }
+
+    /// Where the bytes of a request lie may have changed since that was looked at.
+    async fn instead(&self, tag: u16, request: Request, error: Error) -> Result<Request, Error> {
+        match error {
+            Error::Unsupported if request.mem.is_kernels() => self.copied(tag, request).await,
+            _ => Err(error),
+        }
+    }
+
+    fn panicked(&self, tag: u16) {
+        // Nobody else looks at the list but between panics.
+        self.left.borrow_mut().push(tag);
     }
 
     fn reply(&self, tag: u16, end: Result<(), Error>) {

@@ -5,22 +5,21 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use ringtap_io::{OpenFile, Panic, Ring, Tasks, Time};
+use ringtap_io::{OpenFile, Panic, Ring, Tasks};
 use ringtap_vbd::Vbd;
 
 use super::leave::Leave;
-use super::queue::{UblkQueue, run_slot};
+use super::queue::UblkQueue;
 use super::wire::DeviceInfo;
 use crate::arena::Arena;
-use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, waking_takes};
-use crate::queue::keep_up;
+use crate::driver::{self, Source, Turn};
+use crate::poll::{Poller, Wait, waking_takes};
+use crate::queue::{keep_up, run_slot};
 use crate::reclaim::become_io_flusher;
-use crate::synchronous::Synchronous;
 
 const STACK: usize = 256 << 10;
 /// A queue whose panics go on is left to the kernel.
 const MOST_PANICS: usize = 1000;
-const ACCOUNT_EVERY: Time = 100_000_000;
 
 /// What a thread and who starts it say to each other.
 pub(crate) struct Start {
@@ -102,7 +101,7 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
     // The driver's commands end only with the device: after a panic of this thread's own the queue goes on, to
     // answer that nothing can be had any more. Each ends one slot's task, which is begun again.
     for _ in 0..MOST_PANICS {
-        match Panic::catch(|| serve(&mut tasks, &queue, &vbd)) {
+        match Panic::catch(|| serve(&mut tasks, &Requests { queue: &queue, vbd: &vbd })) {
             Ok(end) => {
                 end?;
                 return queue.failed().map_or(Ok(()), |no| Err(io::Error::from_raw_os_error(no)));
@@ -119,65 +118,68 @@ fn run(index: u16, info: DeviceInfo, vbd: Vbd, start: Start) -> io::Result<()> {
 }
 
 /// Until the driver has no more for any slot.
-fn serve(tasks: &mut Tasks, queue: &UblkQueue, vbd: &Vbd) -> io::Result<()> {
-    let io = tasks.io().clone();
-    let (mut poller, mut batching) = (Poller::for_programs(waking_takes()), Batching::default());
-    let (mut synchronous, mut accounted) = (Synchronous::default(), 0);
-    loop {
+fn serve(tasks: &mut Tasks, requests: &Requests) -> io::Result<()> {
+    driver::run(requests, tasks)?;
+    // What a job has left here.
+    tasks.run()?;
+    requests.vbd.account_cpu_time();
+    Ok(())
+}
+
+/// The requests of a queue: each is brought by a command of the slot that serves it.
+struct Requests<'a> {
+    queue: &'a UblkQueue,
+    vbd: &'a Vbd,
+}
+
+impl Source for Requests<'_> {
+    const ASKS: bool = true;
+    const GATHERS: bool = true;
+    const SLEEPS_IN_WRITES: bool = true;
+
+    fn poller() -> Poller {
+        Poller::for_programs(waking_takes())
+    }
+
+    fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn> {
         tasks.run_ready();
         #[cfg(feature = "sabotage")]
         crate::sabotage::turn();
         if tasks.count() == 0 {
-            break;
+            return Ok(Turn::Over);
         }
-        if queue.may_leave(tasks.count()) {
-            queue.leave_now();
+        if self.queue.may_leave(tasks.count()) {
+            self.queue.leave_now();
             tasks.run_ready();
             // SAFETY: all that is listed or in flight are the slots' commands. The driver ends them as the ring is closed, and
             // moves a request's bytes only where this thread asks for completions.
             if let Err(error) = unsafe { tasks.close() } {
                 tracing::error!("a ublk queue cannot be let go of, and is served on: {error}");
             }
-            continue;
+            return Ok(Turn::Again);
         }
-        // What was asked for is handed over by the very system call that waits.
-        let in_flight = queue.in_flight();
-        let others = |tasks: &mut Tasks| {
-            // Its answer is not handed over yet: what is there has come beside it.
-            tasks.run_ready();
-            queue.in_flight() > 0
-        };
-        if synchronous.turn(tasks, in_flight, others)? {
-            continue;
-        }
-        let several = batching.wait_for(io.now(), in_flight);
-        if several.is_none() && poller.spin(io.now(), Wait::of_reads(in_flight, queue.reads())) {
-            vbd.waits(true, poller.window());
-            tasks.turn(false)?;
-            if tasks.has_ready() {
-                poller.event(io.now());
-            }
-            std::hint::spin_loop();
-            continue;
-        }
-        if io.now().saturating_sub(accounted) > ACCOUNT_EVERY {
-            accounted = io.now();
-            vbd.account_cpu_time();
-        }
-        match several {
-            Some(events) => {
-                tasks.turn_for(events, BATCH_WAIT)?;
-                batching.woken(io.now(), tasks.has_ready());
-            }
-            None => {
-                vbd.waits(false, poller.window());
-                tasks.turn(true)?;
-                poller.event(io.now());
-            }
-        }
+        Ok(Turn::Done)
     }
-    // What a job has left here.
-    tasks.run()?;
-    vbd.account_cpu_time();
-    Ok(())
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn waits_for(&self) -> Wait {
+        Wait::of_reads(self.queue.in_flight(), self.queue.reads())
+    }
+
+    fn has_others(&self, tasks: &mut Tasks) -> bool {
+        // The answer to the write is not handed over yet: what is there has come beside it.
+        tasks.run_ready();
+        self.queue.in_flight() > 0
+    }
+
+    fn may_sleep(&self, _: &mut Tasks) -> bool {
+        true
+    }
+
+    fn with_vbd(&self, look: impl FnOnce(&Vbd)) {
+        look(self.vbd);
+    }
 }

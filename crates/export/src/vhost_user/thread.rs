@@ -20,12 +20,11 @@ use super::queue::VirtioQueue;
 use super::request::ID_BYTES;
 use super::truncated;
 use super::virtqueue::{Addresses, RingError, Virtqueue};
-use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, batch, coalesce};
+use crate::driver::{self, Source, Turn};
+use crate::poll::{batch, coalesce};
 use crate::queue::{keep_up, run_slot};
-use crate::synchronous::Synchronous;
 
 const STACK: usize = 256 << 10;
-const ACCOUNT_EVERY: Time = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// After so many kicks in a row that brought nothing, there is a pause before the next is taken.
 const IN_VAIN: u32 = 64;
@@ -152,6 +151,9 @@ impl Mailbox {
 struct Thread {
     io: Io,
     index: u16,
+    mailbox: Arc<Mailbox>,
+    addresses: Addresses,
+    event_idx: bool,
     queue: Rc<VirtioQueue>,
     vbd: Rc<Vbd>,
     kick: Arc<OpenFile>,
@@ -249,6 +251,9 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     let thread = Thread {
         io: io.clone(),
         index,
+        mailbox: mailbox.clone(),
+        addresses,
+        event_idx,
         queue,
         vbd,
         kick,
@@ -260,101 +265,53 @@ fn run(start: Start, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
     };
     // A killed server may have published answers and not told of them.
     thread.call.call(&io);
-    let end = Panic::catch(|| thread.serve(&mut tasks, mailbox, addresses, event_idx));
+    let end = Panic::catch(|| {
+        driver::run(&thread, &mut tasks)?;
+        thread.end(&mut tasks)
+    });
     end.unwrap_or_else(|panic| thread.refuse(&mut tasks, panic))
 }
 
 impl Thread {
-    /// Until it is told to stop; the available index reached.
-    fn serve(
-        &self,
-        tasks: &mut Tasks,
-        mailbox: &Arc<Mailbox>,
-        addresses: Addresses,
-        event_idx: bool,
-    ) -> io::Result<u16> {
-        let io = &self.io;
-        let size = self.queue.size();
-        let mut poller = Poller::default();
-        let mut batching = Batching::default();
-        let mut synchronous = Synchronous::default();
-        let mut accounted = 0;
-        loop {
-            // Carrying out one may take up the bell of the next.
-            while mailbox.full.swap(false, AcqRel) {
-                let commands = std::mem::take(
-                    &mut *mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner),
-                );
-                for command in commands {
-                    match command {
-                        Command::Call(call) => {
-                            self.cancel_call(tasks)?;
-                            self.call.file.replace(call);
-                            // Answers may have been published while there was nothing to signal.
-                            self.call.call(io);
-                        }
-                        Command::Memory(memory, _dropped) => {
-                            self.drain(tasks)?;
-                            let next = self.queue.next_available();
-                            match Virtqueue::new(&memory, addresses, size, event_idx, next) {
-                                Ok(ring) => {
-                                    self.queue.replace_memory(memory, ring);
-                                    self.unplaced.set(false);
-                                }
-                                // It may come back, larger: a front-end takes a region away to grow it.
-                                Err(problem) => {
-                                    tracing::warn!(
-                                        queue = self.index,
-                                        "the queue waits: {problem}"
-                                    );
-                                    self.unplaced.set(true);
-                                }
-                            }
-                        }
-                        Command::Log(logging, _dropped) => self.queue.set_logging(logging),
-                        Command::Stop => return self.end(tasks, mailbox),
+    /// Carry out what the control side says; whether the thread is to end.
+    fn heed(&self, tasks: &mut Tasks) -> io::Result<bool> {
+        // Carrying out one may take up the bell of the next.
+        while self.mailbox.full.swap(false, AcqRel) {
+            let commands = std::mem::take(
+                &mut *self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner),
+            );
+            for command in commands {
+                match command {
+                    Command::Call(call) => {
+                        self.cancel_call(tasks)?;
+                        self.call.file.replace(call);
+                        // Answers may have been published while there was nothing to signal.
+                        self.call.call(&self.io);
                     }
+                    Command::Memory(memory, _dropped) => self.use_memory(tasks, memory)?,
+                    Command::Log(logging, _dropped) => self.queue.set_logging(logging),
+                    Command::Stop => return Ok(true),
                 }
-            }
-            if let Err(problem) = self.turn(tasks) {
-                self.give_up(&problem);
-            }
-            let more = self.may_fetch();
-            let may_batch = !tasks.has_ready() && !more;
-            let in_flight = self.queue.in_flight();
-            let came = io.now();
-            if synchronous.turn(tasks, in_flight + usize::from(more), |_| self.may_fetch())? {
-                // The guest was waited for until then, not while its write was in flight.
-                poller.event(came);
-                continue;
-            }
-            if let Some(events) = batching.wait_for(io.now(), in_flight).filter(|_| may_batch) {
-                self.account(&mut accounted);
-                // It sleeps now: another queue may spin.
-                poller.event(io.now());
-                tasks.turn_for(events, BATCH_WAIT)?;
-                batching.woken(io.now(), tasks.has_ready());
-            } else if tasks.has_work() || self.may_fetch() {
-                tasks.turn(false)?;
-                poller.event(io.now());
-            } else if poller.spin(io.now(), self.waits_for()) {
-                self.vbd.waits(true, poller.window());
-                tasks.turn(false)?;
-                if tasks.has_work() {
-                    poller.event(io.now());
-                }
-                std::hint::spin_loop();
-            } else {
-                if self.may_use_ring() && self.queue.enable_kicks() {
-                    continue;
-                }
-                self.account(&mut accounted);
-                self.vbd.waits(false, poller.window());
-                tasks.turn(true)?;
-                poller.event(io.now());
-                self.queue.disable_kicks();
             }
         }
+        Ok(false)
+    }
+
+    fn use_memory(&self, tasks: &mut Tasks, memory: Arc<Memory>) -> io::Result<()> {
+        self.drain(tasks)?;
+        let (size, next) = (self.queue.size(), self.queue.next_available());
+        match Virtqueue::new(&memory, self.addresses, size, self.event_idx, next) {
+            Ok(ring) => {
+                self.queue.replace_memory(memory, ring);
+                self.unplaced.set(false);
+            }
+            // It may come back, larger: a front-end takes a region away to grow it.
+            Err(problem) => {
+                tracing::warn!(queue = self.index, "the queue waits: {problem}");
+                self.unplaced.set(true);
+            }
+        }
+        Ok(())
     }
 
     /// A panic of this thread's own stops the disk, too. What slots were given fails: they answer when their
@@ -378,7 +335,7 @@ impl Thread {
     /// Answers come first: what has ended is in flight no more, and its slot, still in the cache, is
     /// the first to be used again. They are told of before more is handed to the disk, for a file in
     /// memory does all of that in the system call, and the guest would wait until its end.
-    fn turn(&self, tasks: &mut Tasks) -> Result<(), RingError> {
+    fn exchange(&self, tasks: &mut Tasks) -> Result<(), RingError> {
         tasks.run_ready();
         let on_disk = self.queue.in_flight();
         self.tell_of_answers(tasks, on_disk, self.may_fetch());
@@ -416,18 +373,6 @@ impl Thread {
         if self.queue.must_notify() {
             self.call.call(&self.io);
             tasks.run_ready();
-        }
-    }
-
-    fn waits_for(&self) -> Wait {
-        Wait::of(self.queue.in_flight())
-    }
-
-    /// Reading the clock of the thread's CPU time is a system call: not at every rest.
-    fn account(&self, accounted: &mut Time) {
-        if self.io.now().saturating_sub(*accounted) > ACCOUNT_EVERY {
-            *accounted = self.io.now();
-            self.vbd.account_cpu_time();
         }
     }
 
@@ -489,14 +434,14 @@ impl Thread {
         Ok(())
     }
 
-    fn end(&self, tasks: &mut Tasks, mailbox: &Arc<Mailbox>) -> io::Result<u16> {
+    fn end(&self, tasks: &mut Tasks) -> io::Result<u16> {
         self.drain(tasks)?;
         self.vbd.account_cpu_time();
         self.queue.stop();
         self.cancel_call(tasks)?;
         self.call.ending.set(true);
         self.call.wake.notify(&self.io);
-        let (io, kick, mailbox) = (self.io.clone(), self.kick.clone(), mailbox.clone());
+        let (io, kick, mailbox) = (self.io.clone(), self.kick.clone(), self.mailbox.clone());
         let error = self.error.clone();
         tasks.block_on(async move {
             io.run(Op::Cancel { file: kick.handle() }).await;
@@ -507,5 +452,40 @@ impl Thread {
         })?;
         tasks.run()?;
         Ok(self.queue.next_available())
+    }
+}
+
+impl Source for Thread {
+    const GATHERS: bool = true;
+    const SLEEPS_IN_WRITES: bool = true;
+
+    fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn> {
+        if self.heed(tasks)? {
+            return Ok(Turn::Over);
+        }
+        if let Err(problem) = self.exchange(tasks) {
+            self.give_up(&problem);
+        }
+        Ok(Turn::Done)
+    }
+
+    fn has_more(&self) -> bool {
+        self.may_fetch()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn may_sleep(&self, _: &mut Tasks) -> bool {
+        !(self.may_use_ring() && self.queue.enable_kicks())
+    }
+
+    fn woke(&self) {
+        self.queue.disable_kicks();
+    }
+
+    fn with_vbd(&self, look: impl FnOnce(&Vbd)) {
+        look(&self.vbd);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-use ringtap_io::{Io, Op, OpenFile, Panic, Reactor, Tasks, Time};
+use ringtap_io::{Io, Op, OpenFile, Panic, Reactor, Tasks};
 use ringtap_vbd::Vbd;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -16,12 +16,12 @@ use super::kept::Kept;
 use super::queue::{Remembered, XenQueue};
 use super::record::{Left, Record};
 use super::ring::{BackRing, RingError};
-use crate::poll::{BATCH_WAIT, Batching, Poller, Wait, batch, waking_takes};
+use crate::driver::{self, Source, Turn};
+use crate::poll::{Poller, batch, waking_takes};
 use crate::queue::{keep_up, run_slot};
 use crate::reclaim::become_io_flusher;
 
 const STACK: usize = 256 << 10;
-const ACCOUNT_EVERY: Time = 100_000_000;
 
 /// What a queue thread starts from.
 pub(crate) struct Start {
@@ -108,7 +108,6 @@ struct Thread {
     /// The frontend's ring is beyond serving: nothing more is taken from it.
     broken: std::cell::Cell<bool>,
     stopping: Rc<std::cell::Cell<bool>>,
-    accounted: std::cell::Cell<Time>,
 }
 
 /// Take the frontend's calls until the file is cancelled.
@@ -138,7 +137,6 @@ fn run(start: Start, reactor: Box<dyn Reactor>, bell: &Arc<OpenFile>) {
         port: Rc::new(port),
         broken: false.into(),
         stopping: Rc::default(),
-        accounted: 0.into(),
     };
     keep_up(&io, &thread.vbd);
     for tag in 0..thread.queue.slots() {
@@ -156,7 +154,8 @@ fn run(start: Start, reactor: Box<dyn Reactor>, bell: &Arc<OpenFile>) {
         thread.call();
     }
     let health = thread.vbd.health().clone();
-    let end = Panic::catch(|| thread.serve(&mut tasks).and_then(|()| thread.end(&mut tasks)));
+    let end =
+        Panic::catch(|| driver::run(&thread, &mut tasks).and_then(|()| thread.end(&mut tasks)));
     let panic = match end {
         Ok(Ok(())) => return,
         // What is in flight can neither be ended nor left: no other ring may go on beside it.
@@ -175,55 +174,8 @@ impl Thread {
         tasks.spawn(run_slot(self.queue.clone(), self.vbd.clone(), self.io.clone(), tag));
     }
 
-    /// Until it is asked to stop.
-    fn serve(&self, tasks: &mut Tasks) -> io::Result<()> {
-        let (mut poller, mut batching) = (Poller::for_domains(waking_takes()), Batching::default());
-        while !self.stopping.get() {
-            if let Err(problem) = self.turn(tasks) {
-                tracing::error!("{} stops, the guest's ring is broken: {problem}", self.name);
-                self.broken.set(true);
-            }
-            // Asked in this very turn: nobody would wake it again.
-            if self.stopping.get() {
-                return Ok(());
-            }
-            let may_batch = !tasks.has_ready() && !self.may_fetch();
-            let in_flight = self.queue.in_flight();
-            if let Some(events) = batching.wait_for(self.io.now(), in_flight).filter(|_| may_batch)
-            {
-                self.account();
-                // It sleeps now: another queue may spin.
-                poller.event(self.io.now());
-                tasks.turn_for(events, BATCH_WAIT)?;
-                batching.woken(self.io.now(), tasks.has_ready());
-            } else if tasks.has_work() || self.may_fetch() {
-                tasks.turn(false)?;
-                poller.event(self.io.now());
-            } else if poller.spin(self.io.now(), Wait::of(in_flight)) {
-                self.vbd.waits(true, poller.window());
-                tasks.turn(false)?;
-                if tasks.has_work() {
-                    poller.event(self.io.now());
-                }
-                std::hint::spin_loop();
-            } else {
-                if !self.broken.get() && self.queue.enable_calls() {
-                    continue;
-                }
-                if let Err(error) = self.port.listen() {
-                    tracing::error!("{} cannot hear its guest: {error}", self.name);
-                }
-                self.account();
-                self.vbd.waits(false, poller.window());
-                tasks.turn(true)?;
-                poller.event(self.io.now());
-            }
-        }
-        Ok(())
-    }
-
     /// Fetch, run what can run, publish.
-    fn turn(&self, tasks: &mut Tasks) -> Result<(), RingError> {
+    fn fetch(&self, tasks: &mut Tasks) -> Result<(), RingError> {
         let mut new = Vec::new();
         let most = batch(self.queue.in_flight());
         let fetched = if self.broken.get() { Ok(()) } else { self.queue.poll(&mut new, most) };
@@ -251,18 +203,6 @@ impl Thread {
     fn call(&self) {
         if let Err(error) = self.port.notify() {
             tracing::warn!("{} cannot call its guest: {error}", self.name);
-        }
-    }
-
-    fn may_fetch(&self) -> bool {
-        !self.broken.get() && self.queue.has_requests()
-    }
-
-    /// Reading the clock of the thread's CPU time is a system call: not at every rest.
-    fn account(&self) {
-        if self.io.now().saturating_sub(self.accounted.get()) > ACCOUNT_EVERY {
-            self.accounted.set(self.io.now());
-            self.vbd.account_cpu_time();
         }
     }
 
@@ -294,6 +234,44 @@ impl Thread {
             io.run(Op::Cancel { file: port.file.handle() }).await;
         })?;
         tasks.run()
+    }
+}
+
+impl Source for Thread {
+    const GATHERS: bool = true;
+
+    fn poller() -> Poller {
+        Poller::for_domains(waking_takes())
+    }
+
+    fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn> {
+        if let Err(problem) = self.fetch(tasks) {
+            tracing::error!("{} stops, the guest's ring is broken: {problem}", self.name);
+            self.broken.set(true);
+        }
+        Ok(if self.stopping.get() { Turn::Over } else { Turn::Done })
+    }
+
+    fn has_more(&self) -> bool {
+        !self.broken.get() && self.queue.has_requests()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn may_sleep(&self, _: &mut Tasks) -> bool {
+        if !self.broken.get() && self.queue.enable_calls() {
+            return false;
+        }
+        if let Err(error) = self.port.listen() {
+            tracing::error!("{} cannot hear its guest: {error}", self.name);
+        }
+        true
+    }
+
+    fn with_vbd(&self, look: impl FnOnce(&Vbd)) {
+        look(&self.vbd);
     }
 }
 

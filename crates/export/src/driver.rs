@@ -1,0 +1,129 @@
+//! The one loop of the threads of all transports: take requests, serve and answer them, and wait awake or asleep.
+
+use std::io;
+
+use ringtap_io::{Tasks, Time};
+use ringtap_vbd::Vbd;
+
+use crate::poll::{BATCH_WAIT, Batching, Poller, Wait};
+use crate::synchronous::Synchronous;
+
+/// Reading the clock of a thread's CPU time is a system call: not at every rest.
+const ACCOUNT_EVERY: Time = 100_000_000;
+
+/// What a turn of a source has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// All is done that can be done without waiting.
+    Done,
+    /// There is more to do at once.
+    Again,
+    /// Nothing more is to be served.
+    Over,
+}
+
+/// How the requests of one thread come, and how their answers go.
+pub(crate) trait Source {
+    /// Whether requests come by operations that its tasks have asked for. Those are handed over by the very
+    /// system call that waits for their end; elsewhere a guest's requests are looked for once more before.
+    const ASKS: bool = false;
+    /// Whether several of many requests on the disk are waited for rather than the next.
+    const GATHERS: bool = false;
+    /// Whether the thread may sleep in a write that came alone.
+    const SLEEPS_IN_WRITES: bool = false;
+
+    /// What to wait awake for, and for how long.
+    fn poller() -> Poller {
+        Poller::default()
+    }
+
+    /// Take what has come, run the tasks, answer.
+    fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn>;
+
+    /// Whether more could be taken at once.
+    fn has_more(&self) -> bool {
+        false
+    }
+
+    /// Requests taken and not answered.
+    fn in_flight(&self) -> usize;
+
+    /// What the thread waits for where it has nothing to do.
+    fn waits_for(&self) -> Wait {
+        Wait::of(self.in_flight())
+    }
+
+    /// Whether requests have come while the thread slept in the write of one.
+    fn has_others(&self, _tasks: &mut Tasks) -> bool {
+        self.has_more()
+    }
+
+    /// It waits awake: at the next turn it looks for requests, though nothing tells of any.
+    fn looks_again(&self) {}
+
+    /// Have the thread be woken by what comes from now on; whether nothing has come meanwhile, so that it may sleep.
+    fn may_sleep(&self, tasks: &mut Tasks) -> bool;
+
+    /// It has slept.
+    fn woke(&self) {}
+
+    /// Show its device, where it has one already.
+    fn with_vbd(&self, look: impl FnOnce(&Vbd));
+}
+
+/// Serve until it is over.
+pub(crate) fn run<S: Source>(source: &S, tasks: &mut Tasks) -> io::Result<()> {
+    let io = tasks.io().clone();
+    let mut poller = S::poller();
+    let (mut batching, mut synchronous) = (Batching::default(), Synchronous::default());
+    let mut accounted = 0;
+    let mut account = |now: Time| {
+        if now.saturating_sub(accounted) > ACCOUNT_EVERY {
+            accounted = now;
+            source.with_vbd(Vbd::account_cpu_time);
+        }
+    };
+    loop {
+        match source.turn(tasks)? {
+            Turn::Done => {}
+            Turn::Again => continue,
+            Turn::Over => return Ok(()),
+        }
+        let (in_flight, more) = (source.in_flight(), source.has_more());
+        if S::SLEEPS_IN_WRITES {
+            let requests = in_flight + usize::from(more);
+            let began = synchronous.turn(tasks, requests, |tasks| source.has_others(tasks))?;
+            if let Some(began) = began {
+                // The guest was waited for until then, not while its write was in flight.
+                poller.event(began);
+                continue;
+            }
+        }
+        let now = io.now();
+        let may_gather = S::GATHERS && !more && !tasks.has_ready();
+        if let Some(events) = batching.wait_for(now, in_flight).filter(|_| may_gather) {
+            account(now);
+            // It sleeps now: another thread may wait awake.
+            poller.event(now);
+            tasks.turn_for(events, BATCH_WAIT)?;
+            batching.woken(io.now(), tasks.has_ready());
+        } else if !S::ASKS && (more || tasks.has_work()) {
+            tasks.turn(false)?;
+            poller.event(io.now());
+        } else if poller.spin(now, source.waits_for()) {
+            source.with_vbd(|vbd| vbd.waits(true, poller.window()));
+            tasks.turn(false)?;
+            if tasks.has_ready() {
+                poller.event(io.now());
+            }
+            source.looks_again();
+            std::hint::spin_loop();
+        } else if source.may_sleep(tasks) {
+            account(now);
+            source.with_vbd(|vbd| vbd.waits(false, poller.window()));
+            tasks.turn(true)?;
+            poller.event(io.now());
+            source.woke();
+        }
+    }
+}
