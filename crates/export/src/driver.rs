@@ -127,3 +127,143 @@ pub(crate) fn run<S: Source>(source: &S, tasks: &mut Tasks) -> io::Result<()> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use ringtap_io::{Key, Op, Reactor};
+
+    use super::*;
+
+    /// What a thread did, in order.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Did {
+        Turn,
+        Armed,
+        HandedOver(usize),
+        Waited(usize),
+        Gathered(u32),
+        Woke,
+    }
+
+    type Log = Rc<RefCell<Vec<Did>>>;
+
+    /// What it is given has ended at once; it takes a second whenever it is waited for.
+    struct Disk(Log, Time);
+
+    impl Reactor for Disk {
+        fn turn(
+            &mut self,
+            submit: &mut Vec<(Key, Op)>,
+            done: &mut Vec<(Key, i32)>,
+            wait: bool,
+        ) -> io::Result<()> {
+            let did = if wait { Did::Waited } else { Did::HandedOver };
+            self.0.borrow_mut().push(did(submit.len()));
+            self.1 += if wait { 1_000_000_000 } else { 1_000 };
+            done.extend(submit.drain(..).map(|(key, _)| (key, 0)));
+            Ok(())
+        }
+
+        fn turn_for(
+            &mut self,
+            _: &mut Vec<(Key, Op)>,
+            _: &mut Vec<(Key, i32)>,
+            events: u32,
+            _: Time,
+        ) -> io::Result<()> {
+            self.0.borrow_mut().push(Did::Gathered(events));
+            Ok(())
+        }
+
+        fn now(&self) -> Time {
+            self.1
+        }
+    }
+
+    /// Each turn does what it is told: how many requests there are for it, and whether more can be taken.
+    struct Told<const ASKS: bool> {
+        log: Log,
+        turns: RefCell<Vec<(usize, bool)>>,
+        now: Cell<(usize, bool)>,
+        /// So many times something comes while it is about to sleep.
+        surprises: Cell<usize>,
+    }
+
+    impl<const ASKS: bool> Source for Told<ASKS> {
+        const ASKS: bool = ASKS;
+        const GATHERS: bool = true;
+
+        fn turn(&self, tasks: &mut Tasks) -> io::Result<Turn> {
+            tasks.run_ready();
+            let Some(next) = self.turns.borrow_mut().pop() else { return Ok(Turn::Over) };
+            self.log.borrow_mut().push(Did::Turn);
+            self.now.set(next);
+            let io = tasks.io().clone();
+            if next.0 == 1 {
+                tasks.spawn(async move {
+                    io.run(Op::Timeout { nanos: 1 }).await;
+                });
+                tasks.run_ready();
+            }
+            Ok(Turn::Done)
+        }
+
+        fn has_more(&self) -> bool {
+            self.now.get().1
+        }
+
+        fn in_flight(&self) -> usize {
+            self.now.get().0
+        }
+
+        fn may_sleep(&self, _: &mut Tasks) -> bool {
+            self.log.borrow_mut().push(Did::Armed);
+            let left = self.surprises.get();
+            self.surprises.set(left.saturating_sub(1));
+            left == 0
+        }
+
+        fn woke(&self) {
+            self.log.borrow_mut().push(Did::Woke);
+        }
+
+        fn with_vbd(&self, _: impl FnOnce(&Vbd)) {}
+    }
+
+    fn driven<const ASKS: bool>(mut turns: Vec<(usize, bool)>, surprises: usize) -> Vec<Did> {
+        let log = Log::default();
+        turns.reverse();
+        let mut tasks = Tasks::new(Box::new(Disk(log.clone(), 0)));
+        let (turns, now, surprises) = (turns.into(), Cell::default(), surprises.into());
+        let source = Told::<ASKS> { log: log.clone(), turns, now, surprises };
+        run(&source, &mut tasks).expect("the disk is well");
+        drop((source, tasks));
+        Rc::into_inner(log).expect("no other").into_inner()
+    }
+
+    #[test]
+    fn who_has_nothing_to_do_sleeps_unless_something_came_as_it_said_so() {
+        let slept = [Did::Turn, Did::Armed, Did::Waited(0), Did::Woke];
+        assert_eq!(driven::<false>(vec![(0, false)], 0), slept);
+        let twice = [Did::Turn, Did::Armed, Did::Turn, Did::Armed, Did::Waited(0), Did::Woke];
+        assert_eq!(driven::<false>(vec![(0, false), (0, false)], 1), twice);
+    }
+
+    #[test]
+    fn what_was_asked_for_is_handed_over_before_or_by_the_wait() {
+        // Others may be looked for once more first.
+        assert_eq!(driven::<false>(vec![(1, false)], 0), [Did::Turn, Did::HandedOver(1)]);
+        let by_the_wait = [Did::Turn, Did::Armed, Did::Waited(1), Did::Woke];
+        assert_eq!(driven::<true>(vec![(1, false)], 0), by_the_wait);
+    }
+
+    #[test]
+    fn several_of_many_are_waited_for_while_no_more_can_be_taken() {
+        assert_eq!(driven::<false>(vec![(32, false)], 0), [Did::Turn, Did::Gathered(8)]);
+        assert_eq!(driven::<false>(vec![(32, true)], 0), [Did::Turn, Did::HandedOver(0)]);
+        assert_eq!(driven::<true>(vec![(32, false)], 0), [Did::Turn, Did::Gathered(8)]);
+    }
+}
