@@ -14,6 +14,8 @@ pub(crate) struct Pc<'a> {
     /// Where it runs, and its links and sockets are.
     pub(crate) dir: &'a Path,
     pub(crate) cpus: u16,
+    /// What they are in: those of one are on one NUMA node.
+    pub(crate) sockets: u16,
     /// Bytes.
     pub(crate) memory: u64,
     pub(crate) accelerator: &'a str,
@@ -29,7 +31,8 @@ impl Pc<'_> {
         let mut command = Command::new(self.program);
         command.current_dir(self.dir);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none"]);
-        command.args(["-no-reboot", "-machine", "pc", "-smp", &self.cpus.to_string()]);
+        let processors = format!("{},sockets={}", self.cpus, self.sockets);
+        command.args(["-no-reboot", "-machine", "pc", "-smp", &processors]);
         command.args(match self.accelerator {
             "kvm" => ["-accel", "kvm", "-cpu", "host"],
             _ => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", self.translated],

@@ -130,6 +130,7 @@ pub struct Qemu {
     appliance: Appliance,
     memory: u64,
     cpus: u16,
+    nodes: u16,
     disks: Vec<Disk>,
     forwards: Vec<PathBuf>,
     shares: Vec<Share>,
@@ -179,6 +180,7 @@ impl Qemu {
             appliance: appliance.clone(),
             memory: 1 << 30,
             cpus: 2,
+            nodes: 1,
             disks: Vec::new(),
             forwards: Vec::new(),
             shares: Vec::new(),
@@ -199,6 +201,13 @@ impl Qemu {
     #[must_use]
     pub fn cpus(mut self, cpus: u16) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// How many NUMA nodes it has, each with as many of its processors and as much of its memory.
+    #[must_use]
+    pub fn nodes(mut self, nodes: u16) -> Self {
+        self.nodes = nodes.clamp(1, self.cpus);
         self
     }
 
@@ -346,6 +355,7 @@ impl Qemu {
             program: &program,
             dir,
             cpus,
+            sockets: self.nodes,
             memory,
             accelerator,
             translated: TRANSLATED,
@@ -365,6 +375,27 @@ impl Qemu {
         Ok(Prepared { command, files, set_up, disks, accelerator })
     }
 
+    /// Its memory, where it is more than one anonymous piece.
+    fn add_memory(&self, shared: bool, command: &mut Command) {
+        let nodes = u64::from(self.nodes);
+        if nodes == 1 && !shared {
+            return;
+        }
+        let kind = if shared { "memfd,share=on" } else { "ram" };
+        let size = (self.memory >> 20) / nodes;
+        let each = self.cpus / self.nodes;
+        for node in 0..self.nodes {
+            command.args(["-object", &format!("memory-backend-{kind},id=mem{node},size={size}M")]);
+            if nodes == 1 {
+                command.args(["-machine", "memory-backend=mem0"]);
+                continue;
+            }
+            let (first, last) = (node * each, node * each + each - 1);
+            let numa = format!("node,nodeid={node},cpus={first}-{last},memdev=mem{node}");
+            command.args(["-numa", &numa]);
+        }
+    }
+
     fn add_disks(&self, program: &Path, dir: &Path, command: &mut Command) -> Result<Vec<String>> {
         let mut nodes = Vec::new();
         let (mut virtio, mut ide, mut ahci, mut nvme) = (0, 0usize, 0, 0);
@@ -373,12 +404,7 @@ impl Qemu {
             command.args(["-device", "ich9-ahci,id=ahci"]);
         }
         let shared = self.disks.iter().any(|disk| matches!(disk, Disk::VhostUser { .. }));
-        if shared {
-            let size = self.memory >> 20;
-            command
-                .args(["-object", &format!("memory-backend-memfd,id=mem,size={size}M,share=on")]);
-            command.args(["-machine", "memory-backend=mem"]);
-        }
+        self.add_memory(shared, command);
         let reconnect = if shared { reconnect_option(program)? } else { "" };
         let virtio_disks = self.disks.iter().filter(|disk| is_virtio(disk));
         let crowded = virtio_disks.count() > ALONE;

@@ -124,6 +124,7 @@ impl Lab {
         fs::write(at("share").join("library"), LIBRARY).expect("a file");
         let guest = Qemu::new(&appliance)
             .memory(1536 << 20)
+            .nodes(2)
             .virtio_blk(Drive::raw(at("bare")))
             .virtio_blk(Drive::raw(at("files")))
             .share(at("share"), "/mnt/share")

@@ -32,6 +32,7 @@ fn a_disk_is_a_block_device_of_the_host() {
     leaves_nothing_behind(&lab);
     is_for_ordinary_users_too(&lab);
     serves_many_at_once(&lab);
+    has_its_memory_beside_its_processors(&lab);
     upgraded::is_refused_where_the_driver_loses_requests(&lab);
     replaced::is_replaced_over_and_over(&lab);
     compare::is_measured(&lab);
@@ -120,6 +121,34 @@ fn shows_the_disk_as_it_is(lab: &Lab) {
     }
     assert!(said.contains(r#"{"device":"/dev/ublkb5","state":"live","pid":"#), "{said}");
     assert!(said.ends_with("\n1\nwrite through\n"), "{said}");
+}
+
+/// Of two NUMA nodes with a processor each: what a queue's thread has is on its own.
+fn has_its_memory_beside_its_processors(lab: &Lab) {
+    let said = lab.run(
+        "NUMA nodes",
+        r#"cat /sys/devices/system/node/online
+         for cpu in 0 1; do
+             serve a /dev/vda -f raw --ublk --queues 1 --cpus $cpu
+             dd if=/dev/ublkb0 of=/dev/null bs=1M count=16 iflag=direct status=none
+             # Pages that are of no file, by node (proc(5), numa_maps).
+             awk '/ anon=/ && !/ file=/ {
+                     for (n = 3; n <= NF; n++) if (split($n, at, "=") == 2 && at[1] ~ /^N[01]$/) sum[at[1]] += at[2]
+                 }
+                 END { print sum["N0"] + 0, sum["N1"] + 0 }' /proc/$(cat /tmp/a.pid)/numa_maps
+             stop a
+         done"#,
+    );
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.first(), Some(&"0-1"), "{said}");
+    let pages = |line: usize| -> Vec<u64> {
+        lines[line].split(' ').map(|count| count.parse().expect("a count")).collect()
+    };
+    let (first, second) = (pages(1), pages(2));
+    // A queue has its buffers from the beginning: 64 requests of 256 KiB.
+    let buffers = (16 * MIB / 4096) * 9 / 10;
+    assert!(second[1] >= buffers && first[0] >= buffers, "{said}");
+    assert!(first[1] < buffers / 2 && second[0] < buffers / 2, "{said}");
 }
 
 /// From every processor, each kind of request, as far as the disk below.

@@ -150,6 +150,7 @@ impl Xen {
             program: &program,
             dir: &dir,
             cpus: self.cpus,
+            sockets: 1,
             memory: self.memory + self.domains_memory + XEN_MEMORY,
             accelerator,
             // With SMAP, which `max` has, TCG has a PV kernel fault at its first instructions. Domains
