@@ -19,7 +19,7 @@ use crate::objects::ObjectArgs;
 use crate::serve::ServeArgs;
 use crate::spelling;
 use crate::top::TopArgs;
-use crate::upgrade::{ReloadArgs, UpgradeArgs};
+use crate::upgrade::{ProcessArgs, UpgradeArgs};
 use crate::verbs::amend::AmendArgs;
 use crate::verbs::bench::BenchArgs;
 use crate::verbs::bitmap::BitmapArgs;
@@ -103,7 +103,12 @@ pub(crate) enum Command {
     ///
     /// Images that have grown are as large from then on, disks whose image or file has come are served, certificates are read
     /// again. Units of systemd do it where `systemctl reload` is called.
-    Reload(ReloadArgs),
+    Reload(ProcessArgs),
+    /// Have a running server end, and wait until it has: SIGTERM
+    ///
+    /// It ends as with `systemctl stop`: what is in flight is answered, all is written back, devices and sockets are gone. Units
+    /// of systemd do it where they are stopped, for systemd kills a server that has followed another at once.
+    Stop(ProcessArgs),
     /// Serve disks to the guests of this Xen host
     ///
     /// Runs in the foreground, in dom0. Serves every disk of a guest's configuration with

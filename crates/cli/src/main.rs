@@ -114,6 +114,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode>
         Command::Top(args) => top::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Reload(args) => upgrade::reload(&args),
+        Command::Stop(args) => upgrade::stop(&args),
         Command::Xen(args) => xen::run(args),
         Command::Create(args) => verbs::create::run(&args).map_err(backing_is_another),
         Command::Info(args) => verbs::info::run(&args),

@@ -1,5 +1,5 @@
 //! `ringtap upgrade`: a running server is followed by a new process, which may be of another version. `ringtap reload`: it looks
-//! again at what it serves.
+//! again at what it serves. `ringtap stop`: it ends.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 
@@ -57,9 +58,9 @@ pub(crate) struct UpgradeArgs {
     output: Output,
 }
 
-/// What `ringtap reload` is told.
+/// What `ringtap reload` and `ringtap stop` are told.
 #[derive(Debug, Args)]
-pub(crate) struct ReloadArgs {
+pub(crate) struct ProcessArgs {
     /// The id of the server's process
     #[arg(value_name = "PID", value_parser = process)]
     server: Pid,
@@ -85,12 +86,26 @@ fn process(text: &str) -> Result<Pid, String> {
 }
 
 /// Send it SIGHUP. Done here and not by kill(1): that is not on every machine, nor in the profile of a unit.
-pub(crate) fn reload(args: &ReloadArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn reload(args: &ProcessArgs) -> anyhow::Result<ExitCode> {
     let (handle, number) = (found(args.server)?, args.server.as_raw_nonzero());
     if !catches(number.get(), Signal::HUP) {
         bail!("process {number} is a ringtap that serves nothing");
     }
     pidfd_send_signal(&handle, Signal::HUP).with_context(|| unknown(args.server))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Send it SIGTERM, and wait until it has ended. A service manager that is not its parent when it becomes the service's main
+/// process may not wait for its end, and kill it at once.
+pub(crate) fn stop(args: &ProcessArgs) -> anyhow::Result<ExitCode> {
+    let (handle, number) = (found(args.server)?, args.server.as_raw_nonzero());
+    if !catches(number.get(), Signal::TERM) {
+        bail!("process {number} is a ringtap that serves nothing");
+    }
+    pidfd_send_signal(&handle, Signal::TERM).with_context(|| unknown(args.server))?;
+    let mut ended = [PollFd::new(&handle, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut ended, None))
+        .with_context(|| format!("cannot wait for the end of process {number}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -150,6 +150,20 @@ fn sigterm_ends_requests_and_removes_what_was_made() {
 }
 
 #[test]
+fn stop_returns_once_the_server_has_ended() {
+    let dir = folder();
+    disk(dir.path(), "a.raw", 1 << 20);
+    let server = Server::start(dir.path(), "a.raw -f raw --nbd unix:a.sock");
+    run(dir.path(), &format!("stop {}", server.facts["pid"])).ok();
+    assert!(!dir.path().join("a.sock").exists(), "the server is still there");
+    server.wait().ok();
+    // This test is a process, and none of Ringtap's.
+    let refused = run(dir.path(), &format!("stop {}", std::process::id()));
+    assert!(!refused.status.success(), "{}", refused.stderr);
+    assert!(refused.stderr.contains("and no ringtap"), "{}", refused.stderr);
+}
+
+#[test]
 fn the_second_signal_ends_it_at_once() {
     let dir = folder();
     let mut server = Server::start(dir.path(), "null:64M --nbd unix:a.sock");

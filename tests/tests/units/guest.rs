@@ -111,7 +111,8 @@ struct Lab {
 impl Lab {
     fn boot() -> Lab {
         let cache = Appliance::default_cache();
-        let kernel = Kernel::pc_since(&cache, &[6, 5]).unwrap_or_else(|error| panic!("{error}"));
+        // From there on ublk's driver lets go of a device.
+        let kernel = Kernel::pc_since(&cache, &[6, 16]).unwrap_or_else(|error| panic!("{error}"));
         let mut programs = vec![
             "/lib/systemd/systemd".to_owned(),
             std::env::current_exe().expect("this test").display().to_string(),
@@ -303,6 +304,25 @@ fn units_start_under_systemd_and_come_back_after_a_crash() {
          dd if=/tmp/data of=/dev/ublkb7 bs=1M oflag=direct status=none
          crash ringtap-ublk@host.service
          cmp -n 8388608 /tmp/data /dev/ublkb7
+         # Another program in its place, while a file system is written to.
+         old=$(pid ringtap-ublk@host.service)
+         mke2fs -q -t ext4 /dev/ublkb7
+         mkdir -p /tmp/on && mount -t ext4 /dev/ublkb7 /tmp/on
+         cp /usr/local/bin/ringtap /tmp/next && mv /tmp/next /usr/local/bin/ringtap
+         dd if=/tmp/data of=/tmp/on/data bs=64k oflag=direct status=none &
+         writer=$!
+         systemctl reload ringtap-ublk@host.service
+         for i in $(seq 100); do
+             [ $(pid ringtap-ublk@host.service) = $old ] || break
+             sleep 0.2
+         done
+         [ $(pid ringtap-ublk@host.service) != $old ]
+         sandboxed ringtap-ublk@host.service
+         wait $writer
+         umount /tmp/on
+         mount -t ext4 /dev/ublkb7 /tmp/on
+         cmp /tmp/data /tmp/on/data
+         umount /tmp/on
          systemctl stop ringtap-ublk@host.service
          [ ! -e /dev/ublkb7 ]
          said",

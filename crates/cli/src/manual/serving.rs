@@ -91,6 +91,10 @@ pub(super) fn sections(command: &str) -> &'static [Section] {
             ),
             EXIT,
         ],
+        "stop" => &[
+            ("Examples", &[("ringtap stop $(cat /run/vm1.pid)", "returns once it has ended")]),
+            EXIT,
+        ],
         "reload" => {
             &[("Examples", &[("ringtap reload $(cat /run/vm1.pid)", "its image has grown")]), EXIT]
         }
