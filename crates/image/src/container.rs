@@ -21,10 +21,12 @@ use crate::{Error, Format, OpenError, OpenOptions, Place, Standing, lock, record
 mod facts;
 mod status;
 mod store;
+mod syncs;
 
 use facts::{
     direct_alignment, drop_cached_pages, len_of, on_rotating_medium, work_in_memory_inline,
 };
+use syncs::Syncs;
 
 /// The most that one metadata transfer moves.
 const PIECE: usize = 1 << 20;
@@ -102,9 +104,7 @@ struct State {
     no_punch: AtomicBool,
     no_zero_range: AtomicBool,
     no_allocate: AtomicBool,
-    /// A sync of the page cache failed. Linux then takes the lost pages for clean, so the next sync
-    /// would succeed and lie: none is believed any more.
-    lost: AtomicBool,
+    syncs: Syncs,
     /// As its restart log found it when it was opened.
     standing: OnceLock<Standing>,
     /// What was known of its file when it was opened, where it is written to.
@@ -446,16 +446,38 @@ impl Container {
         if self.never_synced {
             return Ok(());
         }
-        let lost = Error::Os(libc::EIO);
-        if self.state.lost.load(SeqCst) {
-            return Err(lost);
+        let syncs = &self.state.syncs;
+        if self.is_cached() {
+            return syncs.sync(io, self.file, &self.path).await;
         }
-        let end = io.sync(self.file).await.map_err(Error::from_errno);
-        if end.is_err() && self.traits.request_alignment == 1 && self.store.is_none() {
-            self.state.lost.store(true, SeqCst);
+        syncs.check()?;
+        io.sync(self.file).await.map_err(Error::from_errno)
+    }
+
+    /// Whether a write may be asked to be stable when it ends (FUA). Through the page cache [`Container::sync`] makes stable,
+    /// and nothing else: an error that is told to another is told to nobody after that.
+    pub fn takes_durable_writes(&self) -> bool {
+        !self.is_cached()
+    }
+
+    /// Whether writes go to the page cache of this machine.
+    fn is_cached(&self) -> bool {
+        self.traits.request_alignment == 1 && self.store.is_none()
+    }
+
+    /// Write back the pages that others have left of a block device. Before anything is in flight. Where that fails
+    /// [`Container::sync`] does, too: nobody else hears of what was lost.
+    pub(crate) fn settle_device(&self) {
+        if let Some(device) = self.open_file().filter(|_| !self.traits.regular) {
+            if let Err(error) = rustix::fs::fdatasync(device) {
+                self.state.syncs.heard(&self.path, -error.raw_os_error());
+            }
         }
-        // One beside us may have failed meanwhile, and taken the error that was ours too.
-        if end.is_ok() && self.state.lost.load(SeqCst) { Err(lost) } else { end }
+    }
+
+    /// See [`crate::Image::abandon`].
+    pub(crate) fn abandon(&self) {
+        self.state.syncs.abandon();
     }
 
     /// Free the range; it reads as zeros afterwards. [`Error::Unsupported`] where that cannot be.

@@ -282,6 +282,11 @@ pub trait Image: Send + Sync {
         None
     }
 
+    /// Whether a write to where [`Image::map`] says may be asked to be stable when it ends; else [`Image::flush`] makes it so.
+    fn takes_durable_writes(&self) -> bool {
+        self.container().is_none_or(Container::takes_durable_writes)
+    }
+
     /// Make all completed writes stable.
     fn flush<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>>;
 
@@ -342,7 +347,11 @@ pub trait Image: Send + Sync {
 
     /// The disk is stopped, and what another request has begun may never end: whoever waits for that is to
     /// look again, now and from now on.
-    fn abandon(&self) {}
+    fn abandon(&self) {
+        if let Some(container) = self.container() {
+            container.abandon();
+        }
+    }
 
     /// The image below, where there is one.
     fn below(&self) -> Option<&dyn Image> {

@@ -331,10 +331,8 @@ impl RestartLog {
     /// The image is as it is, and from now on every change of its file is noted. Nothing is in flight.
     pub(crate) fn watch(&self) {
         let Some(container) = &self.image else { return };
-        if let Some(device) = container.open_file().filter(|_| !container.traits().regular) {
-            // Pages that others left to be written would count as somebody else's writes later.
-            let _ = rustix::fs::fdatasync(device);
-        }
+        // Pages that others left to be written would count as somebody else's writes later.
+        container.settle_device();
         let facts = Facts::of(container);
         Witness::reset(&self.words, WITNESS, facts.modified.unwrap_or_default());
         self.set(WRITTEN, facts.written.unwrap_or_default());

@@ -208,8 +208,13 @@ impl Io {
 
     /// An operation without bytes to count, begun again on EINTR.
     pub async fn to_the_end(&self, op: Op) -> Result<(), i32> {
+        self.to_the_end_told(op, |_| {}).await
+    }
+
+    /// The same; `tell` hears of every result of it, also where this is dropped before it comes.
+    pub async fn to_the_end_told(&self, op: Op, tell: impl Fn(i32)) -> Result<(), i32> {
         loop {
-            match self.run(op).await {
+            match (Told { asked: self.run(op), tell: &tell }).await {
                 n if n >= 0 => return Ok(()),
                 n => self.again(n).await?,
             }
@@ -265,15 +270,18 @@ impl Io {
         matches!(states[key as usize], State::InFlight(_) | State::Elsewhere(..))
     }
 
-    /// The operation is wanted no more: have it end, and wait until it has. Nobody is told its result.
-    fn give_up(&self, key: Key) -> io::Result<()> {
+    /// The operation is wanted no more: have it end, and wait until it has. Its result.
+    fn give_up(&self, key: Key) -> io::Result<i32> {
         self.cancel(key)?;
         while self.is_in_flight(key) {
             self.turn_without_new()?;
         }
-        self.shared.states.borrow_mut()[key as usize] = State::Free;
+        let state = &mut self.shared.states.borrow_mut()[key as usize];
+        let State::Done(result) = std::mem::replace(state, State::Free) else {
+            return Ok(-libc::ECANCELED);
+        };
         self.shared.free.borrow_mut().push(key);
-        Ok(())
+        Ok(result)
     }
 
     /// Have every operation end, and wait until all have. Their tasks may look at the results.
@@ -454,14 +462,52 @@ impl Future for OpFuture<'_> {
     }
 }
 
+impl OpFuture<'_> {
+    /// Have it end; its result, where it was begun and nobody has that.
+    fn give_up(&mut self) -> Option<i32> {
+        let Step::InFlight(key) = std::mem::replace(&mut self.step, Step::Over) else {
+            return None;
+        };
+        match self.io.give_up(key) {
+            Ok(result) => Some(result),
+            Err(error) => {
+                // The kernel still owns the memory of this operation, and will never say that it is done;
+                // whoever dropped this is about to free it. There is no safe way on.
+                eprintln!("ringtap: the ring failed with an operation in flight: {error}");
+                std::process::abort();
+            }
+        }
+    }
+}
+
 impl Drop for OpFuture<'_> {
     fn drop(&mut self) {
-        let Step::InFlight(key) = self.step else { return };
-        if let Err(error) = self.io.give_up(key) {
-            // The kernel still owns the memory of this operation, and will never say that it is done;
-            // whoever dropped this is about to free it. There is no safe way on.
-            eprintln!("ringtap: the ring failed with an operation in flight: {error}");
-            std::process::abort();
+        self.give_up();
+    }
+}
+
+/// An operation whose result is told, whoever waits for it.
+struct Told<'a, F: Fn(i32)> {
+    asked: OpFuture<'a>,
+    tell: &'a F,
+}
+
+impl<F: Fn(i32)> Future for Told<'_, F> {
+    type Output = i32;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<i32> {
+        let end = Pin::new(&mut self.asked).poll(context);
+        if let Poll::Ready(result) = end {
+            (self.tell)(result);
+        }
+        end
+    }
+}
+
+impl<F: Fn(i32)> Drop for Told<'_, F> {
+    fn drop(&mut self) {
+        if let Some(result) = self.asked.give_up() {
+            (self.tell)(result);
         }
     }
 }

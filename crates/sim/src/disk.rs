@@ -276,8 +276,8 @@ impl Disk {
         self.lock().capacity = Some(bytes);
     }
 
-    /// Whether a failed sync also drops from the cache what it should have written, so that a later
-    /// sync succeeds without it: what Linux does with its page cache.
+    /// Whether a sync or a durable write that fails also drops from the cache what a sync should have written, so that a
+    /// later one succeeds without it: what Linux does with its page cache, that of files which take any alignment.
     pub fn forget_on_failed_sync(&self, forgetful: bool) {
         self.lock().forgetful = forgetful;
     }

@@ -256,6 +256,9 @@ impl Medium {
     }
 
     pub(crate) fn forget(&mut self, mark: u64) {
+        if self.align > 1 {
+            return;
+        }
         for sector in &self.dirty {
             if let Some(place) = self.sectors.get_mut(sector) {
                 place.forget(mark);

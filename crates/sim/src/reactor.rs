@@ -259,6 +259,11 @@ impl Sim {
         let mut result = flight.result;
         match flight.what {
             What::Write { file, durable, .. } => {
+                let (mark, fails) = (state.completed, state.forgetful && result == -libc::EIO);
+                if let Some(medium) = state.medium(file).filter(|_| durable && fails) {
+                    // It was told of what all before it have lost.
+                    medium.forget(mark);
+                }
                 let durable = durable && result >= 0 && self.lie != Some(Lie::DurableIsNot);
                 settle(state, file, flight.id, &flight.touched, durable);
             }

@@ -136,6 +136,10 @@ impl Image for Trapped {
         self.image.state()
     }
 
+    fn takes_durable_writes(&self) -> bool {
+        self.image.takes_durable_writes()
+    }
+
     fn abandon(&self) {
         self.image.abandon();
     }

@@ -67,7 +67,7 @@ impl Pass<'_> {
         durable: bool,
     ) -> Result<(), Error> {
         // While metadata waits for a flush, stable bytes alone would be found by nobody.
-        let mut at_once = durable && !self.image.is_dirty();
+        let mut at_once = durable && self.image.takes_durable_writes() && !self.image.is_dirty();
         while !mem.is_empty() {
             let moved = match self.image.map(offset, mem.len() as u64) {
                 Extent::Data { file, offset: at, len, writable: true, cipher } => {

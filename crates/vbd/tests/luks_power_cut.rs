@@ -219,6 +219,7 @@ fn every_operation_may_fail_once() {
                 let bench = fresh.after_power_cut(0);
                 let guest = Guest::new(SECTORS, Promise::Flush);
                 let vbd = bench.open();
+                bench.disk.forget_on_failed_sync(true);
                 let first = bench.disk.operations();
                 bench.disk.fail_operations(first + n..first + n + 1, fault);
                 let context = format!("seed {seed}, operation {n} gives {fault:?}");

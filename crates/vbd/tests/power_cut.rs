@@ -4,12 +4,15 @@
 mod common;
 
 use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Tasks};
 use ringtap_sim::{
-    Ask, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, alone, hear_of_cut,
-    random_asks, read_all, seeds, turn_all,
+    Ask, Chances, Disk, Fault, Guest, Lacks, Lie, Promise, Refuses, SECTOR, Sim, Wrong, alone,
+    hear_of_cut, random_asks, read_all, seeds, turn_all,
 };
 use ringtap_vbd::{Error, Vbd};
 
@@ -279,7 +282,6 @@ fn sabotage_is_caught() {
         (CacheMode::None, disk(Lie::EarlyWrites)),
         (CacheMode::Writeback, Sabotage::FlushDropped),
         (CacheMode::Writeback, Sabotage::FuaDropped),
-        (CacheMode::Writethrough, disk(Lie::DurableIsNot)),
         (CacheMode::Writethrough, disk(Lie::SyncDoesNothing)),
         (CacheMode::DirectSync, disk(Lie::DurableIsNot)),
         (CacheMode::Unsafe, disk(Lie::EarlyWrites)),
@@ -352,8 +354,8 @@ fn every_operation_may_fail_once() {
     assert!(tried > 500, "{tried} operations failed, and the runs have more");
 }
 
-/// After a failed fsync Linux calls the pages clean that it could not write: the next fsync succeeds
-/// without them. A flush that succeeds may not rest on that.
+/// After a failed fsync, and after a failed write with RWF_DSYNC, Linux calls the pages clean that it could not write: the
+/// next fsync succeeds without them. A flush that succeeds may not rest on that.
 #[test]
 fn a_flush_after_a_failed_flush_tells_the_truth() {
     let mut failed = 0;
@@ -373,6 +375,25 @@ fn a_flush_after_a_failed_flush_tells_the_truth() {
         }
     }
     assert!(failed > 0);
+}
+
+/// It is told at once what is lost, and not once somebody has made room for what is not there any more.
+#[test]
+fn a_flush_that_the_page_cache_had_no_room_for_waits_for_none() {
+    let bench = Bench::new(1, CacheMode::Writeback);
+    let (guest, vbd) = (bench.guest(), bench.open());
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = told.clone();
+    vbd.wait_for_room(move || tell.store(true, SeqCst));
+    let mut tasks = Tasks::new(Box::new(Sim::new(&bench.disk, 1).chances(Chances::NEVER)));
+    let served = Rc::new(Served::new(vbd));
+    bench.disk.fail_operations(2..3, Fault::Errno(libc::ENOSPC));
+    let write = Ask::Write { range: 0..1, durable: false };
+    guest.spawn(&mut tasks, &served, 1, vec![write, Ask::Flush, Ask::Flush]);
+    tasks.run().expect("the simulation runs");
+    let errors: Vec<_> = guest.failures().into_iter().map(|failure| failure.error).collect();
+    assert_eq!(errors, vec![format!("Os({})", libc::EIO); 2]);
+    assert!(!told.load(SeqCst), "nobody can make room for it");
 }
 
 #[test]

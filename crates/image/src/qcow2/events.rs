@@ -3,6 +3,7 @@
 use ringtap_io::Event;
 
 use super::Shared;
+use crate::Container;
 
 /// Told after what it is about has changed in memory. Who waits begins to listen under the lock under which
 /// it has seen that it must.
@@ -29,6 +30,8 @@ impl Shared {
             event.close();
         }
         self.epochs.abandon();
+        self.container.abandon();
+        self.data.iter().for_each(Container::abandon);
         if let Some(base) = self.base.image() {
             base.abandon();
         }

@@ -387,6 +387,11 @@ impl Image for Qcow2 {
         self.shared.data.is_none().then_some(&self.shared.container)
     }
 
+    fn takes_durable_writes(&self) -> bool {
+        let shared = &*self.shared;
+        shared.data.as_ref().unwrap_or(&shared.container).takes_durable_writes()
+    }
+
     fn place(&self) -> Option<Place> {
         Some(self.shared.container.place())
     }

@@ -80,10 +80,8 @@ impl RestartLog {
             // What another data file left there must not be taken for this one's.
             return (at..at + WORDS).for_each(|at| self.set(at, 0));
         };
-        if let Some(device) = data.open_file().filter(|_| !data.traits().regular) {
-            // See `watch`.
-            let _ = rustix::fs::fdatasync(device);
-        }
+        // See `watch`.
+        data.settle_device();
         let facts = Facts::of(data);
         Witness::reset(&self.words, at + WITNESS, facts.modified.unwrap_or_default());
         let words = [device, inode, facts.born, facts.written.unwrap_or_default()];

@@ -376,6 +376,7 @@ impl Image for Dynamic {
     fn abandon(&self) {
         self.shared.flushed.close();
         self.shared.settled.close();
+        self.shared.container.abandon();
         if let Some(parent) = self.shared.parent.image() {
             parent.abandon();
         }

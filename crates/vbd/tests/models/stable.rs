@@ -1,9 +1,11 @@
 //! What is acknowledged as stable is stable at that step, and what is acknowledged outlives a kill; with
 //! flushes of several threads that one of them carries out for all.
 
-use ringtap_sim::threads::{must_notice, try_orders};
+use ringtap_sim::Fault;
+use ringtap_sim::threads::{choose, must_notice, try_orders};
+use ringtap_vbd::Kind;
 
-use crate::world::{End, Format, Known, World, flush, join, qcow2, write, write_durably};
+use crate::world::{End, Format, Known, World, flush, join, qcow2, serve, write, write_durably};
 
 /// Each thread writes to room that the image has to find, and flushes.
 fn flushes_of_all(format: Format, stride: u64) {
@@ -42,10 +44,42 @@ fn flushes_of_a_vhd() {
     flushes_of_all(Format::Vhd { size: 64 << 10, block: 4096 }, 4096);
 }
 
+fn syncs_of_a_file() {
+    flushes_of_all(Format::Raw { size: 4096 }, 512);
+}
+
+/// Any operation fails, and the page cache forgets what it had for that file; what is acknowledged is stable all the same.
+fn syncs_that_fail() {
+    let world = World::new(Format::Raw { size: 4096 }, 1, true);
+    world.disk.forget_on_failed_sync(true);
+    let vbd = world.open();
+    let fails = world.disk.operations() + 1 + choose() % 8;
+    world.disk.fail_operations(fails..fails + 1, Fault::Errno(libc::EIO));
+    let threads = (0..2u64).map(|thread| {
+        let ends = world.clone();
+        world.thread(&vbd, async move |vbd, io| {
+            let mut all = Vec::new();
+            for round in 0..2u64 {
+                let (offset, len) = ((2 * thread + round) * 512, 512);
+                let value = (1 + 2 * thread + round) as u8;
+                let end = serve(&vbd, &io, Kind::Write, (offset, len), value, false).await;
+                if end.is_ok() {
+                    all.push(Known { offset, len, value });
+                }
+                if serve(&vbd, &io, Kind::Flush, (0, 0), 0, false).await.is_ok() {
+                    ends.end_here(End::PowerCut, &all);
+                }
+            }
+        })
+    });
+    join(threads.collect::<Vec<_>>());
+    world.look();
+}
+
 /// One thread writes to new room and leaves it at that; another writes to the same room durably. Nothing waited
-/// for a flush before. A third may flush.
+/// for a flush before, and the file takes durable writes. A third may flush.
 fn durable_beside_new(format: Format, cluster: u64, flushes: bool) {
-    let world = World::new(format, 1, true);
+    let world = World::new(format, 512, true);
     let vbd = world.open();
     join([world.thread(&vbd, async move |vbd, io| {
         write(&vbd, &io, 0, 512, 1).await;
@@ -101,6 +135,15 @@ fn a_flush_of_a_vhd_serves_all_that_were_acknowledged_before_it_began() {
     try_orders("group flush of VHD", 1600, flushes_of_a_vhd);
     must_notice("flush joined", 4000, flushes_of_a_vhd);
     must_notice("flush ended in silence", 1000, flushes_of_a_vhd);
+}
+
+#[test]
+fn a_sync_serves_all_that_were_acknowledged_before_it_began() {
+    try_orders("group sync of a file", 1600, syncs_of_a_file);
+    must_notice("sync joined", 4000, syncs_of_a_file);
+    must_notice("sync ended in silence", 4000, syncs_of_a_file);
+    try_orders("syncs that fail", 4000, syncs_that_fail);
+    must_notice("syncs beside one another", 20_000, syncs_that_fail);
 }
 
 #[test]

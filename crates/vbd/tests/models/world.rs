@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use ringtap_image::qcow2::{self, CreateOptions, Header, Parts, Qcow2, Repair, Sabotage, check};
-use ringtap_image::{CacheMode, Container, Identity, Image, RestartLog, Traits, vhd};
+use ringtap_image::{CacheMode, Container, Identity, Image, Raw, RestartLog, Traits, vhd};
 use ringtap_io::{File, Io};
 use ringtap_sim::threads::{JoinHandle, alone, choose, spawn};
 use ringtap_sim::{Disk, Lacks};
@@ -18,6 +18,7 @@ const NOTES: u64 = 64;
 pub enum Format {
     Qcow2(CreateOptions),
     Vhd { size: u64, block: u32 },
+    Raw { size: u64 },
 }
 
 /// How a server of the image ends.
@@ -102,6 +103,10 @@ impl World {
                     };
                     vhd::create(&io, &container, &options).await.expect("an image");
                 }
+                Format::Raw { size } => {
+                    container.set_len(&io, *size).await.expect("a file");
+                    container.sync(&io).await.expect("stable");
+                }
             }
         });
         world
@@ -132,6 +137,7 @@ impl World {
                 let image = vhd::open_in_with(io, container, None, Some(log)).await;
                 image.expect("the image opens")
             }
+            Format::Raw { .. } => Box::new(Raw::new(container)),
         }
     }
 
@@ -204,6 +210,7 @@ impl World {
                 let report = vhd::check(&io, &world.container(), false).await.expect("checked");
                 assert!(report.corruptions.is_empty(), "{:?}", report.corruptions);
             }
+            Format::Raw { .. } => {}
         });
     }
 }

@@ -13,6 +13,8 @@ fn run_with_fault(seed: u64, n: u64, fault: Fault) -> bool {
     if bench.layers.iter().all(|layer| layer.options.is_none()) {
         bench.add_layer(&mut rng);
     }
+    // The page cache drops what it could not write.
+    bench.disk.forget_on_failed_sync(true);
     let before = bench.disk.operations();
     bench.disk.fail_operations(before + n..before + n + 1, fault);
     let guest = bench.guest();
