@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::again::Patience;
 use crate::elsewhere::{Elsewhere, Sessions};
 use crate::pool::{Buffer, Pool};
 use crate::signal::Wait;
@@ -166,7 +167,7 @@ impl Io {
         mem: Mem,
         block: usize,
     ) -> Result<usize, i32> {
-        let mut done = 0;
+        let (mut done, mut patience) = (0, Patience::default());
         loop {
             let rest = mem.window(done, MOST);
             match self.run(Op::Read { file, offset: offset + done as u64, mem: rest }).await {
@@ -179,7 +180,7 @@ impl Io {
                 }
                 // A pipe is full, and stays so until who asked for this empties it.
                 n if n == -libc::EAGAIN && mem.pipe().is_some() => return Err(libc::EAGAIN),
-                n => self.again(n).await?,
+                n => self.again(n, &mut patience).await?,
             }
         }
     }
@@ -187,7 +188,7 @@ impl Io {
     /// Write all of `mem`. Short writes and EINTR are carried on with here.
     #[inline]
     pub async fn write(&self, file: File, offset: u64, mem: Mem, durable: bool) -> Result<(), i32> {
-        let mut done = 0;
+        let (mut done, mut patience) = (0, Patience::default());
         while done < mem.len() {
             let rest = mem.window(done, MOST);
             let offset = offset + done as u64;
@@ -195,7 +196,7 @@ impl Io {
                 // A file that takes no bytes and names no error has no room for them.
                 0 => return Err(libc::ENOSPC),
                 n if n > 0 => done += n as usize,
-                n => self.again(n).await?,
+                n => self.again(n, &mut patience).await?,
             }
         }
         Ok(())
@@ -213,24 +214,12 @@ impl Io {
 
     /// The same; `tell` hears of every result of it, also where this is dropped before it comes.
     pub async fn to_the_end_told(&self, op: Op, tell: impl Fn(i32)) -> Result<(), i32> {
+        let mut patience = Patience::default();
         loop {
             match (Told { asked: self.run(op), tell: &tell }).await {
                 n if n >= 0 => return Ok(()),
-                n => self.again(n).await?,
+                n => self.again(n, &mut patience).await?,
             }
-        }
-    }
-
-    /// Whether a failed operation is to be begun again: at once after EINTR, in a little while
-    /// after EAGAIN (a device out of tags).
-    async fn again(&self, result: i32) -> Result<(), i32> {
-        match -result {
-            libc::EINTR => Ok(()),
-            libc::EAGAIN => {
-                self.sleep(100_000).await;
-                Ok(())
-            }
-            errno => Err(errno),
         }
     }
 

@@ -6,6 +6,7 @@
 //! third, and everything above runs unchanged on all.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod again;
 mod clock;
 mod elsewhere;
 mod engine;
