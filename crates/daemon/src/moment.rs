@@ -111,9 +111,11 @@ async fn commit(io: &Io, parts: &[Part], mut staged: Vec<StagedBitmaps>) -> Resu
         Err(error) => return unstable(&parts[0], &error),
     };
     let (mut end, mut number) = (Ok(()), 0);
+    let mut begins = vec![];
     for (part, one) in parts.iter().zip(&mut staged) {
         let of = together.as_ref().filter(|_| one.is_kept()).map(|together| together.part(number));
         number += usize::from(one.is_kept());
+        begins.push(of.clone());
         if let Err(error) = one.put(io, of).await {
             end = unstable(part, &error);
             break;
@@ -121,13 +123,18 @@ async fn commit(io: &Io, parts: &[Part], mut staged: Vec<StagedBitmaps>) -> Resu
     }
     // What may find no room is written. From here on one header for each disk says that it is so.
     let mut presented: Vec<StagedBitmaps> = vec![];
-    for (part, mut one) in parts.iter().zip(staged) {
-        match end {
-            Ok(()) => match one.present(io).await {
-                Ok(()) => presented.push(one),
-                Err(error) => end = unstable(part, &error),
-            },
-            Err(_) => break,
+    for ((part, mut one), of) in parts.iter().zip(staged).zip(begins) {
+        if end.is_err() {
+            break;
+        }
+        let begins = together.as_ref().zip(of).map(|(together, of)| together.writes_down(&of));
+        if let Err(error) = begins.unwrap_or(Ok(())) {
+            end = unstable(part, &error);
+            break;
+        }
+        match one.present(io).await {
+            Ok(()) => presented.push(one),
+            Err(error) => end = unstable(part, &error),
         }
     }
     if let (Ok(()), Some(together)) = (&end, &together) {

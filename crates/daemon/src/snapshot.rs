@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringtap_image::qcow2::{self, CreateOptions, Crypt, Header};
-use ringtap_image::record::{self, Part, Transaction};
+use ringtap_image::record::{self, Transaction};
 use ringtap_image::{
     CacheMode, Container, Format, Image, OpenError, OpenOptions, Place, Role, on_a_ring,
 };
@@ -63,7 +63,7 @@ pub(crate) fn take(wanted: &[Wanted], limit: Duration) -> Result<Taken, Error> {
     let together = begin(wanted)?;
     let mut prepared = vec![];
     for (number, one) in wanted.iter().enumerate() {
-        match prepare(one, together.as_ref().map(|together| together.part(number))) {
+        match prepare(one, together.as_ref().map(|together| (together, number))) {
             Ok(ready) => prepared.push(ready),
             Err(error) => {
                 undo(&images, prepared, together);
@@ -121,7 +121,7 @@ fn failed(overlay: &Path, why: impl Into<String>) -> Error {
     Error::Snapshot { overlay: overlay.to_owned(), why: why.into() }
 }
 
-fn prepare(wanted: &Wanted, part: Option<Part>) -> Result<Prepared, Error> {
+fn prepare(wanted: &Wanted, part: Option<(&Transaction, usize)>) -> Result<Prepared, Error> {
     let Wanted { disk, vbd, overlay, .. } = wanted;
     let refused = |why: String| Err(failed(overlay, why));
     if ringtap_stores::is_store(&disk.path) {

@@ -76,12 +76,23 @@ pub fn set_successor(image: &Path, successor: &Path) -> io::Result<()> {
     set_one(image, successor, None, false)
 }
 
-/// The same once all of a transaction is written down. `made`: the successor goes where it is not to be.
-pub fn set_successor_in(image: &Path, successor: &Path, part: Part, made: bool) -> io::Result<()> {
-    set_one(image, successor, Some(part), made)
+/// The same once all of a transaction is written down, as its part with that number. `made`: the successor goes where it is
+/// not to be.
+pub fn set_successor_in(
+    image: &Path,
+    successor: &Path,
+    (transaction, number): (&Transaction, usize),
+    made: bool,
+) -> io::Result<()> {
+    set_one(image, successor, Some((transaction, transaction.part(number))), made)
 }
 
-fn set_one(image: &Path, successor: &Path, part: Option<Part>, made: bool) -> io::Result<()> {
+fn set_one(
+    image: &Path,
+    successor: &Path,
+    part: Option<(&Transaction, Part)>,
+    made: bool,
+) -> io::Result<()> {
     let file = known(successor)?;
     // A name that a power cut takes would leave the disk nowhere to be found.
     name_is_stable(successor)?;
@@ -93,6 +104,9 @@ fn set_one(image: &Path, successor: &Path, part: Option<Part>, made: bool) -> io
         at = next.file.path().to_owned();
     }
     let made_at = made.then(|| time_of(successor)).flatten();
+    let begun =
+        |(transaction, part): (&Transaction, Part)| transaction.writes_down(&part).map(|()| part);
+    let part = part.map(begun).transpose()?;
     set(image, Some(Successor { file, written: None, turn, part, made_at }))
 }
 
@@ -289,7 +303,7 @@ mod tests {
                 eprintln!("skipped: there is nowhere to record an image");
                 return;
             };
-            if set_successor_in(&base, &top, transaction.part(0), true).is_err() {
+            if set_successor_in(&base, &top, (&transaction, 0), true).is_err() {
                 eprintln!("skipped: there is nowhere to record an image");
                 transaction.call_off();
                 return;

@@ -222,6 +222,7 @@ fn a_change_of_several_disks_holds_once_all_of_it_is_written() {
         let (mut world, vbd) = World::quiet(4);
         world.write(&vbd, 3);
         let (own, part) = (vbd.fork(), transaction.part(0));
+        transaction.writes_down(&part).expect("written down");
         let staged = world.alone(async move |io| {
             let clear = vec![BitmapChange::Clear("b".into())];
             let mut staged = own.stage_bitmaps(&io, clear).await.expect("staged");
