@@ -96,9 +96,7 @@ impl Residence {
     pub(crate) fn hand_over(&self, disk: &Disk, closing: &Closing) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let _disk = self.vbd.span().enter();
-        let closing = closing.clone();
-        let late = move || !closing.is_waited_for();
-        if self.put_away_unless(disk, self.vbd.size(), late)? {
+        if self.put_away_for(disk, self.vbd.size(), Some(closing.clone()))? {
             self.vbd.forget_bitmaps();
             *state = State::Away(disk.clone().into());
         }
@@ -149,16 +147,12 @@ impl Residence {
 
     /// Close the image, and keep only what it looks like, and that it had `size` bytes.
     fn put_away(&self, disk: &Disk, size: u64) -> Result<(), Error> {
-        self.put_away_unless(disk, size, || false).map(drop)
+        self.put_away_for(disk, size, None).map(drop)
     }
 
-    /// The same; false where it is to stay after all once it is closed, and could be opened again before a request goes on.
-    fn put_away_unless(
-        &self,
-        disk: &Disk,
-        size: u64,
-        stays: impl FnOnce() -> bool + 'static,
-    ) -> Result<bool, Error> {
+    /// The same for the `next` process of this host, if that is who has it then; false where nobody waits for that any more
+    /// once it is closed, and it could be opened again before a request goes on.
+    fn put_away_for(&self, disk: &Disk, size: u64, next: Option<Closing>) -> Result<bool, Error> {
         let (vbd, failed) = (self.vbd.clone(), failure(disk));
         let (own, wrap) = (disk.clone(), self.wrap.clone());
         let again = move || {
@@ -173,6 +167,9 @@ impl Residence {
             let still = vbd.quiesce(&io, LIMIT.as_nanos() as u64).await;
             let still = still.map_err(|busy| failed(busy.to_string()))?;
             let image = still.image().map_err(wrong)?;
+            if next.is_some() {
+                image.opens_again();
+            }
             // All that was acknowledged is stable before anybody else may have it.
             vbd.disk().close(&io).await.map_err(|error| failed(error.to_string()))?;
             let former = still.come_back(away(image.info())).map_err(wrong)?;
@@ -180,7 +177,7 @@ impl Residence {
             former.stop_writing();
             former.let_write(true);
             drop(former);
-            if !stays() {
+            if next.is_none_or(|closing| closing.is_waited_for()) {
                 return Ok(true);
             }
             let back = again().and_then(|image| {

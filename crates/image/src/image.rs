@@ -380,6 +380,10 @@ pub trait Image: Send + Sync {
     /// reading from now on.
     fn stop_writing(&self) {}
 
+    /// It is opened again on this host as soon as it is closed: the memory of its restart log is left for that, since to give
+    /// it back and take it again is most of what either takes.
+    fn opens_again(&self) {}
+
     /// Write what is still in memory and leave the image as other programs expect it, before it is
     /// closed for good. No other request is in flight.
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {

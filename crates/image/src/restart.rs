@@ -30,7 +30,7 @@ use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use ringtap_io::sync::{broken, step};
 use ringtap_io::{SharedWords, Witness};
@@ -98,6 +98,8 @@ pub struct RestartLog {
     /// More memory that is kept as the log is, where a simulation provides it.
     beside: Option<Arc<[AtomicU64]>>,
     capacity: u64,
+    /// Whether its memory is left when the image is closed, for whoever opens it next.
+    stays_whole: AtomicBool,
     identity: Identity,
     /// The image, whose lock keeps others from this log.
     image: Option<Container>,
@@ -225,6 +227,7 @@ impl RestartLog {
             name,
             beside,
             capacity,
+            stays_whole: AtomicBool::new(false),
             identity,
             image,
             data: None,
@@ -532,6 +535,12 @@ impl RestartLog {
         self.set(TURN[1 - self.current()], 0);
     }
 
+    /// The image is opened again as soon as it is closed: its memory is left for that. What stands in it means nothing, for
+    /// marks of the turns until then match no later one.
+    pub(crate) fn stays_whole(&self) {
+        self.stays_whole.store(true, SeqCst);
+    }
+
     /// The image was closed in good order: nothing is left to be taken up. `remembered`: where the image
     /// can say which log it had, that stays known.
     pub fn close(&self, remembered: bool) {
@@ -543,7 +552,7 @@ impl RestartLog {
     fn shrink(&self) {
         let Some(path) = &self.path else { return };
         let _ = fs::remove_file(path.with_extension(MEMORY));
-        if let Some(file) = &self.file {
+        if let Some(file) = self.file.as_ref().filter(|_| !self.stays_whole.load(SeqCst)) {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let (first, len) = (4096, 8 * RestartLog::words_for(self.capacity) as u64);
             let _ = rustix::fs::fallocate(file, punch, first, len);

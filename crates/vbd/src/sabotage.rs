@@ -168,6 +168,10 @@ impl Image for Trapped {
         self.image.stop_writing();
     }
 
+    fn opens_again(&self) {
+        self.image.opens_again();
+    }
+
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
         self.step("close", 0);
         self.image.close(io)

@@ -410,6 +410,10 @@ impl Image for Qcow2 {
         self.shared.data.iter().for_each(Container::stop_writing);
     }
 
+    fn opens_again(&self) {
+        self.shared.restart.get().into_iter().for_each(RestartLog::stays_whole);
+    }
+
     fn close<'a>(&'a self, io: &'a Io) -> Boxed<'a, Result<(), Error>> {
         Box::pin(self.shared.close(io))
     }

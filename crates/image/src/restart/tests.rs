@@ -178,3 +178,66 @@ fn a_log_of_nonsense_gives_no_more_than_it_holds() {
     log.start(3);
     assert!(records(&log).is_empty());
 }
+
+/// Bytes of memory that a log takes.
+fn taken(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    512 * fs::metadata(path).expect("a log").blocks()
+}
+
+#[test]
+fn the_memory_of_a_log_is_left_for_who_opens_the_image_next_and_else_given_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = tempfile::NamedTempFile::new().expect("a file");
+    let open = || RestartLog::open(&folder.path().join("logs"), &image, 10_000).expect("a log");
+    let whole = 8 * RestartLog::words_for(10_000) as u64;
+    let log = open();
+    let path = log.path.clone().expect("a file");
+    log.start(7);
+    note(&log, 0..3);
+    log.stays_whole();
+    log.close(true);
+    drop(log);
+    assert!(taken(&path) >= whole, "{} of {whole} bytes", taken(&path));
+    // What stands in it means nothing to the next.
+    let log = open();
+    assert!(log.is_closed() && log.left().is_none());
+    log.start(8);
+    assert!(records(&log).is_empty());
+    note(&log, 5..6);
+    assert_eq!(records(&open()), [5]);
+    log.close(true);
+    drop(log);
+    assert!(taken(&path) < whole, "{} bytes", taken(&path));
+}
+
+#[test]
+fn an_image_that_is_opened_again_leaves_the_memory_of_its_log() {
+    use crate::qcow2::{CreateOptions, create};
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("image");
+    fs::write(&path, "").expect("a file");
+    let options = crate::OpenOptions {
+        format: Some(crate::Format::Qcow2),
+        cache: crate::CacheMode::Writeback,
+        ..crate::OpenOptions::default()
+    };
+    let container = Container::open(&path, &options).expect("opened");
+    let made = CreateOptions { size: 65536, ..CreateOptions::default() };
+    let task = |io| async move { create(&io, &container, None, &made).await.map(drop) };
+    crate::on_a_ring(&path, task).expect("a ring").expect("an image");
+    let file = rustix::fs::stat(&path).expect("a file");
+    let log = RestartLog::usual_folder().join(name_of(&file));
+    let close = |again: bool| {
+        let image = crate::open(&path, &options).expect("opened");
+        if again {
+            image.opens_again();
+        }
+        let end = crate::on_a_ring(&path, |io| async move { image.close(&io).await });
+        end.expect("a ring").expect("closed");
+        taken(&log)
+    };
+    let (whole, given_back) = (close(true), close(false));
+    assert!(whole > 4 << 20 && given_back < 1 << 20, "{whole} and {given_back} bytes");
+    fs::remove_file(&log).expect("removed");
+}

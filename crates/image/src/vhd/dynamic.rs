@@ -288,6 +288,10 @@ impl Image for Dynamic {
         self.shared.container.stop_writing();
     }
 
+    fn opens_again(&self) {
+        self.shared.restart.get().into_iter().for_each(crate::RestartLog::stays_whole);
+    }
+
     fn decompress<'a>(
         &'a self,
         io: &'a Io,
