@@ -56,6 +56,7 @@ mod switch;
 mod target;
 mod tls;
 mod transports;
+mod turns;
 mod xen;
 
 pub use address::Address;

@@ -9,7 +9,7 @@ use ringtap_image::{
     Away, Format, Image, Info, OpenError, OpenOptions, Place, is_store, on_a_ring, open_place,
     probe, qcow2, record,
 };
-use ringtap_io::{Panic, keeping_a_reactor};
+use ringtap_io::Panic;
 use ringtap_vbd::{Placement, Vbd, disk_span};
 use rustix::fs::{Advice, fadvise};
 
@@ -17,6 +17,7 @@ use crate::at_once::at_once;
 use crate::checkpoints;
 use crate::labels::labels;
 use crate::successor;
+use crate::turns::{Turns, files_of, turns};
 use crate::{Config, Disk, Error, Placed, sandbox};
 
 /// What an image is given to before it is served, with its path.
@@ -177,25 +178,49 @@ pub(crate) fn tell_of_another_file(path: &Path, opened: Option<Identity>) {
     }
 }
 
+/// A disk that goes on there, or why that cannot be told.
+type Followed = (Disk, Result<(), Error>);
+
 /// A device, and what is to be recorded of its image.
 type Found = Result<(Vbd, Option<(Place, Format)>), Error>;
 
-/// Open the image of each disk: raw ones on a few threads, then those that others may lie below, one after the other. Such may
-/// have a source in common, which the first asks for all of them; and to derive a key may take a gigabyte of memory.
+/// Open the image of each disk, those at the same time that may be.
 fn devices(disks: Vec<Disk>, labels: &[String], wrap: &Wrap) -> Vec<(Disk, Found)> {
+    let span = |disk: &Disk| disk_span(&disk.path.display().to_string()).entered();
     let found = |disk: &mut Disk, label: &String| {
-        let _disk = disk_span(&disk.path.display().to_string()).entered();
+        let _disk = span(disk);
         successor::follow(disk).and_then(|()| device(disk, label, wrap))
     };
-    let open = |(number, mut disk): (usize, Disk)| {
-        let end = found(&mut disk, &labels[number]);
-        (number, disk, end)
+    // Where each goes on is known before it is seen what they share.
+    let followed = at_once(disks, |mut disk| {
+        let entered = span(&disk);
+        let end = successor::follow(&mut disk);
+        let files = end.is_ok().then(|| files_of(&disk)).flatten();
+        drop(entered);
+        (Some((disk, end)), files)
+    });
+    let (mut followed, files): (Vec<_>, Vec<_>) = followed.into_iter().unzip();
+    let Turns { in_turn, at_once: alone, then } = turns(&files);
+    let mut take = |numbers: Vec<usize>| -> Vec<_> {
+        let one = |number: usize| Some((number, followed.get_mut(number)?.take()?));
+        numbers.into_iter().filter_map(one).collect()
     };
-    let is_raw = |disk: &Disk| disk.options.format == Some(Format::Raw) && !is_store(&disk.path);
-    let (raw, others): (Vec<_>, Vec<_>) =
-        disks.into_iter().enumerate().partition(|(_, disk)| is_raw(disk));
-    let mut all = at_once(raw, open);
-    keeping_a_reactor(|| all.extend(others.into_iter().map(open)));
+    let open = |all: Vec<(usize, Followed)>| {
+        let open = |(number, (disk, end)): (usize, Followed)| {
+            let entered = span(&disk);
+            let end = end.and_then(|()| device(&disk, &labels[number], wrap));
+            drop(entered);
+            (number, disk, end)
+        };
+        all.into_iter().map(open).collect::<Vec<_>>()
+    };
+    let each = |all: Vec<_>| all.into_iter().map(|one| vec![one]);
+    // First those of which the last is to wait longest.
+    let in_turn = Some(take(in_turn)).filter(|all| !all.is_empty());
+    let first = in_turn.into_iter().chain(each(take(alone))).collect();
+    let then = each(take(then)).collect();
+    let mut all: Vec<_> =
+        [first, then].into_iter().flat_map(|some| at_once(some, open)).flatten().collect();
     all.sort_by_key(|(number, ..)| *number);
     let mut all: Vec<_> = all.into_iter().map(|(_, disk, found)| (disk, found)).collect();
     let is_locked = |found: &Found| matches!(found, Err(Error::Open(OpenError::Locked { .. })));
@@ -343,4 +368,82 @@ pub(crate) fn image(
         );
     }
     Ok(wrap(&disk.path, image))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Condvar, Mutex};
+    use std::time::Duration;
+
+    use ringtap_image::qcow2::{CreateOptions, create};
+    use ringtap_image::{CacheMode, Container, Role};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(120);
+
+    fn image(path: &Path, below: Option<&Path>) -> Disk {
+        std::fs::write(path, "").expect("a file");
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            cache: CacheMode::Writeback,
+            no_restart_log: true,
+            allow_backing: below.iter().map(|path| (*path).to_owned()).collect(),
+            ..OpenOptions::default()
+        };
+        let container = Container::open(path, &options).expect("opened");
+        let made = CreateOptions {
+            size: 65536,
+            backing_file: below.map(|path| path.display().to_string()),
+            backing_format: below.map(|_| "qcow2".into()),
+            ..CreateOptions::default()
+        };
+        let task = |io| async move { create(&io, &container, None, &made).await.map(drop) };
+        on_a_ring(path, task).expect("a ring").expect("an image");
+        if let Some(below) = below {
+            let _ = record::set_allowed(path, Role::Backing, Some(below));
+        }
+        Disk::new(path, options)
+    }
+
+    /// Each that is opened waits until as many are as there are to be at the same time: all, but where several lie upon one
+    /// image, the first of which is alone with those that have nothing to do with it.
+    #[test]
+    fn images_are_opened_together_and_overlays_of_one_image_after_the_first_of_them() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let base = dir.path().join("base");
+        drop(image(&base, None));
+        let disk = |name: &str, below| image(&dir.path().join(name), below);
+        let upon = Some(&*base);
+        let disks = vec![
+            disk("a", upon),
+            disk("x", None),
+            disk("b", upon),
+            disk("y", None),
+            disk("c", upon),
+        ];
+        let opened = Arc::new((Mutex::new(Vec::<String>::new()), Condvar::new()));
+        let (seen, at_least) =
+            (opened.clone(), |name: &str| if matches!(name, "b" | "c") { 5 } else { 3 });
+        let wrap: Wrap = Arc::new(move |path, image| {
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            let (names, told) = &*seen;
+            let mut names = names.lock().expect("no panic");
+            names.push(name.clone());
+            told.notify_all();
+            let few = |names: &mut Vec<String>| names.len() < at_least(&name);
+            let (names, end) = told.wait_timeout_while(names, PATIENCE, few).expect("no panic");
+            assert!(!end.timed_out(), "{name} waits alone: {names:?}");
+            image
+        });
+        let labels = vec![String::new(); disks.len()];
+        for (disk, found) in devices(disks, &labels, &wrap) {
+            let (vbd, _) = found.expect("opened");
+            close_unused(&disk.path, vbd);
+        }
+        let mut names = opened.0.lock().expect("no panic").clone();
+        names[..3].sort();
+        names[3..].sort();
+        assert_eq!(names, ["a", "x", "y", "b", "c"]);
+    }
 }
