@@ -25,6 +25,8 @@ struct Device {
     next: AtomicU64,
     planned: Mutex<Planned>,
     tenants: Mutex<Vec<Weak<Tenant>>>,
+    /// Tenants whose share is set: a thousand disks that come do not each look at all others.
+    set: AtomicU64,
     hears: Hearers,
     /// Held by who looks whether anybody's share is set, so that what was seen last is what is told.
     looks: Mutex<()>,
@@ -91,10 +93,20 @@ impl BackingDevice {
     /// A tenant more.
     pub(crate) fn join(&self, share: Share, who: Who) -> Arc<Tenant> {
         let tenant = Arc::new(Tenant::new(self.clone(), share, who));
+        tenant.set_share(share);
         let mut tenants = self.tenants();
         tenants.retain(|other| other.strong_count() > 0);
         tenants.push(Arc::downgrade(&tenant));
         tenant
+    }
+
+    /// A tenant's share is set from now on, or is not.
+    pub(super) fn count(&self, set: bool) {
+        if set {
+            self.0.set.fetch_add(1, SeqCst);
+        } else {
+            self.0.set.fetch_sub(1, SeqCst);
+        }
     }
 
     fn tenants(&self) -> MutexGuard<'_, Vec<Weak<Tenant>>> {
@@ -118,10 +130,10 @@ impl BackingDevice {
         // Let go of after the lock: the last of a disk looks as well.
         let (members, hears);
         let _looks = self.0.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        members = self.members();
-        let active = members.iter().any(|tenant| !tenant.share().is_none());
+        let active = self.0.set.load(SeqCst) > 0;
         let before = self.0.active.swap(active, SeqCst);
         if before && !active {
+            members = self.members();
             members.iter().for_each(|tenant| tenant.lift());
             *self.planned() = Planned::default();
         }

@@ -32,7 +32,7 @@ pub enum Who {
 pub(crate) struct Tenant {
     device: BackingDevice,
     who: Who,
-    share: Mutex<Share>,
+    share: Mutex<Said>,
     allowance: Allowance,
     /// Somebody has waited since the last plan.
     short: AtomicBool,
@@ -40,6 +40,19 @@ pub(crate) struct Tenant {
     kept: Mutex<Kept>,
     /// Cost that it was served, all in all.
     served: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Said {
+    share: Share,
+    /// Its device counts it among those whose share is set.
+    counted: bool,
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        self.set_share(Share::default());
+    }
 }
 
 /// What the planner keeps of it.
@@ -71,7 +84,7 @@ impl Tenant {
         Tenant {
             device,
             who,
-            share: Mutex::new(share),
+            share: Mutex::new(Said { share, counted: false }),
             allowance: Allowance::default(),
             short: AtomicBool::new(false),
             sums: Sums::default(),
@@ -81,14 +94,19 @@ impl Tenant {
     }
 
     pub(super) fn share(&self) -> Share {
-        *self.lock()
+        self.lock().share
     }
 
     pub(crate) fn set_share(&self, share: Share) {
-        *self.lock() = share;
+        let mut said = self.lock();
+        said.share = share;
+        let counts = !share.is_none();
+        if std::mem::replace(&mut said.counted, counts) != counts {
+            self.device.count(counts);
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Share> {
+    fn lock(&self) -> MutexGuard<'_, Said> {
         self.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use ringtap_image::{CacheMode, Container, Raw, Traits};
 use ringtap_io::{File, Op, Tasks, Time};
 
-use super::{BackingDevice, Share};
+use super::{BackingDevice, Share, Who};
 use crate::limits::ThrottleGroup;
 use crate::timed::{self, SECOND};
 use crate::{Kind, Request, Vbd};
@@ -391,4 +391,29 @@ fn without_shares_nobody_looks_at_any() {
     drop(one);
     assert!(!other.shared.door.is_limited());
     assert!(other.set_share(share(10_001)).expect_err("too much").contains("1 to 10000"));
+}
+
+#[test]
+fn shares_of_tenants_that_are_gone_hold_no_more() {
+    let device = BackingDevice::default();
+    let share = Share { weight: 7, ..Share::default() };
+    let first = device.join(share, Who::Disk);
+    let second = device.join(Share::default(), Who::Job);
+    let active = || {
+        device.look_who_has_shares();
+        device.is_active()
+    };
+    assert!(active());
+    first.set_share(share);
+    second.set_share(share);
+    drop(first);
+    assert!(active(), "the other's is set");
+    second.set_share(Share::default());
+    assert!(!active());
+    // What is only asked for is nobody's.
+    assert!(device.refuse(None, share).is_none() && !active());
+    second.set_share(share);
+    assert!(active());
+    drop(second);
+    assert!(!active());
 }
