@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringtap_image::{
-    Away, Format, Image, Info, OpenError, OpenOptions, Place, is_store, on_a_ring, open_place,
-    probe, qcow2, record,
+    Away, Container, Format, Image, Info, OpenError, OpenOptions, Place, is_store, on_a_ring,
+    open_place, probe, qcow2, record,
 };
 use ringtap_io::Panic;
 use ringtap_vbd::{Placement, Vbd, disk_span};
@@ -285,6 +285,7 @@ fn open(disk: &Disk, wrap: &Wrap, at: At) -> Result<(Vbd, Option<(Place, Format)
     let place = place.unwrap_or_else(|| (&disk.path).into());
     let cache = disk.options.cache;
     let image = image(disk, wrap, &place, at.upon)?;
+    let goes_on_nowhere = image.container().is_some_and(Container::goes_on_nowhere);
     let named = named(disk, place, &*image);
     let vbd = match disk.logical_block_size {
         None => Vbd::new(image, cache),
@@ -304,7 +305,7 @@ fn open(disk: &Disk, wrap: &Wrap, at: At) -> Result<(Vbd, Option<(Place, Format)
     let placement = Placement::new(processors, cgroup.as_deref())
         .map_err(|why| Error::Usage(format!("{}: {why}", disk.path.display())))?;
     let vbd = vbd.held_back(disk.hold).placed(placement);
-    if !disk.incoming && !vbd.info().read_only {
+    if !disk.incoming && !vbd.info().read_only && !goes_on_nowhere {
         successor::take_back(&disk.path);
     }
     checkpoints::restore(vbd.disk())?;
@@ -376,7 +377,7 @@ mod tests {
     use std::time::Duration;
 
     use ringtap_image::qcow2::{CreateOptions, create};
-    use ringtap_image::{CacheMode, Container, Role};
+    use ringtap_image::{CacheMode, Role};
 
     use super::*;
 

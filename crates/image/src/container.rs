@@ -19,6 +19,7 @@ use crate::restart::Facts;
 use crate::{Error, Format, OpenError, OpenOptions, Place, Standing, lock, record};
 
 mod facts;
+mod found;
 mod status;
 mod store;
 mod syncs;
@@ -105,6 +106,8 @@ struct State {
     no_zero_range: AtomicBool,
     no_allocate: AtomicBool,
     syncs: Syncs,
+    /// Nothing of where its disk goes on was written down when it was locked for writing.
+    nothing_begun: AtomicBool,
     /// As its restart log found it when it was opened.
     standing: OnceLock<Standing>,
     /// What was known of its file when it was opened, where it is written to.
@@ -148,10 +151,11 @@ impl Container {
         } else {
             lock::lock(open, path, !options.read_only)?
         };
+        let mut nothing_begun = false;
         if !options.read_only {
             let at = path_of(file.as_fd());
             record::may_write(&at, path, options)?;
-            record::may_go_on(&at, path, options)?;
+            nothing_begun = record::may_go_on(&at, path, options)?;
         }
         if options.cache.direct() && !options.read_only {
             drop_cached_pages(&file);
@@ -191,6 +195,7 @@ impl Container {
         if !options.read_only {
             let _first = container.state.opened.set(Facts::of(&container));
         }
+        container.state.nothing_begun.store(nothing_begun, SeqCst);
         Ok(container)
     }
 

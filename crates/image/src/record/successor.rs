@@ -225,13 +225,14 @@ pub fn find_successor(place: &Place) -> Result<Option<Place>, OpenError> {
     }
 }
 
-/// An error where the disk of the image behind `at`, which is called `name`, goes on in another.
-pub(crate) fn may_go_on(at: &Path, name: &Path, options: &OpenOptions) -> Result<(), OpenError> {
-    match of(at).filter(|_| !options.succeeded) {
-        Some(successor) => {
-            Err(refusal(name, &successor, "and writing to this one would harm that"))
-        }
-        None => Ok(()),
+/// An error where the disk of the image behind `at`, which is called `name`, goes on in another; else whether nothing at all is
+/// written down of that.
+pub(crate) fn may_go_on(at: &Path, name: &Path, options: &OpenOptions) -> Result<bool, OpenError> {
+    let written = written_down(at);
+    let holds = |successor: &&Successor| successor.part.as_ref().is_none_or(Part::holds);
+    match written.as_ref().filter(holds).filter(|_| !options.succeeded) {
+        Some(successor) => Err(refusal(name, successor, "and writing to this one would harm that")),
+        None => Ok(written.is_none()),
     }
 }
 
@@ -263,6 +264,7 @@ mod tests {
         let found = |end: Result<Option<Place>, OpenError>| end.expect("no error").is_some();
         let options = OpenOptions::default();
         assert!(found(find()));
+        assert!(may_go_on(&top, &top, &options).expect("it goes on"), "nothing is written down");
         let error = may_go_on(&base, &base, &options).expect_err("written elsewhere").to_string();
         assert!(error.contains("top") && error.contains("--forget-successor"), "{error}");
         seal(&base).expect("sealed");
