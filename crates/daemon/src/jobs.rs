@@ -5,7 +5,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use ringtap_vbd::{Action, Job, Phase};
+use ringtap_vbd::{Action, Job, Phase, Unfinished};
 
 use crate::Error;
 use crate::control::{
@@ -14,6 +14,7 @@ use crate::control::{
 };
 use crate::events::contained;
 use crate::ledger::{Entered, Line};
+use crate::passing::Passing;
 use crate::pending::{EndingJobs, JobsEnded};
 use crate::running::{DiskId, Running, Then};
 
@@ -27,6 +28,8 @@ pub(crate) struct Entry {
     pub(crate) stays: bool,
     /// Whether its end waits for `job-finalize`.
     pub(crate) pends: bool,
+    /// Whether it waits to be completed once all is copied.
+    pub(crate) waits: bool,
     /// Whether it was told to end without its work.
     pub(crate) cancelled: bool,
     /// What is written down of it.
@@ -91,8 +94,7 @@ impl Entry {
     /// The same, for the next server to go on with; not where it was to end anyway.
     fn end_for_next(&mut self) {
         self.entered.pass_on(!self.cancelled);
-        self.cancelled = true;
-        self.job.cancel();
+        self.job.cancel_for_next();
     }
 
     pub(crate) fn error(&self) -> Option<String> {
@@ -147,6 +149,7 @@ impl Running {
             job.wait_to_finalize();
         }
         job.set_rate(Some(speed).filter(|speed| *speed > 0));
+        let is_paused = self.begins_where_left(&id, &job);
         let (own, known, entered) = (job.clone(), state.clone(), Entered::new(line));
         let entry = Entry {
             kind,
@@ -154,6 +157,7 @@ impl Running {
             speed,
             stays,
             pends,
+            waits,
             cancelled: false,
             entered: entered.clone(),
             disks: disks.clone(),
@@ -162,8 +166,14 @@ impl Running {
         self.jobs.insert(id.clone(), entry);
         self.pending.changing.extend(&disks);
         self.pending.targets.extend(other);
-        let hears =
-            Hears { id: id.clone(), kind, told: self.told.clone(), job: job.clone(), state };
+        let hears = Hears {
+            id: id.clone(),
+            kind,
+            told: self.told.clone(),
+            job: job.clone(),
+            state,
+            entered: entered.clone(),
+        };
         hears.is(JobStatus::Created);
         let (own, told) = (id.clone(), self.told.clone());
         job.hear_trouble(move |trouble| {
@@ -187,6 +197,14 @@ impl Running {
             tell_of_behind(&told, &own, behind);
         });
         job.hear(move |phase| hears.phase(phase));
+        // What was ready is so before its thread has begun.
+        let begins = job.begins_at().or(is_paused.then_some(Phase::Copying));
+        begins.inspect(|phase| job.is_at(*phase));
+        if is_paused {
+            let is_ready = begins == Some(Phase::Ready);
+            let status = if is_ready { JobStatus::Standby } else { JobStatus::Paused };
+            tell_of_phase(&self.told, &id, status);
+        }
         let (own, of) = (id.clone(), disks.clone());
         let begun = self.in_time("job", move || -> Then {
             let panicked = || {
@@ -196,8 +214,13 @@ impl Running {
                 tracing::warn!("a server after this one will not know of the job {own}: {error}");
             }
             let end = contained(|| work(&job)).unwrap_or_else(panicked);
+            let left = if kind.leaves_some() { job.take_unfinished() } else { None };
+            if kind.leaves_some() && left.is_none() {
+                // Nobody can go on with it.
+                entered.pass_on(false);
+            }
             entered.end(end.is_ok());
-            Box::new(move |running| running.job_ended(&own, &of, end))
+            Box::new(move |running| running.job_ended(&own, &of, end, left))
         });
         if begun.is_err() {
             self.jobs.remove(&id);
@@ -214,7 +237,22 @@ impl Running {
         }
     }
 
-    fn job_ended(&mut self, id: &str, disks: &[DiskId], end: Result<Then, Error>) {
+    fn job_ended(
+        &mut self,
+        id: &str,
+        disks: &[DiskId],
+        end: Result<Then, Error>,
+        left: Option<Unfinished>,
+    ) {
+        let is_passed_on =
+            self.jobs.get(id).is_some_and(|entry| end.is_err() && entry.entered.is_passed_on());
+        if is_passed_on {
+            tracing::info!("the job {id} has ended here, for another process to go on with");
+            // One that is gone on with, here or elsewhere, has its id again: clients hear nothing of this.
+            self.pending.passing.entry(id.to_owned()).and_modify(|passing| passing.left = left);
+            return self.job_let_go(id, Some(disks));
+        }
+        self.pending.passing.remove(id);
         self.let_go_of(disks);
         let error = match end {
             Ok(then) => {
@@ -243,12 +281,10 @@ impl Running {
             known.error = error.filter(|_| !cancelled);
         });
         tell_of_end(&told, id, entry, cancelled);
-        let passed_on = cancelled && entry.entered.is_passed_on();
-        // One that is gone on with, here or elsewhere, has its id again.
-        if !entry.stays || passed_on {
+        if !entry.stays {
             self.dismiss(id);
         }
-        self.job_let_go(id, passed_on);
+        self.job_let_go(id, None);
     }
 
     /// Whether the next server could go on with each job that is at work: with which it could not, and why.
@@ -256,11 +292,6 @@ impl Running {
         for (id, entry) in self.at_work() {
             if self.config.control.is_empty() || !entry.entered.can_be_passed_on() {
                 return Err(format!("the job {id} is at work: wait for it, or cancel it"));
-            }
-            if entry.job.progress().paused {
-                return Err(format!(
-                    "the job {id} is paused, and the next process would go on with it: resume it, or cancel it"
-                ));
             }
         }
         Ok(())
@@ -276,9 +307,11 @@ impl Running {
         let (held, ended) = mpsc::channel::<()>();
         let jobs: HashSet<String> = self.at_work().map(|(id, _)| id.clone()).collect();
         tracing::info!("{} job(s) end here, for the next process to go on with", jobs.len());
-        let at_work = self.jobs.iter_mut().filter(|(id, _)| jobs.contains(*id));
-        at_work.for_each(|(_, entry)| entry.end_for_next());
-        self.pending.ending_jobs = Some(EndingJobs { jobs, then, _held: held });
+        for (id, entry) in self.jobs.iter_mut().filter(|(id, _)| jobs.contains(*id)) {
+            self.pending.passing.insert(id.clone(), Passing::of(entry));
+            entry.end_for_next();
+        }
+        self.pending.ending_jobs = Some(EndingJobs { jobs, ended: vec![], then, _held: held });
         let begun = self.in_time("patience", move || -> Then {
             let late = ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
             Box::new(move |running| {
@@ -296,21 +329,33 @@ impl Running {
     fn jobs_stay(&mut self, why: &str) {
         if let Some(ending) = self.pending.ending_jobs.take() {
             self.pending.resumes_jobs = true;
+            self.are_passed_on(ending.ended);
             (ending.then)(self, Err(why.to_owned()));
         }
     }
 
-    /// A job has ended: what waited for the last of some goes on.
-    fn job_let_go(&mut self, id: &str, passed_on: bool) {
+    /// A job has ended: what waited for the last of some goes on. Until then nobody has the name and the disks of those that are
+    /// passed on.
+    fn job_let_go(&mut self, id: &str, passed_on: Option<&[DiskId]>) {
+        let passed_on = passed_on.map(|disks| (id.to_owned(), disks.to_vec()));
         let Some(ending) = &mut self.pending.ending_jobs else {
-            self.pending.resumes_jobs |= passed_on;
-            return;
+            self.pending.resumes_jobs |= passed_on.is_some();
+            return self.are_passed_on(passed_on);
         };
         ending.jobs.remove(id);
+        ending.ended.extend(passed_on);
         if ending.jobs.is_empty() {
             if let Some(ending) = self.pending.ending_jobs.take() {
+                self.are_passed_on(ending.ended);
                 (ending.then)(self, Ok(()));
             }
+        }
+    }
+
+    fn are_passed_on(&mut self, jobs: impl IntoIterator<Item = (String, Vec<DiskId>)>) {
+        for (id, disks) in jobs {
+            self.jobs.remove(&id);
+            self.let_go_of(&disks);
         }
     }
 
@@ -336,6 +381,7 @@ struct Hears {
     told: Events,
     job: Job,
     state: State,
+    entered: Entered,
 }
 
 impl Hears {
@@ -368,6 +414,8 @@ impl Hears {
                     tell_of_phase(&self.told, &self.id, JobStatus::Waiting);
                 }
             }
+            // Another goes on with it, perhaps: then this is not its end.
+            Phase::Failed if self.entered.is_passed_on() => {}
             Phase::Failed => self.is(JobStatus::Aborting),
         }
     }

@@ -22,6 +22,8 @@ const UNFINISHED: &str = "unfinished";
 const JOBS: [&str; 4] = ["block-commit", "block-stream", "blockdev-mirror", "blockdev-backup"];
 /// Those that a server goes on with which finds them.
 const GOES_ON: [&str; 2] = ["block-commit", "block-stream"];
+/// That which only a server goes on with that is told what is left of it.
+const LEAVES_SOME: &str = "blockdev-mirror";
 /// No line is longer.
 const LONGEST: u64 = 1 << 20;
 /// A line that has been written for so long never will be.
@@ -152,8 +154,9 @@ impl Entered {
     pub(crate) fn can_be_passed_on(&self) -> bool {
         self.with(|entered| {
             let book = entered.as_ref().filter(|book| book.written.is_some());
-            book.is_some_and(|book| {
-                book.line.target.is_none() && GOES_ON.contains(&&*book.line.command)
+            book.is_some_and(|book| match &book.line.target {
+                None => GOES_ON.contains(&&*book.line.command),
+                Some(_) => book.line.command == LEAVES_SOME,
             })
         })
     }

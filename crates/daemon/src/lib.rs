@@ -37,6 +37,7 @@ mod mirror;
 mod moment;
 mod node;
 mod opened;
+mod passing;
 mod pending;
 mod pid_file;
 mod plan;

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use crate::Error;
 use crate::events::{Event, contained, spawn_working};
+use crate::passing::Passing;
 use crate::running::{DiskId, Running, Then};
 
 /// Names that are taken for what is not there yet, or not any more; and the threads that see to it.
@@ -38,6 +39,10 @@ pub(crate) struct Pending {
     pub(crate) upgrade: bool,
     /// Jobs that are to end for another process to go on with.
     pub(crate) ending_jobs: Option<EndingJobs>,
+    /// What there is to know of jobs that have ended for another process, or that this one is to go on with.
+    pub(crate) passing: HashMap<String, Passing>,
+    /// Which of those is being begun.
+    pub(crate) resuming: Option<String>,
     /// Whether jobs that have ended for another process are to go on here after all.
     pub(crate) resumes_jobs: bool,
     /// Whether the NBD server of the control socket is about to come.
@@ -61,6 +66,8 @@ pub(crate) type JobsEnded = Box<dyn FnOnce(&mut Running, Result<(), String>)>;
 /// Jobs that are to end, and what follows.
 pub(crate) struct EndingJobs {
     pub(crate) jobs: HashSet<String>,
+    /// Those of them that have ended, each with its disks: clients see them until all have.
+    pub(crate) ended: Vec<(String, Vec<DiskId>)>,
     pub(crate) then: JobsEnded,
     /// Until it is gone somebody waits to end this.
     pub(crate) _held: mpsc::Sender<()>,

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::Disk;
 use crate::shares::Tenant;
 use crate::trouble::{Action, IoStatus, Trouble};
+use crate::unfinished::Unfinished;
 
 /// The most nanoseconds that a rate has a job sleep before it looks whether that has changed.
 const NAP: Time = 100_000_000;
@@ -93,6 +94,10 @@ struct Inner {
     pending: AtomicBool,
     /// The disk is to stay where it is.
     leaves: AtomicBool,
+    /// It ends for another to go on with.
+    for_next: AtomicBool,
+    /// Where that begins, or this one does.
+    unfinished: Mutex<Option<Unfinished>>,
     /// What keeps it.
     io_status: Mutex<IoStatus>,
     /// Told of errors.
@@ -111,6 +116,19 @@ pub struct Behind {
     pub target_rate: u64,
     /// Bytes that guests change in a second.
     pub guest_rate: u64,
+}
+
+/// What a job has been told that a new one has not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    /// It pauses, and why.
+    pub paused: Option<IoStatus>,
+    /// It is to end as soon as the copy is as good as the disk.
+    pub completes: bool,
+    /// The disk is to stay where it is then.
+    pub leaves: bool,
+    /// Its end waits for no word.
+    pub finalized: bool,
 }
 
 /// A job's handle: any thread may look at the job and steer it. Clones are the same job's.
@@ -151,6 +169,65 @@ impl Job {
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Relaxed);
         self.0.told.notify();
+    }
+
+    /// The same, for another job to go on where this one is left, as [`Job::take_unfinished`] says where there is more to know of that
+    /// than what the job was to do.
+    pub fn cancel_for_next(&self) {
+        self.0.for_next.store(true, Relaxed);
+        self.cancel();
+    }
+
+    /// Go on where another job was left that did the same.
+    pub fn go_on_from(&self, left: Unfinished) {
+        self.add(left.offset);
+        self.leave_unfinished(left);
+    }
+
+    /// What it is doing as soon as it begins, where another was left.
+    pub fn begins_at(&self) -> Option<Phase> {
+        self.unfinished().as_ref().map(Unfinished::phase)
+    }
+
+    /// What it has left, once.
+    pub fn take_unfinished(&self) -> Option<Unfinished> {
+        self.unfinished().take()
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, Option<Unfinished>> {
+        self.0.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn leave_unfinished(&self, left: Unfinished) {
+        *self.unfinished() = Some(left);
+    }
+
+    pub(crate) fn is_for_next(&self) -> bool {
+        self.0.for_next.load(Relaxed)
+    }
+
+    /// What it has been told; of one that was held, and waits to finalize where `pends`.
+    pub fn wishes(&self, pends: bool) -> Wishes {
+        let paused = self.0.paused.load(Relaxed).then(|| *self.io_status());
+        let (completes, leaves) = (!self.is_held(), self.leaves());
+        Wishes { paused, completes, leaves, finalized: pends && !self.waits_to_finalize() }
+    }
+
+    /// Have it be told that, before it begins.
+    pub fn wish(&self, Wishes { paused, completes, leaves, finalized }: Wishes) {
+        if let Some(status) = paused {
+            *self.io_status() = status;
+            self.pause();
+        }
+        if completes {
+            self.complete();
+        }
+        if leaves {
+            self.leave();
+        }
+        if finalized {
+            self.finalize();
+        }
     }
 
     /// Keep the copy as good as the disk, and do not end before [`Job::complete`].

@@ -58,6 +58,7 @@ mod track;
 mod track_models;
 mod transfer;
 mod trouble;
+mod unfinished;
 mod vbd;
 mod walk;
 mod workers;
@@ -76,7 +77,7 @@ pub use former::Former;
 pub use health::{Health, Listening};
 pub use in_flight::Pending;
 pub use inspect::{Connection, DeviceState, Poll, QueueState};
-pub use job::{Behind, Cancelled, Job, JobProgress, Phase};
+pub use job::{Behind, Cancelled, Job, JobProgress, Phase, Wishes};
 pub use limits::{Fairness, Limits, Rate, Rates, ThrottleGroup, Waited};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
@@ -94,5 +95,6 @@ pub use stream::StreamWrongs;
 pub use stream::{Stream, StreamError};
 pub use track::Tracker;
 pub use trouble::{Action, IoStatus, OnError, Trouble};
+pub use unfinished::{LeftToCopy, Unfinished};
 pub use vbd::Vbd;
 pub use workers::{Progress, Workers};

@@ -143,6 +143,14 @@ impl Map {
         }
     }
 
+    /// Set the bits of pages, of a disk of so many bytes: behind those there is nothing.
+    pub(crate) fn add_pages(&self, pages: &[BitPage], size: u64) {
+        let end = self.regions(&(0..size)).end;
+        let last = end / PAGE;
+        pages.iter().filter(|(number, _)| *number <= last).for_each(|page| self.add_page(page));
+        self.unmark(end..(last + 1) * PAGE);
+    }
+
     /// Set what is set in another of any granularity, of a disk of so many bytes.
     pub(crate) fn merge(&self, other: &Map, size: u64) {
         let mut at = 0;
@@ -389,6 +397,16 @@ fn end_of(segment: usize) -> usize {
 mod tests {
     use super::*;
     use crate::Tracker;
+
+    #[test]
+    fn pages_of_another_set_nothing_behind_the_end() {
+        let (map, size) = (Map::new(512), 512 * 100 + 1);
+        map.add_pages(&[(0, vec![u64::MAX; WORDS]), (7, vec![1]), (u64::MAX, vec![1])], size);
+        assert_eq!((map.count(), map.next(0, u64::MAX)), (101, Some(0..101 * 512)));
+        let other = Map::new(512);
+        other.add_pages(&map.set_pages(), size);
+        assert_eq!(other.set_pages(), map.set_pages());
+    }
 
     #[test]
     fn regions_are_found_where_they_were_marked_and_nowhere_else() {

@@ -136,6 +136,11 @@ impl Tracker {
         &self.map
     }
 
+    /// Whether it notes what changes of that disk.
+    pub(crate) fn is_of(&self, disk: &Disk) -> bool {
+        self.disk.as_ref().is_some_and(|own| Arc::ptr_eq(&own.shared, &disk.shared))
+    }
+
     /// Bytes of a region.
     pub fn granularity(&self) -> u64 {
         self.map.granularity()

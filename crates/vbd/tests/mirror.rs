@@ -18,7 +18,9 @@ use ringtap_sim::{
     Disk, Guest, Promise, Refuses, SECTOR, Wrong, alone, hear_of_cut, queues, random_asks,
     read_all, seeds, turn_all,
 };
-use ringtap_vbd::{Ending, Error, Job, Mirror, MirrorError, Phase, Scope, Tracker, Vbd, Wrongs};
+use ringtap_vbd::{
+    Ending, Error, Job, Mirror, MirrorError, Phase, Scope, Tracker, Unfinished, Vbd, Wrongs,
+};
 
 use common::Served;
 use container::container;
@@ -37,6 +39,8 @@ struct Seen {
     pivots: u32,
     failed: u32,
     cancelled: u32,
+    /// Jobs that others went on with.
+    left: u32,
     cut: u32,
     /// Jobs in which requests changed both.
     both: u32,
@@ -67,6 +71,8 @@ struct Plan {
     ending: Ending,
     target: Spec,
     cancel_after: Option<u64>,
+    /// It is cancelled for another to go on with, so often.
+    nexts: u8,
     /// The target reads as zeros.
     fresh: bool,
 }
@@ -151,14 +157,20 @@ impl World {
             ending: if rng.bool() { Ending::Pivot } else { Ending::Copy },
             target: target.clone(),
             cancel_after: (rng.u8(0..4) == 0).then(|| rng.u64(0..300)),
+            nexts: 0,
             fresh: matches!(target, Spec::Qcow2(_, None)),
         }];
+        if rng.bool() {
+            plans[0].cancel_after = Some(rng.u64(0..300));
+            plans[0].nexts = rng.u8(1..4);
+        }
         if plans[0].ending == Ending::Copy {
             // Later copies are of what has changed since.
             for _ in 0..rng.u8(0..3) {
                 let ending = if rng.u8(0..3) == 0 { Ending::Pivot } else { Ending::Copy };
                 let cancel_after = (rng.u8(0..4) == 0).then(|| rng.u64(0..100));
-                plans.push(Plan { ending, cancel_after, fresh: false, ..plans[0].clone() });
+                let nexts = if cancel_after.is_some() { rng.u8(0..3) } else { 0 };
+                plans.push(Plan { ending, cancel_after, nexts, fresh: false, ..plans[0].clone() });
             }
         }
         let mut all = queues(&self.disk, self.seed, 2);
@@ -242,7 +254,7 @@ impl Jobs {
             let next = Cell::new(None);
             let moment = RefCell::new(None);
             self.moment.take();
-            let end = self.mirror(&plan, &next, &moment).await;
+            let end = self.mirrors(&plan, &next, &moment).await;
             if self.disk.is_cut() {
                 return;
             }
@@ -268,9 +280,51 @@ impl Jobs {
         }
     }
 
+    /// A mirror, and those that go on where it was left.
+    async fn mirrors(
+        &self,
+        plan: &Plan,
+        tracker: &Cell<Option<Tracker>>,
+        moment: &RefCell<Option<Vec<u8>>>,
+    ) -> Result<Option<Box<dyn Image>>, MirrorError> {
+        let (mut job, mut nexts, mut plan) = (Job::new(), plan.nexts, plan.clone());
+        plan.fresh &= self.rng.borrow_mut().bool();
+        loop {
+            let end = self.mirror(&plan, &job, nexts > 0, tracker, moment).await;
+            let is_left = matches!(end, Err(MirrorError::Cancelled)) && nexts > 0;
+            if !is_left || self.disk.is_cut() {
+                return end;
+            }
+            let mut left = job.take_unfinished().expect("the target is left alone");
+            self.seen.borrow_mut().left += 1;
+            let (turns, words) = {
+                let mut rng = self.rng.borrow_mut();
+                (rng.u64(0..60), rng.bool())
+            };
+            for _ in 0..turns {
+                self.io.next_turn().await;
+            }
+            if words {
+                // As another process would have it, from when the disk stands still.
+                let own = self.vbd.disk().fork();
+                if let Ok(_still) = own.quiesce(&self.io, SECOND).await {
+                    let said = left.left();
+                    drop(left);
+                    left = Unfinished::of(self.vbd.disk(), &said);
+                }
+            }
+            nexts -= 1;
+            job = Job::new();
+            job.go_on_from(left);
+            plan.cancel_after = (nexts > 0).then(|| self.rng.borrow_mut().u64(0..200));
+        }
+    }
+
     async fn mirror(
         &self,
         plan: &Plan,
+        job: &Job,
+        for_next: bool,
         tracker: &Cell<Option<Tracker>>,
         moment: &RefCell<Option<Vec<u8>>>,
     ) -> Result<Option<Box<dyn Image>>, MirrorError> {
@@ -279,7 +333,7 @@ impl Jobs {
         {
             let mut rng = self.rng.borrow_mut();
             mirror.scope = plan.scope.clone();
-            mirror.zeroed = plan.fresh && rng.bool();
+            mirror.zeroed = plan.fresh;
             mirror.granularity = 512 << rng.u8(0..5);
             mirror.piece = 4096 << rng.u8(0..3);
             mirror.requests = rng.usize(1..5);
@@ -292,14 +346,16 @@ impl Jobs {
             mirror.behind = [rng.u64(0..4), rng.u64(0..8)].map(|few| few * SECTOR as u64);
             mirror.wrongs = self.wrongs;
         }
-        let job = Job::new();
         if let Some(turns) = plan.cancel_after {
             let (io, job) = (io.clone(), job.clone());
             self.io.spawn(async move {
                 for _ in 0..turns {
                     io.next_turn().await;
                 }
-                job.cancel();
+                match for_next {
+                    true => job.cancel_for_next(),
+                    false => job.cancel(),
+                }
             });
         }
         let watches = (job.clone(), io.clone(), self.seen.clone());
@@ -326,7 +382,7 @@ impl Jobs {
             }
             Ok::<_, Error>(())
         };
-        mirror.run(io, &job, plan.ending, still).await
+        mirror.run(io, job, plan.ending, still).await
     }
 }
 
@@ -365,9 +421,9 @@ fn disks_are_copied_and_replaced_by_copies_under_load() {
         }
     }
     println!("{seen:?}");
-    let Seen { copies, pivots, failed, cancelled, cut, both } = seen;
+    let Seen { copies, pivots, failed, cancelled, left, cut, both } = seen;
     assert!(
-        [copies, pivots, failed, cancelled, cut, both].iter().all(|count| *count > 10),
+        [copies, pivots, failed, cancelled, left, cut, both].iter().all(|count| *count > 10),
         "{seen:?}"
     );
 }
@@ -392,6 +448,11 @@ fn a_tracker_that_misses_requests_is_caught() {
 #[test]
 fn marks_that_are_cleared_late_are_caught() {
     assert!(caught(Wrongs { clears_late: true, ..Wrongs::default() }) > 5);
+}
+
+#[test]
+fn what_was_being_copied_when_a_job_was_left_and_is_forgotten_is_caught() {
+    assert!(caught(Wrongs { forgets: true, ..Wrongs::default() }) > 5);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod bench;
 mod confined;
 mod jobs;
+mod mirrors;
 mod silent;
 mod stopped;
 mod tls;

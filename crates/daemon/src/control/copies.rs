@@ -204,7 +204,7 @@ impl Command for BlockdevMirror {
 
 impl BlockdevMirror {
     /// What is copied.
-    fn scope(&self, running: &Running, id: DiskId) -> Result<Scope, Refusal> {
+    fn scope(&self, running: &Running, id: DiskId, goes_on: bool) -> Result<Scope, Refusal> {
         let refuse = |text: String| Err(Refusal::new(text));
         let Some(served) = running.disks.get(&id) else { return refuse("the disk is gone".into()) };
         let name = match (self.sync, &self.bitmap) {
@@ -214,6 +214,8 @@ impl BlockdevMirror {
                     "must provide a valid bitmap name for 'incremental' sync mode".into(),
                 );
             }
+            // What is left of it is known, whatever has become of the bitmap.
+            (MirrorSync::Incremental, Some(_)) if goes_on => None,
             (MirrorSync::Incremental, Some(name)) => Some(name),
             (_, Some(_)) => return refuse("'bitmap' is for sync=incremental".into()),
             (MirrorSync::Full, None) => return Ok(Scope::All),
@@ -256,17 +258,24 @@ impl BlockdevMirror {
                 self.target
             )));
         }
+        let goes_on = running.goes_on_where_left(&new.id);
         let copy = Copy {
             disk: from.disk.clone(),
             from: from.vbd.clone(),
             target: to.disk.clone(),
             to: to.vbd.clone(),
-            scope: self.scope(running, of)?,
+            scope: self.scope(running, of, goes_on)?,
             zeroed: self.target_is_zero.unwrap_or(false),
             max_slowdown: slowdown(self.max_slowdown)?,
         };
         new.other = Some(target);
-        let more = json!({ "__ringtap_max-slowdown": self.max_slowdown });
+        let more = json!({
+            "target": self.target,
+            "sync": self.sync.word(),
+            "bitmap": self.bitmap,
+            "target-is-zero": self.target_is_zero,
+            "__ringtap_max-slowdown": self.max_slowdown,
+        });
         new.line = running.line(&new, Self::NAME, more);
         let begun = running.begin_job(new, move |job| {
             let moved = copy.run(job)?;

@@ -210,6 +210,18 @@ pub(crate) fn tell_of_end(told: &Events, id: &str, entry: &Entry, cancelled: boo
     tell_of_phase(told, id, JobStatus::Concluded);
 }
 
+/// Tell that a job is no more, which has ended for another to go on with.
+pub(super) fn tell_of_loss(told: &Events, id: &str, command: &str) {
+    let of = match command {
+        "block-commit" => JobType::Commit,
+        "block-stream" => JobType::Stream,
+        "blockdev-mirror" => JobType::Mirror,
+        _ => JobType::Backup,
+    };
+    told.tell(BlockJobCancelled { of, device: id.to_owned(), len: 0, offset: 0, speed: 0 });
+    tell_of_phase(told, id, JobStatus::Null);
+}
+
 arguments! {
     /// `query-jobs`
     struct QueryJobs {}
@@ -314,10 +326,7 @@ fn cancel(running: &mut Running, id: &str, force: bool) -> Result<Done, Refusal>
                 entry.job.leave();
                 entry.job.resume();
             }
-            _ => {
-                entry.cancelled = true;
-                entry.job.cancel();
-            }
+            _ => entry.cancel(),
         }
         true
     })

@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 use serde_json::{Map, Value};
 
 use super::commit::BlockCommit;
+use super::jobs::tell_of_loss;
 use super::replay::carry_out;
 use super::table::Command as _;
 use crate::chain::{layers, position};
@@ -37,16 +38,21 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
         let Some(served) = found else { continue };
         let (span, node) = (served.vbd.span().clone(), served.node().to_owned());
         let _disk = span.enter();
-        let gone = |why: &str| match &target {
-            Some(target) => tracing::warn!(
-                "the job {id} ({command}) ended with the server before this one: {} is no copy of the disk; begin it \
+        let told = running.told.clone();
+        let gone = |why: &str| {
+            // Where this server had it clients have not heard of its end.
+            tell_of_loss(&told, &id, &command);
+            match &target {
+                Some(target) => tracing::warn!(
+                    "the job {id} ({command}) ended with the server before this one: {} is no copy of the disk; begin it \
                  again{why}",
-                target.display()
-            ),
-            None => tracing::warn!(
-                "the job {id} ({command}) ended with the server before this one, and left the disk as good as it was; \
+                    target.display()
+                ),
+                None => tracing::warn!(
+                    "the job {id} ({command}) ended with the server before this one, and left the disk as good as it was; \
                  begin it again{why}"
-            ),
+                ),
+            }
         };
         if same && command == BlockCommit::NAME && is_committed(served, &arguments) {
             tracing::info!(
@@ -55,12 +61,18 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
             continue;
         }
         // Nobody could have it end where there is no control socket.
-        if target.is_some() || running.config.control.is_empty() || !same {
+        let is_left =
+            running.pending.passing.get(&id).is_some_and(|passing| passing.left.is_some());
+        let cannot = target.is_some() && !is_left;
+        if cannot || running.config.control.is_empty() || !same {
             gone(if same { "" } else { ": an image that it was at work on is another now" });
             continue;
         }
         arguments.insert("device".to_owned(), node.into());
-        match carry_out(running, inbox, &command, arguments) {
+        running.pending.resuming = Some(id.clone());
+        let begun = carry_out(running, inbox, &command, arguments);
+        running.pending.resuming = None;
+        match begun {
             Ok(()) => {
                 tracing::info!(
                     "the job {id} ({command}) goes on, which a server before this one began"
@@ -73,6 +85,9 @@ pub(crate) fn resume(running: &mut Running, inbox: &Receiver<Event>, ids: &[Disk
             Err(why) => gone(&format!(": {why}")),
         }
     }
+    // Of those that still end for another process more is to be known later.
+    let at_work: HashSet<String> = running.at_work().map(|(id, _)| id.clone()).collect();
+    running.pending.passing.retain(|id, _| at_work.contains(id));
 }
 
 /// Whether what was to go lies below the disk no more, and what was to stay does.

@@ -102,7 +102,9 @@ fn hand_over(running: &mut Running, wish: &Wish) -> Result<u32, Error> {
     running.may_be_handed_over(wish, false).map_err(failed)?;
     let still = Still::stand(running, PAUSE)?;
     tracing::debug!("images are closed after {:?}", still.since());
-    let end = still.pass(|body, files| next.tell(Kind::Connections, body, files));
+    // Nothing changes the disks any more: what jobs have left to do is known.
+    let jobs = running.jobs_passed();
+    let end = still.pass(jobs, |body, files| next.tell(Kind::Connections, body, files));
     let pause = patience.min(PAUSE);
     match end.and_then(|()| next.expect(Kind::Taken, pause)) {
         Ok(()) => {
@@ -409,6 +411,7 @@ impl Running {
                 state.mounts.push(MountState { path, device, made });
             }
         }
+        state.jobs = self.jobs_passed().into_iter().map(|job| job.id).collect();
         Ok((state, files))
     }
 }

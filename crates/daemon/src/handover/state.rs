@@ -1,15 +1,16 @@
 //! What a server passes to the next: as JSON behind a line that says of which version it is, how long, and its checksum.
 //!
-//! Version 1 is read for ever: `tests/handover/version-1.state` is one. What is new in a version is optional, with a default;
-//! what an older program could not do without raises [`VERSION`].
+//! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
+//! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs.
 
 use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What is written, and the newest that is read.
-pub(crate) const VERSION: u32 = 1;
+/// The newest that is read, and what is written where nothing needs it.
+const NEWEST: u32 = 2;
+const PLAIN: u32 = 1;
 const FORMAT: &str = "ringtap-handover";
 
 /// Everything but connections: what the next server prepares from while this one serves. Descriptors are named by their
@@ -25,6 +26,9 @@ pub(crate) struct State {
     pub(crate) mounts: Vec<MountState>,
     #[serde(default)]
     pub(crate) devices: Vec<DeviceState>,
+    /// Jobs that come with the connections.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) jobs: Vec<String>,
 }
 
 /// A disk that is a block device of this host, which the driver keeps: no descriptor goes with it.
@@ -91,6 +95,86 @@ pub(crate) struct Connections {
     /// When mounted files changed the last time, in nanoseconds since 1970.
     #[serde(default)]
     pub(crate) modified: Vec<(PathBuf, u64)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) jobs: Vec<JobState>,
+}
+
+/// A job that is at work on a disk: what does not stand in the ledger of jobs.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct JobState {
+    pub(crate) id: String,
+    /// The node name of the disk.
+    pub(crate) disk: String,
+    /// It pauses: `ok` where somebody has asked for that, else why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) paused: Option<String>,
+    /// It is to end once the copy is as good as the disk, and whether the disk is to stay where it is then.
+    #[serde(default)]
+    pub(crate) completes: bool,
+    #[serde(default)]
+    pub(crate) leaves: bool,
+    /// Its end waits for no word any more.
+    #[serde(default)]
+    pub(crate) finalized: bool,
+    /// Of a mirror.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) copied: Option<CopyState>,
+}
+
+/// How far a mirror is.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CopyState {
+    /// Bytes of a region.
+    pub(crate) granularity: u64,
+    /// The first pass has dealt with all before this.
+    pub(crate) from: u64,
+    /// Bytes of the disk.
+    pub(crate) size: u64,
+    pub(crate) was_ready: bool,
+    pub(crate) is_pending: bool,
+    /// Bytes that were dealt with.
+    pub(crate) offset: u64,
+    /// The regions that have changed since they were copied.
+    pub(crate) marks: Vec<PageState>,
+}
+
+/// A bit for each of so many regions, where one is set.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PageState {
+    pub(crate) number: u64,
+    /// In hexadecimal digits, the first region in the lowest bit of the first byte.
+    pub(crate) bits: String,
+}
+
+impl PageState {
+    pub(crate) fn new(number: u64, words: &[u64]) -> PageState {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        PageState { number, bits: digits(&bytes) }
+    }
+
+    /// Its number and its bits; none where these are none.
+    pub(crate) fn words(&self) -> Option<(u64, Vec<u64>)> {
+        let bytes = bytes(&self.bits)?;
+        let words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_le_bytes));
+        Some((self.number, words.collect::<Result<_, _>>().ok()?))
+    }
+}
+
+/// What is passed on, by the oldest version whose readers know all of it.
+pub(crate) trait Versioned: Serialize {
+    fn has_jobs(&self) -> bool;
+}
+
+impl Versioned for State {
+    fn has_jobs(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+}
+
+impl Versioned for Connections {
+    fn has_jobs(&self) -> bool {
+        !self.jobs.is_empty()
+    }
 }
 
 /// An NBD client.
@@ -144,10 +228,11 @@ pub(super) fn bytes(digits: &str) -> Option<Vec<u8>> {
 }
 
 /// Write it down.
-pub(crate) fn encode<T: Serialize>(what: &T) -> Result<Vec<u8>, String> {
+pub(crate) fn encode<T: Versioned>(what: &T) -> Result<Vec<u8>, String> {
+    let version = if what.has_jobs() { NEWEST } else { PLAIN };
     let body = serde_json::to_vec(what).map_err(|error| error.to_string())?;
     let sum = crc32c::crc32c(&body);
-    let head = format!("{FORMAT} {VERSION} {} {sum:08x}\n", body.len());
+    let head = format!("{FORMAT} {version} {} {sum:08x}\n", body.len());
     Ok([head.into_bytes(), body].concat())
 }
 
@@ -159,8 +244,10 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     let [FORMAT, version, len, sum] = words[..] else {
         return Err(format!("its state begins with {head:?}"));
     };
-    if version.parse() != Ok(VERSION) {
-        return Err(format!("its state is of version {version}, and this program reads {VERSION}"));
+    if !version.parse().is_ok_and(|version| (PLAIN..=NEWEST).contains(&version)) {
+        return Err(format!(
+            "its state is of version {version}, and this program reads {PLAIN} to {NEWEST}"
+        ));
     }
     if len.parse() != Ok(body.len()) {
         return Err(format!("its state has {} bytes, and says {len}", body.len()));
@@ -175,9 +262,11 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 mod tests {
     use super::*;
 
-    const STORED: [&[u8]; 2] = [
+    const STORED: [&[u8]; 4] = [
         include_bytes!("../../tests/handover/version-1.state"),
         include_bytes!("../../tests/handover/version-1.connections"),
+        include_bytes!("../../tests/handover/version-2.state"),
+        include_bytes!("../../tests/handover/version-2.connections"),
     ];
 
     fn state() -> State {
@@ -208,6 +297,7 @@ mod tests {
             }],
             mounts: vec![MountState { path: "/srv/a.img".into(), device: 2, made: true }],
             devices: vec![],
+            jobs: vec![],
         }
     }
 
@@ -235,7 +325,26 @@ mod tests {
                 input: digits(b"%`"),
             }],
             modified: vec![("/srv/a.img".into(), 1_700_000_000_000_000_000)],
+            jobs: vec![],
         }
+    }
+
+    fn with_jobs() -> (State, Connections) {
+        let copied = CopyState {
+            granularity: 65536,
+            from: 1 << 20,
+            size: 64 << 20,
+            was_ready: false,
+            is_pending: false,
+            offset: 5 << 20,
+            marks: vec![PageState::new(0, &[5, 1 << 63])],
+        };
+        let mirror = JobState { id: "m".into(), disk: "a".into(), ..JobState::default() };
+        let mirror = JobState { copied: Some(copied), completes: true, leaves: true, ..mirror };
+        let commit = JobState { id: "c".into(), disk: "b".into(), ..JobState::default() };
+        let commit = JobState { paused: Some("no-space".into()), finalized: true, ..commit };
+        let state = State { jobs: vec!["m".into(), "c".into()], ..state() };
+        (state, Connections { jobs: vec![mirror, commit], ..connections() })
     }
 
     #[test]
@@ -247,24 +356,35 @@ mod tests {
             };
             write("version-1.state", encode(&state()));
             write("version-1.connections", encode(&connections()));
+            write("version-2.state", encode(&with_jobs().0));
+            write("version-2.connections", encode(&with_jobs().1));
             return;
         }
         assert_eq!(decode(STORED[0]), Ok(state()));
         assert_eq!(decode(STORED[1]), Ok(connections()));
+        // What a program cannot go without that knows of no jobs is of a version that it does not read.
+        let (state, connections) = (decode::<State>(STORED[2]), decode::<Connections>(STORED[3]));
+        assert_eq!((state, connections), (Ok(with_jobs().0), Ok(with_jobs().1)));
+        assert!(STORED[..2].iter().all(|stored| stored.starts_with(b"ringtap-handover 1 ")));
+        assert!(STORED[2..].iter().all(|stored| stored.starts_with(b"ringtap-handover 2 ")));
+        let page = PageState::new(3, &[5, 1 << 63]);
+        assert_eq!(page.words(), Some((3, vec![5, 1 << 63])));
+        assert_eq!(PageState { bits: "zz".into(), ..page }.words(), None);
+        let (state, connections) = (self::state(), self::connections());
         // What has come since.
         let devices = vec![DeviceState { disk: "a".into(), number: 7 }];
-        let newer = State { devices, ..state() };
+        let newer = State { devices, ..state };
         assert_eq!(encode(&newer).and_then(|text| decode(&text)), Ok(newer));
-        assert_eq!(bytes(&connections().vhost_user[0].messages[1].payload), Some(vec![0, 1, 0xfe]));
+        assert_eq!(bytes(&connections.vhost_user[0].messages[1].payload), Some(vec![0, 1, 0xfe]));
     }
 
     #[test]
     fn another_version_and_what_is_damaged_is_refused() {
         let good = encode(&state()).expect("it is written");
         let text = String::from_utf8(good.clone()).expect("text");
-        let newer = text.replacen(" 1 ", " 2 ", 1);
+        let newer = text.replacen(" 1 ", " 3 ", 1);
         let why = decode::<State>(newer.as_bytes()).expect_err("newer");
-        assert!(why.contains("version 2"), "{why}");
+        assert!(why.contains("version 3"), "{why}");
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::closing::{self, Going};
 use super::giving::failed;
 use super::lock;
-use super::state::{Client, Connections, FrontEnd, MessageState, digits, encode};
+use super::state::{Client, Connections, FrontEnd, JobState, MessageState, digits, encode};
 use crate::Error;
 use crate::at_once::at_once;
 use crate::events::contained;
@@ -158,6 +158,7 @@ impl Still {
     /// Tell the next server what goes on there, with the descriptors for that.
     pub(super) fn pass(
         &self,
+        jobs: Vec<JobState>,
         tell: impl FnOnce(&[u8], &[&dyn AsFd]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut files: Vec<&dyn AsFd> = vec![];
@@ -165,7 +166,7 @@ impl Still {
             files.push(file);
             files.len()
         };
-        let mut connections = Connections { began: self.began, ..Connections::default() };
+        let mut connections = Connections { began: self.began, jobs, ..Connections::default() };
         for (_, place, connection) in &self.front_ends {
             let socket = add(&connection.socket);
             let requests = connection.requests.as_ref().map(|file| add(file));

@@ -14,7 +14,7 @@ use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::channel::{Channel, Files, Kind};
-use super::state::{Client, Connections, State, bytes, decode};
+use super::state::{Client, Connections, JobState, State, bytes, decode};
 use super::still::in_parallel;
 use super::{CHANNEL, COME, Listening, leave_all, lock};
 use crate::folder::{Looked, ReadFile};
@@ -117,7 +117,8 @@ impl Taking {
         let told = self.channel.send(Kind::Ready, "", &[]);
         told.map_err(|error| failed(format!("the server before this one has gone: {error}")))?;
         let (body, files) = receive(&self.channel, Kind::Connections).map_err(failed)?;
-        self.began = connect(&body, files).map_err(failed)?;
+        let (began, jobs) = connect(&body, files).map_err(failed)?;
+        self.began = began;
         let coming = running.disks.iter().filter(|(_, served)| served.disk.keeping.comes);
         let ids: Vec<_> = coming.map(|(id, _)| *id).collect();
         let residences: Vec<Arc<_>> =
@@ -129,6 +130,8 @@ impl Taking {
                 (served.disk.keeping.comes, served.disk.incoming) = (false, false);
             }
         }
+        // Nobody is served yet, and nothing has changed since.
+        jobs.into_iter().try_for_each(|job| running.job_comes(job)).map_err(failed)?;
         // None of their requests comes before the word below is said.
         let devices = lock(&COME).devices.iter().map(|(_, device)| device.clone()).collect();
         let devices: Vec<Arc<ublk::Server>> = devices;
@@ -228,7 +231,7 @@ fn prepare(body: &[u8], mut files: Files) -> Result<State, String> {
     Ok(state)
 }
 
-fn connect(body: &[u8], mut files: Files) -> Result<u64, String> {
+fn connect(body: &[u8], mut files: Files) -> Result<(u64, Vec<JobState>), String> {
     let connections: Connections = decode(body)?;
     for front_end in connections.vhost_user {
         let mut messages = vec![];
@@ -253,7 +256,7 @@ fn connect(body: &[u8], mut files: Files) -> Result<u64, String> {
     for (path, nanos) in connections.modified {
         lock(&COME).modified.push((path, Duration::from_nanos(nanos)));
     }
-    Ok(connections.began)
+    Ok((connections.began, connections.jobs))
 }
 
 /// What a text describes as a file of a folder would.

@@ -124,6 +124,7 @@ impl Work {
         let cursor = Cell::new(0);
         let piece = self.mirror.piece;
         let copy = async |range: std::ops::Range<u64>| {
+            let owed = self.owes(&range);
             let (mut at, end) = (range.start, range.end.min(self.size.get()));
             while at < end {
                 let work = self
@@ -135,6 +136,7 @@ impl Work {
                 self.job.add(len);
                 at += len;
             }
+            owed.paid();
             Ok::<_, MirrorError>(())
         };
         while !rest.over.get() {

@@ -9,6 +9,7 @@ mod brake;
 pub(crate) mod content;
 mod ending;
 mod error;
+mod left;
 pub(crate) mod target;
 #[cfg(test)]
 mod tests;
@@ -27,11 +28,13 @@ use ringtap_io::{Io, Time};
 
 use crate::job::{Job, Pace, Phase};
 use crate::track::Tracker;
+use crate::unfinished::Unfinished;
 use crate::walk::Walk;
 use crate::{Disk, Vbd};
 use both::Both;
 use brake::Brake;
 use content::{Content, give, look};
+use left::First;
 use target::{BEHIND, Target};
 use together::{beside, together, within};
 
@@ -77,6 +80,8 @@ pub struct Wrongs {
     pub unlocked: bool,
     /// What guests have written, and is on its way to the target, is not waited for at the end.
     pub hasty: bool,
+    /// What was being copied when the job was cancelled for another is not copied again.
+    pub forgets: bool,
 }
 
 /// What is copied while it is served, and how.
@@ -147,6 +152,9 @@ impl Mirror {
     ///
     /// Where this fails the disk is as good as before, and the target is of no use. Nobody writes to the target any more
     /// when it ends, unless that has failed to take a write within the limit.
+    ///
+    /// One that ends by [`Job::cancel_for_next`] leaves what is still to be copied ([`Job::take_unfinished`]), and goes on noting what
+    /// changes as long as that is there; another with the same scope goes on there ([`Job::go_on_from`]).
     pub async fn run<E>(
         self,
         io: &Io,
@@ -173,8 +181,11 @@ impl Mirror {
         let end = match end {
             Ok(former) => Ok(former),
             Err(why) => {
-                let why = work.target.failed_by(why);
+                let (why, phase) = (work.target.failed_by(why), job.progress().phase);
                 work.target.left_alone_for(io, work.mirror.limit).await;
+                if job.is_for_next() && matches!(why, MirrorError::Cancelled) {
+                    work.leave(io, phase).await;
+                }
                 Err(why)
             }
         };
@@ -187,7 +198,8 @@ impl Mirror {
 struct Work {
     mirror: Mirror,
     from: Vbd,
-    tracker: Tracker,
+    tracker: Arc<Tracker>,
+    first: First,
     target: Arc<Target>,
     both: RefCell<Option<Arc<Both>>>,
     job: Job,
@@ -201,6 +213,8 @@ struct Work {
     /// In how many windows of measuring, one after the other, writes of guests were left for the job; and when the last one ended, how
     /// many bytes had been written to the target, and been left.
     late: Cell<(u32, u64, u64)>,
+    /// What it begins with, where it goes on with another's work.
+    begins: Phase,
 }
 
 impl Drop for Work {
@@ -213,23 +227,30 @@ impl Drop for Work {
 
 impl Work {
     fn new(mirror: Mirror, io: &Io, job: &Job) -> Work {
-        let tracker = mirror.from.track(mirror.granularity);
+        let left = job.take_unfinished().filter(|left| left.is_of(&mirror.from));
+        let fresh = || Arc::new(mirror.from.track(mirror.granularity));
+        let tracker = left.as_ref().map_or_else(fresh, |left| left.tracker.clone());
         #[cfg(feature = "sabotage")]
         tracker.sabotage(mirror.wrongs.misses, mirror.wrongs.clears_late);
         let target = Target::new(mirror.to.clone()).with_behind(mirror.behind);
         #[cfg(feature = "sabotage")]
         let target = target.with_ranges_unlocked(mirror.wrongs.unlocked);
+        let size = left.as_ref().map_or(mirror.from.size(), |left| left.size);
+        let was_ready = left.as_ref().is_some_and(|left| left.was_ready);
+        let begins = left.as_ref().map_or(Phase::Copying, Unfinished::phase);
         Work {
             from: mirror.from.fork(),
             tracker,
+            first: First::from(left.map_or(0, |left| left.from)),
             target: Arc::new(target),
             both: RefCell::default(),
             job: job.clone(),
             pace: Pace::new(job, io, &mirror.from),
             image: mirror.from.shared.door.image(),
-            size: Cell::new(mirror.from.size()),
-            was_ready: Cell::new(false),
+            size: Cell::new(size),
+            was_ready: Cell::new(was_ready),
             late: Cell::default(),
+            begins,
             mirror,
         }
     }
@@ -243,20 +264,30 @@ impl Work {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        // Where it goes on the disk may have grown meanwhile, and then the target does, too.
+        if self.size.get() != self.mirror.from.size() {
+            self.check(ending)?;
+        }
         self.check_target(ending)?;
-        self.job.set_phase(Phase::Copying);
+        self.job.set_phase(self.begins);
+        let from = self.first.dealt_with();
         match &self.mirror.scope {
             Scope::Changed(tracker) => {
-                self.job.set_left(tracker.marked().min(self.size.get()));
-                let cursor = Cell::new(0);
+                self.job.set_left(if from == 0 {
+                    tracker.marked().min(self.size.get())
+                } else {
+                    0
+                });
+                let cursor = Cell::new(from);
                 self.crowd(async || self.first_changed(io, tracker, &cursor).await).await?;
             }
             Scope::All | Scope::Above(_) => {
-                self.job.set_left(self.size.get());
-                let walk = Walk::new(0, self.size.get());
+                self.job.set_left(self.size.get().saturating_sub(from));
+                let walk = Walk::new(from, self.size.get());
                 self.crowd(async || self.first(io, &walk).await).await?;
             }
         }
+        self.first.is_over();
         loop {
             self.follow(io, ending).await?;
             self.job.set_phase(Phase::Ending);
@@ -330,18 +361,23 @@ impl Work {
             Ok::<_, MirrorError>((status, status.len))
         };
         while let Some(piece) = walk.next(most, look).await? {
+            let range = piece.offset..piece.offset + piece.len;
+            self.first.begins(&range);
             let content = match piece.what {
-                status if other(&status) => Content::Other,
-                status if status.zero => Content::Zeros,
-                _ => {
-                    self.copy(io, piece.offset..piece.offset + piece.len, true).await?;
-                    continue;
-                }
+                status if other(&status) => Some(Content::Other),
+                status if status.zero => Some(Content::Zeros),
+                _ => None,
             };
-            self.pace.wait(io, 0).await?;
-            let zeroed = self.mirror.zeroed;
-            give(io, &self.target, piece.offset, piece.len, content, zeroed, &()).await?;
-            self.job.add(piece.len);
+            match content {
+                None => self.copy(io, range.clone(), true).await?,
+                Some(content) => {
+                    self.pace.wait(io, 0).await?;
+                    let zeroed = self.mirror.zeroed;
+                    give(io, &self.target, piece.offset, piece.len, content, zeroed, &()).await?;
+                    self.job.add(piece.len);
+                }
+            }
+            self.first.has_ended(&range);
         }
         Ok(())
     }
@@ -354,7 +390,9 @@ impl Work {
     ) -> Result<(), MirrorError> {
         while let Some(range) = tracker.next(cursor.get(), self.mirror.piece) {
             cursor.set(range.end);
-            self.copy(io, range, false).await?;
+            self.first.begins(&range);
+            self.copy(io, range.clone(), false).await?;
+            self.first.has_ended(&range);
         }
         Ok(())
     }
@@ -402,7 +440,12 @@ impl Work {
 
     /// One pass over what has changed.
     async fn changed(&self, io: &Io, cursor: &Cell<u64>) -> Result<(), MirrorError> {
-        let copy = async |range| self.copy(io, range, false).await;
+        let copy = async |range: Range<u64>| {
+            let owed = self.owes(&range);
+            self.copy(io, range, false).await?;
+            owed.paid();
+            Ok::<_, MirrorError>(())
+        };
         while let Some(copied) = self.tracker.copy_next(cursor, self.mirror.piece, &copy).await {
             copied?;
         }

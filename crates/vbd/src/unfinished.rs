@@ -1,0 +1,80 @@
+//! What a job leaves that ends for another to go on with, here or in another process.
+
+use std::sync::Arc;
+
+use ringtap_image::bitmap_store::BitPage;
+
+use crate::Disk;
+use crate::job::Phase;
+use crate::track::Tracker;
+
+/// A mirror that was left. For as long as this is there it notes what changes of the disk.
+pub struct Unfinished {
+    pub(crate) tracker: Arc<Tracker>,
+    /// The first pass has dealt with all before this; at the end of numbers once it is over.
+    pub(crate) from: u64,
+    /// Bytes of the disk when the job looked last: by what it has grown since nobody has marked.
+    pub(crate) size: u64,
+    /// The copy has been as good as the disk.
+    pub(crate) was_ready: bool,
+    /// Nothing was left but the end, which waited for a word.
+    pub(crate) is_pending: bool,
+    /// Bytes that were dealt with.
+    pub(crate) offset: u64,
+}
+
+/// What is still to be copied, in words for another process. It holds once the disk stands still.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftToCopy {
+    /// Bytes of a region.
+    pub granularity: u64,
+    /// The first pass has dealt with all before this.
+    pub from: u64,
+    /// Bytes of the disk.
+    pub size: u64,
+    /// Whether the copy has been as good as the disk.
+    pub was_ready: bool,
+    /// Whether nothing was left but the end, which waited for a word.
+    pub is_pending: bool,
+    /// Bytes that were dealt with.
+    pub offset: u64,
+    /// The regions that have changed since they were copied.
+    pub marks: Vec<BitPage>,
+}
+
+impl Unfinished {
+    /// What is left of it.
+    pub fn left(&self) -> LeftToCopy {
+        let Unfinished { tracker, from, size, was_ready, is_pending, offset } = self;
+        LeftToCopy {
+            granularity: tracker.granularity(),
+            from: *from,
+            size: *size,
+            was_ready: *was_ready,
+            is_pending: *is_pending,
+            offset: *offset,
+            marks: tracker.map().set_pages(),
+        }
+    }
+
+    /// One that another process has left, on a disk that nobody has changed since: from now on what changes is noted.
+    pub fn of(disk: &Disk, left: &LeftToCopy) -> Unfinished {
+        let tracker = disk.track(left.granularity);
+        tracker.map().add_pages(&left.marks, disk.size().max(left.size));
+        let LeftToCopy { from, size, was_ready, is_pending, offset, .. } = *left;
+        Unfinished { tracker: tracker.into(), from, size, was_ready, is_pending, offset }
+    }
+
+    /// What another job begins with.
+    pub(crate) fn phase(&self) -> Phase {
+        match (self.was_ready, self.is_pending) {
+            (true, _) => Phase::Ready,
+            (false, true) => Phase::Pending,
+            (false, false) => Phase::Copying,
+        }
+    }
+
+    pub(crate) fn is_of(&self, disk: &Disk) -> bool {
+        self.tracker.is_of(disk)
+    }
+}
