@@ -24,6 +24,7 @@ impl Save {
         let (io, job) = (tasks.io().clone(), job.clone());
         let end = tasks.block_on(async move {
             let Begun { moment, successor, shown } = begun;
+            let is_plain = successor.is_none() && shown.is_none();
             let end = match shown {
                 Some(_) => moment.hold(&io, &job).await,
                 None => moment.save(&io, &job).await,
@@ -33,6 +34,9 @@ impl Save {
                     cleared(&io, &disk, moment.disk(), &name, &marks).await;
                 }
                 moment.disk().forget_successor(&marks);
+            }
+            if is_plain {
+                moment.leave(&job);
             }
             end
         });

@@ -5,7 +5,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use ringtap_vbd::{Action, Job, Phase, Unfinished};
+use ringtap_vbd::{Action, Job, Phase};
 
 use crate::Error;
 use crate::control::{
@@ -14,7 +14,7 @@ use crate::control::{
 };
 use crate::events::contained;
 use crate::ledger::{Entered, Line};
-use crate::passing::Passing;
+use crate::passing::{Left, Passing};
 use crate::pending::{EndingJobs, JobsEnded};
 use crate::running::{DiskId, Running, Then};
 
@@ -214,7 +214,7 @@ impl Running {
                 tracing::warn!("a server after this one will not know of the job {own}: {error}");
             }
             let end = contained(|| work(&job)).unwrap_or_else(panicked);
-            let left = if kind.leaves_some() { job.take_unfinished() } else { None };
+            let left = if kind.leaves_some() { Left::of(&job) } else { None };
             if kind.leaves_some() && left.is_none() {
                 // Nobody can go on with it.
                 entered.pass_on(false);
@@ -242,7 +242,7 @@ impl Running {
         id: &str,
         disks: &[DiskId],
         end: Result<Then, Error>,
-        left: Option<Unfinished>,
+        left: Option<Left>,
     ) {
         let is_passed_on =
             self.jobs.get(id).is_some_and(|entry| end.is_err() && entry.entered.is_passed_on());

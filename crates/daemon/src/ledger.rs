@@ -22,8 +22,6 @@ const UNFINISHED: &str = "unfinished";
 const JOBS: [&str; 4] = ["block-commit", "block-stream", "blockdev-mirror", "blockdev-backup"];
 /// Those that a server goes on with which finds them.
 const GOES_ON: [&str; 2] = ["block-commit", "block-stream"];
-/// That which only a server goes on with that is told what is left of it.
-const LEAVES_SOME: &str = "blockdev-mirror";
 /// No line is longer.
 const LONGEST: u64 = 1 << 20;
 /// A line that has been written for so long never will be.
@@ -156,7 +154,7 @@ impl Entered {
             let book = entered.as_ref().filter(|book| book.written.is_some());
             book.is_some_and(|book| match &book.line.target {
                 None => GOES_ON.contains(&&*book.line.command),
-                Some(_) => book.line.command == LEAVES_SOME,
+                Some(_) => book.line.is_left(),
             })
         })
     }
@@ -221,6 +219,17 @@ impl Line {
     /// The image that the disk lies in.
     pub(crate) fn image(&self) -> Option<&Path> {
         self.files.first().map(|(path, _)| &**path)
+    }
+
+    /// Whether a server goes on with it that is told what is left of it.
+    fn is_left(&self) -> bool {
+        let sync = self.arguments.get("sync").and_then(Value::as_str);
+        match &*self.command {
+            "blockdev-mirror" => true,
+            // By a bitmap it would have to be known what becomes of that.
+            "blockdev-backup" => sync == Some("full"),
+            _ => false,
+        }
     }
 
     /// Whether all that the job changes is what it was when it began.

@@ -1,26 +1,42 @@
 //! Jobs that end for the next server to go on with: what of them does not stand in the ledger. Where no other process takes
 //! over the same server goes on with them, by the same.
 
-use ringtap_vbd::{IoStatus, Job, LeftToCopy, Unfinished, Wishes};
+use ringtap_vbd::{Backup, IoStatus, Job, LeftToCopy, LeftToSave, Moment, Unfinished, Wishes};
 
 use crate::control::JobType;
-use crate::handover::{CopyState, JobState, PageState};
+use crate::handover::{CopyState, JobState, PageState, SaveState};
 use crate::jobs::Entry;
 use crate::running::{DiskId, Running};
 
 /// A job that has ended, or is about to.
 pub(crate) struct Passing {
-    /// The disk that it is at work on.
-    disk: Option<DiskId>,
+    /// The disk that it is at work on, and the one that it writes to.
+    disks: Vec<DiskId>,
     wishes: Wishes,
     /// Where it is to go on, if not at its beginning.
-    pub(crate) left: Option<Unfinished>,
+    pub(crate) left: Option<Left>,
+}
+
+/// Where a job is to go on.
+pub(crate) enum Left {
+    /// Of a mirror.
+    Copy(Unfinished),
+    /// Of a backup.
+    Save(Moment),
+}
+
+impl Left {
+    /// What a job has left.
+    pub(crate) fn of(job: &Job) -> Option<Left> {
+        let moment = || job.take_moment().map(Left::Save);
+        job.take_unfinished().map(Left::Copy).or_else(moment)
+    }
 }
 
 impl JobType {
     /// Whether a job of this kind goes on only where it was left: begun anew it would be another one.
     pub(crate) fn leaves_some(self) -> bool {
-        matches!(self, JobType::Mirror)
+        matches!(self, JobType::Mirror | JobType::Backup)
     }
 }
 
@@ -32,26 +48,37 @@ impl Passing {
         let mut wishes = entry.job.wishes(entry.pends);
         // Those that do not wait for `job-complete` were not told to complete.
         wishes.completes &= entry.waits;
-        Passing { disk: entry.disks.first().copied(), wishes, left: None }
+        Passing { disks: entry.disks.clone(), wishes, left: None }
     }
 
     /// What the next server is told, where the ledger does not say it all.
-    fn state(&self, id: &str, node: &str) -> Option<JobState> {
+    fn state(&self, id: &str, nodes: [String; 2]) -> Option<JobState> {
         if self.left.is_none() && self.wishes == Wishes::default() {
             return None;
         }
         let word = |status: IoStatus| PAUSED.iter().find(|(_, of)| *of == status);
         let paused = self.wishes.paused.and_then(word).map(|(word, _)| (*word).to_owned());
         let Wishes { completes, leaves, finalized, .. } = self.wishes;
-        let copied = self.left.as_ref().map(|left| {
-            let LeftToCopy { granularity, from, size, was_ready, is_pending, offset, marks } =
-                left.left();
-            let page = |(number, words): (u64, Vec<u64>)| PageState::new(number, &words);
-            let marks = marks.into_iter().map(page).collect();
-            CopyState { granularity, from, size, was_ready, is_pending, offset, marks }
-        });
-        let (id, disk) = (id.to_owned(), node.to_owned());
-        Some(JobState { id, disk, paused, completes, leaves, finalized, copied })
+        let page = |(number, words): (u64, Vec<u64>)| PageState::new(number, &words);
+        let (mut copied, mut saved, [disk, target]) = (None, None, nodes);
+        match &self.left {
+            Some(Left::Copy(left)) => {
+                let LeftToCopy { granularity, from, size, was_ready, is_pending, offset, marks } =
+                    left.left();
+                let marks = marks.into_iter().map(page).collect();
+                let copy =
+                    CopyState { granularity, from, size, was_ready, is_pending, offset, marks };
+                copied = Some(copy);
+            }
+            Some(Left::Save(moment)) => {
+                let LeftToSave { granularity, size, zeroed, limit, marks } = moment.left();
+                let marks = marks.into_iter().map(page).collect();
+                saved = Some(SaveState { target, granularity, size, zeroed, limit, marks });
+            }
+            None => {}
+        }
+        let id = id.to_owned();
+        Some(JobState { id, disk, paused, completes, leaves, finalized, copied, saved })
     }
 }
 
@@ -59,28 +86,48 @@ impl Running {
     /// Jobs of which the next server has to know more than what stands in the ledger.
     pub(crate) fn jobs_passed(&self) -> Vec<JobState> {
         let state = |(id, passing): (&String, &Passing)| {
-            let node = passing.disk.and_then(|disk| Some(self.disks.get(&disk)?.node()));
-            passing.state(id, node.unwrap_or_default())
+            let node = |at: usize| {
+                let served = passing.disks.get(at).and_then(|disk| self.disks.get(disk));
+                served.map(|served| served.node().to_owned()).unwrap_or_default()
+            };
+            passing.state(id, [node(0), node(1)])
         };
         self.pending.passing.iter().filter_map(state).collect()
     }
 
     /// A job that the server before this one had. From now on what changes of its disk is noted, which nobody is served yet.
     pub(crate) fn job_comes(&mut self, state: JobState) -> Result<(), String> {
-        let JobState { id, disk, paused, completes, leaves, finalized, copied } = state;
-        let found = self.disks.iter().find(|(_, served)| served.node() == disk);
-        let (number, served) =
-            found.ok_or_else(|| format!("its state has no disk {disk} for the job {id}"))?;
-        let left = copied.map(|copied| -> Option<Unfinished> {
-            let CopyState { granularity, from, size, was_ready, is_pending, offset, marks } =
-                copied;
-            let marks = marks.iter().map(PageState::words).collect::<Option<Vec<_>>>()?;
-            let left = LeftToCopy { granularity, from, size, was_ready, is_pending, offset, marks };
-            Some(Unfinished::of(&served.vbd, &left))
-        });
-        let left = match left {
-            Some(None) => return Err(format!("what is left of the job {id} cannot be read")),
-            left => left.flatten(),
+        let JobState { id, disk, paused, completes, leaves, finalized, copied, saved } = state;
+        let found = |node: &str| {
+            let found = self.disks.iter().find(|(_, served)| served.node() == node);
+            found.ok_or_else(|| format!("its state has no disk {node} for the job {id}"))
+        };
+        let wrong = || format!("what is left of the job {id} cannot be read");
+        let bits = |marks: Vec<PageState>| {
+            marks.iter().map(PageState::words).collect::<Option<Vec<_>>>().ok_or_else(wrong)
+        };
+        let (number, served) = found(&disk)?;
+        let mut disks = vec![*number];
+        let left = match (copied, saved) {
+            (Some(copied), _) => {
+                let CopyState { granularity, from, size, was_ready, is_pending, offset, marks } =
+                    copied;
+                let marks = bits(marks)?;
+                let left =
+                    LeftToCopy { granularity, from, size, was_ready, is_pending, offset, marks };
+                Some(Left::Copy(Unfinished::of(&served.vbd, &left)))
+            }
+            (None, Some(saved)) => {
+                let SaveState { target, granularity, size, zeroed, limit, marks } = saved;
+                let (number, to) = found(&target)?;
+                disks.push(*number);
+                let left = LeftToSave { granularity, size, zeroed, limit, marks: bits(marks)? };
+                let backup = Backup::new(served.vbd.clone(), to.vbd.clone());
+                let moment = backup.go_on(&left);
+                let moment = moment.map_err(|error| format!("the job {id}: {error}"))?;
+                Some(Left::Save(moment))
+            }
+            (None, None) => None,
         };
         let status = |word: String| {
             let known = PAUSED.iter().find(|(of, _)| *of == word);
@@ -88,7 +135,7 @@ impl Running {
             known.map_or(IoStatus::Failed, |(_, status)| *status)
         };
         let wishes = Wishes { paused: paused.map(status), completes, leaves, finalized };
-        self.pending.passing.insert(id, Passing { disk: Some(*number), wishes, left });
+        self.pending.passing.insert(id, Passing { disks, wishes, left });
         Ok(())
     }
 
@@ -97,6 +144,21 @@ impl Running {
         let passing = self.pending.passing.get(id);
         self.pending.resuming.as_deref() == Some(id)
             && passing.is_some_and(|one| one.left.is_some())
+    }
+
+    /// The moment that a backup is to go on with that is being begun.
+    pub(crate) fn moment_left(&mut self, id: &str) -> Option<Moment> {
+        if !self.goes_on_where_left(id) {
+            return None;
+        }
+        let passing = self.pending.passing.get_mut(id)?;
+        match passing.left.take() {
+            Some(Left::Save(moment)) => Some(moment),
+            left => {
+                passing.left = left;
+                None
+            }
+        }
     }
 
     /// Have a job begin where the one before it was left, if there was one; whether it pauses.
@@ -108,7 +170,9 @@ impl Running {
             return false;
         };
         job.wish(wishes);
-        left.into_iter().for_each(|left| job.go_on_from(left));
+        if let Some(Left::Copy(left)) = left {
+            job.go_on_from(left);
+        }
         wishes.paused.is_some()
     }
 }

@@ -24,6 +24,7 @@ use crate::mirror::content::{give, look};
 use crate::mirror::target::Target;
 use crate::mirror::together::{beside, together, within};
 use crate::track::Tracker;
+use crate::unfinished::LeftToSave;
 use crate::{Busy, Disk, Kind, Quiesced, Request, Vbd};
 
 /// The most bytes copied at once.
@@ -170,8 +171,26 @@ impl Backup {
         Ok(self.keep(self.from.size()))
     }
 
+    /// Keep a moment of which another process has left so much to save: nothing has changed the disk since, and nobody does before this
+    /// has ended.
+    ///
+    /// # Errors
+    /// Where the target cannot hold it.
+    pub fn go_on(self, left: &LeftToSave) -> Result<Moment, MirrorError> {
+        // The disk may have grown since.
+        self.check_for(left.size)?;
+        let regions = Map::new(left.granularity);
+        regions.add_pages(&left.marks, left.size);
+        let LeftToSave { zeroed, limit, size, .. } = *left;
+        Ok(Backup { zeroed, limit, ..self }.keep_left(regions, size, None))
+    }
+
     fn check(&self) -> Result<(), MirrorError> {
-        let (target, disk) = (self.to.size(), self.from.size());
+        self.check_for(self.from.size())
+    }
+
+    fn check_for(&self, disk: u64) -> Result<(), MirrorError> {
+        let target = self.to.size();
         if target < disk {
             return Err(MirrorError::Size { target, disk, wanted: "as large" });
         }
@@ -196,6 +215,10 @@ impl Backup {
         if self.changed.is_none() {
             left.mark(0..size);
         }
+        self.keep_left(left, size, taken)
+    }
+
+    fn keep_left(&self, left: Map, size: u64, taken: Option<(Arc<Tracker>, Map)>) -> Moment {
         // What holds only what has changed is put upon an earlier copy, or was one.
         let some = self.changed.is_some();
         let target = Target::new(self.to.clone()).with_zeros_said(some);
@@ -269,14 +292,31 @@ impl Moment {
         &self.from
     }
 
+    /// What of it is still to be saved.
+    pub fn left(&self) -> LeftToSave {
+        let Kept { left, granularity, size, zeroed, limit, .. } = &*self.kept;
+        let (granularity, size, zeroed, limit) = (*granularity, *size, *zeroed, *limit);
+        LeftToSave { granularity, size, zeroed, limit, marks: left.set_pages() }
+    }
+
+    /// Leave it to another job, where this one was cancelled for that and the moment is kept: requests go on waiting until what they
+    /// change is saved.
+    pub fn leave(self, job: &Job) {
+        if job.is_for_next() && self.is_whole() {
+            job.leave_moment(self);
+        }
+    }
+
     /// Save all of it: then the target, which is made stable, is what the disk was, and requests wait for nothing more.
-    /// Where this fails the moment is lost; the disk goes on as before.
+    /// Where this fails the moment is lost, unless that was for another job ([`Moment::leave`]); the disk goes on as before.
     pub async fn save(&self, io: &Io, job: &Job) -> Result<(), MirrorError> {
         job.set_phase(Phase::Copying);
         let target = &self.kept.target;
         let cancelled = async {
             job.cancelled().await;
-            target.fail(MirrorError::Cancelled);
+            if !job.is_for_next() {
+                target.fail(MirrorError::Cancelled);
+            }
         };
         let saved = async {
             // Whoever waits for the job's rate, or its pause, need not go on for a target that has failed.
@@ -289,6 +329,10 @@ impl Moment {
             Ok(()) => {
                 self.saved.store(true, SeqCst);
                 Ok(())
+            }
+            Err(why) if job.is_for_next() && self.is_whole() => {
+                job.set_phase(Phase::Failed);
+                return Err(why);
             }
             Err(why) => {
                 let why = target.failed_by(why);
@@ -336,11 +380,16 @@ impl Moment {
             }
             Ok::<_, MirrorError>(())
         };
-        let worker = async || worker().await.unwrap_or_else(|why| kept.target.fail(why));
+        let worker = async || match worker().await {
+            // Another job goes on with it.
+            Err(MirrorError::Cancelled) if job.is_for_next() => {}
+            end => end.unwrap_or_else(|why| kept.target.fail(why)),
+        };
         together((0..self.requests.max(1)).map(|_| worker())).await;
         if let Some(why) = kept.target.failure() {
             return Err(why);
         }
+        job.check()?;
         #[cfg(feature = "sabotage")]
         if kept.wrongs.unflushed {
             return Ok(());

@@ -8,6 +8,7 @@ use ringtap_io::{Event, Io, Time, probes};
 use serde::Serialize;
 
 use crate::Disk;
+use crate::backup::Moment;
 use crate::shares::Tenant;
 use crate::trouble::{Action, IoStatus, Trouble};
 use crate::unfinished::Unfinished;
@@ -98,6 +99,7 @@ struct Inner {
     for_next: AtomicBool,
     /// Where that begins, or this one does.
     unfinished: Mutex<Option<Unfinished>>,
+    moment: Mutex<Option<Moment>>,
     /// What keeps it.
     io_status: Mutex<IoStatus>,
     /// Told of errors.
@@ -192,6 +194,15 @@ impl Job {
     /// What it has left, once.
     pub fn take_unfinished(&self) -> Option<Unfinished> {
         self.unfinished().take()
+    }
+
+    /// The moment that it has left for another to save, once.
+    pub fn take_moment(&self) -> Option<Moment> {
+        self.0.moment.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(crate) fn leave_moment(&self, moment: Moment) {
+        *self.0.moment.lock().unwrap_or_else(PoisonError::into_inner) = Some(moment);
     }
 
     fn unfinished(&self) -> MutexGuard<'_, Option<Unfinished>> {

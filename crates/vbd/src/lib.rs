@@ -95,6 +95,6 @@ pub use stream::StreamWrongs;
 pub use stream::{Stream, StreamError};
 pub use track::Tracker;
 pub use trouble::{Action, IoStatus, OnError, Trouble};
-pub use unfinished::{LeftToCopy, Unfinished};
+pub use unfinished::{LeftToCopy, LeftToSave, Unfinished};
 pub use vbd::Vbd;
 pub use workers::{Progress, Workers};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ringtap_image::bitmap_store::BitPage;
+use ringtap_io::Time;
 
 use crate::Disk;
 use crate::job::Phase;
@@ -39,6 +40,21 @@ pub struct LeftToCopy {
     /// Bytes that were dealt with.
     pub offset: u64,
     /// The regions that have changed since they were copied.
+    pub marks: Vec<BitPage>,
+}
+
+/// What of a moment is still to be saved, in words for another process. It holds once the disk stands still.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftToSave {
+    /// Bytes of a region.
+    pub granularity: u64,
+    /// Bytes of the disk at that moment.
+    pub size: u64,
+    /// Whether the target read as zeros at first.
+    pub zeroed: bool,
+    /// The longest that a guest's write may wait, in nanoseconds.
+    pub limit: Option<Time>,
+    /// The regions whose old content has not been saved.
     pub marks: Vec<BitPage>,
 }
 

@@ -36,6 +36,8 @@ struct Seen {
     later: u32,
     broken: u32,
     cancelled: u32,
+    /// Jobs that others went on with.
+    left: u32,
     cut: u32,
     reads: u32,
 }
@@ -244,17 +246,10 @@ impl Backups {
         for _ in 0..save_after {
             io.next_turn().await;
         }
-        let job = Job::new();
-        if let Some(turns) = cancel_after {
-            let (io, job) = (io.clone(), job.clone());
-            self.io.spawn(async move {
-                for _ in 0..turns {
-                    io.next_turn().await;
-                }
-                job.cancel();
-            });
-        }
-        let end = moment.save(io, &job).await;
+        let nexts = self.rng.borrow_mut().u8(0..3);
+        // Views are of this process, and so is what becomes of a tracker.
+        let words = readers == 0 && tracker.is_none() && self.rng.borrow_mut().bool();
+        let (moment, end) = self.save(moment, cancel_after, nexts, words).await;
         // Later ones are of what has changed since the last that was whole.
         if end.is_ok() && tracker.is_none() {
             *tracker = next.take().map(Arc::new);
@@ -264,6 +259,60 @@ impl Backups {
             io.next_turn().await;
         }
         Some((end, bytes.to_vec()))
+    }
+
+    /// Save a moment, by a job or several, each of which goes on where the one before was left.
+    async fn save(
+        &self,
+        mut moment: Moment,
+        mut cancel_after: Option<u64>,
+        mut nexts: u8,
+        words: bool,
+    ) -> (Option<Moment>, Result<(), MirrorError>) {
+        let io = &self.io;
+        loop {
+            let (job, for_next) = (Job::new(), nexts > 0);
+            if for_next {
+                cancel_after.get_or_insert(self.rng.borrow_mut().u64(0..100));
+            }
+            if let Some(turns) = cancel_after {
+                let (io, job) = (io.clone(), job.clone());
+                self.io.spawn(async move {
+                    for _ in 0..turns {
+                        io.next_turn().await;
+                    }
+                    match for_next {
+                        true => job.cancel_for_next(),
+                        false => job.cancel(),
+                    }
+                });
+            }
+            let end = moment.save(io, &job).await;
+            if end.is_ok() || !for_next || self.disk.is_cut() {
+                return (Some(moment), end);
+            }
+            moment.leave(&job);
+            let Some(left) = job.take_moment() else { return (None, end) };
+            moment = left;
+            self.seen.borrow_mut().left += 1;
+            let (turns, is_last) = (self.rng.borrow_mut().u64(0..60), nexts == 1);
+            for _ in 0..turns {
+                io.next_turn().await;
+            }
+            if words {
+                // As another process would have it, from when the disk stands still.
+                let own = self.vbd.disk().fork();
+                if let Ok(_still) = own.quiesce(io, 1 << 40).await {
+                    let said = moment.left();
+                    drop(moment);
+                    let mut backup = Backup::new(own.disk().clone(), self.onto.disk().clone());
+                    backup.wrongs = self.wrongs;
+                    moment = backup.go_on(&said).expect("the target holds it");
+                }
+            }
+            nexts -= 1;
+            cancel_after = cancel_after.filter(|_| !is_last);
+        }
     }
 
     /// Read the moment while it is kept, and see that it stays as it was.
@@ -338,8 +387,8 @@ fn moments_of_disks_are_kept_under_load() {
         }
     }
     println!("{seen:?}");
-    let Seen { whole, later, broken, cancelled, cut, reads } = seen;
-    assert!([whole, later, broken, cancelled, cut, reads].iter().all(|count| *count > 10));
+    let Seen { whole, later, broken, cancelled, left, cut, reads } = seen;
+    assert!([whole, later, broken, cancelled, left, cut, reads].iter().all(|count| *count > 10));
 }
 
 /// In how many seeds it is caught that backups are wrong in one way.

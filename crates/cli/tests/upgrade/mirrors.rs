@@ -6,7 +6,7 @@ use crate::bench::{Bench, READY, ends, image, pid};
 use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
 
 /// Have something done to the job, or the disk.
-fn ask(bench: &Bench, command: &str, arguments: &str) {
+pub fn ask(bench: &Bench, command: &str, arguments: &str) {
     let asked = format!(r#"{{"execute":"{command}","arguments":{{{arguments}}}}}"#);
     let answer = qmp(bench, &asked);
     assert!(answer.contains("return"), "{asked}\n{answer}\n{}", bench.log());
@@ -21,12 +21,12 @@ fn dealt_with(bench: &Bench) -> u64 {
 }
 
 /// How often the job was gone on with.
-fn went_on(bench: &Bench) -> usize {
+pub fn went_on(bench: &Bench) -> usize {
     bench.log().matches("goes on, which a server before this one began").count()
 }
 
 /// A disk and the node `there`, which `target` describes, in a server; its process.
-fn serve(bench: &mut Bench, target: &str) -> u32 {
+pub fn serve(bench: &mut Bench, target: &str) -> u32 {
     let file = image(bench, "raw");
     let line =
         format!("serve --control unix:c.sock {file} -f raw --node-name vm --vhost-user vu.sock");
@@ -38,8 +38,8 @@ fn serve(bench: &mut Bench, target: &str) -> u32 {
     server
 }
 
-const FILE: &str = r#""driver":"qcow2","file":{"driver":"file","filename":"DIR/b.qcow2"}"#;
-const EXPORT: &str = r#""driver":"raw","file":{"driver":"nbd","server":{"type":"unix","path":"DIR/n.sock"},"export":"there"}"#;
+pub const FILE: &str = r#""driver":"qcow2","file":{"driver":"file","filename":"DIR/b.qcow2"}"#;
+pub const EXPORT: &str = r#""driver":"raw","file":{"driver":"nbd","server":{"type":"unix","path":"DIR/n.sock"},"export":"there"}"#;
 
 #[test]
 fn mirrors_go_on_where_they_were_left() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringtap_vbd::Breaks;
+use ringtap_vbd::{Breaks, Moment};
 use serde_json::json;
 
 use super::bitmaps::{Known, usable};
@@ -14,7 +14,7 @@ use super::refusal::Refusal;
 use super::shape::{Done, arguments, words};
 use super::table::Command;
 use crate::jobs::New;
-use crate::moment::Wanted;
+use crate::moment::{Begun, Wanted};
 use crate::running::{DiskId, Running};
 
 /// How long a guest's write may wait for the target, where nothing is said.
@@ -90,6 +90,10 @@ impl Command for BlockdevBackup {
     type Answer = Done;
 
     fn run(self, running: &mut Running, reply: Reply<Done>) {
+        let id = self.job_id.clone().unwrap_or_else(|| self.device.clone());
+        if let Some(moment) = running.moment_left(&id) {
+            return reply.give(self.go_on(running, moment));
+        }
         let mut moments = Moments::default();
         match moments.backup(running, self) {
             Ok(()) => moments.begin(running, reply),
@@ -101,6 +105,14 @@ impl Command for BlockdevBackup {
 impl BlockdevBackup {
     pub(super) fn device(&self) -> &str {
         &self.device
+    }
+
+    /// Bring that moment to its end, which another job has kept until now.
+    fn go_on(self, running: &mut Running, moment: Moment) -> Result<Done, Refusal> {
+        let id = running.one_of(Some(&self.device), None)?;
+        let (_, own) = self.ask(running, id, &[])?.split();
+        running.begin_backup(Begun { moment, successor: None, shown: None }, own)?;
+        Ok(Done {})
     }
 
     /// The bitmap that it goes by, and when that is cleared.
@@ -166,7 +178,12 @@ impl BlockdevBackup {
         };
         (new.other, new.waits) = (Some(target), false);
         if held.is_none() {
-            new.line = running.line(&new, Self::NAME, json!({}));
+            let more = json!({
+                "target": self.target,
+                "sync": self.sync.word(),
+                "__ringtap_guest-timeout": self.guest_timeout,
+            });
+            new.line = running.line(&new, Self::NAME, more);
         }
         let mode = by.as_ref().map(|(_, mode)| *mode);
         let wanted = Wanted {

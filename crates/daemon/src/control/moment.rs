@@ -243,7 +243,11 @@ impl Taken {
 
 impl Running {
     /// The job of a backup whose moment has come.
-    fn begin_backup(&mut self, begun: Begun, own: super::backups::Own) -> Result<(), Refusal> {
+    pub(super) fn begin_backup(
+        &mut self,
+        begun: Begun,
+        own: super::backups::Own,
+    ) -> Result<(), Refusal> {
         let target = own.new.other;
         let found = own.new.disk.and_then(|id| Some((id, self.disks.get(&id)?)));
         let found = found.ok_or_else(|| Refusal::new("the disk is gone"));

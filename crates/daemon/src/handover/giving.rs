@@ -411,7 +411,10 @@ impl Running {
                 state.mounts.push(MountState { path, device, made });
             }
         }
-        state.jobs = self.jobs_passed().into_iter().map(|job| job.id).collect();
+        for job in self.jobs_passed() {
+            state.backups.extend(job.saved.is_some().then(|| job.id.clone()));
+            state.jobs.push(job.id);
+        }
         Ok((state, files))
     }
 }

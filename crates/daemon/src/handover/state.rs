@@ -1,7 +1,7 @@
 //! What a server passes to the next: as JSON behind a line that says of which version it is, how long, and its checksum.
 //!
 //! Versions are read for ever: `tests/handover` has some of each. What is new in a version is optional, with a default; where
-//! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs.
+//! there is something that an older program could not do without the version is higher, so that it refuses. Version 2 has jobs, version 3 backups.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The newest that is read, and what is written where nothing needs it.
-const NEWEST: u32 = 2;
+const NEWEST: u32 = 3;
+const WITH_JOBS: u32 = 2;
 const PLAIN: u32 = 1;
 const FORMAT: &str = "ringtap-handover";
 
@@ -29,6 +30,9 @@ pub(crate) struct State {
     /// Jobs that come with the connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) jobs: Vec<String>,
+    /// Those of them that are backups.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) backups: Vec<String>,
 }
 
 /// A disk that is a block device of this host, which the driver keeps: no descriptor goes with it.
@@ -119,6 +123,26 @@ pub(crate) struct JobState {
     /// Of a mirror.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) copied: Option<CopyState>,
+    /// Of a backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) saved: Option<SaveState>,
+}
+
+/// How far a backup is.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SaveState {
+    /// The node name of the disk that takes it.
+    pub(crate) target: String,
+    /// Bytes of a region.
+    pub(crate) granularity: u64,
+    /// Bytes of the disk at its moment.
+    pub(crate) size: u64,
+    /// Whether the target read as zeros at first.
+    pub(crate) zeroed: bool,
+    /// How long a guest's write may wait, in nanoseconds.
+    pub(crate) limit: Option<u64>,
+    /// The regions whose old content has not been saved.
+    pub(crate) marks: Vec<PageState>,
 }
 
 /// How far a mirror is.
@@ -162,18 +186,26 @@ impl PageState {
 
 /// What is passed on, by the oldest version whose readers know all of it.
 pub(crate) trait Versioned: Serialize {
-    fn has_jobs(&self) -> bool;
+    fn version(&self) -> u32;
+}
+
+fn version(jobs: bool, backups: bool) -> u32 {
+    match (jobs, backups) {
+        (_, true) => NEWEST,
+        (true, false) => WITH_JOBS,
+        (false, false) => PLAIN,
+    }
 }
 
 impl Versioned for State {
-    fn has_jobs(&self) -> bool {
-        !self.jobs.is_empty()
+    fn version(&self) -> u32 {
+        version(!self.jobs.is_empty(), !self.backups.is_empty())
     }
 }
 
 impl Versioned for Connections {
-    fn has_jobs(&self) -> bool {
-        !self.jobs.is_empty()
+    fn version(&self) -> u32 {
+        version(!self.jobs.is_empty(), self.jobs.iter().any(|job| job.saved.is_some()))
     }
 }
 
@@ -229,7 +261,7 @@ pub(super) fn bytes(digits: &str) -> Option<Vec<u8>> {
 
 /// Write it down.
 pub(crate) fn encode<T: Versioned>(what: &T) -> Result<Vec<u8>, String> {
-    let version = if what.has_jobs() { NEWEST } else { PLAIN };
+    let version = what.version();
     let body = serde_json::to_vec(what).map_err(|error| error.to_string())?;
     let sum = crc32c::crc32c(&body);
     let head = format!("{FORMAT} {version} {} {sum:08x}\n", body.len());
@@ -262,11 +294,13 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 mod tests {
     use super::*;
 
-    const STORED: [&[u8]; 4] = [
+    const STORED: [&[u8]; 6] = [
         include_bytes!("../../tests/handover/version-1.state"),
         include_bytes!("../../tests/handover/version-1.connections"),
         include_bytes!("../../tests/handover/version-2.state"),
         include_bytes!("../../tests/handover/version-2.connections"),
+        include_bytes!("../../tests/handover/version-3.state"),
+        include_bytes!("../../tests/handover/version-3.connections"),
     ];
 
     fn state() -> State {
@@ -298,6 +332,7 @@ mod tests {
             mounts: vec![MountState { path: "/srv/a.img".into(), device: 2, made: true }],
             devices: vec![],
             jobs: vec![],
+            backups: vec![],
         }
     }
 
@@ -347,6 +382,22 @@ mod tests {
         (state, Connections { jobs: vec![mirror, commit], ..connections() })
     }
 
+    fn with_a_backup() -> (State, Connections) {
+        let saved = SaveState {
+            target: "b".into(),
+            granularity: 65536,
+            size: 64 << 20,
+            zeroed: true,
+            limit: Some(1_000_000_000),
+            marks: vec![PageState::new(1, &[7])],
+        };
+        let saved = Some(saved);
+        let backup = JobState { id: "s".into(), disk: "a".into(), saved, ..JobState::default() };
+        let (jobs, backups) = (vec!["s".into()], vec!["s".into()]);
+        let state = State { jobs, backups, ..state() };
+        (state, Connections { jobs: vec![backup], ..connections() })
+    }
+
     #[test]
     fn what_was_stored_is_read_for_ever() {
         if let Some(folder) = std::env::var_os("RINGTAP_TEST_STATE") {
@@ -358,6 +409,8 @@ mod tests {
             write("version-1.connections", encode(&connections()));
             write("version-2.state", encode(&with_jobs().0));
             write("version-2.connections", encode(&with_jobs().1));
+            write("version-3.state", encode(&with_a_backup().0));
+            write("version-3.connections", encode(&with_a_backup().1));
             return;
         }
         assert_eq!(decode(STORED[0]), Ok(state()));
@@ -366,7 +419,10 @@ mod tests {
         let (state, connections) = (decode::<State>(STORED[2]), decode::<Connections>(STORED[3]));
         assert_eq!((state, connections), (Ok(with_jobs().0), Ok(with_jobs().1)));
         assert!(STORED[..2].iter().all(|stored| stored.starts_with(b"ringtap-handover 1 ")));
-        assert!(STORED[2..].iter().all(|stored| stored.starts_with(b"ringtap-handover 2 ")));
+        assert!(STORED[2..4].iter().all(|stored| stored.starts_with(b"ringtap-handover 2 ")));
+        assert!(STORED[4..].iter().all(|stored| stored.starts_with(b"ringtap-handover 3 ")));
+        let (state, connections) = (decode::<State>(STORED[4]), decode::<Connections>(STORED[5]));
+        assert_eq!((state, connections), (Ok(with_a_backup().0), Ok(with_a_backup().1)));
         let page = PageState::new(3, &[5, 1 << 63]);
         assert_eq!(page.words(), Some((3, vec![5, 1 << 63])));
         assert_eq!(PageState { bits: "zz".into(), ..page }.words(), None);
@@ -382,9 +438,9 @@ mod tests {
     fn another_version_and_what_is_damaged_is_refused() {
         let good = encode(&state()).expect("it is written");
         let text = String::from_utf8(good.clone()).expect("text");
-        let newer = text.replacen(" 1 ", " 3 ", 1);
+        let newer = text.replacen(" 1 ", " 4 ", 1);
         let why = decode::<State>(newer.as_bytes()).expect_err("newer");
-        assert!(why.contains("version 3"), "{why}");
+        assert!(why.contains("version 4"), "{why}");
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;

@@ -1,0 +1,86 @@
+//! Backups at work when a server is followed by another: the copy becomes what the disk was as it was begun.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+
+use crate::bench::{Bench, READY, ends, pid};
+use crate::jobs::{is_at_work, is_paused, jobs, until};
+use crate::mirrors::{EXPORT, FILE, ask, serve, went_on};
+
+#[test]
+fn backups_go_on_with_their_moment() {
+    for target in [FILE, EXPORT] {
+        let mut bench = Bench::new();
+        bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
+        let other = (target == EXPORT).then(|| {
+            let line = "serve b.qcow2 -f qcow2 --name there --nbd unix:n.sock";
+            bench.serve(line).1
+        });
+        let mut server = serve(&mut bench, target);
+        // Nobody writes now: this is what the disk is at the moment.
+        fs::copy(bench.path("a.raw"), bench.path("moment.raw")).expect("a copy");
+        let begin = r#""device":"vm","target":"there","job-id":"j","sync":"full","speed":1048576,"__ringtap_target-is-zero":true,"auto-dismiss":false"#;
+        ask(&bench, "blockdev-backup", begin);
+        until(&bench, is_at_work);
+        // So slow that it does not change every region of the disk before the first upgrade: the backup would be done.
+        bench.ends_with("disk limit vm --iops 120 --control unix:c.sock", 0);
+        let load = bench.load("vu.sock", 6);
+        // Programs that cannot take over, at once or once the disks stand still: it goes on here.
+        for text in ["exit 1".to_owned(), format!("{READY}; sleep 0.3; exit 4")] {
+            std::thread::sleep(Duration::from_millis(300));
+            bench.install(&text);
+            bench.ends_with("upgrade unix:c.sock", 1);
+            until(&bench, is_at_work);
+        }
+        bench.install_again();
+        for paused in [false, true] {
+            if paused {
+                ask(&bench, "job-pause", r#""id":"j""#);
+            }
+            let next = bench.upgrade("unix:c.sock");
+            ends(server);
+            server = next;
+            until(&bench, if paused { is_paused } else { is_at_work });
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        bench.verified(load);
+        let is_left = jobs(&bench);
+        assert!(is_paused(&is_left), "{is_left}");
+        ask(&bench, "job-resume", r#""id":"j""#);
+        ask(&bench, "block-job-set-speed", r#""device":"j","speed":0"#);
+        until(&bench, |jobs| jobs.contains("concluded"));
+        let _ = kill_process(pid(server), Signal::TERM);
+        ends(server);
+        if let Some(other) = other {
+            let _ = kill_process(pid(other), Signal::TERM);
+            ends(other);
+        }
+        assert_eq!(went_on(&bench), 4, "{}", bench.log());
+        let log = bench.log();
+        assert!(!log.contains("begin it again") && !log.contains("has failed"), "{log}");
+        bench.ends_with("compare -f raw -F qcow2 moment.raw b.qcow2", 0);
+        // The load was there.
+        bench.ends_with("compare -f raw -F raw moment.raw a.raw", 1);
+    }
+}
+
+/// One that goes by a bitmap is not gone on with: the upgrade is refused, and says so.
+#[test]
+fn a_backup_by_a_bitmap_keeps_the_server_where_it_is() {
+    let mut bench = Bench::new();
+    bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
+    let server = serve(&mut bench, FILE);
+    ask(&bench, "block-dirty-bitmap-add", r#""node":"vm","name":"b","persistent":true"#);
+    let load = bench.load("vu.sock", 1);
+    bench.verified(load);
+    let begin = r#""device":"vm","target":"there","job-id":"j","sync":"incremental","bitmap":"b","speed":1048576"#;
+    ask(&bench, "blockdev-backup", begin);
+    until(&bench, is_at_work);
+    let said = bench.ends_with("upgrade unix:c.sock", 1);
+    assert!(said.contains("the job j is at work"), "{said}");
+    until(&bench, is_at_work);
+    let _ = kill_process(pid(server), Signal::TERM);
+    ends(server);
+}
