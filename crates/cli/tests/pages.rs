@@ -77,6 +77,7 @@ fn every_command_has_a_page_with_its_sections() {
         "-resize",
         "-serve",
         "-snapshot",
+        "-stop",
         "-top",
         "-upgrade",
         "-xen",
