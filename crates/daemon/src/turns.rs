@@ -6,18 +6,20 @@
 //! may take a gigabyte of memory; of other formats.
 //!
 //! Images are looked at without a lock, and nothing is believed of what stands there but what they may have in common: where
-//! that changes before they are opened, a lock that one has tells the other, as between programs.
+//! that changes before they are opened, a lock that one has tells the other, as between programs. No file that an image names
+//! is touched but one that it may name.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{File, canonicalize};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::PathBuf;
+use std::slice;
 
 use ringtap_image::qcow2::header::incompatible;
 use ringtap_image::qcow2::{Crypt, Header};
-use ringtap_image::{Format, is_store, record};
+use ringtap_image::{Format, Place, Role, find_of_held, is_store, record};
 use rustix::fs::{Advice, fadvise};
 
 use crate::Disk;
@@ -53,29 +55,32 @@ pub(crate) fn files_of(disk: &Disk) -> Option<Files> {
     match disk.options.format.or_else(|| record::format(&disk.path))? {
         // One that is not there has none: that is found again, and told, as it is opened.
         Format::Raw => Some(identity(&disk.path).into_iter().collect()),
-        Format::Qcow2 => chain(&disk.path, disk.options.cache.direct()),
+        Format::Qcow2 => chain(disk),
         _ => None,
     }
 }
 
-fn chain(image: &Path, direct: bool) -> Option<Files> {
-    let (mut files, mut at) = (vec![], image.to_owned());
+fn chain(disk: &Disk) -> Option<Files> {
+    let (mut options, direct) = (disk.options.clone(), disk.options.cache.direct());
+    options.format = Some(Format::Qcow2);
+    let (mut files, mut image) = (vec![], Place::hold(&disk.path).ok()?);
     while files.len() < DEEPEST {
-        let header = header(&at, direct)?;
-        files.push(identity(&at)?);
+        let header = header(&image, direct)?;
+        files.push(identity(&image.at())?);
         if header.crypt != Crypt::None || header.has(incompatible::DATA_FILE) {
             return None;
         }
         let Some(name) = &header.backing_file else { return Some(files) };
-        let name = Path::new(OsStr::from_bytes(name));
-        if is_store(name) {
+        let name = PathBuf::from(OsStr::from_bytes(name));
+        if is_store(&name) {
             return None;
         }
-        at = canonicalize(&at).ok()?.parent()?.join(name);
+        image = find_of_held(&image, Role::Backing, slice::from_ref(&name), &options).ok()?;
+        options.read_only = true;
         match header.backing_format() {
             Some(b"qcow2") => {}
             Some(b"raw") => {
-                files.push(identity(&at)?);
+                files.push(identity(&image.at())?);
                 return Some(files);
             }
             _ => return None,
@@ -85,10 +90,11 @@ fn chain(image: &Path, direct: bool) -> Option<Files> {
 }
 
 /// The header of a qcow2 image in a regular file. Where the image itself is read past the page cache, none of it stays there.
-fn header(image: &Path, direct: bool) -> Option<Header> {
+fn header(image: &Place, direct: bool) -> Option<Header> {
     // What else there may be is not opened only to look at it: a device that others write to, a pipe that waits for them.
-    let facts = std::fs::metadata(image).ok().filter(|facts| facts.is_file())?;
-    let file = File::open(image).ok()?;
+    let at = image.at();
+    let facts = std::fs::metadata(&at).ok().filter(|facts| facts.is_file())?;
+    let file = File::open(&at).ok()?;
     let len = facts.size().min(HEADER);
     let mut bytes = vec![0; len as usize];
     // No further than is asked for.
@@ -133,6 +139,8 @@ pub(crate) fn turns(disks: &[Option<Files>]) -> Turns {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use ringtap_image::qcow2::{CreateOptions, create};
     use ringtap_image::{CacheMode, Container, OpenOptions, on_a_ring};
 
@@ -216,6 +224,15 @@ mod tests {
             let odd = image(&at("self"), Some((Path::new(below), "qcow2")));
             assert_eq!(files_of(&odd), None, "{below}");
         }
+        // What it may not name is not looked at.
+        let other = tempfile::tempdir().expect("a folder");
+        image(&other.path().join("base"), None);
+        let named = other.path().join("base");
+        let mut foreign = image(&at("foreign"), Some((&named, "qcow2")));
+        assert_eq!(files_of(&foreign), None);
+        foreign.options.allow_backing = vec![named.clone()];
+        let both = vec![of("foreign"), identity(&named).expect("it is there")];
+        assert_eq!(files_of(&foreign), Some(both));
         let odd = image(&at("odd"), Some((Path::new("raw"), "luks")));
         assert_eq!(files_of(&odd), None);
         // A pipe would wait for who writes to it.

@@ -78,26 +78,41 @@ pub fn find(
     names: &[PathBuf],
     options: &OpenOptions,
 ) -> Result<Place, OpenError> {
-    let failed = |source| OpenError::Os {
-        what: "find the folder of",
-        path: image.path().to_owned(),
-        source,
-    };
     let at = match image.open_file() {
         Some(file) => path_of(file.as_fd()),
         None => image.path().to_owned(),
     };
+    find_at(at, image.path(), role, names, options)
+}
+
+/// The same of an image that is held, and opened only to be looked at.
+pub fn find_of_held(
+    image: &Place,
+    role: Role,
+    names: &[PathBuf],
+    options: &OpenOptions,
+) -> Result<Place, OpenError> {
+    find_at(image.at().into_owned(), image.path(), role, names, options)
+}
+
+/// `at` leads to the image and nowhere else.
+fn find_at(
+    at: PathBuf,
+    image: &Path,
+    role: Role,
+    names: &[PathBuf],
+    options: &OpenOptions,
+) -> Result<Place, OpenError> {
     // What lies on a server has no folder here: only what the operator names is opened.
-    let (path, folder) = if is_store(image.path()) {
-        (image.path().to_owned(), PathBuf::from("/"))
+    let (path, folder) = if is_store(image) {
+        (image.to_owned(), PathBuf::from("/"))
     } else {
-        let path = fs::canonicalize(&at).or_else(|_| fs::canonicalize(image.path()));
-        let path = path.map_err(failed)?;
+        let path = fs::canonicalize(&at).or_else(|_| fs::canonicalize(image));
+        let path = path.map_err(|source| os("find the folder of", image, source))?;
         let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
         (path, folder)
     };
-    let sought = Sought { role, image: image.path().to_owned(), folder, at, names, options };
-    sought.find(&path)
+    Sought { role, image: image.to_owned(), folder, at, names, options }.find(&path)
 }
 
 impl Sought<'_> {
