@@ -153,8 +153,23 @@ fn sigterm_ends_requests_and_removes_what_was_made() {
 fn stop_returns_once_the_server_has_ended() {
     let dir = folder();
     disk(dir.path(), "a.raw", 1 << 20);
-    let server = Server::start(dir.path(), "a.raw -f raw --nbd unix:a.sock");
-    run(dir.path(), &format!("stop {}", server.facts["pid"])).ok();
+    let mut server = Server::start(dir.path(), "a.raw -f raw --nbd unix:a.sock");
+    // Frozen, it cannot end: the signal waits for it.
+    server.process().signal(Signal::STOP);
+    let mut stop = Command::new(ringtap());
+    stop.args(["stop", &server.facts["pid"].to_string()]);
+    let mut stop = Running::start(stop);
+    let status = format!("/proc/{}/status", server.facts["pid"]);
+    stop.until("a signal that waits", |_| {
+        let status = fs::read_to_string(&status).expect("a process");
+        let waits = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"))?;
+        let waits = u64::from_str_radix(waits.trim(), 16).expect("a mask");
+        (waits & 1 << (Signal::TERM.as_raw() - 1) != 0).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!stop.ended(), "the server is still there");
+    server.process().signal(Signal::CONT);
+    stop.wait().ok();
     assert!(!dir.path().join("a.sock").exists(), "the server is still there");
     server.wait().ok();
     // This test is a process, and none of Ringtap's.

@@ -3,21 +3,15 @@
 use std::fs;
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
-
-use crate::bench::{Bench, READY, ends, pid};
+use crate::bench::{Bench, READY, ends, stop};
 use crate::jobs::{is_at_work, is_paused, jobs, until};
-use crate::mirrors::{EXPORT, FILE, ask, serve, went_on};
+use crate::mirrors::{EXPORT, FILE, ask, serve, target_image, went_on};
 
 #[test]
 fn backups_go_on_with_their_moment() {
     for target in [FILE, EXPORT] {
         let mut bench = Bench::new();
-        bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
-        let other = (target == EXPORT).then(|| {
-            let line = "serve b.qcow2 -f qcow2 --name there --nbd unix:n.sock";
-            bench.serve(line).1
-        });
+        let other = target_image(&mut bench, target);
         let mut server = serve(&mut bench, target);
         // Nobody writes now: this is what the disk is at the moment.
         fs::copy(bench.path("a.raw"), bench.path("moment.raw")).expect("a copy");
@@ -51,12 +45,8 @@ fn backups_go_on_with_their_moment() {
         ask(&bench, "job-resume", r#""id":"j""#);
         ask(&bench, "block-job-set-speed", r#""device":"j","speed":0"#);
         until(&bench, |jobs| jobs.contains("concluded"));
-        let _ = kill_process(pid(server), Signal::TERM);
-        ends(server);
-        if let Some(other) = other {
-            let _ = kill_process(pid(other), Signal::TERM);
-            ends(other);
-        }
+        stop(server);
+        other.into_iter().for_each(stop);
         assert_eq!(went_on(&bench), 4, "{}", bench.log());
         let log = bench.log();
         assert!(!log.contains("begin it again") && !log.contains("has failed"), "{log}");
@@ -70,7 +60,7 @@ fn backups_go_on_with_their_moment() {
 #[test]
 fn a_backup_by_a_bitmap_keeps_the_server_where_it_is() {
     let mut bench = Bench::new();
-    bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
+    target_image(&mut bench, FILE);
     let server = serve(&mut bench, FILE);
     ask(&bench, "block-dirty-bitmap-add", r#""node":"vm","name":"b","persistent":true"#);
     let load = bench.load("vu.sock", 1);
@@ -81,6 +71,5 @@ fn a_backup_by_a_bitmap_keeps_the_server_where_it_is() {
     let said = bench.ends_with("upgrade unix:c.sock", 1);
     assert!(said.contains("the job j is at work"), "{said}");
     until(&bench, is_at_work);
-    let _ = kill_process(pid(server), Signal::TERM);
-    ends(server);
+    stop(server);
 }

@@ -52,6 +52,12 @@ pub fn ends(of: u32) {
     }
 }
 
+/// Have a server end in order.
+pub fn stop(of: u32) {
+    let _ = kill_process(pid(of), Signal::TERM);
+    ends(of);
+}
+
 pub fn said(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)

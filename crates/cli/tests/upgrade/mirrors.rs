@@ -1,8 +1,6 @@
 //! Mirrors at work when a server is followed by another: they go on where they were left, and miss no write.
 
-use rustix::process::{Signal, kill_process};
-
-use crate::bench::{Bench, READY, ends, image, pid};
+use crate::bench::{Bench, READY, ends, image, stop};
 use crate::jobs::{is_at_work, is_paused, jobs, qmp, until};
 
 /// Have something done to the job, or the disk.
@@ -38,6 +36,13 @@ pub fn serve(bench: &mut Bench, target: &str) -> u32 {
     server
 }
 
+/// The image that `target` is about; where that is an export, the server of it.
+pub fn target_image(bench: &mut Bench, target: &str) -> Option<u32> {
+    bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
+    let line = "serve b.qcow2 -f qcow2 --name there --nbd unix:n.sock";
+    (target == EXPORT).then(|| bench.serve(line).1)
+}
+
 pub const FILE: &str = r#""driver":"qcow2","file":{"driver":"file","filename":"DIR/b.qcow2"}"#;
 pub const EXPORT: &str = r#""driver":"raw","file":{"driver":"nbd","server":{"type":"unix","path":"DIR/n.sock"},"export":"there"}"#;
 
@@ -49,11 +54,7 @@ fn mirrors_go_on_where_they_were_left() {
         (FILE, "top", "block-job-cancel"),
     ] {
         let mut bench = Bench::new();
-        bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
-        let other = (target == EXPORT).then(|| {
-            let line = "serve b.qcow2 -f qcow2 --name there --nbd unix:n.sock";
-            bench.serve(line).1
-        });
+        let other = target_image(&mut bench, target);
         let mut server = serve(&mut bench, target);
         let load = bench.load("vu.sock", 6);
         let begin = format!(
@@ -100,12 +101,8 @@ fn mirrors_go_on_where_they_were_left() {
         ask(&bench, end, r#""device":"j""#);
         until(&bench, |jobs| jobs.contains("concluded"));
         ask(&bench, "job-dismiss", r#""id":"j""#);
-        let _ = kill_process(pid(server), Signal::TERM);
-        ends(server);
-        if let Some(other) = other {
-            let _ = kill_process(pid(other), Signal::TERM);
-            ends(other);
-        }
+        stop(server);
+        other.into_iter().for_each(stop);
         assert_eq!(went_on(&bench), 6, "{}", bench.log());
         let log = bench.log();
         assert!(!log.contains("begin it again") && !log.contains("has failed"), "{log}");
@@ -119,7 +116,7 @@ fn mirrors_go_on_where_they_were_left() {
 #[test]
 fn what_a_mirror_was_told_is_known_to_the_next() {
     let mut bench = Bench::new();
-    bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
+    target_image(&mut bench, FILE);
     let mut server = serve(&mut bench, FILE);
     let begin = r#""device":"vm","target":"there","job-id":"j","sync":"full","speed":0,"auto-finalize":false,"auto-dismiss":false"#;
     ask(&bench, "blockdev-mirror", begin);
@@ -132,8 +129,7 @@ fn what_a_mirror_was_told_is_known_to_the_next() {
     until(&bench, |jobs| jobs.contains("pending"));
     ask(&bench, "job-finalize", r#""id":"j""#);
     until(&bench, |jobs| jobs.contains("concluded"));
-    let _ = kill_process(pid(server), Signal::TERM);
-    ends(server);
+    stop(server);
     assert!(bench.log().contains("it goes on in"), "{}", bench.log());
     bench.ends_with("compare -f raw -F qcow2 a.raw b.qcow2", 0);
 }
@@ -142,7 +138,7 @@ fn what_a_mirror_was_told_is_known_to_the_next() {
 #[test]
 fn a_program_that_knows_of_no_jobs_does_not_take_over_with_one() {
     let mut bench = Bench::new();
-    bench.ends_with("create -q -f qcow2 b.qcow2 64M", 0);
+    target_image(&mut bench, FILE);
     let server = serve(&mut bench, FILE);
     let begin = r#""device":"vm","target":"there","job-id":"j","sync":"full","speed":1048576"#;
     ask(&bench, "blockdev-mirror", begin);
@@ -165,6 +161,5 @@ fn a_program_that_knows_of_no_jobs_does_not_take_over_with_one() {
     let said = bench.ends_with("upgrade unix:c.sock", 1);
     assert!(said.contains("it begins ringtap-handover 2 "), "{said}");
     until(&bench, is_at_work);
-    let _ = kill_process(pid(server), Signal::TERM);
-    ends(server);
+    stop(server);
 }
