@@ -32,6 +32,10 @@ struct Cli {
     #[arg(long, value_name = "N", default_value_t = 991)]
     disks: usize,
 
+    /// Of which format those are; what is added is raw.
+    #[arg(long, value_name = "raw|qcow2", default_value = "raw", value_parser = ["raw", "qcow2"])]
+    format: String,
+
     /// How often each server is started.
     #[arg(long, value_name = "N", default_value_t = 5)]
     starts: usize,
@@ -150,6 +154,7 @@ impl Server {
         program: &Path,
         at: [PathBuf; 2],
         disks: usize,
+        format: &str,
         sandbox: &'static str,
     ) -> Result<Server> {
         let [folder, sockets] = at;
@@ -158,11 +163,17 @@ impl Server {
             fs::create_dir_all(made)?;
         }
         for number in 0..disks {
-            let image = folder.join(format!("{number}.raw"));
-            File::create(&image)?.set_len(SIZE)?;
+            let image = folder.join(format!("{number}.{format}"));
+            let shown = image.display().to_string();
+            match format {
+                "raw" => File::create(&image)?.set_len(SIZE)?,
+                _ => {
+                    let words = ["create", "-q", "-f", format, &shown, &SIZE.to_string()];
+                    Launch::new(program, words).output(LIMIT)?;
+                }
+            }
             let text = format!(
-                "image = '{}'\nformat = 'raw'\nvhost-user = '{}'\n",
-                image.display(),
+                "image = '{shown}'\nformat = '{format}'\nvhost-user = '{}'\n",
                 sockets.join(format!("{number}.sock")).display()
             );
             fs::write(described.join(format!("d{number}.toml")), text)?;
@@ -267,9 +278,9 @@ fn main() -> Result<()> {
     let program = ringtap_program(cli.ringtap.as_deref());
     let of = |name: &str| [images.path().join(name), sockets.path().join(name)];
     let mut servers = [
-        Server::describe(&program, of("none"), 0, "on")?,
-        Server::describe(&program, of("confined"), cli.disks, "on")?,
-        Server::describe(&program, of("free"), cli.disks, "off")?,
+        Server::describe(&program, of("none"), 0, "raw", "on")?,
+        Server::describe(&program, of("confined"), cli.disks, &cli.format, "on")?,
+        Server::describe(&program, of("free"), cli.disks, &cli.format, "off")?,
     ];
     for _ in 0..cli.starts.max(1) {
         for server in &mut servers {
